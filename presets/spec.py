@@ -1,0 +1,247 @@
+"""The structs that describe a run: model shape, hardware and options, frozen and strict.
+
+`RunOptions` holds one field per option of the command line; a recipe TOML uses the same names.
+`RunSpec` is the resolved whole that prediction, launch and every view read.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+SCHEMA_VERSION = 1
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+NonNegativeInt = Annotated[int, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0)]
+
+Offload = Literal["none", "cpu", "nvme"]
+Precision = Literal["fp32", "fp16", "bf16"]
+Attention = Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4"]
+Optimizer = Literal["adamw", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
+Quantization = Literal["none", "int8", "nf4"]
+LrSchedule = Literal["constant", "linear", "cosine"]
+
+DTYPE_BYTES: dict[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+
+class MoeShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The mixture-of-experts part of a block."""
+
+    num_experts: PositiveInt
+    experts_per_token: PositiveInt
+    expert_intermediate_size: PositiveInt
+    shared_intermediate_size: NonNegativeInt = 0
+    """Total width of the always-on experts; 0 when there are none."""
+    shared_gate: bool = False
+    """A one-column gate in front of the shared expert (Qwen2-MoE)."""
+    first_dense_layers: NonNegativeInt = 0
+    """Leading layers that keep a dense MLP of `ModelShape.intermediate_size` (DeepSeek)."""
+    router_bias: bool = False
+    expert_bias: bool = False
+    """Biases in the experts' matrices (gpt-oss)."""
+
+
+class MlaShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Multi-head latent attention (DeepSeek V2/V3)."""
+
+    q_lora_rank: int | None
+    """None: queries are projected directly."""
+    kv_lora_rank: PositiveInt
+    qk_nope_head_dim: PositiveInt
+    qk_rope_head_dim: PositiveInt
+    v_head_dim: PositiveInt
+
+
+class ModelShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A causal decoder-only transformer, as far as counting and memory need to know it."""
+
+    name: str
+    family: str
+    """Hugging Face `model_type`; decides which modelling code the trainer builds."""
+    num_layers: PositiveInt
+    hidden_size: PositiveInt
+    intermediate_size: NonNegativeInt
+    """Width of the dense MLP; 0 when every layer is a mixture of experts."""
+    num_heads: PositiveInt
+    num_kv_heads: PositiveInt
+    head_dim: PositiveInt
+    vocab_size: PositiveInt
+    max_positions: PositiveInt | None = None
+    """Longest sequence the model was made for; None when it does not say."""
+    tied_embeddings: bool = False
+    gated_mlp: bool = True
+    """Three matrices (gate, up, down) or two."""
+    fused_gate_up: bool = False
+    """Gate and up are one matrix (Phi-3, GLM-4)."""
+    fused_qkv: bool = False
+    """Query, key and value are one matrix (GPT-2, GPT-NeoX, BLOOM, Falcon, Phi-3)."""
+    activation: str = "silu"
+    norm: Literal["rms", "layer"] = "rms"
+    """RMSNorm has a weight; LayerNorm a weight and a bias."""
+    norm_bias: bool = True
+    """Whether a LayerNorm has its bias; ignored for RMSNorm."""
+    norms_per_layer: NonNegativeInt = 2
+    final_norm: bool = True
+    parallel_block: bool = False
+    """Attention and MLP read the same input and are added together (GPT-NeoX, Falcon, Phi-2)."""
+    qk_norm: Literal["none", "head", "full"] = "none"
+    """Norms on queries and keys: over one head's width (Qwen3) or over all heads (OLMo-2)."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    head_bias: bool = False
+    learned_positions: NonNegativeInt = 0
+    """Rows of a learned position table; 0 for rotary or ALiBi."""
+    embedding_norm: bool = False
+    embedding_dim: PositiveInt | None = None
+    """Width of the token embedding where it differs from the hidden size (OPT-350m): adds two projections."""
+    attention_sinks: bool = False
+    """One learned number per head (gpt-oss)."""
+    sliding_window: PositiveInt | None = None
+    logit_softcap: PositiveFloat | None = None
+    attention_softcap: PositiveFloat | None = None
+    dropout: NonNegativeFloat = 0.0
+    moe: MoeShape | None = None
+    mla: MlaShape | None = None
+
+
+class GpuSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One kind of accelerator. A figure that its maker does not publish is None."""
+
+    name: str
+    kind: Literal["cuda", "cpu"] = "cuda"
+    memory_bytes: PositiveInt | None = None
+    """Device memory as NVML reports its total; for the CPU kind the machine's memory, read at resolve time."""
+    memory_bandwidth_bytes_per_second: PositiveFloat | None = None
+    dense_flops_per_second: dict[str, float] = {}
+    """Dense (not sparse) peak by precision: keys fp32, tf32, fp16, bf16, fp8."""
+    nvlink_bytes_per_second: PositiveFloat | None = None
+    """Per direction, all links of one GPU together; None without NVLink."""
+    pcie_bytes_per_second: PositiveFloat | None = None
+    """Per direction."""
+    compute_capability: str | None = None
+    sources: dict[str, str] = {}
+    """Field name to the document that the figure was read in."""
+
+
+class RunOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every choice of a run; the command-line option of the same name sets it."""
+
+    model: str
+    """A model preset, a Hugging Face config.json, or a folder that holds one."""
+    gpu: str = "auto"
+    """A GPU preset; `auto` is what this machine has."""
+    gpus: PositiveInt = 1
+    """GPUs a node; on the CPU kind, processes."""
+    nodes: PositiveInt = 1
+    zero: Annotated[int, Meta(ge=0, le=3)] = 2
+    offload_optimizer: Offload = "none"
+    offload_param: Offload = "none"
+    nvme_path: str | None = None
+    precision: Precision = "bf16"
+    attention: Attention = "sdpa"
+    liger: bool = False
+    gradient_checkpointing: bool = False
+    checkpointing_reentrant: bool = False
+    optimizer: Optimizer = "adamw"
+    quantization: Quantization = "none"
+    lora_rank: NonNegativeInt = 0
+    """0 trains every weight."""
+    lora_alpha: PositiveFloat | None = None
+    """None: twice the rank."""
+    lora_targets: str = "all-linear"
+    """`all-linear`, `attention`, `mlp`, or module names joined by commas."""
+    micro_batch: PositiveInt = 1
+    grad_accum: PositiveInt = 1
+    seq_len: Annotated[int, Meta(ge=2)] = 2048
+    steps: PositiveInt = 100
+    learning_rate: PositiveFloat = 2e-5
+    lr_schedule: LrSchedule = "cosine"
+    warmup_steps: NonNegativeInt = 0
+    weight_decay: NonNegativeFloat = 0.0
+    adam_beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    adam_beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
+    adam_epsilon: PositiveFloat = 1e-8
+    max_grad_norm: NonNegativeFloat = 1.0
+    """Gradient clipping; 0 turns it off."""
+    seed: NonNegativeInt = 0
+    data: str = "builtin:english"
+    """A text or JSONL file, a folder of them, a saved `datasets` folder, or the English that ships with Python."""
+    text_field: str = "text"
+    """Field of a JSONL or datasets record that holds the text."""
+    tokenizer: str = "auto"
+    """A folder with a tokenizer; `auto`: the model's folder, else byte-level BPE made from the data; `bytes`."""
+    checkpoint_every: NonNegativeInt = 0
+    """Steps between checkpoints; 0 saves only when asked to."""
+    save_at_end: bool = False
+    classify_every: NonNegativeInt = 100
+    """Steps between exact classifications of the engine's tensors; steps 1 and 2 are always classified."""
+    sample_seconds: PositiveFloat = 1.0
+    hang_factor: PositiveFloat = 30.0
+    """No step for this many times the median step counts as a hang."""
+    hang_floor_seconds: PositiveFloat = 300.0
+    """Never called a hang before this long without a step."""
+    threads_per_rank: NonNegativeInt = 0
+    """CPU threads of a rank; 0 divides the machine's cores among the ranks."""
+    deepspeed_config: str | None = None
+    """A DeepSpeed JSON whose keys win over presets."""
+    deepspeed: dict[str, Any] = {}
+    """Raw DeepSpeed keys, merged into the generated configuration last."""
+
+
+class ValueSource(StrEnum):
+    """Layers from weakest to strongest; a later one wins."""
+
+    DEFAULT = "default"
+    RECIPE = "recipe"
+    DEEPSPEED_CONFIG = "deepspeed-config"
+    COMMAND_LINE = "command line"
+    MACHINE = "machine"
+
+
+class Provenance(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where one option's value came from."""
+
+    source: ValueSource
+    detail: str = ""
+    """The file, option text or probe that gave it."""
+
+
+class RunSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A resolved run: everything prediction and launch need, with nothing left to look up."""
+
+    schema_version: int = SCHEMA_VERSION
+    name: str
+    """The recipe's name, or `custom`."""
+    options: RunOptions
+    model: ModelShape
+    gpu: GpuSpec
+    model_source: str
+    """File that the model shape was read from."""
+    hf_config: dict[str, Any] = field(default_factory=dict)
+    """The Hugging Face configuration to build the model from; what a preset implies, or the file's own keys."""
+    weights_dir: str | None = None
+    """Folder with weights to start from; None trains from random weights."""
+    provenance: dict[str, Provenance] = field(default_factory=dict)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole job."""
+        return self.options.gpus * self.options.nodes
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.gpu.kind == "cpu"
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences per optimizer step over all ranks."""
+        return self.options.micro_batch * self.options.grad_accum * self.world_size
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch * self.options.seq_len

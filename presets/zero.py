@@ -1,0 +1,90 @@
+"""The DeepSpeed keys that set memory, typed, with the defaults of the tested series.
+
+Defaults are those of deepspeed 0.19.8, `runtime/zero/config.py:DeepSpeedZeroConfig` and
+`runtime/zero/offload_config.py`. "auto" is filled as transformers 5.x fills it
+(`integrations/deepspeed.py:HfTrainerDeepSpeedConfig.trainer_config_finalize`): bucket h*h,
+prefetch 0.9*h*h, persistence threshold 10*h.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from llmtop.presets.errors import bad_value
+
+
+class ZeroSettings(Struct, frozen=True, kw_only=True):
+    """Sizes are in elements, as DeepSpeed counts them, not bytes."""
+
+    reduce_bucket_size: int = 500_000_000
+    allgather_bucket_size: int = 500_000_000
+    overlap_comm: bool = False
+    """Defaults to true at stage 3 only."""
+    contiguous_gradients: bool = True
+    sub_group_size: int = 1_000_000_000
+    prefetch_bucket_size: int = 50_000_000
+    param_persistence_threshold: int = 100_000
+    max_live_parameters: int = 1_000_000_000
+    max_reuse_distance: int = 1_000_000_000
+    optimizer_pin_memory: bool = True
+    param_pin_memory: bool = True
+    grad_accum_dtype: str | None = None
+    """None: the model's precision."""
+    hpz_partition_size: int = 1
+    """ZeRO++: ranks that hold a secondary 16-bit shard together; 1 is off."""
+
+
+def zero_settings(stage: int, raw: dict[str, Any], hidden_size: int) -> ZeroSettings:
+    """Read the memory-relevant keys out of raw DeepSpeed keys.
+
+    `raw` is the merged DeepSpeed dictionary (only keys that a person gave). Both spellings of the
+    stage-3 keys (`stage3_x` and `x`) are read. Raises UsageError on a value that is not a number.
+    """
+    zero = raw.get("zero_optimization")
+    zero = zero if isinstance(zero, dict) else {}
+    auto = {
+        "reduce_bucket_size": hidden_size * hidden_size,
+        "prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
+        "param_persistence_threshold": 10 * hidden_size,
+    }
+
+    def number(key: str, default: int) -> int:
+        value = zero.get(f"stage3_{key}", zero.get(key, default))
+        if value == "auto":
+            return auto.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+            raise bad_value("deepspeed.zero_optimization", key, value, "a number of elements")
+        return int(value)
+
+    def switch(key: str, default: bool) -> bool:
+        value = zero.get(key, default)
+        if value is None or value == "auto":
+            return default
+        if not isinstance(value, bool):
+            raise bad_value("deepspeed.zero_optimization", key, value, "true or false")
+        return value
+
+    def pinned(block: str) -> bool:
+        inner = zero.get(block)
+        return bool(inner.get("pin_memory", True)) if isinstance(inner, dict) else True
+
+    base = ZeroSettings()
+    data_types = raw.get("data_types")
+    accum = data_types.get("grad_accum_dtype") if isinstance(data_types, dict) else None
+    return ZeroSettings(
+        reduce_bucket_size=number("reduce_bucket_size", base.reduce_bucket_size),
+        allgather_bucket_size=number("allgather_bucket_size", base.allgather_bucket_size),
+        overlap_comm=switch("overlap_comm", stage == 3),
+        contiguous_gradients=switch("contiguous_gradients", True),
+        sub_group_size=number("sub_group_size", base.sub_group_size),
+        prefetch_bucket_size=number("prefetch_bucket_size", base.prefetch_bucket_size),
+        param_persistence_threshold=number("param_persistence_threshold", base.param_persistence_threshold),
+        max_live_parameters=number("max_live_parameters", base.max_live_parameters),
+        max_reuse_distance=number("max_reuse_distance", base.max_reuse_distance),
+        optimizer_pin_memory=pinned("offload_optimizer"),
+        param_pin_memory=pinned("offload_param"),
+        grad_accum_dtype=accum if isinstance(accum, str) and accum != "auto" else None,
+        hpz_partition_size=max(1, number("zero_hpz_partition_size", 1)),
+    )

@@ -1,0 +1,96 @@
+"""The vocabulary that prediction and measurement share, and the prediction that `plan --json` prints."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+PREDICTION_SCHEMA_VERSION = 1
+
+
+class Component(StrEnum):
+    """Where a byte belongs. The same words name predicted and measured bytes."""
+
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATE = "optimizer_state"
+    MASTER_PARAMETERS = "master_parameters"
+    ACTIVATIONS = "activations"
+    LOGITS = "logits"
+    COMMUNICATION_BUFFERS = "communication_buffers"
+    WORKSPACE = "workspace"
+    """Temporaries: cuBLAS workspaces, optimizer copies inside the step, recompute transients."""
+    FRAGMENTATION = "fragmentation"
+    """Reserved by the allocator and not allocated."""
+    CUDA_CONTEXT = "cuda_context"
+    """On the device outside the allocator: context, loaded kernels, NCCL."""
+    RUNTIME = "runtime"
+    """CPU kind only: the interpreter, torch and its libraries in a rank's process, before the model is built."""
+    OTHER_PROCESSES = "other_processes"
+    UNEXPLAINED = "unexplained"
+
+
+class Moment(StrEnum):
+    """The moments of a run at which a peak can lie, in the order of a step."""
+
+    INIT = "init"
+    FORWARD_END = "end_of_forward"
+    LOSS_BACKWARD = "loss_backward"
+    LAST_BLOCK_BACKWARD = "last_block_backward"
+    FIRST_BLOCK_BACKWARD = "first_block_backward"
+    OPTIMIZER_STEP = "optimizer_step"
+    STEADY = "between_steps"
+
+
+class MomentBytes(Struct, frozen=True, kw_only=True):
+    """Bytes on one GPU (the largest rank) at one moment; components of zero are left out."""
+
+    name: Moment
+    components: dict[Component, int]
+    total_bytes: int
+
+
+class HostBytes(Struct, frozen=True, kw_only=True):
+    """Host memory of one node."""
+
+    total_bytes: int
+    pinned_bytes: int
+    nvme_bytes: int
+    components: dict[str, int]
+
+
+class Suggestion(Struct, frozen=True, kw_only=True):
+    """One change, in the order of what it costs."""
+
+    change: dict[str, object]
+    """Option name to its new value: what `--set` or the plan screen would apply."""
+    text: str
+    """In words, with what it costs."""
+    peak_allocated_bytes: int
+    fits: bool | None
+
+
+class Prediction(Struct, frozen=True, kw_only=True):
+    """The answer of `plan --json`. Bytes are integers; what is not known is None."""
+
+    schema_version: int = PREDICTION_SCHEMA_VERSION
+    params: int
+    trainable_params: int
+    fits: bool | None
+    peak_allocated_bytes: int
+    peak_allocated_upper_bytes: int
+    peak_reserved_bytes: tuple[int, int]
+    peak_device_bytes: int | None
+    host_bytes: int
+    pinned_bytes: int
+    nvme_bytes: int
+    step_seconds: float | None
+    tokens_per_second: float | None
+    moments: tuple[MomentBytes, ...]
+    peak_moment: Moment
+    host: HostBytes
+    device_memory_bytes: int | None
+    """What the verdict was taken against: the GPU's memory, or on the CPU kind the machine's."""
+    suggestions: tuple[Suggestion, ...] = ()
+    assumptions: tuple[str, ...] = ()
