@@ -21,7 +21,8 @@ StartupStage = Literal["import", "process_group", "model", "weights", "data", "e
 class Event(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
     """What every line carries. The writer fills the stamps."""
 
-    v: int = EVENT_VERSION
+    v: int = 0
+    """Zero until the writer stamps it: defaults are left out of a line, and the version never may be."""
     t: float = 0.0
     m: float = 0.0
     src: str = ""

@@ -11,13 +11,33 @@ A run is a folder of mode 0700:
     supervisor.log       stdout and stderr of the supervisor (empty unless it has a bug)
     control/ID.json      requests, written aside and renamed
     checkpoints/         what the trainer saves
+    tokenizer/           the tokenizer made from the data, where the model brought none
+    tokens/              the data as token ids, one file per choice of data and tokenizer
     supervisor.pid       pid and start time, for telling a live supervisor from a reused pid
 """
 
 from __future__ import annotations
 
 import os
+import re
+import secrets
+import time
 from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from llmtop.presets.errors import LlmtopError, UsageError, nearest
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.memory.result import Prediction
+
+SUPERVISOR = "supervisor"
+HARDWARE = "hardware"
+LATEST = "latest"
+
+_SPEC = "spec.json"
+_RANK_FILE = re.compile(r"rank-(\d+)\.jsonl")
+_T = TypeVar("_T")
 
 
 def runs_root() -> Path:
@@ -28,3 +48,279 @@ def runs_root() -> Path:
     state = os.environ.get("XDG_STATE_HOME")
     base = Path(state) if state else Path.home() / ".local" / "state"
     return base / "llmtop" / "runs"
+
+
+class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """One process for good: the kernel may give its pid to another one later, but not its start time."""
+
+    pid: int
+    started_ticks: int
+    """Clock ticks after boot, as /proc/PID/stat tells."""
+    boot_id: str = ""
+
+
+class RunDir:
+    """One run's folder. Files are read when asked for; `open` has already read the spec."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._spec: RunSpec | None = None
+        self._prediction: Prediction | None = None
+
+    def __repr__(self) -> str:
+        return f"RunDir({str(self.path)!r})"
+
+    @classmethod
+    def create(
+        cls,
+        root: Path,
+        spec: RunSpec,
+        prediction: Prediction,
+        deepspeed_config: dict[str, Any],
+    ) -> RunDir:
+        """Make a new run's folder with its three documents. It appears whole or not at all."""
+        run_id = _new_id(spec.name)
+        final, aside = root / run_id, root / f".{run_id}.new"
+        try:
+            root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            aside.mkdir(mode=0o700)
+            for folder in ("control", "checkpoints"):
+                (aside / folder).mkdir(mode=0o700)
+            write_atomic(aside / _SPEC, _pretty(spec))
+            write_atomic(aside / "prediction.json", _pretty(prediction))
+            write_atomic(aside / "deepspeed.json", _pretty(deepspeed_config))
+            aside.rename(final)
+            _sync_folder(root)
+        except OSError as error:
+            raise LlmtopError(
+                f"cannot create a run in {root}",
+                why=_reason(error),
+                fix="make the folder writable, free some space, or set LLMTOP_RUNS_DIR to another folder",
+            ) from error
+        run = cls(final)
+        run._spec, run._prediction = spec, prediction
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunDir:
+        """Open an existing run; raises LlmtopError naming the file that is missing or broken."""
+        if not path.is_dir():
+            raise LlmtopError(f"{path} is not a run", why="there is no such folder", fix="see `llmtop ls`")
+        run = cls(path)
+        run.spec()
+        return run
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    def spec(self) -> RunSpec:
+        if self._spec is None:
+            self._spec = _read_json(self.spec_path, RunSpec)
+        return self._spec
+
+    def prediction(self) -> Prediction:
+        if self._prediction is None:
+            self._prediction = _read_json(self.prediction_path, Prediction)
+        return self._prediction
+
+    def deepspeed_config(self) -> dict[str, Any]:
+        return _read_json(self.deepspeed_path, dict[str, Any])
+
+    @property
+    def spec_path(self) -> Path:
+        return self.path / _SPEC
+
+    @property
+    def prediction_path(self) -> Path:
+        return self.path / "prediction.json"
+
+    @property
+    def deepspeed_path(self) -> Path:
+        return self.path / "deepspeed.json"
+
+    def events_path(self, src: str | int) -> Path:
+        """The event log of `supervisor`, `hardware`, or a rank by its number or as `rank3`."""
+        if isinstance(src, str) and not src.startswith("rank"):
+            return self.path / f"{src}.jsonl"
+        return self.path / f"{_rank_stem(src)}.jsonl"
+
+    def log_path(self, rank: int | str) -> Path:
+        """stdout and stderr of a rank, or of `supervisor`."""
+        return self.path / (f"{SUPERVISOR}.log" if rank == SUPERVISOR else f"{_rank_stem(rank)}.log")
+
+    def rank_events(self) -> dict[int, Path]:
+        """Rank to its event log, for the ranks that have written one so far."""
+        found: dict[int, Path] = {}
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                match = _RANK_FILE.fullmatch(entry.name)
+                if match:
+                    found[int(match.group(1))] = self.path / entry.name
+        return dict(sorted(found.items()))
+
+    @property
+    def control_dir(self) -> Path:
+        return self.path / "control"
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def tokenizer_dir(self) -> Path:
+        return self.path / "tokenizer"
+
+    @property
+    def tokens_dir(self) -> Path:
+        return self.path / "tokens"
+
+    @property
+    def supervisor_pid_path(self) -> Path:
+        return self.path / "supervisor.pid"
+
+    def write_supervisor_pid(self, pid: int | None = None) -> None:
+        """Say who supervises this run: by default the calling process."""
+        identity = process_identity(os.getpid() if pid is None else pid)
+        if identity is None:
+            raise LlmtopError(
+                f"the supervisor of {self.run_id} ended at once",
+                why=f"process {pid} is gone",
+                fix=f"read {self.log_path(SUPERVISOR)}",
+            )
+        write_atomic(self.supervisor_pid_path, _pretty(identity))
+
+    def supervisor_identity(self) -> ProcessIdentity | None:
+        """Who supervises this run, as written; None before that or when the file is not readable."""
+        try:
+            return msgspec.json.decode(self.supervisor_pid_path.read_bytes(), type=ProcessIdentity)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def supervisor_alive(self) -> bool:
+        """Whether the process that wrote `supervisor.pid` still runs (a reused pid does not count)."""
+        identity = self.supervisor_identity()
+        return identity is not None and process_identity(identity.pid) == identity
+
+    def created(self) -> float | None:
+        """Wall clock at which the spec was written; None when the run is gone."""
+        try:
+            return self.spec_path.stat().st_mtime
+        except OSError:
+            return None
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees the old content or all of the new, and a crash loses neither."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.new")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def process_identity(pid: int) -> ProcessIdentity | None:
+    """Who has this pid now; None when nobody does, or only a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    # The command name is in brackets and may itself hold spaces and brackets.
+    fields = stat.rpartition(")")[2].split()
+    if len(fields) < 20 or fields[0] in ("Z", "X"):
+        return None
+    return ProcessIdentity(pid=pid, started_ticks=int(fields[19]), boot_id=boot_id)
+
+
+def list_runs(root: Path) -> tuple[RunDir, ...]:
+    """Every run under `root`, newest first. Nothing is decoded: a listed run may still be broken."""
+    found: list[tuple[str, int, str]] = []
+    try:
+        with os.scandir(root) as entries:
+            names = [entry.name for entry in entries if not entry.name.startswith(".")]
+    except OSError:
+        return ()
+    for name in names:
+        try:
+            written = (root / name / _SPEC).stat().st_mtime_ns
+        except OSError:
+            continue  # not a run, or one that is being removed
+        # Two runs of one second differ in a random ending; their specs tell which came later.
+        found.append((name[:15], written, name))
+    return tuple(RunDir(root / name) for _, _, name in sorted(found, reverse=True))
+
+
+def find_run(root: Path, ref: str) -> RunDir:
+    """The run that `ref` means: an id, a unique beginning or end of one, `latest`, or a folder's path."""
+    if os.sep in ref:
+        return RunDir.open(Path(ref))
+    runs = list_runs(root)
+    ids = [run.run_id for run in runs]
+    if not runs:
+        raise UsageError(f"there is no run '{ref}'", why=f"{root} is empty", fix="start one: llmtop demo")
+    if ref == LATEST:
+        return RunDir.open(runs[0].path)
+    hits = [i for i in ids if i == ref] or [i for i in ids if i.startswith(ref)]
+    hits = hits or [i for i in ids if i.endswith(ref)]
+    if len(hits) == 1:
+        return RunDir.open(root / hits[0])
+    if hits:
+        shown = ", ".join(hits[:5]) + (", ..." if len(hits) > 5 else "")
+        raise UsageError(f"'{ref}' means {len(hits)} runs", why=shown, fix="give more of the id")
+    guess = nearest(ref, ids)
+    raise UsageError(
+        f"there is no run '{ref}'",
+        fix=f"did you mean '{guess}'?" if guess else f"see `llmtop ls`; the newest run is {ids[0]}",
+    )
+
+
+def _new_id(name: str) -> str:
+    """Sortable by start (UTC), readable and unique: `20261129-184512-cpu-demo-3f2a`."""
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:32].strip("-") or "run"
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{slug}-{secrets.token_hex(2)}"
+
+
+def _rank_stem(rank: int | str) -> str:
+    number = str(rank).removeprefix("rank").removeprefix("-")
+    if not number.isdigit():
+        raise ValueError(f"not a rank: {rank!r}")
+    return f"rank-{int(number)}"
+
+
+def _pretty(value: object) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def _read_json(path: Path, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        why = _reason(error)
+    except msgspec.MsgspecError as error:
+        why = str(error)
+    raise LlmtopError(
+        f"cannot read {path}",
+        why=why,
+        fix="another version of llmtop made the run, or it is damaged; remove its folder if it is not needed",
+    )
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last through a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,69 +1,48 @@
 """The one fold: events in, one immutable `RunState` out.
 
 Live view, replay and report all call `fold`; there is no other road from a log to what is shown.
+Logs of different writers are merged by time, but only as far as they have been read, so no handler
+relies on an order between two writers: a late line of a rank never undoes what its end has said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
+from llmtop.profiler import rankstate
 from llmtop.profiler.events import (
     AnyEvent,
     BaselineMeasured,
     CheckpointSaved,
+    Compiling,
     ControlAnswered,
+    HangSuspected,
     HardwareSampled,
     MemoryClassified,
     ModelBuilt,
-    PhaseMemory,
     RankExited,
     RankFailed,
     RankFinished,
+    RankStarted,
     RunEnded,
+    RunStarted,
+    StageBegan,
+    StageFinished,
     StepFinished,
 )
+from llmtop.profiler.rankstate import PhaseTotal, RankState, StageTime, larger
+from llmtop.profiler.series import Series, SeriesBuilder
+
+__all__ = ["ENDED", "PhaseTotal", "RankState", "RunState", "Series", "StageTime", "Status", "fold", "rank_of"]
 
 Status = Literal["starting", "running", "stopping", "completed", "stopped", "failed", "out_of_memory", "lost"]
 """`lost`: the supervisor is gone and wrote no end; only the reader of a run directory can tell."""
 
-
-class StageTime(Struct, frozen=True, kw_only=True):
-    stage: str
-    began: float
-    """Wall clock."""
-    seconds: float | None = None
-    """None while it goes on."""
-
-
-class RankState(Struct, frozen=True, kw_only=True):
-    rank: int
-    pid: int | None = None
-    stages: tuple[StageTime, ...] = ()
-    baseline: BaselineMeasured | None = None
-    model: ModelBuilt | None = None
-    last_step: StepFinished | None = None
-    peaks: dict[str, PhaseMemory] = field(default_factory=dict)
-    """Phase to the largest readings of any step so far."""
-    classified: dict[str, MemoryClassified] = field(default_factory=dict)
-    """Moment to its newest classification."""
-    exited: RankExited | None = None
-    failed: RankFailed | None = None
-    finished: RankFinished | None = None
-
-
-class Series(Struct, frozen=True, kw_only=True):
-    """Rank 0's steps as columns, oldest first; thinned by halving when long, so first and last stay."""
-
-    steps: tuple[int, ...] = ()
-    times: tuple[float, ...] = ()
-    losses: tuple[float | None, ...] = ()
-    learning_rates: tuple[float | None, ...] = ()
-    grad_norms: tuple[float | None, ...] = ()
-    step_seconds: tuple[float, ...] = ()
-    tokens_per_second: tuple[float, ...] = ()
+HISTORY_SAMPLES = 300
 
 
 class RunState(Struct, frozen=True, kw_only=True):
@@ -72,6 +51,7 @@ class RunState(Struct, frozen=True, kw_only=True):
     status: Status = "starting"
     supervisor_pid: int | None = None
     host: str = ""
+    llmtop_version: str = ""
     world_size: int = 1
     started: float | None = None
     """Wall clock."""
@@ -85,25 +65,280 @@ class RunState(Struct, frozen=True, kw_only=True):
     skipped_steps: int = 0
     first_loss: float | None = None
     last_loss: float | None = None
+    """Of the newest step; None when that one is not finite."""
+    nonfinite_losses: int = 0
+    """Steps of rank 0 whose loss was not a number."""
+    first_nonfinite_step: int | None = None
+    first_loss_scale: float | None = None
     hardware: HardwareSampled | None = None
     """Newest sample."""
     hardware_history: tuple[HardwareSampled, ...] = ()
     """The last few hundred samples, oldest first."""
+    hardware_samples: int = 0
+    throttled_samples: dict[int, dict[str, int]] = field(default_factory=dict)
+    """Device index to throttle reason to the number of samples that showed it."""
     peak_device_bytes: dict[int, int] = field(default_factory=dict)
     """Device index to the largest NVML reading."""
     peak_pss_bytes: dict[int, int] = field(default_factory=dict)
     """Rank to its process tree's largest PSS."""
     peak_rss_bytes: dict[int, int] = field(default_factory=dict)
+    peak_host_bytes: int | None = None
+    """Largest use of the machine's memory: total minus available."""
+    peak_cgroup_bytes: int | None = None
+    peak_swap_bytes: int | None = None
     checkpoints: tuple[CheckpointSaved, ...] = ()
     controls: tuple[ControlAnswered, ...] = ()
     hang_seconds: float | None = None
     """Set while the supervisor suspects a hang."""
+    hang_at: float | None = None
+    """Wall clock of that suspicion."""
     compiling: str | None = None
     """What is being compiled, while it is."""
+    compiling_at: float | None = None
+    compiled: tuple[str, ...] = ()
+    """Everything that was compiled during the run."""
     skipped_lines: int = 0
     """Lines of unknown kind or newer version."""
 
 
+ENDED: frozenset[Status] = frozenset({"completed", "stopped", "failed", "out_of_memory", "lost"})
+"""Statuses after which nothing more happens."""
+
+
 def fold(state: RunState, events: Iterable[AnyEvent]) -> RunState:
     """Apply events in order. Pure: the same events give the same state, however they are cut."""
-    raise NotImplementedError
+    batch = _Batch(state)
+    for event in events:
+        batch.apply(event)
+    return batch.freeze()
+
+
+def rank_of(src: str) -> int | None:
+    """The rank that wrote an event, from its `src`; None for the supervisor and the sampler."""
+    number = src.removeprefix("rank")
+    return int(number) if number != src and number.isdecimal() else None
+
+
+class _Batch:
+    """One call of `fold`: what grows with the run is kept mutable inside and frozen at the end.
+
+    A batch costs its own events plus one copy of the bounded state, so folding is linear.
+    """
+
+    def __init__(self, state: RunState) -> None:
+        self.state = state
+        self._now = state.now
+        self._ranks: dict[int, RankState] | None = None
+        self._series: SeriesBuilder | None = None
+
+    def apply(self, event: AnyEvent) -> None:
+        if self._now is None or event.t > self._now:
+            self._now = event.t
+        _HANDLERS[type(event)](self, event)
+
+    def freeze(self) -> RunState:
+        changes: dict[str, Any] = {}
+        if self._now != self.state.now:
+            changes["now"] = self._now
+        if self._ranks is not None:
+            changes["ranks"] = self._ranks
+        if self._series is not None:
+            changes["series"] = self._series.freeze()
+        return replace(self.state, **changes) if changes else self.state
+
+    def set(self, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
+
+    def rank(self, rank: int) -> RankState:
+        known = self.state.ranks if self._ranks is None else self._ranks
+        return known.get(rank) or RankState(rank=rank)
+
+    def set_rank(self, rank: RankState) -> None:
+        if self._ranks is None:
+            self._ranks = dict(self.state.ranks)
+        self._ranks[rank.rank] = rank
+
+    def add_point(self, event: StepFinished) -> None:
+        if self._series is None:
+            self._series = SeriesBuilder(self.state.series)
+        self._series.add(event)
+
+
+# --- the supervisor's events ----------------------------------------------------------------------
+
+
+def _run_started(batch: _Batch, event: RunStarted) -> None:
+    batch.set(
+        run_id=event.run_id,
+        name=event.name,
+        supervisor_pid=event.pid,
+        host=event.host,
+        world_size=event.world_size,
+        llmtop_version=event.llmtop_version,
+        started=event.t if batch.state.started is None else batch.state.started,
+    )
+
+
+def _rank_started(batch: _Batch, event: RankStarted) -> None:
+    rank = batch.rank(event.rank)
+    if rank.exited is not None and rank.exited.pid != event.pid:
+        # A new process in the place of one that ended: nothing of the old one is true of it.
+        rank = RankState(rank=event.rank)
+    batch.set_rank(replace(rank, pid=event.pid))
+
+
+def _rank_exited(batch: _Batch, event: RankExited) -> None:
+    batch.set_rank(replace(batch.rank(event.rank), exited=event, pid=event.pid))
+
+
+def _run_ended(batch: _Batch, event: RunEnded) -> None:
+    batch.set(status=event.state, ended=event, compiling=None, compiling_at=None)
+
+
+def _control_answered(batch: _Batch, event: ControlAnswered) -> None:
+    state = batch.state
+    stops = event.action == "stop" and event.answer != "refused" and state.status in ("starting", "running")
+    batch.set(controls=(*state.controls, event), status="stopping" if stops else state.status)
+
+
+def _hang_suspected(batch: _Batch, event: HangSuspected) -> None:
+    batch.set(hang_seconds=event.quiet_seconds, hang_at=event.t)
+
+
+def _compiling(batch: _Batch, event: Compiling) -> None:
+    compiled = batch.state.compiled
+    batch.set(
+        compiling=event.what,
+        compiling_at=event.t,
+        compiled=compiled if event.what in compiled else (*compiled, event.what),
+    )
+
+
+# --- the sampler's --------------------------------------------------------------------------------
+
+
+def _hardware_sampled(batch: _Batch, event: HardwareSampled) -> None:
+    state, host = batch.state, event.host
+    used = None
+    if host.memory_total_bytes is not None and host.memory_available_bytes is not None:
+        used = host.memory_total_bytes - host.memory_available_bytes
+    batch.set(
+        hardware=event,
+        hardware_history=(*state.hardware_history[1 - HISTORY_SAMPLES :], event),
+        hardware_samples=state.hardware_samples + 1,
+        throttled_samples=_count_throttles(state.throttled_samples, event),
+        peak_device_bytes=_raise(
+            state.peak_device_bytes, ((d.index, d.memory_used_bytes) for d in event.devices)
+        ),
+        peak_pss_bytes=_raise(state.peak_pss_bytes, ((p.rank, p.pss_bytes) for p in event.processes)),
+        peak_rss_bytes=_raise(state.peak_rss_bytes, ((p.rank, p.rss_bytes) for p in event.processes)),
+        peak_host_bytes=larger(state.peak_host_bytes, used),
+        peak_cgroup_bytes=larger(state.peak_cgroup_bytes, host.cgroup_used_bytes),
+        peak_swap_bytes=larger(state.peak_swap_bytes, host.swap_used_bytes),
+    )
+
+
+def _count_throttles(counts: dict[int, dict[str, int]], event: HardwareSampled) -> dict[int, dict[str, int]]:
+    for device in event.devices:
+        for reason in device.throttle_reasons or ():
+            of_device = counts.get(device.index, {})
+            counts = {**counts, device.index: {**of_device, reason: of_device.get(reason, 0) + 1}}
+    return counts
+
+
+def _raise(peaks: dict[int, int], readings: Iterable[tuple[int, int | None]]) -> dict[int, int]:
+    """`peaks` with every larger reading in it; the same object when there is none."""
+    higher = {k: v for k, v in readings if v is not None and v > peaks.get(k, -1)}
+    return {**peaks, **higher} if higher else peaks
+
+
+# --- a rank's -------------------------------------------------------------------------------------
+
+
+def _of_rank(change: Callable[[RankState, Any], RankState]) -> Callable[[_Batch, Any], None]:
+    """A handler that changes only the state of the rank that wrote the event."""
+
+    def handle(batch: _Batch, event: AnyEvent) -> None:
+        number = rank_of(event.src)
+        if number is not None:
+            batch.set_rank(change(batch.rank(number), event))
+
+    return handle
+
+
+_finish_stage = _of_rank(rankstate.finish_stage)
+_finish_step = _of_rank(rankstate.finish_step)
+
+
+def _stage_finished(batch: _Batch, event: StageFinished) -> None:
+    _finish_stage(batch, event)
+    # The stages that build ops; the others of a second rank may end while the first one compiles.
+    if event.stage in ("process_group", "engine", "first_step"):
+        _clear_compiling(batch, event.t)
+
+
+def _clear_compiling(batch: _Batch, t: float) -> None:
+    at = batch.state.compiling_at
+    if at is not None and t >= at:
+        batch.set(compiling=None, compiling_at=None)
+
+
+def _rank_finished(batch: _Batch, event: RankFinished) -> None:
+    number = rank_of(event.src)
+    if number is not None:
+        batch.set_rank(replace(batch.rank(number), finished=event))
+        peaks = _raise(batch.state.peak_rss_bytes, [(number, event.peak_rss_bytes)])
+        batch.set(peak_rss_bytes=peaks)
+
+
+def _step_finished(batch: _Batch, event: StepFinished) -> None:
+    _finish_step(batch, event)
+    state = batch.state
+    if state.status == "starting":
+        batch.set(status="running")
+    if state.hang_at is not None and event.t >= state.hang_at:
+        batch.set(hang_seconds=None, hang_at=None)
+    _clear_compiling(batch, event.t)
+    if rank_of(event.src) == 0:
+        _step_of_run(batch, event)
+
+
+def _step_of_run(batch: _Batch, event: StepFinished) -> None:
+    state = batch.state
+    batch.add_point(event)
+    changes: dict[str, Any] = {
+        "steps_finished": max(state.steps_finished, event.step),
+        "last_loss": event.loss,
+    }
+    if event.skipped:
+        changes["skipped_steps"] = state.skipped_steps + 1
+    if event.loss is None:
+        changes["nonfinite_losses"] = state.nonfinite_losses + 1
+        if state.first_nonfinite_step is None:
+            changes["first_nonfinite_step"] = event.step
+    elif state.first_loss is None:
+        changes["first_loss"] = event.loss
+    if state.first_loss_scale is None and event.loss_scale is not None:
+        changes["first_loss_scale"] = event.loss_scale
+    batch.set(**changes)
+
+
+_HANDLERS: dict[type, Callable[[_Batch, Any], None]] = {
+    RunStarted: _run_started,
+    RankStarted: _rank_started,
+    RankExited: _rank_exited,
+    RunEnded: _run_ended,
+    ControlAnswered: _control_answered,
+    HangSuspected: _hang_suspected,
+    Compiling: _compiling,
+    HardwareSampled: _hardware_sampled,
+    StageBegan: _of_rank(rankstate.begin_stage),
+    StageFinished: _stage_finished,
+    BaselineMeasured: _of_rank(lambda rank, event: replace(rank, baseline=event)),
+    ModelBuilt: _of_rank(lambda rank, event: replace(rank, model=event)),
+    MemoryClassified: _of_rank(rankstate.classify),
+    StepFinished: _step_finished,
+    CheckpointSaved: lambda batch, event: batch.set(checkpoints=(*batch.state.checkpoints, event)),
+    RankFinished: _rank_finished,
+    RankFailed: _of_rank(lambda rank, event: replace(rank, failed=event)),
+}

@@ -1,0 +1,131 @@
+"""Append events to a log as whole lines, and tail a log that somebody else is writing."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from llmtop.profiler.events import EVENT_VERSION, AnyEvent
+
+_READ_BYTES = 1 << 20
+
+
+class Clock(msgspec.Struct, frozen=True, kw_only=True):
+    """Where stamps come from; tests give their own."""
+
+    wall: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+
+
+class EventWriter:
+    """The only writer of one log. A line reaches the file in one write, so readers never see two mixed."""
+
+    def __init__(self, path: Path, src: str, *, clock: Clock | None = None) -> None:
+        self.path = path
+        self._src = src
+        self._clock = clock or Clock()
+        self._encode = msgspec.json.Encoder().encode
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o600)
+        self._torn = self._ends_torn()
+
+    def write(self, event: AnyEvent) -> None:
+        """Stamp and append one event. Raises OSError when the disk is full or the file cannot be written."""
+        stamped = msgspec.structs.replace(
+            event, v=EVENT_VERSION, t=self._clock.wall(), m=self._clock.monotonic(), src=self._src
+        )
+        # A predecessor that was killed inside a line must not swallow ours.
+        line = (b"\n" if self._torn else b"") + self._encode(stamped) + b"\n"
+        self._torn = True
+        while line:
+            line = line[os.write(self._descriptor, line) :]
+        self._torn = False
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> EventWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ends_torn(self) -> bool:
+        size = os.fstat(self._descriptor).st_size
+        return size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
+
+
+class EventTail:
+    """Reads what was appended to one log since the last poll. The file need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.skipped_lines = 0
+        """Lines that are damaged, of an unknown kind, or of a newer version."""
+        self._offset = 0
+        """Start of the first line that was not complete yet."""
+        self._seen_size = 0
+        self._decoder = msgspec.json.Decoder(AnyEvent)
+
+    def poll(self, max_bytes: int | None = None) -> list[AnyEvent]:
+        """The next events in the order of writing: all that are there, or about `max_bytes` of them."""
+        try:
+            size = self.path.stat().st_size
+        except FileNotFoundError:
+            return []
+        if size <= self._seen_size:
+            return []
+        lines = self._read_lines(size if max_bytes is None else min(size, self._offset + max_bytes), size)
+        return self._decode(lines)
+
+    def _read_lines(self, end: int, size: int) -> bytes:
+        """Whole lines from the offset up to about `end`; at least one line if the file has one."""
+        chunks: list[bytes] = []
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            position, has_line = self._offset, False
+            while position < end or (position < size and not has_line):
+                chunk = file.read(min(_READ_BYTES, max(end - position, 1 << 16)))
+                if not chunk:
+                    break
+                position += len(chunk)
+                has_line = has_line or b"\n" in chunk
+                chunks.append(chunk)
+        content = b"".join(chunks)
+        whole = content[: content.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        # While a torn line has not grown there is nothing to read again.
+        self._seen_size = position if position >= size else self._offset
+        return whole
+
+    def _decode(self, lines: bytes) -> list[AnyEvent]:
+        if not lines:
+            return []
+        try:
+            events: list[AnyEvent] = self._decoder.decode_lines(lines)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            # Some line is not ours to understand: find out which, keep the others.
+            events = self._decode_one_by_one(lines)
+        known = [event for event in events if event.v <= EVENT_VERSION]
+        self.skipped_lines += len(events) - len(known)
+        return known
+
+    def _decode_one_by_one(self, lines: bytes) -> list[AnyEvent]:
+        events: list[AnyEvent] = []
+        for line in lines.split(b"\n"):
+            if not line.strip():
+                continue
+            try:
+                events.append(self._decoder.decode(line))
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                self.skipped_lines += 1
+        return events

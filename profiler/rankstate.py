@@ -1,0 +1,116 @@
+"""What is known of one rank, and how each event of its own changes that."""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from llmtop.profiler.events import (
+    BaselineMeasured,
+    MemoryClassified,
+    ModelBuilt,
+    PhaseMemory,
+    RankExited,
+    RankFailed,
+    RankFinished,
+    StageBegan,
+    StageFinished,
+    StepFinished,
+)
+
+WARMUP_STEPS = 2
+"""The first steps compile, allocate and fill caches; steady figures leave them out."""
+
+
+class StageTime(Struct, frozen=True, kw_only=True):
+    stage: str
+    began: float
+    """Wall clock."""
+    seconds: float | None = None
+    """None while it goes on."""
+
+
+class PhaseTotal(Struct, frozen=True, kw_only=True):
+    """One phase of a rank, summed over the steps after warm-up that measured it."""
+
+    seconds: float = 0.0
+    steps: int = 0
+
+
+class RankState(Struct, frozen=True, kw_only=True):
+    rank: int
+    pid: int | None = None
+    stages: tuple[StageTime, ...] = ()
+    baseline: BaselineMeasured | None = None
+    model: ModelBuilt | None = None
+    last_step: StepFinished | None = None
+    steps_seen: int = 0
+    """Steps since this process started."""
+    peaks: dict[str, PhaseMemory] = field(default_factory=dict)
+    """Phase to the largest readings of any step so far."""
+    phase_totals: dict[str, PhaseTotal] = field(default_factory=dict)
+    """Phase to its time after warm-up."""
+    classified: dict[str, MemoryClassified] = field(default_factory=dict)
+    """Moment to its newest classification."""
+    exited: RankExited | None = None
+    failed: RankFailed | None = None
+    finished: RankFinished | None = None
+
+
+def begin_stage(rank: RankState, event: StageBegan) -> RankState:
+    return replace(rank, stages=(*rank.stages, StageTime(stage=event.stage, began=event.t)))
+
+
+def finish_stage(rank: RankState, event: StageFinished) -> RankState:
+    for at in reversed(range(len(rank.stages))):
+        stage = rank.stages[at]
+        if stage.stage == event.stage and stage.seconds is None:
+            finished = replace(stage, seconds=event.seconds)
+            return replace(rank, stages=(*rank.stages[:at], finished, *rank.stages[at + 1 :]))
+    lone = StageTime(stage=event.stage, began=event.t - event.seconds, seconds=event.seconds)
+    return replace(rank, stages=(*rank.stages, lone))
+
+
+def classify(rank: RankState, event: MemoryClassified) -> RankState:
+    return replace(rank, classified={**rank.classified, event.moment: event})
+
+
+def finish_step(rank: RankState, event: StepFinished) -> RankState:
+    return replace(
+        rank,
+        last_step=event,
+        steps_seen=rank.steps_seen + 1,
+        peaks=_raised_peaks(rank.peaks, event),
+        phase_totals=_added_times(rank.phase_totals, event)
+        if rank.steps_seen >= WARMUP_STEPS
+        else rank.phase_totals,
+    )
+
+
+def _raised_peaks(peaks: dict[str, PhaseMemory], event: StepFinished) -> dict[str, PhaseMemory]:
+    for phase, memory in event.phase_memory.items():
+        old = peaks.get(phase, PhaseMemory())
+        new = PhaseMemory(
+            allocated_bytes=larger(old.allocated_bytes, memory.allocated_bytes),
+            peak_bytes=larger(old.peak_bytes, memory.peak_bytes),
+            reserved_bytes=larger(old.reserved_bytes, memory.reserved_bytes),
+        )
+        if new != old:
+            peaks = {**peaks, phase: new}
+    return peaks
+
+
+def _added_times(totals: dict[str, PhaseTotal], event: StepFinished) -> dict[str, PhaseTotal]:
+    totals = dict(totals)
+    for phase, seconds in event.phase_seconds.items():
+        if seconds is not None:
+            so_far = totals.get(phase, PhaseTotal())
+            totals[phase] = PhaseTotal(seconds=so_far.seconds + seconds, steps=so_far.steps + 1)
+    return totals
+
+
+def larger(first: int | None, second: int | None) -> int | None:
+    """The larger of two readings, of which either may be unknown."""
+    if first is None or second is None:
+        return second if first is None else first
+    return max(first, second)
