@@ -1,0 +1,52 @@
+"""An argument parser whose mistakes are `UsageError`s that name the nearest option."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import NoReturn
+
+from llmtop.presets.errors import UsageError, nearest
+
+
+class CommandParser(argparse.ArgumentParser):
+    """The parser of one command: its help ends with an example, options are never abbreviated."""
+
+    def __init__(self, name: str, usage: str, text: str, example: str) -> None:
+        super().__init__(
+            prog=f"llmtop {name}",
+            usage=f"llmtop {name} {usage}".rstrip(),
+            description=text[0].upper() + text[1:] + ".",
+            epilog=f"example:\n  {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self._command = name
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """The arguments; raises UsageError for one that is not known."""
+        if "--" in words:
+            raise UsageError(
+                f"{self._command}: nothing may follow '--'",
+                why="launching a training command of your own is not in this version",
+                fix="choose a recipe (llmtop presets recipes) or a model (--model)",
+            )
+        args, unknown = self.parse_known_intermixed_args(list(words))
+        for word in unknown:
+            if word.startswith("-"):
+                raise self._unknown_option(word.split("=", 1)[0])
+        if unknown:
+            self.error(f"unexpected argument '{unknown[0]}'")
+        return args
+
+    def error(self, message: str) -> NoReturn:
+        """Called by argparse for whatever it refuses."""
+        raise UsageError(f"{self._command}: {message}", fix=f"usage: {self.usage}")
+
+    def _unknown_option(self, word: str) -> UsageError:
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        guess = nearest(word, known)
+        return UsageError(
+            f"{self._command}: unknown option '{word}'",
+            fix=f"did you mean '{guess}'?" if guess else f"llmtop {self._command} --help lists the options",
+        )

@@ -1,0 +1,223 @@
+"""The entry point: one table of commands, and nothing imported but the command that was asked for.
+
+Only the standard library is loaded before the command is known, so that `llmtop --help` answers at
+once. A command's module declares its arguments (`add_arguments`) and does its work (`run`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+if TYPE_CHECKING:
+    import argparse
+
+    from llmtop.presets.errors import ExitCode, LlmtopError
+
+
+class Command(NamedTuple):
+    """One row of the table of commands."""
+
+    name: str
+    usage: str
+    help: str
+    example: str
+    module: str = ""
+    """In `tui/commands/`, where it cannot be called as its command is (`import` is a keyword)."""
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command(
+        "demo",
+        "[--headless] [--steps N]",
+        "train the built-in CPU recipe, from prediction to report",
+        "llmtop demo --headless",
+    ),
+    Command(
+        "presets",
+        "[models|gpus|recipes] [NAME] [--json]",
+        "what there is to choose from, and which file each value comes from",
+        "llmtop presets recipes",
+    ),
+    Command(
+        "plan",
+        "[RECIPE] [OPTIONS] [--json]",
+        "predict memory and time; needs no GPU and no torch",
+        "llmtop plan --model llama-3.1-8b --gpu h100-80gb --gpus 8 --zero 3",
+    ),
+    Command(
+        "run",
+        "[RECIPE] [OPTIONS] [--detach|--headless] [--force]",
+        "launch; on a terminal the monitor opens",
+        "llmtop run cpu-demo --steps 200",
+    ),
+    Command("ls", "[--json]", "list the runs", "llmtop ls"),
+    Command("attach", "RUN [--headless]", "watch a run, going on or ended", "llmtop attach latest"),
+    Command(
+        "logs",
+        "RUN [--rank N] [--follow]",
+        "print what the ranks wrote",
+        "llmtop logs latest --rank 1 --follow",
+    ),
+    Command(
+        "stop",
+        "RUN [--save]",
+        "end a run after the step that it is in",
+        "llmtop stop latest --save",
+    ),
+    Command(
+        "report",
+        "RUN [--json]",
+        "predicted against actual memory, speed, loss and findings",
+        "llmtop report latest",
+    ),
+    Command(
+        "import",
+        "DS_JSON [--json]",
+        "read a DeepSpeed configuration: its problems and the equivalent options",
+        "llmtop import ds_config.json",
+        module="import_config",
+    ),
+    Command(
+        "doctor",
+        "[--json]",
+        "what this machine has, what is missing and how to mend it",
+        "llmtop doctor",
+    ),
+)
+
+LATER = ("set", "tune", "snapshot", "export", "compare", "replay")
+"""Words that are reserved for commands of a later version."""
+
+
+class CommandModule(Protocol):
+    """What each module in `tui/commands/` provides."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> ExitCode: ...
+
+
+def help_text() -> str:
+    """`llmtop --help`, made without argparse because that alone costs more than the whole answer."""
+    lines = [
+        "Predict, launch, watch and tune LLM training on the GPUs that you have.",
+        "",
+        "usage: llmtop                      the app: runs, plan, monitor",
+        "       llmtop COMMAND [ARGUMENTS]",
+        "       llmtop COMMAND --help       arguments and an example",
+        "",
+        "commands:",
+    ]
+    lines += [f"  {row.name:<9}{row.help}" for row in COMMANDS]
+    lines += [
+        "",
+        "example:",
+        f"  {COMMANDS[0].example}",
+        "",
+        "exit codes: 0 done, 1 bug, 2 wrong usage, 3 predicted not to fit, 4 the job failed,",
+        "            5 the job ran out of memory, 130 interrupted",
+    ]
+    return "\n".join(lines)
+
+
+def _version_text() -> str:
+    from importlib.metadata import version
+
+    return f"llmtop {version('llmtop-deepspeed')}"
+
+
+def _find(word: str) -> Command:
+    from llmtop.presets.errors import UsageError, nearest
+
+    for row in COMMANDS:
+        if row.name == word:
+            return row
+    if word in LATER:
+        raise UsageError(
+            f"'{word}' is not in this version",
+            why="the word is reserved for a command that is still to come",
+            fix=f"commands of this version: {', '.join(row.name for row in COMMANDS)}",
+        )
+    kind = "option" if word.startswith("-") else "command"
+    guess = nearest(word, [row.name for row in COMMANDS])
+    raise UsageError(
+        f"unknown {kind} '{word}'",
+        fix=f"did you mean 'llmtop {guess}'?" if guess else "llmtop --help lists the commands",
+    )
+
+
+def _run_command(words: Sequence[str]) -> int:
+    from importlib import import_module
+
+    from llmtop.tui.arguments import CommandParser
+
+    row = _find(words[0])
+    module = cast(CommandModule, import_module(f"llmtop.tui.commands.{row.module or row.name}"))
+    parser = CommandParser(row.name, row.usage, row.help, row.example)
+    module.add_arguments(parser)
+    return int(module.run(parser.parse(words[1:])))
+
+
+def _open_app() -> int:
+    from llmtop.presets.errors import UsageError
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError(
+            "the app needs a terminal",
+            why="standard input or output is not one",
+            fix="llmtop --help lists the commands that work without",
+        )
+    from llmtop.tui.app import run_app
+
+    return run_app(start="runs")
+
+
+def _dispatch(words: Sequence[str]) -> int:
+    if not words:
+        return _open_app()
+    if words[0] in ("-h", "--help", "help"):
+        print(help_text())
+        return 0
+    if words[0] in ("-V", "--version"):
+        print(_version_text())
+        return 0
+    return _run_command(words)
+
+
+def _drop_stdout() -> None:
+    """Let the interpreter's own flush at exit find something to write to."""
+    import os
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _user_error(error: Exception) -> LlmtopError | None:
+    from llmtop.presets.errors import LlmtopError
+
+    return error if isinstance(error, LlmtopError) else None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code. A bug is not caught, so its traceback shows and the code is 1."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has seen enough: `llmtop ls | head -1`.
+        _drop_stdout()
+        return 0
+    except SystemExit as stop:  # argparse's --help
+        return stop.code if isinstance(stop.code, int) else 0
+    except Exception as error:
+        told = _user_error(error)
+        if told is None:
+            raise
+        print(f"error: {told}", file=sys.stderr)
+        return int(told.exit_code)

@@ -1,0 +1,45 @@
+"""`llmtop demo`: the built-in CPU recipe, from prediction over training to the report."""
+
+from __future__ import annotations
+
+import argparse
+
+from llmtop.presets.errors import ExitCode
+from llmtop.profiler.feed import RunReader
+from llmtop.profiler.memory.predict import predict
+from llmtop.profiler.report.build import build_report
+from llmtop.profiler.report.text import render
+from llmtop.trainer import launch
+from llmtop.tui import options
+from llmtop.tui.commands.follow import ENDED, follow, require_success, tell
+from llmtop.tui.commands.launching import on_terminal, require_fit, watch
+from llmtop.tui.commands.plan_text import WIDTH, plan_text
+
+RECIPE = "cpu-demo"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--headless", action="store_true", help="follow on stderr instead of opening the monitor"
+    )
+    parser.add_argument("--steps", metavar="N", default=argparse.SUPPRESS, help="optimizer steps")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    given = vars(args)
+    steps = {"steps": given["steps"]} if "steps" in given else {}
+    spec = options.resolve_run(argparse.Namespace(recipe=RECIPE, settings=[], **steps))
+    prediction = predict(spec)
+    tell(plan_text(spec, prediction))
+    require_fit(spec, prediction)
+    launched = launch.start_run(spec, prediction)
+    tell(f"\nrun {launched.run_id} in {launched.path}")
+    if on_terminal() and not args.headless:
+        watch(launched)
+        state = RunReader(launched).poll()
+        if state.status not in ENDED:
+            return ExitCode.DONE
+    else:
+        state = follow(launched)
+    print(render(build_report(launched), WIDTH))
+    return require_success(launched, state)

@@ -1,0 +1,114 @@
+"""Follow a run without the app: one line on stderr for each thing worth telling, until the run ends."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+
+from llmtop.presets.errors import ExitCode, JobFailedError, OutOfMemoryError
+from llmtop.profiler.feed import RunReader
+from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.runstate import RunState, Status
+from llmtop.profiler.units import format_seconds
+
+POLL_SECONDS = 0.25
+LINES_PER_RUN = 20
+"""A progress line after each of this many equal parts of the run, and after the first step."""
+QUIET_SECONDS = 10.0
+"""A progress line at least this often while steps go on."""
+
+ENDED: frozenset[Status] = frozenset({"completed", "stopped", "failed", "out_of_memory", "lost"})
+
+
+class Narrator:
+    """Says what changed between two states of a run; remembers only what it has said."""
+
+    def __init__(self, total_steps: int) -> None:
+        self._total = total_steps
+        self._every = max(1, total_steps // LINES_PER_RUN)
+        self._said_step = 0
+        self._said_time = 0.0
+        self._stage = ""
+        self._compiling: str | None = None
+        self._hanging = False
+
+    def lines(self, state: RunState, now: float) -> Iterator[str]:
+        """Lines for `state`; `now` is monotonic."""
+        yield from self._start_up(state)
+        yield from self._trouble(state)
+        step = state.steps_finished
+        due = step - self._said_step >= self._every or now - self._said_time >= QUIET_SECONDS
+        if step > self._said_step and (self._said_step == 0 or due or step >= self._total):
+            self._said_step, self._said_time = step, now
+            yield self._progress(state)
+
+    def _start_up(self, state: RunState) -> Iterator[str]:
+        rank = state.ranks.get(0)
+        if rank is None or not rank.stages or state.steps_finished:
+            return
+        stage = rank.stages[-1].stage
+        if stage != self._stage:
+            self._stage = stage
+            yield f"starting: {stage.replace('_', ' ')}"
+
+    def _trouble(self, state: RunState) -> Iterator[str]:
+        if state.compiling != self._compiling:
+            self._compiling = state.compiling
+            if state.compiling is not None:
+                yield f"compiling {state.compiling}: minutes the first time, cached afterwards"
+        hanging = state.hang_seconds is not None
+        if hanging and not self._hanging:
+            yield f"no step for {format_seconds(state.hang_seconds)}: the run may hang"
+        self._hanging = hanging
+
+    def _progress(self, state: RunState) -> str:
+        series = state.series
+        loss = "n/a" if state.last_loss is None else f"{state.last_loss:.4f}"
+        seconds = series.step_seconds[-1] if series.step_seconds else None
+        rate = series.tokens_per_second[-1] if series.tokens_per_second else None
+        rate_text = "n/a" if rate is None else f"{rate:,.0f}"
+        return (
+            f"step {state.steps_finished}/{self._total}  loss {loss}"
+            f"  {format_seconds(seconds)} a step  {rate_text} tokens/s"
+        )
+
+
+def follow(run: RunDir) -> RunState:
+    """Tell the run's progress on stderr until it ends; its last state. Ctrl-C leaves the run going."""
+    reader = RunReader(run)
+    narrator = Narrator(run.spec().options.steps)
+    try:
+        while True:
+            state = reader.poll()
+            for line in narrator.lines(state, time.monotonic()):
+                tell(line)
+            if state.status in ENDED:
+                return state
+            time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        tell(f"the run goes on: llmtop attach {run.run_id}, llmtop stop {run.run_id}")
+        raise
+
+
+def tell(line: str) -> None:
+    """A line for the person who looks; never data."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def end_in_words(state: RunState) -> str:
+    """How a run ended, in one sentence."""
+    if state.ended is not None:
+        return f"{state.ended.state.replace('_', ' ')}: {state.ended.reason}"
+    if state.status == "lost":
+        return "lost: its supervisor is gone and wrote no end"
+    return state.status
+
+
+def require_success(run: RunDir, state: RunState) -> ExitCode:
+    """DONE for a run that ended well; raises what the command ends with otherwise."""
+    if state.status in ("completed", "stopped"):
+        return ExitCode.DONE
+    error = OutOfMemoryError if state.status == "out_of_memory" else JobFailedError
+    fix = state.ended.fix if state.ended is not None else ""
+    raise error(f"run {run.run_id} {end_in_words(state)}", fix=fix or f"llmtop logs {run.run_id}")

@@ -1,0 +1,50 @@
+"""What `run` and `demo` share: the refusal of a run that will not fit, launch, and watching it."""
+
+from __future__ import annotations
+
+import sys
+
+from llmtop.presets.errors import DoesNotFitError, ExitCode
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.feed import RunReader
+from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.units import format_bytes
+from llmtop.tui.commands.follow import ENDED, follow, require_success, tell
+
+
+def on_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def require_fit(spec: RunSpec, prediction: Prediction) -> None:
+    """Raise DoesNotFitError when the upper bound is above what there is. Unknown memory is no refusal."""
+    if prediction.fits is not False:
+        return
+    fitting = next((s for s in prediction.suggestions if s.fits), None)
+    raise DoesNotFitError(
+        f"{spec.name}: predicted not to fit",
+        why=f"up to {format_bytes(prediction.peak_allocated_upper_bytes)} for each {spec.gpu.name},"
+        f" and there is {format_bytes(prediction.device_memory_bytes)}",
+        fix=(f"{fitting.text}; " if fitting else "") + "llmtop plan shows every way; --force launches anyway",
+    )
+
+
+def watch(run: RunDir) -> ExitCode:
+    """Open the monitor on `run`; what the command ends with once the monitor is closed."""
+    from llmtop.tui.app import run_app
+
+    code = run_app(start="monitor", run=run)
+    state = RunReader(run).poll()
+    if state.status in ENDED:
+        return require_success(run, state)
+    tell(f"the run goes on: llmtop attach {run.run_id}, llmtop stop {run.run_id}")
+    return ExitCode(code)
+
+
+def follow_to_end(run: RunDir) -> ExitCode:
+    """Follow on stderr; raises when the run failed."""
+    state = follow(run)
+    code = require_success(run, state)
+    tell(f"run {run.run_id} {state.status} after step {state.steps_finished}")
+    return code

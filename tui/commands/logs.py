@@ -1,0 +1,61 @@
+"""`llmtop logs`: what the ranks wrote to standard output and error."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from llmtop.presets.errors import ExitCode, UsageError
+from llmtop.profiler import rundir
+from llmtop.profiler.feed import RunReader
+from llmtop.tui.commands.follow import ENDED, POLL_SECONDS
+
+
+class LogTail:
+    """Whole lines that have been added to a file since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def lines(self, *, last: bool = False) -> Iterator[str]:
+        """New whole lines; with `last`, a torn one at the end too."""
+        try:
+            with self._path.open("rb") as stream:
+                stream.seek(self._offset)
+                content = stream.read()
+        except FileNotFoundError:
+            return
+        end = len(content) if last else content.rfind(b"\n") + 1
+        self._offset += end
+        yield from content[:end].decode(errors="replace").splitlines()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run's id, a unique beginning of it, or latest")
+    parser.add_argument("--rank", type=int, metavar="N", help="one rank only; default: all, each line named")
+    parser.add_argument("--follow", action="store_true", help="go on until the run ends")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    found = rundir.find_run(rundir.runs_root(), args.run)
+    world_size = found.spec().world_size
+    if args.rank is not None and not 0 <= args.rank < world_size:
+        raise UsageError(
+            f"logs: run {found.run_id} has no rank {args.rank}", fix=f"use 0 to {world_size - 1}"
+        )
+    ranks = range(world_size) if args.rank is None else (args.rank,)
+    tails = {rank: LogTail(found.log_path(rank)) for rank in ranks}
+    reader = RunReader(found)
+    while True:
+        # The state is read before the logs, so that nothing written before the end is missed.
+        over = not args.follow or reader.poll().status in ENDED
+        for rank, tail in tails.items():
+            lead = f"[rank {rank}] " if args.rank is None else ""
+            for line in tail.lines(last=over):
+                print(f"{lead}{line}", flush=args.follow)
+        if over:
+            return ExitCode.DONE
+        time.sleep(POLL_SECONDS)

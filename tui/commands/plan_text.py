@@ -1,0 +1,146 @@
+"""A prediction as text that a person reads: verdict, moments by component, host, ways out, assumptions."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from llmtop.presets.spec import RunSpec, ValueSource
+from llmtop.profiler.memory.result import Component, Moment, Prediction
+from llmtop.profiler.units import format_bytes, format_count, format_seconds
+from llmtop.tui.commands.output import table
+
+WIDTH = 100
+
+_HEADS: dict[Moment, str] = {
+    Moment.INIT: "init",
+    Moment.FORWARD_END: "forward",
+    Moment.LOSS_BACKWARD: "loss bwd",
+    Moment.LAST_BLOCK_BACKWARD: "last bwd",
+    Moment.FIRST_BLOCK_BACKWARD: "first bwd",
+    Moment.OPTIMIZER_STEP: "step",
+    Moment.STEADY: "between",
+}
+
+
+def plan_text(spec: RunSpec, prediction: Prediction) -> str:
+    """The whole answer of `plan`."""
+    sections = (
+        _what(spec, prediction),
+        _verdict(spec, prediction),
+        _moments(prediction),
+        _host(prediction),
+        _suggestions(prediction),
+        _assumptions(prediction),
+        _origins(spec),
+    )
+    return "\n\n".join("\n".join(section) for section in map(list, sections) if section)
+
+
+def verdict_line(spec: RunSpec, prediction: Prediction) -> str:
+    """The verdict in one line, with the two figures that it compares."""
+    place = "process" if spec.on_cpu else "GPU"
+    upper = format_bytes(prediction.peak_allocated_upper_bytes)
+    have = format_bytes(prediction.device_memory_bytes)
+    if prediction.fits is None:
+        return f"verdict: n/a, the memory of {spec.gpu.name} is not known; at most {upper} a {place}"
+    if prediction.fits:
+        return f"verdict: fits, at most {upper} a {place} of {have}"
+    return f"verdict: does not fit, up to {upper} a {place} and there is {have}"
+
+
+def _what(spec: RunSpec, prediction: Prediction) -> Iterator[str]:
+    o = spec.options
+    nodes = f"{o.nodes} nodes of " if o.nodes > 1 else ""
+    trained = "every weight trained"
+    if prediction.trainable_params != prediction.params:
+        trained = f"{format_count(prediction.trainable_params)} trained"
+    yield f"{spec.name}: {spec.model.name} on {nodes}{o.gpus} x {spec.gpu.name}, ZeRO-{o.zero}"
+    extras = [o.precision, o.attention, o.optimizer]
+    extras += [f"lora rank {o.lora_rank}"] if o.lora_rank else []
+    extras += [o.quantization] if o.quantization != "none" else []
+    extras += ["liger"] if o.liger else []
+    extras += ["gradient checkpointing"] if o.gradient_checkpointing else []
+    extras += [f"optimizer on {o.offload_optimizer}"] if o.offload_optimizer != "none" else []
+    extras += [f"parameters on {o.offload_param}"] if o.offload_param != "none" else []
+    yield f"  {', '.join(extras)}"
+    yield f"  {format_count(prediction.params)} parameters ({prediction.params:,}), {trained}"
+    yield (
+        f"  {spec.tokens_per_step:,} tokens a step: micro-batch {o.micro_batch} x {o.seq_len:,} tokens"
+        f" x {o.grad_accum} accumulated x {spec.world_size} ranks"
+    )
+
+
+def _verdict(spec: RunSpec, prediction: Prediction) -> Iterator[str]:
+    low, high = prediction.peak_reserved_bytes
+    yield verdict_line(spec, prediction)
+    yield f"  peak allocated  {format_bytes(prediction.peak_allocated_bytes)} ({prediction.peak_moment})"
+    yield f"  peak reserved   {format_bytes(low)} to {format_bytes(high)}"
+    yield f"  peak on device  {format_bytes(prediction.peak_device_bytes)}"
+    rate = prediction.tokens_per_second
+    rate_text = "n/a" if rate is None else f"{rate:,.0f}"
+    yield f"  time            {format_seconds(prediction.step_seconds)} a step, {rate_text} tokens a second"
+
+
+def _moments(prediction: Prediction) -> Iterator[str]:
+    """Components down, moments across, one unit for the whole table so that columns add up by eye."""
+    largest = max((moment.total_bytes for moment in prediction.moments), default=0)
+    unit, name = (1 << 30, "GiB") if largest >= 1 << 30 else (1 << 20, "MiB")
+    present = [c for c in Component if any(c in moment.components for moment in prediction.moments)]
+    rows = [[name, *(_HEADS[moment.name] for moment in prediction.moments)]]
+    for component in present:
+        rows.append([component, *(_cell(m.components.get(component), unit) for m in prediction.moments)])
+    rows.append(["total", *(_cell(moment.total_bytes, unit) for moment in prediction.moments)])
+    peak = ["peak" if moment.name == prediction.peak_moment else "" for moment in prediction.moments]
+    rows.append(["", *peak])
+    yield "one GPU, by moment of a step"
+    for line in table(rows, right=range(1, len(prediction.moments) + 1)):
+        yield f"  {line}"
+
+
+def _cell(value: int | None, unit: int) -> str:
+    return "" if value is None else f"{value / unit:.2f}"
+
+
+def _host(prediction: Prediction) -> Iterator[str]:
+    host = prediction.host
+    yield (
+        f"one node: host memory {format_bytes(host.total_bytes)},"
+        f" of it pinned {format_bytes(host.pinned_bytes)}; NVMe {format_bytes(host.nvme_bytes)}"
+    )
+    for name, size in host.components.items():
+        yield f"  {name:<24}{format_bytes(size)}"
+
+
+def _suggestions(prediction: Prediction) -> Iterator[str]:
+    if not prediction.suggestions:
+        return
+    yield "with the room there is" if prediction.fits else "ways to make it fit, the cheapest first"
+    for number, suggestion in enumerate(prediction.suggestions, 1):
+        after = "fits" if suggestion.fits else "does not fit yet"
+        text = f"{suggestion.text} -> {format_bytes(suggestion.peak_allocated_bytes)}, {after}"
+        yield from _wrapped(text, f"  {number}. ")
+
+
+def _assumptions(prediction: Prediction) -> Iterator[str]:
+    if prediction.assumptions:
+        yield "taken for granted"
+    for assumption in prediction.assumptions:
+        yield from _wrapped(assumption, "  - ")
+
+
+def _origins(spec: RunSpec) -> Iterator[str]:
+    """Where each value came from that is not the default."""
+    rows = [
+        (key, str(getattr(spec.options, key, "")), origin.detail or origin.source)
+        for key, origin in spec.provenance.items()
+        if origin.source is not ValueSource.DEFAULT
+    ]
+    yield "where the values come from (all others are defaults)"
+    yield f"  model shape: {spec.model_source}"
+    for line in table(rows):
+        yield f"  {line}"
+
+
+def _wrapped(text: str, lead: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead))

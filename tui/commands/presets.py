@@ -1,0 +1,111 @@
+"""`llmtop presets`: what there is to choose from, and which file each value comes from."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Literal, cast, get_args
+
+import msgspec
+
+from llmtop.presets import catalog
+from llmtop.presets.errors import ExitCode, UsageError, nearest
+from llmtop.tui.commands.output import print_json, table
+
+Kind = Literal["models", "gpus", "recipes"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+class PresetLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One preset in the answer of `presets --json`."""
+
+    kind: str
+    name: str
+    description: str
+    file: str
+
+
+class PresetList(msgspec.Struct, frozen=True, kw_only=True):
+    schema_version: int = 1
+    presets: tuple[PresetLine, ...]
+
+
+class PresetDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of `presets KIND NAME --json`."""
+
+    schema_version: int = 1
+    kind: str
+    name: str
+    values: dict[str, Any]
+    sources: dict[str, str]
+    """Key to the file (or, for GPUs, the document) that its value was read in."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kind", nargs="?", metavar="KIND", help="models, gpus or recipes; default: all three")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="one preset: its values and their sources")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    kinds = KINDS if args.kind is None else (_kind(args.kind),)
+    if args.name is not None:
+        _show_one(kinds[0], args.name, as_json=args.json)
+        return ExitCode.DONE
+    lines = tuple(
+        PresetLine(kind=kind, name=entry.name, description=entry.description, file=str(entry.path))
+        for kind in kinds
+        for entry in catalog.entries(kind)
+    )
+    if args.json:
+        print_json(PresetList(presets=lines))
+    else:
+        _print_list(kinds, lines)
+    return ExitCode.DONE
+
+
+def _kind(word: str) -> Kind:
+    if word in KINDS:
+        return cast(Kind, word)
+    guess = nearest(word, KINDS)
+    raise UsageError(
+        f"presets: there is no kind of preset called '{word}'",
+        fix=f"did you mean '{guess}'?" if guess else f"use one of {', '.join(KINDS)}",
+    )
+
+
+def _print_list(kinds: tuple[Kind, ...], lines: tuple[PresetLine, ...]) -> None:
+    for kind in kinds:
+        print(f"{kind}:")
+        rows = [(line.name, line.description, line.file) for line in lines if line.kind == kind]
+        for text in table(rows):
+            print(f"  {text}")
+
+
+def _show_one(kind: Kind, name: str, *, as_json: bool) -> None:
+    detail = _detail(kind, name)
+    if as_json:
+        print_json(detail)
+        return
+    print(f"{kind}/{detail.name}")
+    rows = [
+        (key, msgspec.json.encode(value).decode(), detail.sources.get(key, ""))
+        for key, value in detail.values.items()
+    ]
+    for text in table(rows):
+        print(f"  {text}")
+
+
+def _detail(kind: Kind, name: str) -> PresetDetail:
+    if kind == "recipes":
+        recipe = catalog.load_recipe(name)
+        return PresetDetail(kind=kind, name=recipe.name, values=recipe.values, sources=recipe.sources)
+    if kind == "gpus":
+        gpu = catalog.load_gpu(name)
+        values = msgspec.to_builtins(gpu)
+        sources = values.pop("sources")
+        return PresetDetail(kind=kind, name=gpu.name, values=values, sources=sources)
+    model = catalog.load_model(name)
+    values = msgspec.to_builtins(model.shape)
+    return PresetDetail(
+        kind=kind, name=model.shape.name, values=values, sources=dict.fromkeys(values, model.source)
+    )

@@ -1,0 +1,40 @@
+"""`llmtop run`: launch a recipe, then open the monitor, follow it, or leave it to itself."""
+
+from __future__ import annotations
+
+import argparse
+
+from llmtop.presets.errors import ExitCode
+from llmtop.profiler.memory.predict import predict
+from llmtop.trainer import launch
+from llmtop.tui import options
+from llmtop.tui.commands.follow import tell
+from llmtop.tui.commands.launching import follow_to_end, on_terminal, require_fit, watch
+from llmtop.tui.commands.plan_text import verdict_line
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_run_arguments(parser)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--detach", action="store_true", help="launch and return; prints the run's id")
+    how.add_argument(
+        "--headless", action="store_true", help="follow on stderr instead of opening the monitor"
+    )
+    parser.add_argument("--force", action="store_true", help="launch even if predicted not to fit")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    spec = options.resolve_run(args)
+    prediction = predict(spec)
+    tell(verdict_line(spec, prediction))
+    if not args.force:
+        require_fit(spec, prediction)
+    launched = launch.start_run(spec, prediction)
+    if args.detach:
+        print(launched.run_id)
+        tell(f"llmtop attach {launched.run_id} watches it, llmtop stop {launched.run_id} ends it")
+        return ExitCode.DONE
+    if on_terminal() and not args.headless:
+        return watch(launched)
+    print(launched.run_id, flush=True)
+    return follow_to_end(launched)

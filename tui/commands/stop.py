@@ -1,0 +1,69 @@
+"""`llmtop stop`: end a run after the step that it is in, and say how it ended."""
+
+from __future__ import annotations
+
+import argparse
+
+import psutil
+
+from llmtop.presets.errors import ExitCode, JobFailedError
+from llmtop.profiler import rundir
+from llmtop.profiler.feed import RunReader
+from llmtop.profiler.runstate import RunState
+from llmtop.trainer import control
+from llmtop.tui.commands.follow import ENDED, end_in_words, tell
+
+WAIT_SECONDS = 600.0
+"""A step of a large model and its checkpoint take minutes."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run's id, a unique beginning of it, or latest")
+    parser.add_argument("--save", action="store_true", help="save a checkpoint first")
+    parser.add_argument(
+        "--wait", type=float, default=WAIT_SECONDS, metavar="SECONDS", help="how long to wait for the end"
+    )
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    found = rundir.find_run(rundir.runs_root(), args.run)
+    state = RunReader(found).poll()
+    if state.status in ENDED:
+        print(f"run {found.run_id} had ended: {end_in_words(state)}")
+        return ExitCode.DONE
+    control.stop(found, save=args.save)
+    tell(f"stopping run {found.run_id} after the step that it is in")
+    control.wait_for_end(found, timeout=args.wait)
+    state = RunReader(found).poll()
+    if state.status not in ENDED:
+        raise JobFailedError(
+            f"run {found.run_id} has not ended after {args.wait:g} s",
+            why="a rank may be inside a long step or hang",
+            fix=f"llmtop attach {found.run_id}; kill {state.supervisor_pid} ends it at once, without saving",
+        )
+    print(f"run {found.run_id} {end_in_words(state)}")
+    if args.save and state.checkpoints:
+        print(f"checkpoint: {state.checkpoints[-1].path}")
+    left = _processes_left(found, state)
+    if left:
+        raise JobFailedError(
+            f"processes of run {found.run_id} are left: {', '.join(map(str, left))}",
+            fix=f"kill -9 {' '.join(map(str, left))}",
+        )
+    print("no process is left")
+    return ExitCode.DONE
+
+
+def _processes_left(found: rundir.RunDir, state: RunState) -> list[int]:
+    """Live processes of the run. A pid may have been given to somebody else: the command line tells."""
+    left = []
+    for pid in [state.supervisor_pid, *(rank.pid for rank in state.ranks.values())]:
+        if pid is None:
+            continue
+        try:
+            process = psutil.Process(pid)
+            if str(found.path) in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                left.append(pid)
+        except psutil.Error:
+            continue
+    return left

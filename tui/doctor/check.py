@@ -1,0 +1,49 @@
+"""What one look at the machine gives, and the two ways of looking that all checks share."""
+
+from __future__ import annotations
+
+import subprocess
+from importlib import metadata
+from typing import Literal
+
+from msgspec import Struct
+
+Status = Literal["ok", "warn", "missing"]
+
+
+class Check(Struct, frozen=True, kw_only=True):
+    """One thing that was looked at."""
+
+    name: str
+    status: Status
+    found: str
+    mend: str = ""
+    """What to do; empty when nothing needs doing."""
+
+
+class Machine(Struct, frozen=True, kw_only=True):
+    """What several checks depend on, looked up once. None: not there."""
+
+    torch_version: str | None
+    torch_cuda: str | None
+    """CUDA version that torch was built for; None for a CPU build or without torch."""
+    gpu_names: tuple[str, ...]
+    driver_version: str | None
+    driver_cuda: tuple[int, int] | None
+    """Newest CUDA version that the driver runs."""
+
+
+def installed_version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def output_of(command: list[str]) -> str | None:
+    """A tool's standard output; None when it is not there or fails."""
+    try:
+        done = subprocess.run(command, captureoutput_of=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout

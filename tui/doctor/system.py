@@ -1,0 +1,159 @@
+"""Checks of the system: what the kernel, the container and the environment allow a run."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import re
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from llmtop.profiler.devices import HostReader
+from llmtop.profiler.units import format_bytes
+from llmtop.tui.doctor.check import Check, Machine
+
+SMALL_SHM_BYTES = 1 << 30
+"""Container engines give 64 MiB unless told; NCCL and data workers want more."""
+
+
+def _libaio(_machine: Machine) -> Check:
+    library = ctypes.util.find_library("aio")
+    header = any((Path(folder) / "libaio.h").exists() for folder in ("/usr/include", "/usr/local/include"))
+    if library and header:
+        return Check(name="libaio", status="ok", found=library)
+    return Check(
+        name="libaio",
+        status="missing",
+        found="header or library not there; only NVMe offload needs it",
+        mend="Debian: apt install libaio-dev",
+    )
+
+
+def _shared_memory(_machine: Machine) -> Check:
+    try:
+        info = os.statvfs("/dev/shm")
+    except OSError as error:
+        return Check(name="/dev/shm", status="missing", found=str(error), mend="mount a tmpfs on /dev/shm")
+    size = info.f_blocks * info.f_frsize
+    if size < SMALL_SHM_BYTES:
+        return Check(
+            name="/dev/shm",
+            status="warn",
+            found=f"{format_bytes(size)}; NCCL between GPUs of one host may run out of it",
+            mend="start the container with --shm-size=8g or --ipc=host",
+        )
+    return Check(name="/dev/shm", status="ok", found=format_bytes(size))
+
+
+def _locked_memory(machine: Machine) -> Check:
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        return Check(name="ulimit -l", status="ok", found="unlimited")
+    found = f"{format_bytes(soft)} may be locked"
+    if not machine.gpu_names:
+        return Check(name="ulimit -l", status="ok", found=f"{found}; nothing is pinned without a GPU")
+    allowed = hard == resource.RLIM_INFINITY
+    raise_to = (
+        "unlimited" if allowed else "unlimited, which needs root here (or docker run --ulimit memlock=-1)"
+    )
+    return Check(
+        name="ulimit -l",
+        status="warn",
+        found=f"{found}; pinned buffers of CPU and NVMe offload may not fit",
+        mend=f"ulimit -l {raise_to}",
+    )
+
+
+def _memory_limit(_machine: Machine) -> Check:
+    """A cgroup limit kills a rank with SIGKILL, whatever the machine has."""
+    host = HostReader().read()
+    limit, total = host.cgroup_limit_bytes, host.memory_total_bytes
+    if limit is None:
+        return Check(name="memory limit", status="ok", found=f"none; the machine has {format_bytes(total)}")
+    return Check(
+        name="memory limit",
+        status="warn" if total is not None and limit < total else "ok",
+        found=f"{format_bytes(limit)} by cgroup, of {format_bytes(total)}; above it the kernel kills ranks",
+        mend="raise the limit of the container or the job (--memory) if CPU offload needs more",
+    )
+
+
+def _wsl(_machine: Machine) -> Check:
+    try:
+        kernel = Path("/proc/sys/kernel/osrelease").read_text(encoding="utf-8").strip()
+    except OSError:
+        kernel = os.uname().release
+    if "microsoft" not in kernel.lower():
+        return Check(name="kernel", status="ok", found=kernel)
+    return Check(
+        name="kernel",
+        status="warn",
+        found=f"{kernel}: WSL lets little memory be pinned",
+        mend="with CPU offload: --set deepspeed.zero_optimization.offload_optimizer.pin_memory=false",
+    )
+
+
+def _arch_list(_machine: Machine) -> Check:
+    """DeepSpeed reads the minor version with int(): `9.0a` ends in "invalid literal for int(): '0a'"."""
+    name = "TORCH_CUDA_ARCH_LIST"
+    text = os.environ.get(name)
+    if text is None:
+        return Check(name=name, status="ok", found="not set")
+    items = [item for item in re.split(r"[;\s]+", text) if item]
+    bad = [item for item in items if not re.fullmatch(r"\d+\.\d+(\+PTX)?", item)]
+    if not bad:
+        return Check(name=name, status="ok", found=text)
+    better = ";".join(re.sub(r"(\d+\.\d+)[a-z]+", r"\1", item) for item in items)
+    return Check(
+        name=name,
+        status="warn",
+        found=f"{text}: DeepSpeed cannot read {', '.join(bad)} when it compiles an op",
+        mend=f"export {name}='{better}'",
+    )
+
+
+def _extension_locks(_machine: Machine) -> Check:
+    """A build that was killed leaves a lock, and the next run waits for it for ever, in silence."""
+    name = "extension locks"
+    locks = [lock for folder in _extension_folders() for lock in folder.glob("**/lock")]
+    stale = [lock for lock in locks if not _being_built(lock.parent)]
+    if not stale:
+        found = f"{len(locks)} held by builds that go on" if locks else "none"
+        return Check(name=name, status="ok", found=found)
+    return Check(
+        name=name,
+        status="warn",
+        found=f"{len(stale)} left by builds that were killed; a run would wait for ever",
+        mend="rm " + " ".join(str(lock) for lock in stale),
+    )
+
+
+def _extension_folders() -> list[Path]:
+    explicit = os.environ.get("TORCH_EXTENSIONS_DIR")
+    folder = Path(explicit) if explicit else Path.home() / ".cache" / "torch_extensions"
+    return [folder] if folder.is_dir() else []
+
+
+def _being_built(folder: Path) -> bool:
+    """Whether a process of ours works in `folder`: ninja and the compilers run there."""
+    for process in psutil.process_iter():
+        try:
+            if Path(process.cwd()) == folder:
+                return True
+        except (psutil.Error, OSError):
+            continue
+    return False
+
+
+CHECKS: tuple[Callable[[Machine], Check], ...] = (
+    _memory_limit,
+    _shared_memory,
+    _locked_memory,
+    _wsl,
+    _libaio,
+    _arch_list,
+    _extension_locks,
+)

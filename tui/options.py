@@ -1,0 +1,313 @@
+"""The one table of run options: command-line arguments in, layers for `presets.resolve` out.
+
+Each row names a field of `RunOptions`; type, choices and default come from the field itself. An
+option that was not given is absent from the parsed arguments, so it can never override a preset.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from llmtop.presets import catalog, resolve
+from llmtop.presets.errors import UsageError, bad_value
+from llmtop.presets.spec import RunOptions, RunSpec, ValueSource
+
+
+class OptionRow(NamedTuple):
+    """One option: the field that it sets, how its value is called in help, and its help."""
+
+    key: str
+    metavar: str
+    help: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.key.replace("_", "-")
+
+
+class OptionGroup(NamedTuple):
+    title: str
+    rows: tuple[OptionRow, ...]
+
+
+GROUPS: tuple[OptionGroup, ...] = (
+    OptionGroup(
+        "model and hardware",
+        (
+            OptionRow(
+                "model", "MODEL", "a model preset, a Hugging Face config.json, or a folder that holds one"
+            ),
+            OptionRow("gpu", "GPU", "a GPU preset, or cpu; default: what this machine has"),
+            OptionRow("gpus", "N", "GPUs a node (on the CPU: processes)"),
+            OptionRow("nodes", "N", "nodes"),
+        ),
+    ),
+    OptionGroup(
+        "memory",
+        (
+            OptionRow("zero", "STAGE", "ZeRO stage, 0 to 3"),
+            OptionRow("offload_optimizer", "WHERE", "optimizer state: none, cpu or nvme"),
+            OptionRow("offload_param", "WHERE", "parameters (stage 3): none, cpu or nvme"),
+            OptionRow("nvme_path", "DIR", "folder for NVMe offload"),
+            OptionRow("precision", "TYPE", "fp32, fp16 or bf16"),
+            OptionRow(
+                "attention", "NAME", "eager, sdpa, flash_attention_2, flash_attention_3, flash_attention_4"
+            ),
+            OptionRow("liger", "", "Liger kernels"),
+            OptionRow("gradient_checkpointing", "", "recompute activations in the backward pass"),
+            OptionRow("checkpointing_reentrant", "", "the reentrant kind of gradient checkpointing"),
+            OptionRow("quantization", "KIND", "frozen weights in none, int8 or nf4 (double quantization)"),
+            OptionRow("lora_rank", "R", "rank of LoRA adapters; 0 trains every weight"),
+            OptionRow("lora_alpha", "A", "scale of LoRA adapters; default: twice the rank"),
+            OptionRow(
+                "lora_targets", "NAMES", "all-linear, attention, mlp, or module names joined by commas"
+            ),
+        ),
+    ),
+    OptionGroup(
+        "training",
+        (
+            OptionRow("micro_batch", "N", "sequences a GPU in one forward pass"),
+            OptionRow("grad_accum", "N", "micro-batches a step"),
+            OptionRow("seq_len", "TOKENS", "tokens a sequence"),
+            OptionRow("steps", "N", "optimizer steps"),
+            OptionRow(
+                "optimizer",
+                "NAME",
+                "adamw (DeepSpeed's), adamw_torch, adamw_8bit, paged_adamw_8bit, paged_adamw_32bit",
+            ),
+            OptionRow("learning_rate", "RATE", "peak learning rate"),
+            OptionRow("lr_schedule", "NAME", "constant, linear or cosine"),
+            OptionRow("warmup_steps", "N", "steps of linear warm-up"),
+            OptionRow("weight_decay", "W", "AdamW's weight decay"),
+            OptionRow("adam_beta1", "B", "AdamW's first beta"),
+            OptionRow("adam_beta2", "B", "AdamW's second beta"),
+            OptionRow("adam_epsilon", "E", "AdamW's epsilon"),
+            OptionRow("max_grad_norm", "NORM", "gradient clipping; 0 turns it off"),
+            OptionRow("seed", "N", "seed of weights and data order"),
+        ),
+    ),
+    OptionGroup(
+        "data and checkpoints",
+        (
+            OptionRow("data", "PATH", "a text or JSONL file, a folder of them, or a saved datasets folder"),
+            OptionRow("text_field", "NAME", "field of a record that holds the text"),
+            OptionRow("tokenizer", "DIR", "a folder with a tokenizer, auto, or bytes"),
+            OptionRow("checkpoint_every", "N", "steps between checkpoints; 0: only when asked to"),
+            OptionRow("save_at_end", "", "save a checkpoint after the last step"),
+        ),
+    ),
+    OptionGroup(
+        "watching",
+        (
+            OptionRow("classify_every", "N", "steps between exact classifications of memory"),
+            OptionRow("sample_seconds", "S", "seconds between hardware samples"),
+            OptionRow("hang_factor", "X", "a hang is no step for X times the median step"),
+            OptionRow("hang_floor_seconds", "S", "never a hang before S seconds without a step"),
+            OptionRow("threads_per_rank", "N", "CPU threads a rank; 0 divides the cores"),
+        ),
+    ),
+    OptionGroup(
+        "DeepSpeed",
+        (
+            OptionRow(
+                "deepspeed_config",
+                "FILE",
+                "a DeepSpeed JSON whose keys win over presets; other options win over it",
+            ),
+        ),
+    ),
+)
+
+ROWS: tuple[OptionRow, ...] = tuple(row for group in GROUPS for row in group.rows)
+
+_PATH_WORDS = {"tokenizer": ("auto", "bytes")}
+"""Options that take a path or one of these words."""
+
+SETTINGS = "settings"
+"""Name of the parsed list of `--set`; no option has it."""
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """RECIPE, every run option and `--set`."""
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a recipe preset or a TOML file")
+    for group in GROUPS:
+        section = parser.add_argument_group(group.title)
+        for row in group.rows:
+            if _field_type(row.key) is bool:
+                section.add_argument(
+                    row.flag,
+                    dest=row.key,
+                    action=argparse.BooleanOptionalAction,
+                    default=argparse.SUPPRESS,
+                    help=row.help,
+                )
+            else:
+                section.add_argument(
+                    row.flag, dest=row.key, metavar=row.metavar, default=argparse.SUPPRESS, help=row.help
+                )
+        if group is GROUPS[-1]:
+            section.add_argument(
+                "--set",
+                dest=SETTINGS,
+                metavar="KEY=VALUE",
+                action="append",
+                default=[],
+                help="any key by its dotted name, as deepspeed.zero_optimization.reduce_bucket_size=2e8",
+            )
+
+
+def resolve_run(args: argparse.Namespace) -> RunSpec:
+    """The run that the parsed arguments describe; raises UsageError for the first thing wrong with it."""
+    command_line = _command_line_layers(args)
+    recipe = catalog.load_recipe(args.recipe) if args.recipe is not None else None
+    recipe_layers = _recipe_layers(recipe) if recipe is not None else []
+    config_file = _last_value([*recipe_layers, *command_line], "deepspeed_config")
+    config_layers = _deepspeed_layers(Path(config_file)) if config_file is not None else []
+    layers = [*recipe_layers, *config_layers, *command_line]
+    if _last_value(layers, "model") is None:
+        raise UsageError(
+            "nothing says which model to train",
+            why="neither a RECIPE nor --model was given",
+            fix="name a recipe (llmtop presets recipes) or a model (--model, see llmtop presets models)",
+        )
+    name = recipe.name if recipe is not None else "custom"
+    return resolve.resolve(layers, name=name, machine=_machine(layers))
+
+
+def option_text(key: str, value: object) -> str:
+    """The command-line words that set `key`, for showing a value as somebody would type it."""
+    flag = "--" + key.replace("_", "-")
+    if isinstance(value, bool):
+        return flag if value else "--no-" + flag[2:]
+    return f"{flag} {_shell_word(str(value))}"
+
+
+def setting_texts(key: str, value: object) -> Iterable[str]:
+    """`--set` words for a value of any depth: one for each leaf of a table."""
+    if isinstance(value, dict) and value:
+        for inner, leaf in value.items():
+            yield from setting_texts(f"{key}.{inner}", leaf)
+    else:
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        yield f"--set {_shell_word(f'{key}={text}')}"
+
+
+def _shell_word(text: str) -> str:
+    from shlex import quote
+
+    return quote(text)
+
+
+def _command_line_layers(args: argparse.Namespace) -> list[resolve.Layer]:
+    """One layer for each option given, in the order of the table, then the `--set`s as they came."""
+    given: dict[str, Any] = vars(args)
+    layers = []
+    for row in ROWS:
+        if row.key in given:
+            value = _convert(row, given[row.key])
+            detail = option_text(row.key, given[row.key])
+            layers.append(resolve.Layer(ValueSource.COMMAND_LINE, detail, {row.key: value}))
+    for text in given[SETTINGS]:
+        layers.append(resolve.Layer(ValueSource.COMMAND_LINE, f"--set {text}", resolve.parse_set(text)))
+    return layers
+
+
+def _recipe_layers(recipe: catalog.Recipe) -> list[resolve.Layer]:
+    """One layer for each file that gives values to the recipe, so that a value names its own file."""
+    by_file: dict[str, dict[str, Any]] = {}
+    for key, value in recipe.values.items():
+        by_file.setdefault(recipe.sources.get(key, recipe.name), {})[key] = value
+    return [resolve.Layer(ValueSource.RECIPE, file, values) for file, values in by_file.items()]
+
+
+def _deepspeed_layers(path: Path) -> list[resolve.Layer]:
+    """The options that a DeepSpeed file means. Fatal problems are raised, the others told on stderr."""
+    from llmtop.trainer import dsimport
+
+    imported = dsimport.import_config(path)
+    fatal = [problem for problem in imported.problems if problem.fatal]
+    for problem in imported.problems:
+        if not problem.fatal:
+            sys.stderr.write(f"warning: {path}: {problem.key}: {problem.what}; {problem.fix}\n")
+    if fatal:
+        first = fatal[0]
+        more = f" ({len(fatal) - 1} more: llmtop import {path})" if len(fatal) > 1 else ""
+        raise UsageError(f"{path}: {first.key}: {first.what}{more}", fix=first.fix)
+    return [resolve.Layer(ValueSource.DEEPSPEED_CONFIG, str(path), imported.values)]
+
+
+def _last_value(layers: Sequence[resolve.Layer], key: str) -> Any:
+    """What the strongest layer that has `key` says; None when none has it."""
+    return next((layer.values[key] for layer in reversed(layers) if key in layer.values), None)
+
+
+def _machine(layers: Sequence[resolve.Layer]) -> resolve.Machine:
+    """What this machine has, asked only as far as the run depends on it."""
+    from llmtop.profiler import devices
+
+    gpu = _last_value(layers, "gpu")
+    if gpu in (None, "auto"):
+        return devices.detect_machine()
+    return resolve.Machine(gpu=str(gpu), gpus=1, host_memory_bytes=devices.host_memory_bytes())
+
+
+@cache
+def _hints() -> dict[str, Any]:
+    return get_type_hints(RunOptions, include_extras=True)
+
+
+def _field_type(key: str) -> Any:
+    return _hints()[key]
+
+
+def _convert(row: OptionRow, given: object) -> object:
+    """The typed value of an option's text; raises UsageError that names the nearest valid value."""
+    if isinstance(given, bool):
+        return given
+    text = str(given)
+    wanted = _field_type(row.key)
+    if wanted in (str, str | None):
+        return _absolute(row, text)
+    if get_origin(wanted) is Literal:
+        choices = [str(choice) for choice in get_args(wanted)]
+        if text not in choices:
+            raise bad_value("command line", row.flag, text, f"one of {', '.join(choices)}", choices)
+        return text
+    try:
+        return msgspec.convert(text, wanted, strict=False)
+    except msgspec.ValidationError as error:
+        raise bad_value("command line", row.flag, text, _expected(wanted)) from error
+
+
+def _expected(wanted: Any) -> str:
+    """The numbers that a field takes, in words: `a whole number from 0 to 3`."""
+    inner = next((arm for arm in get_args(wanted) if get_origin(arm) is Annotated), wanted)
+    base, *metas = get_args(inner)
+    words = "a whole number" if base is int else "a number"
+    for meta in metas:
+        low = meta.gt if meta.ge is None else meta.ge
+        high = meta.lt if meta.le is None else meta.le
+        if low is not None and high is not None:
+            words += f" from {low} to {high}" if meta.lt is None else f" from {low} to below {high}"
+        elif low is not None:
+            words += f" of {low} or more" if meta.gt is None else f" above {low}"
+    return words
+
+
+def _absolute(row: OptionRow, text: str) -> str:
+    """A path as it will be found from any folder: the run starts elsewhere than the command."""
+    if row.key == "model":
+        is_path = "/" in text or text.endswith(".json")
+    else:
+        is_path = row.metavar in ("DIR", "PATH", "FILE") and text not in _PATH_WORDS.get(row.key, ())
+    if not is_path or text.startswith("builtin:"):
+        return text
+    return str(Path(text).expanduser().absolute())
