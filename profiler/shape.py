@@ -70,6 +70,8 @@ class _Builder:
             self.add(f"{name}.bias", (rows,), count, Role.BIAS, per_layer)
 
     def norm(self, name: str, width: int, count: int, model: ModelShape, per_layer: bool = True) -> None:
+        if not model.norm_weight:
+            return
         self.add(name, (width,), count, Role.NORM, per_layer)
         if model.norm == "layer" and model.norm_bias:
             self.add(f"{name}.bias", (width,), count, Role.NORM, per_layer)
@@ -91,6 +93,10 @@ def _attention(build: _Builder, model: ModelShape) -> None:
     elif model.qk_norm == "full":
         build.norm("q_norm", query, layers, model)
         build.norm("k_norm", kv, layers, model)
+    elif model.qk_norm == "per_head":
+        # Command R and StableLM: no bias here, whatever the block's norms have.
+        build.add("q_norm", (model.num_heads, model.head_dim), layers, Role.NORM)
+        build.add("k_norm", (model.num_kv_heads, model.head_dim), layers, Role.NORM)
     if model.attention_sinks:
         build.add("sinks", (model.num_heads,), layers, Role.BIAS)
 

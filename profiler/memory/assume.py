@@ -1,0 +1,35 @@
+"""Everything that a prediction takes for granted, in words."""
+
+from __future__ import annotations
+
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.memory.sizes import Sizes
+
+COUNTED_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "tinyllama"})
+"""Families whose activations were counted tensor by tensor and compared with runs."""
+
+
+def assumptions(spec: RunSpec, sizes: Sizes, bucket: int) -> tuple[str, ...]:
+    """One sentence each, the most consequential first."""
+    options, model = spec.options, spec.model
+    found = [
+        f"every micro-batch is full: {options.micro_batch} sequences of {options.seq_len} tokens",
+        "DeepSpeed 0.19.8, transformers 5.x and torch's default caching allocator",
+    ]
+    if bucket:
+        found.append(
+            f"DeepSpeed's reduce bucket of {sizes.zero.reduce_bucket_size:,} elements is allocated whole"
+        )
+    if model.family not in COUNTED_FAMILIES:
+        found.append(f"activations of family '{model.family}' follow formulas not yet compared with a run")
+    if model.moe is not None:
+        found.append("tokens are spread evenly over the experts")
+    if spec.world_size > 1 and spec.options.nodes > 1:
+        found.append("all nodes are alike")
+    if options.zero == 3 and sizes.ranks > 1:
+        found.append(f"ZeRO-3 keeps up to {sizes.zero.max_live_parameters:,} weights gathered from step 2 on")
+    if spec.gpu.memory_bytes is None:
+        found.append("the memory of this GPU is not known, so there is no verdict")
+    if options.optimizer.startswith("paged"):
+        found.append("paged optimizer state counts as resident on the device")
+    return tuple(found)

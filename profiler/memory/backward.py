@@ -1,0 +1,228 @@
+"""The backward pass as a walk over the blocks: which moment of it is the largest.
+
+Activations shrink block by block while gradients grow. ZeRO-2 allocates its bucket at the first
+gradient, and its share of the gradients, all at once, when the bucket is full for the first time;
+so the largest point is either the last block or the one after that first flush, or the end.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.memory.blocks import BlockBytes, block_bytes, final_norm_saved
+from llmtop.profiler.memory.loss import LossBytes, loss_bytes
+from llmtop.profiler.memory.result import Component
+from llmtop.profiler.memory.sizes import Sizes
+from llmtop.profiler.memory.states import StateBytes
+
+Bytes = dict[Component, int]
+
+
+class PassBytes(Struct, frozen=True, kw_only=True):
+    """Bytes on top of what is resident between steps."""
+
+    forward_end: Bytes
+    loss_backward: Bytes
+    last_block: Bytes
+    first_block: Bytes
+
+
+class _Pass(Struct, frozen=True, kw_only=True):
+    """Inputs of the walk, in bytes for the whole micro-batch."""
+
+    spec: RunSpec
+    sizes: Sizes
+    states: StateBytes
+    block: BlockBytes
+    loss: LossBytes
+    final_norm: int
+    constant: int
+    accumulated: int
+    """Gradients of earlier micro-batches of the same step."""
+
+
+def pass_bytes(spec: RunSpec, sizes: Sizes, states: StateBytes) -> PassBytes:
+    """Forward and backward of one micro-batch, the last of a step."""
+    block = block_bytes(spec, sizes)
+    # Cosine and sine tables of rotary positions, token ids and labels.
+    rotary = 0 if spec.model.learned_positions else 2 * spec.model.head_dim * sizes.dtype_bytes * sizes.seq_len
+    walk = _Pass(
+        spec=spec,
+        sizes=sizes,
+        states=states,
+        block=block,
+        loss=loss_bytes(spec, sizes),
+        final_norm=final_norm_saved(spec, sizes) * sizes.tokens,
+        constant=rotary + 8 * sizes.tokens,
+        accumulated=_accumulated(spec, sizes),
+    )
+    return PassBytes(
+        forward_end=_forward_end(walk),
+        loss_backward=_loss_backward(walk),
+        last_block=_largest_block(walk),
+        first_block=_end_of_backward(walk),
+    )
+
+
+def _accumulated(spec: RunSpec, sizes: Sizes) -> int:
+    if spec.options.grad_accum == 1 or sizes.stage == 3 or spec.options.offload_optimizer != "none":
+        return 0
+    held = sizes.held_gradients if sizes.stage == 2 else sizes.trainable
+    return sizes.dtype_bytes * held
+
+
+def _kept(walk: _Pass, blocks: int) -> int:
+    """Activations of the lowest `blocks` blocks that wait for their backward."""
+    block, tokens = walk.block, walk.sizes.tokens
+    if walk.spec.options.gradient_checkpointing:
+        return blocks * walk.spec.model.hidden_size * walk.sizes.dtype_bytes * tokens
+    first_norm = 0
+    if walk.sizes.lora_rank and blocks:
+        # Nothing before the first adapter needs a gradient, so the first norm keeps nothing.
+        first_norm = walk.spec.model.hidden_size * 4 * tokens
+    return blocks * block.saved * tokens - first_norm
+
+
+def _forward_end(walk: _Pass) -> Bytes:
+    layers = walk.spec.model.num_layers
+    return _with_resident(
+        walk,
+        activations=_kept(walk, layers) + walk.final_norm + walk.constant,
+        logits=walk.loss.kept,
+        gradients=walk.accumulated + walk.loss.head_gradient,
+    )
+
+
+def _loss_backward(walk: _Pass) -> Bytes:
+    layers = walk.spec.model.num_layers
+    return _with_resident(
+        walk,
+        activations=_kept(walk, layers) + walk.final_norm + walk.constant,
+        logits=max(walk.loss.backward_peak, walk.loss.forward_peak),
+        gradients=walk.accumulated + walk.loss.head_gradient,
+        buffers=_kept_bucket(walk),
+    )
+
+
+def bucket_bytes(spec: RunSpec, sizes: Sizes) -> int:
+    """ZeRO-1/2's reduce buckets: the whole configured size, whatever the model's; two with overlap."""
+    if sizes.stage not in (1, 2) or not sizes.zero.contiguous_gradients:
+        return 0
+    return sizes.zero.reduce_bucket_size * sizes.dtype_bytes * (2 if sizes.zero.overlap_comm else 1)
+
+
+def _kept_bucket(walk: _Pass) -> int:
+    """ZeRO-1 keeps its bucket from one micro-batch of a step to the next."""
+    if walk.sizes.stage == 1 and walk.spec.options.grad_accum > 1:
+        return bucket_bytes(walk.spec, walk.sizes)
+    return 0
+
+
+def _block_alive(walk: _Pass, index: int) -> tuple[int, int]:
+    """(activations, workspace) at the worst point of the backward of block `index`, counted from 0."""
+    block, tokens = walk.block, walk.sizes.tokens
+    options = walk.spec.options
+    if options.gradient_checkpointing:
+        recomputed = block.saved - block.input_saved
+        if options.checkpointing_reentrant:
+            recomputed += block.gradient  # the reentrant form also keeps the block's recomputed output
+        kept = _kept(walk, index + 1) + recomputed * tokens
+    else:
+        kept = _kept(walk, index + 1)
+    transient = block.gradient * tokens
+    matrix = 0 if walk.sizes.lora_rank else walk.sizes.wide_linear * walk.sizes.dtype_bytes
+    first_product = _first_product(walk) * tokens + matrix
+    transient += max((block.backward_extra - block.backward_freed) * tokens, first_product)
+    return kept + walk.constant, transient
+
+
+def _first_product(walk: _Pass) -> int:
+    """Bytes per token of the gradient of the MLP's product, made while everything is still kept."""
+    model = walk.spec.model
+    return max(model.intermediate_size, 1) * walk.sizes.dtype_bytes
+
+
+def _blocks_before_flush(walk: _Pass) -> int:
+    """Blocks whose gradients fit the bucket before it is reduced for the first time."""
+    sizes = walk.sizes
+    room = sizes.zero.reduce_bucket_size
+    if sizes.head_trained and not walk.spec.model.tied_embeddings:
+        if sizes.head_params > room:
+            return 0
+        room -= sizes.head_params
+    return room // max(1, sizes.layer_params)
+
+
+def _tied_head_gradient(walk: _Pass) -> int:
+    """A tied head's gradient waits for the embedding's before it can be reduced."""
+    if walk.sizes.head_trained and walk.spec.model.tied_embeddings:
+        return walk.sizes.head_params * walk.sizes.dtype_bytes
+    return 0
+
+
+def _gradients_after(walk: _Pass, blocks_done: int) -> int:
+    """Gradients held when `blocks_done` blocks are through, buckets not included."""
+    sizes = walk.sizes
+    width = sizes.dtype_bytes
+    if sizes.stage == 3 or walk.spec.options.offload_optimizer != "none":
+        return 0
+    if sizes.stage == 2:
+        flushed = blocks_done > _blocks_before_flush(walk)
+        return width * sizes.held_gradients if flushed else 0
+    head = 0 if walk.spec.model.tied_embeddings or not sizes.head_trained else sizes.head_params
+    return width * (head + blocks_done * sizes.layer_params)
+
+
+def _largest_block(walk: _Pass) -> Bytes:
+    layers = walk.spec.model.num_layers
+    flush = min(_blocks_before_flush(walk) + 1, layers - 1) if walk.sizes.stage == 2 else layers - 1
+    candidates = [_at_block(walk, done) for done in sorted({0, max(0, flush)})]
+    return max(candidates, key=lambda components: sum(components.values()))
+
+
+def _at_block(walk: _Pass, blocks_done: int) -> Bytes:
+    activations, transient = _block_alive(walk, walk.spec.model.num_layers - 1 - blocks_done)
+    return _with_resident(
+        walk,
+        activations=activations,
+        workspace=transient,
+        gradients=walk.accumulated + _tied_head_gradient(walk) + _gradients_after(walk, blocks_done),
+        buffers=bucket_bytes(walk.spec, walk.sizes),
+    )
+
+
+def _end_of_backward(walk: _Pass) -> Bytes:
+    sizes = walk.sizes
+    width = sizes.dtype_bytes
+    embedding = sizes.head_params * width if sizes.head_trained else 0
+    everything = sizes.held_gradients if sizes.stage == 2 else sizes.trainable
+    gradients = width * everything
+    if sizes.stage == 3 or walk.spec.options.offload_optimizer != "none":
+        gradients = 0
+    if sizes.stage == 1 and gradients:
+        # At the end all gradients are reduced; the share is copied out beside the full ones.
+        gradients += width * sizes.held_gradients
+    beside = _tied_head_gradient(walk) + embedding if sizes.stage >= 2 else 0
+    return _with_resident(
+        walk,
+        activations=walk.constant + walk.block.gradient * sizes.tokens,
+        gradients=walk.accumulated + gradients + beside,
+        buffers=bucket_bytes(walk.spec, walk.sizes),
+    )
+
+
+def _with_resident(
+    walk: _Pass, *, activations: int, logits: int = 0, gradients: int = 0, workspace: int = 0, buffers: int = 0
+) -> Bytes:
+    states = walk.states
+    return {
+        Component.PARAMETERS: states.parameters + states.gathered,
+        Component.GRADIENTS: states.gradients_resident + gradients,
+        Component.OPTIMIZER_STATE: states.optimizer,
+        Component.MASTER_PARAMETERS: states.master,
+        Component.ACTIVATIONS: activations,
+        Component.LOGITS: logits,
+        Component.COMMUNICATION_BUFFERS: states.bucket_resident + buffers,
+        Component.WORKSPACE: states.workspace + workspace,
+    }

@@ -1,0 +1,194 @@
+"""Bytes that one transformer block keeps for its backward pass, and what that pass needs on top.
+
+Counted tensor by tensor from the modelling code of transformers 5.x with torch's autograd rules (what
+each operation saves), per token of the micro-batch, and checked against H200 runs: one Llama-3.2-1B
+block keeps 108,680 bytes a token by this arithmetic.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from llmtop.presets.spec import ModelShape, RunSpec
+from llmtop.profiler.memory.sizes import Sizes
+
+
+class BlockBytes(Struct, frozen=True, kw_only=True):
+    """Bytes per token of the micro-batch."""
+
+    saved: int
+    """Kept from forward to backward without checkpointing."""
+    input_saved: int
+    """The part of `saved` that is the block's own input (a checkpoint already holds it)."""
+    backward_extra: int
+    """Largest transient of the block's backward on top of `saved` (the incoming gradient not included)."""
+    backward_freed: int
+    """What of `saved` is already gone when that transient is alive."""
+    gradient: int
+    """The gradient of the block's output."""
+    forward_extra: int
+    """Largest transient of a forward that keeps nothing (under checkpointing)."""
+
+
+def final_norm_saved(spec: RunSpec, sizes: Sizes) -> int:
+    """Bytes per token kept by the norm before the head, its output included where the head is trained."""
+    model, width = spec.model, sizes.dtype_bytes
+    if not model.final_norm:
+        return 0
+    fused_loss = spec.options.liger
+    output = model.hidden_size * width if sizes.head_trained and not fused_loss else 0
+    return _norm(model, sizes, liger=spec.options.liger, trained=sizes.head_trained) + output
+
+
+def _norm(model: ModelShape, sizes: Sizes, *, liger: bool, trained: bool, width: int | None = None) -> int:
+    """What one norm keeps per token, its output not included.
+
+    RMSNorm in plain code upcasts: the fp32 input is kept, and the normalized value in the model's
+    precision where the weight is trained; Gemma keeps both in fp32. Liger and LayerNorm keep their
+    input and one or two statistics.
+    """
+    columns = model.hidden_size if width is None else width
+    if liger or model.norm == "layer":
+        statistics = 4 if model.norm == "rms" else 8
+        return columns * sizes.dtype_bytes + statistics
+    if model.family.startswith("gemma"):
+        return columns * 8 + 4
+    return columns * 4 + 4 + (columns * sizes.dtype_bytes if trained else 0)
+
+
+def _attention_saved(spec: RunSpec, sizes: Sizes) -> int:
+    """Queries, keys, values, output and statistics of the attention, with the square terms of eager."""
+    model, width = spec.model, sizes.dtype_bytes
+    heads, groups = model.num_heads, model.num_kv_heads
+    if model.mla is not None:
+        return _latent_attention_saved(spec, sizes)
+    query = heads * model.head_dim
+    kv = groups * model.head_dim
+    norms = 0
+    if model.qk_norm != "none":
+        trained = sizes.lora_rank == 0
+        liger = spec.options.liger
+        norms = _norm(model, sizes, liger=liger, trained=trained, width=query)
+        norms += _norm(model, sizes, liger=liger, trained=trained, width=kv)
+    if spec.options.attention == "eager":
+        # Keys and values are repeated to every head; the softmax is kept in fp32 and again in 16 bits.
+        square = heads * sizes.seq_len * (4 if width == 4 else 4 + width)
+        return norms + 4 * query * width + square
+    return norms + (2 * query + 2 * kv) * width + 4 * heads
+
+
+def _latent_attention_saved(spec: RunSpec, sizes: Sizes) -> int:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): compressed and expanded keys and values."""
+    model, width = spec.model, sizes.dtype_bytes
+    mla = model.mla
+    assert mla is not None
+    heads = model.num_heads
+    head_width = mla.qk_nope_head_dim + mla.qk_rope_head_dim
+    compressed = mla.kv_lora_rank + mla.qk_rope_head_dim + (mla.q_lora_rank or 0)
+    norms = _norm(model, sizes, liger=spec.options.liger, trained=True, width=mla.kv_lora_rank)
+    expanded = heads * (2 * head_width + 2 * mla.v_head_dim)
+    square = heads * sizes.seq_len * (4 + width) if spec.options.attention == "eager" else 4 * heads
+    return norms + (compressed + mla.kv_lora_rank + expanded) * width + square
+
+
+def _mlp_copies(model: ModelShape, liger: bool) -> int:
+    """How many tensors of the MLP's width are kept."""
+    if model.gated_mlp:
+        # gate, up, activated gate, product; Liger recomputes the activation.
+        return 3 if liger else 4
+    if model.activation == "relu":
+        return 1
+    if model.activation in ("gelu_new", "gelu_fast", "gelu_pytorch_tanh_python"):
+        # Written as Python arithmetic: input, its half, tanh, 1 + tanh, and the product.
+        return 5
+    return 2
+
+
+def _mlp_saved(spec: RunSpec, sizes: Sizes) -> int:
+    model, width = spec.model, sizes.dtype_bytes
+    copies = _mlp_copies(model, spec.options.liger)
+    if not sizes.mlp_adapted:
+        copies -= 1  # the product is kept only for the gradient of the last matrix
+    dense = copies * model.intermediate_size * width
+    if model.moe is None:
+        return dense
+    moe = model.moe
+    # Each token's experts keep gathered input, gate, up, activation, product and weighted output.
+    routed = moe.experts_per_token * (4 * moe.expert_intermediate_size + 2 * model.hidden_size) * width
+    shared = copies * moe.shared_intermediate_size * width
+    router = moe.num_experts * 8
+    blend = moe.first_dense_layers / model.num_layers
+    return round(dense * blend + (routed + shared + router) * (1 - blend))
+
+
+def _mlp_width(model: ModelShape) -> int:
+    """The widest intermediate that exists at once for a token."""
+    if model.moe is None:
+        return model.intermediate_size
+    moe = model.moe
+    return max(
+        model.intermediate_size if moe.first_dense_layers else 0,
+        moe.experts_per_token * moe.expert_intermediate_size + moe.shared_intermediate_size,
+    )
+
+
+def _mlp_backward(spec: RunSpec, sizes: Sizes) -> tuple[int, int]:
+    """Transient and already freed bytes per token at the peak of the MLP's backward.
+
+    Plain code: gradients of product, activation and up are alive while the product is gone. Liger writes
+    its gradients over gate and up, so only the product's gradient is new; an adapter adds one more.
+    """
+    model, width = spec.model, sizes.dtype_bytes
+    inner = _mlp_width(model) * width
+    if sizes.lora_rank:
+        return 2 * inner, 0
+    if not model.gated_mlp:
+        return inner, 0
+    if spec.options.liger:
+        return inner, 0
+    return 3 * inner, inner
+
+
+def block_bytes(spec: RunSpec, sizes: Sizes) -> BlockBytes:
+    """Everything about one block, per token."""
+    model, width, options = spec.model, sizes.dtype_bytes, spec.options
+    hidden = model.hidden_size * width
+    trained = sizes.lora_rank == 0
+    norm = _norm(model, sizes, liger=options.liger, trained=trained)
+    norms = max(1, model.norms_per_layer) * norm
+    # Norms after attention and MLP (Gemma-2) feed an addition, which keeps nothing of their output.
+    outputs = (1 if sizes.attention_adapted else 0) + (1 if sizes.mlp_adapted else 0)
+    keeps_input = options.liger or model.norm == "layer" or width == 4
+    input_saved = hidden if keeps_input else 0
+    if model.parallel_block and keeps_input and model.norms_per_layer == 2:
+        norms -= hidden  # both norms read, and keep, the same input
+    adapters = sizes.lora_modules * sizes.lora_rank * width
+    attention = _attention_saved(spec, sizes)
+    masks = _dropout_masks(model, sizes, options.attention)
+    mlp = _mlp_saved(spec, sizes)
+    saved = norms + outputs * hidden + attention + mlp + adapters + masks
+    extra, freed = _mlp_backward(spec, sizes)
+    if options.attention == "eager":
+        square = model.num_heads * sizes.seq_len
+        # Softmax backward: gradients in 16 bits and twice in fp32, over the softmax that is still kept.
+        eager_extra = square * (10 if width == 2 else 8)
+        # By then the MLP half of the block has given its memory back.
+        if eager_extra - mlp - norm - hidden > extra - freed:
+            extra, freed = eager_extra, mlp + norm + hidden
+    forward = 2 * hidden + _mlp_width(model) * width * (4 if sizes.lora_rank else 3)
+    return BlockBytes(
+        saved=saved,
+        input_saved=input_saved,
+        backward_extra=extra,
+        backward_freed=freed,
+        gradient=hidden,
+        forward_extra=forward,
+    )
+
+
+def _dropout_masks(model: ModelShape, sizes: Sizes, attention: str) -> int:
+    """One byte an element for each dropout on the hidden state; the square one too under eager."""
+    if model.dropout == 0:
+        return 0
+    square = model.num_heads * sizes.seq_len * (1 + sizes.dtype_bytes) if attention == "eager" else 0
+    return 2 * model.hidden_size + square

@@ -1,0 +1,69 @@
+"""Host memory of one node: what offload keeps there, pinned or not, and the ranks' own processes."""
+
+from __future__ import annotations
+
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.memory.result import HostBytes
+from llmtop.profiler.memory.sizes import Sizes
+
+RANK_PROCESS_BYTES = 2_100_000_000
+"""Resident set of a CUDA rank before offload: libraries, context and pinned staging (H200 runs: 1.9 to 2.1 GiB)."""
+NVME_BUFFERS = 4
+"""`offload_optimizer.buffer_count` of deepspeed 0.19.8."""
+
+
+def pinned_block(size_bytes: int) -> int:
+    """Bytes that torch's pinned allocator takes for one block: the next power of two (pytorch#95823)."""
+    return 1 << (size_bytes - 1).bit_length() if size_bytes > 0 else 0
+
+
+def host_bytes(spec: RunSpec, sizes: Sizes) -> HostBytes:
+    """Per node. Follows deepspeed 0.19.8 `zero/stage_1_and_2.py` and `zero/stage3.py` under offload."""
+    ranks = spec.options.gpus
+    pinned, pageable, nvme = _offloaded(spec, sizes)
+    parts = {
+        "processes": ranks * RANK_PROCESS_BYTES,
+        "pinned": ranks * pinned,
+        "pageable": ranks * pageable,
+    }
+    return HostBytes(
+        total_bytes=sum(parts.values()),
+        pinned_bytes=parts["pinned"],
+        nvme_bytes=ranks * nvme,
+        components={name: size for name, size in parts.items() if size},
+    )
+
+
+def _offloaded(spec: RunSpec, sizes: Sizes) -> tuple[int, int, int]:
+    """(pinned, pageable, NVMe) bytes of one rank."""
+    options, width, shard = spec.options, sizes.dtype_bytes, sizes.shard
+    blocks: list[int] = []
+    pageable = nvme = 0
+    pin_optimizer = sizes.zero.optimizer_pin_memory
+    if options.offload_optimizer == "cpu":
+        pageable += 8 * shard  # the two moments
+        if sizes.stage in (1, 2):
+            blocks += [4 * shard, 4 * shard, width * shard]  # master, fp32 gradients, 16-bit staging
+            if options.grad_accum > 1:
+                pageable += width * sizes.held_gradients
+        else:
+            pageable += 4 * shard
+            blocks += [4 * shard, width * shard]
+    elif options.offload_optimizer == "nvme":
+        nvme += 12 * shard
+        sub_group = min(shard, sizes.zero.sub_group_size)
+        blocks += [NVME_BUFFERS * 4 * sub_group, 4 * shard, width * shard]
+    if options.offload_param == "cpu":
+        weights = width * shard + -(-sizes.frozen_bytes // sizes.ranks)
+        pinned_params = pinned_block(weights)
+    elif options.offload_param == "nvme":
+        nvme += width * shard
+        pinned_params = pinned_block(5 * 100_000_000 * width)
+    else:
+        pinned_params = 0
+    pinned = pinned_params
+    if pin_optimizer:
+        pinned += sum(map(pinned_block, blocks))
+    else:
+        pageable += sum(blocks)
+    return pinned, pageable, nvme

@@ -1,0 +1,59 @@
+"""Bytes of logits and loss: the plain path of transformers, and Liger's fused linear cross-entropy."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from msgspec import Struct
+
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.memory.sizes import Sizes
+
+
+class LossBytes(Struct, frozen=True, kw_only=True):
+    """Bytes for the whole micro-batch."""
+
+    kept: int
+    """Alive between forward and backward, the head's own gradient not included."""
+    forward_peak: int
+    """Alive at the worst point of computing the loss, `kept` included."""
+    backward_peak: int
+    """Alive at the worst point of its backward."""
+    head_gradient: int
+    """The head's gradient where the forward already makes it (Liger); 0 otherwise."""
+
+
+def liger_chunk_tokens(tokens: int, vocab: int, hidden: int) -> int:
+    """Tokens of one chunk of the fused loss: the next power of two of tokens / ceil(vocab / hidden).
+
+    liger-kernel 0.8.5, `ops/fused_linear_cross_entropy.py:fused_linear_cross_entropy_forward`.
+    """
+    increase = ceil(vocab / hidden)
+    per_chunk = ceil(tokens / increase)
+    return min(tokens, 1 << (per_chunk - 1).bit_length())
+
+
+def loss_bytes(spec: RunSpec, sizes: Sizes) -> LossBytes:
+    """Logits are counted for every token: the loss shifts labels, not logits."""
+    model, width, tokens = spec.model, sizes.dtype_bytes, sizes.tokens
+    vocab, hidden = model.vocab_size, model.hidden_size
+    if spec.options.liger:
+        chunk = liger_chunk_tokens(tokens, vocab, hidden)
+        input_gradient = hidden * width * tokens
+        head_gradient = sizes.head_params * width if sizes.head_trained else 0
+        forward = chunk * vocab * width + 2 * input_gradient
+        return LossBytes(
+            kept=input_gradient, forward_peak=forward, backward_peak=input_gradient, head_gradient=head_gradient
+        )
+    elements = tokens * vocab
+    softcap = elements * width if model.logit_softcap else 0
+    # fp32 copy of the logits, log-softmax in fp32, and the logits themselves; the copy is the logits in fp32.
+    upcast = 4 if width != 4 else 0
+    # transformers 5.x `loss/loss_utils.py:ForCausalLMLoss`: kept is the log-softmax; its backward makes
+    # the dense gradient of the negative log-likelihood and that of the log-softmax: 12 bytes a logit.
+    return LossBytes(
+        kept=4 * elements + softcap,
+        forward_peak=(width + upcast + 4) * elements + softcap,
+        backward_peak=12 * elements + softcap,
+        head_gradient=0,
+    )

@@ -1,0 +1,123 @@
+"""The prediction: a run spec in, itemised bytes out. Pure, without torch or a GPU."""
+
+from __future__ import annotations
+
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.memory import allocator
+from llmtop.profiler.memory.backward import PassBytes, bucket_bytes, pass_bytes
+from llmtop.profiler.memory.cpu import cpu_prediction
+from llmtop.profiler.memory.host import host_bytes
+from llmtop.profiler.memory.result import Component, Moment, MomentBytes, Prediction
+from llmtop.profiler.memory.sizes import Sizes, sizes_of
+from llmtop.profiler.memory.states import StateBytes, state_bytes
+from llmtop.profiler.memory.assume import assumptions
+from llmtop.profiler.memory.suggest import suggestions
+from llmtop.profiler.shape import param_count
+from llmtop.profiler.steptime import predict_step_seconds
+
+UPPER_MARGIN, UPPER_CONSTANT = 1.04, 300_000_000
+"""The upper bound over the peak: what rounding, unlike ranks and small temporaries can add."""
+
+
+def predict(spec: RunSpec, *, suggest: bool = True) -> Prediction:
+    """Predict memory and step time of a run.
+
+    Without suggestions a call takes some tens of microseconds; each suggestion costs one more call.
+    """
+    prediction = cpu_prediction(spec) if spec.on_cpu else _cuda_prediction(spec)
+    if not suggest:
+        return prediction
+    return _with_suggestions(spec, prediction)
+
+
+def _with_suggestions(spec: RunSpec, prediction: Prediction) -> Prediction:
+    found = suggestions(spec, prediction, lambda other: predict(other, suggest=False))
+    values = {name: getattr(prediction, name) for name in prediction.__struct_fields__}
+    return Prediction(**{**values, "suggestions": found})
+
+
+def moment_table(spec: RunSpec, sizes: Sizes, states: StateBytes) -> tuple[MomentBytes, ...]:
+    """Bytes of each component at each moment, in the order of a step."""
+    passes = pass_bytes(spec, sizes, states)
+    return (
+        _moment(Moment.INIT, _init(spec, states)),
+        _moment(Moment.FORWARD_END, passes.forward_end),
+        _moment(Moment.LOSS_BACKWARD, passes.loss_backward),
+        _moment(Moment.LAST_BLOCK_BACKWARD, passes.last_block),
+        _moment(Moment.FIRST_BLOCK_BACKWARD, passes.first_block),
+        _moment(Moment.OPTIMIZER_STEP, _optimizer_step(spec, sizes, states, passes)),
+        _moment(Moment.STEADY, _steady(states)),
+    )
+
+
+def _moment(name: Moment, components: dict[Component, int]) -> MomentBytes:
+    present = {component: size for component, size in components.items() if size}
+    return MomentBytes(name=name, components=present, total_bytes=sum(present.values()))
+
+
+def _init(spec: RunSpec, states: StateBytes) -> dict[Component, int]:
+    held = states.parameters + states.master
+    return {
+        Component.PARAMETERS: states.parameters,
+        Component.MASTER_PARAMETERS: states.master,
+        Component.WORKSPACE: max(0, states.init_peak - held),
+    }
+
+
+def _steady(states: StateBytes) -> dict[Component, int]:
+    return {
+        Component.PARAMETERS: states.parameters,
+        Component.GRADIENTS: states.gradients_resident,
+        Component.OPTIMIZER_STATE: states.optimizer,
+        Component.MASTER_PARAMETERS: states.master,
+        Component.COMMUNICATION_BUFFERS: states.bucket_resident,
+        Component.WORKSPACE: states.workspace,
+    }
+
+
+def _optimizer_step(
+    spec: RunSpec, sizes: Sizes, states: StateBytes, passes: PassBytes
+) -> dict[Component, int]:
+    del passes
+    components = _steady(states)
+    components[Component.GRADIENTS] += states.step_gradients
+    components[Component.WORKSPACE] += states.step_extra
+    # ZeRO-1 releases its bucket in the epilogue of the last backward, so none is alive here.
+    del spec, sizes
+    return components
+
+
+def _cuda_prediction(spec: RunSpec) -> Prediction:
+    sizes = sizes_of(spec)
+    states = state_bytes(spec, sizes)
+    moments = moment_table(spec, sizes, states)
+    steady = moments[1:]  # the first moment passes before the loop that the peak is read over
+    largest = max(steady, key=lambda moment: moment.total_bytes)
+    peak = max(largest.total_bytes, 0)
+    upper = round(max(peak * UPPER_MARGIN, moments[0].total_bytes)) + UPPER_CONSTANT
+    transient = peak - moments[-1].total_bytes
+    reserved = allocator.likely_reserved(peak, transient)
+    device = allocator.device_bytes(spec, sizes, states, reserved)
+    host = host_bytes(spec, sizes)
+    memory = spec.gpu.memory_bytes
+    needed = upper + allocator.context_bytes(spec) + states.outside_allocator
+    seconds = predict_step_seconds(spec)
+    return Prediction(
+        params=param_count(spec.model),
+        trainable_params=sizes.trainable,
+        fits=None if memory is None else needed <= memory,
+        peak_allocated_bytes=peak,
+        peak_allocated_upper_bytes=upper,
+        peak_reserved_bytes=allocator.reserved_range(peak),
+        peak_device_bytes=device,
+        host_bytes=host.total_bytes,
+        pinned_bytes=host.pinned_bytes,
+        nvme_bytes=host.nvme_bytes,
+        step_seconds=seconds,
+        tokens_per_second=spec.tokens_per_step / seconds if seconds else None,
+        moments=moments,
+        peak_moment=largest.name,
+        host=host,
+        device_memory_bytes=memory,
+        assumptions=assumptions(spec, sizes, bucket_bytes(spec, sizes)),
+    )

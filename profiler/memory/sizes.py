@@ -1,0 +1,192 @@
+"""The numbers that every memory formula starts from, taken once from a run spec."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from msgspec import Struct
+
+from llmtop.presets.spec import DTYPE_BYTES, ModelShape, RunSpec
+from llmtop.presets.zero import ZeroSettings, zero_settings
+from llmtop.profiler.shape import Role, TensorGroup, param_count, tensors
+
+LORA_ROLES = {
+    "all-linear": (Role.ATTENTION, Role.MLP),
+    "attention": (Role.ATTENTION,),
+    "mlp": (Role.MLP,),
+}
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Per weight with double quantization: 4 bits, one byte per block of 64, one fp32 per 256 blocks.
+
+QLoRA (arXiv 2305.14314, section 3) and bitsandbytes 0.50 `functional.py:quantize_4bit`."""
+INT8_BYTES = 1.0
+"""LLM.int8 stores one byte a weight; its per-row fp32 scale is below a thousandth."""
+
+
+class Sizes(Struct, frozen=True, kw_only=True):
+    """Counts in elements unless the name says bytes."""
+
+    model: ModelShape
+    zero: ZeroSettings
+    stage: int
+    ranks: int
+    dtype_bytes: int
+    """Of weights, gradients and activations."""
+    tokens: int
+    """Of one micro-batch on one GPU."""
+    micro_batch: int
+    seq_len: int
+    trainable: int
+    frozen: int
+    frozen_bytes: int
+    """Of all frozen weights as stored, before any sharding."""
+    lora_rank: int
+    lora_modules: int
+    """Adapted matrices in one block."""
+    attention_adapted: bool
+    mlp_adapted: bool
+    shard: int
+    """Trainable elements of the largest rank's share of optimizer state."""
+    held_gradients: int
+    """Elements of the whole tensors that overlap that share: ZeRO-1/2 keep whole tensors."""
+    layer_params: int
+    """Trainable elements of one block."""
+    largest_tensor: int
+    """Trainable elements."""
+    head_params: int
+    """Elements of the output projection (the embedding's where tied)."""
+    head_trained: bool
+    wide_linear: int
+    """Elements of the largest matrix of a block's MLP."""
+
+
+def lora_roles(targets: str) -> tuple[Role, ...] | None:
+    """Roles that a LoRA target word names; None when it lists module names."""
+    return LORA_ROLES.get(targets)
+
+
+def adapted(model: ModelShape, targets: str) -> tuple[TensorGroup, ...]:
+    """The matrices that get an adapter: two-dimensional, inside blocks, of the targeted roles or names."""
+    roles = lora_roles(targets)
+    names = {name.strip() for name in targets.split(",")}
+    return tuple(
+        group
+        for group in tensors(model)
+        if group.per_layer
+        and len(group.shape) == 2
+        and group.role in (Role.ATTENTION, Role.MLP)
+        and (group.role in roles if roles is not None else group.name in names)
+    )
+
+
+@lru_cache(maxsize=1024)
+def lora_params(model: ModelShape, rank: int, targets: str) -> int:
+    """Adapter weights: rank x (rows + columns) for each adapted matrix (LoRA, arXiv 2106.09685)."""
+    return sum(rank * sum(group.shape) * group.count for group in adapted(model, targets))
+
+
+@lru_cache(maxsize=1024)
+def quantized_weights(model: ModelShape) -> int:
+    """Weights that 4-bit and 8-bit loading stores packed: the blocks' matrices, not embeddings, head or norms."""
+    return sum(
+        group.total
+        for group in tensors(model)
+        if group.per_layer and len(group.shape) == 2 and group.role in (Role.ATTENTION, Role.MLP)
+    )
+
+
+@lru_cache(maxsize=1024)
+def _whole_tensor_share(model: ModelShape, ranks: int) -> int:
+    """Elements of the tensors that overlap the first rank's 1/ranks of the flat buffer.
+
+    The flat buffer follows the model's order: embeddings, then blocks. A tensor that straddles the
+    border counts whole (deepspeed 0.19.8 `zero/stage_1_and_2.py:copy_grads_in_partition`).
+    """
+    total = param_count(model)
+    share = -(-total // ranks)
+    if ranks == 1:
+        return total
+    filled = 0
+    groups = tensors(model)
+    for group in groups:
+        if not group.per_layer and group.role in (Role.EMBEDDING, Role.POSITION):
+            filled += group.total
+            if filled >= share:
+                return filled
+    block = [(g.numel, g.count // model.num_layers) for g in groups if g.per_layer and g.count >= model.num_layers]
+    per_block = sum(numel * count for numel, count in block)
+    if per_block == 0:
+        return share
+    filled += (share - filled) // per_block * per_block
+    for numel, count in block:
+        for _ in range(count):
+            if filled >= share:
+                return filled
+            filled += numel
+    return filled
+
+
+@lru_cache(maxsize=1024)
+def _largest(model: ModelShape) -> int:
+    return max(group.numel for group in tensors(model))
+
+
+@lru_cache(maxsize=1024)
+def _block_params(model: ModelShape) -> int:
+    return sum(group.total for group in tensors(model) if group.per_layer) // model.num_layers
+
+
+@lru_cache(maxsize=1024)
+def _wide_linear(model: ModelShape) -> int:
+    widths = [g.numel for g in tensors(model) if g.role is Role.MLP and len(g.shape) == 2]
+    return max(widths, default=model.hidden_size * model.hidden_size)
+
+
+def sizes_of(spec: RunSpec) -> Sizes:
+    """Read every count off the spec. Cheap: what depends on the model alone is cached."""
+    options, model = spec.options, spec.model
+    ranks = spec.world_size
+    dtype_bytes = DTYPE_BYTES[options.precision]
+    total = param_count(model)
+    if options.lora_rank:
+        trainable = lora_params(model, options.lora_rank, options.lora_targets)
+        frozen = total
+        packed = quantized_weights(model) if options.quantization != "none" else 0
+        per_packed = NF4_BYTES if options.quantization == "nf4" else INT8_BYTES
+        frozen_bytes = round(packed * per_packed) + (frozen - packed) * dtype_bytes
+        modules = sum(group.count // model.num_layers for group in adapted(model, options.lora_targets))
+        roles = {group.role for group in adapted(model, options.lora_targets)}
+        layer_params = trainable // model.num_layers
+        largest = max(
+            (options.lora_rank * max(g.shape) for g in adapted(model, options.lora_targets)), default=0
+        )
+        held = -(-trainable // ranks)
+    else:
+        trainable, frozen, frozen_bytes, modules = total, 0, 0, 0
+        roles = {Role.ATTENTION, Role.MLP}
+        layer_params, largest = _block_params(model), _largest(model)
+        held = _whole_tensor_share(model, ranks)
+    return Sizes(
+        model=model,
+        zero=zero_settings(options.zero, options.deepspeed, model.hidden_size),
+        stage=options.zero,
+        ranks=ranks,
+        dtype_bytes=dtype_bytes,
+        tokens=options.micro_batch * options.seq_len,
+        micro_batch=options.micro_batch,
+        seq_len=options.seq_len,
+        trainable=trainable,
+        frozen=frozen,
+        frozen_bytes=frozen_bytes,
+        lora_rank=options.lora_rank,
+        lora_modules=modules,
+        attention_adapted=Role.ATTENTION in roles,
+        mlp_adapted=Role.MLP in roles,
+        shard=-(-trainable // ranks),
+        held_gradients=held,
+        layer_params=layer_params,
+        largest_tensor=largest,
+        head_params=model.vocab_size * (model.embedding_dim or model.hidden_size),
+        head_trained=options.lora_rank == 0,
+        wide_linear=_wide_linear(model),
+    )

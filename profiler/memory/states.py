@@ -1,0 +1,179 @@
+"""What a GPU holds between steps, and what the optimizer step adds: ZeRO 0 to 3, offload, optimizers.
+
+Follows deepspeed 0.19.8: `runtime/fp16/fused_optimizer.py` (stage 0), `runtime/zero/stage_1_and_2.py`
+(stages 1 and 2), `runtime/zero/stage3.py` and `zero/partition_parameters.py` (stage 3).
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.memory.sizes import Sizes
+
+MIB = 1 << 20
+BNB_8BIT_STATE = 2 * (1 + 4 / 256)
+"""Two one-byte moments with an fp32 scale per block of 256 (bitsandbytes 0.50, `optim/optimizer.py`)."""
+BNB_8BIT_SCALES = 2 * 4 / 256
+
+
+class StateBytes(Struct, frozen=True, kw_only=True):
+    """Bytes on one GPU from the second step on."""
+
+    parameters: int
+    gathered: int
+    """Full weights that ZeRO-3 keeps gathered during forward and backward, on top of its shard."""
+    master: int
+    optimizer: int
+    gradients_resident: int
+    """ZeRO-3's permanent gradient buffer."""
+    bucket_resident: int
+    """ZeRO-3's permanent reduce bucket; gradient staging of an offloaded optimizer."""
+    workspace: int
+    outside_allocator: int
+    """Managed memory of paged optimizers: on the device, not in the allocator."""
+    step_gradients: int
+    """Gradients alive when the optimizer step begins, residents not included."""
+    step_extra: int
+    """Copies that the step makes at its worst point, on top of everything else here."""
+    init_peak: int
+    """Largest sum while the engine is being made."""
+
+
+def cublas_workspace(spec: RunSpec) -> int:
+    """Two workspaces (forward and backward threads): 32 MiB each from Hopper on, 8,320 KiB before.
+
+    torch `aten/src/ATen/cuda/CublasHandlePool.cpp:parseChosenWorkspaceSize`.
+    """
+    if spec.on_cpu:
+        return 0
+    capability = spec.gpu.compute_capability
+    recent = capability is None or float(capability) >= 9.0
+    return 2 * (32 * MIB if recent else 8320 * 1024)
+
+
+def _optimizer_bytes(spec: RunSpec, elements: int) -> tuple[int, int]:
+    """Moments of `elements` weights: bytes in the allocator and bytes in managed memory outside it."""
+    kind = spec.options.optimizer
+    if kind == "adamw_8bit":
+        return round(elements * BNB_8BIT_STATE), 0
+    if kind == "paged_adamw_8bit":
+        return round(elements * BNB_8BIT_SCALES), 2 * elements
+    if kind == "paged_adamw_32bit":
+        return 0, 8 * elements
+    return 8 * elements, 0
+
+
+def sub_group_elements(sizes: Sizes) -> int:
+    """Largest stage-3 sub-group share: shares are added until `sub_group_size` is reached, so it overshoots."""
+    limit = sizes.zero.sub_group_size
+    if sizes.shard <= limit:
+        return sizes.shard
+    return min(sizes.shard, limit + sizes.wide_linear // sizes.ranks // 2)
+
+
+def gathered_elements(sizes: Sizes) -> int:
+    """Weights that stage 3 holds gathered from the second step on: `max_live_parameters` bounds it.
+
+    One rank has nothing to gather. `zero/partitioned_param_coordinator.py:fetch_sub_module`.
+    """
+    everything = sizes.trainable + sizes.frozen
+    if sizes.ranks == 1:
+        return 0
+    live = max(sizes.zero.max_live_parameters, sizes.zero.max_reuse_distance // 2)
+    one_module = max(sizes.head_params, sizes.wide_linear)
+    overshoot = round(1.2 * sizes.model.hidden_size**2)
+    return min(everything, max(live + overshoot, one_module))
+
+
+def _foreach_temporary(spec: RunSpec) -> int:
+    """Bytes per element that the optimizer's own arithmetic needs: torch's AdamW makes one fp32 temporary."""
+    torch_adam = spec.options.optimizer == "adamw_torch" or spec.on_cpu
+    return 4 if torch_adam else 0
+
+
+def state_bytes(spec: RunSpec, sizes: Sizes) -> StateBytes:
+    """Resident and step bytes of the spec's ZeRO stage."""
+    if sizes.stage == 3:
+        return _stage3(spec, sizes)
+    if sizes.stage == 0:
+        return _stage0(spec, sizes)
+    return _stage12(spec, sizes)
+
+
+def _stage0(spec: RunSpec, sizes: Sizes) -> StateBytes:
+    width, count = sizes.dtype_bytes, sizes.trainable
+    optimizer, outside = _optimizer_bytes(spec, count)
+    mixed = width == 2
+    fused = spec.options.optimizer == "adamw"
+    # Every 16-bit gradient is cast to fp32, then the casts are flattened; unfused casts tensor by tensor.
+    step_extra = (8 * count if fused else 4 * count) if mixed else _foreach_temporary(spec) * count
+    init = (18 if fused else 6) * count if mixed else width * count
+    return StateBytes(
+        parameters=width * count + sizes.frozen_bytes,
+        gathered=0,
+        master=4 * count if mixed else 0,
+        optimizer=optimizer,
+        gradients_resident=0,
+        bucket_resident=0,
+        workspace=cublas_workspace(spec),
+        outside_allocator=outside,
+        step_gradients=width * count,
+        step_extra=step_extra,
+        init_peak=init + sizes.frozen_bytes,
+    )
+
+
+def _stage12(spec: RunSpec, sizes: Sizes) -> StateBytes:
+    width, count, shard = sizes.dtype_bytes, sizes.trainable, sizes.shard
+    offloaded = spec.options.offload_optimizer != "none"
+    optimizer, outside = (0, 0) if offloaded else _optimizer_bytes(spec, shard)
+    # Gradients of the share are flattened in 16 bits and cast to fp32 while the old ones are still held;
+    # later the optimizer's own temporary lies beside the fp32 copy alone.
+    cast = (width + 4 if width == 2 else 4) * shard
+    own = (4 + _foreach_temporary(spec)) * shard - width * sizes.held_gradients
+    init = (width * count + 8 * shard) if not offloaded else 2 * width * count
+    return StateBytes(
+        parameters=width * count + sizes.frozen_bytes,
+        gathered=0,
+        master=0 if offloaded else 4 * shard,
+        optimizer=optimizer,
+        gradients_resident=0,
+        bucket_resident=2 * sizes.largest_tensor if offloaded else 0,
+        workspace=cublas_workspace(spec),
+        outside_allocator=outside,
+        step_gradients=0 if offloaded else width * sizes.held_gradients,
+        step_extra=0 if offloaded else max(cast, own),
+        init_peak=max(init, 2 * width * count) + sizes.frozen_bytes,
+    )
+
+
+def _stage3(spec: RunSpec, sizes: Sizes) -> StateBytes:
+    width, shard, ranks = sizes.dtype_bytes, sizes.shard, sizes.ranks
+    offloaded = spec.options.offload_optimizer != "none"
+    params_away = spec.options.offload_param != "none"
+    optimizer, outside = (0, 0) if offloaded else _optimizer_bytes(spec, shard)
+    sub_group = sub_group_elements(sizes)
+    bucket = sizes.zero.reduce_bucket_size * width
+    step = (6 if width == 2 else 4) * sub_group
+    own = (4 + _foreach_temporary(spec)) * sub_group
+    weights = 0 if params_away else width * shard + -(-sizes.frozen_bytes // ranks)
+    gathered = gathered_elements(sizes)
+    if params_away and ranks == 1:
+        # With the weights on the host, one rank copies what it uses to the device.
+        gathered = min(sizes.trainable + sizes.frozen, sizes.zero.max_live_parameters)
+    states = 0 if offloaded else 4 * shard
+    init = weights + (0 if offloaded else 6 * shard) + bucket + 2 * sizes.largest_tensor
+    return StateBytes(
+        parameters=weights,
+        gathered=gathered * width,
+        master=states,
+        optimizer=optimizer,
+        gradients_resident=0 if offloaded else width * shard,
+        bucket_resident=bucket,
+        workspace=cublas_workspace(spec),
+        outside_allocator=outside,
+        step_gradients=0,
+        step_extra=0 if offloaded else max(step, own),
+        init_peak=init,
+    )

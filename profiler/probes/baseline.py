@@ -1,0 +1,41 @@
+"""What the process and its device hold before the model exists."""
+
+from __future__ import annotations
+
+import os
+
+import pynvml
+
+from llmtop.profiler.events import BaselineMeasured
+from llmtop.profiler.probes.resident import pss_bytes, rss_bytes
+
+
+def device_used_bytes(local_rank: int) -> int | None:
+    """NVML's reading of the device that this rank will use or uses. Touches no CUDA context."""
+    try:
+        pynvml.nvmlInit()
+        try:
+            handle = _device_handle(local_rank)
+            return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+
+
+def baseline(*, local_rank: int, device_used_before_bytes: int | None, on_cpu: bool) -> BaselineMeasured:
+    return BaselineMeasured(
+        rss_bytes=rss_bytes(),
+        pss_bytes=pss_bytes(),
+        device_used_bytes=None if on_cpu else device_used_bytes(local_rank),
+        device_used_before_bytes=device_used_before_bytes,
+    )
+
+
+def _device_handle(local_rank: int) -> object:
+    """NVML counts all devices, CUDA only those that CUDA_VISIBLE_DEVICES names (by index or UUID)."""
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    name = visible[local_rank] if local_rank < len(visible) else str(local_rank)
+    if name.isdigit():
+        return pynvml.nvmlDeviceGetHandleByIndex(int(name))
+    return pynvml.nvmlDeviceGetHandleByUUID(name)

@@ -1,0 +1,157 @@
+"""Exact bytes of a DeepSpeed engine's tensors by component, counted once per storage.
+
+The attribute names are those of the tested DeepSpeed series; all are read with a default, because
+they change between releases and an absent one only means that the tensor does not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from msgspec import Struct
+
+from llmtop.profiler.memory.result import Component
+
+# First match wins where two names share one storage, so views of a flat group count as the group.
+_PARAMETER_GROUPS = (
+    "bit16_groups_flat",  # ZeRO-1/2
+    "fp16_groups_flat",  # stage 0, FP16_Optimizer
+    "bf16_groups_flat",  # BF16_Optimizer
+    "fp16_partitioned_groups_flat",  # ZeRO-3
+    "lp_param_buffer",
+    "param_groups_fp16_flat_cpu_memory",
+    "param_buffer_of_bit16_for_cpu_offload_groups",
+)
+_MASTER_GROUPS = (
+    "single_partition_of_fp32_groups",
+    "fp32_groups_flat_partition",
+    "fp32_groups_flat",
+    "fp32_groups",
+    "fp32_partitioned_groups_flat",
+)
+_GRADIENT_GROUPS = (
+    "averaged_gradients",
+    "all_grad_tensors",
+    "grads_in_partition",
+    "fp32_groups_gradients_flat",
+    "grad_partitions_flat_buffer",
+    "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition",
+    "accumulated_grads_in_cpu",
+    "single_partition_of_fp32_grads",
+)
+_BUFFER_GROUPS = (
+    "ipg_buckets",
+    "extra_large_param_to_reduce",
+    "temp_grad_buffer_for_cpu_offload",
+    "temp_grad_buffer_for_gpu_offload",
+)
+_DEPTH = 6
+
+
+class Classified(Struct, frozen=True, kw_only=True):
+    """Bytes by component, on the device that computes and in host memory."""
+
+    device: dict[str, int]
+    host: dict[str, int]
+
+
+class _Ledger:
+    def __init__(self, on_cpu: bool) -> None:
+        self._on_cpu = on_cpu
+        self._seen: set[int] = set()
+        self.device: dict[str, int] = {}
+        self.host: dict[str, int] = {}
+
+    def add(self, component: Component, tensors: Iterable[torch.Tensor]) -> None:
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            size, address = storage.nbytes(), storage.data_ptr()
+            if not size or address in self._seen:
+                continue
+            self._seen.add(address)
+            # On the CPU kind the process is the device: nothing is offloaded from it.
+            side = self.device if self._on_cpu or tensor.device.type != "cpu" else self.host
+            side[component] = side.get(component, 0) + size
+
+
+def classify(engine: Any, *, on_cpu: bool) -> Classified:
+    """Walk everything that the engine keeps between calls. Local to the rank: no collective."""
+    ledger = _Ledger(on_cpu)
+    wrapper = engine.optimizer
+    inner = getattr(engine, "basic_optimizer", None) or getattr(wrapper, "optimizer", None) or wrapper
+    parameters = list(engine.module.parameters())
+    ledger.add(Component.PARAMETERS, _group_tensors(wrapper, _PARAMETER_GROUPS))
+    ledger.add(Component.PARAMETERS, _parameter_tensors(parameters))
+    ledger.add(Component.PARAMETERS, _tensors(list(engine.module.buffers())))
+    # A bare torch optimizer steps on the parameters themselves: those are already counted.
+    ledger.add(Component.MASTER_PARAMETERS, _group_tensors(wrapper, _MASTER_GROUPS))
+    ledger.add(Component.OPTIMIZER_STATE, _state_tensors(inner))
+    ledger.add(Component.COMMUNICATION_BUFFERS, _group_tensors(wrapper, _BUFFER_GROUPS))
+    ledger.add(Component.GRADIENTS, _group_tensors(wrapper, _GRADIENT_GROUPS))
+    ledger.add(Component.GRADIENTS, _gradients(parameters, inner))
+    return Classified(device=ledger.device, host=ledger.host)
+
+
+def parameter_storages(module: torch.nn.Module) -> set[int]:
+    """Addresses of the storages that hold weights now."""
+    return {
+        tensor.untyped_storage().data_ptr() for tensor in _parameter_tensors(list(module.parameters()))
+    } | {buffer.untyped_storage().data_ptr() for buffer in module.buffers()}
+
+
+def _parameter_tensors(parameters: list[torch.nn.Parameter]) -> Iterator[torch.Tensor]:
+    for parameter in parameters:
+        yield parameter.data
+        # ZeRO-3: this rank's shard, and the secondary one of hpZ.
+        for name in ("ds_tensor", "ds_secondary_tensor"):
+            yield from _tensors(getattr(parameter, name, None))
+        # bitsandbytes: scales and double-quantization state of a 4-bit or 8-bit weight.
+        yield from _quantization_tensors(parameter)
+
+
+def _quantization_tensors(parameter: torch.nn.Parameter) -> Iterator[torch.Tensor]:
+    state = getattr(parameter, "quant_state", None)
+    while state is not None:
+        for name in ("absmax", "code", "offset"):
+            yield from _tensors(getattr(state, name, None))
+        state = getattr(state, "state2", None)
+    for name in ("CB", "SCB"):
+        yield from _tensors(getattr(parameter, name, None))
+
+
+def _state_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
+    for state in list(getattr(optimizer, "state", {}).values()):
+        yield from _tensors(state)
+
+
+def _gradients(parameters: list[torch.nn.Parameter], optimizer: Any) -> Iterator[torch.Tensor]:
+    for parameter in parameters:
+        yield from _tensors(parameter.grad)
+        yield from _tensors(getattr(parameter, "grad_accum", None))
+    for group in getattr(optimizer, "param_groups", []):
+        for parameter in group["params"]:
+            yield from _tensors(parameter.grad)
+
+
+def _group_tensors(owner: Any, names: tuple[str, ...]) -> Iterator[torch.Tensor]:
+    for name in names:
+        yield from _tensors(getattr(owner, name, None))
+
+
+def _tensors(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
+    """Tensors in nested lists and dictionaries, and in the small holders that DeepSpeed uses."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth == 0 or value is None or isinstance(value, (str, bytes, int, float)):
+        return
+    elif isinstance(value, dict):
+        for item in list(value.values()):
+            yield from _tensors(item, depth - 1)
+    elif isinstance(value, (list, tuple, set)):
+        for item in list(value):
+            yield from _tensors(item, depth - 1)
+    else:
+        for name in ("buffer", "flat_partition"):
+            yield from _tensors(getattr(value, name, None), depth - 1)

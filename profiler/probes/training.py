@@ -1,0 +1,150 @@
+"""The probes of one training process, as the loop uses them: a step, its phases, its readings.
+
+A probe that fails says so in the log and stays off; it never stops the training.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from msgspec import Struct
+
+from llmtop.profiler.events import AnyEvent, MemoryClassified, Phase, PhaseMemory
+from llmtop.profiler.memory.result import Component, Moment
+from llmtop.profiler.probes.activations import ActivationCounter
+from llmtop.profiler.probes.allocator import Peaks, memory_meter, merge
+from llmtop.profiler.probes.classify import classify
+from llmtop.profiler.probes.phases import StepTimes, phase_timer
+
+_log = logging.getLogger(__name__)
+
+_ALWAYS_CLASSIFIED = (1, 2)
+
+
+class StepReading(Struct, frozen=True, kw_only=True):
+    """What the probes saw of one step. `times` is to be read when the device has got there."""
+
+    times: StepTimes | None
+    phase_memory: dict[str, PhaseMemory]
+
+
+class TrainingProbes:
+    """Attach to an engine, then wrap each step and phase of the loop."""
+
+    def __init__(
+        self,
+        engine: Any,
+        *,
+        device: torch.device,
+        vocab_size: int,
+        classify_every: int,
+        emit: Callable[[AnyEvent], None],
+    ) -> None:
+        self._engine = engine
+        self._on_cpu = device.type == "cpu"
+        self._emit = emit
+        self._classify_every = classify_every
+        self._timer = phase_timer(device)
+        self._memory = memory_meter(device)
+        self._activations = ActivationCounter(engine.module, vocab_size)
+        self._broken: set[str] = set()
+        self._step = 0
+        self._phase_memory: dict[str, PhaseMemory] = {}
+        self._inside_step: MemoryClassified | None = None
+        self._watch_optimizer_step()
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        self._step = step
+        self._phase_memory = {}
+        self._inside_step = None
+        self._guarded("times", self._timer.start_step)
+        yield
+
+    @contextmanager
+    def phase(self, phase: Phase, *, last: bool) -> Iterator[None]:
+        """One phase of one micro-batch; `last` marks the micro-batch that ends with the optimizer step."""
+        sampled = last and self.sampled
+        self._guarded("memory", self._memory.start_phase)
+        self._guarded("times", lambda: self._timer.start(phase))
+        watch = sampled and phase == "forward" and "activations" not in self._broken
+        with self._activations.watching() if watch else nullcontext():
+            yield
+        self._guarded("times", lambda: self._timer.stop(phase))
+        self._guarded("memory", lambda: self._keep_memory(phase))
+        if sampled:
+            self._guarded("classification", lambda: self._classify_after(phase))
+
+    def finish_step(self) -> StepReading:
+        """Call at the end of a step, after its last phase."""
+        if self.sampled:
+            self._guarded("classification", lambda: self._emit(self._classified(Moment.STEADY)))
+        times: list[StepTimes] = []
+        self._guarded("times", lambda: times.append(self._timer.finish_step()))
+        return StepReading(times=times[0] if times else None, phase_memory=self._phase_memory)
+
+    def peaks(self) -> Peaks:
+        return self._memory.peaks()
+
+    @property
+    def sampled(self) -> bool:
+        """Whether this step's tensors are classified."""
+        every = self._classify_every
+        return self._step in _ALWAYS_CLASSIFIED or (every > 0 and self._step % every == 0)
+
+    def _keep_memory(self, phase: Phase) -> None:
+        self._phase_memory[phase] = merge(self._phase_memory.get(phase), self._memory.stop_phase())
+
+    def _classify_after(self, phase: Phase) -> None:
+        if phase == "forward":
+            self._emit(self._classified(Moment.FORWARD_END))
+        elif phase == "backward":
+            self._emit(self._classified(Moment.FIRST_BLOCK_BACKWARD))
+        elif phase == "optimizer" and self._inside_step is not None:
+            self._emit(self._inside_step)
+
+    def _classified(self, moment: Moment) -> MemoryClassified:
+        found = classify(self._engine, on_cpu=self._on_cpu)
+        components = dict(found.device)
+        if moment is Moment.FORWARD_END and "activations" not in self._broken:
+            saved = self._activations.saved_bytes()
+            components[Component.ACTIVATIONS] = saved.activations
+            components[Component.LOGITS] = saved.logits
+        return MemoryClassified(
+            step=self._step,
+            moment=moment,
+            components=components,
+            host_components=found.host,
+            total_bytes=self._memory.total_bytes(),
+        )
+
+    def _watch_optimizer_step(self) -> None:
+        """See the tensors at the end of the inner optimizer's step, where its gradients still exist."""
+        inner = getattr(self._engine, "basic_optimizer", None)
+        register = getattr(inner, "register_step_post_hook", None)
+        if register is not None:
+            register(self._after_inner_step)
+
+    def _after_inner_step(self, *_: Any) -> None:
+        # ZeRO steps group by group: the fullest of the calls is the moment's.
+        if self.sampled:
+            self._guarded("classification", self._keep_fullest)
+
+    def _keep_fullest(self) -> None:
+        seen = self._classified(Moment.OPTIMIZER_STEP)
+        kept = self._inside_step
+        if kept is None or sum(seen.components.values()) > sum(kept.components.values()):
+            self._inside_step = seen
+
+    def _guarded(self, probe: str, call: Callable[[], None]) -> None:
+        if probe in self._broken:
+            return
+        try:
+            call()
+        except Exception:
+            self._broken.add(probe)
+            _log.exception("the probe of %s failed in step %d and is off from here on", probe, self._step)
