@@ -110,7 +110,7 @@ class CudaPhaseTimer:
 
 
 def _new_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _recorded_event() -> torch.cuda.Event:
@@ -120,4 +120,5 @@ def _recorded_event() -> torch.cuda.Event:
 
 
 def _elapsed_seconds(pair: _EventPair) -> float:
-    return pair[0].elapsed_time(pair[1]) / 1000.0
+    milliseconds: float = pair[0].elapsed_time(pair[1])
+    return milliseconds / 1000.0

@@ -20,7 +20,7 @@ from llmtop.profiler.probes.allocator import Peaks, memory_meter, merge
 from llmtop.profiler.probes.classify import classify
 from llmtop.profiler.probes.phases import StepTimes, phase_timer
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _ALWAYS_CLASSIFIED = (1, 2)
 
@@ -147,4 +147,4 @@ class TrainingProbes:
             call()
         except Exception:
             self._broken.add(probe)
-            _log.exception("the probe of %s failed in step %d and is off from here on", probe, self._step)
+            logger.exception("the probe of %s failed in step %d and is off from here on", probe, self._step)

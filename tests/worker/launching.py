@@ -1,0 +1,154 @@
+"""Makes run directories by hand and starts real ranks in them, without a supervisor."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from llmtop.presets.spec import GpuSpec, ModelShape, RunOptions, RunSpec
+from llmtop.profiler.eventlog import EventTail
+from llmtop.profiler.events import AnyEvent
+from llmtop.profiler.rundir import RunDir
+
+TINY_LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 384,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
+CPU = GpuSpec(name="cpu", kind="cpu")
+
+
+def tiny_spec(hf_config: dict[str, Any] | None = None, **options: Any) -> RunSpec:
+    """A run of a tiny Llama on the CPU."""
+    config = {**TINY_LLAMA, **(hf_config or {})}
+    shape = ModelShape(
+        name="tiny",
+        family=config["model_type"],
+        num_layers=config["num_hidden_layers"],
+        hidden_size=config["hidden_size"],
+        intermediate_size=config["intermediate_size"],
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config["num_key_value_heads"],
+        head_dim=config["hidden_size"] // config["num_attention_heads"],
+        vocab_size=config["vocab_size"],
+    )
+    chosen = {
+        "model": "tiny",
+        "gpu": "cpu",
+        "gpus": 1,
+        "zero": 2,
+        "precision": "fp32",
+        "micro_batch": 2,
+        "seq_len": 32,
+        "steps": 3,
+        "learning_rate": 1e-3,
+        "lr_schedule": "constant",
+        **options,
+    }
+    weights_dir = chosen.pop("weights_dir", None)
+    return RunSpec(
+        name="test",
+        options=RunOptions(**chosen),
+        model=shape,
+        gpu=CPU,
+        model_source="tiny.toml",
+        hf_config=config,
+        weights_dir=weights_dir,
+    )
+
+
+def deepspeed_config(spec: RunSpec) -> dict[str, Any]:
+    """What the ranks of a test run need, without any op that must be compiled."""
+    options = spec.options
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": options.micro_batch,
+        "gradient_accumulation_steps": options.grad_accum,
+        "gradient_clipping": options.max_grad_norm,
+        "zero_optimization": {"stage": options.zero, "reduce_bucket_size": 500_000},
+        "zero_allow_untested_optimizer": True,
+        "timers": {"throughput": {"enabled": False}},
+    }
+    if options.precision == "bf16":
+        config["bf16"] = {"enabled": True}
+    if options.optimizer == "adamw":
+        parameters = {
+            "lr": options.learning_rate,
+            "betas": [options.adam_beta1, options.adam_beta2],
+            "eps": options.adam_epsilon,
+            "weight_decay": options.weight_decay,
+            "torch_adam": True,
+        }
+        config["optimizer"] = {"type": "AdamW", "params": parameters}
+    return config
+
+
+def make_run(folder: Path, spec: RunSpec) -> RunDir:
+    """A run directory as a launch would leave it, but without a prediction."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    (folder / "spec.json").write_bytes(msgspec.json.encode(spec))
+    (folder / "deepspeed.json").write_bytes(msgspec.json.encode(deepspeed_config(spec)))
+    return RunDir.open(folder)
+
+
+def start_ranks(run: RunDir) -> list[subprocess.Popen[bytes]]:
+    """Start every rank of a run; each writes its own log."""
+    world_size = run.spec().world_size
+    port = _free_port()
+    processes = []
+    for rank in range(world_size):
+        environment = {
+            **os.environ,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+        }
+        with run.log_path(rank).open("ab") as log:
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "llmtop.trainer.worker", str(run.path)],
+                    env=environment,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+    return processes
+
+
+def run_ranks(run: RunDir, timeout: float = 240) -> list[int]:
+    """Run every rank to its end; their exit codes. Ranks that are left when one fails are killed."""
+    processes = start_ranks(run)
+    try:
+        return [process.wait(timeout) for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def events_of(run: RunDir, rank: int) -> list[AnyEvent]:
+    return EventTail(run.events_path(rank)).poll()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,59 @@
+"""One rank of a run: `python -m llmtop.trainer.worker RUNDIR`, started by the supervisor."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.profiler.eventlog import EventWriter
+from llmtop.profiler.rundir import RunDir
+from llmtop.trainer.pdeath import die_with_parent
+from llmtop.trainer.worker.failure import exit_code, failure_event
+from llmtop.trainer.worker.place import place_from_environment
+from llmtop.trainer.worker.stages import StageLog
+from llmtop.trainer.worker.stopping import StopRequest
+
+
+def main(arguments: list[str]) -> int:
+    die_with_parent()
+    stop = StopRequest()
+    stop.listen()
+    if len(arguments) != 1:
+        raise UsageError("the worker takes one argument, the run directory")
+    run = RunDir.open(Path(arguments[0]))
+    place = place_from_environment()
+    events = EventWriter(run.events_path(place.source), place.source)
+    stages = StageLog(events)
+    try:
+        with stages("import"):
+            from llmtop.trainer.worker.session import import_model_code, train
+
+            import_model_code(run.spec())
+        train(run, place, events, stages, stop)
+    except Exception as error:  # noqa: BLE001 - shown in full by _leave_after
+        events.write(failure_event(error, stage=stages.current, step=stages.step))
+        _leave_after(error)
+    return 0
+
+
+def _leave_after(error: BaseException) -> NoReturn:
+    """Show the error in the rank's log and leave at once.
+
+    Not by returning: the interpreter's end would destroy process groups whose other members are
+    still inside a collective, and that can hang.
+    """
+    if isinstance(error, LlmtopError):
+        sys.stderr.write(f"{error}\n")
+    else:
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

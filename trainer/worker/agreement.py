@@ -1,0 +1,73 @@
+"""What all ranks must agree on after a step, in one small all-reduce: mean loss and requests to stop.
+
+On CUDA the result is copied without waiting and read one step later, so the host never stands still
+for it; every rank reads it at the same step and so acts on it at the same step.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+import torch.distributed
+from msgspec import Struct
+
+from llmtop.trainer.worker.stopping import StopRequest
+
+_SLOTS = 3
+
+
+class Agreed(Struct, frozen=True, kw_only=True):
+    loss: float | None
+    """Mean over the step's micro-batches and all ranks; None when it is not finite."""
+    stop: bool
+    save: bool
+
+
+class Pending(Protocol):
+    """A reduction under way."""
+
+    def read(self) -> Agreed:
+        """Wait for the result if it is not there yet."""
+        ...
+
+
+class Agreement:
+    def __init__(self, device: torch.device, world_size: int) -> None:
+        self._device = device
+        self._world_size = world_size
+
+    def post(self, loss_sum: torch.Tensor, micro_batches: int, request: StopRequest) -> Pending:
+        """Collective: every rank calls it once at the end of each step."""
+        flags = torch.tensor([0.0, float(request.stop), float(request.save)], dtype=torch.float32)
+        if self._device.type == "cuda":
+            flags = flags.pin_memory().to(self._device, non_blocking=True)
+        flags[0] = loss_sum / (micro_batches * self._world_size)
+        torch.distributed.all_reduce(flags)
+        return _OnCuda(flags) if self._device.type == "cuda" else _OnCpu(flags)
+
+    def now(self, request: StopRequest) -> Agreed:
+        """The same question outside a step, answered at once."""
+        return self.post(torch.zeros((), device=self._device), 1, request).read()
+
+
+class _OnCpu:
+    def __init__(self, reduced: torch.Tensor) -> None:
+        self._reduced = reduced
+
+    def read(self) -> Agreed:
+        loss, stop, save = self._reduced.tolist()
+        return Agreed(loss=loss if math.isfinite(loss) else None, stop=stop > 0, save=save > 0)
+
+
+class _OnCuda:
+    def __init__(self, reduced: torch.Tensor) -> None:
+        self._host = torch.empty(_SLOTS, dtype=torch.float32, pin_memory=True)
+        self._host.copy_(reduced, non_blocking=True)
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied.record()
+
+    def read(self) -> Agreed:
+        self._copied.synchronize()
+        return _OnCpu(self._host).read()

@@ -1,0 +1,160 @@
+"""The model of a run: Hugging Face's code for its family, from random weights or a folder of weights."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from msgspec import Struct
+
+from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.presets.spec import RunSpec
+from llmtop.trainer.worker.adapters import add_lora, quantization_config, quantize_linears
+from llmtop.trainer.worker.kernels import apply_liger, enable_checkpointing
+
+DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+# Keys that say where code or packed weights come from; the run says that itself.
+_NOT_FOR_BUILDING = ("auto_map", "quantization_config", "_name_or_path", "transformers_version")
+
+
+class ParameterCounts(Struct, frozen=True, kw_only=True):
+    params: int
+    trainable_params: int
+
+
+def model_config(spec: RunSpec) -> Any:
+    """The Hugging Face configuration object."""
+    from transformers import CONFIG_MAPPING
+
+    keys = {key: value for key, value in spec.hf_config.items() if key not in _NOT_FOR_BUILDING}
+    family = keys.get("model_type", spec.model.family)
+    if family not in CONFIG_MAPPING:
+        raise UsageError(
+            f"the installed transformers has no model family '{family}'",
+            why=f"the configuration in {spec.model_source} names it",
+            fix="use a newer transformers, or a model of a family that it knows",
+        )
+    config = CONFIG_MAPPING[family].from_dict(keys)
+    config.use_cache = False
+    return config
+
+
+def import_model_code(spec: RunSpec) -> None:
+    """Load the family's modelling code and what building and stepping import lazily.
+
+    Done before the baseline is measured: these libraries are the runtime's memory, not the model's.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    config_class = type(model_config(spec))
+    if config_class not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UsageError(
+            f"model family '{spec.model.family}' has no causal language model in the installed transformers"
+        )
+    _ = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
+    for name in _needed_packages(spec):
+        if importlib.util.find_spec(name) is None:
+            raise LlmtopError(
+                f"this run needs the package '{name}', which is not installed",
+                fix="install the `kernels` extra in the environment of the training",
+            )
+        importlib.import_module(name)
+
+
+def build_model(spec: RunSpec, deepspeed_config: dict[str, Any], device: torch.device) -> torch.nn.Module:
+    """The model with kernels, adapters and checkpointing as the options ask, ready for the engine."""
+    options = spec.options
+    dtype = DTYPES[options.precision]
+    torch.manual_seed(options.seed)
+    if options.liger:
+        apply_liger(spec.model.family, device)
+    config = model_config(spec)
+    stage3 = _zero3(deepspeed_config) if options.zero == 3 else None
+    if spec.weights_dir:
+        model = _from_weights(spec, config, dtype, device)
+    elif options.quantization != "none":
+        model = quantize_linears(_random(config, spec, dtype, nullcontext()), spec, dtype, device)
+    else:
+        # At stage 3 each layer goes to its shards as it is made; the full model never exists.
+        on_device = nullcontext() if stage3 is not None else device
+        model = _random(config, spec, dtype, on_device)
+    # Transformers only knows of stage 3 as long as this object lives.
+    model.llmtop_zero3 = stage3
+    if options.gradient_checkpointing:
+        enable_checkpointing(model, reentrant=options.checkpointing_reentrant)
+    if options.lora_rank > 0:
+        model = add_lora(model, spec)
+    built: torch.nn.Module = model.train()
+    return built
+
+
+def count_parameters(model: torch.nn.Module) -> ParameterCounts:
+    """Elements as the architecture counts them: whole under ZeRO-3, unpacked when quantized."""
+    params = trainable = 0
+    for parameter in model.parameters():
+        count = _elements(parameter)
+        params += count
+        trainable += count if parameter.requires_grad else 0
+    return ParameterCounts(params=params, trainable_params=trainable)
+
+
+def _elements(parameter: torch.nn.Parameter) -> int:
+    quantized = getattr(parameter, "quant_state", None)
+    if quantized is not None:
+        return int(torch.Size(quantized.shape).numel())
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+def _needed_packages(spec: RunSpec) -> list[str]:
+    options = spec.options
+    needed = []
+    if options.liger:
+        needed.append("liger_kernel.transformers")
+    if options.lora_rank > 0:
+        needed.append("peft")
+    if options.quantization != "none" or options.optimizer.endswith(("8bit", "32bit")):
+        needed.append("bitsandbytes")
+    if options.zero == 3:
+        needed.append("accelerate")
+    return needed
+
+
+def _zero3(deepspeed_config: dict[str, Any]) -> Any:
+    from transformers.integrations import HfDeepSpeedConfig
+
+    return HfDeepSpeedConfig(deepspeed_config)
+
+
+def _random(config: Any, spec: RunSpec, dtype: torch.dtype, where: AbstractContextManager[Any]) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    with where:
+        return AutoModelForCausalLM.from_config(
+            config, attn_implementation=spec.options.attention, dtype=dtype
+        )
+
+
+def _from_weights(spec: RunSpec, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    placed = {"device_map": {"": device}} if spec.options.quantization != "none" else {}
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            spec.weights_dir,
+            config=config,
+            dtype=dtype,
+            attn_implementation=spec.options.attention,
+            quantization_config=quantization_config(spec, dtype),
+            local_files_only=True,
+            **placed,
+        )
+    except OSError as error:
+        raise LlmtopError(
+            f"cannot load the weights in {spec.weights_dir}",
+            why=str(error),
+            fix="the folder must hold the model's safetensors files",
+        ) from error

@@ -1,0 +1,110 @@
+"""What happens around the steps of the loop besides training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.events import AnyEvent, StepFinished
+from llmtop.profiler.probes.training import StepReading
+from llmtop.trainer.worker.agreement import Agreed
+from llmtop.trainer.worker.checkpoint import Progress, save
+from llmtop.trainer.worker.data import Batches
+
+Emit = Callable[[AnyEvent], None]
+
+
+class StepOutcome(Struct, frozen=True, kw_only=True):
+    """A finished step as it is known when its numbers are read."""
+
+    step: int
+    agreed: Agreed
+    learning_rate: float | None
+    grad_norm: Any
+    """A float, or a tensor on the device that is ready by the time it is read."""
+    loss_scale: float | None
+    skipped: bool
+    reading: StepReading
+
+
+class Callback(Protocol):
+    def after_step(self, step: int) -> None:
+        """At the step's end, on every rank: may use collectives."""
+        ...
+
+    def after_outcome(self, outcome: StepOutcome) -> None:
+        """When the step's numbers are known, on CUDA one step later."""
+        ...
+
+    def at_end(self, step: int, *, save_asked: bool) -> None:
+        """After the last step, on every rank."""
+        ...
+
+
+class StepReporter:
+    """Writes one event for each step."""
+
+    def __init__(self, spec: RunSpec, rank: int, emit: Emit) -> None:
+        self._spec = spec
+        self._rank = rank
+        self._emit = emit
+
+    def after_step(self, step: int) -> None:
+        """Nothing: the numbers are not known yet."""
+
+    def after_outcome(self, outcome: StepOutcome) -> None:
+        times = outcome.reading.times
+        self._emit(
+            StepFinished(
+                step=outcome.step,
+                loss=outcome.agreed.loss if self._rank == 0 else None,
+                learning_rate=outcome.learning_rate,
+                grad_norm=None if outcome.grad_norm is None else float(outcome.grad_norm),
+                loss_scale=outcome.loss_scale,
+                skipped=outcome.skipped,
+                tokens=self._spec.tokens_per_step,
+                micro_batch=self._spec.options.micro_batch,
+                grad_accum=self._spec.options.grad_accum,
+                step_seconds=times.step_seconds() if times else 0.0,
+                phase_seconds=times.phase_seconds() if times else {},
+                phase_memory=outcome.reading.phase_memory,
+            )
+        )
+
+    def at_end(self, step: int, *, save_asked: bool) -> None:
+        """Nothing more to say."""
+
+
+class Checkpointer:
+    """Saves every so many steps, when a stop asks for it, and at the end where the options say so."""
+
+    def __init__(self, engine: Any, batches: Batches, spec: RunSpec, folder: Path, emit: Emit) -> None:
+        self._engine = engine
+        self._batches = batches
+        self._spec = spec
+        self._folder = folder
+        self._emit = emit
+        self._saved_step = 0
+
+    def after_step(self, step: int) -> None:
+        every = self._spec.options.checkpoint_every
+        if every and step % every == 0:
+            self._save(step)
+
+    def after_outcome(self, outcome: StepOutcome) -> None:
+        """Nothing: saving belongs to the step's end."""
+
+    def at_end(self, step: int, *, save_asked: bool) -> None:
+        if (save_asked or self._spec.options.save_at_end) and step not in (0, self._saved_step):
+            self._save(step)
+
+    def _save(self, step: int) -> None:
+        progress = Progress(step=step, position=self._batches.position, world_size=self._spec.world_size)
+        saved = save(self._engine, self._folder, progress, only_trainable=self._spec.options.lora_rank > 0)
+        self._saved_step = step
+        if self._engine.global_rank == 0:
+            self._emit(saved)

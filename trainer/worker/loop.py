@@ -1,0 +1,159 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from msgspec import Struct
+
+from llmtop.profiler.probes.training import StepReading, TrainingProbes
+from llmtop.trainer.worker.agreement import Agreed, Agreement, Pending
+from llmtop.trainer.worker.callbacks import Callback, StepOutcome
+from llmtop.trainer.worker.data import Batches
+from llmtop.trainer.worker.stages import StageLog
+from llmtop.trainer.worker.stopping import StopRequest
+
+
+class LoopEnd(Struct, frozen=True, kw_only=True):
+    reason: Literal["completed", "stopped"]
+    last_step: int
+
+
+class _Unread(Struct, frozen=True, kw_only=True):
+    """A step that the device may still be working on."""
+
+    step: int
+    pending: Pending
+    learning_rate: float | None
+    grad_norm: Any
+    loss_scale: float | None
+    skipped: bool
+    reading: StepReading
+
+
+class Loop:
+    """Trains an engine on batches from one step to another."""
+
+    def __init__(
+        self,
+        engine: Any,
+        batches: Batches,
+        *,
+        device: torch.device,
+        world_size: int,
+        grad_accum: int,
+        probes: TrainingProbes,
+        callbacks: Sequence[Callback],
+        stages: StageLog,
+        stop: StopRequest,
+    ) -> None:
+        self._engine = engine
+        self._batches = batches
+        self._device = device
+        self._grad_accum = grad_accum
+        self._probes = probes
+        self._callbacks = callbacks
+        self._stages = stages
+        self._stop = stop
+        self._agreement = Agreement(device, world_size)
+        self._unread: deque[_Unread] = deque()
+        # On CUDA a step is read when the next one is under way, so that nothing waits for the device.
+        self._lag = 1 if device.type == "cuda" else 0
+
+    def run(self, first_step: int, last_step: int) -> LoopEnd:
+        step = first_step - 1
+        agreed = self._agreement.now(self._stop)
+        while step < last_step and not agreed.stop:
+            step += 1
+            self._stages.step = step
+            if step == first_step:
+                with self._stages("first_step"):
+                    self._train_step(step)
+            else:
+                self._train_step(step)
+            for callback in self._callbacks:
+                callback.after_step(step)
+            agreed = self._read_finished(self._lag, agreed)
+        agreed = self._read_finished(0, agreed)
+        for callback in self._callbacks:
+            callback.at_end(step, save_asked=agreed.stop and agreed.save)
+        return LoopEnd(reason="completed" if step >= last_step else "stopped", last_step=step)
+
+    def _train_step(self, step: int) -> None:
+        engine, probes, stages = self._engine, self._probes, self._stages
+        loss_sum = torch.zeros((), device=self._device)
+        with probes.step(step):
+            for micro in range(self._grad_accum):
+                last = micro == self._grad_accum - 1
+                stages.current = "data"
+                with probes.phase("data", last=last):
+                    ids = self._next_ids()
+                # Said for each micro-batch: DeepSpeed's own count goes wrong when grad_accum changes.
+                engine.set_gradient_accumulation_boundary(last)
+                stages.current = "forward"
+                with probes.phase("forward", last=last):
+                    loss = engine(input_ids=ids, labels=ids).loss
+                stages.current = "backward"
+                with probes.phase("backward", last=last):
+                    engine.backward(loss)
+                loss_sum += loss.detach()
+                del loss
+                learning_rate = _learning_rate(engine)
+                stages.current = "optimizer"
+                with probes.phase("optimizer", last=last):
+                    engine.step()
+            pending = self._agreement.post(loss_sum, self._grad_accum, self._stop)
+            reading = probes.finish_step()
+        stages.current = None
+        self._unread.append(
+            _Unread(
+                step=step,
+                pending=pending,
+                learning_rate=learning_rate,
+                grad_norm=engine.get_global_grad_norm(),
+                loss_scale=_loss_scale(engine),
+                skipped=not engine.was_step_applied(),
+                reading=reading,
+            )
+        )
+
+    def _next_ids(self) -> torch.Tensor:
+        ids = torch.from_numpy(self._batches.next_micro_batch())
+        if self._device.type == "cuda":
+            return ids.pin_memory().to(self._device, non_blocking=True)
+        return ids
+
+    def _read_finished(self, keep: int, agreed: Agreed) -> Agreed:
+        """Report the steps that are done, but for the newest `keep`; what the last of them agreed on."""
+        while len(self._unread) > keep:
+            unread = self._unread.popleft()
+            agreed = unread.pending.read()
+            outcome = StepOutcome(
+                step=unread.step,
+                agreed=agreed,
+                learning_rate=unread.learning_rate,
+                grad_norm=unread.grad_norm,
+                loss_scale=unread.loss_scale,
+                skipped=unread.skipped,
+                reading=unread.reading,
+            )
+            for callback in self._callbacks:
+                callback.after_outcome(outcome)
+        return agreed
+
+
+def _learning_rate(engine: Any) -> float | None:
+    """What the coming update uses; the schedule changes it right after."""
+    rates = engine.get_lr()
+    return float(rates[0]) if rates else None
+
+
+def _loss_scale(engine: Any) -> float | None:
+    if not engine.fp16_enabled():
+        return None
+    scale = getattr(engine.optimizer, "loss_scale", None)
+    scale = scale if scale is not None else getattr(engine.optimizer, "cur_scale", None)
+    return None if scale is None else float(scale)

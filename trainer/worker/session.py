@@ -1,0 +1,138 @@
+"""One rank from joining the others to its last event: builds everything, runs the loop, says how it ended."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+import deepspeed
+import torch
+
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.eventlog import EventWriter
+from llmtop.profiler.events import ModelBuilt, RankFinished
+from llmtop.profiler.probes.baseline import baseline, device_used_bytes
+from llmtop.profiler.probes.training import TrainingProbes
+from llmtop.profiler.rundir import RunDir
+from llmtop.trainer.worker import checkpoint
+from llmtop.trainer.worker.build import build_model, count_parameters, import_model_code
+from llmtop.trainer.worker.callbacks import Checkpointer, StepReporter
+from llmtop.trainer.worker.data import Batches
+from llmtop.trainer.worker.kernels import attention_in, liger_kernels_in
+from llmtop.trainer.worker.loop import Loop
+from llmtop.trainer.worker.optimizer import client_optimizer, client_schedule, parameter_groups
+from llmtop.trainer.worker.place import Place
+from llmtop.trainer.worker.process_group import join_process_group, leave_process_group
+from llmtop.trainer.worker.stages import StageLog
+from llmtop.trainer.worker.stopping import StopRequest
+from llmtop.trainer.worker.tokens import load_tokens
+
+__all__ = ["import_model_code", "train"]
+
+_VERSIONED = ("torch", "deepspeed", "transformers", "peft", "bitsandbytes", "liger-kernel", "flash-attn")
+
+
+def train(run: RunDir, place: Place, events: EventWriter, stages: StageLog, stop: StopRequest) -> None:
+    spec, deepspeed_config = run.spec(), run.deepspeed_config()
+    options = spec.options
+    device_used_before = None if spec.on_cpu else device_used_bytes(place.local_rank)
+    with stages("process_group"):
+        device = join_process_group(place, on_cpu=spec.on_cpu)
+    with stages("data"):
+        batches = Batches(
+            load_tokens(run, spec, place),
+            seq_len=options.seq_len,
+            micro_batch=options.micro_batch,
+            place=place,
+            seed=options.seed,
+            where=options.data,
+        )
+    events.write(
+        baseline(local_rank=place.local_rank, device_used_before_bytes=device_used_before, on_cpu=spec.on_cpu)
+    )
+    with stages("weights" if spec.weights_dir else "model"):
+        model = build_model(spec, deepspeed_config, device)
+    with stages("engine"):
+        engine = build_engine(model, spec, deepspeed_config)
+        first_step = 1 + _resume(run, engine, batches, spec)
+    events.write(describe(engine, model))
+    # Alike weights came from one seed; dropout must differ between ranks.
+    torch.manual_seed(options.seed + 1 + place.rank)
+    probes = TrainingProbes(
+        engine,
+        device=device,
+        vocab_size=spec.model.vocab_size,
+        classify_every=options.classify_every,
+        emit=events.write,
+    )
+    loop = Loop(
+        engine,
+        batches,
+        device=device,
+        world_size=place.world_size,
+        grad_accum=options.grad_accum,
+        probes=probes,
+        callbacks=(
+            StepReporter(spec, place.rank, events.write),
+            Checkpointer(engine, batches, spec, run.checkpoints_dir, events.write),
+        ),
+        stages=stages,
+        stop=stop,
+    )
+    end = loop.run(first_step, options.steps)
+    peaks = probes.peaks()
+    events.write(
+        RankFinished(
+            reason=end.reason,
+            last_step=end.last_step,
+            peak_allocated_bytes=peaks.allocated_bytes,
+            peak_reserved_bytes=peaks.reserved_bytes,
+            peak_rss_bytes=peaks.rss_bytes,
+        )
+    )
+    leave_process_group()
+
+
+def build_engine(model: torch.nn.Module, spec: RunSpec, deepspeed_config: dict[str, Any]) -> Any:
+    options = spec.options
+    engine, _, _, _ = deepspeed.initialize(
+        model=model,
+        model_parameters=parameter_groups(model, options.weight_decay),
+        optimizer=client_optimizer(options, deepspeed_config),
+        lr_scheduler=client_schedule(options, deepspeed_config),
+        config=deepspeed_config,
+        dist_init_required=False,
+    )
+    return engine
+
+
+def describe(engine: Any, model: Any) -> ModelBuilt:
+    """What was really built, which may differ from what was asked for."""
+    counts = count_parameters(model)
+    inner = engine.basic_optimizer
+    return ModelBuilt(
+        params=counts.params,
+        trainable_params=counts.trainable_params,
+        attention=attention_in(model),
+        optimizer=type(inner).__name__,
+        engine_optimizer=type(engine.optimizer).__name__,
+        liger=liger_kernels_in(model),
+        versions={name: version for name in _VERSIONED if (version := _version(name)) is not None},
+    )
+
+
+def _resume(run: RunDir, engine: Any, batches: Batches, spec: RunSpec) -> int:
+    """The step that a relaunch goes on from; 0 for a new run."""
+    progress = checkpoint.newest(run.checkpoints_dir)
+    if progress is None:
+        return 0
+    checkpoint.load(engine, run.checkpoints_dir, progress, only_trainable=spec.options.lora_rank > 0)
+    batches.position = progress.position
+    return progress.step
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
