@@ -79,10 +79,10 @@ class RunDir:
         deepspeed_config: dict[str, Any],
     ) -> RunDir:
         """Make a new run's folder with its three documents. It appears whole or not at all."""
-        run_id = _new_id(spec.name)
-        final, aside = root / run_id, root / f".{run_id}.new"
         try:
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            final = _unused_path(root, spec.name)
+            aside = root / f".{final.name}.new"
             aside.mkdir(mode=0o700)
             for folder in ("control", "checkpoints"):
                 (aside / folder).mkdir(mode=0o700)
@@ -151,12 +151,12 @@ class RunDir:
 
     def rank_events(self) -> dict[int, Path]:
         """Rank to its event log, for the ranks that have written one so far."""
-        found: dict[int, Path] = {}
-        with os.scandir(self.path) as entries:
-            for entry in entries:
-                match = _RANK_FILE.fullmatch(entry.name)
-                if match:
-                    found[int(match.group(1))] = self.path / entry.name
+        try:
+            names = [path.name for path in self.path.iterdir()]
+        except FileNotFoundError:
+            return {}
+        matches = (_RANK_FILE.fullmatch(name) for name in names)
+        found = {int(match.group(1)): self.path / match.group() for match in matches if match}
         return dict(sorted(found.items()))
 
     @property
@@ -282,10 +282,14 @@ def find_run(root: Path, ref: str) -> RunDir:
     )
 
 
-def _new_id(name: str) -> str:
-    """Sortable by start (UTC), readable and unique: `20261129-184512-cpu-demo-3f2a`."""
+def _unused_path(root: Path, name: str) -> Path:
+    """A new id is sortable by start (UTC), readable and unique: `20261129-184512-cpu-demo-3f2a`."""
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:32].strip("-") or "run"
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{slug}-{secrets.token_hex(2)}"
+    while True:
+        now = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+        path = root / f"{now}-{slug}-{secrets.token_hex(2)}"
+        if not path.exists():
+            return path
 
 
 def _rank_stem(rank: int | str) -> str:

@@ -1,0 +1,115 @@
+"""A reader of a run that is being written shows what is there and knows when nobody writes any more."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from llmtop.profiler.eventlog import EventWriter
+from llmtop.profiler.events import RankExited, RunEnded, StepFinished
+from llmtop.profiler.feed import START_GRACE_SECONDS, RunReader, RunTail, read_state
+from llmtop.profiler.rundir import RunDir, process_identity, write_atomic
+from llmtop.profiler.runstate import RunState, fold
+from tests.recorded import BEGAN, ManualClock, make_recorded_run
+from tests.recorded_spec import recorded_prediction, recorded_spec
+
+
+def empty_run(root: Path) -> RunDir:
+    spec = recorded_spec()
+    return RunDir.create(root, spec, recorded_prediction(spec), {})
+
+
+def dead_supervisor(run: RunDir) -> None:
+    identity = process_identity(os.getpid())
+    assert identity is not None
+    gone = msgspec.structs.replace(identity, started_ticks=1)
+    write_atomic(run.supervisor_pid_path, msgspec.json.encode(gone))
+
+
+def test_polling_while_logs_grow_gives_the_state_of_the_whole(tmp_path: Path) -> None:
+    finished = make_recorded_run(tmp_path / "done")
+    growing = empty_run(tmp_path / "live")
+    growing.write_supervisor_pid()
+    reader = RunReader(growing)
+    assert reader.poll().status == "starting"
+    contents = {p.name: p.read_bytes() for p in finished.path.glob("*.jsonl")}
+    for share in (0.1, 0.35, 0.351, 0.8, 1.0):
+        for name, content in contents.items():
+            (growing.path / name).write_bytes(content[: round(len(content) * share)])
+        state = reader.poll()
+    assert state == read_state(finished)
+    assert state.status == "completed"
+    assert set(state.ranks) == {0, 1}
+
+
+def test_nothing_new_gives_the_same_object(tmp_path: Path) -> None:
+    reader = RunReader(make_recorded_run(tmp_path, end=None))
+    state = reader.poll()
+    assert state.status == "running"
+    assert reader.poll() is state
+
+
+def test_events_of_all_logs_come_in_the_order_of_time(tmp_path: Path) -> None:
+    run = make_recorded_run(tmp_path)
+    events = RunTail(run).poll()
+    assert [event.t for event in events] == sorted(event.t for event in events)
+    assert fold(RunState(run_id=run.run_id), events) == read_state(run)
+
+
+def test_a_run_without_end_and_supervisor_is_lost(tmp_path: Path) -> None:
+    run = make_recorded_run(tmp_path, end=None)
+    reader = RunReader(run)
+    assert reader.poll().status == "running"
+    dead_supervisor(run)
+    lost = reader.poll()
+    assert lost.status == "lost"
+    assert reader.poll() is lost
+    with EventWriter(run.events_path("supervisor"), "supervisor") as writer:
+        writer.write(RankExited(rank=0, pid=1, signal="SIGKILL"))
+        assert reader.poll().status == "lost"
+        writer.write(RunEnded(state="failed", reason="rank 0 was killed by SIGKILL"))
+    assert reader.poll().status == "failed"
+
+
+def test_a_run_that_has_ended_is_never_lost(tmp_path: Path) -> None:
+    run = make_recorded_run(tmp_path, end="failed")
+    dead_supervisor(run)
+    assert RunReader(run).poll().status == "failed"
+
+
+def test_a_new_run_has_time_to_get_a_supervisor(tmp_path: Path) -> None:
+    run = empty_run(tmp_path)
+    created = run.created()
+    assert created is not None
+    time = ManualClock(created + 1)
+    reader = RunReader(run, wall=lambda: time.now)
+    assert reader.poll().status == "starting"
+    time.advance(START_GRACE_SECONDS)
+    assert reader.poll().status == "lost"
+
+
+def test_ranks_that_appear_later_and_lines_not_understood(tmp_path: Path) -> None:
+    run = empty_run(tmp_path)
+    run.write_supervisor_pid()
+    reader = RunReader(run)
+    with EventWriter(run.events_path(0), "rank0", clock=ManualClock(BEGAN).clock()) as writer:
+        writer.write(StepFinished(step=1, loss=2.0))
+    assert set(reader.poll().ranks) == {0}
+    with EventWriter(run.events_path(7), "rank7", clock=ManualClock(BEGAN + 1).clock()) as writer:
+        writer.write(StepFinished(step=1, loss=2.0))
+    run.events_path("hardware").write_text("garbage\n")
+    state = reader.poll()
+    assert set(state.ranks) == {0, 7}
+    assert state.skipped_lines == 1
+
+
+def test_a_run_that_is_deleted_while_watched_stays_as_it_was(tmp_path: Path) -> None:
+    run = make_recorded_run(tmp_path)
+    reader = RunReader(run)
+    state = reader.poll()
+    for path in sorted(run.path.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    run.path.rmdir()
+    assert reader.poll() is state
