@@ -1,12 +1,14 @@
 # Two commands do everything: `make demo` shows the product, `make test` checks it.
+# PYTHON chooses the interpreter (3.11 or newer) that the virtual environments are made with.
 PYTHON ?= python3
 # Without an NVIDIA driver torch is held at the CPU-tested version.
 CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo "-c constraints-cpu.txt")
 DEMO := .venv-demo
 TEST := .venv-test
 
-.PHONY: demo test check clean
+.PHONY: demo test check screenshot clean
 
+# On a terminal the monitor opens; without one the run is followed line by line.
 demo: $(DEMO)/.installed
 	$(DEMO)/bin/llmtop demo
 
@@ -19,14 +21,17 @@ check: $(TEST)/.installed
 	$(TEST)/bin/mypy presets profiler trainer tui tests benchmarks
 	$(TEST)/bin/lint-imports
 
-$(DEMO)/.installed: pyproject.toml constraints-cpu.txt
-	$(PYTHON) -m venv $(DEMO)
-	$(DEMO)/bin/python -m pip install --disable-pip-version-check -q $(CONSTRAINTS) -e '.[train]'
-	touch $@
+# The README's picture, exported by the app itself from a recorded run.
+screenshot: $(TEST)/.installed
+	$(TEST)/bin/python -m tests.screenshot docs/monitor.svg
 
-$(TEST)/.installed: pyproject.toml constraints-cpu.txt
-	$(PYTHON) -m venv $(TEST)
-	$(TEST)/bin/python -m pip install --disable-pip-version-check -q $(CONSTRAINTS) -e '.[train,dev]'
+$(DEMO)/.installed: EXTRAS := train
+$(TEST)/.installed: EXTRAS := train,dev
+$(DEMO)/.installed $(TEST)/.installed: pyproject.toml constraints-cpu.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "llmtop needs Python 3.11 or newer; say which: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check -q $(CONSTRAINTS) -e '.[$(EXTRAS)]'
 	touch $@
 
 clean:

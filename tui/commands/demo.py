@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from llmtop.presets.errors import ExitCode
-from llmtop.profiler.feed import RunReader
+from llmtop.profiler.feed import read_state
 from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.text import render
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     tell(f"\nrun {launched.run_id} in {launched.path}")
     if on_terminal() and not args.headless:
         watch(launched)
-        state = RunReader(launched).poll()
+        state = read_state(launched)
         if state.status not in ENDED:
             return ExitCode.DONE
     else:

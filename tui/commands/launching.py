@@ -6,7 +6,7 @@ import sys
 
 from llmtop.presets.errors import DoesNotFitError, ExitCode
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.feed import RunReader
+from llmtop.profiler.feed import read_state
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rundir import RunDir
 from llmtop.profiler.units import format_bytes
@@ -35,7 +35,7 @@ def watch(run: RunDir) -> ExitCode:
     from llmtop.tui.app import run_app
 
     code = run_app(start="monitor", run=run)
-    state = RunReader(run).poll()
+    state = read_state(run)
     if state.status in ENDED:
         return require_success(run, state)
     tell(f"the run goes on: llmtop attach {run.run_id}, llmtop stop {run.run_id}")

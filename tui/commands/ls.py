@@ -7,26 +7,30 @@ from datetime import datetime
 
 import msgspec
 
-from llmtop.presets.errors import ExitCode
+from llmtop.presets.errors import ExitCode, LlmtopError
 from llmtop.profiler import rundir
-from llmtop.profiler.feed import RunReader
+from llmtop.profiler.feed import read_state
+from llmtop.profiler.units import NOT_AVAILABLE
+from llmtop.tui.commands.follow import tell
 from llmtop.tui.commands.output import print_json, table
 
 
 class RunLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One run in the answer of `ls --json`."""
+    """One run in the answer of `ls --json`; null is not known."""
 
     run_id: str
-    name: str
-    status: str
-    step: int
-    steps: int
-    """Asked for."""
-    world_size: int
-    last_loss: float | None
-    started: float | None
-    """Seconds since the epoch."""
     path: str
+    status: str
+    """As in the monitor, or `unreadable` for a folder that another version made or that is damaged."""
+    name: str | None = None
+    """The recipe."""
+    step: int = 0
+    steps: int | None = None
+    """Asked for."""
+    world_size: int | None = None
+    last_loss: float | None = None
+    started: float | None = None
+    """Seconds since the epoch."""
 
 
 class RunList(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +47,9 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.json:
         print_json(RunList(runs=lines))
         return ExitCode.DONE
+    if not lines:
+        tell(f"no run in {rundir.runs_root()} yet; start one: llmtop demo")
+        return ExitCode.DONE
     heads = ("run", "recipe", "status", "step", "loss", "ranks", "started")
     for text in table([heads, *(_cells(line) for line in lines)], right=(3, 4, 5)):
         print(text)
@@ -50,15 +57,19 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _line(found: rundir.RunDir) -> RunLine:
-    spec = found.spec()
-    state = RunReader(found).poll()
+    try:
+        spec = found.spec()
+    except LlmtopError as error:
+        tell(f"warning: {error}")
+        return RunLine(run_id=found.run_id, status="unreadable", path=str(found.path))
+    state = read_state(found)
     return RunLine(
         run_id=found.run_id,
         name=spec.name,
-        status=state.status,
-        step=state.steps_finished,
         steps=spec.options.steps,
         world_size=spec.world_size,
+        status=state.status,
+        step=state.steps_finished,
         last_loss=state.last_loss,
         started=state.started,
         path=str(found.path),
@@ -66,9 +77,13 @@ def _line(found: rundir.RunDir) -> RunLine:
 
 
 def _cells(line: RunLine) -> tuple[str, ...]:
-    began = "n/a"
+    began = NOT_AVAILABLE
     if line.started is not None:
         began = datetime.fromtimestamp(line.started).strftime("%Y-%m-%d %H:%M:%S")
-    loss = "n/a" if line.last_loss is None else f"{line.last_loss:.3f}"
-    progress = f"{line.step}/{line.steps}"
-    return (line.run_id, line.name, line.status, progress, loss, str(line.world_size), began)
+    loss = NOT_AVAILABLE if line.last_loss is None else f"{line.last_loss:.3f}"
+    progress = f"{line.step}/{_shown(line.steps)}"
+    return (line.run_id, _shown(line.name), line.status, progress, loss, _shown(line.world_size), began)
+
+
+def _shown(value: object) -> str:
+    return NOT_AVAILABLE if value is None else str(value)

@@ -8,7 +8,7 @@ import psutil
 
 from llmtop.presets.errors import ExitCode, JobFailedError
 from llmtop.profiler import rundir
-from llmtop.profiler.feed import RunReader
+from llmtop.profiler.feed import read_state
 from llmtop.profiler.runstate import RunState
 from llmtop.trainer import control
 from llmtop.tui.commands.follow import ENDED, end_in_words, tell
@@ -27,14 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitCode:
     found = rundir.find_run(rundir.runs_root(), args.run)
-    state = RunReader(found).poll()
+    state = read_state(found)
     if state.status in ENDED:
         print(f"run {found.run_id} had ended: {end_in_words(state)}")
         return ExitCode.DONE
     control.stop(found, save=args.save)
     tell(f"stopping run {found.run_id} after the step that it is in")
     control.wait_for_end(found, timeout=args.wait)
-    state = RunReader(found).poll()
+    state = read_state(found)
     if state.status not in ENDED:
         raise JobFailedError(
             f"run {found.run_id} has not ended after {args.wait:g} s",
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     print(f"run {found.run_id} {end_in_words(state)}")
     if args.save and state.checkpoints:
         print(f"checkpoint: {state.checkpoints[-1].path}")
-    left = _processes_left(found, state)
+    left = processes_left(found, state)
     if left:
         raise JobFailedError(
             f"processes of run {found.run_id} are left: {', '.join(map(str, left))}",
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     return ExitCode.DONE
 
 
-def _processes_left(found: rundir.RunDir, state: RunState) -> list[int]:
+def processes_left(found: rundir.RunDir, state: RunState) -> list[int]:
     """Live processes of the run. A pid may have been given to somebody else: the command line tells."""
     left = []
     for pid in [state.supervisor_pid, *(rank.pid for rank in state.ranks.values())]:

@@ -1,0 +1,114 @@
+"""The table of commands: help, exit codes, and how mistakes are told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmtop.presets.errors import ExitCode, JobFailedError, OutOfMemoryError
+from llmtop.tui import cli
+from llmtop.tui.commands import ls
+from tests.cli.conftest import Llmtop
+
+
+def test_help_names_every_command_and_shows_an_example(llmtop: Llmtop) -> None:
+    answer = llmtop("--help")
+    assert answer.code == ExitCode.DONE
+    assert all(f"\n  {row.name} " in answer.out for row in cli.COMMANDS)
+    assert "example:" in answer.out
+
+
+@pytest.mark.parametrize("name", [row.name for row in cli.COMMANDS])
+def test_every_command_has_help_with_its_example(name: str, llmtop: Llmtop) -> None:
+    row = next(row for row in cli.COMMANDS if row.name == name)
+    answer = llmtop(name, "--help")
+    assert answer.code == ExitCode.DONE
+    assert row.example in answer.out
+    assert row.example.startswith(f"llmtop {name}")
+    assert answer.err == ""
+
+
+def test_version(llmtop: Llmtop) -> None:
+    answer = llmtop("--version")
+    assert (answer.code, answer.out.split()[0]) == (ExitCode.DONE, "llmtop")
+
+
+@pytest.mark.parametrize("name", cli.LATER)
+def test_a_command_of_a_later_version_says_so(name: str, llmtop: Llmtop) -> None:
+    answer = llmtop(name, "latest")
+    assert answer.code == ExitCode.USAGE
+    assert "not in this version" in answer.err
+    assert name not in [row.name for row in cli.COMMANDS]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("plam",), "did you mean 'llmtop plan'?"),
+        (("ls", "--jsn"), "did you mean '--json'?"),
+        (("logs",), "usage: llmtop logs RUN"),
+        (("logs", "latest", "--rank", "x"), "invalid int value"),
+        (("ls", "latest"), "unexpected argument 'latest'"),
+        (("run", "cpu-demo", "--", "python", "train.py"), "not in this version"),
+        (("run", "cpu-demo", "--detach", "--headless"), "not allowed with"),
+        ((), "needs a terminal"),
+    ],
+)
+def test_a_mistake_is_told_without_a_traceback(words: tuple[str, ...], told: str, llmtop: Llmtop) -> None:
+    answer = llmtop(*words)
+    assert answer.code == ExitCode.USAGE
+    assert answer.err.startswith("error: ")
+    assert told in answer.err
+    assert answer.out == ""
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [
+        (JobFailedError("rank 1 was killed", why="by a person", fix="ask"), ExitCode.JOB_FAILED),
+        (OutOfMemoryError("no room"), ExitCode.OUT_OF_MEMORY),
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED),
+        (BrokenPipeError(), ExitCode.DONE),
+    ],
+)
+def test_exit_codes(
+    raised: BaseException, code: ExitCode, llmtop: Llmtop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_args: object) -> ExitCode:
+        raise raised
+
+    monkeypatch.setattr(ls, "run", fail)
+    monkeypatch.setattr(cli, "_drop_stdout", lambda: None)
+    answer = llmtop("ls")
+    assert answer.code == code
+    assert answer.out == ""
+
+
+def test_a_bug_keeps_its_traceback(llmtop: Llmtop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_args: object) -> ExitCode:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(ls, "run", fail)
+    with pytest.raises(ZeroDivisionError):
+        llmtop("ls")
+
+
+def test_a_reader_that_leaves_early_is_no_failure(tmp_path: Path) -> None:
+    """`llmtop presets | head -1`, with a pipe that is closed before anything is written."""
+    code = "from llmtop.tui.cli import main; import sys; sys.stdin.read(); sys.exit(main(['--help']))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate("", timeout=60)
+    assert (process.returncode, err) == (ExitCode.DONE, "")

@@ -1,0 +1,128 @@
+"""The commands that look at runs, on recorded ones."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmtop.presets.errors import ExitCode
+from llmtop.profiler.rundir import RunDir
+from llmtop.tui.commands import stop
+from tests.cli.conftest import Llmtop
+from tests.recorded import make_recorded_run
+
+
+@pytest.fixture
+def completed(runs_root: Path) -> RunDir:
+    return make_recorded_run(runs_root, steps=12)
+
+
+def test_ls_lists_runs_newest_first(llmtop: Llmtop, runs_root: Path) -> None:
+    first = make_recorded_run(runs_root, steps=3, end="failed")
+    second = make_recorded_run(runs_root, steps=5)
+    runs = llmtop("ls", "--json").json()["runs"]
+    assert [line["run_id"] for line in runs] == [second.run_id, first.run_id]
+    assert [line["status"] for line in runs] == ["completed", "failed"]
+    assert (runs[0]["step"], runs[0]["steps"], runs[0]["world_size"]) == (5, 5, 2)
+    text = llmtop("ls").out
+    assert all(run.run_id in text for run in (first, second))
+
+
+def test_ls_without_runs_says_how_to_start_one(llmtop: Llmtop) -> None:
+    answer = llmtop("ls")
+    assert (answer.code, answer.out) == (ExitCode.DONE, "")
+    assert "llmtop demo" in answer.err
+    assert llmtop("ls", "--json").json()["runs"] == []
+
+
+def test_ls_shows_a_damaged_run_and_goes_on(llmtop: Llmtop, completed: RunDir, runs_root: Path) -> None:
+    damaged = make_recorded_run(runs_root, steps=3)
+    damaged.spec_path.write_text("{")
+    answer = llmtop("ls", "--json")
+    by_id = {line["run_id"]: line for line in answer.json()["runs"]}
+    assert by_id[damaged.run_id]["status"] == "unreadable"
+    assert by_id[damaged.run_id]["steps"] is None
+    assert by_id[completed.run_id]["status"] == "completed"
+    assert str(damaged.spec_path) in answer.err
+    assert damaged.run_id in llmtop("ls").out
+
+
+@pytest.mark.parametrize("command", ["attach", "logs", "stop", "report"])
+def test_an_unknown_run_names_the_nearest(command: str, llmtop: Llmtop, completed: RunDir) -> None:
+    answer = llmtop(command, completed.run_id[:-1] + "zz")
+    assert answer.code == ExitCode.USAGE
+    assert completed.run_id in answer.err
+
+
+def test_logs_name_the_rank_of_each_line(llmtop: Llmtop, completed: RunDir) -> None:
+    out = llmtop("logs", "latest").out.splitlines()
+    assert out[0] == "[rank 0] building tiny-llama"
+    assert out[-1] == "[rank 1] building tiny-llama"
+    one = llmtop("logs", "latest", "--rank", "1").out
+    assert one == "building tiny-llama\n"
+
+
+def test_logs_follow_an_ended_run_to_its_torn_last_line(llmtop: Llmtop, completed: RunDir) -> None:
+    with completed.log_path(1).open("ab") as log:
+        log.write(b"no newline \xff at the end")
+    answer = llmtop("logs", completed.run_id, "--rank", "1", "--follow")
+    assert answer.out.splitlines()[-1] == "no newline \N{REPLACEMENT CHARACTER} at the end"
+
+
+def test_logs_of_a_rank_that_is_not(llmtop: Llmtop, completed: RunDir) -> None:
+    answer = llmtop("logs", "latest", "--rank", "2")
+    assert answer.code == ExitCode.USAGE
+    assert "use 0 to 1" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "told"),
+    [
+        ("completed", ExitCode.DONE, "completed after step 4"),
+        ("stopped", ExitCode.DONE, "stopped after step 4"),
+        ("failed", ExitCode.JOB_FAILED, "rank 0 was killed by SIGKILL"),
+        ("out_of_memory", ExitCode.OUT_OF_MEMORY, "rank 0 ran out of device memory"),
+    ],
+)
+def test_attach_headless_ends_as_the_run_did(
+    end: str, code: ExitCode, told: str, llmtop: Llmtop, runs_root: Path
+) -> None:
+    make_recorded_run(runs_root, steps=4, end=end)  # type: ignore[arg-type]
+    answer = llmtop("attach", "latest", "--headless")
+    assert (answer.code, answer.out) == (code, "")
+    assert "step 4/4" in answer.err
+    assert told in answer.err
+
+
+def test_attach_to_a_run_whose_supervisor_is_gone(llmtop: Llmtop, runs_root: Path) -> None:
+    """The recorded run's supervisor is a process that has ended by now."""
+    run = make_recorded_run(runs_root, steps=2, end=None)
+    gone = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    run.write_supervisor_pid(gone.pid)
+    gone.communicate()
+    answer = llmtop("attach", "latest", "--headless")
+    assert answer.code == ExitCode.JOB_FAILED
+    assert "lost" in answer.err
+
+
+def test_stop_says_how_an_ended_run_had_ended(llmtop: Llmtop, completed: RunDir) -> None:
+    answer = llmtop("stop", "latest")
+    assert answer.code == ExitCode.DONE
+    assert answer.out == f"run {completed.run_id} had ended: completed: all ranks finished all steps\n"
+
+
+def test_stop_does_not_take_a_stranger_for_a_rank(completed: RunDir) -> None:
+    """Pids of a recorded run belong to others or to nobody by now."""
+    from llmtop.profiler.feed import read_state
+
+    assert stop.processes_left(completed, read_state(completed)) == []
+
+
+def test_report_json_has_predicted_and_actual_by_component(llmtop: Llmtop, completed: RunDir) -> None:
+    answer = llmtop("report", "latest", "--json")
+    assert answer.code == ExitCode.DONE
+    assert isinstance(answer.json(), dict)
+    assert completed.run_id in llmtop("report", "latest").out
