@@ -1,0 +1,241 @@
+"""The app: which screen is shown, and what the screens may ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from textual import work
+from textual.app import App
+from textual.binding import BindingType
+from textual.message import Message
+from textual.screen import Screen
+from textual.theme import Theme
+
+from llmtop.presets.errors import ExitCode, LlmtopError
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.rundir import RunDir, runs_root
+from llmtop.profiler.runstate import Status
+from llmtop.profiler.units import format_bytes
+from llmtop.tui.feed import ViewArrived
+from llmtop.tui.keys import APP_KEYS, bindings
+from llmtop.tui.requests import LaunchAsked, MonitorAsked, RunsAsked, StopAsked
+from llmtop.tui.view import ENDED, RunView
+from llmtop.tui.widgets.dialog import Choice, ChoiceDialog
+
+Start = Literal["runs", "plan", "monitor"]
+Launcher = Callable[[RunSpec, Prediction, Path], RunDir]
+Stopper = Callable[[RunDir, bool], None]
+
+THEME = Theme(
+    name="llmtop",
+    primary="#7aa2d6",
+    secondary="#8fc7a3",
+    accent="#d9a66c",
+    success="#8fc7a3",
+    warning="#e0b860",
+    error="#e07a7a",
+    foreground="#d5dae1",
+    background="#101418",
+    surface="#101418",
+    panel="#1a2027",
+    # Textual's own muted colour is relative to what is under it, which painted content cannot use.
+    variables={"muted": "#8793a0", "faint": "#39424c"},
+)
+
+EXIT_CODES: dict[Status, ExitCode] = {
+    "failed": ExitCode.JOB_FAILED,
+    "lost": ExitCode.JOB_FAILED,
+    "out_of_memory": ExitCode.OUT_OF_MEMORY,
+}
+"""Of a run that was watched to its end; any other state is 0."""
+
+
+def launch(spec: RunSpec, prediction: Prediction, root: Path) -> RunDir:
+    """Start a run for real."""
+    from llmtop.trainer.launch import start_run
+
+    return start_run(spec, prediction, root=root)
+
+
+def stop(run: RunDir, save: bool) -> None:
+    """Ask a run's supervisor to end it."""
+    from llmtop.trainer import control
+
+    control.stop(run, save)
+
+
+class Launched(Message):
+    """A run was started, or could not be."""
+
+    def __init__(self, run: RunDir | None, error: LlmtopError | None = None) -> None:
+        super().__init__()
+        self.run = run
+        self.error = error
+
+
+class LlmtopApp(App[int]):
+    """Runs, plan and monitor. `launcher` and `stopper` are what really acts on the machine."""
+
+    TITLE = "llmtop"
+    CSS_PATH = "theme.tcss"
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = bindings(APP_KEYS)
+
+    def __init__(
+        self,
+        start: Start = "runs",
+        run: RunDir | None = None,
+        root: Path | None = None,
+        recipe: str | None = None,
+        *,
+        launcher: Launcher = launch,
+        stopper: Stopper = stop,
+    ) -> None:
+        super().__init__()
+        self.register_theme(THEME)
+        self.theme = THEME.name
+        self._start = start
+        self._run = run
+        self._root = root if root is not None else runs_root()
+        self._recipe = recipe
+        self._watched: RunView | None = None
+        """Newest view of the run that was watched last."""
+        self._launcher = launcher
+        self._stopper = stopper
+
+    def on_mount(self) -> None:
+        if self._start == "monitor" and self._run is not None:
+            self._watch(self._run)
+        elif self._start == "plan":
+            self.action_plan()
+        else:
+            self.action_runs()
+
+    # --- which screen --------------------------------------------------------------------------
+
+    def _show(self, screen: Screen[None] | str) -> None:
+        """In place of what is shown; a dialog over it goes too."""
+        while len(self.screen_stack) > 2:
+            self.pop_screen()
+        if len(self.screen_stack) == 2:
+            self.switch_screen(screen)
+        else:
+            self.push_screen(screen)
+
+    def action_runs(self) -> None:
+        if not self.is_screen_installed("runs"):
+            from llmtop.tui.screens.runs import RunsScreen
+
+            self.install_screen(RunsScreen(self._root), "runs")
+        self._show("runs")
+
+    def action_plan(self) -> None:
+        if not self.is_screen_installed("plan"):
+            from llmtop.tui.screens.plan import PlanScreen
+
+            self.install_screen(PlanScreen(self._recipe), "plan")
+        self._show("plan")
+
+    def action_help(self) -> None:
+        from llmtop.tui.screens.help import HelpScreen
+
+        self.push_screen(HelpScreen())
+
+    def _watch(self, run: RunDir) -> None:
+        from llmtop.tui.screens.monitor import MonitorScreen
+
+        self._run = run
+        self._show(MonitorScreen(run))
+
+    # --- what screens ask for ------------------------------------------------------------------
+
+    def on_runs_asked(self) -> None:
+        self.action_runs()
+
+    def on_monitor_asked(self, message: MonitorAsked) -> None:
+        try:
+            self._watch(RunDir.open(self._root / message.run_id))
+        except LlmtopError as error:
+            self.say(error)
+
+    def on_stop_asked(self, message: StopAsked) -> None:
+        run = message.run
+
+        def answered(choice: str | None) -> None:
+            if choice is None:
+                return
+            try:
+                self._stopper(run, choice == "save")
+            except LlmtopError as error:
+                self.say(error)
+            else:
+                self.notify("It ends after the step that it is in.", title="Stop requested")
+
+        choices = (
+            Choice("s", "save a checkpoint, then stop", "save"),
+            Choice("n", "stop without saving", "drop"),
+        )
+        text = (run.run_id, "The run ends after the step that it is in.")
+        self.push_screen(ChoiceDialog("Stop this run?", text, choices), answered)
+
+    def on_launch_asked(self, message: LaunchAsked) -> None:
+        spec, prediction = message.spec, message.prediction
+        if prediction.fits is not False:
+            self._launch(spec, prediction)
+            return
+
+        def answered(choice: str | None) -> None:
+            if choice == "launch":
+                self._launch(spec, prediction)
+
+        text = (
+            f"Predicted: up to {format_bytes(prediction.peak_allocated_upper_bytes)} allocated"
+            f" of {format_bytes(prediction.device_memory_bytes)}.",
+            "It will most likely run out of memory.",
+        )
+        choices = (Choice("b", "go back to the plan", "back"), Choice("y", "launch it all the same", "launch"))
+        self.push_screen(ChoiceDialog("This run is not predicted to fit", text, choices), answered)
+
+    @work(thread=True, exclusive=True, group="launch")
+    def _launch(self, spec: RunSpec, prediction: Prediction) -> None:
+        try:
+            launched = Launched(self._launcher(spec, prediction, self._root))
+        except LlmtopError as error:
+            launched = Launched(None, error)
+        self.post_message(launched)
+
+    def on_launched(self, message: Launched) -> None:
+        if message.error is not None:
+            self.say(message.error)
+        elif message.run is not None:
+            self._watch(message.run)
+
+    def say(self, error: LlmtopError) -> None:
+        """Show what a person can act on."""
+        self.notify(str(error), severity="error", timeout=15, markup=False)
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def on_view_arrived(self, message: ViewArrived) -> None:
+        self._watched = message.view
+
+    async def action_quit(self) -> None:
+        """Leave; what was watched goes on."""
+        state = self._watched.state if self._watched is not None else None
+        if state is not None and state.status not in ENDED:
+            self.exit(int(ExitCode.DONE), message=f"The run goes on. See it again: llmtop attach {state.run_id}")
+        elif state is not None and self._start == "monitor":
+            self.exit(int(EXIT_CODES.get(state.status, ExitCode.DONE)))
+        else:
+            self.exit(int(ExitCode.DONE))
+
+
+def run_app(
+    start: Start = "runs", run: RunDir | None = None, root: Path | None = None, recipe: str | None = None
+) -> int:
+    """Show the app until a person leaves it; the exit code of the run that was watched, or 0."""
+    code = LlmtopApp(start, run, root, recipe).run()
+    return code if code is not None else int(ExitCode.INTERRUPTED)

@@ -1,0 +1,243 @@
+"""The only bridge from run folders to the screens: readers that live in a thread and give immutable values.
+
+A reader here touches files and never a widget. `MonitorScreen` and `RunsScreen` run one of the
+`follow_*` functions in a thread worker; what it finds travels as one message that carries one value,
+and a newer message of a kind takes the place of an older one that nobody has handled yet.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from textual.message import Message
+
+from llmtop.presets.errors import LlmtopError
+from llmtop.profiler.breakdown import breakdown
+from llmtop.profiler.feed import RunReader
+from llmtop.profiler.findings import findings
+from llmtop.profiler.rundir import SUPERVISOR, RunDir, list_runs
+from llmtop.profiler.runstate import RunState
+from llmtop.tui.view import ENDED, LogText, RunRow, RunView
+from llmtop.tui.widgets.paint import harmless
+
+POLL_SECONDS = 0.25
+IDLE_POLL_SECONDS = 2.0
+"""Between looks at a run that has ended, and at the list of runs."""
+KEPT_LINES = 2000
+_FIRST_READ_BYTES = 512 * 1024
+_ROWS_A_BATCH = 16
+
+
+class Replaceable(Message):
+    """A message of which only the newest counts."""
+
+    def can_replace(self, message: Message) -> bool:
+        return isinstance(message, type(self))
+
+
+class ViewArrived(Replaceable):
+    def __init__(self, view: RunView) -> None:
+        super().__init__()
+        self.view = view
+
+
+class LogArrived(Replaceable):
+    def __init__(self, text: LogText) -> None:
+        super().__init__()
+        self.text = text
+
+
+class RunsArrived(Replaceable):
+    def __init__(self, rows: tuple[RunRow, ...]) -> None:
+        super().__init__()
+        self.rows = rows
+
+
+class FeedFailed(Replaceable):
+    """The run cannot be read; the screen says so and stays."""
+
+    def __init__(self, error: LlmtopError) -> None:
+        super().__init__()
+        self.error = error
+
+
+class LogTail:
+    """The newest lines of a file that somebody else writes. It need not exist yet."""
+
+    def __init__(self, path: Path, source: str) -> None:
+        self._path = path
+        self._source = source
+        self._offset = 0
+        self._rest = b""
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._total = 0
+
+    def poll(self) -> LogText | None:
+        """The lines now; None when nothing was added."""
+        try:
+            size = self._path.stat().st_size
+            if size < self._offset:
+                self._offset, self._rest = 0, b""
+            if size == self._offset:
+                return None
+            if self._offset == 0 and size > _FIRST_READ_BYTES:
+                self._offset = size - _FIRST_READ_BYTES
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                added = file.read(_FIRST_READ_BYTES * 4)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise LlmtopError(f"cannot read {self._path}", why=error.strerror or str(error)) from error
+        self._offset += len(added)
+        *whole, self._rest = (self._rest + added).split(b"\n")
+        self._lines.extend(harmless(line.decode("utf-8", "replace")) for line in whole)
+        self._total += len(whole)
+        return self.text()
+
+    def text(self) -> LogText:
+        """What has been read so far, with the unfinished last line."""
+        rest = (harmless(self._rest.decode("utf-8", "replace")),) if self._rest else ()
+        return LogText(
+            source=self._source, lines=(*self._lines, *rest), total_lines=self._total + len(rest)
+        )
+
+
+class MonitorFeed:
+    """One run as the monitor shows it."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self._reader = RunReader(run)
+        self._seen: RunState | None = None
+        self._tails: dict[int | str, LogTail] = {}
+        self._source: int | str = 0
+        self._told: int | str | None = None
+
+    def choose_log(self, source: int | str) -> None:
+        """Which log to follow from the next poll on: a rank's number or `supervisor`. Any thread may call."""
+        self._source = source
+
+    def poll(self) -> RunView | None:
+        """The run now; None when nothing has changed since the last call."""
+        state = self._reader.poll()
+        if state is self._seen:
+            return None
+        self._seen = state
+        spec, prediction = self.run.spec(), self.run.prediction()
+        return RunView(
+            state=state,
+            spec=spec,
+            prediction=prediction,
+            breakdown=breakdown(state, spec, prediction),
+            findings=findings(state, spec, prediction),
+        )
+
+    def poll_log(self) -> LogText | None:
+        """The chosen log now; None when nothing was added to it."""
+        source = self._source
+        if source not in self._tails:
+            words = SUPERVISOR if source == SUPERVISOR else f"rank {source}"
+            self._tails[source] = LogTail(self.run.log_path(source), words)
+        tail = self._tails[source]
+        added = tail.poll()
+        if added is None and source != self._told:
+            added = tail.text()
+        self._told = source
+        return added
+
+    @property
+    def ended(self) -> bool:
+        return self._seen is not None and self._seen.status in ENDED
+
+
+class RunsFeed:
+    """The table of runs; a run that has ended is read once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._rows: dict[str, RunRow] = {}
+        self._readers: dict[str, RunReader] = {}
+
+    def scan(self) -> Iterator[tuple[RunRow, ...]]:
+        """Read what has changed, newest run first; long lists come in growing parts."""
+        runs = list_runs(self._root)
+        fresh = 0
+        for run in runs:
+            known = self._rows.get(run.run_id)
+            if known is not None and run.run_id not in self._readers:
+                continue
+            self._read(run)
+            fresh += known is None
+            if fresh and fresh % _ROWS_A_BATCH == 0 and known is None:
+                yield self._listed(runs)
+        yield self._listed(runs)
+
+    def _listed(self, runs: tuple[RunDir, ...]) -> tuple[RunRow, ...]:
+        return tuple(self._rows[run.run_id] for run in runs if run.run_id in self._rows)
+
+    def _read(self, run: RunDir) -> None:
+        reader = self._readers.get(run.run_id) or RunReader(run)
+        try:
+            row = run_row(run, reader.poll())
+        except LlmtopError as error:
+            row = RunRow(run_id=run.run_id, name=run.run_id, status="lost", problem=error.what)
+        self._rows[run.run_id] = row
+        if row.status in ENDED:
+            self._readers.pop(run.run_id, None)
+        else:
+            self._readers[run.run_id] = reader
+
+
+def run_row(run: RunDir, state: RunState) -> RunRow:
+    """One line of the table."""
+    spec = run.spec()
+    held = state.peak_rss_bytes if spec.on_cpu else state.peak_device_bytes
+    speeds = state.series.tokens_per_second
+    return RunRow(
+        run_id=run.run_id,
+        name=spec.name,
+        model=spec.model.name,
+        device=f"{spec.world_size}x{spec.gpu.name}",
+        status=state.status,
+        step=state.steps_finished,
+        steps=spec.options.steps,
+        loss=state.last_loss,
+        tokens_per_second=speeds[-1] if speeds else None,
+        memory_bytes=max(held.values(), default=None),
+        started=state.started if state.started is not None else run.created(),
+    )
+
+
+Post = Callable[[Message], object]
+
+
+def follow_run(feed: MonitorFeed, post: Post, stop: threading.Event, wake: threading.Event) -> None:
+    """Poll until `stop`; `wake` makes the next poll come at once."""
+    while not stop.is_set():
+        try:
+            view, text = feed.poll(), feed.poll_log()
+        except LlmtopError as error:
+            post(FeedFailed(error))
+            view = text = None
+        if view is not None:
+            post(ViewArrived(view))
+        if text is not None:
+            post(LogArrived(text))
+        wake.wait(IDLE_POLL_SECONDS if feed.ended else POLL_SECONDS)
+        wake.clear()
+
+
+def follow_runs(feed: RunsFeed, post: Post, stop: threading.Event, wake: threading.Event) -> None:
+    """Scan until `stop`; a list that has not changed is not posted again."""
+    told: tuple[RunRow, ...] | None = None
+    while not stop.is_set():
+        for rows in feed.scan():
+            if rows != told and not stop.is_set():
+                post(RunsArrived(rows))
+                told = rows
+        wake.wait(IDLE_POLL_SECONDS)
+        wake.clear()

@@ -1,0 +1,68 @@
+"""What the job itself wrote: the newest lines of one rank's log, or of the supervisor's."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.message import Message
+from textual.reactive import reactive
+
+from llmtop.tui.view import LogText, RunView
+from llmtop.tui.widgets.paint import fit, lines
+from llmtop.tui.widgets.panel import Panel
+
+
+class LogPanel(Panel):
+    """Follows the end of the log until a person scrolls up; `f` follows again."""
+
+    TITLE = "Log"
+    KEY = "8"
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "turn(-1)", "Log before", show=False),
+        Binding("right", "turn(1)", "Next log", show=False),
+        Binding("f", "follow", "Follow", show=False),
+    ]
+
+    log_text: reactive[LogText | None] = reactive(None)
+
+    class SourceTurned(Message):
+        """A person wants the next (1) or the previous (-1) log."""
+
+        def __init__(self, by: int) -> None:
+            super().__init__()
+            self.by = by
+
+    def headline(self, view: RunView) -> str:
+        shown = self.log_text
+        if shown is None:
+            return ""
+        if not self.zoomed:
+            return shown.source
+        following = "" if self.is_vertical_scroll_end else "  (f follows)"
+        return f"{shown.source}  ← → other logs  {shown.total_lines} lines{following}"
+
+    def draw(self, view: RunView, width: int, height: int) -> Content:
+        shown = self.log_text
+        if shown is None or not shown.lines:
+            return Content.styled("nothing written yet", "$muted")
+        if self.zoomed:
+            return lines([Content(line) for line in shown.lines])
+        return lines([Content(fit(line, width)) for line in shown.lines[-max(height, 1) :]])
+
+    def repaint(self) -> None:
+        at_end = self.is_vertical_scroll_end
+        super().repaint()
+        if self.zoomed and at_end:
+            self.scroll_end(animate=False)
+
+    def watch_log_text(self) -> None:
+        self.repaint()
+
+    def action_turn(self, by: int) -> None:
+        self.post_message(self.SourceTurned(by))
+
+    def action_follow(self) -> None:
+        self.scroll_end(animate=False)

@@ -1,0 +1,104 @@
+"""Memory of each GPU, or on the CPU kind of each rank's process, against its limit and the prediction."""
+
+from __future__ import annotations
+
+from textual.content import Content
+
+from llmtop.profiler.events import DeviceSample
+from llmtop.profiler.units import format_bytes
+from llmtop.tui.view import RunView
+from llmtop.tui.widgets.paint import fit, fit_right, gauge, lines, used_of
+from llmtop.tui.widgets.panel import Panel
+
+_LABEL_CELLS = 6
+_NUMBER_CELLS = 18
+
+
+class MemoryPanel(Panel):
+    TITLE = "Memory"
+    KEY = "1"
+
+    def headline(self, view: RunView) -> str:
+        return "per rank process" if view.spec.on_cpu else "per GPU"
+
+    def draw(self, view: RunView, width: int, height: int) -> Content:
+        rows = _process_rows(view, width) if view.spec.on_cpu else self._device_rows(view, width)
+        if not rows:
+            return Content.styled("no sample yet", "$muted")
+        if not self.zoomed and len(rows) > height > 1:
+            hidden = len(rows) - height + 1
+            rows = [*rows[: height - 1], Content.styled(f"and {hidden} more: press {self.KEY}", "$muted")]
+        return lines(rows)
+
+    def _device_rows(self, view: RunView, width: int) -> list[Content]:
+        devices = view.state.hardware.devices if view.state.hardware else ()
+        predicted = view.prediction.peak_device_bytes or view.prediction.peak_reserved_bytes[1]
+        rows = []
+        for device in devices:
+            rows.append(_device_row(device, predicted, width))
+            if self.zoomed:
+                rows += _device_details(device, view.state.peak_device_bytes.get(device.index))
+        if rows:
+            rows.append(Content.styled(f"┼ predicted peak {format_bytes(predicted)}", "$muted"))
+        return rows
+
+
+def _row(label: str, bar: Content, numbers: str) -> Content:
+    return Content.assemble(fit(label, _LABEL_CELLS), bar, " ", (numbers, "$foreground"))
+
+
+def _device_row(device: DeviceSample, predicted_bytes: int, width: int) -> Content:
+    used, total = device.memory_used_bytes, device.memory_total_bytes
+    bar_cells = width - _LABEL_CELLS - 1 - _NUMBER_CELLS
+    numbers = fit_right(used_of(used, total) + (f" {used / total:4.0%}" if used and total else ""), _NUMBER_CELLS)
+    if used is None or not total:
+        return _row(f"GPU{device.index}", gauge(None, bar_cells), numbers)
+    own = used if device.own_memory_bytes is None else min(device.own_memory_bytes, used)
+    bar = gauge(own / total, bar_cells, others=(used - own) / total, mark=predicted_bytes / total)
+    return _row(f"GPU{device.index}", bar, numbers)
+
+
+def _device_details(device: DeviceSample, peak_bytes: int | None) -> list[Content]:
+    """What fits under a device's bar when there is room."""
+    power = "n/a" if device.power_watts is None else f"{device.power_watts:.0f} W"
+    if device.power_limit_watts is not None:
+        power += f" of {device.power_limit_watts:.0f} W"
+    busy = "n/a" if device.utilization_percent is None else f"{device.utilization_percent:.0f}%"
+    heat = "n/a" if device.temperature_celsius is None else f"{device.temperature_celsius:.0f} C"
+    clock = "n/a" if device.sm_clock_hz is None else f"{device.sm_clock_hz / 1e6:.0f} MHz"
+    if device.throttle_reasons is None:
+        throttled = "n/a"
+    else:
+        throttled = ", ".join(device.throttle_reasons) or "no"
+    pad = " " * _LABEL_CELLS
+    others = "n/a" if device.process_count is None else str(device.process_count)
+    return [
+        Content(f"{pad}peak {format_bytes(peak_bytes)}   this run {format_bytes(device.own_memory_bytes)}"),
+        Content(f"{pad}busy {busy}   power {power}   {heat}   SM clock {clock}"),
+        Content(f"{pad}throttled: {throttled}   processes: {others}   {device.name or 'name n/a'}"),
+        Content(""),
+    ]
+
+
+def _process_rows(view: RunView, width: int) -> list[Content]:
+    state, predicted = view.state, view.prediction.peak_allocated_bytes
+    processes = state.hardware.processes if state.hardware else ()
+    held = [max(p.rss_bytes or 0, state.peak_rss_bytes.get(p.rank, 0)) for p in processes]
+    scale = max([predicted, *held]) * 1.15
+    rows = []
+    for process in processes:
+        peak = state.peak_rss_bytes.get(process.rank)
+        bar_cells = width - _LABEL_CELLS - 1 - _NUMBER_CELLS
+        if process.rss_bytes is None:
+            bar, share = gauge(None, bar_cells), ""
+        else:
+            bar = gauge(process.rss_bytes / scale, bar_cells, style="$primary", mark=predicted / scale)
+            share = f" {process.rss_bytes / predicted:4.0%}" if predicted else ""
+        numbers = fit_right(format_bytes(process.rss_bytes) + share, _NUMBER_CELLS)
+        rows.append(_row(f"rank{process.rank}", bar, numbers))
+        if peak is not None and len(processes) <= 2:
+            text = f"peak {format_bytes(peak)}   PSS {format_bytes(process.pss_bytes)}"
+            rows.append(Content.styled(" " * _LABEL_CELLS + text, "$muted"))
+    if rows:
+        rows.append(Content.styled(f"┼ predicted peak {format_bytes(predicted)} a rank = 100%", "$muted"))
+    return rows

@@ -1,0 +1,125 @@
+"""Time of a step: its phases, its speed, and how both went."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from textual.app import ComposeResult
+from textual.content import Content
+
+from llmtop.profiler.units import format_seconds, format_tokens_rate
+from llmtop.tui.view import RunView
+from llmtop.tui.widgets.paint import Segment, fit, fit_right, lines, sparkline, stacked
+from llmtop.tui.widgets.palette import PHASES, REST
+from llmtop.tui.widgets.panel import Panel
+from llmtop.tui.widgets.plot import ORANGE, Curve, LinePlot
+
+
+_SHORT = {"data": "data", "forward": "fwd", "backward": "bwd", "optimizer": "opt", "rest": "rest"}
+
+
+class StepsPanel(Panel):
+    TITLE = "Steps"
+    KEY = "4"
+
+    def compose(self) -> ComposeResult:
+        yield from super().compose()
+        yield LinePlot()
+
+    def headline(self, view: RunView) -> str:
+        return f"{format_tokens_rate(_recent(view.state.series.tokens_per_second))}" if view.state.series.steps else ""
+
+    def draw(self, view: RunView, width: int, height: int) -> Content:
+        series = view.state.series
+        plot = self.query_one(LinePlot)
+        plot.display = self.zoomed and len(series.steps) > 1
+        if not series.steps:
+            return Content.styled("no step has finished yet", "$muted")
+        if plot.display:
+            plot.show([Curve(ORANGE, series.steps, series.step_seconds)])
+        phases = _phases(view)
+        seconds = sum(phases.values())
+        bar = [Segment(swatch.letter, swatch.colour, phases[name]) for name, swatch in PHASES.items()]
+        bar.append(Segment(REST.letter, REST.colour, phases["rest"]))
+        rows = [_speed(view), stacked(bar, seconds or 1.0, width)]
+        if self.zoomed:
+            rows += [*_phase_table(view, phases), *_rank_rows(view), Content("step seconds:")]
+            return lines(rows)
+        rows.append(_shares(phases, seconds, width))
+        if height > 4:
+            rows.append(Content(""))
+        rows.append(
+            Content.assemble(
+                ("step time ", "$muted"), (sparkline(series.step_seconds, width - 10, floor=0.0), "$primary")
+            )
+        )
+        rows.append(_spread(view))
+        return lines(rows[:height])
+
+
+def _recent(values: tuple[float, ...]) -> float | None:
+    return median(values[-20:]) if values else None
+
+
+def _phases(view: RunView) -> dict[str, float]:
+    """Seconds of each phase of rank 0's newest step, and `rest`: what no phase covers."""
+    last = view.state.ranks[0].last_step if 0 in view.state.ranks else None
+    if last is None:
+        return {**dict.fromkeys(PHASES, 0.0), "rest": 0.0}
+    known = {name: last.phase_seconds.get(name) or 0.0 for name in PHASES}
+    return {**known, "rest": max(0.0, last.step_seconds - sum(known.values()))}
+
+
+def _speed(view: RunView) -> Content:
+    recent, predicted = _recent(view.state.series.step_seconds), view.prediction.step_seconds
+    foretold = "" if predicted is None else f"   predicted {format_seconds(predicted)}"
+    return Content.assemble((format_seconds(recent), "bold"), " a step", (foretold, "$muted"))
+
+
+def _shares(phases: dict[str, float], seconds: float, width: int) -> Content:
+    """Each phase's letter, short name and share."""
+    whole = seconds or 1.0
+    cells = [f"{_SHORT[name]} {phases[name] / whole:.0%}" for name in phases]
+    return Content.styled(fit(" ".join(cells), width), "$muted")
+
+
+def _spread(view: RunView) -> Content:
+    # The first steps compile and allocate; they would hide how the others vary.
+    seconds = view.state.series.step_seconds
+    steady = seconds[2:] or seconds
+    words = f"{format_seconds(min(steady))} to {format_seconds(max(steady))} after warm-up"
+    return Content.styled(words, "$muted")
+
+
+def _phase_table(view: RunView, phases: dict[str, float]) -> list[Content]:
+    whole = sum(phases.values()) or 1.0
+    labels = {**{name: swatch.label for name, swatch in PHASES.items()}, "rest": "rest"}
+    letters = {**{name: swatch.letter for name, swatch in PHASES.items()}, "rest": REST.letter}
+    last = view.state.ranks[0].last_step if 0 in view.state.ranks else None
+    rows = []
+    for name, seconds in phases.items():
+        missing = name != "rest" and (last is None or last.phase_seconds.get(name) is None)
+        shown = "n/a" if missing else format_seconds(seconds)
+        rows.append(
+            Content.assemble(
+                (f"{letters[name]} ", "$muted"),
+                fit(labels[name], 12),
+                fit_right(shown, 10),
+                (fit_right("" if missing else f"{seconds / whole:.0%}", 6), "$muted"),
+            )
+        )
+    return rows
+
+
+def _rank_rows(view: RunView) -> list[Content]:
+    """The slowest and the fastest rank of the newest step, where there are several."""
+    last = {rank: r.last_step for rank, r in view.state.ranks.items() if r.last_step is not None}
+    if len(last) < 2:
+        return []
+    worked = {
+        rank: sum(seconds or 0.0 for seconds in step.phase_seconds.values()) or step.step_seconds
+        for rank, step in last.items()
+    }
+    slow, fast = max(worked, key=lambda r: worked[r]), min(worked, key=lambda r: worked[r])
+    words = f"slowest rank {slow} {format_seconds(worked[slow])}, fastest rank {fast} {format_seconds(worked[fast])}"
+    return [Content.styled(words, "$muted")]

@@ -1,0 +1,148 @@
+"""One run, live: panels that follow its record. It reads the run and never owns it."""
+
+from __future__ import annotations
+
+import threading
+from typing import ClassVar
+
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Container
+from textual.reactive import reactive
+from textual.screen import Screen
+from textual.widgets import Footer
+
+from llmtop.profiler.rundir import SUPERVISOR, RunDir
+from llmtop.tui.feed import FeedFailed, LogArrived, MonitorFeed, ViewArrived, follow_run
+from llmtop.tui.keys import MONITOR_KEYS, bindings
+from llmtop.tui.panels.components import ComponentsPanel
+from llmtop.tui.panels.findings import FindingsPanel
+from llmtop.tui.panels.host import HostPanel
+from llmtop.tui.panels.links import LinksPanel
+from llmtop.tui.panels.log import LogPanel
+from llmtop.tui.panels.loss import LossPanel
+from llmtop.tui.panels.memory import MemoryPanel
+from llmtop.tui.panels.startup import StartupPanel
+from llmtop.tui.panels.steps import StepsPanel
+from llmtop.tui.requests import RunsAsked, StopAsked
+from llmtop.tui.view import ENDED, LogText, RunView
+from llmtop.tui.widgets.panel import Panel
+from llmtop.tui.widgets.runheader import RunHeader
+
+PANELS: tuple[tuple[str, type[Panel]], ...] = (
+    ("memory", MemoryPanel),
+    ("components", ComponentsPanel),
+    ("startup", StartupPanel),
+    ("loss", LossPanel),
+    ("steps", StepsPanel),
+    ("host", HostPanel),
+    ("links", LinksPanel),
+    ("findings", FindingsPanel),
+    ("log", LogPanel),
+)
+"""Identifier to panel, in the order of the grid."""
+
+
+class MonitorScreen(Screen[None]):
+    """All panels at once, or one of them over the whole screen."""
+
+    BINDINGS: ClassVar[list[BindingType]] = bindings(MONITOR_KEYS)
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (64, "-normal"), (130, "-wide")]
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (18, "-tall")]
+
+    view: reactive[RunView | None] = reactive(None)
+    log_text: reactive[LogText | None] = reactive(None)
+
+    def __init__(self, run: RunDir) -> None:
+        super().__init__()
+        self.run = run
+        self._feed = MonitorFeed(run)
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._log = 0
+        """Rank whose log is shown; -1 is the supervisor's."""
+
+    def compose(self) -> ComposeResult:
+        yield RunHeader().data_bind(MonitorScreen.view)
+        with Container(id="panels"):
+            for name, kind in PANELS:
+                panel = kind(id=name).data_bind(MonitorScreen.view)
+                yield panel.data_bind(MonitorScreen.log_text) if isinstance(panel, LogPanel) else panel
+        yield Footer(show_command_palette=False, compact=True)
+
+    def on_mount(self) -> None:
+        self.add_class("-starting")
+        self.query_one("#memory").focus()
+        self._follow()
+
+    def on_unmount(self) -> None:
+        self._stop.set()
+        self._wake.set()
+
+    @work(thread=True, exclusive=True, group="feed")
+    def _follow(self) -> None:
+        follow_run(self._feed, self.post_message, self._stop, self._wake)
+
+    def on_view_arrived(self, message: ViewArrived) -> None:
+        before, state = self.view, message.view.state
+        self.view = message.view
+        self.set_class(state.steps_finished == 0 and state.status not in ENDED, "-starting")
+        if before is not None and before.state.status not in ENDED and state.status in ENDED:
+            self.app.bell()
+        self.refresh_bindings()
+
+    def on_log_arrived(self, message: LogArrived) -> None:
+        self.log_text = message.text
+
+    def on_feed_failed(self, message: FeedFailed) -> None:
+        self.notify(str(message.error), severity="error", markup=False)
+
+    def on_panel_zoom_asked(self, message: Panel.ZoomAsked) -> None:
+        self.action_open(message.panel.id or "")
+
+    def on_log_panel_source_turned(self, message: LogPanel.SourceTurned) -> None:
+        ranks = self.view.state.world_size if self.view is not None else 1
+        # The supervisor's log stands before rank 0's.
+        self._log = (self._log + 1 + message.by) % (ranks + 1) - 1
+        self._feed.choose_log(SUPERVISOR if self._log < 0 else self._log)
+        self._wake.set()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """A run that has ended cannot be stopped: its key leaves the footer."""
+        if action == "stop":
+            return self.view is None or self.view.state.status not in ENDED
+        return True
+
+    @property
+    def zoomed(self) -> Panel | None:
+        return next((panel for panel in self.query(Panel) if panel.zoomed), None)
+
+    def action_open(self, name: str) -> None:
+        """Show one panel over the whole screen; its own key again shows all."""
+        wanted = self.query_one(f"#{name}", Panel)
+        self._zoom(None if wanted.zoomed else wanted)
+
+    def _zoom(self, wanted: Panel | None) -> None:
+        self.set_class(wanted is not None, "-zoomed")
+        for panel in self.query(Panel):
+            panel.set_class(panel is wanted, "zoomed")
+            panel.zoomed = panel is wanted
+        if wanted is not None:
+            wanted.focus()
+
+    def action_back(self) -> None:
+        if self.zoomed is not None:
+            self._zoom(None)
+        else:
+            self.post_message(RunsAsked())
+
+    def action_focus_panel(self, by: int) -> None:
+        if self.zoomed is None:
+            if by > 0:
+                self.focus_next(Panel)
+            else:
+                self.focus_previous(Panel)
+
+    def action_stop(self) -> None:
+        self.post_message(StopAsked(self.run))

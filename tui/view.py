@@ -1,0 +1,67 @@
+"""What the screens show, as immutable values: made in a thread by `tui.feed`, painted by the panels."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.breakdown import Breakdown
+from llmtop.profiler.findings import Finding
+from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.runstate import RunState, Status
+
+
+class RunView(Struct, frozen=True, kw_only=True):
+    """Everything that the monitor knows of one run at one time."""
+
+    state: RunState
+    spec: RunSpec
+    prediction: Prediction
+    breakdown: Breakdown
+    findings: tuple[Finding, ...] = ()
+
+
+class LogText(Struct, frozen=True, kw_only=True):
+    """The newest lines of one log of a run, made harmless."""
+
+    source: str
+    """`rank 0` or `supervisor`."""
+    lines: tuple[str, ...] = ()
+    total_lines: int = 0
+    """Lines read so far; more than are kept when the log is long."""
+
+
+class RunRow(Struct, frozen=True, kw_only=True):
+    """One line of the table of runs. None: not known."""
+
+    run_id: str
+    name: str
+    status: Status
+    model: str = ""
+    device: str = ""
+    step: int = 0
+    steps: int = 0
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    memory_bytes: int | None = None
+    """Peak on one device; on the CPU kind of one rank's process."""
+    started: float | None = None
+    """Wall clock."""
+    problem: str = ""
+    """Why the run cannot be read; empty when it can."""
+
+
+ENDED: frozenset[Status] = frozenset({"completed", "stopped", "failed", "out_of_memory", "lost"})
+"""States in which nothing of the run is alive."""
+
+STATUS_MARKS: dict[Status, tuple[str, str, str]] = {
+    "starting": ("◌", "starting", "$text-accent"),
+    "running": ("●", "running", "$text-success"),
+    "stopping": ("◐", "stopping", "$text-warning"),
+    "completed": ("✓", "completed", "$text-success"),
+    "stopped": ("■", "stopped", "$text-warning"),
+    "failed": ("✗", "failed", "$text-error"),
+    "out_of_memory": ("✗", "out of memory", "$text-error"),
+    "lost": ("?", "lost", "$text-error"),
+}
+"""Status to its mark, word and style."""

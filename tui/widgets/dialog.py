@@ -1,0 +1,59 @@
+"""A question over the screen: a few lines of text and choices, each with its own key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from llmtop.tui.widgets.paint import fit
+
+
+class Choice(NamedTuple):
+    key: str
+    label: str
+    value: str
+
+
+class ChoiceDialog(ModalScreen[str]):
+    """Ends with the chosen `value`, or with None after Escape."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
+
+    def __init__(self, title: str, text: Sequence[str], choices: Sequence[Choice]) -> None:
+        super().__init__()
+        self._title = title
+        self._text = text
+        self._choices = {choice.value: choice for choice in choices}
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog") as box:
+            box.border_title = Content(self._title)
+            yield Static(Content("\n".join(self._text)), markup=False, id="dialog-text")
+            yield OptionList(
+                *(
+                    Option(Content.assemble((fit(choice.key, 5), "bold $text-accent"), choice.label), id=value)
+                    for value, choice in self._choices.items()
+                ),
+                markup=False,
+            )
+
+    def on_mount(self) -> None:
+        self.query_one(OptionList).focus()
+
+    def on_key(self, event: events.Key) -> None:
+        for value, choice in self._choices.items():
+            if event.key == choice.key:
+                event.stop()
+                self.dismiss(value)
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(event.option_id)

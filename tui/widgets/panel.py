@@ -1,0 +1,94 @@
+"""The base of every panel of the monitor: one reactive view in, one painted body out."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.message import Message
+from textual.reactive import reactive
+from textual.widgets import Static
+
+from llmtop.tui.view import RunView
+
+
+class Panel(VerticalScroll):
+    """A titled area that paints `view`; a repaint happens only when what it shows has changed.
+
+    In the overview a panel shows what fits its few rows; zoomed it shows everything and scrolls.
+    """
+
+    TITLE: ClassVar[str] = ""
+    KEY: ClassVar[str] = ""
+    """Opens the panel over the whole screen."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "zoom", "Open panel", show=False)]
+
+    view: reactive[RunView | None] = reactive(None)
+    zoomed: reactive[bool] = reactive(False)
+
+    class ZoomAsked(Message):
+        """A person wants this panel over the whole screen."""
+
+        def __init__(self, panel: Panel) -> None:
+            super().__init__()
+            self.panel = panel
+
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 - Textual's own name
+        super().__init__(id=id, classes="panel")
+        self._body = Static("", markup=False, classes="panel-body")
+        self._painted: Content | None = None
+
+    def compose(self) -> ComposeResult:
+        yield self._body
+
+    def on_mount(self) -> None:
+        self._title("")
+
+    def draw(self, view: RunView, width: int, height: int) -> Content:
+        """The body for `width` columns; `height` rows are visible without scrolling."""
+        raise NotImplementedError
+
+    def headline(self, view: RunView) -> str:
+        """A few words for the title row, such as the newest value."""
+        return ""
+
+    def repaint(self) -> None:
+        """Paint again if what would be shown differs from what is shown."""
+        size = self.scrollable_content_region.size
+        if self.view is None or size.width <= 0:
+            return
+        self._title(self.headline(self.view))
+        content = self.draw(self.view, size.width, size.height)
+        if self._painted is not None and self._painted.is_same(content):
+            return
+        rows_before = self._painted.plain.count("\n") if self._painted is not None else -1
+        self._painted = content
+        self._body.update(content, layout=content.plain.count("\n") != rows_before)
+
+    def _title(self, headline: str) -> None:
+        words = f"{self.KEY} {self.TITLE}"
+        title = Content.assemble((f" {self.KEY} ", "$accent"), (f"{self.TITLE} ", "bold"))
+        if headline:
+            words += f"  {headline}"
+            title = Content.assemble(title, (f" {headline} ", "$muted"))
+        if words != getattr(self, "_title_words", None):
+            self._title_words = words
+            self.border_title = title
+
+    def watch_view(self) -> None:
+        self.repaint()
+
+    def watch_zoomed(self) -> None:
+        self._painted = None
+        self.call_after_refresh(self.repaint)
+
+    def on_resize(self) -> None:
+        self._painted = None
+        self.repaint()
+
+    def action_zoom(self) -> None:
+        self.post_message(self.ZoomAsked(self))

@@ -1,0 +1,69 @@
+"""A line plot over textual-plotext: drawn again only when its data or its size change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from textual_plotext import PlotextPlot
+
+BLUE = (122, 162, 214)
+GREEN = (143, 199, 163)
+ORANGE = (217, 166, 108)
+
+
+class Curve(NamedTuple):
+    """One line of a plot."""
+
+    colour: tuple[int, int, int]
+    xs: tuple[float, ...]
+    ys: tuple[float, ...]
+
+
+class LinePlot(PlotextPlot):  # type: ignore[misc]  # textual_plotext is not followed by mypy
+    """Braille lines over light axes; the horizontal one counts steps."""
+
+    DEFAULT_CSS = "LinePlot { height: 1fr; }"
+
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 - Textual's own name
+        super().__init__(id=id)
+        self._shown: tuple[Curve, ...] = ()
+        self._drawn_ticks: tuple[int, ...] = ()
+
+    def on_mount(self) -> None:
+        self.plt.frame(False)
+        self.plt.xaxes(True, False)
+        self.plt.yaxes(True, False)
+
+    def show(self, curves: Sequence[Curve]) -> None:
+        """Draw these in place of what is there."""
+        wanted = tuple(curve for curve in curves if curve.xs)
+        if wanted == self._shown:
+            return
+        self._shown = wanted
+        self.plt.clear_data()
+        for curve in wanted:
+            self.plt.plot(list(curve.xs), list(curve.ys), marker="braille", color=curve.colour)
+        self._set_ticks()
+        self.refresh()
+
+    def on_resize(self) -> None:
+        self._set_ticks()
+        self.refresh()
+
+    def _set_ticks(self) -> None:
+        if not self._shown:
+            return
+        xs = [x for curve in self._shown for x in (curve.xs[0], curve.xs[-1])]
+        ys = [y for curve in self._shown for y in curve.ys]
+        steps = sorted({round(x) for x in _spread(min(xs), max(xs), 2 if self.size.width < 50 else 4)})
+        self.plt.xticks(steps, [str(step) for step in steps])
+        levels = _spread(min(ys), max(ys), 1 if self.size.height < 5 else 2 if self.size.height < 12 else 4)
+        self.plt.yticks(levels, [f"{level:.3g}" for level in levels])
+
+
+def _spread(low: float, high: float, gaps: int) -> list[float]:
+    """Ticks at both ends and at equal distances between."""
+    if high <= low:
+        return [low]
+    return [low + (high - low) * number / gaps for number in range(gaps + 1)]

@@ -1,0 +1,130 @@
+"""The top of the monitor: which run, in what state, how far; and, once it has ended, how and why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.reactive import reactive
+from textual.widgets import Static
+
+from llmtop.profiler.units import format_bytes, format_seconds
+from llmtop.tui.view import ENDED, STATUS_MARKS, RunView
+from llmtop.tui.widgets.paint import gauge, harmless, two_sided
+
+_RECENT_STEPS = 20
+
+
+class RunHeader(Vertical):
+    """Two rows while a run goes on; the second becomes its end when it has ended."""
+
+    view: reactive[RunView | None] = reactive(None)
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        super().__init__()
+        self._clock = clock
+        self._rows = Static("", markup=False)
+        self._painted: Content | None = None
+
+    def compose(self) -> ComposeResult:
+        yield self._rows
+
+    def on_mount(self) -> None:
+        self.set_interval(1.0, self.repaint)
+
+    def on_resize(self) -> None:
+        self.repaint()
+
+    def watch_view(self) -> None:
+        self.repaint()
+
+    def repaint(self) -> None:
+        view, width = self.view, self.size.width
+        if view is None or width <= 0:
+            return
+        rows = [_identity(view, width), *_second_rows(view, width, self._clock())]
+        content = Content("\n").join(rows)
+        if self._painted is not None and self._painted.is_same(content):
+            return
+        self._painted = content
+        self._rows.update(content)
+
+
+def _identity(view: RunView, width: int) -> Content:
+    state, spec = view.state, view.spec
+    mark, word, style = STATUS_MARKS[state.status]
+    devices = f"{spec.world_size} x {spec.gpu.name}"
+    left = Content.assemble(
+        (harmless(spec.name), "bold $text-primary"),
+        (f"  {harmless(spec.model.name)}  {devices}  ZeRO-{spec.options.zero}", "$foreground"),
+        (f"  {state.run_id}", "$muted"),
+    )
+    return two_sided(left, Content.assemble((f"{mark} {word}", f"bold {style}")), width)
+
+
+def _second_rows(view: RunView, width: int, now: float) -> list[Content]:
+    if view.state.status in ENDED:
+        return _ending(view, width)
+    return [_progress(view, width, now)]
+
+
+def _progress(view: RunView, width: int, now: float) -> Content:
+    state, steps = view.state, view.spec.options.steps
+    elapsed = None if state.started is None else max(0.0, now - state.started)
+    done = state.steps_finished
+    words = [("elapsed ", "$muted"), (format_seconds(elapsed), "")]
+    pace = state.series.step_seconds[-_RECENT_STEPS:]
+    left = format_seconds(median(pace) * (steps - done)) if pace else "n/a"
+    words += [("  left ", "$muted"), (left, "")]
+    notes: list[tuple[str, str]] = []
+    if state.hang_seconds is not None:
+        notes = [(f"  ! no step for {format_seconds(state.hang_seconds)}", "bold $text-warning")]
+    elif state.compiling:
+        notes = [(f"  compiling {harmless(state.compiling)}", "$text-accent")]
+    tail = Content.assemble(*words, *notes)
+    head = Content.assemble(("step ", "$muted"), (f"{done}/{steps}", "bold"), f" {done / steps:4.0%} ")
+    room = width - head.cell_length - tail.cell_length - 2
+    bar = gauge(done / steps, room, style="$primary") if room >= 8 else Content("")
+    return Content.assemble(head, bar, "  ", tail).truncate(width, ellipsis=True)
+
+
+def _ending(view: RunView, width: int) -> list[Content]:
+    """How and why it ended, what to do about it, and predicted against actual."""
+    state, found = view.state, view.breakdown
+    _, word, style = STATUS_MARKS[state.status]
+    if state.ended is not None:
+        reason, fix = state.ended.reason, state.ended.fix
+    else:
+        reason = "the supervisor is gone and wrote no end"
+        fix = "the machine was restarted or the supervisor was killed; see its log (l, then ←)"
+    ended = state.ended.t if state.ended is not None else state.now
+    took = ended - state.started if ended is not None and state.started is not None else None
+    good = state.status in ("completed", "stopped")
+    rows = [
+        Content.assemble(
+            (f"{word.upper()}: ", f"bold {style}"),
+            (harmless(reason), "" if good else "bold"),
+        ),
+    ]
+    if fix:
+        rows.append(Content.assemble(("fix: ", "bold $text-warning"), harmless(fix)))
+    change = ""
+    if found.actual_peak_bytes is not None and found.predicted_peak_bytes:
+        change = f" ({(found.actual_peak_bytes / found.predicted_peak_bytes - 1) * 100:+.0f}%)"
+    rows.append(
+        Content.assemble(
+            ("steps ", "$muted"),
+            f"{state.steps_finished}/{view.spec.options.steps}",
+            ("  in ", "$muted"),
+            format_seconds(took),
+            ("  peak predicted ", "$muted"),
+            format_bytes(found.predicted_peak_bytes),
+            ("  actual ", "$muted"),
+            f"{format_bytes(found.actual_peak_bytes)}{change}",
+        )
+    )
+    return rows
