@@ -39,7 +39,8 @@ class MoeShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shared_gate: bool = False
     """A one-column gate in front of the shared expert (Qwen2-MoE)."""
     first_dense_layers: NonNegativeInt = 0
-    """Leading layers that keep a dense MLP of `ModelShape.intermediate_size` (DeepSeek)."""
+    """Layers that keep a dense MLP of `ModelShape.intermediate_size`: the leading ones in DeepSeek, every
+    other one in Llama-4 Maverick."""
     router_bias: bool = False
     expert_bias: bool = False
     """Biases in the experts' matrices (gpt-oss)."""
@@ -84,12 +85,15 @@ class ModelShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """RMSNorm has a weight; LayerNorm a weight and a bias."""
     norm_bias: bool = True
     """Whether a LayerNorm has its bias; ignored for RMSNorm."""
+    norm_weight: bool = True
+    """False for norms without any parameter (OLMo)."""
     norms_per_layer: NonNegativeInt = 2
     final_norm: bool = True
     parallel_block: bool = False
     """Attention and MLP read the same input and are added together (GPT-NeoX, Falcon, Phi-2)."""
-    qk_norm: Literal["none", "head", "full"] = "none"
-    """Norms on queries and keys: over one head's width (Qwen3) or over all heads (OLMo-2)."""
+    qk_norm: Literal["none", "head", "full", "per_head"] = "none"
+    """Norms on queries and keys: one shared by the heads (Qwen3), one over all heads (OLMo-2), or one for
+    each head (Command R)."""
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False

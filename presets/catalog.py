@@ -1,0 +1,259 @@
+"""Finds and reads presets: models, GPUs and recipes, the user's own before the built-in ones.
+
+Only the file that is asked for is read. A user's preset lies in
+`$XDG_CONFIG_HOME/llmtop/presets/{models,gpus,recipes}/NAME.toml` and wins over a built-in one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from llmtop.presets import hf_canonical, hf_config
+from llmtop.presets.errors import UsageError, nearest
+from llmtop.presets.spec import GpuSpec, ModelShape
+from llmtop.presets.toml_file import TomlFile
+
+Kind = Literal["models", "gpus", "recipes"]
+
+_BUILT_IN = Path(__file__).parent
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_MODEL_KEYS = ("description", "source", "license", "config")
+_GPU_KEYS = (*GpuSpec.__struct_fields__, "description", "alias_of", "device_names")
+_RECIPE_TEXTS = ("description", "goal", "notes", "base")
+
+
+class LoadedModel(Struct, frozen=True, kw_only=True):
+    """A model, as far as it is known before anything is built."""
+
+    shape: ModelShape
+    hf_config: dict[str, Any]
+    """What `transformers.AutoConfig.for_model` takes."""
+    source: str
+    """The file that the shape was read from."""
+    weights_dir: str | None = None
+    """Folder with weights to start from."""
+
+
+class Recipe(Struct, frozen=True, kw_only=True):
+    """A named set of option values."""
+
+    name: str
+    description: str
+    values: dict[str, Any]
+    """Option name to value, as the file has it."""
+    sources: dict[str, str]
+    """Option name to the file that its value came from."""
+    goal: str = ""
+    notes: str = ""
+
+
+class PresetEntry(Struct, frozen=True, kw_only=True):
+    """One line of the catalogue."""
+
+    name: str
+    kind: Kind
+    path: str
+    description: str
+
+
+def user_presets_dir() -> Path:
+    """Where a person's own presets lie, whether it exists or not."""
+    configured = os.environ.get("XDG_CONFIG_HOME", "")
+    # The XDG rules say to ignore a relative path.
+    root = Path(configured) if Path(configured).is_absolute() else Path.home() / ".config"
+    return root / "llmtop" / "presets"
+
+
+def _folders(kind: Kind) -> tuple[Path, Path]:
+    return user_presets_dir() / kind, _BUILT_IN / kind
+
+
+def _names(kind: Kind) -> list[str]:
+    return sorted({path.stem for folder in _folders(kind) for path in folder.glob("*.toml")})
+
+
+def _find(kind: Kind, name: str) -> Path | None:
+    if not _NAME.fullmatch(name):
+        return None
+    for folder in _folders(kind):
+        for spelling in dict.fromkeys((name, name.lower())):
+            path = folder / f"{spelling}.toml"
+            if path.is_file():
+                return path
+    return None
+
+
+def _unknown(kind: Kind, name: str, why: str = "") -> UsageError:
+    word = {"models": "model", "gpus": "GPU", "recipes": "recipe"}[kind]
+    names = _names(kind)
+    guess = nearest(name, names)
+    known = f"`llmtop presets {kind}` lists them"
+    return UsageError(
+        f"no {word} preset is called '{name[:80]}'",
+        why=why,
+        fix=f"did you mean '{guess}'? {known}" if guess else f"known: {', '.join(names)}",
+    )
+
+
+def entries(kind: Kind) -> tuple[PresetEntry, ...]:
+    """Every preset of one kind, by name; a user's own hides the built-in one of the same name."""
+    found: list[PresetEntry] = []
+    for name in _names(kind):
+        path = _find(kind, name)
+        if path is not None:
+            file = TomlFile(path)
+            alias = file.text("alias_of", "") if kind == "gpus" else ""
+            description = f"the same as {alias}" if alias else file.text("description")
+            found.append(PresetEntry(name=name, kind=kind, path=str(path), description=description))
+    return tuple(found)
+
+
+def load_model(ref: str) -> LoadedModel:
+    """A model preset by name, a Hugging Face config.json, or a folder that holds one."""
+    looks_like_path = "/" in ref or os.sep in ref or ref.endswith(".json") or ref.startswith(("~", "."))
+    if not looks_like_path:
+        preset = _find("models", ref)
+        if preset is not None:
+            return _model_preset(preset)
+    path = Path(ref).expanduser()
+    if path.is_dir():
+        return _model_folder(path)
+    if path.exists():
+        return _model_file(path)
+    if looks_like_path:
+        raise UsageError(
+            f"{ref}: no such file or folder",
+            why="a model with a slash or a .json ending is looked up as a path",
+            fix="give a config.json, a folder that holds one, or the name of a model preset",
+        )
+    raise _unknown("models", ref, why="and no file or folder of that name is here")
+
+
+def _model_preset(path: Path) -> LoadedModel:
+    file = TomlFile(path)
+    file.require_known(_MODEL_KEYS)
+    file.text("description")
+    config = file.table("config")
+    return _loaded(config, name=path.stem, source=path, weights_dir=None)
+
+
+def _model_file(path: Path) -> LoadedModel:
+    config = hf_config.read_file(path)
+    name = path.parent.resolve().name if path.name == "config.json" else path.stem
+    return _loaded(config, name=name, source=path, weights_dir=None)
+
+
+def _model_folder(folder: Path) -> LoadedModel:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UsageError(
+            f"{folder}: holds no config.json", fix="give the folder that a model was saved to, or a preset"
+        )
+    config = hf_config.read_file(path)
+    has_weights = any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
+    if has_weights and not hf_canonical.is_plain(config):
+        raise UsageError(
+            f"{folder}: its weights are not those of a plain language model",
+            why="the layout of the saved tensors is not the one that training builds",
+            fix=f"give {path} itself: the same shape, from random weights",
+        )
+    weights_dir = str(folder.resolve()) if has_weights else None
+    return _loaded(config, name=folder.resolve().name, source=path, weights_dir=weights_dir)
+
+
+def _loaded(config: dict[str, Any], *, name: str, source: Path, weights_dir: str | None) -> LoadedModel:
+    plain = hf_canonical.canonical(config, str(source))
+    return LoadedModel(
+        shape=hf_config.read_shape(plain, name, str(source)),
+        hf_config=plain,
+        source=str(source),
+        weights_dir=weights_dir,
+    )
+
+
+def load_gpu(name: str) -> GpuSpec:
+    """A GPU preset by name."""
+    path = _find("gpus", name)
+    if path is None:
+        raise _unknown("gpus", name)
+    file = TomlFile(path)
+    alias = file.text("alias_of", "")
+    if alias:
+        target = _find("gpus", alias)
+        if target is None or target == path:
+            raise UsageError(f"{file.where('alias_of')}: no GPU preset is called '{alias}'")
+        path, file = target, TomlFile(target)
+    file.require_known(_GPU_KEYS)
+    file.text("description")
+    values = {key: value for key, value in file.values.items() if key in GpuSpec.__struct_fields__}
+    return file.convert({"name": path.stem, **values}, GpuSpec)
+
+
+def gpu_for_device(device_name: str, memory_bytes: int | None) -> str | None:
+    """The GPU preset of a device as NVML names it, or None; equal names are told apart by memory size."""
+    best: tuple[float, str] | None = None
+    for name in _names("gpus"):
+        path = _find("gpus", name)
+        if path is None:
+            continue
+        values = TomlFile(path).values
+        if device_name not in values.get("device_names", ()):
+            continue
+        size = values.get("memory_bytes")
+        distance = abs(size - memory_bytes) / memory_bytes if memory_bytes and size else 0.0
+        if distance < 0.1 and (best is None or distance < best[0]):
+            best = (distance, name)
+    return best[1] if best else None
+
+
+def load_recipe(name_or_path: str) -> Recipe:
+    """A recipe by name, or from a TOML file by its path."""
+    path = _find("recipes", name_or_path)
+    if path is None and (name_or_path.endswith(".toml") or "/" in name_or_path):
+        path = Path(name_or_path).expanduser()
+        if not path.is_file():
+            raise UsageError(f"{name_or_path}: no such recipe file")
+    if path is None:
+        raise _unknown("recipes", name_or_path)
+    return _recipe(path, seen=())
+
+
+def _recipe(path: Path, seen: tuple[Path, ...]) -> Recipe:
+    # Imported here: the catalogue of models and GPUs needs no option table.
+    from llmtop.presets import option_values
+
+    file = TomlFile(path)
+    own: dict[str, Any] = {}
+    for key, value in file.values.items():
+        if key not in _RECIPE_TEXTS:
+            own[key] = option_values.check(key, value, file.where(key), extra_keys=_RECIPE_TEXTS)
+    values, sources = dict(own), dict.fromkeys(own, str(path))
+    base_name = file.text("base", "")
+    if base_name:
+        base = _recipe(_base_path(file, base_name, (*seen, path)), (*seen, path))
+        values = option_values.merge(base.values, own)
+        sources = base.sources | sources
+    return Recipe(
+        name=path.stem,
+        description=file.text("description"),
+        values=values,
+        sources=sources,
+        goal=file.text("goal", ""),
+        notes=file.text("notes", ""),
+    )
+
+
+def _base_path(file: TomlFile, base: str, seen: tuple[Path, ...]) -> Path:
+    """A recipe may refine the built-in one of its own name, but never lead back to itself."""
+    for path in (_find("recipes", base), _BUILT_IN / "recipes" / f"{base}.toml"):
+        if path is not None and path.is_file() and path not in seen:
+            return path
+    if _find("recipes", base) is None:
+        raise UsageError(f"{file.where('base')}: no recipe is called '{base}'", fix=_unknown("recipes", base).fix)
+    raise UsageError(f"{file.where('base')}: base = '{base}' leads back to this recipe")
