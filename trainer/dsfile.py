@@ -1,0 +1,173 @@
+"""Reads a DeepSpeed configuration file as people have them: any encoding, JSON or Hjson."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from llmtop.presets.errors import UsageError, nearest
+from llmtop.trainer.dsproblem import Findings
+from llmtop.trainer.hjson import HjsonError, loads
+
+_LARGEST_FILE_BYTES = 4 << 20
+_BYTE_ORDER_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+
+def read_config(path: Path, findings: Findings) -> dict[str, Any]:
+    """The object in the file. Raises UsageError for anything that is not one."""
+    text = _text(path, findings)
+    _refuse_yaml(path, text)
+    config = _parse(path, text, findings)
+    if not isinstance(config, dict):
+        raise UsageError(
+            f"{path} holds a {_json_name(config)}, not an object",
+            why="a DeepSpeed configuration is an object of keys and values in braces",
+            fix="give the file with the braces around its keys",
+        )
+    _refuse_endless(path, config, "")
+    return config
+
+
+def _text(path: Path, findings: Findings) -> str:
+    content = _content(path)
+    for mark, encoding in _BYTE_ORDER_MARKS:
+        if content.startswith(mark):
+            findings.warn(
+                "file",
+                f"begins with a byte order mark ({encoding.removesuffix('-sig')}); transformers and DeepSpeed"
+                " read plain UTF-8 only",
+                "save it as UTF-8 without a mark",
+            )
+            return _decoded(path, content, encoding)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        findings.warn(
+            "file",
+            f"byte 0x{content[error.start]:02x} in line {line} is not UTF-8, all that DeepSpeed reads",
+            "save it as UTF-8",
+        )
+        return content.decode("latin-1")
+
+
+def _content(path: Path) -> bytes:
+    try:
+        if path.is_dir():
+            raise UsageError(
+                f"{path} is a folder", why="a DeepSpeed configuration is one file", fix=_choices(path)
+            )
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path} is not a file", fix="give a DeepSpeed JSON file")
+        if path.stat().st_size > _LARGEST_FILE_BYTES:
+            raise UsageError(
+                f"{path} is too large to be a DeepSpeed configuration",
+                why=f"it is larger than {_LARGEST_FILE_BYTES >> 20} MiB",
+                fix="give a DeepSpeed JSON file",
+            )
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise UsageError(f"there is no file {path}", fix=_choices(path.parent, path.name)) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UsageError(
+            f"{path} cannot be read", why=reason, fix="give a readable DeepSpeed JSON file"
+        ) from None
+
+
+def _choices(folder: Path, wanted: str = "") -> str:
+    """Advice that names the configuration files of a folder."""
+    try:
+        names = sorted(p.name for p in folder.iterdir() if p.suffix in (".json", ".jsonc", ".hjson"))
+    except (OSError, ValueError):
+        names = []
+    guess = nearest(wanted, names) if wanted else None
+    if guess:
+        return f"did you mean {folder / guess}?"
+    return f"give one of its files: {', '.join(names[:8])}" if names else "give a DeepSpeed JSON file"
+
+
+def _decoded(path: Path, content: bytes, encoding: str) -> str:
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not text", why=str(error), fix="save it as UTF-8") from None
+
+
+def _refuse_yaml(path: Path, text: str) -> None:
+    """Accelerate's own files are YAML; read as Hjson they would come out wrong in silence."""
+    if text.lstrip("\ufeff \t\r\n")[:1] in ("{", "["):
+        return
+    if path.suffix in (".yaml", ".yml") or re.search(r"^---|^\s*[\w.]+:[ \t]*$", text, re.MULTILINE):
+        raise UsageError(
+            f"{path} is YAML",
+            why="accelerate keeps its own settings in YAML; DeepSpeed reads JSON",
+            fix="give the file that its deepspeed_config_file names, or its deepspeed_config part as JSON",
+        )
+
+
+def _parse(path: Path, text: str, findings: Findings) -> Any:
+    try:
+        return json.loads(
+            text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_whole, parse_float=float
+        )
+    except (ValueError, RecursionError) as strict_error:
+        reason = str(strict_error)
+    try:
+        config = loads(text)
+    except HjsonError as error:
+        raise UsageError(
+            f"{path} is not JSON",
+            why=str(error),
+            fix="correct that line; keys and texts go in double quotes, and each key may stand once",
+        ) from None
+    findings.warn(
+        "file",
+        f"is not strict JSON ({reason}): DeepSpeed reads such files, transformers and accelerate do not",
+        "take out comments and trailing commas, and put every text in double quotes",
+    )
+    return config
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    config = dict(pairs)
+    if len(config) != len(pairs):
+        raise ValueError("a key is given twice")
+    return config
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(f"{word} is not a number of JSON")
+
+
+def _whole(digits: str) -> int | float:
+    """A number that fits no register becomes a float, so that every integer can be written out again."""
+    return int(digits) if len(digits) < 19 else float(digits)
+
+
+def _refuse_endless(path: Path, value: Any, key: str) -> None:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _refuse_endless(path, inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for inner in value:
+            _refuse_endless(path, inner, key)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{path}: {key} is too large for a number", fix="write a number below 1e308")
+
+
+def _json_name(value: Any) -> str:
+    for kind, name in ((list, "list"), (str, "text"), (bool, "truth value"), (type(None), "null")):
+        if isinstance(value, kind):
+            return name
+    return "number"
