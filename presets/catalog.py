@@ -89,6 +89,11 @@ def _find(kind: Kind, name: str) -> Path | None:
     return None
 
 
+def has(kind: Kind, name: str) -> bool:
+    """Whether there is a preset of this name."""
+    return _find(kind, name) is not None
+
+
 def _unknown(kind: Kind, name: str, why: str = "") -> UsageError:
     word = {"models": "model", "gpus": "GPU", "recipes": "recipe"}[kind]
     names = _names(kind)
@@ -139,7 +144,8 @@ def _model_preset(path: Path) -> LoadedModel:
     file = TomlFile(path)
     file.require_known(_MODEL_KEYS)
     file.text("description")
-    config = file.table("config")
+    # TOML has no null, which some configurations need to turn a class's default off.
+    config = {key: None if value == "null" else value for key, value in file.table("config").items()}
     return _loaded(config, name=path.stem, source=path, weights_dir=None)
 
 
@@ -255,5 +261,7 @@ def _base_path(file: TomlFile, base: str, seen: tuple[Path, ...]) -> Path:
         if path is not None and path.is_file() and path not in seen:
             return path
     if _find("recipes", base) is None:
-        raise UsageError(f"{file.where('base')}: no recipe is called '{base}'", fix=_unknown("recipes", base).fix)
+        raise UsageError(
+            f"{file.where('base')}: no recipe is called '{base}'", fix=_unknown("recipes", base).fix
+        )
     raise UsageError(f"{file.where('base')}: base = '{base}' leads back to this recipe")

@@ -83,7 +83,9 @@ def unknown_key(where: str, key: str, known: Iterable[str]) -> UsageError:
     )
 
 
-def bad_value(where: str, key: str, value: object, expected: str, candidates: Iterable[str] = ()) -> UsageError:
+def bad_value(
+    where: str, key: str, value: object, expected: str, candidates: Iterable[str] = ()
+) -> UsageError:
     """The error for a value that a key cannot take, naming the nearest valid one where there is one."""
     guess = nearest(str(value), candidates)
     fix = f"did you mean '{guess}'?" if guess else f"use {expected}"

@@ -119,7 +119,7 @@ class GpuSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     kind: Literal["cuda", "cpu"] = "cuda"
     memory_bytes: PositiveInt | None = None
-    """Device memory as NVML reports its total; for the CPU kind the machine's memory, read at resolve time."""
+    """Device memory as NVML reports its total; for the CPU kind the machine's, read at resolve time."""
     memory_bandwidth_bytes_per_second: PositiveFloat | None = None
     dense_flops_per_second: dict[str, float] = {}
     """Dense (not sparse) peak by precision: keys fp32, tf32, fp16, bf16, fp8."""
@@ -174,11 +174,11 @@ class RunOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Gradient clipping; 0 turns it off."""
     seed: NonNegativeInt = 0
     data: str = "builtin:english"
-    """A text or JSONL file, a folder of them, a saved `datasets` folder, or the English that ships with Python."""
+    """A text or JSONL file, a folder of them, a saved `datasets` folder, or Python's own English."""
     text_field: str = "text"
     """Field of a JSONL or datasets record that holds the text."""
     tokenizer: str = "auto"
-    """A folder with a tokenizer; `auto`: the model's folder, else byte-level BPE made from the data; `bytes`."""
+    """A folder with a tokenizer; `auto`: the model's folder, else byte-level BPE of the data; `bytes`."""
     checkpoint_every: NonNegativeInt = 0
     """Steps between checkpoints; 0 saves only when asked to."""
     save_at_end: bool = False
@@ -227,7 +227,7 @@ class RunSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model_source: str
     """File that the model shape was read from."""
     hf_config: dict[str, Any] = field(default_factory=dict)
-    """The Hugging Face configuration to build the model from; what a preset implies, or the file's own keys."""
+    """The Hugging Face configuration to build the model from: the preset's or the file's own keys."""
     weights_dir: str | None = None
     """Folder with weights to start from; None trains from random weights."""
     provenance: dict[str, Provenance] = field(default_factory=dict)

@@ -40,7 +40,9 @@ class TomlFile:
         """The file and, where it can be found, the line of a top-level or table key."""
         pattern = rf'^\s*(?:\[\s*)?["\']?{re.escape(key)}["\']?\s*(?:=|\.|\])'
         found = re.search(pattern, self._text, flags=re.MULTILINE)
-        return f"{self.path}:{self._text.count(chr(10), 0, found.start() + 1) + 1}" if found else str(self.path)
+        return (
+            f"{self.path}:{self._text.count(chr(10), 0, found.start() + 1) + 1}" if found else str(self.path)
+        )
 
     def require_known(self, known: Iterable[str], values: dict[str, Any] | None = None) -> None:
         """Raises for the first key that nothing reads."""
@@ -53,7 +55,7 @@ class TomlFile:
         """A text value; raises when it is missing without a default, or something else."""
         value = self.values.get(key, default)
         if value is None:
-            raise UsageError(f"{self.path}: the key '{key}' is missing", fix=f"add {key} = \"...\"")
+            raise UsageError(f"{self.path}: the key '{key}' is missing", fix=f'add {key} = "..."')
         if not isinstance(value, str):
             raise bad_value(self.where(key), key, value, "a text")
         return value

@@ -1,0 +1,195 @@
+"""Layers of option values to one run spec: merged weakest to strongest, checked, nothing left to look up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from llmtop.presets import catalog, option_values, rules, zero
+from llmtop.presets.errors import UsageError, unknown_key
+from llmtop.presets.spec import GpuSpec, ModelShape, Provenance, RunOptions, RunSpec, ValueSource
+
+_STRENGTH = {source: rank for rank, source in enumerate(ValueSource)}
+
+
+class Machine(Struct, frozen=True, kw_only=True):
+    """What `gpu = "auto"` stands for."""
+
+    gpu: str
+    """A GPU preset, or the device's own name where no preset has it."""
+    gpus: int
+    host_memory_bytes: int | None
+    gpu_memory_bytes: int | None = None
+    compute_capability: str | None = None
+
+
+class Layer(Struct, frozen=True):
+    """Option values from one place."""
+
+    source: ValueSource
+    detail: str
+    """The file, option text or probe that gave them."""
+    values: dict[str, Any]
+    """Option name to value; texts are parsed when they come from the command line."""
+
+
+def resolve(layers: Iterable[Layer], *, name: str, machine: Machine) -> RunSpec:
+    """The run that the layers describe; raises UsageError for the first thing wrong with it."""
+    spec = assemble(layers, name=name, machine=machine)
+    for refusal in rules.refusals(spec):
+        raise UsageError(refusal.what, why=refusal.why, fix=refusal.fix)
+    return spec
+
+
+def assemble(layers: Iterable[Layer], *, name: str, machine: Machine) -> RunSpec:
+    """As `resolve`, but with combinations that cannot work left in, for a view that shows them."""
+    values, provenance = _merge(sorted(layers, key=lambda layer: _STRENGTH[layer.source]))
+    if "model" not in values:
+        raise UsageError(
+            "nothing says which model to train",
+            why="no recipe and no option names one",
+            fix="name a recipe, or give --model",
+        )
+    model = catalog.load_model(values["model"])
+    gpu = _gpu(values, provenance, machine)
+    _fit_defaults(values, provenance, model.shape, gpu)
+    options = RunOptions(**values)
+    zero.zero_settings(options.zero, options.deepspeed, model.shape.hidden_size)
+    for key in RunOptions.__struct_fields__:
+        provenance.setdefault(key, Provenance(source=ValueSource.DEFAULT))
+    return RunSpec(
+        name=name,
+        options=options,
+        model=model.shape,
+        gpu=gpu,
+        model_source=model.source,
+        hf_config=model.hf_config,
+        weights_dir=model.weights_dir,
+        provenance=provenance,
+    )
+
+
+def recipe_layers(recipe: catalog.Recipe) -> list[Layer]:
+    """One layer for each file that a recipe's values came from."""
+    by_file: dict[str, dict[str, Any]] = {}
+    for key, value in recipe.values.items():
+        by_file.setdefault(recipe.sources[key], {})[key] = value
+    return [Layer(ValueSource.RECIPE, file, values) for file, values in by_file.items()]
+
+
+def parse_set(text: str) -> dict[str, Any]:
+    """`KEY=VALUE` as nested option values; raises UsageError that names what would be right."""
+    where = f"--set {text}"
+    path, equals, value = text.partition("=")
+    keys = [part.strip() for part in path.split(".")]
+    if not equals or not all(keys):
+        raise UsageError(f"{where}: not of the form KEY=VALUE", fix="for example --set micro_batch=2")
+    first = keys[0].replace("-", "_")
+    if first == "deepspeed":
+        if len(keys) == 1:
+            raise UsageError(
+                f"{where}: deepspeed is a table",
+                fix="name the key in it: deepspeed.zero_optimization.reduce_bucket_size=2e8",
+            )
+        nested: Any = option_values.raw_value(value)
+        for key in reversed(keys):
+            nested = {key: nested}
+        return {"deepspeed": option_values.check_raw(nested["deepspeed"], where)}
+    if len(keys) > 1:
+        raise _dotted(where, keys)
+    return {first: option_values.parse(first, value, where)}
+
+
+def _dotted(where: str, keys: list[str]) -> UsageError:
+    if keys[0] in ("model", "hf_config", "gpu"):
+        return UsageError(
+            f"{where}: a key of the {keys[0]} cannot be set",
+            why=f"--{'gpu' if keys[0] == 'gpu' else 'model'} takes a preset or a file as a whole",
+            fix="copy the preset or config.json, change it there, and name the copy",
+        )
+    if keys[0] in option_values.field_types():
+        return UsageError(f"{where}: {keys[0]} has no keys below it", fix=f"--set {keys[0]}=VALUE")
+    return unknown_key(where, keys[0], option_values.field_types())
+
+
+def _merge(layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str, Provenance]]:
+    values: dict[str, Any] = {}
+    provenance: dict[str, Provenance] = {}
+    for layer in layers:
+        from_text = layer.source is ValueSource.COMMAND_LINE
+        came_from = Provenance(source=layer.source, detail=layer.detail)
+        for key, value in layer.values.items():
+            where = layer.detail or str(layer.source)
+            if from_text and isinstance(value, str):
+                checked = option_values.parse(key, value, where)
+            else:
+                checked = option_values.check(key, value, where)
+            values = option_values.merge(values, {key: checked})
+            provenance[key] = came_from
+            if isinstance(checked, dict):
+                provenance |= dict.fromkeys(_leaves(checked, key), came_from)
+    return values, provenance
+
+
+def _leaves(table: dict[str, Any], path: str) -> Iterator[str]:
+    for key, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{path}.{key}")
+        else:
+            yield f"{path}.{key}"
+
+
+def _gpu(values: dict[str, Any], provenance: dict[str, Provenance], machine: Machine) -> GpuSpec:
+    """The GPU that the values name; fills `gpu` and `gpus` where they are left to the machine."""
+    from_machine = Provenance(source=ValueSource.MACHINE, detail="what this machine has")
+    if values.get("gpu", "auto") == "auto":
+        values["gpu"] = machine.gpu
+        provenance["gpu"] = from_machine
+        if "gpus" not in values:
+            values["gpus"] = machine.gpus
+            provenance["gpus"] = from_machine
+        gpu = _machine_gpu(machine)
+    else:
+        gpu = catalog.load_gpu(values["gpu"])
+    values["gpu"] = gpu.name
+    if gpu.kind == "cpu":
+        gpu = msgspec.structs.replace(gpu, memory_bytes=machine.host_memory_bytes)
+    return gpu
+
+
+def _machine_gpu(machine: Machine) -> GpuSpec:
+    if catalog.has("gpus", machine.gpu):
+        return catalog.load_gpu(machine.gpu)
+    # A device that no preset describes: what it says of itself, and nothing guessed.
+    return GpuSpec(
+        name=machine.gpu,
+        memory_bytes=machine.gpu_memory_bytes,
+        compute_capability=machine.compute_capability,
+        sources={"memory_bytes": "read from the device", "compute_capability": "read from the device"},
+    )
+
+
+def _fit_defaults(
+    values: dict[str, Any], provenance: dict[str, Provenance], model: ModelShape, gpu: GpuSpec
+) -> None:
+    """Where nobody chose, take what this model and this hardware can do."""
+
+    def fit(key: str, value: Any, why: str) -> None:
+        if key not in values:
+            values[key] = value
+            provenance[key] = Provenance(source=ValueSource.DEFAULT, detail=why)
+
+    if gpu.kind == "cpu":
+        fit("precision", "fp32", "16-bit arithmetic is several times slower on a CPU")
+    elif not rules.has_bf16(gpu):
+        fit("precision", "fp16", f"{gpu.name} computes no bf16")
+    attention = rules.default_attention(model)
+    if attention != "sdpa":
+        fit("attention", attention, f"transformers has no SDPA for {model.family}")
+    if model.learned_positions and model.max_positions is not None and model.max_positions >= 2:
+        default = next(f.default for f in msgspec.structs.fields(RunOptions) if f.name == "seq_len")
+        if model.max_positions < default:
+            fit("seq_len", model.max_positions, f"{model.name} has {model.max_positions} positions")

@@ -1,0 +1,39 @@
+"""What a rule is: a combination that cannot work, why, and the nearest setting that does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from llmtop.presets.spec import RunSpec
+
+
+class Refusal(Struct, frozen=True, kw_only=True):
+    """One combination of a run that cannot work."""
+
+    rule: str
+    """Name of the row that refused."""
+    what: str
+    why: str
+    fix: str
+
+
+class Rule(Struct, frozen=True, kw_only=True):
+    """One row of a table of rules; the texts may name `{o.option}`, `{gpu.x}`, `{model.x}` and `{spec.x}`."""
+
+    name: str
+    refuses: Callable[[RunSpec], bool]
+    what: str
+    why: str
+    fix: str
+    source: str
+    """Where it was read or seen that the combination cannot work."""
+
+    def refusal(self, spec: RunSpec) -> Refusal:
+        """The rule's texts filled in for one run."""
+
+        def fill(text: str) -> str:
+            return text.format(o=spec.options, gpu=spec.gpu, model=spec.model, spec=spec)
+
+        return Refusal(rule=self.name, what=fill(self.what), why=fill(self.why), fix=fill(self.fix))

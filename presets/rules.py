@@ -1,0 +1,276 @@
+"""Combinations that cannot work, as tables: refused before anything is launched, with what does work."""
+
+from __future__ import annotations
+
+from llmtop.presets.rule import Refusal, Rule
+from llmtop.presets.rules_deepspeed import DEEPSPEED_RULES, contradictions
+from llmtop.presets.spec import Attention, GpuSpec, ModelShape, RunSpec
+
+BITSANDBYTES_OPTIMIZERS = frozenset({"adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"})
+NO_SDPA = frozenset({"gemma2", "gpt_oss", "bloom", "mpt", "gpt_neo"})
+"""Families whose class says `_supports_sdpa = False`, or does not say it, in transformers 5.24."""
+NO_FLASH_ATTENTION = frozenset({"bloom", "mpt", "llama4_text"})
+"""The same for `_supports_flash_attn`."""
+LIGER_FAMILIES = frozenset(
+    {
+        "deepseek_v2",
+        "deepseek_v3",
+        "exaone4",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "glm4",
+        "gpt_oss",
+        "granite",
+        "llama",
+        "llama4_text",
+        "ministral",
+        "mistral",
+        "mixtral",
+        "nemotron",
+        "olmo2",
+        "olmo3",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "smollm3",
+    }
+)
+"""Those of `MODEL_TYPE_TO_APPLY_LIGER_FN` in liger-kernel 0.8.5 that have a row in the family tables."""
+MAX_TOKENS_PER_MICRO_BATCH = 100_000_000
+FLASH_HEAD_DIM = 256
+
+
+def refusals(spec: RunSpec) -> tuple[Refusal, ...]:
+    """Everything about the run that cannot work; empty when it can be tried."""
+    found = [rule.refusal(spec) for rule in RULES if rule.refuses(spec)]
+    if spec.options.deepspeed:
+        found += [rule.refusal(spec) for rule in DEEPSPEED_RULES if rule.refuses(spec)]
+        found += contradictions(spec)
+    return tuple(found)
+
+
+def has_bf16(gpu: GpuSpec) -> bool:
+    """Whether the hardware computes bf16; a device that does not say is taken at the user's word."""
+    return gpu.kind == "cpu" or _capability(gpu) >= (8, 0)
+
+
+def default_attention(model: ModelShape) -> Attention:
+    """The attention to use where nobody chose: SDPA wherever transformers has it for the family."""
+    return "eager" if model.family in NO_SDPA else "sdpa"
+
+
+def _capability(gpu: GpuSpec) -> tuple[int, int]:
+    """Compute capability as numbers; beyond every bound when it is not known."""
+    major, _, minor = (gpu.compute_capability or "").partition(".")
+    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (999, 0)
+
+
+def _flash(spec: RunSpec) -> bool:
+    return spec.options.attention.startswith("flash_attention")
+
+
+_OFFLOAD_RULES = (
+    Rule(
+        name="offload_param needs stage 3",
+        refuses=lambda spec: spec.options.offload_param != "none" and spec.options.zero != 3,
+        what="offload_param = {o.offload_param} with zero = {o.zero}",
+        why="only stage 3 shards the weights; below it each GPU keeps them all and DeepSpeed ignores the key",
+        fix="zero = 3, or offload_param = none",
+        source="deepspeed 0.19.8 runtime/zero/config.py; accelerate#2079",
+    ),
+    Rule(
+        name="offload_optimizer needs sharding",
+        refuses=lambda spec: spec.options.offload_optimizer != "none" and spec.options.zero == 0,
+        what="offload_optimizer = {o.offload_optimizer} with zero = 0",
+        why="without ZeRO there is no DeepSpeed optimizer to offload, and the key is ignored",
+        fix="zero = 1 or above, or offload_optimizer = none",
+        source="deepspeed 0.19.8 runtime/engine.py:_configure_optimizer",
+    ),
+    Rule(
+        name="nvme needs stage 3",
+        refuses=lambda spec: spec.options.offload_optimizer == "nvme" and spec.options.zero in (1, 2),
+        what="offload_optimizer = nvme with zero = {o.zero}",
+        why="at stages 1 and 2 DeepSpeed takes nvme for cpu without a word, and the state fills host memory",
+        fix="zero = 3, or offload_optimizer = cpu",
+        source="measured with deepspeed 0.19.8",
+    ),
+    Rule(
+        name="nvme needs a path",
+        refuses=lambda spec: (
+            "nvme" in (spec.options.offload_optimizer, spec.options.offload_param)
+            and not spec.options.nvme_path
+        ),
+        what="offload to nvme without nvme_path",
+        why="DeepSpeed has no default folder to swap to",
+        fix="nvme_path = a folder on a local NVMe drive",
+        source="deepspeed 0.19.8 runtime/zero/offload_config.py",
+    ),
+    Rule(
+        name="bitsandbytes optimizers cannot be offloaded",
+        refuses=lambda spec: (
+            spec.options.offload_optimizer != "none" and spec.options.optimizer in BITSANDBYTES_OPTIMIZERS
+        ),
+        what="optimizer = {o.optimizer} with offload_optimizer = {o.offload_optimizer}",
+        why="DeepSpeed's offload steps with its own CPU Adam and refuses another optimizer",
+        fix="optimizer = adamw, or offload_optimizer = none",
+        source="deepspeed 0.19.8 runtime/engine.py:_configure_optimizer (zero_force_ds_cpu_optimizer)",
+    ),
+)
+
+_ADAPTER_RULES = (
+    Rule(
+        name="quantized weights need LoRA",
+        refuses=lambda spec: spec.options.quantization != "none" and spec.options.lora_rank == 0,
+        what="quantization = {o.quantization} with lora_rank = 0",
+        why="quantized weights take no gradient; only adapters beside them can be trained",
+        fix="lora_rank = 16, or quantization = none",
+        source="transformers 5.x trainer.py:validate_quantization_for_training",
+    ),
+    Rule(
+        name="int8 is wrong at stage 3",
+        refuses=lambda spec: spec.options.quantization == "int8" and spec.options.zero == 3,
+        what="quantization = int8 with zero = 3",
+        why="sharding splits the row scales of 8-bit weights from their rows: the losses come out wrong",
+        fix="zero = 2, or quantization = nf4",
+        source="bitsandbytes#1451",
+    ),
+)
+
+_PRECISION_RULES = (
+    Rule(
+        name="fp16 on a CPU",
+        refuses=lambda spec: spec.options.precision == "fp16" and spec.on_cpu,
+        what="precision = fp16 on the CPU",
+        why="DeepSpeed's CPU backend refuses it: type fp16 is not supported on your device",
+        fix="precision = fp32",
+        source="seen with deepspeed 0.19.8, runtime/engine.py:_do_sanity_check",
+    ),
+    Rule(
+        name="bf16 needs compute capability 8.0",
+        refuses=lambda spec: spec.options.precision == "bf16" and not has_bf16(spec.gpu),
+        what="precision = bf16 on {gpu.name}",
+        why="its compute capability is {gpu.compute_capability}, and bf16 arithmetic came with 8.0",
+        fix="precision = fp16",
+        source="NVIDIA CUDA C++ Programming Guide, arithmetic throughput by compute capability",
+    ),
+)
+
+_KERNEL_RULES = (
+    Rule(
+        name="flash attention on a CPU",
+        refuses=lambda spec: _flash(spec) and spec.on_cpu,
+        what="attention = {o.attention} on the CPU",
+        why="FlashAttention has kernels for GPUs only",
+        fix="attention = sdpa",
+        source="seen with transformers 5.24: ImportError at model construction",
+    ),
+    Rule(
+        name="flash attention in fp32",
+        refuses=lambda spec: _flash(spec) and spec.options.precision == "fp32",
+        what="attention = {o.attention} with precision = fp32",
+        why="FlashAttention computes in fp16 and bf16 only",
+        fix="attention = sdpa, or precision = bf16",
+        source="Dao-AILab/flash-attention README; transformers 5.x modeling_flash_attention_utils.py",
+    ),
+    Rule(
+        name="flash attention 2 needs compute capability 8.0",
+        refuses=lambda spec: spec.options.attention == "flash_attention_2" and _capability(spec.gpu) < (8, 0),
+        what="attention = flash_attention_2 on {gpu.name}",
+        why="its compute capability is {gpu.compute_capability}; FlashAttention-2 starts with Ampere, 8.0",
+        fix="attention = sdpa",
+        source="Dao-AILab/flash-attention README, CUDA requirements",
+    ),
+    Rule(
+        name="flash attention 3 needs Hopper",
+        refuses=lambda spec: (
+            spec.options.attention == "flash_attention_3"
+            and not (9, 0) <= _capability(spec.gpu) < (10, 0)
+            and spec.gpu.compute_capability is not None
+        ),
+        what="attention = flash_attention_3 on {gpu.name}",
+        why="its compute capability is {gpu.compute_capability}; FlashAttention-3 is written for Hopper, 9.0",
+        fix="attention = flash_attention_2 (from 8.0), or sdpa",
+        source="Dao-AILab/flash-attention README, FlashAttention-3 requirements",
+    ),
+    Rule(
+        name="flash attention 4 needs Hopper or Blackwell",
+        refuses=lambda spec: spec.options.attention == "flash_attention_4" and _capability(spec.gpu) < (9, 0),
+        what="attention = flash_attention_4 on {gpu.name}",
+        why="its compute capability is {gpu.compute_capability}; FlashAttention-4 starts with Hopper, 9.0",
+        fix="attention = flash_attention_2 (from 8.0), or sdpa",
+        source="Dao-AILab/flash-attention README, FlashAttention-4",
+    ),
+    Rule(
+        name="flash attention and wide heads",
+        refuses=lambda spec: _flash(spec) and spec.model.head_dim > FLASH_HEAD_DIM,
+        what="attention = {o.attention} with heads of {model.head_dim}",
+        why="FlashAttention has kernels for heads of at most 256",
+        fix="attention = sdpa",
+        source="Dao-AILab/flash-attention README",
+    ),
+    Rule(
+        name="family without flash attention",
+        refuses=lambda spec: _flash(spec) and spec.model.family in NO_FLASH_ATTENTION,
+        what="attention = {o.attention} with a {model.family} model",
+        why="transformers has no FlashAttention for this family",
+        fix="attention = eager, or sdpa where the family has it",
+        source="transformers 5.24: _supports_flash_attn of the family's class",
+    ),
+    Rule(
+        name="family without SDPA",
+        refuses=lambda spec: spec.options.attention == "sdpa" and spec.model.family in NO_SDPA,
+        what="attention = sdpa with a {model.family} model",
+        why="transformers refuses SDPA for this family: it cannot express its attention",
+        fix="attention = eager, or flash_attention_2 where the family has it",
+        source="transformers 5.24: _supports_sdpa of the family's class",
+    ),
+    Rule(
+        name="liger on a CPU",
+        refuses=lambda spec: spec.options.liger and spec.on_cpu,
+        what="liger on the CPU",
+        why="its kernels are Triton programs, and Triton finds no driver without a GPU",
+        fix="liger = false",
+        source="seen with liger-kernel 0.8.5: 0 active drivers",
+    ),
+    Rule(
+        name="family without liger",
+        refuses=lambda spec: spec.options.liger and spec.model.family not in LIGER_FAMILIES,
+        what="liger with a {model.family} model",
+        why="Liger has no kernels for this family and would change nothing",
+        fix="liger = false",
+        source="liger-kernel 0.8.5: MODEL_TYPE_TO_APPLY_LIGER_FN",
+    ),
+)
+
+_SHAPE_RULES = (
+    Rule(
+        name="longer than the position table",
+        refuses=lambda spec: (
+            spec.model.learned_positions > 0
+            and spec.model.max_positions is not None
+            and spec.options.seq_len > spec.model.max_positions
+        ),
+        what="seq_len = {o.seq_len} with {model.name}",
+        why="it learned {model.max_positions} positions and has no others",
+        fix="seq_len = {model.max_positions}",
+        source="transformers 5.x: the family's table of learned positions",
+    ),
+    Rule(
+        name="more tokens than there can be",
+        refuses=lambda spec: spec.options.micro_batch * spec.options.seq_len > MAX_TOKENS_PER_MICRO_BATCH,
+        what="micro_batch = {o.micro_batch} sequences of {o.seq_len} tokens",
+        why="more than a hundred million tokens at once is beyond any GPU",
+        fix="a smaller micro_batch; grad_accum makes the global batch as large as you like",
+        source="a bound, so that byte counts stay within 64 bits",
+    ),
+)
+
+RULES: tuple[Rule, ...] = (
+    *_OFFLOAD_RULES,
+    *_ADAPTER_RULES,
+    *_PRECISION_RULES,
+    *_KERNEL_RULES,
+    *_SHAPE_RULES,
+)

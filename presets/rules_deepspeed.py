@@ -1,0 +1,215 @@
+"""Raw DeepSpeed keys that cannot work, or that say something else than an option does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from msgspec import Struct
+
+from llmtop.presets.rule import Refusal, Rule
+from llmtop.presets.spec import RunSpec
+
+REMOVED_BLOCKS = frozenset(
+    {
+        "amp",
+        "compression_training",
+        "curriculum_learning",
+        "eigenvalue",
+        "elasticity",
+        "graph_harvesting",
+        "nebula",
+        "progressive_layer_drop",
+        "quantize_training",
+        "sparse_attention",
+        "sparse_gradients",
+    }
+)
+REMOVED_ZERO_KEYS = frozenset({"mics_hierarchical_params_gather", "mics_shard_size", "zeropp_loco_param"})
+"""Both refused by deepspeed 0.19.8, runtime/config.py:_reject_removed_config_keys."""
+
+_ADAMS = ("adam", "adamw")
+
+
+class Owned(Struct, frozen=True, kw_only=True):
+    """A raw key that says what an option says; the option decides."""
+
+    path: str
+    option: str
+    value: Callable[[RunSpec], object]
+
+
+OWNED: tuple[Owned, ...] = (
+    Owned(path="zero_optimization.stage", option="zero", value=lambda spec: spec.options.zero),
+    Owned(
+        path="zero_optimization.offload_optimizer.device",
+        option="offload_optimizer",
+        value=lambda spec: spec.options.offload_optimizer,
+    ),
+    Owned(
+        path="zero_optimization.offload_param.device",
+        option="offload_param",
+        value=lambda spec: spec.options.offload_param,
+    ),
+    Owned(path="bf16.enabled", option="precision", value=lambda spec: spec.options.precision == "bf16"),
+    Owned(path="bfloat16.enabled", option="precision", value=lambda spec: spec.options.precision == "bf16"),
+    Owned(path="fp16.enabled", option="precision", value=lambda spec: spec.options.precision == "fp16"),
+    Owned(
+        path="train_micro_batch_size_per_gpu",
+        option="micro_batch",
+        value=lambda spec: spec.options.micro_batch,
+    ),
+    Owned(
+        path="gradient_accumulation_steps", option="grad_accum", value=lambda spec: spec.options.grad_accum
+    ),
+    Owned(
+        path="train_batch_size",
+        option="micro_batch x grad_accum x ranks",
+        value=lambda spec: spec.global_batch,
+    ),
+    Owned(path="gradient_clipping", option="max_grad_norm", value=lambda spec: spec.options.max_grad_norm),
+    Owned(path="optimizer.params.lr", option="learning_rate", value=lambda spec: spec.options.learning_rate),
+    Owned(
+        path="optimizer.params.weight_decay",
+        option="weight_decay",
+        value=lambda spec: spec.options.weight_decay,
+    ),
+    Owned(path="optimizer.params.eps", option="adam_epsilon", value=lambda spec: spec.options.adam_epsilon),
+    Owned(
+        path="optimizer.params.betas",
+        option="adam_beta1 and adam_beta2",
+        value=lambda spec: [spec.options.adam_beta1, spec.options.adam_beta2],
+    ),
+)
+
+
+def raw(spec: RunSpec, path: str) -> Any:
+    """The raw key at a dotted path, or None."""
+    value: Any = spec.options.deepspeed
+    for key in path.split("."):
+        if not isinstance(value, dict):
+            return None
+        value = value.get(key)
+    return value
+
+
+def contradictions(spec: RunSpec) -> Iterator[Refusal]:
+    """Raw keys that say something else than the option that decides."""
+    for owned in OWNED:
+        given, wanted = raw(spec, owned.path), owned.value(spec)
+        if given is None or given == "auto" or given == wanted:
+            continue
+        yield Refusal(
+            rule=f"contradiction of {owned.option}",
+            what=f"deepspeed.{owned.path} = {given!r}, but {owned.option} = {wanted!r}",
+            why="the prediction and the training loop follow the option",
+            fix=f"say it once: set {owned.option.split(' ')[0]} and leave deepspeed.{owned.path} out",
+        )
+
+
+def _removed_block(spec: RunSpec) -> str | None:
+    return next((key for key in spec.options.deepspeed if key in REMOVED_BLOCKS), None)
+
+
+def _removed_zero_key(spec: RunSpec) -> str | None:
+    block = raw(spec, "zero_optimization")
+    return next((key for key in block if key in REMOVED_ZERO_KEYS), None) if isinstance(block, dict) else None
+
+
+def _number(spec: RunSpec, path: str) -> float | None:
+    value = raw(spec, path)
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _secondary_ranks(spec: RunSpec) -> int:
+    return int(_number(spec, "zero_optimization.zero_hpz_partition_size") or 1)
+
+
+def _offloads_a_part(spec: RunSpec) -> bool:
+    ratio = _number(spec, "zero_optimization.offload_optimizer.ratio")
+    return ratio is not None and ratio < 1
+
+
+def _accumulates_elsewhere(spec: RunSpec) -> bool:
+    """Whether gradients add up in another precision than the weights have."""
+    names = {"fp32": ("fp32", "float32", "torch.float32", "float"), "fp16": ("fp16", "float16", "half")}
+    given = raw(spec, "data_types.grad_accum_dtype")
+    own = names.get(spec.options.precision, ("bf16", "bfloat16", "torch.bfloat16"))
+    return given is not None and given != "auto" and given not in own
+
+
+DEEPSPEED_RULES: tuple[Rule, ...] = (
+    Rule(
+        name="removed DeepSpeed block",
+        refuses=lambda spec: _removed_block(spec) is not None,
+        what="deepspeed holds a block that DeepSpeed no longer has",
+        why="0.19 refuses amp, compression_training, elasticity, curriculum_learning and others by name",
+        fix="delete the block; precision, the batch options and quantization replace what still makes sense",
+        source="deepspeed 0.19.8 runtime/config.py:_reject_removed_config_keys",
+    ),
+    Rule(
+        name="removed DeepSpeed ZeRO key",
+        refuses=lambda spec: _removed_zero_key(spec) is not None,
+        what="deepspeed.zero_optimization holds a key that DeepSpeed no longer has",
+        why="MiCS and LoCo are gone: mics_shard_size, mics_hierarchical_params_gather, zeropp_loco_param",
+        fix="delete the key; zero_hpz_partition_size keeps a second shard near each GPU",
+        source="deepspeed 0.19.8 runtime/config.py:_reject_removed_config_keys",
+    ),
+    Rule(
+        name="both precisions",
+        refuses=lambda spec: raw(spec, "fp16.enabled") is True and raw(spec, "bf16.enabled") is True,
+        what="deepspeed.fp16.enabled and deepspeed.bf16.enabled are both true",
+        why="DeepSpeed asserts that at most one of them is on",
+        fix="leave both out: precision = {o.precision} decides",
+        source="deepspeed 0.19.8 runtime/config.py:_do_sanity_check",
+    ),
+    Rule(
+        name="another optimizer by raw key",
+        refuses=lambda spec: (
+            raw(spec, "optimizer.type") is not None and str(raw(spec, "optimizer.type")).lower() not in _ADAMS
+        ),
+        what="deepspeed.optimizer.type is not an Adam",
+        why="the training loop and the prediction know AdamW and its 8-bit and paged forms only",
+        fix="leave it out and choose by optimizer = adamw, adamw_torch, adamw_8bit, ...",
+        source="the optimizers of this program",
+    ),
+    Rule(
+        name="scheduler by raw key",
+        refuses=lambda spec: raw(spec, "scheduler") is not None,
+        what="deepspeed.scheduler sets a learning-rate schedule",
+        why="the training loop runs the schedule itself, and two of them fight",
+        fix="leave it out: lr_schedule = {o.lr_schedule} and warmup_steps = {o.warmup_steps} decide",
+        source="the training loop of this program",
+    ),
+    Rule(
+        name="secondary shards need stage 3 and whole groups",
+        refuses=lambda spec: (
+            _secondary_ranks(spec) > 1
+            and (
+                spec.options.zero != 3 or spec.world_size % min(_secondary_ranks(spec), spec.world_size) != 0
+            )
+        ),
+        what="deepspeed.zero_optimization.zero_hpz_partition_size, zero = {o.zero}, {spec.world_size} ranks",
+        why="ranks keep the second shard in groups of this size, at stage 3 only",
+        fix="zero = 3 and a size that divides {spec.world_size}, or leave it out",
+        source="deepspeed 0.19.8 utils/groups.py:_create_zero_param_parallel_group",
+    ),
+    Rule(
+        name="another accumulation precision at stage 0",
+        refuses=lambda spec: spec.options.zero == 0 and _accumulates_elsewhere(spec),
+        what="deepspeed.data_types.grad_accum_dtype differs from precision = {o.precision} at zero = 0",
+        why="DeepSpeed has no optimizer for that mix without ZeRO",
+        fix="zero = 1 or above, or leave grad_accum_dtype out",
+        source="deepspeed 0.19.8 runtime/engine.py:_do_optimizer_sanity_check",
+    ),
+    Rule(
+        name="partial offload needs stage 3",
+        refuses=lambda spec: (
+            (_number(spec, "zero_optimization.offload_optimizer.ratio") or 1) < 1 and spec.options.zero != 3
+        ),
+        what="deepspeed.zero_optimization.offload_optimizer.ratio below 1 with zero = {o.zero}",
+        why="only stage 3 offloads a part of the optimizer",
+        fix="zero = 3, or leave ratio out",
+        source="deepspeed 0.19.8 runtime/zero/config.py:offload_ratio_check",
+    ),
+)
