@@ -1,0 +1,215 @@
+"""Predicted against actual memory, component by component, for the rank that held the most.
+
+The actual peak is what the allocator (CUDA) or the kernel (CPU: resident set) reported inside a phase
+of a step. Tensors are classified only at some moments, so the components are those of the classified
+moment nearest to that peak: of the moments that border on the phase, the one that held the most. The
+rows inside the peak and `unexplained` add up to the actual peak exactly; `unexplained` may be negative.
+On CUDA the rows outside the allocator add up, with the peak, to what NVML read of the device.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.events import MemoryClassified
+from llmtop.profiler.memory.allocator import context_bytes
+from llmtop.profiler.memory.result import Component, Moment, Prediction
+from llmtop.profiler.runstate import RankState, RunState
+
+_NEAR: dict[str, tuple[Moment, ...]] = {
+    "data": (Moment.STEADY,),
+    "forward": (Moment.FORWARD_END,),
+    "backward": (
+        Moment.FORWARD_END,
+        Moment.LOSS_BACKWARD,
+        Moment.LAST_BLOCK_BACKWARD,
+        Moment.FIRST_BLOCK_BACKWARD,
+    ),
+    "optimizer": (Moment.OPTIMIZER_STEP, Moment.STEADY),
+}
+_CLASSIFIED = (
+    Component.PARAMETERS,
+    Component.GRADIENTS,
+    Component.OPTIMIZER_STATE,
+    Component.MASTER_PARAMETERS,
+    Component.COMMUNICATION_BUFFERS,
+)
+"""Every classification looks for these, so one that is absent was zero."""
+_GONE_AFTER_BACKWARD = (Component.ACTIVATIONS, Component.LOGITS)
+_OUTSIDE = (Component.FRAGMENTATION, Component.CUDA_CONTEXT, Component.OTHER_PROCESSES)
+_NOT_TENSORS = (*_OUTSIDE, Component.UNEXPLAINED)
+DRIVER_RESERVE_BYTES = 640_000_000
+"""Of the predicted context, what the driver holds before any process comes (H200, driver 580)."""
+
+
+class BreakdownRow(Struct, frozen=True, kw_only=True):
+    component: Component
+    predicted_bytes: int | None
+    actual_bytes: int | None
+    """None: not measured at the moment that is shown."""
+    in_peak: bool = True
+    """Part of the allocated (CPU: resident) peak; False for what lies outside the allocator."""
+
+    @property
+    def error_percent(self) -> float | None:
+        """How far the prediction is above the actual bytes."""
+        return error_percent(self.predicted_bytes, self.actual_bytes)
+
+
+class Breakdown(Struct, frozen=True, kw_only=True):
+    rows: tuple[BreakdownRow, ...]
+    """In the order of `Component`; `unexplained` last."""
+    predicted_peak_bytes: int
+    actual_peak_bytes: int | None = None
+    """None before the first step was measured."""
+    unexplained_bytes: int | None = None
+    predicted_moment: str = ""
+    actual_moment: str | None = None
+    """The classified moment whose components are shown."""
+    peak_rank: int | None = None
+    peak_phase: str | None = None
+    """Phase of a step in which the peak was reached."""
+    predicted_device_bytes: int | None = None
+    actual_device_bytes: int | None = None
+    """NVML's largest reading of that rank's device; None on the CPU kind."""
+    reserved_bytes: int | None = None
+    """Largest that rank's allocator held; None on the CPU kind."""
+
+    @property
+    def error_percent(self) -> float | None:
+        return error_percent(self.predicted_peak_bytes, self.actual_peak_bytes)
+
+    @property
+    def unexplained_percent(self) -> float | None:
+        """Of the actual peak."""
+        if self.unexplained_bytes is None or not self.actual_peak_bytes:
+            return None
+        return 100 * self.unexplained_bytes / self.actual_peak_bytes
+
+
+def error_percent(predicted: int | None, actual: int | None) -> float | None:
+    """How far `predicted` lies above `actual`; None where a ratio says nothing."""
+    if predicted is None or not actual:
+        return None
+    return 100 * (predicted - actual) / actual
+
+
+def breakdown(state: RunState, spec: RunSpec, prediction: Prediction) -> Breakdown:
+    """Compare. Before anything was measured only the predicted side is filled."""
+    predicted = _predicted(spec, prediction)
+    rank, phase, peak = _largest_peak(state)
+    seen = None if rank is None else _nearest(rank, phase)
+    actual: dict[Component, int] = {}
+    if rank is not None:
+        actual = _classified(seen)
+        if spec.on_cpu and rank.baseline is not None and rank.baseline.rss_bytes is not None:
+            actual[Component.RUNTIME] = rank.baseline.rss_bytes
+    unexplained = None if peak is None else peak - sum(actual.values())
+    reserved = None if rank is None or spec.on_cpu else _reserved(rank)
+    device = None if rank is None or spec.on_cpu else _device_peak(state, spec, rank.rank)
+    if rank is not None and peak is not None and not spec.on_cpu:
+        actual.update(_outside(rank, peak, reserved, device))
+    return Breakdown(
+        rows=_rows(predicted, actual, unexplained),
+        predicted_peak_bytes=prediction.peak_allocated_bytes,
+        actual_peak_bytes=peak,
+        unexplained_bytes=unexplained,
+        predicted_moment=prediction.peak_moment,
+        actual_moment=seen.moment if seen else None,
+        peak_rank=rank.rank if rank else None,
+        peak_phase=phase,
+        predicted_device_bytes=prediction.peak_device_bytes,
+        actual_device_bytes=device,
+        reserved_bytes=reserved,
+    )
+
+
+def _rows(
+    predicted: dict[Component, int], actual: dict[Component, int], unexplained: int | None
+) -> tuple[BreakdownRow, ...]:
+    rows = [
+        BreakdownRow(
+            component=component,
+            predicted_bytes=predicted.get(component, 0 if component not in _OUTSIDE else None),
+            actual_bytes=actual.get(component),
+            in_peak=component not in _OUTSIDE,
+        )
+        for component in Component
+        if predicted.get(component) or actual.get(component)
+    ]
+    if unexplained is not None:
+        rows.append(
+            BreakdownRow(component=Component.UNEXPLAINED, predicted_bytes=None, actual_bytes=unexplained)
+        )
+    return tuple(rows)
+
+
+def _predicted(spec: RunSpec, prediction: Prediction) -> dict[Component, int]:
+    at_peak = next((m for m in prediction.moments if m.name == prediction.peak_moment), None)
+    parts = {} if at_peak is None else dict(at_peak.components)
+    parts.pop(Component.UNEXPLAINED, None)
+    if spec.on_cpu or prediction.peak_device_bytes is None:
+        return parts
+    context = context_bytes(spec)
+    parts.setdefault(Component.CUDA_CONTEXT, context - DRIVER_RESERVE_BYTES)
+    parts.setdefault(Component.OTHER_PROCESSES, DRIVER_RESERVE_BYTES)
+    if not spec.options.optimizer.startswith("paged"):
+        # A paged optimizer's states lie on the device outside the allocator too; they are not fragments.
+        held = prediction.peak_device_bytes - context - prediction.peak_allocated_bytes
+        parts.setdefault(Component.FRAGMENTATION, max(0, held))
+    return parts
+
+
+def _largest_peak(state: RunState) -> tuple[RankState | None, str | None, int | None]:
+    """The rank, its phase and its bytes at the largest peak of any rank."""
+    best: tuple[RankState | None, str | None, int | None] = (None, None, None)
+    for rank in state.ranks.values():
+        for phase, memory in rank.peaks.items():
+            if memory.peak_bytes is not None and memory.peak_bytes > (best[2] or -1):
+                best = (rank, phase, memory.peak_bytes)
+    return best
+
+
+def _nearest(rank: RankState, phase: str | None) -> MemoryClassified | None:
+    known = rank.classified
+    near = [known[moment] for moment in _NEAR.get(phase or "", ()) if moment in known]
+    candidates = near or list(known.values())
+    return max(candidates, key=lambda event: sum(event.components.values()), default=None)
+
+
+def _classified(event: MemoryClassified | None) -> dict[Component, int]:
+    if event is None:
+        return {}
+    found = dict.fromkeys(_CLASSIFIED, 0)
+    if event.moment in (Moment.OPTIMIZER_STEP, Moment.STEADY):
+        found.update(dict.fromkeys(_GONE_AFTER_BACKWARD, 0))
+    words = {str(component): component for component in Component if component not in _NOT_TENSORS}
+    for name, size in event.components.items():
+        # A word of a later version is part of what this one cannot explain.
+        if name in words:
+            found[words[name]] = size
+    return found
+
+
+def _reserved(rank: RankState) -> int | None:
+    return max((m.reserved_bytes for m in rank.peaks.values() if m.reserved_bytes is not None), default=None)
+
+
+def _device_peak(state: RunState, spec: RunSpec, rank: int) -> int | None:
+    """The sampler lists the devices in the order in which the local ranks use them."""
+    devices = state.hardware.devices if state.hardware else ()
+    local = rank % spec.options.gpus
+    return state.peak_device_bytes.get(devices[local].index) if local < len(devices) else None
+
+
+def _outside(rank: RankState, peak: int, reserved: int | None, device: int | None) -> dict[Component, int]:
+    found: dict[Component, int] = {}
+    others = rank.baseline.device_used_before_bytes if rank.baseline else None
+    if others is not None:
+        found[Component.OTHER_PROCESSES] = others
+    if reserved is not None:
+        found[Component.FRAGMENTATION] = reserved - peak
+        if device is not None and others is not None:
+            found[Component.CUDA_CONTEXT] = device - reserved - others
+    return found

@@ -1,0 +1,113 @@
+"""Findings about whether the run lives and learns: failures, hangs, losses that are not numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llmtop.profiler.finding import Finding, Rule, Seen, first_line
+from llmtop.profiler.runstate import ENDED
+from llmtop.profiler.units import format_percent, format_seconds
+
+SKIPPED_FLOOR, SKIPPED_SHARE = 5, 0.05
+"""fp16 looks for its loss scale by a few skipped steps at the start; more than these mean trouble."""
+
+
+def failed(seen: Seen) -> Iterator[Finding]:
+    state = seen.state
+    if state.status != "failed":
+        return
+    told = [
+        f"rank {number}: {rank.failed.error_type}: {first_line(rank.failed.message)}"
+        for number, rank in sorted(state.ranks.items())
+        if rank.failed is not None
+    ]
+    reason = state.ended.reason if state.ended else ""
+    yield Finding(
+        key="failed",
+        severity="critical",
+        title="the run failed",
+        evidence="; ".join([part for part in (reason, *told[:1]) if part]),
+        change=state.ended.fix if state.ended and state.ended.fix else f"see llmtop logs {state.run_id}",
+    )
+
+
+def lost(seen: Seen) -> Iterator[Finding]:
+    if seen.state.status == "lost":
+        yield Finding(
+            key="lost",
+            severity="critical",
+            title="the run's supervisor is gone and wrote no end",
+            evidence=f"the last line of its record is that of step {seen.state.steps_finished}",
+            change="it was killed, or the machine went down; the kernel log names what was killed for memory",
+        )
+
+
+def hanging(seen: Seen) -> Iterator[Finding]:
+    state = seen.state
+    if state.hang_seconds is None:
+        return
+    last = {number: rank.last_step.step if rank.last_step else 0 for number, rank in state.ranks.items()}
+    behind = [number for number, step in last.items() if step == min(last.values())]
+    where = ""
+    if behind and len(behind) < len(last):
+        where = f"; rank {', '.join(map(str, behind[:4]))} is behind at step {min(last.values())}"
+    stuck = [
+        f"rank {number} in {rank.stages[-1].stage}"
+        for number, rank in sorted(state.ranks.items())
+        if rank.stages and rank.stages[-1].seconds is None
+    ]
+    yield Finding(
+        key="hang",
+        severity="critical",
+        title="no step has finished for a long time",
+        evidence=f"{format_seconds(state.hang_seconds)} since step {state.steps_finished}"
+        + where
+        + (f"; {', '.join(stuck[:4])}" if stuck else ""),
+        change=f"see what the ranks say (llmtop logs {state.run_id}); end it with llmtop stop {state.run_id}"
+        if state.status not in ENDED
+        else "the ranks waited for each other; the rank that is behind is the one to look at",
+    )
+
+
+def loss_not_finite(seen: Seen) -> Iterator[Finding]:
+    state, options = seen.state, seen.spec.options
+    if not state.nonfinite_losses:
+        return
+    now = "still" if state.last_loss is None else "not any more"
+    changes = [f"lower --learning-rate from {options.learning_rate:g}"]
+    if not options.warmup_steps:
+        changes.append("warm up (--set warmup_steps=100)")
+    if not options.max_grad_norm:
+        changes.append("clip gradients (--set max_grad_norm=1)")
+    if options.precision == "fp16":
+        changes.append("use --precision bf16")
+    yield Finding(
+        key="loss_not_finite",
+        severity="critical" if state.last_loss is None else "warning",
+        title="the loss is not a number" if state.last_loss is None else "the loss was not a number",
+        evidence=f"{state.nonfinite_losses} steps, first in step {state.first_nonfinite_step}, {now} in step "
+        f"{state.steps_finished}",
+        change=", ".join(changes),
+    )
+
+
+def loss_scale_collapsing(seen: Seen) -> Iterator[Finding]:
+    state = seen.state
+    rank = state.ranks.get(0)
+    scale = rank.last_step.loss_scale if rank and rank.last_step else None
+    collapsed = scale is not None and scale <= 1.0 and (state.first_loss_scale or 0.0) > 1.0
+    many = state.skipped_steps >= SKIPPED_FLOOR and state.skipped_steps > SKIPPED_SHARE * state.steps_finished
+    if not collapsed and not many:
+        return
+    share = format_percent(100 * state.skipped_steps / max(1, state.steps_finished))
+    scales = f"; the loss scale went from {state.first_loss_scale:g} to {scale:g}" if scale else ""
+    yield Finding(
+        key="loss_scale",
+        severity="critical" if collapsed else "warning",
+        title="fp16 gradients overflow and steps are skipped",
+        evidence=f"{state.skipped_steps} of {state.steps_finished} steps skipped ({share}){scales}",
+        change="use --precision bf16, or lower --learning-rate",
+    )
+
+
+HEALTH_RULES: tuple[Rule, ...] = (failed, lost, hanging, loss_not_finite, loss_scale_collapsing)

@@ -1,0 +1,237 @@
+"""Findings about memory: the prediction's error, room that is left, room that runs out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llmtop.profiler.breakdown import DRIVER_RESERVE_BYTES
+from llmtop.profiler.finding import Finding, Rule, Seen, Severity, first_line
+from llmtop.profiler.memory.result import Component
+from llmtop.profiler.runstate import RankState
+from llmtop.profiler.units import format_bytes, format_percent
+
+PREDICTION_TOLERANCE_PERCENT = 10.0
+UNUSED_SHARE = 0.4
+FRAGMENTATION_SHARE = 0.15
+FRAGMENTATION_FLOOR_BYTES = 1 << 30
+HOST_WARNING_SHARE, HOST_CRITICAL_SHARE = 0.90, 0.96
+OTHERS_FLOOR_BYTES = DRIVER_RESERVE_BYTES + (1 << 29)
+
+
+def prediction_off(seen: Seen) -> Iterator[Finding]:
+    found = seen.breakdown
+    error, actual = found.error_percent, found.actual_peak_bytes
+    if error is None or actual is None or abs(error) <= PREDICTION_TOLERANCE_PERCENT:
+        return
+    under = error < 0
+    yield Finding(
+        key="prediction_off",
+        severity="warning" if under else "info",
+        title=f"the run uses {'more' if under else 'less'} memory than predicted",
+        evidence=(
+            f"predicted {format_bytes(found.predicted_peak_bytes)}, actual {format_bytes(actual)} on rank "
+            f"{found.peak_rank} in {found.peak_phase} ({format_percent(error, signed=True)})"
+            f"{_largest_difference(seen)}"
+        ),
+        change=(
+            f"plan with the upper bound ({format_bytes(seen.prediction.peak_allocated_upper_bytes)}) or with "
+            "this run's actual peak"
+            if under
+            else "there is more room than the plan says; plan with this run's actual peak"
+        ),
+    )
+
+
+def _largest_difference(seen: Seen) -> str:
+    differences = [
+        (abs((row.predicted_bytes or 0) - row.actual_bytes), row)
+        for row in seen.breakdown.rows
+        if row.in_peak and row.actual_bytes is not None
+    ]
+    if not differences:
+        return ""
+    row = max(differences, key=lambda pair: pair[0])[1]
+    return (
+        f"; most of it in {row.component}: predicted {format_bytes(row.predicted_bytes or 0)}, "
+        f"actual {format_bytes(row.actual_bytes)}"
+    )
+
+
+def room_unused(seen: Seen) -> Iterator[Finding]:
+    capacity, used = _device_capacity(seen), seen.breakdown.actual_device_bytes
+    if capacity is None or used is None or seen.state.steps_finished < 2:
+        return
+    if used > (1 - UNUSED_SHARE) * capacity:
+        return
+    yield Finding(
+        key="memory_unused",
+        severity="info",
+        title=f"{format_bytes(capacity - used)} of each GPU is never used",
+        evidence=(
+            f"largest use {format_bytes(used)} of {format_bytes(capacity)} "
+            f"in {seen.state.steps_finished} steps"
+        ),
+        change=_use_of_room(seen),
+    )
+
+
+def _use_of_room(seen: Seen) -> str:
+    options = seen.spec.options
+    if options.offload_param != "none" or options.offload_optimizer != "none":
+        return "bring the offloaded state back: --offload-param none --offload-optimizer none"
+    if options.zero == 3:
+        return "ZeRO-3 gathers weights that may fit whole: try --zero 2"
+    if options.gradient_checkpointing:
+        return "stop recomputing: --no-gradient-checkpointing"
+    return f"raise --micro-batch from {options.micro_batch} to {2 * options.micro_batch}"
+
+
+def _device_capacity(seen: Seen) -> int | None:
+    if seen.spec.on_cpu:
+        return None
+    hardware = seen.state.hardware
+    totals = [d.memory_total_bytes for d in hardware.devices if d.memory_total_bytes] if hardware else []
+    return min(totals) if totals else seen.spec.gpu.memory_bytes
+
+
+def host_memory_short(seen: Seen) -> Iterator[Finding]:
+    """The tighter of the machine's memory and the cgroup's limit: near it the kernel kills ranks."""
+    state = seen.state
+    host = state.hardware.host if state.hardware else None
+    if host is None:
+        return
+    limits = (
+        ("the cgroup's limit", state.peak_cgroup_bytes, host.cgroup_limit_bytes),
+        ("the machine's memory", state.peak_host_bytes, host.memory_total_bytes),
+    )
+    shares = [(used / limit, name, used, limit) for name, used, limit in limits if used is not None and limit]
+    if not shares or max(shares)[0] < HOST_WARNING_SHARE:
+        return
+    share, name, used, limit = max(shares)
+    severity: Severity = "critical" if share >= HOST_CRITICAL_SHARE else "warning"
+    swap = state.peak_swap_bytes
+    yield Finding(
+        key="host_memory_short",
+        severity=severity,
+        title=f"host memory is near {name}",
+        evidence=f"{format_bytes(used)} of {format_bytes(limit)} ({format_percent(100 * share)})"
+        + (f", {format_bytes(swap)} of swap in use" if swap else ""),
+        change=_host_relief(seen),
+    )
+
+
+def _host_relief(seen: Seen) -> str:
+    options = seen.spec.options
+    if options.offload_param == "cpu":
+        return "keep the parameters on the GPU (--offload-param none) or on NVMe (--offload-param nvme)"
+    if options.offload_optimizer == "cpu":
+        return "move the optimizer to NVMe (--offload-optimizer nvme --nvme-path DIR) or use more GPUs"
+    if seen.spec.on_cpu and options.gpus > 1:
+        return f"run fewer processes (--gpus {options.gpus - 1}) or lower --micro-batch"
+    return "raise the limit of the container or the job, or end other programs on this machine"
+
+
+def fragmented(seen: Seen) -> Iterator[Finding]:
+    peak, reserved = seen.breakdown.actual_peak_bytes, seen.breakdown.reserved_bytes
+    if peak is None or reserved is None:
+        return
+    lost = reserved - peak
+    if lost < FRAGMENTATION_FLOOR_BYTES or lost <= FRAGMENTATION_SHARE * peak:
+        return
+    yield Finding(
+        key="fragmentation",
+        severity="warning",
+        title=f"the allocator holds {format_bytes(lost)} that no tensor uses",
+        evidence=(
+            f"reserved {format_bytes(reserved)}, allocated at most {format_bytes(peak)} "
+            f"({format_percent(100 * lost / peak)} more) on rank {seen.breakdown.peak_rank}"
+        ),
+        change="set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment of the run",
+    )
+
+
+def others_on_the_device(seen: Seen) -> Iterator[Finding]:
+    for rank in seen.state.ranks.values():
+        before = rank.baseline.device_used_before_bytes if rank.baseline else None
+        if before is not None and before > OTHERS_FLOOR_BYTES:
+            yield Finding(
+                key="other_processes",
+                severity="warning",
+                title=f"another process holds memory on the GPU of rank {rank.rank}",
+                evidence=f"{format_bytes(before)} were in use before this run touched it",
+                change="end that process (see nvidia-smi) or choose other GPUs with CUDA_VISIBLE_DEVICES",
+            )
+            return
+
+
+def out_of_memory(seen: Seen) -> Iterator[Finding]:
+    state = seen.state
+    failed = [rank for rank in state.ranks.values() if rank.failed and rank.failed.out_of_memory]
+    if not failed and state.status != "out_of_memory":
+        return
+    parts = [_how_it_ran_out(rank) for rank in failed[:1]]
+    if not parts and state.ended is not None:
+        parts.append(state.ended.reason)
+    parts.append(_what_was_large(seen))
+    yield Finding(
+        key="out_of_memory",
+        severity="critical",
+        title="the run ran out of memory",
+        evidence="; ".join(part for part in parts if part),
+        change=_cheapest_relief(seen),
+    )
+
+
+def _how_it_ran_out(rank: RankState) -> str:
+    told = rank.failed
+    assert told is not None
+    where = f" in {told.stage}" if told.stage else ""
+    when = f" of step {told.step}" if told.step is not None else ""
+    return f"rank {rank.rank}{where}{when}: {first_line(told.message) or told.error_type}"
+
+
+def _what_was_large(seen: Seen) -> str:
+    """The largest component of the training, measured where a step was, else predicted."""
+    beside = (Component.UNEXPLAINED, Component.RUNTIME, Component.OTHER_PROCESSES)
+    named = [row for row in seen.breakdown.rows if row.component not in beside]
+    rows = [row for row in named if row.actual_bytes]
+    predicted = [row for row in named if row.predicted_bytes]
+    if rows:
+        row = max(rows, key=lambda row: row.actual_bytes or 0)
+        return (
+            f"last measured peak {format_bytes(seen.breakdown.actual_peak_bytes)}, "
+            f"most of it {row.component} "
+            f"({format_bytes(row.actual_bytes)}, predicted {format_bytes(row.predicted_bytes)})"
+        )
+    if predicted:
+        row = max(predicted, key=lambda row: row.predicted_bytes or 0)
+        return (
+            f"no step was measured; predicted peak {format_bytes(seen.prediction.peak_allocated_bytes)}, "
+            f"most of it {row.component} ({format_bytes(row.predicted_bytes)})"
+        )
+    return ""
+
+
+def _cheapest_relief(seen: Seen) -> str:
+    if seen.state.ended is not None and seen.state.ended.fix:
+        return seen.state.ended.fix
+    peak = seen.prediction.peak_allocated_bytes
+    smaller = [s.text for s in seen.prediction.suggestions if s.peak_allocated_bytes < peak]
+    if smaller:
+        return smaller[0]
+    options = seen.spec.options
+    if not options.gradient_checkpointing:
+        return "recompute activations: --gradient-checkpointing"
+    if options.micro_batch > 1:
+        return f"lower --micro-batch from {options.micro_batch} to {options.micro_batch // 2}"
+    return "offload the optimizer: --offload-optimizer cpu"
+
+
+MEMORY_RULES: tuple[Rule, ...] = (
+    out_of_memory,
+    host_memory_short,
+    prediction_off,
+    others_on_the_device,
+    fragmented,
+    room_unused,
+)

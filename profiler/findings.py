@@ -1,0 +1,24 @@
+"""Prediction against measurement to findings: each with its severity, its evidence and the next change."""
+
+from __future__ import annotations
+
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.breakdown import breakdown
+from llmtop.profiler.finding import Finding, Rule, Seen, Severity
+from llmtop.profiler.finding_health import HEALTH_RULES
+from llmtop.profiler.finding_memory import MEMORY_RULES
+from llmtop.profiler.finding_speed import SPEED_RULES
+from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.runstate import RunState
+
+__all__ = ["Finding", "Severity", "findings"]
+
+_RULES: tuple[Rule, ...] = (*HEALTH_RULES, *MEMORY_RULES, *SPEED_RULES)
+_ORDER: tuple[Severity, ...] = ("critical", "warning", "info")
+
+
+def findings(state: RunState, spec: RunSpec, prediction: Prediction) -> tuple[Finding, ...]:
+    """What stands out so far, the worst first."""
+    seen = Seen(state=state, spec=spec, prediction=prediction, breakdown=breakdown(state, spec, prediction))
+    found = [finding for rule in _RULES for finding in rule(seen)]
+    return tuple(sorted(found, key=lambda finding: _ORDER.index(finding.severity)))
