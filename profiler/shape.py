@@ -60,10 +60,20 @@ class _Builder:
 
     def add(self, name: str, shape: tuple[int, ...], count: int, role: Role, per_layer: bool = True) -> None:
         if count > 0 and prod(shape) > 0:
-            self.groups.append(TensorGroup(name=name, shape=shape, count=count, role=role, per_layer=per_layer))
+            self.groups.append(
+                TensorGroup(name=name, shape=shape, count=count, role=role, per_layer=per_layer)
+            )
 
     def linear(
-        self, name: str, rows: int, columns: int, count: int, role: Role, *, bias: bool, per_layer: bool = True
+        self,
+        name: str,
+        rows: int,
+        columns: int,
+        count: int,
+        role: Role,
+        *,
+        bias: bool,
+        per_layer: bool = True,
     ) -> None:
         self.add(name, (rows, columns), count, role, per_layer)
         if bias:

@@ -17,6 +17,8 @@ from llmtop.profiler.memory.sizes import Sizes
 from llmtop.profiler.memory.states import StateBytes
 
 Bytes = dict[Component, int]
+ALLREDUCE_ELEMENTS = 500_000_000
+"""`MEMORY_OPT_ALLREDUCE_SIZE` of deepspeed 0.19.8, `runtime/engine.py`."""
 
 
 class PassBytes(Struct, frozen=True, kw_only=True):
@@ -46,7 +48,8 @@ def pass_bytes(spec: RunSpec, sizes: Sizes, states: StateBytes) -> PassBytes:
     """Forward and backward of one micro-batch, the last of a step."""
     block = block_bytes(spec, sizes)
     # Cosine and sine tables of rotary positions, token ids and labels.
-    rotary = 0 if spec.model.learned_positions else 2 * spec.model.head_dim * sizes.dtype_bytes * sizes.seq_len
+    table = 2 * spec.model.head_dim * sizes.dtype_bytes * sizes.seq_len
+    rotary = 0 if spec.model.learned_positions else table
     walk = _Pass(
         spec=spec,
         sizes=sizes,
@@ -107,9 +110,18 @@ def _loss_backward(walk: _Pass) -> Bytes:
 
 def bucket_bytes(spec: RunSpec, sizes: Sizes) -> int:
     """ZeRO-1/2's reduce buckets: the whole configured size, whatever the model's; two with overlap."""
+    if spec.on_cpu:
+        return cpu_bucket_bytes(sizes)
     if sizes.stage not in (1, 2) or not sizes.zero.contiguous_gradients:
         return 0
     return sizes.zero.reduce_bucket_size * sizes.dtype_bytes * (2 if sizes.zero.overlap_comm else 1)
+
+
+def cpu_bucket_bytes(sizes: Sizes) -> int:
+    """On the CPU only the pages that gradients touch count; several ranks reduce a flattened copy of them."""
+    touched = min(sizes.zero.reduce_bucket_size, sizes.trainable) * sizes.dtype_bytes
+    copies = 1 if sizes.ranks > 1 else 0
+    return touched * (copies if sizes.stage in (0, 3) else 1 + copies)
 
 
 def _kept_bucket(walk: _Pass) -> int:
@@ -201,19 +213,30 @@ def _end_of_backward(walk: _Pass) -> Bytes:
     if sizes.stage == 3 or walk.spec.options.offload_optimizer != "none":
         gradients = 0
     if sizes.stage == 1 and gradients:
-        # At the end all gradients are reduced; the share is copied out beside the full ones.
-        gradients += width * sizes.held_gradients
+        # At the end all gradients are reduced; the share is copied out beside the full ones. On the CPU the
+        # full ones give way page by page as they are copied into the bucket.
+        gradients = width * sizes.held_gradients + (0 if walk.spec.on_cpu else gradients)
     beside = _tied_head_gradient(walk) + embedding if sizes.stage >= 2 else 0
+    buffers = bucket_bytes(walk.spec, sizes)
+    if sizes.stage == 0 and sizes.ranks > 1 and not walk.spec.on_cpu:
+        # The all-reduce flattens gradients in pieces of at most 5e8 elements (`engine.py:allreduce_bucket`).
+        buffers += width * min(sizes.trainable, ALLREDUCE_ELEMENTS)
     return _with_resident(
         walk,
         activations=walk.constant + walk.block.gradient * sizes.tokens,
         gradients=walk.accumulated + gradients + beside,
-        buffers=bucket_bytes(walk.spec, walk.sizes),
+        buffers=buffers,
     )
 
 
 def _with_resident(
-    walk: _Pass, *, activations: int, logits: int = 0, gradients: int = 0, workspace: int = 0, buffers: int = 0
+    walk: _Pass,
+    *,
+    activations: int,
+    logits: int = 0,
+    gradients: int = 0,
+    workspace: int = 0,
+    buffers: int = 0,
 ) -> Bytes:
     states = walk.states
     return {

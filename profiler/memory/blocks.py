@@ -78,7 +78,7 @@ def _attention_saved(spec: RunSpec, sizes: Sizes) -> int:
 
 
 def _latent_attention_saved(spec: RunSpec, sizes: Sizes) -> int:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): compressed and expanded keys and values."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): compressed and expanded heads."""
     model, width = spec.model, sizes.dtype_bytes
     mla = model.mla
     assert mla is not None

@@ -7,7 +7,7 @@ from llmtop.profiler.memory.result import HostBytes
 from llmtop.profiler.memory.sizes import Sizes
 
 RANK_PROCESS_BYTES = 2_100_000_000
-"""Resident set of a CUDA rank before offload: libraries, context and pinned staging (H200 runs: 1.9 to 2.1 GiB)."""
+"""Resident set of a CUDA rank without offload: libraries and context (H200 runs: 1.9 to 2.1 GiB)."""
 NVME_BUFFERS = 4
 """`offload_optimizer.buffer_count` of deepspeed 0.19.8."""
 

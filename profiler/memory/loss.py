@@ -43,7 +43,10 @@ def loss_bytes(spec: RunSpec, sizes: Sizes) -> LossBytes:
         head_gradient = sizes.head_params * width if sizes.head_trained else 0
         forward = chunk * vocab * width + 2 * input_gradient
         return LossBytes(
-            kept=input_gradient, forward_peak=forward, backward_peak=input_gradient, head_gradient=head_gradient
+            kept=input_gradient,
+            forward_peak=forward,
+            backward_peak=input_gradient,
+            head_gradient=head_gradient,
         )
     elements = tokens * vocab
     softcap = elements * width if model.logit_softcap else 0

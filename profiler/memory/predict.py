@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory import allocator
-from llmtop.profiler.memory.backward import PassBytes, bucket_bytes, pass_bytes
+from llmtop.profiler.memory.assume import assumptions
+from llmtop.profiler.memory.backward import bucket_bytes, pass_bytes
 from llmtop.profiler.memory.cpu import cpu_prediction
 from llmtop.profiler.memory.host import host_bytes
 from llmtop.profiler.memory.result import Component, Moment, MomentBytes, Prediction
 from llmtop.profiler.memory.sizes import Sizes, sizes_of
 from llmtop.profiler.memory.states import StateBytes, state_bytes
-from llmtop.profiler.memory.assume import assumptions
 from llmtop.profiler.memory.suggest import suggestions
 from llmtop.profiler.shape import param_count
 from llmtop.profiler.steptime import predict_step_seconds
@@ -40,12 +40,12 @@ def moment_table(spec: RunSpec, sizes: Sizes, states: StateBytes) -> tuple[Momen
     """Bytes of each component at each moment, in the order of a step."""
     passes = pass_bytes(spec, sizes, states)
     return (
-        _moment(Moment.INIT, _init(spec, states)),
+        _moment(Moment.INIT, _init(states)),
         _moment(Moment.FORWARD_END, passes.forward_end),
         _moment(Moment.LOSS_BACKWARD, passes.loss_backward),
         _moment(Moment.LAST_BLOCK_BACKWARD, passes.last_block),
         _moment(Moment.FIRST_BLOCK_BACKWARD, passes.first_block),
-        _moment(Moment.OPTIMIZER_STEP, _optimizer_step(spec, sizes, states, passes)),
+        _moment(Moment.OPTIMIZER_STEP, _optimizer_step(states)),
         _moment(Moment.STEADY, _steady(states)),
     )
 
@@ -55,7 +55,7 @@ def _moment(name: Moment, components: dict[Component, int]) -> MomentBytes:
     return MomentBytes(name=name, components=present, total_bytes=sum(present.values()))
 
 
-def _init(spec: RunSpec, states: StateBytes) -> dict[Component, int]:
+def _init(states: StateBytes) -> dict[Component, int]:
     held = states.parameters + states.master
     return {
         Component.PARAMETERS: states.parameters,
@@ -75,15 +75,10 @@ def _steady(states: StateBytes) -> dict[Component, int]:
     }
 
 
-def _optimizer_step(
-    spec: RunSpec, sizes: Sizes, states: StateBytes, passes: PassBytes
-) -> dict[Component, int]:
-    del passes
+def _optimizer_step(states: StateBytes) -> dict[Component, int]:
     components = _steady(states)
     components[Component.GRADIENTS] += states.step_gradients
     components[Component.WORKSPACE] += states.step_extra
-    # ZeRO-1 releases its bucket in the epilogue of the last backward, so none is alive here.
-    del spec, sizes
     return components
 
 
@@ -95,9 +90,8 @@ def _cuda_prediction(spec: RunSpec) -> Prediction:
     largest = max(steady, key=lambda moment: moment.total_bytes)
     peak = max(largest.total_bytes, 0)
     upper = round(max(peak * UPPER_MARGIN, moments[0].total_bytes)) + UPPER_CONSTANT
-    transient = peak - moments[-1].total_bytes
-    reserved = allocator.likely_reserved(peak, transient)
-    device = allocator.device_bytes(spec, sizes, states, reserved)
+    reserved = allocator.likely_reserved(moments)
+    device = allocator.device_bytes(spec, states, reserved)
     host = host_bytes(spec, sizes)
     memory = spec.gpu.memory_bytes
     needed = upper + allocator.context_bytes(spec) + states.outside_allocator
@@ -108,7 +102,7 @@ def _cuda_prediction(spec: RunSpec) -> Prediction:
         fits=None if memory is None else needed <= memory,
         peak_allocated_bytes=peak,
         peak_allocated_upper_bytes=upper,
-        peak_reserved_bytes=allocator.reserved_range(peak),
+        peak_reserved_bytes=allocator.reserved_range(reserved, peak),
         peak_device_bytes=device,
         host_bytes=host.total_bytes,
         pinned_bytes=host.pinned_bytes,

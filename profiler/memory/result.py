@@ -26,7 +26,7 @@ class Component(StrEnum):
     CUDA_CONTEXT = "cuda_context"
     """On the device outside the allocator: context, loaded kernels, NCCL."""
     RUNTIME = "runtime"
-    """CPU kind only: the interpreter, torch and its libraries in a rank's process, before the model is built."""
+    """CPU kind only: the interpreter, torch and its libraries in a rank's process."""
     OTHER_PROCESSES = "other_processes"
     UNEXPLAINED = "unexplained"
 

@@ -87,7 +87,7 @@ def lora_params(model: ModelShape, rank: int, targets: str) -> int:
 
 @lru_cache(maxsize=1024)
 def quantized_weights(model: ModelShape) -> int:
-    """Weights that 4-bit and 8-bit loading stores packed: the blocks' matrices, not embeddings, head or norms."""
+    """Weights that 4-bit and 8-bit loading packs: the blocks' matrices, not embeddings, head or norms."""
     return sum(
         group.total
         for group in tensors(model)
@@ -113,7 +113,9 @@ def _whole_tensor_share(model: ModelShape, ranks: int) -> int:
             filled += group.total
             if filled >= share:
                 return filled
-    block = [(g.numel, g.count // model.num_layers) for g in groups if g.per_layer and g.count >= model.num_layers]
+    block = [
+        (g.numel, g.count // model.num_layers) for g in groups if g.per_layer and g.count >= model.num_layers
+    ]
     per_block = sum(numel * count for numel, count in block)
     if per_block == 0:
         return share

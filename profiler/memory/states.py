@@ -65,7 +65,7 @@ def _optimizer_bytes(spec: RunSpec, elements: int) -> tuple[int, int]:
 
 
 def sub_group_elements(sizes: Sizes) -> int:
-    """Largest stage-3 sub-group share: shares are added until `sub_group_size` is reached, so it overshoots."""
+    """Largest stage-3 sub-group: shares are added until `sub_group_size` is reached, so it overshoots."""
     limit = sizes.zero.sub_group_size
     if sizes.shard <= limit:
         return sizes.shard
@@ -86,10 +86,14 @@ def gathered_elements(sizes: Sizes) -> int:
     return min(everything, max(live + overshoot, one_module))
 
 
-def _foreach_temporary(spec: RunSpec) -> int:
-    """Bytes per element that the optimizer's own arithmetic needs: torch's AdamW makes one fp32 temporary."""
-    torch_adam = spec.options.optimizer == "adamw_torch" or spec.on_cpu
-    return 4 if torch_adam else 0
+def _optimizer_temporary(spec: RunSpec) -> int:
+    """Bytes per element that the optimizer's own arithmetic needs.
+
+    torch's AdamW makes one fp32 temporary on CUDA (foreach) and two on the CPU (tensor by tensor).
+    """
+    if spec.on_cpu:
+        return 8
+    return 4 if spec.options.optimizer == "adamw_torch" else 0
 
 
 def state_bytes(spec: RunSpec, sizes: Sizes) -> StateBytes:
@@ -107,7 +111,9 @@ def _stage0(spec: RunSpec, sizes: Sizes) -> StateBytes:
     mixed = width == 2
     fused = spec.options.optimizer == "adamw"
     # Every 16-bit gradient is cast to fp32, then the casts are flattened; unfused casts tensor by tensor.
-    step_extra = (8 * count if fused else 4 * count) if mixed else _foreach_temporary(spec) * count
+    # A plain fp32 optimizer on the CPU goes tensor by tensor.
+    plain = _optimizer_temporary(spec) * (sizes.largest_tensor if spec.on_cpu else count)
+    step_extra = (8 * count if fused else 4 * count) if mixed else plain
     init = (18 if fused else 6) * count if mixed else width * count
     return StateBytes(
         parameters=width * count + sizes.frozen_bytes,
@@ -131,7 +137,7 @@ def _stage12(spec: RunSpec, sizes: Sizes) -> StateBytes:
     # Gradients of the share are flattened in 16 bits and cast to fp32 while the old ones are still held;
     # later the optimizer's own temporary lies beside the fp32 copy alone.
     cast = (width + 4 if width == 2 else 4) * shard
-    own = (4 + _foreach_temporary(spec)) * shard - width * sizes.held_gradients
+    own = (4 + _optimizer_temporary(spec)) * shard - width * sizes.held_gradients
     init = (width * count + 8 * shard) if not offloaded else 2 * width * count
     return StateBytes(
         parameters=width * count + sizes.frozen_bytes,
@@ -156,7 +162,7 @@ def _stage3(spec: RunSpec, sizes: Sizes) -> StateBytes:
     sub_group = sub_group_elements(sizes)
     bucket = sizes.zero.reduce_bucket_size * width
     step = (6 if width == 2 else 4) * sub_group
-    own = (4 + _foreach_temporary(spec)) * sub_group
+    own = (4 + _optimizer_temporary(spec)) * sub_group
     weights = 0 if params_away else width * shard + -(-sizes.frozen_bytes // ranks)
     gathered = gathered_elements(sizes)
     if params_away and ranks == 1:

@@ -2,13 +2,184 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from msgspec.structs import replace
+
+from llmtop.presets.rules import refusals
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction, Suggestion
 
+Predict = Callable[[RunSpec], Prediction]
+Change = dict[str, Any]
+SMALLEST_GAIN = 0.01
+"""A change that lowers the peak by less is not worth a line."""
+MOST = 6
 
-def suggestions(
-    spec: RunSpec, prediction: Prediction, predict: Callable[[RunSpec], Prediction]
-) -> tuple[Suggestion, ...]:
-    return ()
+
+def suggestions(spec: RunSpec, prediction: Prediction, predict: Predict) -> tuple[Suggestion, ...]:
+    """Changes that lower the peak of a run that does not fit, or that use the room of one that does."""
+    if prediction.fits is None:
+        return ()
+    if prediction.fits:
+        return tuple(_using_room(spec, prediction, predict))[:MOST]
+    return _making_it_fit(spec, prediction, predict)
+
+
+def apply(spec: RunSpec, change: Change) -> RunSpec:
+    """The spec with some options changed; raw DeepSpeed keys are merged into `zero_optimization`."""
+    change = dict(change)
+    bucket = change.pop("deepspeed.zero_optimization.reduce_bucket_size", None)
+    if bucket is not None:
+        zero = dict(spec.options.deepspeed.get("zero_optimization") or {})
+        zero["reduce_bucket_size"] = bucket
+        change["deepspeed"] = {**spec.options.deepspeed, "zero_optimization": zero}
+    return replace(spec, options=replace(spec.options, **change))
+
+
+def _allowed(spec: RunSpec, change: Change) -> RunSpec | None:
+    changed = apply(spec, change)
+    return None if refusals(changed) else changed
+
+
+def _saving_changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
+    """Changes that save memory, roughly from free to dear; the words say what each costs."""
+    yield from _free_changes(spec)
+    yield from _slower_changes(spec)
+    yield from _different_changes(spec)
+
+
+def _free_changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
+    """Same result, hardly any time."""
+    options = spec.options
+    if options.zero in (1, 2) and not spec.on_cpu:
+        yield (
+            {"deepspeed.zero_optimization.reduce_bucket_size": 50_000_000},
+            "smaller reduce bucket (no cost worth naming)",
+        )
+    if options.attention == "eager":
+        yield {"attention": "sdpa"}, "SDPA attention (faster, same result)"
+    if not options.liger:
+        yield {"liger": True}, "Liger kernels (faster, same result)"
+    if spec.world_size > 1 and options.zero < 3:
+        for stage in range(options.zero + 1, 4):
+            cost = "more traffic between GPUs" if stage == 3 else "no cost worth naming"
+            yield {"zero": stage}, f"ZeRO-{stage} ({cost})"
+
+
+def _slower_changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
+    """Same training, more time or host memory."""
+    options = spec.options
+    if options.micro_batch > 1:
+        half = options.micro_batch // 2
+        accumulate = options.grad_accum * options.micro_batch // half
+        yield (
+            {"micro_batch": half, "grad_accum": accumulate},
+            f"micro-batch {half}, accumulated {accumulate} times (less efficient kernels)",
+        )
+    if not options.gradient_checkpointing:
+        yield {"gradient_checkpointing": True}, "gradient checkpointing (about a third more compute)"
+    if options.optimizer in ("adamw", "adamw_torch") and options.offload_optimizer == "none":
+        yield {"optimizer": "adamw_8bit"}, "8-bit AdamW (states in 8 bits; needs bitsandbytes)"
+    if options.offload_optimizer == "none":
+        stage = max(options.zero, 2)
+        yield (
+            {"zero": stage, "offload_optimizer": "cpu", "optimizer": "adamw"},
+            "optimizer on the CPU (needs host RAM; several times slower)",
+        )
+    if options.offload_param == "none":
+        yield (
+            {"zero": 3, "offload_optimizer": "cpu", "offload_param": "cpu", "optimizer": "adamw"},
+            "optimizer and weights on the CPU (needs host RAM; slowest)",
+        )
+
+
+def _different_changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
+    """Another training: fewer weights or less context."""
+    options = spec.options
+    if options.lora_rank == 0:
+        yield {"lora_rank": 16}, "LoRA of rank 16 (trains adapters, not the whole model)"
+        yield (
+            {"lora_rank": 16, "quantization": "nf4"},
+            "QLoRA: NF4 weights with LoRA of rank 16 (trains adapters on 4-bit weights)",
+        )
+    elif options.quantization == "none":
+        yield {"quantization": "nf4"}, "NF4 base weights (QLoRA)"
+    if options.seq_len >= 1024:
+        yield (
+            {"seq_len": options.seq_len // 2},
+            f"{options.seq_len // 2}-token sequences (less context)",
+        )
+
+
+def _making_it_fit(spec: RunSpec, prediction: Prediction, predict: Predict) -> tuple[Suggestion, ...]:
+    singles: list[Suggestion] = []
+    stacked: Change = {}
+    words: list[str] = []
+    together: Suggestion | None = None
+    ceiling = prediction.peak_allocated_bytes * (1 - SMALLEST_GAIN)
+    best = prediction.peak_allocated_bytes
+    for change, text in _saving_changes(spec):
+        changed = _allowed(spec, change)
+        if changed is not None:
+            alone = predict(changed)
+            if alone.peak_allocated_bytes < ceiling:
+                singles.append(_suggestion(change, text, alone))
+        combined = _allowed(spec, {**stacked, **change}) if together is None else None
+        if combined is None:
+            continue
+        so_far = predict(combined)
+        if so_far.peak_allocated_bytes < best * (1 - SMALLEST_GAIN):
+            stacked, best = {**stacked, **change}, so_far.peak_allocated_bytes
+            words.append(text.split(" (")[0])
+            if so_far.fits and len(words) > 1:
+                together = _suggestion(dict(stacked), " + ".join(words), so_far)
+    fitting = [s for s in singles if s.fits]
+    rest = [s for s in singles if not s.fits]
+    combined_first = [together] if together is not None else []
+    ordered = fitting + combined_first + rest if fitting else combined_first + rest
+    return tuple(ordered[:MOST])
+
+
+def _using_room(spec: RunSpec, prediction: Prediction, predict: Predict) -> Iterator[Suggestion]:
+    options = spec.options
+    if prediction.device_memory_bytes is None or spec.on_cpu:
+        return
+    if options.offload_param != "none" or options.offload_optimizer != "none":
+        change: Change = {"offload_param": "none", "offload_optimizer": "none"}
+        yield from _if_fits(spec, change, "no offload (several times faster)", predict)
+    if options.gradient_checkpointing:
+        yield from _if_fits(
+            spec,
+            {"gradient_checkpointing": False},
+            "no checkpointing (about a quarter less compute)",
+            predict,
+        )
+    larger: Suggestion | None = None
+    size = options.micro_batch * 2
+    while size <= 1024:
+        found = list(_if_fits(spec, {"micro_batch": size}, f"micro-batch {size} fits", predict))
+        if not found:
+            break
+        larger, size = found[0], size * 2
+    if larger is not None:
+        yield larger
+
+
+def _if_fits(spec: RunSpec, change: Change, text: str, predict: Predict) -> Iterator[Suggestion]:
+    changed = _allowed(spec, change)
+    if changed is None:
+        return
+    prediction = predict(changed)
+    if prediction.fits:
+        yield _suggestion(change, text, prediction)
+
+
+def _suggestion(change: Change, text: str, prediction: Prediction) -> Suggestion:
+    return Suggestion(
+        change=change,
+        text=text,
+        peak_allocated_bytes=prediction.peak_allocated_bytes,
+        fits=prediction.fits,
+    )

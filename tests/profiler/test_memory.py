@@ -1,0 +1,222 @@
+"""Predicted against recorded H200 runs, and invariants that hold for every configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from llmtop.presets.catalog import load_gpu, load_model
+from llmtop.presets.rules import refusals
+from llmtop.presets.spec import RunOptions, RunSpec
+from llmtop.profiler.memory.predict import predict
+from llmtop.profiler.memory.result import Component, Moment, Prediction
+from llmtop.profiler.steptime import model_flops_per_step, predict_step_seconds
+from tests.h200 import ROWS, measured_peak_bytes, name_of, spec_of
+
+PASSES = (Moment.LOSS_BACKWARD, Moment.LAST_BLOCK_BACKWARD, Moment.FIRST_BLOCK_BACKWARD)
+
+
+def totals(prediction: Prediction) -> dict[Moment, int]:
+    return {moment.name: moment.total_bytes for moment in prediction.moments}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_every_recorded_peak_is_predicted_within_half_a_percent(row: dict[str, Any]) -> None:
+    prediction = predict(spec_of(row), suggest=False)
+    measured = measured_peak_bytes(row)
+    assert prediction.peak_allocated_bytes == pytest.approx(measured, rel=0.005)
+    assert prediction.peak_allocated_upper_bytes >= measured
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_every_moment_of_a_recorded_run_is_predicted_within_one_percent(row: dict[str, Any]) -> None:
+    moments = totals(predict(spec_of(row), suggest=False))
+    last = row["phases"][1]
+    assert moments[Moment.INIT] == pytest.approx(row["init_peak"], rel=0.01)
+    assert moments[Moment.FORWARD_END] == pytest.approx(last["fwd_end"], rel=0.01)
+    assert max(moments[name] for name in PASSES) == pytest.approx(last["bwd_peak"], rel=0.01)
+    assert moments[Moment.OPTIMIZER_STEP] == pytest.approx(last["step_peak"], rel=0.01)
+    assert moments[Moment.STEADY] == pytest.approx(last["step_end"], rel=0.01)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_recorded_step_times_are_predicted_within_a_quarter(row: dict[str, Any]) -> None:
+    assert predict_step_seconds(spec_of(row)) == pytest.approx(row["step_s"], rel=0.25)
+
+
+def test_host_memory_of_the_recorded_offload_run_is_predicted() -> None:
+    (row,) = [row for row in ROWS if row["cell"].get("off_opt")]
+    prediction = predict(spec_of(row), suggest=False)
+    assert prediction.host_bytes == pytest.approx(row["rss"], rel=0.05)
+    assert 0 < prediction.pinned_bytes < prediction.host_bytes
+
+
+def make(model: str = "llama-3.1-8b", gpu: str = "h200", **options: Any) -> RunSpec:
+    loaded = load_model(model)
+    return RunSpec(
+        name="test",
+        options=RunOptions(model=model, gpu=gpu, **options),
+        model=loaded.shape,
+        gpu=load_gpu(gpu),
+        model_source=loaded.source,
+    )
+
+
+def test_the_classic_mixed_precision_example_comes_out() -> None:
+    """8e9 weights in fp32 with fp16 copies: 32 + 16 + 16 + 32 + 32 = 128 GB."""
+    base = make(zero=0, precision="fp16", micro_batch=1, seq_len=2)
+    eight = 8_000_000_000
+    # One matrix of a known size stands for the whole model: only the count matters here.
+    shape = replace(base.model, num_layers=1, vocab_size=1, tied_embeddings=True)
+    spare = eight - sum_params(shape, 0)
+    spec = replace(base, model=replace(shape, intermediate_size=spare // (3 * shape.hidden_size)))
+    params = predict(spec, suggest=False).params
+    moment = next(
+        m for m in predict(spec, suggest=False).moments if m.name is Moment.OPTIMIZER_STEP
+    ).components
+    assert params == pytest.approx(eight, rel=1e-5)
+    assert moment[Component.MASTER_PARAMETERS] == 4 * params
+    assert moment[Component.PARAMETERS] == 2 * params
+    assert moment[Component.GRADIENTS] == 2 * params
+    assert moment[Component.OPTIMIZER_STATE] == 8 * params
+    named = (
+        Component.MASTER_PARAMETERS,
+        Component.PARAMETERS,
+        Component.GRADIENTS,
+        Component.OPTIMIZER_STATE,
+    )
+    assert sum(moment[name] for name in named) == pytest.approx(128e9, rel=1e-5)
+
+
+def sum_params(shape: Any, width: int) -> int:
+    from llmtop.profiler.shape import param_count
+
+    return param_count(replace(shape, intermediate_size=width))
+
+
+MODELS = [
+    "llama-3.2-1b",
+    "qwen3-0.6b",
+    "gpt2",
+    "pythia-1b",
+    "gemma-2-2b",
+    "phi-4",
+    "mixtral-8x7b",
+    "llama-3.1-8b",
+]
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> RunSpec:
+    lora = draw(st.sampled_from([0, 0, 8, 64]))
+    return make(
+        draw(st.sampled_from(MODELS)),
+        zero=draw(st.integers(0, 3)),
+        gpus=draw(st.sampled_from([1, 2, 8])),
+        precision=draw(st.sampled_from(["bf16", "fp32"])),
+        attention=draw(st.sampled_from(["eager", "sdpa"])),
+        liger=draw(st.booleans()),
+        gradient_checkpointing=draw(st.booleans()),
+        optimizer=draw(st.sampled_from(["adamw", "adamw_torch", "adamw_8bit", "paged_adamw_8bit"])),
+        lora_rank=lora,
+        quantization=draw(st.sampled_from(["none", "nf4"])) if lora else "none",
+        micro_batch=draw(st.integers(1, 16)),
+        grad_accum=draw(st.sampled_from([1, 4])),
+        seq_len=draw(st.sampled_from([128, 512, 1024])),
+        offload_optimizer=draw(st.sampled_from(["none", "none", "cpu"])),
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(specs())
+def test_a_moment_is_the_sum_of_its_components_and_the_peak_is_the_largest(spec: RunSpec) -> None:
+    prediction = predict(spec, suggest=False)
+    for moment in prediction.moments:
+        assert moment.total_bytes == sum(moment.components.values())
+        assert all(size > 0 for size in moment.components.values())
+    assert prediction.peak_allocated_bytes == max(m.total_bytes for m in prediction.moments[1:])
+    assert totals(prediction)[prediction.peak_moment] == prediction.peak_allocated_bytes
+    low, high = prediction.peak_reserved_bytes
+    assert prediction.peak_allocated_bytes <= low <= high
+    assert prediction.peak_allocated_upper_bytes >= prediction.peak_allocated_bytes
+    assert prediction.trainable_params > 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(specs())
+def test_more_tokens_never_need_less(spec: RunSpec) -> None:
+    options = spec.options
+    base = predict(spec, suggest=False).peak_allocated_bytes
+    wider = replace(spec, options=replace(options, micro_batch=options.micro_batch + 1))
+    longer = replace(spec, options=replace(options, seq_len=options.seq_len * 2))
+    assert predict(wider, suggest=False).peak_allocated_bytes >= base
+    assert predict(longer, suggest=False).peak_allocated_bytes >= base
+
+
+@settings(max_examples=100, deadline=None)
+@given(specs())
+def test_a_higher_stage_never_holds_more_states_between_steps(spec: RunSpec) -> None:
+    if spec.options.offload_optimizer != "none":
+        return
+    kinds = (Component.MASTER_PARAMETERS, Component.OPTIMIZER_STATE)
+    held = []
+    for stage in (1, 2, 3):
+        moments = predict(replace(spec, options=replace(spec.options, zero=stage)), suggest=False).moments
+        held.append(sum(moments[-1].components.get(kind, 0) for kind in kinds))
+    assert held == sorted(held, reverse=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(specs())
+def test_states_of_all_ranks_add_up_to_the_whole(spec: RunSpec) -> None:
+    whole = replace(spec, options=replace(spec.options, gpus=1))
+    kind = Component.MASTER_PARAMETERS
+    one = predict(whole, suggest=False).moments[-1].components.get(kind, 0)
+    shared = predict(spec, suggest=False).moments[-1].components.get(kind, 0)
+    if spec.options.zero == 0:
+        assert shared == one
+    else:
+        assert one <= shared * spec.world_size <= one + 4 * spec.world_size
+
+
+@settings(max_examples=40, deadline=None)
+@given(specs())
+def test_suggestions_are_allowed_smaller_and_say_the_truth(spec: RunSpec) -> None:
+    from llmtop.profiler.memory.suggest import apply
+
+    small = replace(spec, gpu=replace(spec.gpu, memory_bytes=8 << 30))
+    if refusals(small):
+        return
+    prediction = predict(small)
+    if prediction.fits:
+        return
+    for suggestion in prediction.suggestions:
+        changed = apply(small, suggestion.change)
+        assert not refusals(changed)
+        again = predict(changed, suggest=False)
+        assert again.peak_allocated_bytes == suggestion.peak_allocated_bytes < prediction.peak_allocated_bytes
+        assert again.fits == suggestion.fits
+
+
+def test_a_run_that_does_not_fit_is_told_how_it_would() -> None:
+    prediction = predict(make(gpu="rtx-4090", zero=2, micro_batch=4, seq_len=4096))
+    assert prediction.fits is False
+    assert any(suggestion.fits for suggestion in prediction.suggestions)
+
+
+def test_unknown_memory_gives_no_verdict() -> None:
+    spec = make()
+    unknown = replace(spec, gpu=replace(spec.gpu, memory_bytes=None))
+    prediction = predict(unknown)
+    assert prediction.fits is None
+    assert prediction.suggestions == ()
+
+
+def test_flops_of_a_step_follow_the_six_per_weight_rule() -> None:
+    spec = make(micro_batch=1, seq_len=128)
+    per_token = model_flops_per_step(spec) / spec.tokens_per_step
+    assert per_token == pytest.approx(6 * predict(spec, suggest=False).params, rel=0.02)
