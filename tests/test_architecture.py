@@ -63,7 +63,9 @@ def test_commands_load_neither_torch_nor_textual(words: tuple[str, ...], tmp_pat
     assert not loaded & (TORCH_FAMILY | SCREEN_FAMILY)
 
 
-@pytest.mark.parametrize("module", ["llmtop.tui.app", "llmtop.tui.commands.run", "llmtop.tui.commands.attach"])
+@pytest.mark.parametrize(
+    "module", ["llmtop.tui.app", "llmtop.tui.commands.run", "llmtop.tui.commands.attach"]
+)
 def test_the_app_loads_no_torch(module: str, tmp_path: Path) -> None:
     assert not loaded_by(f"import {module}", tmp_path) & TORCH_FAMILY
 

@@ -1,23 +1,23 @@
 """The one table of run options: command-line arguments in, layers for `presets.resolve` out.
 
-Each row names a field of `RunOptions`; type, choices and default come from the field itself. An
-option that was not given is absent from the parsed arguments, so it can never override a preset.
+Each row names a field of `RunOptions`, which has its type and default; values are parsed where all
+layers are. An option that was not given is absent from the parsed arguments, so it can never
+override a preset.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
-
-import msgspec
+from shlex import quote
+from typing import Any, NamedTuple
 
 from llmtop.presets import catalog, resolve
-from llmtop.presets.errors import UsageError, bad_value
-from llmtop.presets.spec import RunOptions, RunSpec, ValueSource
+from llmtop.presets.errors import UsageError
+from llmtop.presets.option_values import field_types, raw_text
+from llmtop.presets.spec import RunSpec, ValueSource
 
 
 class OptionRow(NamedTuple):
@@ -128,8 +128,9 @@ GROUPS: tuple[OptionGroup, ...] = (
 
 ROWS: tuple[OptionRow, ...] = tuple(row for group in GROUPS for row in group.rows)
 
-_PATH_WORDS = {"tokenizer": ("auto", "bytes")}
-"""Options that take a path or one of these words."""
+PATH_METAVARS = ("DIR", "PATH", "FILE")
+_WORDS = ("auto", "bytes", "none", "null")
+"""What stands for no path where a path is taken."""
 
 SETTINGS = "settings"
 """Name of the parsed list of `--set`; no option has it."""
@@ -141,7 +142,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     for group in GROUPS:
         section = parser.add_argument_group(group.title)
         for row in group.rows:
-            if _field_type(row.key) is bool:
+            if field_types()[row.key] is bool:
                 section.add_argument(
                     row.flag,
                     dest=row.key,
@@ -168,42 +169,35 @@ def resolve_run(args: argparse.Namespace) -> RunSpec:
     """The run that the parsed arguments describe; raises UsageError for the first thing wrong with it."""
     command_line = _command_line_layers(args)
     recipe = catalog.load_recipe(args.recipe) if args.recipe is not None else None
-    recipe_layers = _recipe_layers(recipe) if recipe is not None else []
-    config_file = _last_value([*recipe_layers, *command_line], "deepspeed_config")
-    config_layers = _deepspeed_layers(Path(config_file)) if config_file is not None else []
-    layers = [*recipe_layers, *config_layers, *command_line]
-    if _last_value(layers, "model") is None:
+    layers = [*(resolve.recipe_layers(recipe) if recipe is not None else ()), *command_line]
+    if _strongest(layers, "model") is None:
         raise UsageError(
             "nothing says which model to train",
             why="neither a RECIPE nor --model was given",
             fix="name a recipe (llmtop presets recipes) or a model (--model, see llmtop presets models)",
         )
-    name = recipe.name if recipe is not None else "custom"
-    return resolve.resolve(layers, name=name, machine=_machine(layers))
+    machine = _machine(layers)
+    config_file = _strongest(layers, "deepspeed_config")
+    if config_file is not None:
+        layers.append(_deepspeed_layer(Path(config_file), _world_size(layers, machine)))
+    return resolve.resolve(layers, name=recipe.name if recipe is not None else "custom", machine=machine)
 
 
 def option_text(key: str, value: object) -> str:
-    """The command-line words that set `key`, for showing a value as somebody would type it."""
+    """The command-line words that set `key`, as somebody would type them."""
     flag = "--" + key.replace("_", "-")
     if isinstance(value, bool):
         return flag if value else "--no-" + flag[2:]
-    return f"{flag} {_shell_word(str(value))}"
+    return f"{flag} {quote(str(value))}"
 
 
-def setting_texts(key: str, value: object) -> Iterable[str]:
-    """`--set` words for a value of any depth: one for each leaf of a table."""
+def setting_texts(key: str, value: object) -> Iterator[str]:
+    """`--set` words for a raw value of any depth: one for each leaf of a table."""
     if isinstance(value, dict) and value:
         for inner, leaf in value.items():
             yield from setting_texts(f"{key}.{inner}", leaf)
     else:
-        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        yield f"--set {_shell_word(f'{key}={text}')}"
-
-
-def _shell_word(text: str) -> str:
-    from shlex import quote
-
-    return quote(text)
+        yield f"--set {quote(f'{key}={raw_text(value)}')}"
 
 
 def _command_line_layers(args: argparse.Namespace) -> list[resolve.Layer]:
@@ -212,40 +206,30 @@ def _command_line_layers(args: argparse.Namespace) -> list[resolve.Layer]:
     layers = []
     for row in ROWS:
         if row.key in given:
-            value = _convert(row, given[row.key])
             detail = option_text(row.key, given[row.key])
+            value = _absolute(row, given[row.key])
             layers.append(resolve.Layer(ValueSource.COMMAND_LINE, detail, {row.key: value}))
     for text in given[SETTINGS]:
         layers.append(resolve.Layer(ValueSource.COMMAND_LINE, f"--set {text}", resolve.parse_set(text)))
     return layers
 
 
-def _recipe_layers(recipe: catalog.Recipe) -> list[resolve.Layer]:
-    """One layer for each file that gives values to the recipe, so that a value names its own file."""
-    by_file: dict[str, dict[str, Any]] = {}
-    for key, value in recipe.values.items():
-        by_file.setdefault(recipe.sources.get(key, recipe.name), {})[key] = value
-    return [resolve.Layer(ValueSource.RECIPE, file, values) for file, values in by_file.items()]
-
-
-def _deepspeed_layers(path: Path) -> list[resolve.Layer]:
-    """The options that a DeepSpeed file means. Fatal problems are raised, the others told on stderr."""
+def _deepspeed_layer(path: Path, world_size: int | None) -> resolve.Layer:
+    """The options that a DeepSpeed file means. The first fatal problem is raised, others go to stderr."""
     from llmtop.trainer import dsimport
 
-    imported = dsimport.import_config(path)
+    imported = dsimport.import_config(path, world_size=world_size)
     fatal = [problem for problem in imported.problems if problem.fatal]
-    for problem in imported.problems:
-        if not problem.fatal:
-            sys.stderr.write(f"warning: {path}: {problem.key}: {problem.what}; {problem.fix}\n")
     if fatal:
-        first = fatal[0]
-        more = f" ({len(fatal) - 1} more: llmtop import {path})" if len(fatal) > 1 else ""
-        raise UsageError(f"{path}: {first.key}: {first.what}{more}", fix=first.fix)
-    return [resolve.Layer(ValueSource.DEEPSPEED_CONFIG, str(path), imported.values)]
+        more = f"; {len(fatal) - 1} more: llmtop import {path}" if len(fatal) > 1 else ""
+        raise UsageError(f"{path}: {fatal[0].key}: {fatal[0].what}{more}", fix=fatal[0].fix)
+    for problem in imported.problems:
+        sys.stderr.write(f"warning: {path}: {problem}\n")
+    return resolve.Layer(ValueSource.DEEPSPEED_CONFIG, str(path), imported.values)
 
 
-def _last_value(layers: Sequence[resolve.Layer], key: str) -> Any:
-    """What the strongest layer that has `key` says; None when none has it."""
+def _strongest(layers: Sequence[resolve.Layer], key: str) -> Any:
+    """What the last layer that has `key` says; None when none has it."""
     return next((layer.values[key] for layer in reversed(layers) if key in layer.values), None)
 
 
@@ -253,61 +237,28 @@ def _machine(layers: Sequence[resolve.Layer]) -> resolve.Machine:
     """What this machine has, asked only as far as the run depends on it."""
     from llmtop.profiler import devices
 
-    gpu = _last_value(layers, "gpu")
+    gpu = _strongest(layers, "gpu")
     if gpu in (None, "auto"):
         return devices.detect_machine()
     return resolve.Machine(gpu=str(gpu), gpus=1, host_memory_bytes=devices.host_memory_bytes())
 
 
-@cache
-def _hints() -> dict[str, Any]:
-    return get_type_hints(RunOptions, include_extras=True)
-
-
-def _field_type(key: str) -> Any:
-    return _hints()[key]
-
-
-def _convert(row: OptionRow, given: object) -> object:
-    """The typed value of an option's text; raises UsageError that names the nearest valid value."""
-    if isinstance(given, bool):
-        return given
-    text = str(given)
-    wanted = _field_type(row.key)
-    if wanted in (str, str | None):
-        return _absolute(row, text)
-    if get_origin(wanted) is Literal:
-        choices = [str(choice) for choice in get_args(wanted)]
-        if text not in choices:
-            raise bad_value("command line", row.flag, text, f"one of {', '.join(choices)}", choices)
-        return text
+def _world_size(layers: Sequence[resolve.Layer], machine: resolve.Machine) -> int | None:
+    """GPUs of the whole job; None where what was given is no number, which is refused later."""
+    gpus = _strongest(layers, "gpus")
+    nodes = _strongest(layers, "nodes")
     try:
-        return msgspec.convert(text, wanted, strict=False)
-    except msgspec.ValidationError as error:
-        raise bad_value("command line", row.flag, text, _expected(wanted)) from error
+        return int(machine.gpus if gpus is None else gpus) * int(1 if nodes is None else nodes)
+    except ValueError:
+        return None
 
 
-def _expected(wanted: Any) -> str:
-    """The numbers that a field takes, in words: `a whole number from 0 to 3`."""
-    inner = next((arm for arm in get_args(wanted) if get_origin(arm) is Annotated), wanted)
-    base, *metas = get_args(inner)
-    words = "a whole number" if base is int else "a number"
-    for meta in metas:
-        low = meta.gt if meta.ge is None else meta.ge
-        high = meta.lt if meta.le is None else meta.le
-        if low is not None and high is not None:
-            words += f" from {low} to {high}" if meta.lt is None else f" from {low} to below {high}"
-        elif low is not None:
-            words += f" of {low} or more" if meta.gt is None else f" above {low}"
-    return words
-
-
-def _absolute(row: OptionRow, text: str) -> str:
+def _absolute(row: OptionRow, given: object) -> object:
     """A path as it will be found from any folder: the run starts elsewhere than the command."""
+    if not isinstance(given, str):
+        return given
     if row.key == "model":
-        is_path = "/" in text or text.endswith(".json")
+        is_path = "/" in given or given.endswith(".json")
     else:
-        is_path = row.metavar in ("DIR", "PATH", "FILE") and text not in _PATH_WORDS.get(row.key, ())
-    if not is_path or text.startswith("builtin:"):
-        return text
-    return str(Path(text).expanduser().absolute())
+        is_path = row.metavar in PATH_METAVARS and given not in _WORDS and not given.startswith("builtin:")
+    return str(Path(given).expanduser().absolute()) if is_path else given

@@ -11,9 +11,10 @@ from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.text import render
 from llmtop.trainer import launch
 from llmtop.tui import options
-from llmtop.tui.commands.follow import ENDED, follow, require_success, tell
+from llmtop.tui.commands.follow import follow, require_success, tell
 from llmtop.tui.commands.launching import on_terminal, require_fit, watch
 from llmtop.tui.commands.plan_text import WIDTH, plan_text
+from llmtop.tui.view import ENDED
 
 RECIPE = "cpu-demo"
 

@@ -9,16 +9,15 @@ from collections.abc import Iterator
 from llmtop.presets.errors import ExitCode, JobFailedError, OutOfMemoryError
 from llmtop.profiler.feed import RunReader
 from llmtop.profiler.rundir import RunDir
-from llmtop.profiler.runstate import RunState, Status
+from llmtop.profiler.runstate import RunState
 from llmtop.profiler.units import format_seconds
+from llmtop.tui.view import ENDED
 
 POLL_SECONDS = 0.25
 LINES_PER_RUN = 20
 """A progress line after each of this many equal parts of the run, and after the first step."""
 QUIET_SECONDS = 10.0
 """A progress line at least this often while steps go on."""
-
-ENDED: frozenset[Status] = frozenset({"completed", "stopped", "failed", "out_of_memory", "lost"})
 
 
 class Narrator:

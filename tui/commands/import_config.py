@@ -11,15 +11,9 @@ import msgspec
 
 from llmtop.presets.errors import ExitCode
 from llmtop.trainer import dsimport
+from llmtop.trainer.dsproblem import Problem
 from llmtop.tui.commands.output import print_json
 from llmtop.tui.options import option_text, setting_texts
-
-
-class ImportProblem(msgspec.Struct, frozen=True, kw_only=True):
-    key: str
-    what: str
-    fix: str
-    fatal: bool
 
 
 class ImportAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,39 +25,36 @@ class ImportAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Whether DeepSpeed or llmtop refuses the file."""
     options: dict[str, Any]
     command_line: str
-    problems: tuple[ImportProblem, ...]
+    problems: tuple[Problem, ...]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="DS_JSON", help="a DeepSpeed configuration file")
+    parser.add_argument(
+        "--world-size",
+        type=int,
+        metavar="N",
+        help="ranks of the job, for a file that names only the global batch",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    answer = _read(args.file)
+    imported = dsimport.import_config(Path(args.file), world_size=args.world_size)
+    answer = ImportAnswer(
+        file=args.file,
+        fatal=imported.fatal,
+        options=imported.values,
+        command_line=command_line(imported.values),
+        problems=imported.problems,
+    )
     if args.json:
         print_json(answer)
     else:
         print(answer.command_line)
-    for problem in answer.problems:
-        word = "error" if problem.fatal else "warning"
-        print(f"{word}: {answer.file}: {problem.key}: {problem.what}", file=sys.stderr)
-        if problem.fix:
-            print(f"  fix: {problem.fix}", file=sys.stderr)
+    for problem in imported.problems:
+        print(f"{'error' if problem.fatal else 'warning'}: {args.file}: {problem}", file=sys.stderr)
     return ExitCode.USAGE if answer.fatal else ExitCode.DONE
-
-
-def _read(file: str) -> ImportAnswer:
-    imported = dsimport.import_config(Path(file))
-    return ImportAnswer(
-        file=file,
-        fatal=any(problem.fatal for problem in imported.problems),
-        options=imported.values,
-        command_line=command_line(imported.values),
-        problems=tuple(
-            ImportProblem(key=p.key, what=p.what, fix=p.fix, fatal=p.fatal) for p in imported.problems
-        ),
-    )
 
 
 def command_line(values: dict[str, Any]) -> str:

@@ -10,7 +10,8 @@ from llmtop.profiler.feed import read_state
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rundir import RunDir
 from llmtop.profiler.units import format_bytes
-from llmtop.tui.commands.follow import ENDED, follow, require_success, tell
+from llmtop.tui.commands.follow import follow, require_success, tell
+from llmtop.tui.view import ENDED
 
 
 def on_terminal() -> bool:
@@ -34,12 +35,9 @@ def watch(run: RunDir) -> ExitCode:
     """Open the monitor on `run`; what the command ends with once the monitor is closed."""
     from llmtop.tui.app import run_app
 
-    code = run_app(start="monitor", run=run)
+    code = ExitCode(run_app(start="monitor", run=run))
     state = read_state(run)
-    if state.status in ENDED:
-        return require_success(run, state)
-    tell(f"the run goes on: llmtop attach {run.run_id}, llmtop stop {run.run_id}")
-    return ExitCode(code)
+    return require_success(run, state) if state.status in ENDED else code
 
 
 def follow_to_end(run: RunDir) -> ExitCode:

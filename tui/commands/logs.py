@@ -10,7 +10,8 @@ from pathlib import Path
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler import rundir
 from llmtop.profiler.feed import RunReader
-from llmtop.tui.commands.follow import ENDED, POLL_SECONDS
+from llmtop.tui.commands.follow import POLL_SECONDS
+from llmtop.tui.view import ENDED
 
 
 class LogTail:

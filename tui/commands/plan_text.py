@@ -28,7 +28,7 @@ def plan_text(spec: RunSpec, prediction: Prediction) -> str:
     sections = (
         _what(spec, prediction),
         _verdict(spec, prediction),
-        _moments(prediction),
+        _moments(spec, prediction),
         _host(prediction),
         _suggestions(prediction),
         _assumptions(prediction),
@@ -39,7 +39,7 @@ def plan_text(spec: RunSpec, prediction: Prediction) -> str:
 
 def verdict_line(spec: RunSpec, prediction: Prediction) -> str:
     """The verdict in one line, with the two figures that it compares."""
-    place = "process" if spec.on_cpu else "GPU"
+    place = _place(spec)
     upper = format_bytes(prediction.peak_allocated_upper_bytes)
     have = format_bytes(prediction.device_memory_bytes)
     if prediction.fits is None:
@@ -47,6 +47,11 @@ def verdict_line(spec: RunSpec, prediction: Prediction) -> str:
     if prediction.fits:
         return f"verdict: fits, at most {upper} a {place} of {have}"
     return f"verdict: does not fit, up to {upper} a {place} and there is {have}"
+
+
+def _place(spec: RunSpec) -> str:
+    """What holds one rank's bytes."""
+    return "process" if spec.on_cpu else "GPU"
 
 
 def _what(spec: RunSpec, prediction: Prediction) -> Iterator[str]:
@@ -77,12 +82,16 @@ def _verdict(spec: RunSpec, prediction: Prediction) -> Iterator[str]:
     yield f"  peak allocated  {format_bytes(prediction.peak_allocated_bytes)} ({prediction.peak_moment})"
     yield f"  peak reserved   {format_bytes(low)} to {format_bytes(high)}"
     yield f"  peak on device  {format_bytes(prediction.peak_device_bytes)}"
-    rate = prediction.tokens_per_second
-    rate_text = "n/a" if rate is None else f"{rate:,.0f}"
-    yield f"  time            {format_seconds(prediction.step_seconds)} a step, {rate_text} tokens a second"
+    if prediction.step_seconds is None or prediction.tokens_per_second is None:
+        yield "  time            n/a"
+        return
+    yield (
+        f"  time            {format_seconds(prediction.step_seconds)} a step,"
+        f" {prediction.tokens_per_second:,.0f} tokens a second"
+    )
 
 
-def _moments(prediction: Prediction) -> Iterator[str]:
+def _moments(spec: RunSpec, prediction: Prediction) -> Iterator[str]:
     """Components down, moments across, one unit for the whole table so that columns add up by eye."""
     largest = max((moment.total_bytes for moment in prediction.moments), default=0)
     unit, name = (1 << 30, "GiB") if largest >= 1 << 30 else (1 << 20, "MiB")
@@ -93,7 +102,7 @@ def _moments(prediction: Prediction) -> Iterator[str]:
     rows.append(["total", *(_cell(moment.total_bytes, unit) for moment in prediction.moments)])
     peak = ["peak" if moment.name == prediction.peak_moment else "" for moment in prediction.moments]
     rows.append(["", *peak])
-    yield "one GPU, by moment of a step"
+    yield f"one {_place(spec)}, by moment of a step"
     for line in table(rows, right=range(1, len(prediction.moments) + 1)):
         yield f"  {line}"
 
@@ -130,17 +139,37 @@ def _assumptions(prediction: Prediction) -> Iterator[str]:
 
 
 def _origins(spec: RunSpec) -> Iterator[str]:
-    """Where each value came from that is not the default."""
-    rows = [
-        (key, str(getattr(spec.options, key, "")), origin.detail or origin.source)
-        for key, origin in spec.provenance.items()
-        if origin.source is not ValueSource.DEFAULT
-    ]
+    """Where each value came from that is not the plain default, a line for each place."""
+    by_place: dict[str, list[str]] = {}
+    for key, origin in spec.provenance.items():
+        if origin.source is ValueSource.COMMAND_LINE:
+            typed = by_place.setdefault("command line", [])
+            typed += [origin.detail] if origin.detail not in typed else []
+        elif origin.source is not ValueSource.DEFAULT or origin.detail:
+            value = _value(spec, key)
+            settings = by_place.setdefault(origin.detail or origin.source, [])
+            settings += [f"{key} {value}"] if not isinstance(value, dict) else []
     yield "where the values come from (all others are defaults)"
-    yield f"  model shape: {spec.model_source}"
-    for line in table(rows):
-        yield f"  {line}"
+    yield f"  {spec.model_source}: the model's shape"
+    for place, settings in by_place.items():
+        yield from _wrapped(f"{place}: {', '.join(settings)}", "  ")
+
+
+def _value(spec: RunSpec, key: str) -> object:
+    """The value of an option, or of a raw DeepSpeed key by its dotted path."""
+    head, *rest = key.split(".")
+    value = getattr(spec.options, head)
+    for part in rest:
+        value = value[part]
+    return value
 
 
 def _wrapped(text: str, lead: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead))
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=lead,
+        subsequent_indent=" " * max(4, len(lead)),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -11,7 +11,8 @@ from llmtop.profiler import rundir
 from llmtop.profiler.feed import read_state
 from llmtop.profiler.runstate import RunState
 from llmtop.trainer import control
-from llmtop.tui.commands.follow import ENDED, end_in_words, tell
+from llmtop.tui.commands.follow import end_in_words, tell
+from llmtop.tui.view import ENDED
 
 WAIT_SECONDS = 600.0
 """A step of a large model and its checkpoint take minutes."""

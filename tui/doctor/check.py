@@ -43,7 +43,7 @@ def installed_version(name: str) -> str | None:
 def output_of(command: list[str]) -> str | None:
     """A tool's standard output; None when it is not there or fails."""
     try:
-        done = subprocess.run(command, captureoutput_of=True, text=True, timeout=20, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout

@@ -1,0 +1,104 @@
+"""`doctor`: what it says about machines that were made to be found wanting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmtop.presets.errors import ExitCode
+from llmtop.tui.doctor import software, system
+from llmtop.tui.doctor.check import Check, Machine
+from tests.cli.conftest import Llmtop
+
+BARE = Machine(torch_version=None, torch_cuda=None, gpu_names=(), driver_version=None, driver_cuda=None)
+H200 = Machine(
+    torch_version="2.11.0",
+    torch_cuda="13.0",
+    gpu_names=("NVIDIA H200", "NVIDIA H200"),
+    driver_version="580.65",
+    driver_cuda=(13, 0),
+)
+
+
+def look(machine: Machine) -> dict[str, Check]:
+    checks = [*software.software_checks(machine), *(check(machine) for check in system.CHECKS)]
+    return {check.name: check for check in checks}
+
+
+def test_doctor_answers_for_everything_as_text_and_json(llmtop: Llmtop) -> None:
+    answer = llmtop("doctor", "--json")
+    assert answer.code == ExitCode.DONE
+    checks = {check["name"]: check for check in answer.json()["checks"]}
+    assert {"python", "torch", "deepspeed", "gpu", "nvcc", "ninja", "libaio", "ulimit -l"} <= set(checks)
+    assert all(check["mend"] for check in checks.values() if check["status"] == "missing")
+    text = llmtop("doctor").out
+    assert all(name in text for name in checks)
+
+
+def test_a_machine_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = look(H200)
+    assert checks["gpu"].found == "2 x NVIDIA H200; driver 580.65, CUDA up to 13.0"
+    assert checks["torch cuda"].status == "ok"
+
+
+def test_without_a_driver_only_the_cpu_can_train() -> None:
+    checks = look(BARE)
+    assert checks["gpu"].status == "missing"
+    assert checks["torch cuda"].status == "missing"
+
+
+def test_torch_for_a_newer_cuda_than_the_driver_runs() -> None:
+    old = Machine(
+        torch_version="2.11.0",
+        torch_cuda="13.0",
+        gpu_names=("Tesla T4",),
+        driver_version="550.54",
+        driver_cuda=(12, 4),
+    )
+    check = look(old)["torch cuda"]
+    assert check.status == "warn"
+    assert "12.4" in check.found
+
+
+def test_an_arch_list_that_deepspeed_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0a 9.0+PTX")
+    check = look(H200)["TORCH_CUDA_ARCH_LIST"]
+    assert check.status == "warn"
+    assert "9.0a" in check.found
+    assert "'8.0;9.0;9.0+PTX'" in check.mend
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")
+    assert look(H200)["TORCH_CUDA_ARCH_LIST"].status == "ok"
+
+
+def test_a_lock_that_no_build_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    assert look(BARE)["extension locks"].status == "ok"
+    lock = tmp_path / "cpu_adam" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    check = look(BARE)["extension locks"]
+    assert check.status == "warn"
+    assert check.mend == f"rm {lock}"
+    monkeypatch.chdir(lock.parent)
+    assert look(BARE)["extension locks"].status == "ok", "this process works in that folder"
+
+
+@pytest.mark.parametrize(("release", "status"), [("12.4", "warn"), ("13.1", "ok"), (None, "missing")])
+def test_nvcc_against_torch(
+    release: str | None, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    if release is not None:
+        nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.1'\n")
+        nvcc.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert look(H200)["nvcc"].status == status
+
+
+def test_a_package_older_than_what_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "installed_version", lambda _name: "0.18.2")
+    check = look(BARE)["deepspeed"]
+    assert check.status == "warn"
+    assert ">=0.19.8,<0.20" in check.found

@@ -1,0 +1,48 @@
+"""The whole way once: predict, train two ranks under ZeRO-2 on real text, report."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from llmtop.profiler.report.build import Report
+from tests.e2e.conftest import Demo
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_demo_tells_what_it_does_and_ends_well(demo: Demo) -> None:
+    assert demo.done.returncode == 0, demo.done.stderr[-3000:]
+    assert "verdict: fits" in demo.done.stderr
+    assert "step 60/60" in demo.done.stderr
+    assert demo.run.run_id in demo.done.stdout
+    spec = demo.run.spec()
+    assert (spec.world_size, spec.options.zero, spec.gpu.kind) == (2, 2, "cpu")
+
+
+def test_it_learns(demo: Demo) -> None:
+    report = _report(demo)
+    assert report.steps_finished >= 60
+    assert report.first_loss is not None and report.last_loss is not None
+    assert report.last_loss < 0.7 * report.first_loss
+
+
+def test_the_report_adds_up_and_explains_the_peak(demo: Demo) -> None:
+    memory = _report(demo).memory
+    assert memory.actual_peak_bytes is not None and memory.unexplained_bytes is not None
+    assert all(row.predicted_bytes is not None and row.actual_bytes is not None for row in memory.rows)
+    actual = sum(row.actual_bytes or 0 for row in memory.rows)
+    assert actual + memory.unexplained_bytes == memory.actual_peak_bytes
+    assert abs(memory.unexplained_bytes) < 0.15 * memory.actual_peak_bytes
+
+
+def test_the_run_is_listed_and_its_logs_are_kept(demo: Demo) -> None:
+    assert demo.run.run_id in demo.llmtop("ls").stdout
+    assert demo.llmtop("logs", "latest").returncode == 0
+    assert demo.llmtop("stop", "latest").stdout.startswith(f"run {demo.run.run_id} had ended: completed")
+
+
+def _report(demo: Demo) -> Report:
+    answer = demo.llmtop("report", "latest", "--json")
+    assert answer.returncode == 0, answer.stderr
+    return msgspec.json.decode(answer.stdout, type=Report)
