@@ -36,12 +36,18 @@ class ZeroSettings(Struct, frozen=True, kw_only=True):
     """ZeRO++: ranks that hold a secondary 16-bit shard together; 1 is off."""
 
 
+_DEFAULTS = ZeroSettings()
+_STAGE3_DEFAULTS = ZeroSettings(overlap_comm=True)
+
+
 def zero_settings(stage: int, raw: dict[str, Any], hidden_size: int) -> ZeroSettings:
     """Read the memory-relevant keys out of raw DeepSpeed keys.
 
     `raw` is the merged DeepSpeed dictionary (only keys that a person gave). Both spellings of the
     stage-3 keys (`stage3_x` and `x`) are read. Raises UsageError on a value that is not a number.
     """
+    if not raw:
+        return _STAGE3_DEFAULTS if stage == 3 else _DEFAULTS
     zero = raw.get("zero_optimization")
     zero = zero if isinstance(zero, dict) else {}
     auto = {
@@ -70,7 +76,7 @@ def zero_settings(stage: int, raw: dict[str, Any], hidden_size: int) -> ZeroSett
         inner = zero.get(block)
         return bool(inner.get("pin_memory", True)) if isinstance(inner, dict) else True
 
-    base = ZeroSettings()
+    base = _DEFAULTS
     data_types = raw.get("data_types")
     accum = data_types.get("grad_accum_dtype") if isinstance(data_types, dict) else None
     return ZeroSettings(

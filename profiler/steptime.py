@@ -7,9 +7,11 @@ appendix B): 2 per weight and token forward, 4 backward (2 where the weights are
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from msgspec import Struct
 
-from llmtop.presets.spec import RunSpec
+from llmtop.presets.spec import ModelShape, RunSpec
 from llmtop.profiler.memory.blocks import block_bytes
 from llmtop.profiler.memory.sizes import Sizes, quantized_weights, sizes_of
 from llmtop.profiler.shape import Role, param_count, tensors
@@ -58,9 +60,9 @@ class StepTime(Struct, frozen=True, kw_only=True):
         return max(device, self.host_floor) + self.offload
 
 
-def active_params(spec: RunSpec) -> int:
+@lru_cache(maxsize=1024)
+def active_params(model: ModelShape) -> int:
     """Weights that one token passes through in matrix products; a tied head counts, a lookup does not."""
-    model = spec.model
     lookup = {Role.EMBEDDING, Role.POSITION, Role.NORM, Role.BIAS}
     count = sum(g.total for g in tensors(model) if g.role not in lookup and g.role is not Role.EXPERT)
     if model.tied_embeddings:
@@ -75,7 +77,7 @@ def step_flops(spec: RunSpec) -> float:
     """Floating-point operations of one optimizer step on one GPU, recompute included."""
     options, model = spec.options, spec.model
     tokens = options.micro_batch * options.seq_len * options.grad_accum
-    weights = active_params(spec)
+    weights = active_params(model)
     passes = 2 + (2 if options.lora_rank else 4)
     blocks = weights - model.vocab_size * model.hidden_size
     recompute = 2 * blocks if options.gradient_checkpointing else 0
@@ -154,23 +156,26 @@ def _offload(spec: RunSpec, sizes: Sizes) -> float:
     return seconds
 
 
-def step_time(spec: RunSpec) -> StepTime | None:
+def step_time(spec: RunSpec, sizes: Sizes | None = None) -> StepTime | None:
     """The itemised prediction; None where the hardware's figures are not known or on the CPU kind."""
     if spec.on_cpu:
         return None
-    return _cuda_step(spec, sizes_of(spec))
+    return _cuda_step(spec, sizes_of(spec) if sizes is None else sizes)
 
 
-def predict_step_seconds(spec: RunSpec) -> float | None:
-    """Seconds of one optimizer step of the whole job, or None where they cannot be told."""
-    parts = step_time(spec)
+def predict_step_seconds(spec: RunSpec, sizes: Sizes | None = None) -> float | None:
+    """Seconds of one optimizer step of the whole job, or None where they cannot be told.
+
+    `sizes` saves taking the spec's counts again where the caller has them.
+    """
+    parts = step_time(spec, sizes)
     return None if parts is None else parts.total
 
 
 def model_flops_per_step(spec: RunSpec) -> float:
     """FLOPs of the model itself over the whole job: what MFU counts, without recompute."""
     options = spec.options
-    weights = param_count(spec.model) if spec.model.moe is None else active_params(spec)
+    weights = param_count(spec.model) if spec.model.moe is None else active_params(spec.model)
     attention = 4 * spec.model.num_layers * spec.model.num_heads * spec.model.head_dim * options.seq_len / 2
     passes = 2 + (2 if options.lora_rank else 4)
     return spec.tokens_per_step * (passes * weights + 3 * attention)

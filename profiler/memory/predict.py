@@ -95,7 +95,7 @@ def _cuda_prediction(spec: RunSpec) -> Prediction:
     host = host_bytes(spec, sizes)
     memory = spec.gpu.memory_bytes
     needed = upper + allocator.context_bytes(spec) + states.outside_allocator
-    seconds = predict_step_seconds(spec)
+    seconds = predict_step_seconds(spec, sizes)
     return Prediction(
         params=param_count(spec.model),
         trainable_params=sizes.trainable,

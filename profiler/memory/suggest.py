@@ -116,7 +116,7 @@ def _different_changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
 def _making_it_fit(spec: RunSpec, prediction: Prediction, predict: Predict) -> tuple[Suggestion, ...]:
     singles: list[Suggestion] = []
     stacked: Change = {}
-    words: list[str] = []
+    words: list[tuple[frozenset[str], str]] = []
     together: Suggestion | None = None
     ceiling = prediction.peak_allocated_bytes * (1 - SMALLEST_GAIN)
     best = prediction.peak_allocated_bytes
@@ -132,9 +132,11 @@ def _making_it_fit(spec: RunSpec, prediction: Prediction, predict: Predict) -> t
         so_far = predict(combined)
         if so_far.peak_allocated_bytes < best * (1 - SMALLEST_GAIN):
             stacked, best = {**stacked, **change}, so_far.peak_allocated_bytes
-            words.append(text.split(" (")[0])
+            # A later change that sets the same options replaces the earlier one, in words too.
+            words = [(keys, said) for keys, said in words if not keys <= change.keys()]
+            words.append((frozenset(change), text.split(" (")[0]))
             if so_far.fits and len(words) > 1:
-                together = _suggestion(dict(stacked), " + ".join(words), so_far)
+                together = _suggestion(dict(stacked), " + ".join(said for _, said in words), so_far)
     fitting = [s for s in singles if s.fits]
     rest = [s for s in singles if not s.fits]
     combined_first = [together] if together is not None else []
