@@ -14,6 +14,7 @@ from textual.screen import Screen
 from textual.theme import Theme
 
 from llmtop.presets.errors import ExitCode, LlmtopError
+from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rundir import RunDir, runs_root
@@ -21,7 +22,7 @@ from llmtop.profiler.runstate import Status
 from llmtop.profiler.units import format_bytes
 from llmtop.tui.feed import ViewArrived
 from llmtop.tui.keys import APP_KEYS, bindings
-from llmtop.tui.requests import LaunchAsked, MonitorAsked, RunsAsked, StopAsked
+from llmtop.tui.requests import LaunchAsked, MonitorAsked, StopAsked
 from llmtop.tui.view import ENDED, RunView
 from llmtop.tui.widgets.dialog import Choice, ChoiceDialog
 
@@ -60,6 +61,13 @@ def launch(spec: RunSpec, prediction: Prediction, root: Path) -> RunDir:
     return start_run(spec, prediction, root=root)
 
 
+def detect() -> Machine:
+    """What this machine has."""
+    from llmtop.profiler.devices import detect_machine
+
+    return detect_machine()
+
+
 def stop(run: RunDir, save: bool) -> None:
     """Ask a run's supervisor to end it."""
     from llmtop.trainer import control
@@ -77,7 +85,7 @@ class Launched(Message):
 
 
 class LlmtopApp(App[int]):
-    """Runs, plan and monitor. `launcher` and `stopper` are what really acts on the machine."""
+    """Runs, plan and monitor. `detector`, `launcher` and `stopper` are what touches the machine."""
 
     TITLE = "llmtop"
     CSS_PATH = "theme.tcss"
@@ -91,6 +99,7 @@ class LlmtopApp(App[int]):
         root: Path | None = None,
         recipe: str | None = None,
         *,
+        detector: Callable[[], Machine] = detect,
         launcher: Launcher = launch,
         stopper: Stopper = stop,
     ) -> None:
@@ -103,6 +112,7 @@ class LlmtopApp(App[int]):
         self._recipe = recipe
         self._watched: RunView | None = None
         """Newest view of the run that was watched last."""
+        self._detector = detector
         self._launcher = launcher
         self._stopper = stopper
 
@@ -136,7 +146,7 @@ class LlmtopApp(App[int]):
         if not self.is_screen_installed("plan"):
             from llmtop.tui.screens.plan import PlanScreen
 
-            self.install_screen(PlanScreen(self._recipe), "plan")
+            self.install_screen(PlanScreen(self._recipe, self._detector), "plan")
         self._show("plan")
 
     def action_help(self) -> None:
@@ -196,7 +206,10 @@ class LlmtopApp(App[int]):
             f" of {format_bytes(prediction.device_memory_bytes)}.",
             "It will most likely run out of memory.",
         )
-        choices = (Choice("b", "go back to the plan", "back"), Choice("y", "launch it all the same", "launch"))
+        choices = (
+            Choice("b", "go back to the plan", "back"),
+            Choice("y", "launch it all the same", "launch"),
+        )
         self.push_screen(ChoiceDialog("This run is not predicted to fit", text, choices), answered)
 
     @work(thread=True, exclusive=True, group="launch")
@@ -226,7 +239,9 @@ class LlmtopApp(App[int]):
         """Leave; what was watched goes on."""
         state = self._watched.state if self._watched is not None else None
         if state is not None and state.status not in ENDED:
-            self.exit(int(ExitCode.DONE), message=f"The run goes on. See it again: llmtop attach {state.run_id}")
+            self.exit(
+                int(ExitCode.DONE), message=f"The run goes on. See it again: llmtop attach {state.run_id}"
+            )
         elif state is not None and self._start == "monitor":
             self.exit(int(EXIT_CODES.get(state.status, ExitCode.DONE)))
         else:

@@ -101,9 +101,7 @@ class LogTail:
     def text(self) -> LogText:
         """What has been read so far, with the unfinished last line."""
         rest = (harmless(self._rest.decode("utf-8", "replace")),) if self._rest else ()
-        return LogText(
-            source=self._source, lines=(*self._lines, *rest), total_lines=self._total + len(rest)
-        )
+        return LogText(source=self._source, lines=(*self._lines, *rest), total_lines=self._total + len(rest))
 
 
 class MonitorFeed:

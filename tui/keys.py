@@ -29,26 +29,29 @@ APP_KEYS: tuple[Key, ...] = (
 )
 
 RUNS_KEYS: tuple[Key, ...] = (
-    Key("enter", "open", "Open", "watch the run under the cursor", display="⏎"),
+    Key("enter", "open", "", "watch the run under the cursor", display="⏎", footer=False),
     Key("s", "stop", "Stop", "end the run under the cursor; asks whether to save first"),
     Key("f5", "refresh", "Refresh", "read the list again now", display="F5"),
 )
 
 PLAN_KEYS: tuple[Key, ...] = (
-    Key("enter", "edit", "Edit", "type or choose the value under the cursor", display="⏎"),
+    Key("enter", "edit", "", "type or choose the value under the cursor", display="⏎", footer=False),
     Key("left", "step(-1)", "Less", "previous choice, or half the number", display="←", footer=False),
     Key("right", "step(1)", "More", "next choice, or double the number", display="→", footer=False),
     Key("backspace", "reset", "Reset", "back to the recipe's value", display="⌫"),
-    Key("1", "fix(1)", "Fix", "apply the cheapest change that was suggested (2 to 5: the others)", display="1-5"),
+    Key("x", "clear", "Clear", "take back all edits", footer=False),
+    Key("tab", "app.focus_next", "", "to the prediction, to scroll it, and back", footer=False),
+    Key("1", "fix(1)", "Fix", "apply a suggested change; 1 is the cheapest", display="1-5"),
     Key("2", "fix(2)", "", "", footer=False),
     Key("3", "fix(3)", "", "", footer=False),
     Key("4", "fix(4)", "", "", footer=False),
     Key("5", "fix(5)", "", "", footer=False),
+    Key("escape", "cancel_edit", "", "", footer=False),
     Key("l", "launch", "Launch", "start the run and watch it"),
 )
 
 MONITOR_KEYS: tuple[Key, ...] = (
-    Key("q", "app.quit", "Quit (run goes on)", "leave; the run goes on without a viewer"),
+    Key("q", "leave", "Quit (run goes on)", ""),
     Key("s", "stop", "Stop", "end the run; asks whether to save first"),
     Key("l", "open('log')", "Log", "the job's own output; ← → for other ranks, f to follow"),
     Key("1", "open('memory')", "Panel", "open a panel over the whole screen", display="1-8"),

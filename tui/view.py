@@ -55,13 +55,13 @@ ENDED: frozenset[Status] = frozenset({"completed", "stopped", "failed", "out_of_
 """States in which nothing of the run is alive."""
 
 STATUS_MARKS: dict[Status, tuple[str, str, str]] = {
-    "starting": ("◌", "starting", "$text-accent"),
-    "running": ("●", "running", "$text-success"),
-    "stopping": ("◐", "stopping", "$text-warning"),
-    "completed": ("✓", "completed", "$text-success"),
-    "stopped": ("■", "stopped", "$text-warning"),
-    "failed": ("✗", "failed", "$text-error"),
-    "out_of_memory": ("✗", "out of memory", "$text-error"),
-    "lost": ("?", "lost", "$text-error"),
+    "starting": ("◌", "starting", "accent"),
+    "running": ("●", "running", "success"),
+    "stopping": ("◐", "stopping", "warning"),
+    "completed": ("✓", "completed", "success"),
+    "stopped": ("■", "stopped", "warning"),
+    "failed": ("✗", "failed", "error"),
+    "out_of_memory": ("✗", "out of memory", "error"),
+    "lost": ("?", "lost", "error"),
 }
-"""Status to its mark, word and style."""
+"""Status to its mark, its word, and the colour of the theme that goes with it."""

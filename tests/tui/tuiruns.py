@@ -46,7 +46,9 @@ TINY = ModelShape(
 
 
 def make_spec(*, gpu: GpuSpec = CPU, ranks: int = 2, steps: int = 60, name: str = "cpu-demo") -> RunSpec:
-    options = RunOptions(model=TINY.name, gpu=gpu.name, gpus=ranks, steps=steps, precision="fp32", seq_len=256)
+    options = RunOptions(
+        model=TINY.name, gpu=gpu.name, gpus=ranks, steps=steps, precision="fp32", seq_len=256
+    )
     return RunSpec(name=name, options=options, model=TINY, gpu=gpu, model_source="built in")
 
 

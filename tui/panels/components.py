@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.content import Content
 
-from llmtop.profiler.breakdown import BreakdownRow
+from llmtop.profiler.breakdown import BreakdownRow, error_percent
 from llmtop.profiler.units import format_bytes
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, lines, stacked
@@ -12,20 +12,22 @@ from llmtop.tui.widgets.palette import component
 from llmtop.tui.widgets.panel import Panel
 
 _VALUE_CELLS = 9
-_CHANGE_CELLS = 6
+_ERROR_CELLS = 6
 _MOST_LABEL_CELLS = 20
+_NOTABLE_PERCENT = 10
 
 
 class ComponentsPanel(Panel):
-    TITLE = "Predicted vs actual"
+    TITLE = "Predicted/actual"
     KEY = "2"
 
     def headline(self, view: RunView) -> str:
-        return _change(view.breakdown.predicted_peak_bytes, view.breakdown.actual_peak_bytes).strip()
+        unexplained = view.breakdown.unexplained_percent
+        return "" if unexplained is None else f"{unexplained:.0f}% unexplained"
 
     def draw(self, view: RunView, width: int, height: int) -> Content:
         found = view.breakdown
-        label_cells = min(width - 2 - 2 * _VALUE_CELLS - _CHANGE_CELLS, _MOST_LABEL_CELLS)
+        label_cells = min(width - 2 - 2 * _VALUE_CELLS - _ERROR_CELLS, _MOST_LABEL_CELLS)
         peak = _row("", "peak", found.predicted_peak_bytes, found.actual_peak_bytes, label_cells, "bold")
         rows = [
             _row(component(r.component).letter, component(r.component).label, *_pair(r), label_cells, "")
@@ -35,7 +37,7 @@ class ComponentsPanel(Panel):
             " " * (2 + label_cells)
             + fit_right("predicted", _VALUE_CELLS)
             + fit_right("actual", _VALUE_CELLS)
-            + fit_right("diff", _CHANGE_CELLS),
+            + fit_right("error", _ERROR_CELLS),
             "$muted",
         )
         if self.zoomed:
@@ -52,9 +54,7 @@ class ComponentsPanel(Panel):
         for words, pick in (("predicted", 0), ("actual", 1)):
             parts = [(component(r.component), _pair(r)[pick] or 0) for r in found.rows]
             segments = [Segment(swatch.letter, swatch.colour, value) for swatch, value in parts]
-            bars.append(
-                Content.assemble((fit(words, 10), "$muted"), stacked(segments, scale, width - 10))
-            )
+            bars.append(Content.assemble((fit(words, 10), "$muted"), stacked(segments, scale, width - 10)))
         return bars
 
 
@@ -65,24 +65,20 @@ def _pair(row: BreakdownRow) -> tuple[int | None, int | None]:
 def _row(
     letter: str, label: str, predicted: int | None, actual: int | None, label_cells: int, style: str
 ) -> Content:
+    words, words_style = _error(predicted, actual)
     return Content.assemble(
         (fit(letter, 2), "$muted"),
         (fit(label, label_cells), style),
         (fit_right(format_bytes(predicted), _VALUE_CELLS), style),
         (fit_right(format_bytes(actual), _VALUE_CELLS), style),
-        (fit_right(_change(predicted, actual), _CHANGE_CELLS), _change_style(predicted, actual)),
+        (fit_right(words, _ERROR_CELLS), words_style),
     )
 
 
-def _change(predicted: int | None, actual: int | None) -> str:
-    """Actual against predicted in percent; empty where a ratio says nothing."""
-    if not predicted or actual is None:
-        return ""
-    percent = (actual / predicted - 1) * 100
-    return f"{percent:+.0f}%" if abs(percent) < 999 else ">999%"
-
-
-def _change_style(predicted: int | None, actual: int | None) -> str:
-    if not predicted or actual is None or actual <= predicted * 1.1:
-        return "$muted"
-    return "$text-warning"
+def _error(predicted: int | None, actual: int | None) -> tuple[str, str]:
+    """How far the prediction is above the actual bytes, and its style; empty where a ratio says nothing."""
+    percent = error_percent(predicted, actual)
+    if percent is None:
+        return "", ""
+    words = f"{percent:+.0f}%" if abs(percent) < 999 else ">999%"
+    return words, "$text-warning" if abs(percent) > _NOTABLE_PERCENT else "$muted"

@@ -19,7 +19,8 @@ class LinksPanel(Panel):
     KEY = "6"
 
     def headline(self, view: RunView) -> str:
-        return "send / receive"
+        devices = view.state.hardware.devices if view.state.hardware else ()
+        return "send, receive" + (f"  {len(devices)} GPUs together" if len(devices) > 1 else "")
 
     def draw(self, view: RunView, width: int, height: int) -> Content:
         sample = view.state.hardware
@@ -34,12 +35,11 @@ class LinksPanel(Panel):
         return lines(rows if self.zoomed else rows[: max(height, 1)])
 
 
-def _pair(label: str, send: float | None, receive: float | None, note: str = "") -> Content:
+def _pair(label: str, send: float | None, receive: float | None) -> Content:
     return Content.assemble(
         (fit(label, _LABEL_CELLS), "$muted"),
         fit_right(format_rate(send), _RATE_CELLS),
         fit_right(format_rate(receive), _RATE_CELLS),
-        ("  " + note if note else "", "$muted"),
     )
 
 
@@ -55,7 +55,7 @@ def _sum_row(label: str, devices: tuple[DeviceSample, ...], send: str, receive: 
     if sent is None and received is None:
         why = "there is none" if label == "NVLink" else "the driver does not tell"
         return Content.assemble((fit(label, _LABEL_CELLS), "$muted"), f"{NOT_KNOWN}: {why}")
-    return _pair(label, sent, received, f"{len(devices)} GPUs" if len(devices) > 1 else "")
+    return _pair(label, sent, received)
 
 
 def _network_row(view: RunView) -> Content:

@@ -28,7 +28,9 @@ class LossPanel(Panel):
 
     def draw(self, view: RunView, width: int, height: int) -> Content:
         series = view.state.series
-        known = [(step, loss) for step, loss in zip(series.steps, series.losses, strict=True) if loss is not None]
+        known = [
+            (step, loss) for step, loss in zip(series.steps, series.losses, strict=True) if loss is not None
+        ]
         plot = self.query_one(LinePlot)
         plot.display = len(known) > 1
         plot.show([Curve(BLUE, tuple(s for s, _ in known), tuple(loss for _, loss in known))])
@@ -37,10 +39,6 @@ class LossPanel(Panel):
         if not self.zoomed and len(known) > 1:
             return Content("")
         return Content.assemble(*_newest(view))
-
-    def repaint(self) -> None:
-        super().repaint()
-        self.query(".panel-body").set(display=self._painted is not None and bool(self._painted.plain))
 
 
 def _newest(view: RunView) -> list[str | tuple[str, str]]:

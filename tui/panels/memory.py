@@ -26,8 +26,7 @@ class MemoryPanel(Panel):
         if not rows:
             return Content.styled("no sample yet", "$muted")
         if not self.zoomed and len(rows) > height > 1:
-            hidden = len(rows) - height + 1
-            rows = [*rows[: height - 1], Content.styled(f"and {hidden} more: press {self.KEY}", "$muted")]
+            rows = _compact_rows(view, width, height)
         return lines(rows)
 
     def _device_rows(self, view: RunView, width: int) -> list[Content]:
@@ -50,7 +49,9 @@ def _row(label: str, bar: Content, numbers: str) -> Content:
 def _device_row(device: DeviceSample, predicted_bytes: int, width: int) -> Content:
     used, total = device.memory_used_bytes, device.memory_total_bytes
     bar_cells = width - _LABEL_CELLS - 1 - _NUMBER_CELLS
-    numbers = fit_right(used_of(used, total) + (f" {used / total:4.0%}" if used and total else ""), _NUMBER_CELLS)
+    numbers = fit_right(
+        used_of(used, total) + (f" {used / total:4.0%}" if used and total else ""), _NUMBER_CELLS
+    )
     if used is None or not total:
         return _row(f"GPU{device.index}", gauge(None, bar_cells), numbers)
     own = used if device.own_memory_bytes is None else min(device.own_memory_bytes, used)
@@ -66,10 +67,8 @@ def _device_details(device: DeviceSample, peak_bytes: int | None) -> list[Conten
     busy = "n/a" if device.utilization_percent is None else f"{device.utilization_percent:.0f}%"
     heat = "n/a" if device.temperature_celsius is None else f"{device.temperature_celsius:.0f} C"
     clock = "n/a" if device.sm_clock_hz is None else f"{device.sm_clock_hz / 1e6:.0f} MHz"
-    if device.throttle_reasons is None:
-        throttled = "n/a"
-    else:
-        throttled = ", ".join(device.throttle_reasons) or "no"
+    reasons = device.throttle_reasons
+    throttled = "n/a" if reasons is None else ", ".join(reasons) or "no"
     pad = " " * _LABEL_CELLS
     others = "n/a" if device.process_count is None else str(device.process_count)
     return [
@@ -78,6 +77,45 @@ def _device_details(device: DeviceSample, peak_bytes: int | None) -> list[Conten
         Content(f"{pad}throttled: {throttled}   processes: {others}   {device.name or 'name n/a'}"),
         Content(""),
     ]
+
+
+def _compact_rows(view: RunView, width: int, height: int) -> list[Content]:
+    """Two to a row, the fullest first when even that is too much."""
+    predicted, shares = _shares(view)
+    shown = sorted(shares, key=lambda name: shares[name][0], reverse=True)[: 2 * (height - 1)]
+    shown = list(shares) if len(shown) == len(shares) else shown
+    cells = (width - 2) // 2
+    rows = []
+    for at in range(0, len(shown), 2):
+        pair = []
+        for name in shown[at : at + 2]:
+            fraction, mark = shares[name]
+            bar = gauge(fraction, cells - 5 - 6, mark=mark, style="$primary" if view.spec.on_cpu else None)
+            pair.append(Content.assemble(fit(name, 5), bar, fit_right(f"{fraction:.0%}", 6)))
+        rows.append(Content("  ").join(pair))
+    hidden = len(shares) - len(shown)
+    words = f"┼ predicted peak {format_bytes(predicted)}" + (f"  and {hidden} more" if hidden else "")
+    return [*rows, Content.styled(words, "$muted")]
+
+
+def _shares(view: RunView) -> tuple[int, dict[str, tuple[float, float]]]:
+    """The predicted peak, and by short name how full each device or process is and where the peak lies."""
+    sample = view.state.hardware
+    if sample is None:
+        return 0, {}
+    if view.spec.on_cpu:
+        predicted = view.prediction.peak_allocated_bytes
+        used = {f"r{p.rank}": p.rss_bytes for p in sample.processes}
+        full = dict.fromkeys(used, max([predicted, *(size or 0 for size in used.values())]) * 1.15)
+    else:
+        predicted = view.prediction.peak_device_bytes or view.prediction.peak_reserved_bytes[1]
+        used = {f"G{d.index}": d.memory_used_bytes for d in sample.devices}
+        full = {f"G{d.index}": float(d.memory_total_bytes or 0) for d in sample.devices}
+    return predicted, {
+        name: (size / full[name], predicted / full[name])
+        for name, size in used.items()
+        if size is not None and full[name]
+    }
 
 
 def _process_rows(view: RunView, width: int) -> list[Content]:

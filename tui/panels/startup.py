@@ -33,8 +33,11 @@ class StartupPanel(Panel):
         ranks = [view.state.ranks[rank] for rank in sorted(view.state.ranks)]
         if not ranks:
             return Content.styled("waiting for the first rank", "$muted")
-        rows = [_stage_row(name, words, ranks, view) for name, words in STAGES.items()]
-        return lines(rows)
+        begun = {time.stage for rank in ranks for time in rank.stages}
+        newest = max((number for number, name in enumerate(STAGES) if name in begun), default=0)
+        # A stage that was passed over, such as loading weights for a run from random ones, is no news.
+        shown = [name for number, name in enumerate(STAGES) if name in begun or number >= newest]
+        return lines([_stage_row(name, STAGES[name], ranks, view) for name in shown])
 
 
 def _stage_row(name: str, words: str, ranks: list[RankState], view: RunView) -> Content:

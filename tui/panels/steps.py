@@ -14,7 +14,7 @@ from llmtop.tui.widgets.palette import PHASES, REST
 from llmtop.tui.widgets.panel import Panel
 from llmtop.tui.widgets.plot import ORANGE, Curve, LinePlot
 
-
+_ROWS_FOR_PLOT = 10
 _SHORT = {"data": "data", "forward": "fwd", "backward": "bwd", "optimizer": "opt", "rest": "rest"}
 
 
@@ -27,12 +27,13 @@ class StepsPanel(Panel):
         yield LinePlot()
 
     def headline(self, view: RunView) -> str:
-        return f"{format_tokens_rate(_recent(view.state.series.tokens_per_second))}" if view.state.series.steps else ""
+        speeds = view.state.series.tokens_per_second
+        return format_tokens_rate(_recent(speeds)) if speeds else ""
 
     def draw(self, view: RunView, width: int, height: int) -> Content:
         series = view.state.series
         plot = self.query_one(LinePlot)
-        plot.display = self.zoomed and len(series.steps) > 1
+        plot.display = len(series.steps) > 1 and (self.zoomed or height >= _ROWS_FOR_PLOT)
         if not series.steps:
             return Content.styled("no step has finished yet", "$muted")
         if plot.display:
@@ -48,6 +49,8 @@ class StepsPanel(Panel):
         rows.append(_shares(phases, seconds, width))
         if height > 4:
             rows.append(Content(""))
+        if plot.display:
+            return lines([*rows, Content("step seconds:")])
         rows.append(
             Content.assemble(
                 ("step time ", "$muted"), (sparkline(series.step_seconds, width - 10, floor=0.0), "$primary")
@@ -121,5 +124,5 @@ def _rank_rows(view: RunView) -> list[Content]:
         for rank, step in last.items()
     }
     slow, fast = max(worked, key=lambda r: worked[r]), min(worked, key=lambda r: worked[r])
-    words = f"slowest rank {slow} {format_seconds(worked[slow])}, fastest rank {fast} {format_seconds(worked[fast])}"
-    return [Content.styled(words, "$muted")]
+    slowest, fastest = format_seconds(worked[slow]), format_seconds(worked[fast])
+    return [Content.styled(f"slowest rank {slow} {slowest}, fastest rank {fast} {fastest}", "$muted")]

@@ -16,7 +16,7 @@ from llmtop.tui.widgets.paint import fit
 from llmtop.tui.widgets.palette import COMPONENTS
 
 NOTES = (
-    "A run belongs to its own supervisor: quitting, closing the terminal or losing SSH changes nothing for it.",
+    "A run belongs to its own supervisor: quitting or losing the terminal changes nothing for it.",
     "Bars: ━ used by this run, ╍ by others, ─ free, ┼ predicted peak.",
     "n/a: the machine does not tell. Nothing is ever guessed.",
 )
@@ -48,7 +48,9 @@ def _text() -> Content:
     rows.append(Content.styled("Letters of memory", "bold $text-primary"))
     swatches = list(COMPONENTS.values())
     for at in range(0, len(swatches), 3):
-        rows.append(Content("".join(fit(f"  {s.letter} {s.label}", 22) for s in swatches[at : at + 3]).rstrip()))
+        rows.append(
+            Content("".join(fit(f"  {s.letter} {s.label}", 22) for s in swatches[at : at + 3]).rstrip())
+        )
     rows.append(Content(""))
     rows += [Content(note) for note in NOTES]
     return Content("\n").join(rows)

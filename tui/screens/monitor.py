@@ -109,8 +109,8 @@ class MonitorScreen(Screen[None]):
         self._wake.set()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """A run that has ended cannot be stopped: its key leaves the footer."""
-        if action == "stop":
+        """A run that has ended cannot be stopped and does not go on: those keys leave the footer."""
+        if action in ("stop", "leave"):
             return self.view is None or self.view.state.status not in ENDED
         return True
 
@@ -143,6 +143,9 @@ class MonitorScreen(Screen[None]):
                 self.focus_next(Panel)
             else:
                 self.focus_previous(Panel)
+
+    async def action_leave(self) -> None:
+        await self.app.run_action("quit")
 
     def action_stop(self) -> None:
         self.post_message(StopAsked(self.run))

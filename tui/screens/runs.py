@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Static
@@ -36,11 +37,20 @@ class RunColumn(NamedTuple):
 
 
 def _age(row: RunRow, now: float) -> str:
+    """In its largest unit: an age that ticks would repaint the table each second."""
     if row.started is None:
         return "n/a"
     seconds = max(0.0, now - row.started)
-    # Whole minutes: an age that ticks would repaint the table each second.
-    return format_seconds(seconds - seconds % 60 if seconds < 3600 else seconds).split(" ")[0] if seconds >= 60 else "<1m"
+    return format_seconds(seconds).split(" ")[0] if seconds >= 60 else "<1m"
+
+
+def _state(row: RunRow, now: float) -> str:
+    mark, word, _ = STATUS_MARKS[row.status]
+    return f"{mark} OOM" if row.status == "out_of_memory" else f"{mark} {word}"
+
+
+def _loss(row: RunRow, now: float) -> str:
+    return "n/a" if row.loss is None else f"{row.loss:.3f}"
 
 
 def _steps(row: RunRow, now: float) -> str:
@@ -49,24 +59,39 @@ def _steps(row: RunRow, now: float) -> str:
 
 COLUMNS: tuple[RunColumn, ...] = (
     RunColumn("id", 4, lambda row, now: row.run_id.rsplit("-", 1)[-1]),
-    RunColumn("recipe", 14, lambda row, now: row.name),
-    RunColumn("model", 14, lambda row, now: row.model, drop=3),
+    RunColumn("recipe", 10, lambda row, now: row.name),
+    RunColumn("model", 11, lambda row, now: row.model, drop=3),
     RunColumn("on", 9, lambda row, now: row.device, drop=5),
-    RunColumn("state", 13, lambda row, now: " ".join(STATUS_MARKS[row.status][:2])),
+    RunColumn("state", 11, _state),
     RunColumn("step", 9, _steps, right=True),
-    RunColumn("loss", 6, lambda row, now: "n/a" if row.loss is None else f"{row.loss:.3f}", drop=1, right=True),
+    RunColumn("loss", 6, _loss, drop=1, right=True),
     RunColumn("tok/s", 6, lambda row, now: format_count(row.tokens_per_second), drop=2, right=True),
     RunColumn("memory", 8, lambda row, now: format_bytes(row.memory_bytes), drop=4, right=True),
     RunColumn("age", 4, _age, right=True),
 )
+_ELASTIC = ("recipe", "model")
+"""Columns that take the room that is left."""
+_MARGIN_CELLS = 2
 
 
 def shown_columns(width: int) -> tuple[RunColumn, ...]:
     """The columns that fit side by side, those of least use left out."""
     kept = list(COLUMNS)
-    while sum(column.cells + 1 for column in kept) + 1 > width and any(column.drop for column in kept):
+    while _needed(kept) > width and any(column.drop for column in kept):
         kept.remove(max(kept, key=lambda column: column.drop))
     return tuple(kept)
+
+
+def _needed(columns: Sequence[RunColumn]) -> int:
+    return sum(column.cells + 1 for column in columns) + _MARGIN_CELLS
+
+
+class RunTable(DataTable[Text]):
+    """Shows in the footer what Enter does."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "select_cursor", "Open", key_display="⏎"),
+    ]
 
 
 class RunsScreen(Screen[None]):
@@ -83,16 +108,17 @@ class RunsScreen(Screen[None]):
         self._wake = threading.Event()
         self._rows: tuple[RunRow, ...] = ()
         self._columns: tuple[RunColumn, ...] = ()
+        self._widths: dict[str, int] = {}
         self._painted: dict[str, tuple[str, ...]] = {}
 
     def compose(self) -> ComposeResult:
         yield Static(id="runs-head", markup=False)
-        yield DataTable[Content](cursor_type="row", cell_padding=0, zebra_stripes=False)
+        yield RunTable(cursor_type="row", cell_padding=0)
         yield Static("looking for runs", id="runs-note", markup=False)
         yield Footer(show_command_palette=False, compact=True)
 
     def on_mount(self) -> None:
-        self.query_one(DataTable).focus()
+        self.query_one(RunTable).focus()
         self._follow()
 
     def on_unmount(self) -> None:
@@ -115,7 +141,7 @@ class RunsScreen(Screen[None]):
 
     def _paint(self) -> None:
         """Bring the table to `_rows`, touching only what differs."""
-        table = self.query_one(DataTable)
+        table = self.query_one(RunTable)
         columns = shown_columns(self.size.width)
         ids = [row.run_id for row in self._rows]
         if columns != self._columns or ids != list(self._painted):
@@ -130,28 +156,32 @@ class RunsScreen(Screen[None]):
         going = sum(row.status not in ENDED for row in self._rows)
         self.query_one("#runs-head", Static).update(
             Content.assemble(
-                ("llmtop", "bold $text-primary"), "  runs", (f"  {len(self._rows)}, {going} going on", "$muted")
+                ("llmtop", "bold $text-primary"),
+                "  runs",
+                (f"  {len(self._rows)}, {going} going on", "$muted"),
             )
         )
 
-    def _rebuild(self, table: DataTable[Content], columns: tuple[RunColumn, ...]) -> None:
+    def _rebuild(self, table: RunTable, columns: tuple[RunColumn, ...]) -> None:
         chosen = self._chosen()
         table.clear(columns=True)
         self._columns = columns
-        spare = max(0, self.size.width - sum(column.cells + 1 for column in columns) - 1)
+        spare = max(0, self.size.width - _needed(columns))
         for column in columns:
-            width = column.cells + (min(spare, 16) if column.title in ("recipe",) else 0)
+            width = column.cells + (min(spare // 2, 16) if column.title in _ELASTIC else 0)
             title = fit_right(column.title, width) if column.right else fit(column.title, width)
-            table.add_column(Content.styled(title + " ", "$muted"), key=column.title, width=width + 1)
+            self._widths[column.title] = width
+            table.add_column(Text(title + " "), key=column.title, width=width + 1)
         self._painted = {}
         for row in self._rows:
             texts = self._texts(row)
-            table.add_row(*(self._cell(row, c, t) for c, t in zip(columns, texts, strict=True)), key=row.run_id)
+            cells = [self._cell(row, column, text) for column, text in zip(columns, texts, strict=True)]
+            table.add_row(*cells, key=row.run_id)
             self._painted[row.run_id] = texts
         if chosen in self._painted:
             table.move_cursor(row=list(self._painted).index(chosen), animate=False)
 
-    def _update(self, table: DataTable[Content], row: RunRow) -> None:
+    def _update(self, table: RunTable, row: RunRow) -> None:
         texts = self._texts(row)
         for column, text, before in zip(self._columns, texts, self._painted[row.run_id], strict=True):
             if text != before:
@@ -162,14 +192,17 @@ class RunsScreen(Screen[None]):
         now = self._clock()
         return tuple(harmless(column.text(row, now)) for column in self._columns)
 
-    def _cell(self, row: RunRow, column: RunColumn, text: str) -> Content:
-        width = self.query_one(DataTable).columns[column.title].width - 1  # type: ignore[index]
+    def _cell(self, row: RunRow, column: RunColumn, text: str) -> Text:
+        width = self._widths[column.title]
         shown = fit_right(text, width) if column.right else fit(text, width)
-        style = STATUS_MARKS[row.status][2] if column.title == "state" else ""
-        return Content.styled(shown + " ", style)
+        colour = (
+            getattr(self.app.current_theme, STATUS_MARKS[row.status][2]) if column.title == "state" else None
+        )
+        # Text and not str: a table reads markup in plain strings.
+        return Text(shown + " ", style=colour or "")
 
     def _chosen(self) -> str | None:
-        table = self.query_one(DataTable)
+        table = self.query_one(RunTable)
         if not self._painted or not table.is_valid_row_index(table.cursor_row):
             return None
         return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value

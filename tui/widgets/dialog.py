@@ -40,7 +40,9 @@ class ChoiceDialog(ModalScreen[str]):
             yield Static(Content("\n".join(self._text)), markup=False, id="dialog-text")
             yield OptionList(
                 *(
-                    Option(Content.assemble((fit(choice.key, 5), "bold $text-accent"), choice.label), id=value)
+                    Option(
+                        Content.assemble((fit(choice.key, 5), "bold $text-accent"), choice.label), id=value
+                    )
                     for value, choice in self._choices.items()
                 ),
                 markup=False,

@@ -10,9 +10,9 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.message import Message
 from textual.reactive import reactive
-from textual.widgets import Static
 
 from llmtop.tui.view import RunView
+from llmtop.tui.widgets.painted import Painted
 
 
 class Panel(VerticalScroll):
@@ -39,8 +39,8 @@ class Panel(VerticalScroll):
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 - Textual's own name
         super().__init__(id=id, classes="panel")
-        self._body = Static("", markup=False, classes="panel-body")
-        self._painted: Content | None = None
+        self._body = Painted(classes="panel-body")
+        self._title_words = ""
 
     def compose(self) -> ComposeResult:
         yield self._body
@@ -62,12 +62,7 @@ class Panel(VerticalScroll):
         if self.view is None or size.width <= 0:
             return
         self._title(self.headline(self.view))
-        content = self.draw(self.view, size.width, size.height)
-        if self._painted is not None and self._painted.is_same(content):
-            return
-        rows_before = self._painted.plain.count("\n") if self._painted is not None else -1
-        self._painted = content
-        self._body.update(content, layout=content.plain.count("\n") != rows_before)
+        self._body.paint(self.draw(self.view, size.width, size.height), size.width)
 
     def _title(self, headline: str) -> None:
         words = f"{self.KEY} {self.TITLE}"
@@ -75,7 +70,7 @@ class Panel(VerticalScroll):
         if headline:
             words += f"  {headline}"
             title = Content.assemble(title, (f" {headline} ", "$muted"))
-        if words != getattr(self, "_title_words", None):
+        if words != self._title_words:
             self._title_words = words
             self.border_title = title
 
@@ -83,11 +78,9 @@ class Panel(VerticalScroll):
         self.repaint()
 
     def watch_zoomed(self) -> None:
-        self._painted = None
         self.call_after_refresh(self.repaint)
 
     def on_resize(self) -> None:
-        self._painted = None
         self.repaint()
 
     def action_zoom(self) -> None:

@@ -10,11 +10,11 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
 from textual.reactive import reactive
-from textual.widgets import Static
 
 from llmtop.profiler.units import format_bytes, format_seconds
 from llmtop.tui.view import ENDED, STATUS_MARKS, RunView
 from llmtop.tui.widgets.paint import gauge, harmless, two_sided
+from llmtop.tui.widgets.painted import Painted
 
 _RECENT_STEPS = 20
 
@@ -27,8 +27,7 @@ class RunHeader(Vertical):
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         super().__init__()
         self._clock = clock
-        self._rows = Static("", markup=False)
-        self._painted: Content | None = None
+        self._rows = Painted()
 
     def compose(self) -> ComposeResult:
         yield self._rows
@@ -43,27 +42,27 @@ class RunHeader(Vertical):
         self.repaint()
 
     def repaint(self) -> None:
-        view, width = self.view, self.size.width
+        view, width = self.view, self.content_size.width
         if view is None or width <= 0:
             return
         rows = [_identity(view, width), *_second_rows(view, width, self._clock())]
-        content = Content("\n").join(rows)
-        if self._painted is not None and self._painted.is_same(content):
-            return
-        self._painted = content
-        self._rows.update(content)
+        self._rows.paint(Content("\n").join(rows), width)
 
 
 def _identity(view: RunView, width: int) -> Content:
     state, spec = view.state, view.spec
-    mark, word, style = STATUS_MARKS[state.status]
+    mark, word, colour = STATUS_MARKS[state.status]
     devices = f"{spec.world_size} x {spec.gpu.name}"
     left = Content.assemble(
         (harmless(spec.name), "bold $text-primary"),
-        (f"  {harmless(spec.model.name)}  {devices}  ZeRO-{spec.options.zero}", "$foreground"),
-        (f"  {state.run_id}", "$muted"),
+        (f"  {harmless(spec.model.name)}  {devices}  ZeRO-{spec.options.zero}  ", "$foreground"),
     )
-    return two_sided(left, Content.assemble((f"{mark} {word}", f"bold {style}")), width)
+    right = Content.assemble((f"{mark} {word}", f"bold ${colour}"))
+    run_id = harmless(state.run_id)
+    if left.cell_length + len(run_id) + right.cell_length + 2 > width:
+        # The end of an id is enough for every command, and the name in its middle stands on the left.
+        run_id = "…" + run_id.rsplit("-", 1)[-1]
+    return two_sided(Content.assemble(left, (run_id, "$muted")), right, width)
 
 
 def _second_rows(view: RunView, width: int, now: float) -> list[Content]:
@@ -95,7 +94,7 @@ def _progress(view: RunView, width: int, now: float) -> Content:
 def _ending(view: RunView, width: int) -> list[Content]:
     """How and why it ended, what to do about it, and predicted against actual."""
     state, found = view.state, view.breakdown
-    _, word, style = STATUS_MARKS[state.status]
+    _, word, colour = STATUS_MARKS[state.status]
     if state.ended is not None:
         reason, fix = state.ended.reason, state.ended.fix
     else:
@@ -106,15 +105,13 @@ def _ending(view: RunView, width: int) -> list[Content]:
     good = state.status in ("completed", "stopped")
     rows = [
         Content.assemble(
-            (f"{word.upper()}: ", f"bold {style}"),
+            (f"{word.upper()}: ", f"bold ${colour}"),
             (harmless(reason), "" if good else "bold"),
         ),
     ]
     if fix:
         rows.append(Content.assemble(("fix: ", "bold $text-warning"), harmless(fix)))
-    change = ""
-    if found.actual_peak_bytes is not None and found.predicted_peak_bytes:
-        change = f" ({(found.actual_peak_bytes / found.predicted_peak_bytes - 1) * 100:+.0f}%)"
+    error = "" if found.error_percent is None else f" ({found.error_percent:+.0f}%)"
     rows.append(
         Content.assemble(
             ("steps ", "$muted"),
@@ -122,9 +119,9 @@ def _ending(view: RunView, width: int) -> list[Content]:
             ("  in ", "$muted"),
             format_seconds(took),
             ("  peak predicted ", "$muted"),
-            format_bytes(found.predicted_peak_bytes),
+            f"{format_bytes(found.predicted_peak_bytes)}{error}",
             ("  actual ", "$muted"),
-            f"{format_bytes(found.actual_peak_bytes)}{change}",
+            format_bytes(found.actual_peak_bytes),
         )
     )
     return rows

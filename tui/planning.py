@@ -1,0 +1,207 @@
+"""A plan being edited: a recipe, the edits over it, and what they come to. No widget, no state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from llmtop.presets import catalog, option_values, resolve, rules
+from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.presets.rule import Refusal
+from llmtop.presets.spec import RunSpec, ValueSource
+from llmtop.profiler.memory.predict import predict
+from llmtop.profiler.memory.result import Prediction
+
+RECIPE = "recipe"
+"""Key of the row that chooses the recipe; no option has it."""
+RAW = "deepspeed"
+"""Key of the row of raw DeepSpeed keys, written as `path=value` separated by spaces."""
+NO_RECIPE = "none"
+EDITED = "the plan"
+"""Provenance of a value that was changed in the plan."""
+
+_PATHS = ("model", "nvme_path", "data", "tokenizer", "deepspeed_config")
+_MAY_BE_ZERO = ("lora_rank", "warmup_steps", "checkpoint_every", "classify_every", "seed", "threads_per_rank")
+_CATALOGUES: dict[str, catalog.Kind] = {"model": "models", "gpu": "gpus", RECIPE: "recipes"}
+
+
+class Draft(Struct, frozen=True, kw_only=True):
+    """What a person has chosen so far."""
+
+    recipe: str | None = None
+    edits: dict[str, Any] = {}
+    """Option name, or dotted raw key, to a typed value or to text as it was typed."""
+
+    def edited(self, key: str, value: Any) -> Draft:
+        if key == RECIPE:
+            return replace(self, recipe=None if value == NO_RECIPE else value)
+        return replace(self, edits={**self.edits, key: value})
+
+    def reset(self, key: str) -> Draft:
+        """Without the edit of one option; for the raw keys, without any of them."""
+        kept = {name: value for name, value in self.edits.items() if name.split(".")[0] != key}
+        return replace(self, edits=kept)
+
+    def changed(self, changes: Mapping[str, Any]) -> Draft:
+        """With the changes of a suggestion."""
+        return replace(self, edits={**self.edits, **changes})
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """What a draft comes to: a prediction, or the error that stands in its way."""
+
+    draft: Draft
+    spec: RunSpec | None = None
+    prediction: Prediction | None = None
+    refusals: tuple[Refusal, ...] = ()
+    """Why the run could not work though its memory can be predicted."""
+    what: str = ""
+    why: str = ""
+    fix: str = ""
+
+    @property
+    def launchable(self) -> bool:
+        return self.spec is not None and self.prediction is not None and not self.refusals
+
+
+def evaluate(draft: Draft, machine: resolve.Machine) -> Plan:
+    """Resolve and predict; what is wrong comes back as words and never as an exception."""
+    try:
+        name = draft.recipe if draft.recipe is not None else "custom"
+        spec = resolve.assemble(layers(draft, machine), name=Path(name).stem, machine=machine)
+        return Plan(draft=draft, spec=spec, prediction=predict(spec), refusals=tuple(rules.refusals(spec)))
+    except LlmtopError as error:
+        return Plan(draft=draft, what=error.what, why=error.why, fix=error.fix)
+
+
+def layers(draft: Draft, machine: resolve.Machine) -> list[resolve.Layer]:
+    """The recipe, a DeepSpeed file that it or an edit names, and the edits."""
+    found: list[resolve.Layer] = []
+    if draft.recipe is not None:
+        found = resolve.recipe_layers(catalog.load_recipe(draft.recipe))
+    edits = [resolve.Layer(ValueSource.COMMAND_LINE, EDITED, part) for part in _edited_parts(draft)]
+    config = _strongest([*found, *edits], "deepspeed_config")
+    if config and config != "none":
+        found.append(_deepspeed_layer(Path(config), _world_size([*found, *edits], machine)))
+    return [*found, *edits]
+
+
+def _edited_parts(draft: Draft) -> Iterator[dict[str, Any]]:
+    """The edits as nested option values."""
+    for key, value in draft.edits.items():
+        if key == RAW:
+            yield from (resolve.parse_set(f"{RAW}.{word}") for word in str(value).split())
+        elif "." in key:
+            yield resolve.parse_set(f"{key}={option_values.raw_text(value)}")
+        else:
+            yield {key: _absolute(key, value)}
+
+
+def _strongest(found: Sequence[resolve.Layer], key: str) -> Any:
+    return next((layer.values[key] for layer in reversed(found) if key in layer.values), None)
+
+
+def _world_size(found: Sequence[resolve.Layer], machine: resolve.Machine) -> int | None:
+    """GPUs of the whole job; None where an edit is no number, which is refused later."""
+    gpus, nodes = _strongest(found, "gpus"), _strongest(found, "nodes")
+    try:
+        return int(machine.gpus if gpus is None else gpus) * int(1 if nodes is None else nodes)
+    except ValueError:
+        return None
+
+
+def _deepspeed_layer(path: Path, world_size: int | None) -> resolve.Layer:
+    from llmtop.trainer import dsimport
+
+    imported = dsimport.import_config(path, world_size=world_size)
+    for problem in imported.problems:
+        if problem.fatal:
+            raise UsageError(f"{path}: {problem.key}: {problem.what}", fix=problem.fix)
+    return resolve.Layer(ValueSource.DEEPSPEED_CONFIG, str(path), imported.values)
+
+
+def _absolute(key: str, value: Any) -> Any:
+    """A path as it will be found from any folder: the run starts elsewhere than the app."""
+    if not isinstance(value, str) or key not in _PATHS or "/" not in value or value.startswith("builtin:"):
+        return value
+    return str(Path(value).expanduser().absolute())
+
+
+def choices(key: str) -> tuple[tuple[str, str], ...]:
+    """What a row can be, each with a description; empty when any text or number will do."""
+    if key in _CATALOGUES:
+        found = [(entry.name, entry.description) for entry in catalog.entries(_CATALOGUES[key])]
+        extra = {"gpu": [("auto", "what this machine has")], RECIPE: [(NO_RECIPE, "defaults alone")]}
+        return (*extra.get(key, []), *found)
+    if key == RAW:
+        return ()
+    wanted = option_values.field_types()[key]
+    if wanted is bool:
+        return (("true", ""), ("false", ""))
+    return tuple((str(choice), "") for choice in get_args(wanted)) if get_origin(wanted) is Literal else ()
+
+
+def is_open(key: str) -> bool:
+    """Whether a row takes a path beside its choices."""
+    return key in ("model", RECIPE)
+
+
+def shown(key: str, plan: Plan, last_spec: RunSpec | None) -> str:
+    """The value of a row as text: what was typed, else what it resolved to."""
+    draft = plan.draft
+    if key == RECIPE:
+        return draft.recipe or NO_RECIPE
+    spec = plan.spec or last_spec
+    if key == RAW:
+        typed = draft.edits.get(RAW)
+        return str(typed) if typed is not None and plan.spec is None else _raw_words(spec)
+    if key in draft.edits and (plan.spec is None or spec is None):
+        return _text(draft.edits[key])
+    return _text(getattr(spec.options, key)) if spec is not None else ""
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _raw_words(spec: RunSpec | None) -> str:
+    if spec is None:
+        return ""
+    words: list[str] = []
+
+    def walk(table: Mapping[str, Any], path: str) -> None:
+        for key, value in table.items():
+            if isinstance(value, dict) and value:
+                walk(value, f"{path}{key}.")
+            else:
+                words.append(f"{path}{key}={option_values.raw_text(value)}")
+
+    walk(spec.options.deepspeed, "")
+    return " ".join(words)
+
+
+def stepped(key: str, text: str, by: int) -> str | None:
+    """The neighbour of a value: the next choice, or twice or half a number; None where there is none."""
+    known = [choice for choice, _ in choices(key)]
+    if known:
+        at = known.index(text) if text in known else -1 if by > 0 else 0
+        return known[(at + by) % len(known)]
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    if key == "zero":
+        return str(min(3, max(0, round(number) + by)))
+    if "." in text or "e" in text:
+        return f"{number * 2.0**by:g}"
+    if number == 0:
+        return "8" if key == "lora_rank" and by > 0 else str(max(0, by))
+    return str(max(int(number) * 2 if by > 0 else int(number) // 2, 0 if key in _MAY_BE_ZERO else 1))

@@ -1,0 +1,195 @@
+"""Plan a run: every option by keyboard, and what it would need, predicted again at each change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.message import Message
+from textual.screen import Screen
+from textual.widgets import Footer, OptionList, Static
+
+from llmtop.presets.resolve import Machine
+from llmtop.presets.spec import RunSpec
+from llmtop.tui.keys import PLAN_KEYS, bindings
+from llmtop.tui.planning import RECIPE, Draft, Plan, choices, evaluate, is_open, shown, stepped
+from llmtop.tui.requests import LaunchAsked
+from llmtop.tui.widgets.editor import Editor
+from llmtop.tui.widgets.paint import harmless, two_sided
+from llmtop.tui.widgets.planrows import HELP, PlanRows, source_words
+from llmtop.tui.widgets.predicted import PredictedPane, verdict
+
+FIRST_RECIPE = "cpu-demo"
+"""What a plan starts from when nothing was named: it runs on any machine."""
+
+
+class MachineSeen(Message):
+    """What this machine has is known."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self.machine = machine
+
+
+class PlanScreen(Screen[None]):
+    """Options on the left, their prediction on the right."""
+
+    BINDINGS: ClassVar[list[BindingType]] = bindings(PLAN_KEYS)
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (64, "-normal"), (130, "-wide")]
+
+    def __init__(self, recipe: str | None, detect: Callable[[], Machine]) -> None:
+        super().__init__()
+        self._draft = Draft(recipe=recipe or FIRST_RECIPE)
+        self._detect = detect
+        self._machine: Machine | None = None
+        self._plan: Plan | None = None
+        self._last_spec: RunSpec | None = None
+        """Of the last plan without an error, to show values from while there is one."""
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="plan-head", markup=False)
+        with Horizontal(id="plan"):
+            with Vertical(id="choosing"):
+                yield PlanRows()
+                yield Static(id="option-help", markup=False)
+                yield Editor()
+            yield PredictedPane()
+        yield Footer(show_command_palette=False, compact=True)
+
+    def on_mount(self) -> None:
+        self.query_one(PlanRows).focus()
+        self._look()
+
+    @work(thread=True, exclusive=True, group="machine")
+    def _look(self) -> None:
+        self.post_message(MachineSeen(self._detect()))
+
+    def on_machine_seen(self, message: MachineSeen) -> None:
+        self._machine = message.machine
+        self._show(self._draft)
+
+    def on_resize(self) -> None:
+        self._paint_head()
+
+    # --- one draft to the whole screen -----------------------------------------------------------
+
+    def _keep(self, draft: Draft) -> None:
+        self._draft = draft
+        self._show(draft)
+
+    def _show(self, draft: Draft) -> None:
+        """Predict a draft and show it; it is not kept."""
+        if self._machine is None:
+            return
+        plan = evaluate(draft, self._machine)
+        self._plan = plan
+        if plan.spec is not None:
+            self._last_spec = plan.spec
+        self.query_one(PlanRows).show(plan, self._last_spec)
+        self.query_one(PredictedPane).plan = plan
+        self._paint_head()
+        self._paint_help()
+        self.refresh_bindings()
+
+    def _paint_head(self) -> None:
+        plan = self._plan
+        if plan is None:
+            return
+        words, style = verdict(plan)
+        parts: list[str | tuple[str, str]] = [("llmtop", "bold $text-primary"), "  plan"]
+        spec = plan.spec or self._last_spec
+        if spec is not None:
+            parts.append(f"  {harmless(spec.model.name)}  {spec.world_size} x {spec.gpu.name}")
+        if plan.draft.edits:
+            parts.append((f"  {len(plan.draft.edits)} edited", "$text-accent"))
+        right = Content.assemble((words, style))
+        room = max(10, self.size.width - 2)
+        self.query_one("#plan-head", Static).update(two_sided(Content.assemble(*parts), right, room))
+
+    def _paint_help(self) -> None:
+        if self._plan is None:
+            return
+        key = self.query_one(PlanRows).key
+        text = HELP[key]
+        if key == RECIPE and self._plan.spec is not None:
+            known = dict(choices(RECIPE))
+            text = known.get(self._draft.recipe or "", text)
+        self.query_one("#option-help", Static).update(
+            Content.assemble((harmless(text), ""), "\n", (harmless(source_words(self._plan, key)), "$muted"))
+        )
+
+    def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        if event.option_list.id == "options":
+            self._paint_help()
+
+    # --- editing ---------------------------------------------------------------------------------
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        if event.option_list.id == "options":
+            self.action_edit()
+
+    def action_edit(self) -> None:
+        if self._plan is None:
+            return
+        key = self.query_one(PlanRows).key
+        value = shown(key, self._plan, self._last_spec)
+        self.query_one("#choosing").add_class("-editing")
+        self.query_one(Editor).open(key, value, choices(key), is_open(key))
+
+    def on_editor_previewed(self, message: Editor.Previewed) -> None:
+        self._show(self._draft.edited(message.key, message.value))
+
+    def on_editor_taken(self, message: Editor.Taken) -> None:
+        self._keep(self._draft.edited(message.key, message.value))
+        self._close_editor()
+
+    def on_editor_cancelled(self) -> None:
+        self.action_cancel_edit()
+
+    def action_cancel_edit(self) -> None:
+        self._show(self._draft)
+        self._close_editor()
+
+    def _close_editor(self) -> None:
+        self.query_one("#choosing").remove_class("-editing")
+        self.query_one(Editor).close()
+        self.query_one(PlanRows).focus()
+
+    def action_step(self, by: int) -> None:
+        if self._plan is None:
+            return
+        key = self.query_one(PlanRows).key
+        value = stepped(key, shown(key, self._plan, self._last_spec), by)
+        if value is not None:
+            self._keep(self._draft.edited(key, value))
+
+    def action_reset(self) -> None:
+        self._keep(self._draft.reset(self.query_one(PlanRows).key))
+
+    def action_clear(self) -> None:
+        self._keep(Draft(recipe=self._draft.recipe))
+
+    def action_fix(self, number: int) -> None:
+        found = self._plan.prediction.suggestions if self._plan and self._plan.prediction else ()
+        if number <= len(found):
+            self._keep(self._draft.changed(found[number - 1].change))
+
+    # --- launching -------------------------------------------------------------------------------
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """What cannot be done now is greyed out in the footer."""
+        if action == "launch":
+            return True if self._plan is not None and self._plan.launchable else None
+        if action == "fix":
+            return bool(self._plan and self._plan.prediction and self._plan.prediction.suggestions)
+        return True
+
+    def action_launch(self) -> None:
+        plan = self._plan
+        if plan is not None and plan.spec is not None and plan.prediction is not None and plan.launchable:
+            self.post_message(LaunchAsked(plan.spec, plan.prediction))

@@ -1,0 +1,109 @@
+"""The list of everything that a plan can set: one row an option, with its value and where it came from."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.widgets import OptionList
+from textual.widgets.option_list import Option
+
+from llmtop.presets.spec import RunSpec, ValueSource
+from llmtop.tui.options import GROUPS
+from llmtop.tui.planning import EDITED, RAW, RECIPE, Plan, shown
+from llmtop.tui.widgets.paint import fit, harmless
+
+HELP: dict[str, str] = {
+    RECIPE: "a named set of options; what is edited here wins over it",
+    **{row.key: row.help for group in GROUPS for row in group.rows},
+    RAW: "raw DeepSpeed keys, as zero_optimization.reduce_bucket_size=2e8; they win over all else",
+}
+"""Option name to its help, in the order of the list."""
+
+_LABEL_CELLS = 24
+_MARKS: dict[ValueSource, str] = {
+    ValueSource.DEFAULT: " ",
+    ValueSource.RECIPE: "·",
+    ValueSource.DEEPSPEED_CONFIG: "d",
+    ValueSource.COMMAND_LINE: "*",
+    ValueSource.MACHINE: "m",
+}
+
+
+class PlanRows(OptionList):
+    """Shows a plan; a row is painted again only when its text has changed."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select", "Edit", key_display="⏎")]
+
+    def __init__(self) -> None:
+        super().__init__(*_options(), markup=False, id="options")
+        self._painted: dict[str, Content] = {}
+        self._plan: Plan | None = None
+        self._last_spec: RunSpec | None = None
+
+    @property
+    def key(self) -> str:
+        """Of the row under the cursor."""
+        option = self.highlighted_option
+        return option.id if option is not None and option.id is not None else RECIPE
+
+    def show(self, plan: Plan, last_spec: RunSpec | None) -> None:
+        """Bring every row to `plan`; `last_spec` fills in where the plan has an error."""
+        self._plan, self._last_spec = plan, last_spec
+        self.repaint()
+
+    def on_resize(self) -> None:
+        self.repaint()
+
+    def repaint(self) -> None:
+        width = self.scrollable_content_region.width
+        if self._plan is None or width <= 0:
+            return
+        for key in HELP:
+            prompt = self._prompt(self._plan, key, width)
+            before = self._painted.get(key)
+            if before is None or not before.is_same(prompt):
+                self._painted[key] = prompt
+                self.replace_option_prompt(key, prompt)
+
+    def _prompt(self, plan: Plan, key: str, width: int) -> Content:
+        value = harmless(shown(key, plan, self._last_spec))
+        mark = _mark(plan, key)
+        style = "bold $text-accent" if mark == "*" else "$foreground"
+        return Content.assemble(
+            (f"{mark} ", "$text-accent" if mark == "*" else "$muted"),
+            (fit(key, _LABEL_CELLS), "$muted"),
+            (fit(value, max(4, width - _LABEL_CELLS - 2)), style),
+        )
+
+
+def _mark(plan: Plan, key: str) -> str:
+    if key == RECIPE:
+        return " "
+    if any(name.split(".")[0] == key for name in plan.draft.edits):
+        return "*"
+    if plan.spec is None:
+        return " "
+    came_from = plan.spec.provenance.get(key)
+    return _MARKS[came_from.source] if came_from is not None else " "
+
+
+def source_words(plan: Plan, key: str) -> str:
+    """Where the value of a row came from."""
+    came_from = plan.spec.provenance.get(key) if plan.spec is not None else None
+    if came_from is None:
+        return ""
+    if came_from.detail == EDITED:
+        return "edited here; backspace takes it back"
+    detail = came_from.detail.rsplit("/", 1)[-1]
+    return f"from {came_from.source}" + (f": {detail}" if detail else "")
+
+
+def _options() -> list[Option]:
+    """Group titles, which the cursor passes over, and a row for each option."""
+    rows = [Option(RECIPE, id=RECIPE)]
+    for group in GROUPS:
+        rows.append(Option(Content.styled(group.title, "bold $text-primary"), disabled=True))
+        rows += [Option(row.key, id=row.key) for row in group.rows]
+    return [*rows, Option(RAW, id=RAW)]

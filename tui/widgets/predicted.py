@@ -1,0 +1,186 @@
+"""The prediction of a plan: verdict, peak by component, host, speed, and the changes that would help."""
+
+from __future__ import annotations
+
+import textwrap
+
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.reactive import reactive
+
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.breakdown import breakdown
+from llmtop.profiler.memory.result import Prediction, Suggestion
+from llmtop.profiler.runstate import RunState
+from llmtop.profiler.units import format_bytes, format_count, format_seconds, format_tokens_rate
+from llmtop.tui.planning import Plan
+from llmtop.tui.widgets.paint import Segment, fit, fit_right, harmless, stacked
+from llmtop.tui.widgets.painted import Painted
+from llmtop.tui.widgets.palette import component
+
+MOST_FIXES = 5
+_FEWEST_COMPONENTS = 3
+_MOST_FIX_ROWS = 2
+_PLAIN_ROWS = 7
+"""Rows that are there for every prediction beside components and fixes."""
+
+
+def verdict(plan: Plan) -> tuple[str, str]:
+    """Of a plan in two or three words, and their style."""
+    if plan.prediction is None:
+        return "✗ not valid", "bold $text-error"
+    if plan.refusals:
+        return "✗ cannot run", "bold $text-error"
+    return _fits_words(plan.prediction.fits)
+
+
+def _fits_words(fits: bool | None) -> tuple[str, str]:
+    if fits is None:
+        return "? not known whether it fits", "bold $text-warning"
+    return ("✓ fits", "bold $text-success") if fits else ("✗ does not fit", "bold $text-error")
+
+
+class PredictedPane(VerticalScroll):
+    """Repaints when the plan changes; what does not fit its height scrolls, after Tab, by arrow keys."""
+
+    plan: reactive[Plan | None] = reactive(None)
+
+    def __init__(self) -> None:
+        super().__init__(id="predicted")
+        self._body = Painted("looking at this machine")
+
+    def compose(self) -> ComposeResult:
+        yield self._body
+
+    def watch_plan(self) -> None:
+        self.repaint()
+
+    def on_resize(self) -> None:
+        self.repaint()
+
+    def repaint(self) -> None:
+        size = self.scrollable_content_region.size
+        if self.plan is not None and size.width > 0:
+            rows = _rows(self.plan, size.width, size.height)
+            self._body.paint(Content("\n").join(rows), size.width)
+
+
+def _rows(plan: Plan, width: int, height: int) -> list[Content]:
+    if plan.spec is None or plan.prediction is None:
+        return _problem(plan.what, plan.why, plan.fix)
+    rows: list[Content] = []
+    for refusal in plan.refusals:
+        rows += [*_problem(refusal.what, refusal.why, refusal.fix), Content("")]
+    fixes = _fixes(plan.prediction, width, _MOST_FIX_ROWS)
+    if len(rows) + _PLAIN_ROWS + _FEWEST_COMPONENTS + len(fixes) > height:
+        fixes = _fixes(plan.prediction, width, 1)
+    room = height - len(rows) - _PLAIN_ROWS - len(fixes)
+    rows += _peak(plan.spec, plan.prediction, width, max(room, _FEWEST_COMPONENTS))
+    rows += _elsewhere(plan.prediction)
+    return [*rows, *fixes]
+
+
+def _problem(what: str, why: str, fix: str) -> list[Content]:
+    rows = [Content.assemble(("✗ ", "bold $text-error"), (harmless(what), "bold"))]
+    if why:
+        rows.append(Content.assemble(("why ", "$muted"), harmless(why)))
+    if fix:
+        rows.append(Content.assemble(("fix ", "bold $text-warning"), harmless(fix)))
+    return rows
+
+
+def _peak(spec: RunSpec, prediction: Prediction, width: int, room: int) -> list[Content]:
+    # The same split as in the comparison after the run: what lies outside the allocator counts too.
+    compared = breakdown(RunState(), spec, prediction).rows
+    parts = {row.component: row.predicted_bytes for row in compared if row.predicted_bytes}
+    total = sum(parts.values())
+    memory = prediction.device_memory_bytes
+    share = memory / spec.options.gpus if memory is not None and spec.on_cpu else memory
+    scale = max(total, share or 0) or 1
+    segments = [Segment(component(c).letter, component(c).colour, size) for c, size in parts.items()]
+    words, style = _fits_words(prediction.fits)
+    rows = [
+        Content.assemble(
+            (words, style), ("  peak ", "$muted"), (format_bytes(prediction.peak_allocated_bytes), "bold")
+        ),
+        stacked(segments, scale, width, limit=share),
+        Content.assemble(
+            ("at most ", "$muted"),
+            format_bytes(prediction.peak_allocated_upper_bytes),
+            (" a rank, machine has " if spec.on_cpu else " of ", "$muted"),
+            format_bytes(memory),
+        ),
+        Content.assemble(("peak at ", "$muted"), prediction.peak_moment.replace("_", " ")),
+    ]
+    ordered = sorted(parts.items(), key=lambda part: -part[1])
+    rows += [_component_row(name, size, total, width) for name, size in ordered[:room]]
+    if len(ordered) > room:
+        rest = sum(size for _, size in ordered[room - 1 :])
+        rows[-1] = Content.styled(f"  {len(ordered) - room + 1} more, {format_bytes(rest)}", "$muted")
+    return rows
+
+
+def _component_row(name: str, size: int, total: int, width: int) -> Content:
+    swatch = component(name)
+    label = max(8, min(20, width - 2 - 10 - 5))
+    return Content.assemble(
+        (f"{swatch.letter} ", f"bold {swatch.colour}"),
+        fit(swatch.label, label),
+        fit_right(format_bytes(size), 10),
+        (fit_right(f"{size / total:.0%}" if total else "", 5), "$muted"),
+    )
+
+
+def _elsewhere(prediction: Prediction) -> list[Content]:
+    """Host memory, NVMe, parameters and speed."""
+    host = f"{format_bytes(prediction.host_bytes)}"
+    if prediction.pinned_bytes:
+        host += f", {format_bytes(prediction.pinned_bytes)} pinned"
+    if prediction.nvme_bytes:
+        host += f", NVMe {format_bytes(prediction.nvme_bytes)}"
+    speed = format_seconds(prediction.step_seconds)
+    if prediction.tokens_per_second is not None:
+        speed += f", {format_tokens_rate(prediction.tokens_per_second)}"
+    trained = format_count(prediction.trainable_params)
+    params = format_count(prediction.params)
+    if prediction.trainable_params != prediction.params:
+        params += f", {trained} trained"
+    return [
+        Content.assemble((fit(label, 7), "$muted"), text)
+        for label, text in (("host", host), ("step", speed), ("params", params))
+    ]
+
+
+def _fixes(prediction: Prediction, width: int, most_rows: int) -> list[Content]:
+    shown = prediction.suggestions[:MOST_FIXES]
+    if not shown:
+        return []
+    title = "to use the room" if prediction.fits else "to make it fit"
+    rows = [Content.styled(f"{title}, press its number", "bold $text-primary")]
+    for number, suggestion in enumerate(shown, start=1):
+        rows += _fix(number, suggestion, width, most_rows)
+    return rows
+
+
+def _fix(number: int, suggestion: Suggestion, width: int, most_rows: int) -> list[Content]:
+    """Verdict and new peak first, then in words what it is and what it costs."""
+    mark, style = {True: ("✓", "$text-success"), False: ("✗", "$text-error"), None: ("?", "$text-warning")}[
+        suggestion.fits
+    ]
+    peak = fit_right(format_bytes(suggestion.peak_allocated_bytes), 8)
+    head = Content.assemble((f"{number} ", "bold $accent"), (f"{mark} ", style), f"{peak}  ")
+    indent = " " * head.cell_length
+    wrapped = textwrap.wrap(
+        suggestion.text,
+        max(width, 24),
+        initial_indent=indent,
+        subsequent_indent="    ",
+        max_lines=1 + most_rows,
+        placeholder=" …",
+    )
+    first, *more = wrapped or [""]
+    return [
+        Content.assemble(head, first.removeprefix(indent)),
+        *(Content.styled(line, "$muted") for line in more),
+    ]
