@@ -101,7 +101,7 @@ class DeviceSample(Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     own_memory_bytes: int | None = None
-    """Used by this run's processes."""
+    """Used by this run's processes; listed less often, as PSS is."""
     utilization_percent: float | None = None
     power_watts: float | None = None
     power_limit_watts: float | None = None
@@ -122,6 +122,7 @@ class HostSample(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cgroup_limit_bytes: int | None = None
     """The tightest memory limit of the run's cgroups; None where there is none."""
     cgroup_used_bytes: int | None = None
+    """Of the group with that limit, without page cache that the kernel can take back."""
     swap_used_bytes: int | None = None
     cpu_percent: float | None = None
     """Of the whole machine, 0 to 100."""
@@ -137,7 +138,8 @@ class ProcessSample(Struct, frozen=True, kw_only=True, omit_defaults=True):
     rank: int
     rss_bytes: int | None = None
     pss_bytes: int | None = None
-    """Proportional set size: shared pages divided among those who share them. Read less often than RSS."""
+    """Proportional set size: shared pages divided among those who share them. Read less often than RSS;
+    the samples between two readings repeat the first."""
     cpu_percent: float | None = None
     """100 is one core."""
 

@@ -1,0 +1,118 @@
+"""The memory limit that the kernel enforces on a process: cgroup version 1 and 2, from its own group up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+NO_LIMIT_BYTES = 1 << 60
+"""Version 1 writes a number near 2**63 where there is no limit."""
+
+
+class CgroupMemory(Struct, frozen=True, kw_only=True):
+    limit_bytes: int | None = None
+    """The tightest limit of the process's group and all above it; None where there is none."""
+    used_bytes: int | None = None
+    """Of the group that has this limit (else of the process's own), without page cache that the kernel
+    gives back when memory is short."""
+
+
+class _Layout(Struct, frozen=True, kw_only=True):
+    """File names of one cgroup version."""
+
+    limit: str
+    usage: str
+    cache_key: str
+
+
+_V1 = _Layout(limit="memory.limit_in_bytes", usage="memory.usage_in_bytes", cache_key="total_inactive_file")
+_V2 = _Layout(limit="memory.max", usage="memory.current", cache_key="inactive_file")
+
+
+def cgroup_memory(pid: int | str = "self", *, proc: Path = Path("/proc")) -> CgroupMemory:
+    """Limit and use of a process's cgroups; empty where the kernel shows none."""
+    own: CgroupMemory | None = None
+    tightest: CgroupMemory | None = None
+    for folder, layout in _groups(proc / str(pid)):
+        group = CgroupMemory(limit_bytes=_limit(folder / layout.limit), used_bytes=_used(folder, layout))
+        own = own or group
+        if group.limit_bytes is not None and (
+            tightest is None or group.limit_bytes < (tightest.limit_bytes or NO_LIMIT_BYTES)
+        ):
+            tightest = group
+    return tightest or own or CgroupMemory()
+
+
+def _groups(process: Path) -> Iterator[tuple[Path, _Layout]]:
+    """The process's group and every group above it, in each hierarchy that can limit memory."""
+    try:
+        memberships = (process / "cgroup").read_text(encoding="utf-8").splitlines()
+        mounts = (process / "mountinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for membership in memberships:
+        _, controllers, path = membership.split(":", 2)
+        if controllers == "":
+            layout, wanted = _V2, "cgroup2"
+        elif "memory" in controllers.split(","):
+            layout, wanted = _V1, "memory"
+        else:
+            continue
+        for mount in mounts:
+            place = _mounted(mount, wanted)
+            if place is not None:
+                for folder in _upwards(*place, path):
+                    yield folder, layout
+                break
+
+
+def _mounted(mount: str, wanted: str) -> tuple[Path, str] | None:
+    """Mount point and root of a mountinfo line, if it is the cgroup hierarchy that is wanted."""
+    before, _, after = mount.partition(" - ")
+    kind, _, options = after.split(" ", 2)
+    root, point = before.split(" ")[3:5]
+    is_v2 = wanted == "cgroup2" and kind == "cgroup2"
+    is_v1 = kind == "cgroup" and wanted in options.split(",")
+    return (Path(point), root) if is_v2 or is_v1 else None
+
+
+def _upwards(point: Path, root: str, path: str) -> Iterator[Path]:
+    """Folders from a group to the top of what is mounted."""
+    # Inside a container the mount may show only a part of the tree, and the path may be the host's.
+    inside = path.removeprefix(root) if root != "/" and path.startswith(root) else path
+    parts = [part for part in inside.split("/") if part not in ("", "..")]
+    folder = point.joinpath(*parts)
+    if not folder.is_dir():
+        folder, parts = point, []
+    for depth in range(len(parts), -1, -1):
+        yield point.joinpath(*parts[:depth])
+
+
+def _limit(path: Path) -> int | None:
+    value = _number(path)
+    return None if value is None or value >= NO_LIMIT_BYTES else value
+
+
+def _used(folder: Path, layout: _Layout) -> int | None:
+    usage = _number(folder / layout.usage)
+    if usage is None:
+        return None
+    return max(0, usage - _cache(folder / "memory.stat", layout.cache_key))
+
+
+def _cache(path: Path, key: str) -> int:
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split(" ", 1)[0] == key), 0)
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None

@@ -1,0 +1,87 @@
+"""Read the machine's memory, processors, disks and network. What the kernel does not tell is None."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, TypeVar
+
+from llmtop.profiler.cgroup import cgroup_memory
+from llmtop.profiler.counters import RateCounter
+from llmtop.profiler.events import HostSample
+
+_T = TypeVar("_T")
+
+
+def host_memory_bytes() -> int | None:
+    """What a run can use of this machine's memory: all of it, or the cgroup's limit if that is less."""
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return cgroup_memory().limit_bytes
+    limit = cgroup_memory().limit_bytes
+    return total if limit is None else min(total, limit)
+
+
+class HostReader:
+    """Rates are differences between two reads, so the first read has none."""
+
+    def __init__(self, psutil: Any | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        # Loaded here, so that what only asks for the memory's size does not pay for it.
+        self._psutil: Any = psutil if psutil is not None else import_module("psutil")
+        self._clock = clock
+        self._rates = {name: RateCounter() for name in ("busy", "total", "read", "write", "receive", "send")}
+
+    def read(self) -> HostSample:
+        now = self._clock()
+        memory = self._ask(self._psutil.virtual_memory)
+        swap = self._ask(self._psutil.swap_memory)
+        group = cgroup_memory()
+        read, write = self._disk_totals()
+        receive, send = self._network_totals()
+        return HostSample(
+            memory_total_bytes=None if memory is None else int(memory.total),
+            memory_available_bytes=None if memory is None else int(memory.available),
+            cgroup_limit_bytes=group.limit_bytes,
+            cgroup_used_bytes=group.used_bytes,
+            swap_used_bytes=None if swap is None else int(swap.used),
+            cpu_percent=self._cpu_percent(now),
+            disk_read_bytes_per_second=self._rates["read"].advance(read, now),
+            disk_write_bytes_per_second=self._rates["write"].advance(write, now),
+            network_receive_bytes_per_second=self._rates["receive"].advance(receive, now),
+            network_send_bytes_per_second=self._rates["send"].advance(send, now),
+        )
+
+    def _ask(self, call: Callable[[], _T]) -> _T | None:
+        """One reading; None on a kernel or in a container that does not give it."""
+        try:
+            return call()
+        except (OSError, NotImplementedError, RuntimeError, self._psutil.Error):
+            return None
+
+    def _cpu_percent(self, now: float) -> float | None:
+        times = self._ask(self._psutil.cpu_times)
+        if times is None:
+            return None
+        # Guest time is part of user time already.
+        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        busy = total - times.idle - getattr(times, "iowait", 0.0)
+        busy_rate = self._rates["busy"].advance(busy, now)
+        total_rate = self._rates["total"].advance(total, now)
+        if busy_rate is None or not total_rate:
+            return None
+        return min(100.0, 100.0 * busy_rate / total_rate)
+
+    def _disk_totals(self) -> tuple[int | None, int | None]:
+        disks = self._ask(lambda: self._psutil.disk_io_counters(nowrap=False))
+        return (None, None) if disks is None else (disks.read_bytes, disks.write_bytes)
+
+    def _network_totals(self) -> tuple[int | None, int | None]:
+        """All interfaces but the loopback, which would count what never leaves the machine."""
+        cards = self._ask(lambda: self._psutil.net_io_counters(pernic=True, nowrap=False))
+        outside = [card for name, card in (cards or {}).items() if name != "lo"]
+        if not outside:
+            return None, None
+        return sum(card.bytes_recv for card in outside), sum(card.bytes_sent for card in outside)

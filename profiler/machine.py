@@ -1,0 +1,53 @@
+"""What this machine has, in the words of the GPU presets. Fast, and never by loading torch."""
+
+from __future__ import annotations
+
+import re
+from types import ModuleType
+from typing import Any
+
+from llmtop.presets.resolve import Machine
+from llmtop.profiler.host import host_memory_bytes
+from llmtop.profiler.nvml import NvmlDevice, NvmlReader
+
+_PRESETS: tuple[tuple[str, str], ...] = (
+    (r"h200", "h200"),
+    (r"h100-80gb-hbm3", "h100-80gb"),
+    (r"b200", "b200"),
+    (r"a100-(sxm\d?|pcie)-40gb|a100-40gb-pcie", "a100-40gb"),
+    (r"a100-(sxm\d?|pcie)-80gb|a100-80gb-pcie", "a100-80gb"),
+    (r"v100-(sxm\d|pcie|dgxs)-16gb", "v100-16gb"),
+    (r"v100-(sxm\d|pcie|dgxs)-32gb(-ls)?", "v100-32gb"),
+)
+"""NVML's names, written as in `preset_name`, whose preset has another name."""
+
+
+def detect_machine(pynvml: ModuleType | Any | None = None) -> Machine:
+    """The GPUs that CUDA would use here (those like the first), else this machine as CPU."""
+    reader = NvmlReader(pynvml)
+    try:
+        visible = [reader.devices[index] for index in reader.visible_indices()]
+    finally:
+        reader.close()
+    memory = host_memory_bytes()
+    if not visible:
+        return Machine(gpu="cpu", gpus=1, host_memory_bytes=memory)
+    first = visible[0]
+    return Machine(
+        gpu=_gpu_name(first),
+        gpus=sum(device.name == first.name for device in visible),
+        host_memory_bytes=memory,
+        gpu_memory_bytes=first.memory_total_bytes,
+        compute_capability=first.compute_capability,
+    )
+
+
+def preset_name(nvml_name: str) -> str:
+    """The preset for a device that NVML calls so; for one without a preset, its own name as a preset's."""
+    slug = re.sub(r"[^a-z0-9]+", "-", nvml_name.lower()).strip("-")
+    short = re.sub(r"^(nvidia-|tesla-|geforce-)+", "", slug)
+    return next((preset for pattern, preset in _PRESETS if re.fullmatch(pattern, short)), short)
+
+
+def _gpu_name(device: NvmlDevice) -> str:
+    return preset_name(device.name) if device.name else "unknown"

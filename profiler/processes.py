@@ -1,0 +1,100 @@
+"""Memory and processor time of a process and everything below it, from /proc."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from msgspec import Struct
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+class TreeMemory(Struct, frozen=True, kw_only=True):
+    """Sums over a process tree."""
+
+    pids: tuple[int, ...]
+    rss_bytes: int
+    """Resident sets added up: pages that processes of the tree share are counted in each."""
+    pss_bytes: int | None = None
+    """Shared pages divided among those who share them; None where it was not asked for or not readable."""
+    cpu_seconds: float | None = None
+    """Processor time of the processes that live now."""
+
+
+def process_tree_memory(pid: int, *, with_pss: bool = True, proc: Path = Path("/proc")) -> TreeMemory | None:
+    """The tree that starts at `pid`; None when that process is gone."""
+    return tree_memory(descendants([pid], proc=proc)[pid], with_pss=with_pss, proc=proc)
+
+
+def descendants(roots: Iterable[int], *, proc: Path = Path("/proc")) -> dict[int, tuple[int, ...]]:
+    """Each root with everything below it, by one walk over all processes. A zombie counts as gone."""
+    children: dict[int, list[int]] = {}
+    for entry in proc.iterdir():
+        if entry.name.isdecimal():
+            fields = _stat(entry)
+            if fields is not None:
+                children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found: dict[int, tuple[int, ...]] = {}
+    for root in roots:
+        tree = [root]
+        for pid in tree:
+            tree += children.get(pid, [])
+        found[root] = tuple(tree)
+    return found
+
+
+def tree_memory(
+    pids: tuple[int, ...], *, with_pss: bool = True, proc: Path = Path("/proc")
+) -> TreeMemory | None:
+    """Sums over known processes, the first of which is the root; None when the root is gone."""
+    alive: list[int] = []
+    resident, seconds = 0, 0.0
+    shares: list[int | None] = []
+    for pid in pids:
+        folder = proc / str(pid)
+        pages, fields = _resident_pages(folder), _stat(folder)
+        if pages is None or fields is None:
+            if pid == pids[0]:
+                return None
+            continue
+        alive.append(pid)
+        resident += pages * _PAGE_BYTES
+        seconds += (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+        if with_pss:
+            shares.append(_pss(folder))
+    known = [share for share in shares if share is not None]
+    return TreeMemory(
+        pids=tuple(alive),
+        rss_bytes=resident,
+        pss_bytes=sum(known) if shares and len(known) == len(shares) else None,
+        cpu_seconds=seconds,
+    )
+
+
+def _stat(folder: Path) -> list[str] | None:
+    """Fields of /proc/PID/stat after the command name: state, parent, ...; None for a dead process."""
+    try:
+        text = (folder / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The command name is in brackets and may itself hold spaces and brackets.
+    fields = text.rpartition(")")[2].split()
+    return None if len(fields) < 20 or fields[0] in ("Z", "X") else fields
+
+
+def _resident_pages(folder: Path) -> int | None:
+    try:
+        return int((folder / "statm").read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError):
+        return None
+
+
+def _pss(folder: Path) -> int | None:
+    try:
+        lines = (folder / "smaps_rollup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), None)

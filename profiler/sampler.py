@@ -1,0 +1,104 @@
+"""One hardware sample of a run: its devices, its host and the process tree of each of its ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from llmtop.profiler.counters import RateCounter
+from llmtop.profiler.events import DeviceSample, HardwareSampled, ProcessSample
+from llmtop.profiler.host import HostReader
+from llmtop.profiler.nvml import NvmlReader
+from llmtop.profiler.processes import descendants, tree_memory
+
+SLOW_EVERY = 5
+"""Samples between readings that cost milliseconds: PSS, process trees, the processes of a device."""
+
+
+class _Tree(Struct):
+    """What is kept of one rank between samples."""
+
+    pids: tuple[int, ...]
+    cpu: RateCounter
+    pss_bytes: int | None = None
+
+
+class Sampler:
+    """Called by the supervisor's loop. Slow readings are repeated in the samples between two of them."""
+
+    def __init__(
+        self,
+        *,
+        nvml: NvmlReader | None = None,
+        host: HostReader | None = None,
+        device_indices: tuple[int, ...] | None = None,
+        slow_every: int = SLOW_EVERY,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`device_indices`: NVML indices in the order of the local ranks; by default those CUDA shows."""
+        self._nvml = nvml if nvml is not None else NvmlReader()
+        self._host = host if host is not None else HostReader()
+        self._indices = device_indices if device_indices is not None else self._nvml.visible_indices()
+        self._slow_every = slow_every
+        self._clock = clock
+        self._count = 0
+        self._trees: dict[int, _Tree] = {}
+        self._devices: dict[int, DeviceSample] = {}
+        """Newest sample of each device that had its processes listed."""
+
+    def sample(self, rank_pids: dict[int, int]) -> HardwareSampled:
+        """Read everything once. A process or device that has gone gives None, never an error."""
+        roots = {rank: tree.pids[0] for rank, tree in self._trees.items()}
+        slow = self._count % self._slow_every == 0 or roots != rank_pids
+        self._count += 1
+        if slow:
+            self._find_trees(rank_pids)
+        return HardwareSampled(
+            devices=self._sample_devices(slow),
+            host=self._host.read(),
+            processes=tuple(self._sample_rank(rank, slow) for rank in sorted(self._trees)),
+        )
+
+    def close(self) -> None:
+        self._nvml.close()
+
+    def _find_trees(self, rank_pids: dict[int, int]) -> None:
+        found = descendants(rank_pids.values())
+        before, self._trees = self._trees, {}
+        for rank, pid in rank_pids.items():
+            tree = before.get(rank)
+            same = tree is not None and tree.pids[0] == pid
+            self._trees[rank] = tree if tree is not None and same else _Tree(pids=(pid,), cpu=RateCounter())
+            self._trees[rank].pids = found[pid]
+
+    def _sample_devices(self, slow: bool) -> tuple[DeviceSample, ...]:
+        if slow:
+            own = frozenset(pid for tree in self._trees.values() for pid in tree.pids)
+            samples = self._nvml.sample(self._indices, own_pids=own)
+            self._devices = {sample.index: sample for sample in samples}
+            return samples
+        return tuple(self._with_processes(sample) for sample in self._nvml.sample(self._indices))
+
+    def _with_processes(self, sample: DeviceSample) -> DeviceSample:
+        listed = self._devices.get(sample.index)
+        if listed is None:
+            return sample
+        return replace(sample, process_count=listed.process_count, own_memory_bytes=listed.own_memory_bytes)
+
+    def _sample_rank(self, rank: int, slow: bool) -> ProcessSample:
+        tree = self._trees[rank]
+        memory = tree_memory(tree.pids, with_pss=slow)
+        if memory is None:
+            return ProcessSample(rank=rank)
+        if slow:
+            tree.pss_bytes = memory.pss_bytes
+        rate = tree.cpu.advance(memory.cpu_seconds, self._clock())
+        return ProcessSample(
+            rank=rank,
+            rss_bytes=memory.rss_bytes,
+            pss_bytes=tree.pss_bytes,
+            cpu_percent=None if rate is None else 100.0 * rate,
+        )
