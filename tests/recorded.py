@@ -94,7 +94,7 @@ def make_recorded_run(
     """Write a whole run under `root`. `options` are further RunOptions of its spec."""
     spec = recorded_spec(kind, ranks=ranks, steps=steps, **options)
     run = RunDir.create(root, spec, recorded_prediction(spec), {"train_micro_batch_size_per_gpu": 4})
-    recorder = _Recorder(run, spec, began)
+    recorder = Recorder(run, spec, began)
     try:
         recorder.start()
         for step in range(1, steps + 1):
@@ -107,7 +107,7 @@ def make_recorded_run(
     return run
 
 
-class _Recorder:
+class Recorder:
     """Plays a run's story into its logs on a manual clock."""
 
     def __init__(self, run: RunDir, spec: RunSpec, began: float) -> None:
