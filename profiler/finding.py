@@ -40,6 +40,11 @@ class Seen(Struct, frozen=True, kw_only=True):
     breakdown: Breakdown
 
 
+def words(name: str) -> str:
+    """A component, moment or stage as people write it."""
+    return name.replace("_", " ")
+
+
 def first_line(text: str) -> str:
     """Of an error message, which may hold a whole traceback; without its full stop."""
     return text.strip().partition("\n")[0].rstrip(". ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmtop.profiler.finding import Finding, Rule, Seen, first_line
+from llmtop.profiler.finding import Finding, Rule, Seen, first_line, words
 from llmtop.profiler.runstate import ENDED
 from llmtop.profiler.units import format_percent, format_seconds
 
@@ -52,7 +52,7 @@ def hanging(seen: Seen) -> Iterator[Finding]:
     if behind and len(behind) < len(last):
         where = f"; rank {', '.join(map(str, behind[:4]))} is behind at step {min(last.values())}"
     stuck = [
-        f"rank {number} in {rank.stages[-1].stage}"
+        f"rank {number} in {words(rank.stages[-1].stage)}"
         for number, rank in sorted(state.ranks.items())
         if rank.stages and rank.stages[-1].seconds is None
     ]

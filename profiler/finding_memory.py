@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llmtop.profiler.breakdown import DRIVER_RESERVE_BYTES
-from llmtop.profiler.finding import Finding, Rule, Seen, Severity, first_line
+from llmtop.profiler.finding import Finding, Rule, Seen, Severity, first_line, words
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.runstate import RankState
 from llmtop.profiler.units import format_bytes, format_percent
@@ -52,7 +52,7 @@ def _largest_difference(seen: Seen) -> str:
         return ""
     row = max(differences, key=lambda pair: pair[0])[1]
     return (
-        f"; most of it in {row.component}: predicted {format_bytes(row.predicted_bytes or 0)}, "
+        f"; most of it in {words(row.component)}: predicted {format_bytes(row.predicted_bytes or 0)}, "
         f"actual {format_bytes(row.actual_bytes)}"
     )
 
@@ -200,14 +200,14 @@ def _what_was_large(seen: Seen) -> str:
         row = max(rows, key=lambda row: row.actual_bytes or 0)
         return (
             f"last measured peak {format_bytes(seen.breakdown.actual_peak_bytes)}, "
-            f"most of it {row.component} "
+            f"most of it {words(row.component)} "
             f"({format_bytes(row.actual_bytes)}, predicted {format_bytes(row.predicted_bytes)})"
         )
     if predicted:
         row = max(predicted, key=lambda row: row.predicted_bytes or 0)
         return (
             f"no step was measured; predicted peak {format_bytes(seen.prediction.peak_allocated_bytes)}, "
-            f"most of it {row.component} ({format_bytes(row.predicted_bytes)})"
+            f"most of it {words(row.component)} ({format_bytes(row.predicted_bytes)})"
         )
     return ""
 

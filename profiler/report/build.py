@@ -1,0 +1,322 @@
+"""One run's report as a struct; `report --json` prints it as it is. Unknown values are None."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from msgspec import Struct
+
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.breakdown import Breakdown, breakdown
+from llmtop.profiler.events import CheckpointSaved
+from llmtop.profiler.feed import read_state
+from llmtop.profiler.finding import Finding, first_line
+from llmtop.profiler.findings import findings
+from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.rankstate import WARMUP_STEPS
+from llmtop.profiler.rundir import HARDWARE, SUPERVISOR, RunDir
+from llmtop.profiler.runstate import RankState, RunState, Status
+
+REPORT_SCHEMA_VERSION = 1
+
+
+class ComponentReport(Struct, frozen=True, kw_only=True):
+    component: str
+    predicted_bytes: int | None
+    actual_bytes: int | None
+    error_percent: float | None
+    """How far the prediction is above the actual bytes."""
+    in_peak: bool
+    """One of those that add up, with `unexplained_bytes`, to the actual peak."""
+
+
+class PhaseReport(Struct, frozen=True, kw_only=True):
+    phase: str
+    seconds: float
+    """Mean over rank 0's steps after warm-up."""
+    percent: float
+
+
+class StageReport(Struct, frozen=True, kw_only=True):
+    stage: str
+    seconds: float | None
+    """Of the slowest rank; None for a stage that was not finished."""
+    rank: int
+
+
+class DeviceReport(Struct, frozen=True, kw_only=True):
+    index: int
+    name: str | None
+    peak_bytes: int | None
+    total_bytes: int | None
+
+
+class HostReport(Struct, frozen=True, kw_only=True):
+    predicted_bytes: int
+    """For this run on one node."""
+    ranks_pss_bytes: int | None
+    """Sum over the ranks of the largest PSS of each."""
+    peak_bytes: int | None
+    """Largest use of the machine's memory by everybody."""
+    total_bytes: int | None
+    cgroup_peak_bytes: int | None
+    cgroup_limit_bytes: int | None
+    swap_peak_bytes: int | None
+
+
+class RankReport(Struct, frozen=True, kw_only=True):
+    rank: int
+    pid: int | None
+    last_step: int
+    exit_code: int | None
+    signal: str | None
+    peak_bytes: int | None
+    """Allocated (CUDA) or resident (CPU), within steps."""
+    peak_rss_bytes: int | None
+    peak_pss_bytes: int | None
+    failure: str | None
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    schema_version: int = REPORT_SCHEMA_VERSION
+    run_id: str
+    name: str
+    status: Status
+    reason: str
+    fix: str
+    host: str
+    model: str
+    params: int
+    trainable_params: int
+    gpu: str
+    device_kind: str
+    """`cuda`, or `cpu`, where a rank's device is its process."""
+    world_size: int
+    zero: int
+    precision: str
+    optimizer: str
+    """The class that ran, else the one that was asked for."""
+    engine_optimizer: str | None
+    attention: str
+    tokens_per_step: int
+    started: float | None
+    ended: float | None
+    """Wall clock of the last event."""
+    seconds: float | None
+    steps_planned: int
+    steps_finished: int
+    skipped_steps: int
+    first_loss: float | None
+    last_loss: float | None
+    step_seconds: float | None
+    """Median after warm-up."""
+    predicted_step_seconds: float | None
+    tokens_per_second: float | None
+    """After warm-up."""
+    predicted_tokens_per_second: float | None
+    phases: tuple[PhaseReport, ...]
+    startup: tuple[StageReport, ...]
+    components: tuple[ComponentReport, ...]
+    predicted_peak_bytes: int
+    predicted_peak_upper_bytes: int
+    actual_peak_bytes: int | None
+    peak_error_percent: float | None
+    unexplained_bytes: int | None
+    unexplained_percent: float | None
+    """Of the actual peak."""
+    predicted_moment: str
+    actual_moment: str | None
+    peak_rank: int | None
+    peak_phase: str | None
+    predicted_device_bytes: int | None
+    actual_device_bytes: int | None
+    devices: tuple[DeviceReport, ...]
+    host_memory: HostReport
+    ranks: tuple[RankReport, ...]
+    checkpoints: tuple[CheckpointSaved, ...]
+    findings: tuple[Finding, ...]
+    versions: dict[str, str]
+    files: dict[str, str]
+    skipped_lines: int
+    """Lines of the record that this version does not understand."""
+
+
+def build_report(run: RunDir) -> Report:
+    """Read everything that the run's folder says now."""
+    return report_of(run, read_state(run))
+
+
+def report_of(run: RunDir, state: RunState) -> Report:
+    spec, prediction = run.spec(), run.prediction()
+    found = breakdown(state, spec, prediction)
+    first = state.ranks.get(0)
+    built = first.model if first else None
+    step_seconds, tokens_per_second = _throughput(state)
+    return Report(
+        run_id=run.run_id,
+        name=spec.name,
+        status=state.status,
+        reason=state.ended.reason if state.ended else "",
+        fix=state.ended.fix if state.ended else "",
+        host=state.host,
+        model=spec.model.name,
+        params=built.params if built else prediction.params,
+        trainable_params=built.trainable_params if built else prediction.trainable_params,
+        gpu=spec.gpu.name,
+        device_kind=spec.gpu.kind,
+        world_size=spec.world_size,
+        zero=spec.options.zero,
+        precision=spec.options.precision,
+        optimizer=(built.optimizer if built else None) or spec.options.optimizer,
+        engine_optimizer=built.engine_optimizer if built else None,
+        attention=(built.attention if built else None) or spec.options.attention,
+        tokens_per_step=spec.tokens_per_step,
+        started=state.started,
+        ended=state.now,
+        seconds=None if state.started is None or state.now is None else state.now - state.started,
+        steps_planned=spec.options.steps,
+        steps_finished=state.steps_finished,
+        skipped_steps=state.skipped_steps,
+        first_loss=state.first_loss,
+        last_loss=state.last_loss,
+        step_seconds=step_seconds,
+        predicted_step_seconds=prediction.step_seconds,
+        tokens_per_second=tokens_per_second,
+        predicted_tokens_per_second=prediction.tokens_per_second,
+        phases=_phases(first),
+        startup=_startup(state),
+        components=_components(found),
+        predicted_peak_bytes=found.predicted_peak_bytes,
+        predicted_peak_upper_bytes=prediction.peak_allocated_upper_bytes,
+        actual_peak_bytes=found.actual_peak_bytes,
+        peak_error_percent=found.error_percent,
+        unexplained_bytes=found.unexplained_bytes,
+        unexplained_percent=found.unexplained_percent,
+        predicted_moment=found.predicted_moment,
+        actual_moment=found.actual_moment,
+        peak_rank=found.peak_rank,
+        peak_phase=found.peak_phase,
+        predicted_device_bytes=found.predicted_device_bytes,
+        actual_device_bytes=found.actual_device_bytes,
+        devices=_devices(state),
+        host_memory=_host(state, prediction),
+        ranks=tuple(_rank(state, rank) for _, rank in sorted(state.ranks.items())),
+        checkpoints=state.checkpoints,
+        findings=findings(state, spec, prediction),
+        versions={"llmtop": state.llmtop_version, **(built.versions if built else {})},
+        files=_files(run, spec),
+        skipped_lines=state.skipped_lines,
+    )
+
+
+def _throughput(state: RunState) -> tuple[float | None, float | None]:
+    """Median step time and tokens per second, both without the steps of the warm-up."""
+    series = state.series
+    steady = [
+        (seconds, rate)
+        for step, seconds, rate in zip(
+            series.steps, series.step_seconds, series.tokens_per_second, strict=True
+        )
+        if step >= series.steps[0] + WARMUP_STEPS and seconds > 0
+    ]
+    if not steady:
+        return None, None
+    spent = sum(seconds for seconds, _ in steady)
+    return median(seconds for seconds, _ in steady), sum(s * rate for s, rate in steady) / spent
+
+
+def _phases(rank: RankState | None) -> tuple[PhaseReport, ...]:
+    totals = rank.phase_totals if rank else {}
+    means = {phase: total.seconds / total.steps for phase, total in totals.items() if total.steps}
+    whole = sum(means.values())
+    return tuple(
+        PhaseReport(phase=phase, seconds=seconds, percent=100 * seconds / whole if whole else 0.0)
+        for phase, seconds in means.items()
+    )
+
+
+def _startup(state: RunState) -> tuple[StageReport, ...]:
+    """Each stage as the slowest rank went through it, in the order of their beginning."""
+    slowest: dict[str, StageReport] = {}
+    for number, rank in sorted(state.ranks.items()):
+        for stage in rank.stages:
+            known = slowest.get(stage.stage)
+            longer = known is not None and (
+                known.seconds is not None and (stage.seconds is None or stage.seconds > known.seconds)
+            )
+            if known is None or longer:
+                slowest[stage.stage] = StageReport(stage=stage.stage, seconds=stage.seconds, rank=number)
+    return tuple(slowest.values())
+
+
+def _components(found: Breakdown) -> tuple[ComponentReport, ...]:
+    """All rows but the remainder, which is `unexplained_bytes`."""
+    return tuple(
+        ComponentReport(
+            component=row.component,
+            predicted_bytes=row.predicted_bytes,
+            actual_bytes=row.actual_bytes,
+            error_percent=row.error_percent,
+            in_peak=row.in_peak,
+        )
+        for row in found.rows
+        if row.component != "unexplained"
+    )
+
+
+def _devices(state: RunState) -> tuple[DeviceReport, ...]:
+    return tuple(
+        DeviceReport(
+            index=device.index,
+            name=device.name,
+            peak_bytes=state.peak_device_bytes.get(device.index),
+            total_bytes=device.memory_total_bytes,
+        )
+        for device in (state.hardware.devices if state.hardware else ())
+    )
+
+
+def _host(state: RunState, prediction: Prediction) -> HostReport:
+    host = state.hardware.host if state.hardware else None
+    return HostReport(
+        predicted_bytes=prediction.host_bytes,
+        ranks_pss_bytes=sum(state.peak_pss_bytes.values()) if state.peak_pss_bytes else None,
+        peak_bytes=state.peak_host_bytes,
+        total_bytes=host.memory_total_bytes if host else None,
+        cgroup_peak_bytes=state.peak_cgroup_bytes,
+        cgroup_limit_bytes=host.cgroup_limit_bytes if host else None,
+        swap_peak_bytes=state.peak_swap_bytes,
+    )
+
+
+def _rank(state: RunState, rank: RankState) -> RankReport:
+    peaks = [memory.peak_bytes for memory in rank.peaks.values() if memory.peak_bytes is not None]
+    failure = None
+    if rank.failed is not None:
+        failure = f"{rank.failed.error_type}: {first_line(rank.failed.message)}"
+    return RankReport(
+        rank=rank.rank,
+        pid=rank.pid,
+        last_step=rank.last_step.step if rank.last_step else 0,
+        exit_code=rank.exited.exit_code if rank.exited else None,
+        signal=rank.exited.signal if rank.exited else None,
+        peak_bytes=max(peaks, default=None),
+        peak_rss_bytes=state.peak_rss_bytes.get(rank.rank),
+        peak_pss_bytes=state.peak_pss_bytes.get(rank.rank),
+        failure=failure,
+    )
+
+
+def _files(run: RunDir, spec: RunSpec) -> dict[str, str]:
+    """Where the rest is; only what exists."""
+    places = {
+        "run": run.path,
+        "spec": run.spec_path,
+        "prediction": run.prediction_path,
+        "deepspeed": run.deepspeed_path,
+        "supervisor_events": run.events_path(SUPERVISOR),
+        "hardware_events": run.events_path(HARDWARE),
+        "supervisor_log": run.log_path(SUPERVISOR),
+        **{f"rank_{rank}_log": run.log_path(rank) for rank in range(spec.world_size)},
+    }
+    return {name: str(path) for name, path in places.items() if path.exists()}

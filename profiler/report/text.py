@@ -1,0 +1,261 @@
+"""A report as plain text, for a terminal or a file."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from datetime import datetime
+
+from llmtop.profiler.report.build import ComponentReport, RankReport, Report
+from llmtop.profiler.report.columns import ColumnUnit, print_addends, print_one, unit_for
+from llmtop.profiler.units import (
+    NOT_AVAILABLE,
+    format_bytes,
+    format_count,
+    format_percent,
+    format_seconds,
+    format_tokens_rate,
+)
+
+_QUANTITY = re.compile(r"(\d) (us|ms|s|B|[KMGTP]iB|tok/s)\b")
+"""A number and its unit, which no line break may part."""
+_LABEL, _VALUE = 24, 13
+_MARKS = {"critical": "!!", "warning": "! ", "info": "i "}
+
+Section = Callable[[Report, int], Iterator[str]]
+
+
+def render(report: Report, width: int = 80) -> str:
+    """The whole report in lines of at most `width` columns, file paths aside."""
+    blocks = ["\n".join(section(report, width)) for section in _SECTIONS]
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _head(report: Report, width: int) -> Iterator[str]:
+    status = report.status.replace("_", " ")
+    yield f"{report.run_id}".ljust(width - len(status) - 1) + " " + status
+    if report.reason:
+        yield from _wrapped(report.reason, width)
+    if report.fix:
+        yield from _wrapped(f"fix: {report.fix}", width)
+    trained = (
+        ""
+        if report.trainable_params == report.params
+        else f", {format_count(report.trainable_params)} trained"
+    )
+    settings = f"ZeRO-{report.zero}, {report.precision}, {report.attention} attention, {report.optimizer}"
+    yield from _wrapped(
+        f"{report.model} ({format_count(report.params)} parameters{trained}) on {report.world_size} x "
+        f"{report.gpu}: {settings}",
+        width,
+    )
+    began = NOT_AVAILABLE
+    if report.started is not None:
+        began = datetime.fromtimestamp(report.started).strftime("%Y-%m-%d %H:%M:%S")
+    yield f"  began {began}, {format_seconds(report.seconds)} in all"
+
+
+def _training(report: Report, width: int) -> Iterator[str]:
+    yield "Training"
+    skipped = f", {report.skipped_steps} of them skipped" if report.skipped_steps else ""
+    yield f"  {'steps':<16}{report.steps_finished} of {report.steps_planned}{skipped}"
+    yield f"  {'loss':<16}{_number(report.first_loss)} -> {_number(report.last_loss)}{_fall(report)}"
+    yield (
+        f"  {'step time':<16}{format_seconds(report.step_seconds)} median after warm-up"
+        f" (predicted {format_seconds(report.predicted_step_seconds)})"
+    )
+    yield (
+        f"  {'throughput':<16}{format_tokens_rate(report.tokens_per_second)}"
+        f" (predicted {format_tokens_rate(report.predicted_tokens_per_second)})"
+    )
+    if report.phases:
+        parts = ", ".join(f"{p.phase} {format_seconds(p.seconds)} ({p.percent:.0f}%)" for p in report.phases)
+        yield from _hanging("phases", parts, width)
+    if report.startup:
+        parts = ", ".join(
+            f"{stage.stage.replace('_', ' ')} "
+            + ("not finished" if stage.seconds is None else format_seconds(stage.seconds))
+            for stage in report.startup
+        )
+        yield from _hanging("start-up", parts, width)
+    for saved in report.checkpoints[-1:]:
+        size = format_bytes(saved.size_bytes)
+        text = f"{len(report.checkpoints)} saved, the last at step {saved.step} ({size})"
+        yield from _hanging("checkpoints", text, width)
+
+
+def _memory(report: Report, width: int) -> Iterator[str]:
+    on_cpu = report.device_kind == "cpu"
+    largest = max(
+        report.predicted_device_bytes or 0, report.predicted_peak_bytes, report.actual_peak_bytes or 0
+    )
+    unit = unit_for(largest)
+    what = "resident" if on_cpu else "allocated"
+    where = ""
+    if report.peak_rank is not None:
+        where = f" on rank {report.peak_rank}, in {report.peak_phase}"
+    yield f"Peak memory, {what}{where}".ljust(_LABEL) + f" ({unit.name})"
+    yield _row("", "predicted", "actual", "error")
+    inside = [component for component in report.components if component.in_peak]
+    predicted, predicted_sum = print_addends([c.predicted_bytes for c in inside], unit)
+    actual, actual_sum = print_addends([*(c.actual_bytes for c in inside), report.unexplained_bytes], unit)
+    for component, left, right in zip(inside, predicted, actual, strict=False):
+        yield _row(_words(component), left, right, _error(component.error_percent))
+    share = (
+        "" if report.unexplained_percent is None else f"{format_percent(report.unexplained_percent)} of peak"
+    )
+    yield _row("unexplained", "", actual[-1], share)
+    yield _rule()
+    if not inside:
+        predicted_sum = print_one(report.predicted_peak_bytes, unit)
+    yield _row("sum = peak", predicted_sum, actual_sum, _error(report.peak_error_percent))
+    if not on_cpu:
+        yield from _outside(report, unit)
+    yield from _moments(report, width)
+
+
+def _outside(report: Report, unit: ColumnUnit) -> Iterator[str]:
+    """From the allocated peak to what NVML reads."""
+    outside = [component for component in report.components if not component.in_peak]
+    if not outside:
+        return
+    predicted, predicted_sum = print_addends(
+        [report.predicted_peak_bytes, *(c.predicted_bytes for c in outside)], unit
+    )
+    actual, actual_sum = print_addends([report.actual_peak_bytes, *(c.actual_bytes for c in outside)], unit)
+    for component, left, right in zip(outside, predicted[1:], actual[1:], strict=True):
+        yield _row(f"+ {_words(component)}", left, right, _error(component.error_percent))
+    yield _rule()
+    known = all(component.actual_bytes is not None for component in outside)
+    yield _row("sum = device (NVML)", predicted_sum, actual_sum if known else NOT_AVAILABLE, "")
+
+
+def _moments(report: Report, width: int) -> Iterator[str]:
+    predicted = report.predicted_moment.replace("_", " ")
+    text = f"Predicted components are those of the moment '{predicted}'"
+    if report.actual_moment is not None:
+        actual = report.actual_moment.replace("_", " ")
+        same = actual == predicted
+        text += ", actual ones too." if same else f", actual ones those of '{actual}', nearest to the peak."
+    else:
+        text += "; no tensors have been classified yet."
+    text += f" Upper bound of the prediction: {format_bytes(report.predicted_peak_upper_bytes)}."
+    yield from _wrapped(text, width)
+
+
+def _hardware(report: Report, width: int) -> Iterator[str]:
+    yield "Hardware"
+    for device in report.devices:
+        yield (
+            f"  GPU {device.index:<12}{format_bytes(device.peak_bytes)} of {format_bytes(device.total_bytes)}"
+            f" at most ({device.name or NOT_AVAILABLE})"
+        )
+    host = report.host_memory
+    yield f"  {'host memory':<16}{format_bytes(host.peak_bytes)} of {format_bytes(host.total_bytes)} at most"
+    yield (
+        f"  {'of this run':<16}{format_bytes(host.ranks_pss_bytes)} in the ranks (PSS), "
+        f"predicted {format_bytes(host.predicted_bytes)}"
+    )
+    if host.cgroup_limit_bytes is not None:
+        yield (
+            f"  {'cgroup':<16}{format_bytes(host.cgroup_peak_bytes)} of "
+            f"{format_bytes(host.cgroup_limit_bytes)} at most"
+        )
+    if host.swap_peak_bytes:
+        yield f"  {'swap':<16}{format_bytes(host.swap_peak_bytes)} at most"
+    yield from _hanging("ranks", _ranks(report.ranks), width)
+
+
+def _ranks(ranks: tuple[RankReport, ...]) -> str:
+    """Ranks that ended alike are told together."""
+    groups: dict[str, list[int]] = {}
+    for rank in ranks:
+        groups.setdefault(_ending(rank), []).append(rank.rank)
+    if not groups:
+        return "none started"
+    return "; ".join(f"{_numbers(numbers)} {ending}" for ending, numbers in groups.items())
+
+
+def _ending(rank: RankReport) -> str:
+    if rank.signal is not None:
+        ending = f"ended by {rank.signal}"
+    elif rank.exit_code is not None:
+        ending = f"exited with {rank.exit_code}"
+    else:
+        ending = "running or not known to have ended"
+    after = f" after step {rank.last_step}"
+    return ending + after + (f" ({rank.failure})" if rank.failure else "")
+
+
+def _numbers(ranks: list[int]) -> str:
+    if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]} to {ranks[-1]}"
+    shown = ", ".join(map(str, ranks[:8]))
+    return shown + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+
+
+def _findings(report: Report, width: int) -> Iterator[str]:
+    yield "Findings"
+    if not report.findings:
+        yield "  nothing stands out"
+    for finding in report.findings:
+        yield from _wrapped(f"{_MARKS[finding.severity]} {finding.title}", width, indent="  ", hang="     ")
+        yield from _wrapped(finding.evidence, width, indent="     ", hang="     ")
+        if finding.change:
+            yield from _wrapped(f"-> {finding.change}", width, indent="     ", hang="        ")
+
+
+def _record(report: Report, width: int) -> Iterator[str]:
+    yield "Record"
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items() if version)
+    if versions:
+        yield from _hanging("versions", versions, width)
+    yield f"  {'folder':<16}{report.files.get('run', NOT_AVAILABLE)}"
+    if report.skipped_lines:
+        text = f"{report.skipped_lines} lines are damaged or of a newer version and were left out"
+        yield from _hanging("not understood", text, width)
+
+
+_SECTIONS: tuple[Section, ...] = (_head, _training, _memory, _hardware, _findings, _record)
+
+
+def _words(component: ComponentReport) -> str:
+    return component.component.replace("_", " ")
+
+
+def _row(label: str, predicted: str, actual: str, error: str) -> str:
+    return f"  {label:<{_LABEL}}{predicted:>{_VALUE}}{actual:>{_VALUE}}  {error:>14}".rstrip()
+
+
+def _rule() -> str:
+    return "  " + " " * _LABEL + "-" * (2 * _VALUE)
+
+
+def _error(percent: float | None) -> str:
+    """A prediction's error against almost nothing says nothing."""
+    if percent is None or abs(percent) >= 1000:
+        return ""
+    return format_percent(percent, signed=True)
+
+
+def _number(value: float | None) -> str:
+    return NOT_AVAILABLE if value is None else f"{value:.4g}"
+
+
+def _fall(report: Report) -> str:
+    if report.first_loss is None or report.last_loss is None or report.first_loss <= 0:
+        return ""
+    return f" ({format_percent(100 * (report.last_loss / report.first_loss - 1), signed=True, digits=0)})"
+
+
+def _hanging(label: str, text: str, width: int) -> Iterator[str]:
+    yield from _wrapped(text, width, indent=f"  {label:<16}", hang=" " * 18)
+
+
+def _wrapped(text: str, width: int, *, indent: str = "  ", hang: str = "  ") -> Iterator[str]:
+    glued = _QUANTITY.sub("\\1\u00a0\\2", text)
+    for line in textwrap.wrap(
+        glued, width, initial_indent=indent, subsequent_indent=hang, break_on_hyphens=False
+    ):
+        yield line.replace("\u00a0", " ")

@@ -1,0 +1,170 @@
+"""The report: machine-readable with nothing guessed, and a text whose printed numbers add up."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtop.presets.errors import LlmtopError
+from llmtop.profiler.eventlog import EventWriter
+from llmtop.profiler.events import RankExited, RankStarted, StageBegan
+from llmtop.profiler.report.build import Report, build_report
+from llmtop.profiler.report.columns import GIB, MIB, ColumnUnit, print_addends
+from llmtop.profiler.report.text import render
+from llmtop.profiler.rundir import RunDir
+from tests.recorded import make_recorded_run
+from tests.recorded_spec import Kind, recorded_prediction, recorded_spec
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(report))
+    return plain
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_json_has_predicted_and_actual_for_every_component_and_adds_up(tmp_path: Path, kind: Kind) -> None:
+    report = as_json(build_report(make_recorded_run(tmp_path, kind=kind)))
+    for row in report["components"]:
+        assert set(row) == {"component", "predicted_bytes", "actual_bytes", "error_percent", "in_peak"}
+        assert isinstance(row["predicted_bytes"], int) and isinstance(row["actual_bytes"], int)
+    inside = [row for row in report["components"] if row["in_peak"]]
+    assert (
+        sum(row["actual_bytes"] for row in inside) + report["unexplained_bytes"]
+        == report["actual_peak_bytes"]
+    )
+    assert sum(row["predicted_bytes"] for row in inside) == report["predicted_peak_bytes"]
+    share = 100 * report["unexplained_bytes"] / report["actual_peak_bytes"]
+    assert report["unexplained_percent"] == pytest.approx(share)
+    assert abs(report["unexplained_percent"]) < 15
+    if kind == "cpu":
+        assert len(inside) == len(report["components"])
+
+
+def test_facts_of_a_completed_run(tmp_path: Path) -> None:
+    run = make_recorded_run(tmp_path, checkpoint_every=30)
+    report = build_report(run)
+    assert (report.run_id, report.status, report.name) == (run.run_id, "completed", "cpu-demo")
+    assert (report.steps_finished, report.steps_planned, report.skipped_steps) == (60, 60, 0)
+    assert report.step_seconds == pytest.approx(0.4, rel=0.05)
+    assert report.tokens_per_second == pytest.approx(report.tokens_per_step / 0.4, rel=0.05)
+    assert report.first_loss is not None and report.last_loss is not None
+    assert report.last_loss < 0.7 * report.first_loss
+    assert {phase.phase for phase in report.phases} == {"data", "forward", "backward", "optimizer"}
+    assert sum(phase.percent for phase in report.phases) == pytest.approx(100)
+    assert [stage.stage for stage in report.startup][:2] == ["import", "process_group"]
+    assert [(rank.rank, rank.exit_code, rank.last_step) for rank in report.ranks] == [(0, 0, 60), (1, 0, 60)]
+    assert report.versions["torch"] == "2.13.0" and report.versions["llmtop"] == "0.1.0"
+    assert all(Path(path).exists() for path in report.files.values())
+    assert len(report.checkpoints) == 2
+
+
+def test_warm_up_is_not_in_the_step_time(tmp_path: Path) -> None:
+    report = build_report(make_recorded_run(tmp_path, steps=3))
+    assert report.step_seconds is not None and report.step_seconds < 0.42
+    assert build_report(make_recorded_run(tmp_path, steps=2)).step_seconds is None
+
+
+def empty_run(root: Path) -> RunDir:
+    spec = recorded_spec()
+    run = RunDir.create(root, spec, recorded_prediction(spec), {})
+    run.write_supervisor_pid()
+    return run
+
+
+def test_before_the_first_step_nothing_is_guessed(tmp_path: Path) -> None:
+    run = empty_run(tmp_path)
+    report = build_report(run)
+    assert report.status == "starting"
+    assert report.actual_peak_bytes is None and report.unexplained_bytes is None
+    assert report.step_seconds is None and report.last_loss is None and report.seconds is None
+    text = render(report)
+    assert "0 of 60" in text and "n/a" in text and "none started" in text
+    with EventWriter(run.events_path(0), "rank0") as writer:
+        writer.write(StageBegan(stage="import"))
+    assert "import not finished" in render(build_report(run))
+
+
+def test_a_broken_prediction_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    run = make_recorded_run(tmp_path)
+    run.prediction_path.write_text("{}")
+    with pytest.raises(LlmtopError, match=r"prediction\.json"):
+        build_report(RunDir.open(run.path))
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("end", ["completed", "failed", "out_of_memory", None])
+@pytest.mark.parametrize("width", [80, 100])
+def test_text_keeps_to_its_width_and_says_how_it_ended(
+    tmp_path: Path, kind: Kind, end: Any, width: int
+) -> None:
+    report = build_report(make_recorded_run(tmp_path, kind=kind, end=end))
+    lines = render(report, width).splitlines()
+    assert all(len(line) <= width for line in lines if "folder" not in line)
+    assert lines[0].startswith(report.run_id)
+    assert lines[0].endswith((end or "running").replace("_", " "))
+    assert report.reason in render(report, 1000)
+
+
+NUMBER = r"(-?[\d,]+\.\d+)"
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_printed_columns_add_up_as_printed(tmp_path: Path, kind: Kind) -> None:
+    text = render(build_report(make_recorded_run(tmp_path, kind=kind)))
+    table = text.partition("Peak memory")[2].partition("sum = peak")
+    rows = [re.findall(rf" {NUMBER}(?=\s|$)", line) for line in table[0].splitlines()]
+    predicted = [Decimal(row[0]) for row in rows if len(row) >= 2]
+    actual = [Decimal(row[-1]) for row in rows if row]
+    shown = re.findall(NUMBER, table[2].splitlines()[0])
+    assert sum(predicted) == Decimal(shown[0])
+    assert sum(actual) == Decimal(shown[1])
+
+
+def test_a_killed_rank_and_the_others_are_named(tmp_path: Path) -> None:
+    run = make_recorded_run(tmp_path, ranks=4, end="failed")
+    text = render(build_report(run), 200)
+    assert "0 ended by SIGKILL after step 60; 1 to 3 ended by SIGTERM after step 60" in text
+    assert "the run failed" in text and "kernel log" in text
+
+
+def test_many_ranks_are_told_in_one_line(tmp_path: Path) -> None:
+    run = empty_run(tmp_path)
+    with EventWriter(run.events_path("supervisor"), "supervisor") as writer:
+        for rank in range(0, 40, 2):
+            writer.write(RankStarted(rank=rank, pid=100 + rank))
+            writer.write(RankExited(rank=rank, pid=100 + rank, exit_code=0))
+    assert "0, 2, 4, 6, 8, 10, 12, 14 and 12 more exited with 0" in render(build_report(run), 200)
+
+
+def test_lines_that_were_left_out_are_counted(tmp_path: Path) -> None:
+    run = make_recorded_run(tmp_path)
+    with run.events_path(1).open("a") as file:
+        file.write('{"kind": "from_the_future", "v": 9}\n')
+    report = build_report(run)
+    assert report.skipped_lines == 1
+    assert "1 lines are damaged or of a newer version" in render(report, 200)
+
+
+@given(
+    st.lists(st.one_of(st.none(), st.integers(min_value=-(2**40), max_value=2**42)), min_size=1, max_size=12),
+    st.sampled_from([MIB, GIB]),
+)
+def test_addends_always_add_up(values: list[int | None], unit: ColumnUnit) -> None:
+    texts, total = print_addends(values, unit)
+    known = [(v, Decimal(t.replace(",", ""))) for v, t in zip(values, texts, strict=True) if v is not None]
+    assert [t for v, t in zip(values, texts, strict=True) if v is None] == ["n/a"] * (
+        len(values) - len(known)
+    )
+    if not known:
+        assert total == "n/a"
+        return
+    assert sum(shown for _, shown in known) == Decimal(total.replace(",", ""))
+    for value, shown in known:
+        assert abs(float(shown) - value / unit.size_bytes) <= 1.0001 / 10**unit.decimals
