@@ -37,10 +37,15 @@ _CLASSIFIED = (
 )
 """Every classification looks for these, so one that is absent was zero."""
 _GONE_AFTER_BACKWARD = (Component.ACTIVATIONS, Component.LOGITS)
-_OUTSIDE = (Component.FRAGMENTATION, Component.CUDA_CONTEXT, Component.OTHER_PROCESSES)
-_NOT_TENSORS = (*_OUTSIDE, Component.UNEXPLAINED)
+_ON_DEVICE = (Component.CUDA_CONTEXT, Component.OTHER_PROCESSES)
 DRIVER_RESERVE_BYTES = 640_000_000
 """Of the predicted context, what the driver holds before any process comes (H200, driver 580)."""
+
+
+def outside_peak(on_cpu: bool) -> tuple[Component, ...]:
+    """What the peak does not hold. A process keeps freed heap, so fragmentation is resident on the CPU kind;
+    on CUDA the peak is what was allocated, and fragmentation is what was reserved beyond it."""
+    return _ON_DEVICE if on_cpu else (Component.FRAGMENTATION, *_ON_DEVICE)
 
 
 class BreakdownRow(Struct, frozen=True, kw_only=True):
@@ -102,7 +107,7 @@ def breakdown(state: RunState, spec: RunSpec, prediction: Prediction) -> Breakdo
     seen = None if rank is None else _nearest(rank, phase)
     actual: dict[Component, int] = {}
     if rank is not None:
-        actual = _classified(seen)
+        actual = _classified(seen, spec.on_cpu)
         if spec.on_cpu and rank.baseline is not None and rank.baseline.rss_bytes is not None:
             actual[Component.RUNTIME] = rank.baseline.rss_bytes
     unexplained = None if peak is None else peak - sum(actual.values())
@@ -111,7 +116,7 @@ def breakdown(state: RunState, spec: RunSpec, prediction: Prediction) -> Breakdo
     if rank is not None and peak is not None and not spec.on_cpu:
         actual.update(_outside(rank, peak, reserved, device))
     return Breakdown(
-        rows=_rows(predicted, actual, unexplained),
+        rows=_rows(predicted, actual, unexplained, outside_peak(spec.on_cpu)),
         predicted_peak_bytes=prediction.peak_allocated_bytes,
         actual_peak_bytes=peak,
         unexplained_bytes=unexplained,
@@ -126,14 +131,17 @@ def breakdown(state: RunState, spec: RunSpec, prediction: Prediction) -> Breakdo
 
 
 def _rows(
-    predicted: dict[Component, int], actual: dict[Component, int], unexplained: int | None
+    predicted: dict[Component, int],
+    actual: dict[Component, int],
+    unexplained: int | None,
+    outside: tuple[Component, ...],
 ) -> tuple[BreakdownRow, ...]:
     rows = [
         BreakdownRow(
             component=component,
-            predicted_bytes=predicted.get(component, 0 if component not in _OUTSIDE else None),
+            predicted_bytes=predicted.get(component, None if component in outside else 0),
             actual_bytes=actual.get(component),
-            in_peak=component not in _OUTSIDE,
+            in_peak=component not in outside,
         )
         for component in Component
         if predicted.get(component) or actual.get(component)
@@ -178,13 +186,14 @@ def _nearest(rank: RankState, phase: str | None) -> MemoryClassified | None:
     return max(candidates, key=lambda event: sum(event.components.values()), default=None)
 
 
-def _classified(event: MemoryClassified | None) -> dict[Component, int]:
+def _classified(event: MemoryClassified | None, on_cpu: bool) -> dict[Component, int]:
     if event is None:
         return {}
     found = dict.fromkeys(_CLASSIFIED, 0)
     if event.moment in (Moment.OPTIMIZER_STEP, Moment.STEADY):
         found.update(dict.fromkeys(_GONE_AFTER_BACKWARD, 0))
-    words = {str(component): component for component in Component if component not in _NOT_TENSORS}
+    foreign = (*outside_peak(on_cpu), Component.UNEXPLAINED)
+    words = {str(component): component for component in Component if component not in foreign}
     for name, size in event.components.items():
         # A word of a later version is part of what this one cannot explain.
         if name in words:
