@@ -25,10 +25,16 @@ class _Layout(Struct, frozen=True, kw_only=True):
     limit: str
     usage: str
     cache_key: str
+    events: str
 
 
-_V1 = _Layout(limit="memory.limit_in_bytes", usage="memory.usage_in_bytes", cache_key="total_inactive_file")
-_V2 = _Layout(limit="memory.max", usage="memory.current", cache_key="inactive_file")
+_V1 = _Layout(
+    limit="memory.limit_in_bytes",
+    usage="memory.usage_in_bytes",
+    cache_key="total_inactive_file",
+    events="memory.oom_control",
+)
+_V2 = _Layout(limit="memory.max", usage="memory.current", cache_key="inactive_file", events="memory.events")
 
 
 def cgroup_memory(pid: int | str = "self", *, proc: Path = Path("/proc")) -> CgroupMemory:
@@ -43,6 +49,13 @@ def cgroup_memory(pid: int | str = "self", *, proc: Path = Path("/proc")) -> Cgr
         ):
             tightest = group
     return tightest or own or CgroupMemory()
+
+
+def oom_kills(pid: int | str = "self", *, proc: Path = Path("/proc")) -> int | None:
+    """How often the kernel has killed for memory in a process's own group; None where it does not count."""
+    for folder, layout in _groups(proc / str(pid)):
+        return _keyed_number(folder / layout.events, "oom_kill")
+    return None
 
 
 def _groups(process: Path) -> Iterator[tuple[Path, _Layout]]:
@@ -99,15 +112,16 @@ def _used(folder: Path, layout: _Layout) -> int | None:
     usage = _number(folder / layout.usage)
     if usage is None:
         return None
-    return max(0, usage - _cache(folder / "memory.stat", layout.cache_key))
+    return max(0, usage - (_keyed_number(folder / "memory.stat", layout.cache_key) or 0))
 
 
-def _cache(path: Path, key: str) -> int:
+def _keyed_number(path: Path, key: str) -> int | None:
+    """A number from a file of lines `key number`."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.split(" ", 1)[0] == key), 0)
+        return None
+    return next((int(line.split()[1]) for line in lines if line.split(" ", 1)[0] == key), None)
 
 
 def _number(path: Path) -> int | None:
