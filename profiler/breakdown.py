@@ -1,9 +1,10 @@
 """Predicted against actual memory, component by component, for the rank that held the most.
 
 The actual peak is what the allocator (CUDA) or the kernel (CPU: resident set) reported inside a phase
-of a step. Tensors are classified only at some moments, so the components are those of the classified
-moment nearest to that peak: of the moments that border on the phase, the one that held the most. The
-rows inside the peak and `unexplained` add up to the actual peak exactly; `unexplained` may be negative.
+of a step. Tensors are classified only at some moments, so the components are those of a classified
+moment that borders on that phase: the one at which the peak was predicted, so that like stands beside
+like, or else the one that held the most. The rows inside the peak and `unexplained` add up to the
+actual peak exactly; `unexplained` may be negative.
 On CUDA the rows outside the allocator add up, with the peak, to what NVML read of the device.
 """
 
@@ -36,6 +37,8 @@ _CLASSIFIED = (
     Component.COMMUNICATION_BUFFERS,
 )
 """Every classification looks for these, so one that is absent was zero."""
+_AFTER_BACKWARD = (Moment.FIRST_BLOCK_BACKWARD, Moment.OPTIMIZER_STEP, Moment.STEADY)
+"""Classified when the graph, and all it had saved, is gone."""
 _GONE_AFTER_BACKWARD = (Component.ACTIVATIONS, Component.LOGITS)
 _ON_DEVICE = (Component.CUDA_CONTEXT, Component.OTHER_PROCESSES)
 DRIVER_RESERVE_BYTES = 640_000_000
@@ -104,7 +107,7 @@ def breakdown(state: RunState, spec: RunSpec, prediction: Prediction) -> Breakdo
     """Compare. Before anything was measured only the predicted side is filled."""
     predicted = _predicted(spec, prediction)
     rank, phase, peak = _largest_peak(state)
-    seen = None if rank is None else _nearest(rank, phase)
+    seen = None if rank is None else _nearest(rank, phase, prediction.peak_moment)
     actual: dict[Component, int] = {}
     if rank is not None:
         actual = _classified(seen, spec.on_cpu)
@@ -179,10 +182,11 @@ def _largest_peak(state: RunState) -> tuple[RankState | None, str | None, int | 
     return best
 
 
-def _nearest(rank: RankState, phase: str | None) -> MemoryClassified | None:
-    known = rank.classified
-    near = [known[moment] for moment in _NEAR.get(phase or "", ()) if moment in known]
-    candidates = near or list(known.values())
+def _nearest(rank: RankState, phase: str | None, predicted: Moment) -> MemoryClassified | None:
+    known, near = rank.classified, _NEAR.get(phase or "", ())
+    if predicted in near and predicted in known:
+        return known[predicted]
+    candidates = [known[moment] for moment in near if moment in known] or list(known.values())
     return max(candidates, key=lambda event: sum(event.components.values()), default=None)
 
 
@@ -190,7 +194,7 @@ def _classified(event: MemoryClassified | None, on_cpu: bool) -> dict[Component,
     if event is None:
         return {}
     found = dict.fromkeys(_CLASSIFIED, 0)
-    if event.moment in (Moment.OPTIMIZER_STEP, Moment.STEADY):
+    if event.moment in _AFTER_BACKWARD:
         found.update(dict.fromkeys(_GONE_AFTER_BACKWARD, 0))
     foreign = (*outside_peak(on_cpu), Component.UNEXPLAINED)
     words = {str(component): component for component in Component if component not in foreign}

@@ -79,7 +79,7 @@ def measured(
     )
 
 
-def test_the_components_are_those_of_the_moment_nearest_to_the_peak() -> None:
+def test_the_components_are_those_of_a_moment_at_the_border_of_the_peaks_phase() -> None:
     moments = {
         "end_of_forward": {"parameters": 10, "activations": 50, "logits": 5},
         "first_block_backward": {"parameters": 10, "gradients": 10},
@@ -96,6 +96,16 @@ def test_the_components_are_those_of_the_moment_nearest_to_the_peak() -> None:
     assert rows(found)[Component.ACTIVATIONS][1] == 0
     only_backward = {"first_block_backward": moments["first_block_backward"]}
     found = breakdown(measured(peaks={"backward": 100}, moments=only_backward), SPEC, PREDICTION)
+    assert rows(found)[Component.ACTIVATIONS][1] == 0
+
+
+def test_the_moment_of_the_predicted_peak_is_preferred_where_it_can_be_the_actual_one() -> None:
+    moments = {"end_of_forward": {"parameters": 50}, "first_block_backward": {"parameters": 10}}
+    late = msgspec.structs.replace(PREDICTION, peak_moment=Moment.FIRST_BLOCK_BACKWARD)
+    found = breakdown(measured(peaks={"backward": 100}, moments=moments), SPEC, late)
+    assert found.actual_moment == found.predicted_moment == "first_block_backward"
+    found = breakdown(measured(peaks={"forward": 100}, moments=moments), SPEC, late)
+    assert found.actual_moment == "end_of_forward"
     assert rows(found)[Component.ACTIVATIONS][1] is None
 
 
