@@ -12,7 +12,7 @@ from functools import lru_cache
 from msgspec import Struct
 
 from llmtop.presets.spec import ModelShape, RunSpec
-from llmtop.profiler.memory.blocks import block_bytes
+from llmtop.profiler.memory.blocks import block_bytes, eager_square
 from llmtop.profiler.memory.sizes import Sizes, quantized_weights, sizes_of
 from llmtop.profiler.shape import Role, param_count, tensors
 
@@ -117,7 +117,7 @@ def _activation_traffic(spec: RunSpec, sizes: Sizes) -> float:
     passes = ACTIVATION_PASSES + (1 if options.gradient_checkpointing else 0)
     square = 0
     if options.attention == "eager":
-        square = model.num_heads * sizes.seq_len * (4 if sizes.dtype_bytes == 4 else 4 + sizes.dtype_bytes)
+        square = model.num_heads * sizes.seq_len * eager_square(model, sizes.dtype_bytes)
     saved = block_bytes(spec, sizes).saved - square
     per_token = passes * saved + SQUARE_PASSES * square
     return per_token * model.num_layers * sizes.tokens * options.grad_accum

@@ -5,8 +5,32 @@ from __future__ import annotations
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.sizes import Sizes
 
-COUNTED_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "tinyllama"})
-"""Families whose activations were counted tensor by tensor and compared with runs."""
+COUNTED_FAMILIES = frozenset(
+    [
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "mixtral",
+        "gemma",
+        "gemma2",
+        "phi",
+        "phi3",
+        "gpt2",
+        "gpt_neox",
+        "opt",
+        "bloom",
+        "falcon",
+        "olmo2",
+        "cohere",
+        "glm4",
+        "starcoder2",
+        "granite",
+        "smollm3",
+    ]
+)
+"""Families whose activations were counted and compared with what torch keeps of the real modelling code."""
 
 
 def assumptions(spec: RunSpec, sizes: Sizes, bucket: int) -> tuple[str, ...]:
@@ -21,7 +45,7 @@ def assumptions(spec: RunSpec, sizes: Sizes, bucket: int) -> tuple[str, ...]:
             f"DeepSpeed's reduce bucket of {sizes.zero.reduce_bucket_size:,} elements is allocated whole"
         )
     if model.family not in COUNTED_FAMILIES:
-        found.append(f"activations of family '{model.family}' follow formulas not yet compared with a run")
+        found.append(f"activations of family '{model.family}' follow formulas not yet compared with its code")
     if model.moe is not None:
         found.append("tokens are spread evenly over the experts")
     if spec.world_size > 1 and spec.options.nodes > 1:

@@ -12,6 +12,11 @@ from msgspec import Struct
 from llmtop.presets.spec import ModelShape, RunSpec
 from llmtop.profiler.memory.sizes import Sizes
 
+ROTARY_BY_CONCATENATION = frozenset({"phi3", "phi", "gpt_neox", "glm", "glm4", "stablelm", "gpt_oss"})
+"""Families whose rotary code joins parts, so queries lose the layout that lets attention skip a copy."""
+FP32_NORMALIZED = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text", "olmo2", "olmo3"})
+"""RMSNorms that multiply by the weight in fp32 and so keep the normalized value in fp32."""
+
 
 class BlockBytes(Struct, frozen=True, kw_only=True):
     """Bytes per token of the micro-batch."""
@@ -40,20 +45,24 @@ def final_norm_saved(spec: RunSpec, sizes: Sizes) -> int:
     return _norm(model, sizes, liger=spec.options.liger, trained=sizes.head_trained) + output
 
 
-def _norm(model: ModelShape, sizes: Sizes, *, liger: bool, trained: bool, width: int | None = None) -> int:
+def _norm(
+    model: ModelShape, sizes: Sizes, *, liger: bool, trained: bool, width: int | None = None, rows: int = 1
+) -> int:
     """What one norm keeps per token, its output not included.
 
-    RMSNorm in plain code upcasts: the fp32 input is kept, and the normalized value in the model's
-    precision where the weight is trained; Gemma keeps both in fp32. Liger and LayerNorm keep their
-    input and one or two statistics.
+    RMSNorm in plain code upcasts: the fp32 input is kept, and the normalized value where the weight is
+    trained, in the model's precision or in fp32. Liger and LayerNorm keep their input and statistics.
+    `rows` is how many vectors a token has (one for each head in a norm over heads).
     """
     columns = model.hidden_size if width is None else width
-    if liger or model.norm == "layer":
-        statistics = 4 if model.norm == "rms" else 8
-        return columns * sizes.dtype_bytes + statistics
-    if model.family.startswith("gemma"):
-        return columns * 8 + 4
-    return columns * 4 + 4 + (columns * sizes.dtype_bytes if trained else 0)
+    if liger:
+        return columns * sizes.dtype_bytes + 4 * rows
+    if model.family.startswith("cohere"):
+        return 12 * columns + 4
+    if model.norm == "layer":
+        return columns * sizes.dtype_bytes + 8 * rows
+    normalized = 4 if model.family in FP32_NORMALIZED else sizes.dtype_bytes
+    return columns * (4 + (normalized if trained else 0)) + 4 * rows
 
 
 def _attention_saved(spec: RunSpec, sizes: Sizes) -> int:
@@ -64,17 +73,41 @@ def _attention_saved(spec: RunSpec, sizes: Sizes) -> int:
         return _latent_attention_saved(spec, sizes)
     query = heads * model.head_dim
     kv = groups * model.head_dim
-    norms = 0
-    if model.qk_norm != "none":
-        trained = sizes.lora_rank == 0
-        liger = spec.options.liger
-        norms = _norm(model, sizes, liger=liger, trained=trained, width=query)
-        norms += _norm(model, sizes, liger=liger, trained=trained, width=kv)
+    norms = _query_key_norms(spec, sizes, query, kv)
     if spec.options.attention == "eager":
-        # Keys and values are repeated to every head; the softmax is kept in fp32 and again in 16 bits.
-        square = heads * sizes.seq_len * (4 if width == 4 else 4 + width)
-        return norms + 4 * query * width + square
-    return norms + (2 * query + 2 * kv) * width + 4 * heads
+        # Keys and values are repeated to every head.
+        return norms + 4 * query * width + heads * sizes.seq_len * eager_square(model, width)
+    if model.family == "falcon" and groups != heads and spec.options.attention == "sdpa":
+        # One key for many heads: torch falls back to plain mathematics in fp32.
+        return norms + query * width + 3 * 4 * query + 4 * heads * sizes.seq_len
+    values = kv
+    if model.fused_qkv and model.family != "gpt2":
+        values = query + 2 * kv  # the values are a view that keeps the whole projection alive
+    copied = query if model.family in ROTARY_BY_CONCATENATION else 0
+    if model.family == "gpt2":
+        copied = 0  # without rotary, queries, keys and values are views of one projection: counted once
+    return norms + (2 * query + kv + values + copied) * width + 4 * heads
+
+
+def eager_square(model: ModelShape, width: int) -> int:
+    """Bytes that eager attention keeps per score: softmax in fp32, and again in the model's precision."""
+    capped = width if model.attention_softcap else 0
+    if model.family == "gpt2":
+        return width + (1 + width if model.dropout else 0)
+    if model.family == "falcon":
+        return width
+    return capped + (4 if width == 4 else 4 + width)
+
+
+def _query_key_norms(spec: RunSpec, sizes: Sizes, query: int, kv: int) -> int:
+    model = spec.model
+    if model.qk_norm == "none":
+        return 0
+    trained, liger = sizes.lora_rank == 0, spec.options.liger
+    by_head = model.qk_norm == "head"
+    return _norm(
+        model, sizes, liger=liger, trained=trained, width=query, rows=model.num_heads if by_head else 1
+    ) + _norm(model, sizes, liger=liger, trained=trained, width=kv, rows=model.num_kv_heads if by_head else 1)
 
 
 def _latent_attention_saved(spec: RunSpec, sizes: Sizes) -> int:
@@ -87,7 +120,8 @@ def _latent_attention_saved(spec: RunSpec, sizes: Sizes) -> int:
     compressed = mla.kv_lora_rank + mla.qk_rope_head_dim + (mla.q_lora_rank or 0)
     norms = _norm(model, sizes, liger=spec.options.liger, trained=True, width=mla.kv_lora_rank)
     expanded = heads * (2 * head_width + 2 * mla.v_head_dim)
-    square = heads * sizes.seq_len * (4 + width) if spec.options.attention == "eager" else 4 * heads
+    eager = spec.options.attention == "eager"
+    square = heads * (sizes.seq_len * eager_square(model, width) if eager else 4)
     return norms + (compressed + mla.kv_lora_rank + expanded) * width + square
 
 
@@ -116,7 +150,7 @@ def _mlp_saved(spec: RunSpec, sizes: Sizes) -> int:
     # Each token's experts keep gathered input, gate, up, activation, product and weighted output.
     routed = moe.experts_per_token * (4 * moe.expert_intermediate_size + 2 * model.hidden_size) * width
     shared = copies * moe.shared_intermediate_size * width
-    router = moe.num_experts * 8
+    router = 8 * moe.num_experts + 36 * moe.experts_per_token
     blend = moe.first_dense_layers / model.num_layers
     return round(dense * blend + (routed + shared + router) * (1 - blend))
 
@@ -158,13 +192,15 @@ def block_bytes(spec: RunSpec, sizes: Sizes) -> BlockBytes:
     norms = max(1, model.norms_per_layer) * norm
     # Norms after attention and MLP (Gemma-2) feed an addition, which keeps nothing of their output.
     outputs = (1 if sizes.attention_adapted else 0) + (1 if sizes.mlp_adapted else 0)
+    if model.norms_per_layer == 1:
+        outputs = min(outputs, 1)  # attention and MLP read the same norm's output
     keeps_input = options.liger or model.norm == "layer" or width == 4
     input_saved = hidden if keeps_input else 0
     if model.parallel_block and keeps_input and model.norms_per_layer == 2:
         norms -= hidden  # both norms read, and keep, the same input
     adapters = sizes.lora_modules * sizes.lora_rank * width
     attention = _attention_saved(spec, sizes)
-    masks = _dropout_masks(model, sizes, options.attention)
+    masks = _dropout_masks(model)
     mlp = _mlp_saved(spec, sizes)
     saved = norms + outputs * hidden + attention + mlp + adapters + masks
     extra, freed = _mlp_backward(spec, sizes)
@@ -186,9 +222,6 @@ def block_bytes(spec: RunSpec, sizes: Sizes) -> BlockBytes:
     )
 
 
-def _dropout_masks(model: ModelShape, sizes: Sizes, attention: str) -> int:
-    """One byte an element for each dropout on the hidden state; the square one too under eager."""
-    if model.dropout == 0:
-        return 0
-    square = model.num_heads * sizes.seq_len * (1 + sizes.dtype_bytes) if attention == "eager" else 0
-    return 2 * model.hidden_size + square
+def _dropout_masks(model: ModelShape) -> int:
+    """One byte an element for each dropout on the hidden state, after attention and after the MLP."""
+    return 2 * model.hidden_size if model.dropout else 0
