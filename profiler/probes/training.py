@@ -18,6 +18,7 @@ from llmtop.profiler.memory.result import Component, Moment
 from llmtop.profiler.probes.activations import ActivationCounter
 from llmtop.profiler.probes.allocator import Peaks, memory_meter, merge
 from llmtop.profiler.probes.classify import classify
+from llmtop.profiler.probes.heap import read_heap
 from llmtop.profiler.probes.phases import StepTimes, phase_timer
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class TrainingProbes:
         device: torch.device,
         vocab_size: int,
         classify_every: int,
+        heap_free_before_bytes: int = 0,
         emit: Callable[[AnyEvent], None],
     ) -> None:
         self._engine = engine
@@ -51,6 +53,8 @@ class TrainingProbes:
         self._timer = phase_timer(device)
         self._memory = memory_meter(device)
         self._activations = ActivationCounter(engine.module, vocab_size)
+        # What the heap kept free before the model existed is part of the runtime's baseline.
+        self._heap_free_before = heap_free_before_bytes
         self._broken: set[str] = set()
         self._step = 0
         self._phase_memory: dict[str, PhaseMemory] = {}
@@ -114,6 +118,9 @@ class TrainingProbes:
             saved = self._activations.saved_bytes()
             components[Component.ACTIVATIONS] = saved.activations
             components[Component.LOGITS] = saved.logits
+        heap = read_heap() if self._on_cpu else None
+        if heap is not None:
+            components[Component.FRAGMENTATION] = max(0, heap.free_bytes - self._heap_free_before)
         return MemoryClassified(
             step=self._step,
             moment=moment,

@@ -13,6 +13,7 @@ from llmtop.profiler.eventlog import EventWriter
 from llmtop.profiler.rundir import RunDir
 from llmtop.trainer.pdeath import die_with_parent
 from llmtop.trainer.worker.failure import exit_code, failure_event
+from llmtop.trainer.worker.malloc import return_freed_memory
 from llmtop.trainer.worker.place import place_from_environment
 from llmtop.trainer.worker.stages import StageLog
 from llmtop.trainer.worker.stopping import StopRequest
@@ -30,9 +31,12 @@ def main(arguments: list[str]) -> int:
     stages = StageLog(events)
     try:
         with stages("import"):
-            from llmtop.trainer.worker.session import import_model_code, train
+            spec = run.spec()
+            if spec.on_cpu:
+                return_freed_memory()
+            from llmtop.trainer.worker.session import import_libraries, train
 
-            import_model_code(run.spec())
+            import_libraries(spec)
         train(run, place, events, stages, stop)
     except Exception as error:  # noqa: BLE001 - shown in full by _leave_after
         events.write(failure_event(error, stage=stages.current, step=stages.step))

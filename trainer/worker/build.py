@@ -20,6 +20,9 @@ DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, 
 # Keys that say where code or packed weights come from; the run says that itself.
 _NOT_FOR_BUILDING = ("auto_map", "quantization_config", "_name_or_path", "transformers_version")
 
+# What deepspeed.initialize imports inside its functions.
+_IMPORTED_BY_ENGINE = ("deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.module_inject.auto_ep")
+
 
 class ParameterCounts(Struct, frozen=True, kw_only=True):
     params: int
@@ -57,11 +60,13 @@ def import_model_code(spec: RunSpec) -> None:
         )
     _ = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
     for name in _needed_packages(spec):
-        if importlib.util.find_spec(name) is None:
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
             raise LlmtopError(
                 f"this run needs the package '{name}', which is not installed",
                 fix="install the `kernels` extra in the environment of the training",
             )
+        importlib.import_module(name)
+    for name in _IMPORTED_BY_ENGINE:
         importlib.import_module(name)
 
 

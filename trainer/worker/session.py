@@ -12,6 +12,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.eventlog import EventWriter
 from llmtop.profiler.events import ModelBuilt, RankFinished
 from llmtop.profiler.probes.baseline import baseline, device_used_bytes
+from llmtop.profiler.probes.heap import read_heap
 from llmtop.profiler.probes.training import TrainingProbes
 from llmtop.profiler.rundir import RunDir
 from llmtop.trainer.worker import checkpoint
@@ -26,10 +27,16 @@ from llmtop.trainer.worker.process_group import join_process_group, leave_proces
 from llmtop.trainer.worker.stages import StageLog
 from llmtop.trainer.worker.stopping import StopRequest
 from llmtop.trainer.worker.tokens import load_tokens
-
-__all__ = ["import_model_code", "train"]
+from llmtop.trainer.worker.warmup import warm_up_math
 
 _VERSIONED = ("torch", "deepspeed", "transformers", "peft", "bitsandbytes", "liger-kernel", "flash-attn")
+
+
+def import_libraries(spec: RunSpec) -> None:
+    """Everything that is loaded whatever the model's size."""
+    import_model_code(spec)
+    if spec.on_cpu:
+        warm_up_math()
 
 
 def train(run: RunDir, place: Place, events: EventWriter, stages: StageLog, stop: StopRequest) -> None:
@@ -47,6 +54,7 @@ def train(run: RunDir, place: Place, events: EventWriter, stages: StageLog, stop
             seed=options.seed,
             where=options.data,
         )
+    heap = read_heap() if spec.on_cpu else None
     events.write(
         baseline(local_rank=place.local_rank, device_used_before_bytes=device_used_before, on_cpu=spec.on_cpu)
     )
@@ -63,6 +71,7 @@ def train(run: RunDir, place: Place, events: EventWriter, stages: StageLog, stop
         device=device,
         vocab_size=spec.model.vocab_size,
         classify_every=options.classify_every,
+        heap_free_before_bytes=heap.free_bytes if heap else 0,
         emit=events.write,
     )
     loop = Loop(
