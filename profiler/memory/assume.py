@@ -6,29 +6,33 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.sizes import Sizes
 
 COUNTED_FAMILIES = frozenset(
-    [
-        "llama",
-        "mistral",
-        "qwen2",
-        "qwen3",
-        "qwen3_moe",
-        "mixtral",
-        "gemma",
-        "gemma2",
-        "phi",
-        "phi3",
-        "gpt2",
-        "gpt_neox",
-        "opt",
-        "bloom",
-        "falcon",
-        "olmo2",
-        "cohere",
-        "glm4",
-        "starcoder2",
-        "granite",
-        "smollm3",
-    ]
+    {
+        *(
+            "llama",
+            "mistral",
+            "mixtral",
+            "qwen2",
+            "qwen3",
+            "qwen3_moe",
+            "gemma",
+            "gemma2",
+            "phi",
+            "phi3",
+            "gpt2",
+        ),
+        *(
+            "gpt_neox",
+            "opt",
+            "bloom",
+            "falcon",
+            "olmo2",
+            "cohere",
+            "glm4",
+            "starcoder2",
+            "granite",
+            "smollm3",
+        ),
+    }
 )
 """Families whose activations were counted and compared with what torch keeps of the real modelling code."""
 

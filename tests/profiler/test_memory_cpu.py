@@ -50,9 +50,7 @@ def spec_of(options: dict[str, Any], memory_bytes: int | None = None) -> RunSpec
 
 
 @pytest.mark.parametrize(("options", "measured_mib"), RECORDED, ids=str)
-def test_recorded_ranks_are_predicted_within_ten_percent(
-    options: dict[str, Any], measured_mib: float
-) -> None:
+def test_recorded_ranks_are_predicted_within_a_tenth(options: dict[str, Any], measured_mib: float) -> None:
     prediction = predict(spec_of(options), suggest=False)
     assert prediction.peak_allocated_bytes / MIB == pytest.approx(measured_mib, rel=0.10)
     assert prediction.peak_allocated_upper_bytes / MIB >= measured_mib
