@@ -13,18 +13,19 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from llmtop.presets import hf_canonical, hf_config
+from llmtop.presets import hf_canonical, hf_config, option_values
 from llmtop.presets.errors import UsageError, nearest
 from llmtop.presets.spec import GpuSpec, ModelShape
 from llmtop.presets.toml_file import TomlFile
 
 Kind = Literal["models", "gpus", "recipes"]
 
-_BUILT_IN = Path(__file__).parent
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_BUILT_IN = Path(__file__).resolve().parent
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _MODEL_KEYS = ("description", "source", "license", "config")
-_GPU_KEYS = (*GpuSpec.__struct_fields__, "description", "alias_of", "device_names")
+_GPU_KEYS = (*GpuSpec.__struct_fields__, "description", "alias_of")
+_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 _RECIPE_TEXTS = ("description", "goal", "notes", "base")
 
 
@@ -126,14 +127,15 @@ def load_model(ref: str) -> LoadedModel:
         preset = _find("models", ref)
         if preset is not None:
             return _model_preset(preset)
-    path = Path(ref).expanduser()
-    if path.is_dir():
-        return _model_folder(path)
-    if path.exists():
-        return _model_file(path)
+    # os.path answers for names that no file can have, where pathlib raises.
+    expanded = os.path.expanduser(ref)  # noqa: PTH111
+    if os.path.isdir(expanded):  # noqa: PTH112
+        return _model_folder(Path(expanded))
+    if os.path.exists(expanded):  # noqa: PTH110
+        return _model_file(Path(expanded))
     if looks_like_path:
         raise UsageError(
-            f"{ref}: no such file or folder",
+            f"{ref[:200]}: no such file or folder",
             why="a model with a slash or a .json ending is looked up as a path",
             fix="give a config.json, a folder that holds one, or the name of a model preset",
         )
@@ -198,42 +200,26 @@ def load_gpu(name: str) -> GpuSpec:
     file.require_known(_GPU_KEYS)
     file.text("description")
     values = {key: value for key, value in file.values.items() if key in GpuSpec.__struct_fields__}
+    file.require_known(_PRECISIONS, file.table("dense_flops_per_second"))
+    file.require_known(GpuSpec.__struct_fields__, file.table("sources"))
+    option_values.check_raw(values, str(path), "the preset")
     return file.convert({"name": path.stem, **values}, GpuSpec)
-
-
-def gpu_for_device(device_name: str, memory_bytes: int | None) -> str | None:
-    """The GPU preset of a device as NVML names it, or None; equal names are told apart by memory size."""
-    best: tuple[float, str] | None = None
-    for name in _names("gpus"):
-        path = _find("gpus", name)
-        if path is None:
-            continue
-        values = TomlFile(path).values
-        if device_name not in values.get("device_names", ()):
-            continue
-        size = values.get("memory_bytes")
-        distance = abs(size - memory_bytes) / memory_bytes if memory_bytes and size else 0.0
-        if distance < 0.1 and (best is None or distance < best[0]):
-            best = (distance, name)
-    return best[1] if best else None
 
 
 def load_recipe(name_or_path: str) -> Recipe:
     """A recipe by name, or from a TOML file by its path."""
     path = _find("recipes", name_or_path)
     if path is None and (name_or_path.endswith(".toml") or "/" in name_or_path):
-        path = Path(name_or_path).expanduser()
-        if not path.is_file():
-            raise UsageError(f"{name_or_path}: no such recipe file")
+        expanded = os.path.expanduser(name_or_path)  # noqa: PTH111
+        if not os.path.isfile(expanded):  # noqa: PTH113
+            raise UsageError(f"{name_or_path[:200]}: no such recipe file")
+        path = Path(expanded)
     if path is None:
         raise _unknown("recipes", name_or_path)
     return _recipe(path, seen=())
 
 
 def _recipe(path: Path, seen: tuple[Path, ...]) -> Recipe:
-    # Imported here: the catalogue of models and GPUs needs no option table.
-    from llmtop.presets import option_values
-
     file = TomlFile(path)
     own: dict[str, Any] = {}
     for key, value in file.values.items():
