@@ -163,7 +163,7 @@ _KERNEL_RULES = (
         refuses=lambda spec: _flash(spec) and spec.on_cpu,
         what="attention = {o.attention} on the CPU",
         why="FlashAttention has kernels for GPUs only",
-        fix="attention = sdpa",
+        fix="attention = sdpa, or gpu = NAME to plan for a GPU",
         source="seen with transformers 5.24: ImportError at model construction",
     ),
     Rule(
@@ -231,7 +231,7 @@ _KERNEL_RULES = (
         refuses=lambda spec: spec.options.liger and spec.on_cpu,
         what="liger on the CPU",
         why="its kernels are Triton programs, and Triton finds no driver without a GPU",
-        fix="liger = false",
+        fix="liger = false, or gpu = NAME to plan for a GPU",
         source="seen with liger-kernel 0.8.5: 0 active drivers",
     ),
     Rule(

@@ -1,0 +1,227 @@
+"""Each refusal fires on its combination, tells why and what works, and what it tells does work."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtop.presets import resolve, rules, rules_deepspeed
+from llmtop.presets.errors import UsageError
+from llmtop.presets.resolve import Layer, Machine
+from llmtop.presets.rule import Rule
+from llmtop.presets.spec import RunSpec, ValueSource
+
+BOX = Machine(gpu="h100-80gb", gpus=8, host_memory_bytes=2**40)
+TABLES: tuple[Rule, ...] = rules.RULES + rules_deepspeed.DEEPSPEED_RULES
+
+
+def spec(**values: Any) -> RunSpec:
+    layer = Layer(ValueSource.RECIPE, "test.toml", {"model": "llama-3.2-1b"} | values)
+    return resolve.assemble([layer], name="test", machine=BOX)
+
+
+def refused_by(**values: Any) -> list[str]:
+    return [refusal.rule for refusal in rules.refusals(spec(**values))]
+
+
+def zero_block(**keys: Any) -> dict[str, Any]:
+    return {"zero_optimization": keys}
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    # rule: (a combination that it refuses, the changes that its fix names)
+    "offload_param needs stage 3": ({"offload_param": "cpu", "zero": 2}, {"zero": 3}),
+    "offload_optimizer needs sharding": ({"offload_optimizer": "cpu", "zero": 0}, {"zero": 1}),
+    "nvme needs stage 3": (
+        {"offload_optimizer": "nvme", "nvme_path": "/nvme", "zero": 2},
+        {"offload_optimizer": "cpu"},
+    ),
+    "nvme needs a path": ({"offload_param": "nvme", "zero": 3}, {"nvme_path": "/nvme"}),
+    "bitsandbytes optimizers cannot be offloaded": (
+        {"optimizer": "paged_adamw_8bit", "offload_optimizer": "cpu"},
+        {"optimizer": "adamw"},
+    ),
+    "quantized weights need LoRA": ({"quantization": "nf4"}, {"lora_rank": 16}),
+    "int8 is wrong at stage 3": (
+        {"quantization": "int8", "lora_rank": 8, "zero": 3},
+        {"quantization": "nf4"},
+    ),
+    "fp16 on a CPU": ({"gpu": "cpu", "precision": "fp16"}, {"precision": "fp32"}),
+    "bf16 needs compute capability 8.0": (
+        {"gpu": "v100-32gb", "precision": "bf16"},
+        {"precision": "fp16"},
+    ),
+    "flash attention on a CPU": (
+        {"gpu": "cpu", "precision": "bf16", "attention": "flash_attention_2"},
+        {"attention": "sdpa"},
+    ),
+    "flash attention in fp32": (
+        {"attention": "flash_attention_2", "precision": "fp32"},
+        {"precision": "bf16"},
+    ),
+    "flash attention 2 needs compute capability 8.0": (
+        {"gpu": "t4", "attention": "flash_attention_2"},
+        {"attention": "sdpa"},
+    ),
+    "flash attention 3 needs Hopper": (
+        {"gpu": "b200", "attention": "flash_attention_3"},
+        {"attention": "flash_attention_2"},
+    ),
+    "flash attention 4 needs Hopper or Blackwell": (
+        {"gpu": "a100-80gb", "attention": "flash_attention_4"},
+        {"attention": "flash_attention_2"},
+    ),
+    "flash attention and wide heads": (
+        {"model": "WIDE", "attention": "flash_attention_2"},
+        {"attention": "sdpa"},
+    ),
+    "family without flash attention": (
+        {"model": "BLOOM", "attention": "flash_attention_2"},
+        {"attention": "eager"},
+    ),
+    "family without SDPA": ({"model": "gemma-2-2b", "attention": "sdpa"}, {"attention": "eager"}),
+    "liger on a CPU": ({"gpu": "cpu", "liger": True}, {"liger": False}),
+    "family without liger": ({"model": "gpt2", "liger": True}, {"liger": False}),
+    "longer than the position table": ({"model": "gpt2", "seq_len": 1025}, {"seq_len": 1024}),
+    "more tokens than there can be": ({"micro_batch": 10**6}, {"micro_batch": 1}),
+    "removed DeepSpeed block": ({"deepspeed": {"amp": {"enabled": True}}}, {"deepspeed": {}}),
+    "removed DeepSpeed ZeRO key": ({"deepspeed": zero_block(mics_shard_size=2)}, {"deepspeed": {}}),
+    "both precisions": (
+        {"deepspeed": {"fp16": {"enabled": True}, "bf16": {"enabled": True}}},
+        {"deepspeed": {}},
+    ),
+    "another optimizer by raw key": ({"deepspeed": {"optimizer": {"type": "Lion"}}}, {"deepspeed": {}}),
+    "scheduler by raw key": ({"deepspeed": {"scheduler": {"type": "WarmupLR"}}}, {"deepspeed": {}}),
+    "secondary shards need stage 3 and whole groups": (
+        {"deepspeed": zero_block(zero_hpz_partition_size=3), "zero": 3},
+        {"deepspeed": zero_block(zero_hpz_partition_size=4)},
+    ),
+    "another accumulation precision at stage 0": (
+        {"deepspeed": {"data_types": {"grad_accum_dtype": "fp32"}}, "zero": 0},
+        {"zero": 1},
+    ),
+    "partial offload needs stage 3": (
+        {"deepspeed": zero_block(offload_optimizer={"ratio": 0.3}), "zero": 2, "offload_optimizer": "cpu"},
+        {"zero": 3},
+    ),
+}
+CONFIGS = {
+    "WIDE": '{"model_type": "gemma", "vocab_size": 99, "hidden_size": 64, "intermediate_size": 64,'
+    ' "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 512}',
+    "BLOOM": '{"model_type": "bloom", "vocab_size": 99, "hidden_size": 64, "n_layer": 1, "n_head": 2}',
+}
+
+
+def with_model(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    name = values.get("model")
+    if name not in CONFIGS:
+        return values
+    path = folder / "config.json"
+    path.write_text(CONFIGS[name])
+    return values | {"model": str(path)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_rule_refuses_and_its_fix_works(name: str, tmp_path: Path) -> None:
+    bad, mend = CASES[name]
+    bad = with_model(bad, tmp_path)
+    assert name in refused_by(**bad)
+    assert name not in refused_by(**(bad | mend))
+    refusal = next(refusal for refusal in rules.refusals(spec(**bad)) if refusal.rule == name)
+    assert refusal.what and refusal.why and refusal.fix
+    assert "{" not in refusal.what + refusal.why + refusal.fix
+    # The fix names the option, unless it tells to leave a raw key out.
+    assert all(key in refusal.fix for key in mend if key != "deepspeed")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_resolve_raises_the_first_refusal(name: str, tmp_path: Path) -> None:
+    values = with_model(CASES[name][0], tmp_path)
+    layer = Layer(ValueSource.RECIPE, "test.toml", {"model": "llama-3.2-1b"} | values)
+    first = rules.refusals(spec(**values))[0]
+    with pytest.raises(UsageError) as caught:
+        resolve.resolve([layer], name="test", machine=BOX)
+    assert (caught.value.what, caught.value.fix) == (first.what, first.fix)
+
+
+def test_every_rule_has_a_case_a_source_and_a_name_of_its_own() -> None:
+    names = [rule.name for rule in TABLES]
+    assert len(set(names)) == len(names)
+    assert set(names) == set(CASES)
+    assert all(rule.source for rule in TABLES)
+
+
+def test_what_works_is_not_refused() -> None:
+    for values in (
+        {},
+        {"zero": 3, "offload_optimizer": "cpu", "offload_param": "cpu"},
+        {"zero": 3, "offload_optimizer": "nvme", "offload_param": "nvme", "nvme_path": "/nvme"},
+        {"zero": 3, "quantization": "nf4", "lora_rank": 8},
+        {"zero": 2, "quantization": "int8", "lora_rank": 8, "optimizer": "paged_adamw_32bit"},
+        {"gpu": "cpu", "quantization": "nf4", "lora_rank": 8, "optimizer": "adamw_8bit"},
+        {"gpu": "cpu", "precision": "bf16", "zero": 3, "offload_optimizer": "cpu"},
+        {"gpu": "t4"},
+        {"attention": "flash_attention_3", "gpu": "h200"},
+        {"attention": "flash_attention_4", "gpu": "b200"},
+        {"model": "gemma-2-2b", "attention": "flash_attention_2"},
+        {"gradient_checkpointing": True, "liger": True},
+        {"seq_len": 200_000, "gradient_checkpointing": True},
+        {"deepspeed": {"optimizer": {"type": "AdamW", "params": {"betas": [0.9, 0.95]}}}},
+        {"deepspeed": zero_block(stage=2, reduce_bucket_size="auto")},
+        {"deepspeed": {"train_batch_size": 8, "gradient_clipping": "auto"}},
+    ):
+        assert refused_by(**values) == []
+
+
+def test_an_unknown_device_is_taken_at_its_users_word() -> None:
+    odd = Machine(gpu="mystery-gpu", gpus=1, host_memory_bytes=None)
+    layer = Layer(ValueSource.RECIPE, "t", {"model": "gpt2", "attention": "flash_attention_3"})
+    assert rules.refusals(resolve.assemble([layer], name="t", machine=odd)) == ()
+
+
+@pytest.mark.parametrize(
+    ("raw", "option"),
+    [
+        (zero_block(stage=3), "zero"),
+        (zero_block(offload_optimizer={"device": "cpu"}), "offload_optimizer"),
+        (zero_block(offload_param={"device": "cpu"}), "offload_param"),
+        ({"fp16": {"enabled": True}}, "precision"),
+        ({"bf16": {"enabled": False}}, "precision"),
+        ({"bfloat16": {"enabled": False}}, "precision"),
+        ({"train_micro_batch_size_per_gpu": 2}, "micro_batch"),
+        ({"gradient_accumulation_steps": 2}, "grad_accum"),
+        ({"train_batch_size": 9}, "micro_batch x grad_accum x ranks"),
+        ({"gradient_clipping": 0.5}, "max_grad_norm"),
+        ({"optimizer": {"params": {"lr": 1.0}}}, "learning_rate"),
+        ({"optimizer": {"params": {"weight_decay": 1.0}}}, "weight_decay"),
+        ({"optimizer": {"params": {"eps": 1.0}}}, "adam_epsilon"),
+        ({"optimizer": {"params": {"betas": [0.9, 0.999]}}}, "adam_beta1 and adam_beta2"),
+    ],
+)
+def test_a_raw_key_must_not_contradict_its_option(raw: dict[str, Any], option: str) -> None:
+    refusals = rules.refusals(spec(deepspeed=raw))
+    assert [refusal.rule for refusal in refusals] == [f"contradiction of {option}"]
+    assert option in refusals[0].what and "deepspeed." in refusals[0].what
+
+
+def test_each_owned_key_is_tested() -> None:
+    parameters = test_a_raw_key_must_not_contradict_its_option.pytestmark[0].args[1]
+    assert len(parameters) == len(rules_deepspeed.OWNED)
+
+
+def test_removed_blocks_are_those_of_the_installed_deepspeed() -> None:
+    package = importlib.util.find_spec("deepspeed")
+    if package is None or not package.submodule_search_locations:
+        pytest.skip("deepspeed is not installed")
+    source = Path(package.submodule_search_locations[0], "runtime", "config.py").read_text()
+    keys: dict[str, set[str]] = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            names = {str(key.value) for key in node.value.keys if isinstance(key, ast.Constant)}
+            keys |= {target.id: names for target in node.targets if isinstance(target, ast.Name)}
+    assert keys["_REMOVED_TOP_LEVEL_CONFIG_KEYS"] == rules_deepspeed.REMOVED_BLOCKS
+    assert keys["_REMOVED_ZERO_CONFIG_KEYS"] == rules_deepspeed.REMOVED_ZERO_KEYS
