@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.rundir import RunDir
+from llmtop.trainer import rankenv
 from llmtop.tui.commands import stop
 from tests.cli.conftest import Llmtop
 from tests.recorded import make_recorded_run
@@ -59,10 +61,10 @@ def test_an_unknown_run_names_the_nearest(command: str, llmtop: Llmtop, complete
 
 def test_logs_name_the_rank_of_each_line(llmtop: Llmtop, completed: RunDir) -> None:
     out = llmtop("logs", "latest").out.splitlines()
-    assert out[0] == "[rank 0] building tiny-llama"
-    assert out[-1] == "[rank 1] building tiny-llama"
+    kept = {rank: completed.log_path(rank).read_text().splitlines() for rank in (0, 1)}
+    assert out == [f"[rank {rank}] {line}" for rank in kept for line in kept[rank]]
     one = llmtop("logs", "latest", "--rank", "1").out
-    assert one == "building tiny-llama\n"
+    assert one.splitlines() == kept[1] != []
 
 
 def test_logs_follow_an_ended_run_to_its_torn_last_line(llmtop: Llmtop, completed: RunDir) -> None:
@@ -114,15 +116,22 @@ def test_stop_says_how_an_ended_run_had_ended(llmtop: Llmtop, completed: RunDir)
     assert answer.out == f"run {completed.run_id} had ended: completed: all ranks finished all steps\n"
 
 
-def test_stop_does_not_take_a_stranger_for_a_rank(completed: RunDir) -> None:
-    """Pids of a recorded run belong to others or to nobody by now."""
-    from llmtop.profiler.feed import read_state
-
-    assert stop.processes_left(completed, read_state(completed)) == []
+def test_processes_of_a_run_are_found_by_their_mark(completed: RunDir) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        env={**os.environ, rankenv.RUN_ID: completed.run_id},
+    ) as process:
+        assert stop.processes_left(completed) == [process.pid]
+    assert stop.processes_left(completed) == []
 
 
 def test_report_json_has_predicted_and_actual_by_component(llmtop: Llmtop, completed: RunDir) -> None:
     answer = llmtop("report", "latest", "--json")
     assert answer.code == ExitCode.DONE
-    assert isinstance(answer.json(), dict)
+    report = answer.json()
+    inside = [row for row in report["components"] if row["in_peak"]]
+    assert all(row["predicted_bytes"] is not None for row in inside)
+    actual = sum(row["actual_bytes"] for row in inside)
+    assert actual + report["unexplained_bytes"] == report["actual_peak_bytes"]
     assert completed.run_id in llmtop("report", "latest").out

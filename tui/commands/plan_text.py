@@ -61,7 +61,7 @@ def _what(spec: RunSpec, prediction: Prediction) -> Iterator[str]:
     if prediction.trainable_params != prediction.params:
         trained = f"{format_count(prediction.trainable_params)} trained"
     yield f"{spec.name}: {spec.model.name} on {nodes}{o.gpus} x {spec.gpu.name}, ZeRO-{o.zero}"
-    extras = [o.precision, o.attention, o.optimizer]
+    extras: list[str] = [o.precision, o.attention, o.optimizer]
     extras += [f"lora rank {o.lora_rank}"] if o.lora_rank else []
     extras += [o.quantization] if o.quantization != "none" else []
     extras += ["liger"] if o.liger else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 def _kind(word: str) -> Kind:
     if word in KINDS:
-        return cast(Kind, word)
+        return word
     guess = nearest(word, KINDS)
     raise UsageError(
         f"presets: there is no kind of preset called '{word}'",

@@ -9,8 +9,8 @@ import psutil
 from llmtop.presets.errors import ExitCode, JobFailedError
 from llmtop.profiler import rundir
 from llmtop.profiler.feed import read_state
-from llmtop.profiler.runstate import RunState
 from llmtop.trainer import control
+from llmtop.trainer.rankenv import RUN_ID
 from llmtop.tui.commands.follow import end_in_words, tell
 from llmtop.tui.view import ENDED
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     print(f"run {found.run_id} {end_in_words(state)}")
     if args.save and state.checkpoints:
         print(f"checkpoint: {state.checkpoints[-1].path}")
-    left = processes_left(found, state)
+    left = processes_left(found)
     if left:
         raise JobFailedError(
             f"processes of run {found.run_id} are left: {', '.join(map(str, left))}",
@@ -55,16 +55,17 @@ def run(args: argparse.Namespace) -> ExitCode:
     return ExitCode.DONE
 
 
-def processes_left(found: rundir.RunDir, state: RunState) -> list[int]:
-    """Live processes of the run. A pid may have been given to somebody else: the command line tells."""
+def processes_left(found: rundir.RunDir) -> list[int]:
+    """Live processes that carry the run's mark, and its supervisor."""
     left = []
-    for pid in [state.supervisor_pid, *(rank.pid for rank in state.ranks.values())]:
-        if pid is None:
-            continue
+    for process in psutil.process_iter():
         try:
-            process = psutil.Process(pid)
-            if str(found.path) in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
-                left.append(pid)
+            marked = process.environ().get(RUN_ID) == found.run_id
+            if marked and process.status() != psutil.STATUS_ZOMBIE:
+                left.append(process.pid)
         except psutil.Error:
-            continue
+            continue  # another user's process, or one that has just ended
+    supervisor = found.supervisor_identity()
+    if supervisor is not None and found.supervisor_alive() and supervisor.pid not in left:
+        left.append(supervisor.pid)
     return left
