@@ -13,6 +13,7 @@ import torch
 from msgspec import Struct
 
 from llmtop.profiler.memory.result import Component
+from llmtop.profiler.probes.resident import resident_bytes
 
 # First match wins where two names share one storage, so views of a flat group count as the group.
 _PARAMETER_GROUPS = (
@@ -48,6 +49,8 @@ _BUFFER_GROUPS = (
     "temp_grad_buffer_for_gpu_offload",
 )
 _DEPTH = 6
+_UNTOUCHED_FROM_BYTES = 1 << 20
+"""Smaller storages are taken as they are; larger ones may be buffers that nobody filled."""
 
 
 class Classified(Struct, frozen=True, kw_only=True):
@@ -71,6 +74,8 @@ class _Ledger:
             if not size or address in self._seen:
                 continue
             self._seen.add(address)
+            if tensor.device.type == "cpu" and size > _UNTOUCHED_FROM_BYTES:
+                size = resident_bytes(address, size)
             # On the CPU kind the process is the device: nothing is offloaded from it.
             side = self.device if self._on_cpu or tensor.device.type != "cpu" else self.host
             side[component] = side.get(component, 0) + size

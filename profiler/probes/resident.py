@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+from functools import cache
 from pathlib import Path
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -33,6 +35,21 @@ def reset_peak_rss() -> bool:
     except OSError:
         return False
     return True
+
+
+def resident_bytes(address: int, size: int) -> int:
+    """How much of a stretch of memory is backed by pages: a buffer's untouched end costs nothing."""
+    first = address - address % _PAGE_BYTES
+    pages = (address + size - first + _PAGE_BYTES - 1) // _PAGE_BYTES
+    states = (ctypes.c_ubyte * pages)()
+    if _libc().mincore(ctypes.c_void_p(first), ctypes.c_size_t(pages * _PAGE_BYTES), states) != 0:
+        return size
+    return min(size, bytes(states).count(1) * _PAGE_BYTES)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def _kilobyte_field(path: Path, name: str) -> int | None:

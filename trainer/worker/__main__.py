@@ -19,7 +19,7 @@ from llmtop.trainer.worker.stages import StageLog
 from llmtop.trainer.worker.stopping import StopRequest
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> NoReturn:
     die_with_parent()
     stop = StopRequest()
     stop.listen()
@@ -38,26 +38,31 @@ def main(arguments: list[str]) -> int:
 
             import_libraries(spec)
         train(run, place, events, stages, stop)
-    except Exception as error:  # noqa: BLE001 - shown in full by _leave_after
+    except Exception as error:  # noqa: BLE001 - shown in full by _show
         events.write(failure_event(error, stage=stages.current, step=stages.step))
-        _leave_after(error)
-    return 0
+        _show(error)
+        _leave(exit_code(error))
+    _leave(0)
 
 
-def _leave_after(error: BaseException) -> NoReturn:
-    """Show the error in the rank's log and leave at once.
-
-    Not by returning: the interpreter's end would destroy process groups whose other members are
-    still inside a collective, and that can hang.
-    """
+def _show(error: BaseException) -> None:
+    """In the rank's log: a person's mistake in words, anything else with its traceback."""
     if isinstance(error, LlmtopError):
         sys.stderr.write(f"{error}\n")
     else:
         traceback.print_exception(error)
+
+
+def _leave(code: int) -> NoReturn:
+    """End without the interpreter's clean-up, which destroys process groups.
+
+    After a failure their other members may still be inside a collective, and that can hang; after
+    success gloo's threads can abort the process.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(exit_code(error))
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -34,7 +34,9 @@ def join_process_group(place: Place, *, on_cpu: bool) -> torch.device:
     return device
 
 
-def leave_process_group() -> None:
-    """After the last collective of every rank."""
-    if torch.distributed.is_initialized():
+def leave_process_group(device: torch.device) -> None:
+    """Wait until no rank needs this one any more. The process must end right after."""
+    torch.distributed.barrier()
+    # Gloo's groups are left to the end of the process: taking them down can abort it.
+    if device.type == "cuda":
         torch.distributed.destroy_process_group()

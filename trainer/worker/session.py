@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib import metadata
 from typing import Any
 
@@ -34,6 +35,8 @@ _VERSIONED = ("torch", "deepspeed", "transformers", "peft", "bitsandbytes", "lig
 
 def import_libraries(spec: RunSpec) -> None:
     """Everything that is loaded whatever the model's size."""
+    # Once per collective on every rank, and nothing that a person could change.
+    warnings.filterwarnings("ignore", message=r".*is deprecated\. Please use", category=FutureWarning)
     import_model_code(spec)
     if spec.on_cpu:
         warm_up_math()
@@ -99,7 +102,7 @@ def train(run: RunDir, place: Place, events: EventWriter, stages: StageLog, stop
             peak_rss_bytes=peaks.rss_bytes,
         )
     )
-    leave_process_group()
+    leave_process_group(device)
 
 
 def build_engine(model: torch.nn.Module, spec: RunSpec, deepspeed_config: dict[str, Any]) -> Any:
