@@ -1,10 +1,11 @@
 """Predicted against actual memory, component by component, for the rank that held the most.
 
 The actual peak is what the allocator (CUDA) or the kernel (CPU: resident set) reported inside a phase
-of a step. Tensors are classified only at some moments, so the components are those of a classified
-moment that borders on that phase: the one at which the peak was predicted, so that like stands beside
-like, or else the one that held the most. The rows inside the peak and `unexplained` add up to the
-actual peak exactly; `unexplained` may be negative.
+of a step. Tensors are classified only at some moments, so the components are those of the classified
+moment nearest to that peak: of the moments at the borders of its phase, the one that held the most.
+What the peak held beyond that moment came and went inside the phase: `workspace`. What that moment held
+beyond its classified tensors (and, on the CPU kind, beyond the runtime) is `unexplained`, which may be
+negative. So the rows inside the peak add up to it exactly.
 On CUDA the rows outside the allocator add up, with the peak, to what NVML read of the device.
 """
 
@@ -41,6 +42,7 @@ _AFTER_BACKWARD = (Moment.FIRST_BLOCK_BACKWARD, Moment.OPTIMIZER_STEP, Moment.ST
 """Classified when the graph, and all it had saved, is gone."""
 _GONE_AFTER_BACKWARD = (Component.ACTIVATIONS, Component.LOGITS)
 _ON_DEVICE = (Component.CUDA_CONTEXT, Component.OTHER_PROCESSES)
+NEARLY = 0.98
 DRIVER_RESERVE_BYTES = 640_000_000
 """Of the predicted context, what the driver holds before any process comes (H200, driver 580)."""
 
@@ -113,6 +115,8 @@ def breakdown(state: RunState, spec: RunSpec, prediction: Prediction) -> Breakdo
         actual = _classified(seen, spec.on_cpu)
         if spec.on_cpu and rank.baseline is not None and rank.baseline.rss_bytes is not None:
             actual[Component.RUNTIME] = rank.baseline.rss_bytes
+        if peak is not None and seen is not None and seen.total_bytes is not None:
+            actual.setdefault(Component.WORKSPACE, max(0, peak - seen.total_bytes))
     unexplained = None if peak is None else peak - sum(actual.values())
     reserved = None if rank is None or spec.on_cpu else _reserved(rank)
     device = None if rank is None or spec.on_cpu else _device_peak(state, spec, rank.rank)
@@ -184,10 +188,19 @@ def _largest_peak(state: RunState) -> tuple[RankState | None, str | None, int | 
 
 def _nearest(rank: RankState, phase: str | None, predicted: Moment) -> MemoryClassified | None:
     known, near = rank.classified, _NEAR.get(phase or "", ())
-    if predicted in near and predicted in known:
-        return known[predicted]
     candidates = [known[moment] for moment in near if moment in known] or list(known.values())
-    return max(candidates, key=lambda event: sum(event.components.values()), default=None)
+    largest = max(candidates, key=_held, default=None)
+    likely = known.get(predicted)
+    # Where the moments hold nearly the same, the predicted one puts like beside like.
+    if largest is not None and likely in candidates and _held(likely) >= NEARLY * _held(largest):
+        return likely
+    return largest
+
+
+def _held(event: MemoryClassified | None) -> int:
+    if event is None:
+        return 0
+    return sum(event.components.values()) if event.total_bytes is None else event.total_bytes
 
 
 def _classified(event: MemoryClassified | None, on_cpu: bool) -> dict[Component, int]:

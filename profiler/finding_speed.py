@@ -10,7 +10,8 @@ from llmtop.profiler.runstate import RankState
 from llmtop.profiler.units import format_percent, format_seconds
 
 INPUT_SHARE, INPUT_WARNING_SHARE = 0.10, 0.25
-STRAGGLER_SHARE = 0.15
+STRAGGLER_SHARE = 0.25
+STRAGGLER_STEPS = 10
 STRAGGLER_FLOOR_SECONDS = 0.01
 THROTTLED_SHARE = 0.10
 HARD_THROTTLES = ("thermal", "slowdown", "brake")
@@ -41,7 +42,7 @@ def straggler(seen: Seen) -> Iterator[Finding]:
     """
     alone: dict[int, float] = {}
     for number, rank in seen.state.ranks.items():
-        times = _mean_phases(rank)
+        times = _mean_phases(rank, STRAGGLER_STEPS)
         if "forward" in times:
             alone[number] = times["forward"] + times.get("data", 0.0)
     if len(alone) < 2:
@@ -94,11 +95,11 @@ def compiling(seen: Seen) -> Iterator[Finding]:
         )
 
 
-def _mean_phases(rank: RankState) -> dict[str, float]:
+def _mean_phases(rank: RankState, steps: int = STEADY_STEPS) -> dict[str, float]:
     return {
         phase: total.seconds / total.steps
         for phase, total in rank.phase_totals.items()
-        if total.steps >= STEADY_STEPS
+        if total.steps >= steps
     }
 
 

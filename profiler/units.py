@@ -137,4 +137,5 @@ def format_percent(value: float | None, *, signed: bool = False, digits: int = 1
     """`12.5%`; the value is in percent already."""
     if value is None or not math.isfinite(value):
         return NOT_AVAILABLE
-    return f"{value:{'+' if signed else ''}.{digits}f}%"
+    rounded = round(value, digits) + 0.0  # no minus sign before a zero
+    return f"{rounded:{'+' if signed else ''}.{digits}f}%"

@@ -99,14 +99,29 @@ def test_the_components_are_those_of_a_moment_at_the_border_of_the_peaks_phase()
     assert rows(found)[Component.ACTIVATIONS][1] == 0
 
 
-def test_the_moment_of_the_predicted_peak_is_preferred_where_it_can_be_the_actual_one() -> None:
-    moments = {"end_of_forward": {"parameters": 50}, "first_block_backward": {"parameters": 10}}
+def test_of_moments_that_hold_the_same_the_predicted_one_is_shown() -> None:
     late = msgspec.structs.replace(PREDICTION, peak_moment=Moment.FIRST_BLOCK_BACKWARD)
-    found = breakdown(measured(peaks={"backward": 100}, moments=moments), SPEC, late)
-    assert found.actual_moment == found.predicted_moment == "first_block_backward"
+    for first, second, shown in ((100, 99, "first_block_backward"), (100, 80, "end_of_forward")):
+        moments = {"end_of_forward": {"parameters": first}, "first_block_backward": {"parameters": second}}
+        found = breakdown(measured(peaks={"backward": 120}, moments=moments), SPEC, late)
+        assert found.actual_moment == shown
+    moments["first_block_backward"] = {"parameters": 100}
     found = breakdown(measured(peaks={"forward": 100}, moments=moments), SPEC, late)
     assert found.actual_moment == "end_of_forward"
     assert rows(found)[Component.ACTIVATIONS][1] is None
+
+
+def test_what_came_and_went_inside_the_phase_is_workspace() -> None:
+    moment = MemoryClassified(
+        step=1, moment="end_of_forward", components={"parameters": 60}, total_bytes=75, src="rank0"
+    )
+    state = fold(measured(peaks={"backward": 100}, moments={}, rss=10), [moment])
+    found = breakdown(state, SPEC, PREDICTION)
+    assert rows(found)[Component.WORKSPACE][1] == 25
+    assert (rows(found)[Component.RUNTIME][1], found.unexplained_bytes) == (10, 5)
+    named = msgspec.structs.replace(moment, components={"parameters": 60, "workspace": 4})
+    found = breakdown(fold(state, [named]), SPEC, PREDICTION)
+    assert (rows(found)[Component.WORKSPACE][1], found.unexplained_bytes) == (4, 26)
 
 
 def test_the_rank_with_the_largest_peak_is_shown() -> None:

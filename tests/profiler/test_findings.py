@@ -169,15 +169,16 @@ def test_input_bound() -> None:
 
 
 def test_straggler_is_the_rank_that_is_slow_alone() -> None:
-    def steps(slow: float) -> list[AnyEvent]:
+    def steps(slow: float, count: int = 12) -> list[AnyEvent]:
         return [
             step(n, rank, phase_seconds={"forward": slow if rank == 2 else 0.4, "backward": 1.0})
-            for n in range(1, 8)
+            for n in range(1, count + 1)
             for rank in range(4)
         ]
 
     assert "rank 2" in found(steps(0.6))["straggler"].title
-    assert "straggler" not in found(steps(0.41))
+    assert "straggler" not in found(steps(0.45))
+    assert "straggler" not in found(steps(0.6, count=6))
 
 
 def test_throttling_by_heat_is_worse_than_a_power_limit() -> None:

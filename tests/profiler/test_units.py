@@ -133,6 +133,7 @@ def test_rates_and_percentages() -> None:
     assert units.format_tokens_rate(None) == "n/a"
     assert units.format_percent(12.34) == "12.3%"
     assert units.format_percent(0.0, signed=True) == "+0.0%"
+    assert units.format_percent(-0.01, signed=True) == "+0.0%"
     assert units.format_percent(None) == "n/a"
     assert units.format_bytes(0, signed=True) == "+0 B"
     assert units.format_gib(1.5 * 1024**3, signed=True) == "+1.50"
