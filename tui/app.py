@@ -112,6 +112,8 @@ class LlmtopApp(App[int]):
         self._recipe = recipe
         self._watched: RunView | None = None
         """Newest view of the run that was watched last."""
+        self.farewell = ""
+        """What is printed below the prompt after leaving."""
         self._detector = detector
         self._launcher = launcher
         self._stopper = stopper
@@ -239,9 +241,8 @@ class LlmtopApp(App[int]):
         """Leave; what was watched goes on."""
         state = self._watched.state if self._watched is not None else None
         if state is not None and state.status not in ENDED:
-            self.exit(
-                int(ExitCode.DONE), message=f"The run goes on. See it again: llmtop attach {state.run_id}"
-            )
+            self.farewell = f"The run goes on. See it again: llmtop attach {state.run_id}"
+            self.exit(int(ExitCode.DONE), message=self.farewell)
         elif state is not None and self._start == "monitor":
             self.exit(int(EXIT_CODES.get(state.status, ExitCode.DONE)))
         else:

@@ -41,8 +41,7 @@ class LogPanel(Panel):
             return ""
         if not self.zoomed:
             return shown.source
-        following = "" if self.is_vertical_scroll_end else "  (f follows)"
-        return f"{shown.source}  ← → other logs  {shown.total_lines} lines{following}"
+        return f"{shown.source}  {shown.total_lines} lines  ← → other logs  f end"
 
     def draw(self, view: RunView, width: int, height: int) -> Content:
         shown = self.log_text
@@ -52,11 +51,10 @@ class LogPanel(Panel):
             return lines([Content(line) for line in shown.lines])
         return lines([Content(fit(line, width)) for line in shown.lines[-max(height, 1) :]])
 
-    def repaint(self) -> None:
-        at_end = self.is_vertical_scroll_end
-        super().repaint()
-        if self.zoomed and at_end:
-            self.scroll_end(animate=False)
+    def watch_zoomed(self) -> None:
+        # An anchored area stays at its end until a person scrolls away from it.
+        self.anchor(self.zoomed)
+        super().watch_zoomed()
 
     def watch_log_text(self) -> None:
         self.repaint()
@@ -65,4 +63,4 @@ class LogPanel(Panel):
         self.post_message(self.SourceTurned(by))
 
     def action_follow(self) -> None:
-        self.scroll_end(animate=False)
+        self.anchor()

@@ -106,7 +106,7 @@ class RunsScreen(Screen[None]):
         self._feed = RunsFeed(root)
         self._stop = threading.Event()
         self._wake = threading.Event()
-        self._rows: tuple[RunRow, ...] = ()
+        self.rows: tuple[RunRow, ...] = ()
         self._columns: tuple[RunColumn, ...] = ()
         self._widths: dict[str, int] = {}
         self._painted: dict[str, tuple[str, ...]] = {}
@@ -136,29 +136,29 @@ class RunsScreen(Screen[None]):
         self._paint()
 
     def on_runs_arrived(self, message: RunsArrived) -> None:
-        self._rows = message.rows
+        self.rows = message.rows
         self._paint()
 
     def _paint(self) -> None:
-        """Bring the table to `_rows`, touching only what differs."""
+        """Bring the table to `rows`, touching only what differs."""
         table = self.query_one(RunTable)
         columns = shown_columns(self.size.width)
-        ids = [row.run_id for row in self._rows]
+        ids = [row.run_id for row in self.rows]
         if columns != self._columns or ids != list(self._painted):
             self._rebuild(table, columns)
         else:
-            for row in self._rows:
+            for row in self.rows:
                 self._update(table, row)
         note = self.query_one("#runs-note", Static)
-        note.display = not self._rows
-        if not self._rows:
+        note.display = not self.rows
+        if not self.rows:
             note.update(f"No runs in {self._root} yet.\n\nPress p to plan one.")
-        going = sum(row.status not in ENDED for row in self._rows)
+        going = sum(row.status not in ENDED for row in self.rows)
         self.query_one("#runs-head", Static).update(
             Content.assemble(
                 ("llmtop", "bold $text-primary"),
                 "  runs",
-                (f"  {len(self._rows)}, {going} going on", "$muted"),
+                (f"  {len(self.rows)}, {going} going on", "$muted"),
             )
         )
 
@@ -173,7 +173,7 @@ class RunsScreen(Screen[None]):
             self._widths[column.title] = width
             table.add_column(Text(title + " "), key=column.title, width=width + 1)
         self._painted = {}
-        for row in self._rows:
+        for row in self.rows:
             texts = self._texts(row)
             cells = [self._cell(row, column, text) for column, text in zip(columns, texts, strict=True)]
             table.add_row(*cells, key=row.run_id)
@@ -231,4 +231,4 @@ class RunsScreen(Screen[None]):
 
     def _row(self) -> RunRow | None:
         chosen = self._chosen()
-        return next((row for row in self._rows if row.run_id == chosen), None)
+        return next((row for row in self.rows if row.run_id == chosen), None)

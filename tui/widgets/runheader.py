@@ -49,6 +49,15 @@ class RunHeader(Vertical):
         self._rows.paint(Content("\n").join(rows), width)
 
 
+def clock_text(seconds: float | None) -> str:
+    """`0:07`, `12:34`, `1:02:03`, from a day on `3d 04h`: whole seconds, for what is seen ticking."""
+    if seconds is None or seconds >= 86400:
+        return format_seconds(seconds)
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
 def _identity(view: RunView, width: int) -> Content:
     state, spec = view.state, view.spec
     mark, word, colour = STATUS_MARKS[state.status]
@@ -75,9 +84,9 @@ def _progress(view: RunView, width: int, now: float) -> Content:
     state, steps = view.state, view.spec.options.steps
     elapsed = None if state.started is None else max(0.0, now - state.started)
     done = state.steps_finished
-    words = [("elapsed ", "$muted"), (format_seconds(elapsed), "")]
+    words = [("elapsed ", "$muted"), (clock_text(elapsed), "")]
     pace = state.series.step_seconds[-_RECENT_STEPS:]
-    left = format_seconds(median(pace) * (steps - done)) if pace else "n/a"
+    left = clock_text(median(pace) * (steps - done)) if pace else "n/a"
     words += [("  left ", "$muted"), (left, "")]
     notes: list[tuple[str, str]] = []
     if state.hang_seconds is not None:

@@ -1,0 +1,204 @@
+"""The monitor: follows the record, opens panels by key, and says how a run ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmtop.profiler.events import StageBegan, StageFinished
+from llmtop.tui.app import LlmtopApp
+from llmtop.tui.screens.monitor import PANELS
+from llmtop.tui.widgets.panel import Panel
+from tests.recorded import make_recorded_run
+from tests.tui.tuiruns import LiveRun, screen_text, wait_for, wait_for_text
+
+SMALL = (80, 24)
+
+
+async def test_everything_important_stands_on_80x24(live: LiveRun, root: Path) -> None:
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=SMALL) as pilot:
+        shown = await wait_for_text(pilot, "20/60", "running")
+        for words in ("cpu-demo", "tiny-llama", "2 x cpu", "ZeRO-2", "rank0", "rank1", "predicted", "actual"):
+            assert words in shown
+        for words in ("tok/s", "fwd 33%", "RAM", "cgroup", "NVLink  n/a", "step 20 loss", "left", "elapsed"):
+            assert words in shown
+        for panel in app.screen.query(Panel):
+            assert panel.TITLE in shown or panel.id == "startup"
+        assert "Quit (run goes on)" in shown and "Stop" in shown and "Help" in shown
+
+
+async def test_follows_what_is_appended(live: LiveRun, root: Path) -> None:
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "20/60")
+        live.steps(21, 25)
+        await wait_for_text(pilot, "25/60", "step 25 loss")
+
+
+async def test_says_how_and_why_a_run_ended(live: LiveRun, root: Path) -> None:
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "20/60")
+        live.end("failed", "rank 1 was killed by SIGKILL", "see the kernel log")
+        shown = await wait_for_text(pilot, "FAILED: rank 1 was killed by SIGKILL")
+        assert "fix: see the kernel log" in shown
+        assert "peak predicted" in shown and "actual" in shown
+        assert "Stop" not in shown.splitlines()[-1]
+        assert "run goes on" not in shown
+        await pilot.press("q")
+    assert app.return_value == 4
+
+
+@pytest.mark.parametrize(("end", "code"), [("completed", 0), ("stopped", 0), ("out_of_memory", 5)])
+async def test_exit_code_is_that_of_the_run(end: str, code: int, root: Path) -> None:
+    run = make_recorded_run(root, end=end, steps=6)  # type: ignore[arg-type]
+    app = LlmtopApp("monitor", run, root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, end.replace("_", " ").upper())
+        await pilot.press("q")
+    assert app.return_value == code
+
+
+async def test_leaving_a_live_run_says_that_it_goes_on(live: LiveRun, root: Path) -> None:
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "20/60")
+        await pilot.press("q")
+    assert app.return_value == 0
+    assert app.farewell == f"The run goes on. See it again: llmtop attach {live.run.run_id}"
+
+
+async def test_a_run_without_supervisor_is_lost(root: Path) -> None:
+    run = make_recorded_run(root, end=None, steps=5)
+    run.supervisor_pid_path.write_text('{"pid": 999999999, "started_ticks": 1}')
+    app = LlmtopApp("monitor", run, root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "? lost", "supervisor is gone")
+
+
+async def test_start_up_is_a_timeline(root: Path) -> None:
+    live = LiveRun(root)
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "starting", "waiting for the first rank")
+        for rank, writer in enumerate(live.recorder.ranks):
+            writer.write(StageBegan(stage="import"))
+            live.recorder.time.advance(2.5)
+            if rank == 0:
+                writer.write(StageFinished(stage="import", seconds=2.5))
+                writer.write(StageBegan(stage="process_group"))
+        await wait_for_text(pilot, "▸ import torch and DeepSpeed", "rank 1")
+        live.recorder.ranks[1].write(StageFinished(stage="import", seconds=5.0))
+        await wait_for_text(pilot, "✓ import torch and DeepSpeed   5.00 s", "▸ join the ranks")
+    live.close()
+
+
+async def test_each_panel_opens_over_the_screen_and_closes_again(live: LiveRun, root: Path) -> None:
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "20/60")
+        for name, kind in PANELS:
+            await pilot.press(kind.KEY)
+            shown = await wait_for_text(pilot, f" {kind.KEY} {kind.TITLE}")
+            others = [other.TITLE for _, other in PANELS if other is not kind]
+            titles = [line for line in shown.splitlines() if any(f" {title} " in line for title in others)]
+            assert not [line for line in titles if line.lstrip().startswith(("─", "━"))], name
+            await pilot.press("escape")
+            await wait_for_text(pilot, "1 Memory", "8 Log")
+
+
+async def test_zoomed_panels_tell_more(root: Path) -> None:
+    run = make_recorded_run(root, kind="cuda", ranks=8, steps=12, end=None)
+    app = LlmtopApp("monitor", run, root)
+    async with app.run_test(size=(80, 30)) as pilot:
+        await wait_for_text(pilot, "12/12", "G7")
+        for key, words in {
+            "1": ("GPU0", "612 W of 700 W", "throttled: no", "NVIDIA H200"),
+            "2": ("parameters", "CUDA context", "unexplained", "predicted P"),
+            "3": ("learning rate", "gradient norm"),
+            "4": ("backward", "slowest rank", "step seconds"),
+            "5": ("swap", "peak RSS", "no offload"),
+            "6": ("NVLink send", "GPU7", "PCIe recv"),
+        }.items():
+            await pilot.press(key)
+            await wait_for_text(pilot, *words)
+            await pilot.press("escape")
+
+
+async def test_log_is_harmless_and_switches_between_ranks(live: LiveRun, root: Path) -> None:
+    live.log(0, "\x1b[31mred\x1b[0m \x1b]0;title\x07[bold]kept[/bold] [/nope]\a\n10%\r50%\r100% done\n")
+    live.log(1, "this is rank one\n")
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "100% done")
+        await pilot.press("l")
+        shown = await wait_for_text(pilot, "red [bold]kept[/bold] [/nope]", "100% done")
+        assert "\x1b" not in shown and "50%" not in shown and "title" not in shown
+        await pilot.press("right")
+        await wait_for_text(pilot, "this is rank one", "8 Log  rank 1")
+        await pilot.press("right")
+        await wait_for_text(pilot, "8 Log  supervisor", "nothing written yet")
+
+
+async def test_log_follows_its_end_until_scrolled(live: LiveRun, root: Path) -> None:
+    live.log(0, "".join(f"line {number}\n" for number in range(200)))
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "line 199")
+        await pilot.press("l")
+        await wait_for(pilot, lambda: "line 199" in screen_text(app) and "line 185" in screen_text(app))
+        live.log(0, "newest\n")
+        await wait_for_text(pilot, "newest")
+        await pilot.press("home")
+        await wait_for_text(pilot, "step 1 loss")
+        live.log(0, "newer still\n")
+        await wait_for_text(pilot, "223 lines")
+        assert "newer still" not in screen_text(app)
+        await pilot.press("f")
+        await wait_for_text(pilot, "newer still")
+
+
+async def test_nothing_new_paints_nothing(live: LiveRun, root: Path) -> None:
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "20/60", "step 20 loss")
+        panels = {panel.id: panel._body for panel in app.screen.query(Panel)}
+        before = {name: body.painted for name, body in panels.items()}
+        view = app.screen.view  # type: ignore[attr-defined]
+        live.log(1, "a log that is not shown\n")
+        app.screen.view = None  # type: ignore[attr-defined]
+        app.screen.view = view  # type: ignore[attr-defined]
+        await pilot.pause()
+        assert {name: body.painted for name, body in panels.items()} == before
+        assert all(panels[name].painted is before[name] for name in panels)
+
+
+@pytest.mark.parametrize("size", [(40, 12), (60, 16), (20, 5), (150, 45), (300, 80)])
+async def test_any_terminal_size(size: tuple[int, int], live: LiveRun, root: Path) -> None:
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=size) as pilot:
+        await wait_for(pilot, lambda: app.screen.view is not None)  # type: ignore[attr-defined]
+        for key in ("1", "2", "3", "4", "5", "6", "7", "8", "escape", "tab", "down"):
+            await pilot.press(key)
+        await pilot.pause()
+        assert screen_text(app)
+
+
+async def test_stop_asks_and_requests(live: LiveRun, root: Path) -> None:
+    asked: list[tuple[str, bool]] = []
+    app = LlmtopApp("monitor", live.run, root, stopper=lambda run, save: asked.append((run.run_id, save)))
+    async with app.run_test(size=SMALL, notifications=True) as pilot:
+        await wait_for_text(pilot, "20/60")
+        await pilot.press("s")
+        await wait_for_text(pilot, "Stop this run?", "save a checkpoint")
+        await pilot.press("escape")
+        await wait_for(pilot, lambda: "Stop this run?" not in screen_text(app))
+        assert asked == []
+        await pilot.press("s", "s")
+        await wait_for(pilot, lambda: asked == [(live.run.run_id, True)])
+        await wait_for_text(pilot, "Stop requested")
+        await pilot.press("s", "down", "enter")
+        await wait_for(pilot, lambda: len(asked) == 2)
+    assert asked[1] == (live.run.run_id, False)
