@@ -124,7 +124,7 @@ def _usual(path: str, name: str) -> str:
 
 
 def _report_unknown(path: str, spelled: str, value: Any, findings: Findings) -> None:
-    full = f"{path}.{spelled}" if path else spelled
+    full = f"{path}.{spelled}" if path else spelled or '""'
     fix = hint(path, spelled)
     if not BLOCKS[path].strict:
         if is_remark(spelled):

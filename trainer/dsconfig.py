@@ -44,17 +44,7 @@ _OWNED: dict[str, tuple[str, Callable[[RunSpec], object]]] = {
 
 def deepspeed_config(spec: RunSpec) -> dict[str, Any]:
     """The exact dictionary for `deepspeed.initialize`. Raises UsageError for raw keys that cannot work."""
-    raw = _checked_raw(spec)
-    for path, (option, value_of) in _OWNED.items():
-        given, present = _lookup(raw, path)
-        wanted = value_of(spec)
-        if present and given != wanted:
-            raise UsageError(
-                f"deepspeed.{path} = {given!r} contradicts {option} ({wanted!r})",
-                why="the prediction and the training loop follow the option",
-                fix=f"set {option} and leave deepspeed.{path} out",
-            )
-    return _merged(_generated(spec), raw)
+    return _merged(_generated(spec), _checked_raw(spec))
 
 
 def _generated(spec: RunSpec) -> dict[str, Any]:
@@ -138,6 +128,7 @@ def _checked_raw(spec: RunSpec) -> dict[str, Any]:
     raw = rename_old_keys(checked.config, findings)
     _fill_autos(raw, checked.autos, spec)
     _refuse_foreign_optimizer(raw)
+    _refuse_contradictions(raw, spec)
     refuse_conflicts(_merged(_generated(spec), raw), spec.options.zero, findings)
     for problem in findings.problems:
         if problem.fatal:
@@ -157,6 +148,18 @@ def _fill_autos(raw: dict[str, Any], autos: tuple[str, ...], spec: RunSpec) -> N
         block, _, key = path.rpartition(".")
         if block == "zero_optimization" and key in sizes:
             raw.setdefault(block, {})[key] = sizes[key]
+
+
+def _refuse_contradictions(raw: dict[str, Any], spec: RunSpec) -> None:
+    for path, (option, value_of) in _OWNED.items():
+        given, present = _lookup(raw, path)
+        wanted = value_of(spec)
+        if present and given != wanted:
+            raise UsageError(
+                f"deepspeed.{path} = {given!r} contradicts {option} ({wanted!r})",
+                why="the prediction and the training loop follow the option",
+                fix=f"set {option} and leave deepspeed.{path} out",
+            )
 
 
 def _refuse_foreign_optimizer(raw: dict[str, Any]) -> None:

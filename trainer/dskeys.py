@@ -39,7 +39,7 @@ class Key(Struct, frozen=True, kw_only=True):
             "whole": "a whole number",
             "number": "a number",
             "text": "a text in quotes",
-            "texts": "a list of texts",
+            "texts": "a list of " + (", ".join(self.choices) or "texts"),
             "choice": "one of " + ", ".join(self.choices),
             "path": "a path in quotes",
             "block": "an object in braces",
@@ -84,7 +84,8 @@ DTYPE_NAMES = (
     *("bf16", "bfloat16", "torch.bfloat16"),
     *("int8", "torch.int8"),
 )
-DTYPE = Key(kind="choice", choices=DTYPE_NAMES, nullable=True)
+DTYPE = Key(kind="choice", choices=DTYPE_NAMES)
+OPTIONAL_DTYPE = Key(kind="choice", choices=DTYPE_NAMES, nullable=True)
 COMMUNICATION_DTYPE = Key(kind="choice", choices=("fp32", "fp16", "bf16"), nullable=True)
 
 
@@ -234,7 +235,7 @@ BLOCKS: dict[str, Block] = {
                 " keep_int_input_tensors keep_all_input_tensors",
             ),
             "free_activation_threshold": WHOLE,
-            "passes": Key(kind="texts", nullable=True),
+            "passes": Key(kind="texts", nullable=True, choices=("z1", "z3", "autosp", "autotp")),
         },
     ),
     "comms_logger": Block(
@@ -309,7 +310,7 @@ BLOCKS: dict[str, Block] = {
     ),
     "data_types": Block(
         keys={
-            **_same(DTYPE, "grad_accum_dtype param_dtype buffer_dtype"),
+            **_same(OPTIONAL_DTYPE, "grad_accum_dtype param_dtype buffer_dtype"),
             "keep_in_fp32_modules": Key(kind="texts"),
         }
     ),

@@ -109,11 +109,12 @@ def _text(key: Key, value: Any) -> Read:
 
 
 def _texts(key: Key, value: Any) -> Read:
-    if isinstance(value, str):
-        return Read([value], "is one text where a list of texts belongs")
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(item, str) for item in texts):
         raise BadValue("is not a list of texts")
-    return Read(value)
+    if unknown := [item for item in texts if key.choices and item not in key.choices]:
+        raise BadValue(f"holds {unknown[0]!r}, which is not known", f"give {key.expected}")
+    return Read(texts, "is one text where a list of texts belongs" if isinstance(value, str) else "")
 
 
 def _anything(key: Key, value: Any) -> Read:

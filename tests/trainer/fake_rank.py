@@ -1,0 +1,210 @@
+"""A rank without torch: `python fake_rank.py SCENARIO RUNDIR` plays one part of a training job.
+
+Every scenario is a function. Loops wait for signals or files, with a bound, so that nothing is left
+running when a test goes wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from llmtop.profiler.eventlog import EventWriter
+from llmtop.profiler.events import CheckpointSaved, RankFailed, RankFinished, StageBegan, StepFinished
+from llmtop.profiler.rundir import RunDir
+from llmtop.trainer.pdeath import die_with_parent
+
+BOUND_SECONDS = 60.0
+PAUSE_SECONDS = 0.01
+
+die_with_parent()
+SCENARIO, RUN = sys.argv[1], RunDir(Path(sys.argv[2]))
+RANK = int(os.environ["RANK"])
+EVENTS = EventWriter(RUN.events_path(RANK), f"rank{RANK}")
+ASKED: list[int] = []
+
+
+def listen() -> None:
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda caught, _frame: ASKED.append(caught))
+
+
+def step(number: int) -> None:
+    EVENTS.write(StepFinished(step=number, loss=1.0, step_seconds=0.01))
+
+
+def finish(last_step: int, reason: str = "completed") -> None:
+    EVENTS.write(RankFinished(reason=reason, last_step=last_step))  # type: ignore[arg-type]
+
+
+def fail(message: str, *, kind: str = "RuntimeError", out_of_memory: bool = False, code: int = 1) -> None:
+    EVENTS.write(
+        RankFailed(error_type=kind, message=message, out_of_memory=out_of_memory, stage="forward", step=3)
+    )
+    os._exit(code)
+
+
+def wait_for(condition: object) -> bool:
+    """Whether the condition came true before the bound."""
+    assert callable(condition)
+    end = time.monotonic() + BOUND_SECONDS
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(PAUSE_SECONDS)
+    return False
+
+
+def told(name: str) -> bool:
+    """Whether the test has put a file of this name into the run."""
+    return (RUN.path / name).exists()
+
+
+def tell(name: str, text: str = "") -> None:
+    (RUN.path / f"{name}-{RANK}").write_text(text)
+
+
+def trains() -> None:
+    """Steps until told to stop, as the worker does."""
+    listen()
+    number = 0
+    end = time.monotonic() + BOUND_SECONDS
+    while time.monotonic() < end and not ASKED:
+        number += 1
+        step(number)
+        time.sleep(PAUSE_SECONDS)
+    if signal.SIGTERM in ASKED and RANK == 0:
+        EVENTS.write(CheckpointSaved(step=number, path="checkpoints/x", size_bytes=1, seconds=0.1))
+    finish(number, "stopped")
+
+
+def finishes() -> None:
+    for number in (1, 2, 3):
+        step(number)
+    finish(3)
+
+
+def leaves_early() -> None:
+    """Rank 1 leaves with 0 and says nothing; rank 0 does all it should."""
+    if RANK == 0:
+        finishes()
+
+
+def exits_seven() -> None:
+    sys.stdout.write("all is lost\n")
+    if RANK == 1:
+        os._exit(7)
+    wait_for(lambda: False)
+
+
+def out_of_memory() -> None:
+    """Rank 1 runs out of memory; rank 0 sees its connection close, and is noticed first."""
+    step(1)
+    if RANK == 0:
+        wait_for(lambda: told("rank-1.jsonl") and "rank_failed" in RUN.events_path(1).read_text())
+        fail("[gloo] Connection closed by peer [127.0.0.1]")
+    fail(
+        "CUDA out of memory. Tried to allocate 2.00 GiB", kind="OutOfMemoryError", out_of_memory=True, code=5
+    )
+
+
+def fails_by_mistake() -> None:
+    if RANK == 0:
+        fail("data x is empty\n  why: it has no line\n  fix: give another file", kind="UsageError", code=2)
+    wait_for(lambda: False)
+
+
+def is_stubborn() -> None:
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    step(1)
+    tell("ready")
+    wait_for(lambda: False)
+
+
+def is_deaf() -> None:
+    """Still importing: no handler yet, no step."""
+    tell("ready")
+    wait_for(lambda: False)
+
+
+def lingers() -> None:
+    """Rank 0 finishes, rank 1 never does."""
+    if RANK == 0:
+        finishes()
+    else:
+        is_stubborn()
+
+
+def leaves_children() -> None:
+    """Children in sessions of their own that ignore signals, one of them an orphan."""
+    ignore = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", ignore], start_new_session=True)
+    orphan = subprocess.check_output(
+        [
+            sys.executable,
+            "-c",
+            "import subprocess,sys; print(subprocess.Popen([sys.executable, '-c', sys.argv[1]],"
+            "start_new_session=True, stdout=subprocess.DEVNULL).pid)",
+            ignore,
+        ],
+        text=True,
+    )
+    tell("children", f"{child.pid} {orphan}")
+    if RANK == 0:
+        wait_for(lambda: told("go"))
+    finishes()
+    child.returncode = 0  # left to the supervisor
+
+
+def pauses() -> None:
+    """Steps, falls silent until told, steps again."""
+    listen()
+    for number in (1, 2, 3):
+        step(number)
+    wait_for(lambda: told("go"))
+    step(4)
+    wait_for(lambda: told("go-again"))
+    finish(4)
+
+
+def compiles() -> None:
+    """A child that looks like ninja building an op."""
+    EVENTS.write(StageBegan(stage="engine"))
+    op = RUN.path / "fused_adam"
+    op.mkdir(exist_ok=True)
+    ninja = op / f"bin-{RANK}" / "ninja"
+    ninja.parent.mkdir()
+    ninja.symlink_to("/bin/sleep")
+    child = subprocess.Popen([str(ninja), "60"], cwd=op)
+    wait_for(lambda: told("go"))
+    child.kill()
+    child.wait()
+    finishes()
+
+
+def shows_environment() -> None:
+    tell("environment", json.dumps(dict(os.environ)))
+    finishes()
+
+
+def breaks_the_record() -> None:
+    """Rank 1's log cannot be read: the supervisor meets what it never expected."""
+    if RANK == 0:
+        step(1)
+        tell("ready")
+        wait_for(lambda: told("go"))
+        path = RUN.events_path(1)
+        path.unlink()
+        path.mkdir()
+        (path / "something").touch()
+    wait_for(lambda: False)
+
+
+if __name__ == "__main__":
+    globals()[SCENARIO]()

@@ -1,0 +1,182 @@
+"""What is refused before a run starts, and that one that starts needs nobody."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtop.presets.errors import UsageError
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.rundir import RunDir
+from llmtop.trainer import control, preflight
+from llmtop.trainer.launch import start_run
+from tests.recorded_spec import recorded_prediction, recorded_spec
+from tests.trainer.supervised import TIMEOUT_SECONDS, worker_command
+
+
+def check(kind: Any = "cpu", **options: Any) -> None:
+    preflight.preflight(recorded_spec(kind, **options))
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The modules that preflight believes to be installed; change the set to change its mind."""
+    names = {"torch", "deepspeed", "transformers", "tokenizers", "safetensors"}
+
+    def find(name: str) -> ModuleSpec | None:
+        return ModuleSpec(name, None) if name in names else None
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+    return names
+
+
+def test_a_plain_run_passes(installed: set[str]) -> None:
+    check()
+
+
+def test_missing_stack_names_the_extra(installed: set[str]) -> None:
+    installed -= {"torch", "deepspeed", "tokenizers"}
+    with pytest.raises(UsageError, match="torch, deepspeed and tokenizers are not installed") as caught:
+        check()
+    assert "llmtop-deepspeed[train]" in caught.value.fix
+    installed |= {"torch", "tokenizers"}
+    with pytest.raises(UsageError, match="^deepspeed is not installed"):
+        check()
+
+
+@pytest.mark.parametrize(
+    ("options", "module", "fix"),
+    [
+        ({"optimizer": "adamw_8bit"}, "bitsandbytes", "[kernels]"),
+        ({"optimizer": "paged_adamw_32bit"}, "bitsandbytes", "[kernels]"),
+        ({"quantization": "nf4", "lora_rank": 8}, "bitsandbytes", "[kernels]"),
+        ({"lora_rank": 8}, "peft", "[kernels]"),
+        ({"liger": True}, "liger_kernel", "[kernels]"),
+        ({"attention": "flash_attention_2"}, "flash_attn", "--no-build-isolation flash-attn"),
+        ({"attention": "flash_attention_3"}, "flash_attn_interface", "sdpa"),
+    ],
+)
+def test_options_need_their_extras(
+    options: dict[str, Any], module: str, fix: str, installed: set[str]
+) -> None:
+    with pytest.raises(UsageError, match=module) as caught:
+        check(**options)
+    assert fix in caught.value.fix
+    installed |= {"bitsandbytes", "peft", "liger_kernel", "flash_attn", "flash_attn_interface"}
+    check(**options)
+
+
+def test_data_must_be_there(installed: set[str], tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text("{}")
+    with pytest.raises(UsageError, match="does not exist") as caught:
+        check(data=str(tmp_path / "corpus.json"))
+    assert "corpus.jsonl" in caught.value.fix
+    check(data=str(tmp_path / "corpus.jsonl"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="holds no file"):
+        check(data=str(tmp_path / "empty"))
+    with pytest.raises(UsageError, match="there is no data builtin:french"):
+        check(data="builtin:french")
+    with pytest.raises(UsageError, match="tokenizer"):
+        check(tokenizer=str(tmp_path / "none"))
+
+
+def test_saved_datasets_need_their_library(installed: set[str], tmp_path: Path) -> None:
+    (tmp_path / "dataset_info.json").write_text("{}")
+    with pytest.raises(UsageError, match="datasets is not installed") as caught:
+        check(data=str(tmp_path))
+    assert "[data]" in caught.value.fix
+
+
+def test_nvme_folder_must_be_writable(installed: set[str], tmp_path: Path) -> None:
+    check(zero=3, offload_param="nvme", nvme_path=str(tmp_path / "new" / "folder"))
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="nvme_path"):
+        check(zero=3, offload_param="nvme", nvme_path=str(tmp_path / "file" / "folder"))
+
+
+def test_machines_and_gpus_must_be_there(installed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="nodes = 2"):
+        check(nodes=2)
+
+    class NoGpu:
+        problem = "NVML: driver not loaded"
+
+        def visible_indices(self) -> tuple[int, ...]:
+            return ()
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(preflight, "NvmlReader", NoGpu)
+    with pytest.raises(UsageError, match="wants 2 GPUs, and this machine shows 0") as caught:
+        check("cuda")
+    assert "driver not loaded" in caught.value.why
+
+
+@pytest.fixture
+def spec() -> RunSpec:
+    return recorded_spec("cpu", sample_seconds=0.2)
+
+
+def test_nothing_is_left_of_a_run_that_is_refused(spec: RunSpec, tmp_path: Path) -> None:
+    refused = recorded_spec("cpu", deepspeed={"gradient_cliping": 1})
+    with pytest.raises(UsageError, match="gradient_cliping"):
+        start_run(refused, recorded_prediction(refused), root=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_run_outlives_whoever_launched_it(spec: RunSpec, tmp_path: Path) -> None:
+    """A process that launches and is killed: the run goes on."""
+    script = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from llmtop.trainer import launch\n"
+        "from tests.recorded_spec import recorded_prediction, recorded_spec\n"
+        "launch.preflight = lambda spec: None\n"
+        "spec = recorded_spec('cpu', sample_seconds=0.2)\n"
+        "run = launch.start_run(spec, recorded_prediction(spec), root=Path(sys.argv[1]))\n"
+        "sys.stdout.write(f'{run.run_id} {os.getsid(0)}')\n"
+        "sys.stdout.flush()\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        env={**os.environ, "LLMTOP_WORKER_COMMAND": worker_command("trains")},
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        timeout=TIMEOUT_SECONDS,
+    )
+    assert done.returncode == -9, done.stderr
+    run_id, session = done.stdout.split()
+    run = RunDir.open(tmp_path / run_id)
+    assert run.supervisor_alive()
+    identity = run.supervisor_identity()
+    assert identity is not None
+    assert os.getsid(identity.pid) == identity.pid != int(session)
+    control.stop(run, save=False)
+    end = control.wait_for_end(run, TIMEOUT_SECONDS)
+    assert end is not None
+    assert end.state == "stopped"
+
+
+def test_start_run_writes_what_the_ranks_use(
+    spec: RunSpec, installed: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command("finishes"))
+    monkeypatch.setenv("LLMTOP_RUNS_DIR", str(tmp_path))
+    run = start_run(spec, recorded_prediction(spec))
+    assert run.path.parent == tmp_path
+    assert run.deepspeed_config()["train_batch_size"] == spec.global_batch
+    end = control.wait_for_end(run, TIMEOUT_SECONDS)
+    assert end is not None
+    assert end.state == "completed"

@@ -1,0 +1,140 @@
+"""How the end of a run is named, from what is known when no rank is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtop.profiler.events import CheckpointSaved, RankFailed, RankFinished
+from llmtop.trainer.postmortem import Story, name_end
+from llmtop.trainer.ranks import RankExit
+
+
+def exited(rank: int, code: int | None = None, signal: str | None = None, at: float = 10.0) -> RankExit:
+    return RankExit(rank=rank, pid=100 + rank, exit_code=code, signal=signal, seen_at=at)
+
+
+def failed(message: str, at: float = 9.0, **more: Any) -> RankFailed:
+    return RankFailed(error_type="RuntimeError", message=message, t=at, **more)
+
+
+def story(*exits: RankExit, **more: Any) -> Story:
+    return Story(world_size=len(exits), exits=exits, last_step=7, stepped=True, **more)
+
+
+DONE = RankFinished(reason="completed", last_step=9)
+STOPPED = RankFinished(reason="stopped", last_step=9)
+
+
+def test_completed_needs_the_word_of_every_rank_and_its_exit_code() -> None:
+    both = {0: DONE, 1: DONE}
+    assert name_end(story(exited(0, 0), exited(1, 0), finished=both)).state == "completed"
+    assert name_end(story(exited(0, 0), exited(1, 0), finished={0: DONE})).state == "failed"
+    assert name_end(story(exited(0, 0), exited(1, 1), finished=both)).state == "failed"
+    assert name_end(story(exited(0, 0), finished={0: DONE})).reason == "the rank finished step 9"
+
+
+def test_stopped_says_where_it_was_saved() -> None:
+    saved = CheckpointSaved(step=9, path="/c/9", size_bytes=1, seconds=1.0)
+    asked = {"finished": {0: STOPPED}, "stop_asked": True, "save_asked": True}
+    assert name_end(story(exited(0, 0), checkpoint=saved, **asked)).reason.endswith("step 9, saved in /c/9")
+    older = CheckpointSaved(step=5, path="/c/5", size_bytes=1, seconds=1.0)
+    assert name_end(story(exited(0, 0), checkpoint=older, **asked)).reason.endswith("after step 9")
+
+
+def test_first_failure_is_named_even_when_it_is_seen_last() -> None:
+    end = name_end(
+        story(
+            exited(0, 1, at=10.0),
+            exited(1, 1, at=10.1),
+            failed={0: failed("bad batch", at=9.9), 1: failed("index out of range", at=9.0)},
+        )
+    )
+    assert end.reason.startswith("rank 1: RuntimeError: index out of range")
+
+
+@pytest.mark.parametrize(
+    "lost",
+    ["[gloo] Connection closed by peer", "NCCL error: remote process exited", "Broken pipe", "Timed out"],
+)
+def test_a_rank_that_lost_another_is_not_at_fault(lost: str) -> None:
+    end = name_end(
+        story(exited(0, 1, at=10.0), exited(1, None, "SIGSEGV", at=10.2), failed={0: failed(lost, at=9.9)})
+    )
+    assert end.reason.startswith("rank 1 was killed by SIGSEGV after step 7")
+    alone = name_end(
+        story(exited(0, 1), exited(1, None, "SIGKILL"), failed={0: failed(lost)}, killed=frozenset({1}))
+    )
+    assert alone.reason.startswith("rank 0: RuntimeError: ")
+
+
+def test_ranks_that_the_supervisor_killed_are_not_at_fault() -> None:
+    end = name_end(story(exited(0, 3), exited(1, None, "SIGKILL", at=9.0), killed=frozenset({1})))
+    assert end.reason.startswith("rank 0 ended with exit code 3")
+
+
+def test_the_kernels_killer_is_named_only_with_evidence() -> None:
+    victim = exited(0, None, "SIGKILL")
+    with_evidence = name_end(story(victim, oom_evidence="the kernel counts a kill"))
+    assert with_evidence.state == "out_of_memory"
+    assert "OOM killer: the kernel counts a kill" in with_evidence.reason
+    assert "host memory" in with_evidence.fix
+    without = name_end(story(victim))
+    assert without.state == "failed"
+    assert "dmesg" in without.fix
+
+
+def test_device_memory_gets_the_predictions_advice() -> None:
+    failure = failed("CUDA out of memory", out_of_memory=True, stage="backward", step=1)
+    end = name_end(story(exited(0, 5), failed={0: failure}, memory_fixes=("zero = 3", "checkpoint", "more")))
+    assert end.state == "out_of_memory"
+    assert "in backward of step 1" in end.reason
+    assert end.fix == "zero = 3; or checkpoint"
+    host = failed("DefaultCPUAllocator: can't allocate memory", out_of_memory=True)
+    assert "host memory" in name_end(story(exited(0, 5), failed={0: host})).fix
+    silent = name_end(story(exited(0, 5)))
+    assert silent.state == "out_of_memory"
+
+
+@pytest.mark.parametrize(
+    ("message", "word"),
+    [
+        ("OSError: [Errno 28] No space left on device", "free space"),
+        ("Current loss scale already at minimum - cannot decrease scale anymore", "bf16"),
+        ("CUDA_HOME does not exist, unable to compile", "adamw_torch"),
+        ("what\n  why: because\n  fix: do this", "do this"),
+        ("nothing known", "rank-0.log"),
+    ],
+)
+def test_known_messages_have_their_mend(message: str, word: str) -> None:
+    end = name_end(story(exited(0, 1), failed={0: failed(message)}, logs={0: Path("rank-0.log")}))
+    assert end.state == "failed"
+    assert word in end.fix
+    assert "fix:" not in end.reason
+
+
+def test_long_messages_are_cut() -> None:
+    end = name_end(story(exited(0, 1), failed={0: failed("x" * 5000)}))
+    assert len(end.reason) < 600
+
+
+def test_the_log_is_quoted_where_nothing_else_is_known(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_bytes(b"one\n" * 9000 + b"terminate called: \xff what\n\n")
+    end = name_end(story(exited(0, None, "SIGABRT"), logs={0: log}))
+    assert end.reason.endswith("its log ends: terminate called: \ufffd what")
+    assert name_end(story(exited(0, 9), logs={0: tmp_path / "none.log"})).state == "failed"
+
+
+def test_stopping_before_the_ranks_listen_is_no_failure() -> None:
+    end = name_end(
+        Story(
+            world_size=2,
+            exits=(exited(0, None, "SIGUSR1"), exited(1, 1)),
+            failed={1: failed("Connection reset by peer")},
+            stop_asked=True,
+        )
+    )
+    assert (end.state, end.reason) == ("stopped", "stopped on request before the first step")

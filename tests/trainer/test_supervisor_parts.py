@@ -1,0 +1,229 @@
+"""The parts of the supervisor on their own: countdowns, hangs, locks, compilers, memory, environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.profiler.eventlog import EventWriter
+from llmtop.profiler.events import HostSample, StageBegan, StepFinished
+from llmtop.profiler.rundir import RunDir
+from llmtop.trainer import control, extensions
+from llmtop.trainer.oom import OomWatch
+from llmtop.trainer.patience import Graces, Patience
+from llmtop.trainer.progress import HangWatch, Progress
+from llmtop.trainer.rankenv import rank_environment, worker_command
+from tests.recorded import ManualClock
+from tests.recorded_spec import recorded_prediction, recorded_spec
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    spec = recorded_spec("cpu", hang_floor_seconds=10.0, hang_factor=5.0)
+    return RunDir.create(tmp_path / "runs", spec, recorded_prediction(spec), {})
+
+
+# --- patience -------------------------------------------------------------------------------------
+
+
+def test_countdown_goes_from_terminate_to_kill() -> None:
+    clock = ManualClock()
+    patience = Patience(2.0, lambda: clock.now)
+    assert patience.next_action() is None
+    patience.wait(5.0, "did not stop")
+    clock.advance(4.9)
+    assert patience.next_action() is None
+    clock.advance(0.2)
+    assert patience.next_action() == "terminate"
+    assert patience.next_action() is None
+    clock.advance(2.0)
+    assert patience.next_action() == "kill"
+    patience.wait(0.0, "something else")
+    assert patience.next_action() is None
+    assert patience.waiting_for == "did not stop"
+
+
+def test_a_shorter_countdown_replaces_a_longer_one_only() -> None:
+    clock = ManualClock()
+    patience = Patience(2.0, lambda: clock.now)
+    patience.wait(100.0, "long")
+    patience.wait(200.0, "longer")
+    assert patience.waiting_for == "long"
+    patience.wait(1.0, "short")
+    assert patience.waiting_for == "short"
+    clock.advance(1.0)
+    assert patience.next_action() == "terminate"
+
+
+def test_graces_from_the_environment() -> None:
+    assert Graces.from_environment({}) == Graces()
+    assert Graces.from_environment({"LLMTOP_GRACES": "peers=0.5,kill=2"}) == Graces(peers=0.5, kill=2.0)
+    for wrong in ("peers=x", "friends=1", "peers"):
+        with pytest.raises(UsageError, match="LLMTOP_GRACES"):
+            Graces.from_environment({"LLMTOP_GRACES": wrong})
+
+
+# --- progress and hangs ---------------------------------------------------------------------------
+
+
+def test_progress_passes_over_earlier_attempts(run: RunDir) -> None:
+    with EventWriter(run.events_path(0), "rank0") as log:
+        log.write(StepFinished(step=40, step_seconds=1.0))
+        progress = Progress(run, 2)
+        progress.poll()
+        assert (progress.last_step, progress.stepped) == (0, False)
+        log.write(StepFinished(step=41, step_seconds=1.0))
+        progress.poll()
+    assert (progress.last_step, progress.stepped, progress.median_step_seconds) == (41, True, 1.0)
+
+
+def test_hang_threshold_follows_the_steps(run: RunDir) -> None:
+    clock = ManualClock(0.0)
+    progress = Progress(run, 1, lambda: clock.now)
+    hang = HangWatch(run.spec().options, lambda: clock.now)
+    with EventWriter(run.events_path(0), "rank0") as log:
+        clock.advance(19.0)
+        assert hang.check(progress, compiling=False) is None  # start-up is given twice the floor
+        log.write(StageBegan(stage="model"))
+        progress.poll()
+        for number in range(1, 6):
+            clock.advance(4.0)
+            log.write(StepFinished(step=number, step_seconds=4.0))
+            progress.poll()
+        clock.advance(19.9)
+        assert hang.check(progress, compiling=False) is None
+        clock.advance(0.2)
+        suspicion = hang.check(progress, compiling=False)
+        assert suspicion is not None
+        assert (suspicion.last_step, suspicion.threshold_seconds) == (5, 20.0)
+        clock.advance(100.0)
+        assert hang.check(progress, compiling=False) is None
+        log.write(StepFinished(step=6, step_seconds=4.0))
+        progress.poll()
+        assert hang.check(progress, compiling=False) is None
+        clock.advance(21.0)
+        assert hang.check(progress, compiling=True) is None
+        clock.advance(21.0)
+        assert hang.check(progress, compiling=False) is not None
+
+
+# --- extensions -----------------------------------------------------------------------------------
+
+
+def test_extensions_are_private_to_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = extensions.extensions_dir({"XDG_CACHE_HOME": "/c"})
+    assert here.parent == Path("/c/llmtop/torch_extensions")
+    monkeypatch.setattr(sys, "prefix", "/another/environment")
+    assert extensions.extensions_dir({"XDG_CACHE_HOME": "/c"}) != here
+    assert extensions.extensions_dir({"HOME": "/h"}).is_relative_to("/h/.cache/llmtop")
+    assert extensions.extensions_dir({"TORCH_EXTENSIONS_DIR": "/mine", "HOME": "/h"}) == Path("/mine")
+
+
+def test_only_locks_that_nobody_holds_are_removed(tmp_path: Path) -> None:
+    for op in ("held", "stale"):
+        (tmp_path / "py311_cpu" / op).mkdir(parents=True)
+        (tmp_path / "py311_cpu" / op / "lock").touch()
+    held, stale = (tmp_path / "py311_cpu" / op / "lock" for op in ("held", "stale"))
+    with held.open():
+        assert extensions.remove_stale_locks(tmp_path) == [stale]
+        assert held.exists()
+        assert not stale.exists()
+    assert extensions.remove_stale_locks(tmp_path / "nothing") == []
+
+
+def test_a_compiler_below_a_process_is_found(tmp_path: Path) -> None:
+    (tmp_path / "cc1plus").symlink_to("/bin/sleep")
+    with subprocess.Popen([str(tmp_path / "cc1plus"), "60"]) as compiler:
+        try:
+            while extensions.compiling([os.getpid()]) != "cc1plus":
+                assert compiler.poll() is None
+            assert extensions.compiling([compiler.pid]) is None
+        finally:
+            compiler.kill()
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def fake_proc(folder: Path, kills: int) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "vmstat").write_text(f"nr_free_pages 1\noom_kill {kills}\n")
+    return folder
+
+
+def test_a_rising_count_is_evidence(tmp_path: Path) -> None:
+    watch = OomWatch(fake_proc(tmp_path / "proc", 3))
+    assert watch.evidence(None) is None
+    fake_proc(tmp_path / "proc", 4)
+    assert "out-of-memory kill" in str(watch.evidence(None))
+
+
+def test_full_memory_is_evidence(tmp_path: Path) -> None:
+    watch = OomWatch(tmp_path)
+    assert watch.evidence(HostSample(memory_total_bytes=100, memory_available_bytes=50)) is None
+    assert "98 % of host memory" in str(
+        watch.evidence(HostSample(memory_total_bytes=100, memory_available_bytes=2))
+    )
+    limited = HostSample(cgroup_limit_bytes=100, cgroup_used_bytes=99)
+    assert "99 % of the memory limit" in str(watch.evidence(limited))
+    assert watch.evidence(HostSample()) is None
+
+
+# --- ranks' environment ---------------------------------------------------------------------------
+
+
+def test_threads_are_shared_among_the_ranks(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    def threads(environment: dict[str, str]) -> str:
+        return rank_environment(run, 0, port=1, extensions=Path("/e"), environment=environment)[
+            "OMP_NUM_THREADS"
+        ]
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(9)))
+    assert threads({}) == "4"
+    assert threads({"OMP_NUM_THREADS": "7"}) == "7"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0})
+    assert threads({}) == "1"
+
+
+def test_worker_is_started_without_the_current_folder_on_its_path(run: RunDir) -> None:
+    assert worker_command(run, {}) == [sys.executable, "-P", "-m", "llmtop.trainer.worker", str(run.path)]
+    assert worker_command(run, {"LLMTOP_WORKER_COMMAND": "a 'b c'"}) == ["a", "b c", str(run.path)]
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def test_requests_are_read_in_the_order_of_asking(run: RunDir) -> None:
+    run.write_supervisor_pid()
+    ids = [control.request(run, "stop", {"save": bool(n % 2)}) for n in range(5)]
+    assert [asked.request_id for asked in control.pending(run)] == ids
+    (run.control_dir / "0.json").write_text('{"request_id": "another", "action": "stop"}')
+    (run.control_dir / ".aside.json.1.new").write_text("")
+    assert control.read_requests(run)[0] == "0"
+    assert len(control.read_requests(run)) == 6
+
+
+def test_a_run_without_supervisor_takes_no_requests(run: RunDir) -> None:
+    with pytest.raises(LlmtopError, match="takes no requests"):
+        control.stop(run, save=True)
+    assert control.wait_for_end(run, 5) is None
+
+
+def test_a_request_that_cannot_be_written_says_why(run: RunDir) -> None:
+    run.write_supervisor_pid()
+    run.control_dir.rmdir()
+    with pytest.raises(LlmtopError, match="cannot be written"):
+        control.stop(run, save=True)
+
+
+def test_signal_names() -> None:
+    from llmtop.trainer.ranks import signal_name
+
+    assert signal_name(signal.SIGKILL) == "SIGKILL"
+    assert signal_name(signal.SIGRTMIN + 3) == f"signal {signal.SIGRTMIN + 3}"

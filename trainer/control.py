@@ -1,0 +1,119 @@
+"""Requests to a running supervisor: one file each, written aside and renamed; the answers are events."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from llmtop.presets.errors import LlmtopError
+from llmtop.profiler.eventlog import EventTail
+from llmtop.profiler.events import ControlAnswered, RunEnded
+from llmtop.profiler.rundir import SUPERVISOR, RunDir, write_atomic
+
+STOP = "stop"
+ACTIONS = (STOP,)
+
+_POLL_SECONDS = 0.05
+_EXIT_SECONDS = 10.0
+"""How long a supervisor may take to leave after its last event."""
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    request_id: str
+    action: str
+    params: dict[str, Any] = {}
+    asked_at: float = 0.0
+    """Wall clock."""
+    asked_by: int = 0
+    """Process that asked."""
+
+
+def request(run: RunDir, action: str, params: dict[str, Any] | None = None) -> str:
+    """Ask the supervisor for something; the id under which it will answer. Raises when there is none."""
+    if not run.supervisor_alive():
+        raise LlmtopError(
+            f"run {run.run_id} takes no requests",
+            why="its supervisor is gone: the run has ended",
+            fix=f"see how: llmtop report {run.run_id}",
+        )
+    # Ids sort by the time of asking, so requests are answered in that order.
+    request_id = f"{time.time_ns():020d}-{secrets.token_hex(3)}"
+    asked = Request(
+        request_id=request_id,
+        action=action,
+        params=params or {},
+        asked_at=time.time(),
+        asked_by=os.getpid(),
+    )
+    try:
+        write_atomic(run.control_dir / f"{request_id}.json", msgspec.json.encode(asked))
+    except OSError as error:
+        raise LlmtopError(
+            f"the request to run {run.run_id} cannot be written",
+            why=error.strerror or str(error),
+            fix=f"make {run.control_dir} writable and free some space",
+        ) from error
+    return request_id
+
+
+def stop(run: RunDir, save: bool) -> str:
+    """Ask the run to end after the step that it is in, with or without a checkpoint."""
+    return request(run, STOP, {"save": save})
+
+
+def read_requests(run: RunDir) -> list[Request | str]:
+    """All requests ever made, oldest first; a file that is no request as its name alone."""
+    found: list[Request | str] = []
+    for path in sorted(run.control_dir.glob("*.json")):
+        try:
+            asked = msgspec.json.decode(path.read_bytes(), type=Request)
+        except (OSError, msgspec.MsgspecError):
+            found.append(path.stem)
+            continue
+        found.append(asked if asked.request_id == path.stem else path.stem)
+    return found
+
+
+def answers(run: RunDir) -> dict[str, tuple[ControlAnswered, ...]]:
+    """Every answer so far by request, in the order given."""
+    found: dict[str, tuple[ControlAnswered, ...]] = {}
+    for event in EventTail(run.events_path(SUPERVISOR)).poll():
+        if isinstance(event, ControlAnswered):
+            found[event.request_id] = (*found.get(event.request_id, ()), event)
+    return found
+
+
+def pending(run: RunDir) -> tuple[Request, ...]:
+    """Requests that were neither carried out nor refused yet, oldest first."""
+    given = answers(run)
+    settled = {name for name, all_of in given.items() if any(a.answer != "accepted" for a in all_of)}
+    return tuple(
+        asked
+        for asked in read_requests(run)
+        if isinstance(asked, Request) and asked.request_id not in settled
+    )
+
+
+def wait_for_end(run: RunDir, timeout: float) -> RunEnded | None:
+    """Wait until the run has ended and its supervisor is gone; None when that takes too long.
+
+    None as well for a supervisor that died without writing how its run ended.
+    """
+    deadline = time.monotonic() + timeout
+    tail = EventTail(run.events_path(SUPERVISOR))
+    ended: RunEnded | None = None
+    while True:
+        # Asked before reading: a supervisor that leaves in between has then written its end already.
+        alive = run.supervisor_alive()
+        for event in tail.poll():
+            if isinstance(event, RunEnded):
+                ended = event
+                deadline = max(deadline, time.monotonic() + _EXIT_SECONDS)
+        if not alive or time.monotonic() >= deadline:
+            return ended
+        time.sleep(_POLL_SECONDS)

@@ -1,0 +1,71 @@
+"""Starts a run: checks it, makes its folder, and leaves a supervisor behind that needs nobody."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from llmtop.presets.errors import JobFailedError
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.rundir import SUPERVISOR, RunDir, runs_root
+from llmtop.trainer.dsconfig import deepspeed_config
+from llmtop.trainer.preflight import preflight
+
+_START_SECONDS = 60.0
+"""A supervisor imports no torch; this long only on a machine that is very busy."""
+_POLL_SECONDS = 0.01
+
+
+def start_run(spec: RunSpec, prediction: Prediction, *, root: Path | None = None) -> RunDir:
+    """Launch a run and return at once; from then on its supervisor and its folder are all there is of it.
+
+    Raises UsageError for a run that cannot start here, JobFailedError when its supervisor does not.
+    """
+    preflight(spec)
+    run = RunDir.create(root or runs_root(), spec, prediction, deepspeed_config(spec))
+    start_supervisor(run)
+    return run
+
+
+def start_supervisor(run: RunDir) -> int:
+    """Start the supervisor of a run in a session of its own; its pid, once it supervises."""
+    log_path = run.log_path(SUPERVISOR)
+    descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "llmtop.trainer.supervise", str(run.path.resolve())],
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=descriptor,
+            start_new_session=True,
+        )
+    finally:
+        os.close(descriptor)
+    # Whoever launches may live for long (the app): its ended supervisors must not stay as zombies.
+    threading.Thread(target=process.wait, name=f"reaper of {process.pid}", daemon=True).start()
+    deadline = time.monotonic() + _START_SECONDS
+    while not _supervises(run, process.pid):
+        if process.poll() is not None:
+            raise _not_started(run, f"its supervisor ended with exit code {process.returncode}")
+        if time.monotonic() > deadline:
+            process.kill()
+            raise _not_started(run, f"its supervisor was not ready after {_START_SECONDS:g} s")
+        time.sleep(_POLL_SECONDS)
+    return process.pid
+
+
+def _supervises(run: RunDir, pid: int) -> bool:
+    identity = run.supervisor_identity()
+    return identity is not None and identity.pid == pid
+
+
+def _not_started(run: RunDir, why: str) -> JobFailedError:
+    log_path = run.log_path(SUPERVISOR)
+    lines = log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    said = f"; it says: {' / '.join(lines[-5:])}" if lines else ""
+    return JobFailedError(f"run {run.run_id} did not start", why=why + said, fix=f"read {log_path}")

@@ -1,0 +1,249 @@
+"""Names how a run ended: the rank at fault, its signal or exit code, and what a person could do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from msgspec import Struct
+
+from llmtop.presets.errors import ExitCode
+from llmtop.profiler.events import CheckpointSaved, RankFailed, RankFinished, RunEnded
+from llmtop.trainer.ranks import RankExit
+
+_LOST_PEER = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|gloo|nccl|processgroup|collective|peer|timed? ?out"
+    r"|remote process|watchdog",
+    re.IGNORECASE,
+)
+"""What a rank says when another one has died on it."""
+
+_SIGNAL_FIXES: dict[str, str] = {
+    "SIGKILL": "find out who killed it: a person, a batch system, or the kernel for memory (dmesg says so)",
+    "SIGSEGV": "it crashed in native code: update the GPU driver, torch and the kernels to matching releases",
+    "SIGBUS": "shared memory or a mapped file was full or cut: look at df -h /dev/shm and at the data's disk",
+    "SIGABRT": "native code gave up: the last lines of its log say why (often NCCL)",
+    "SIGILL": "this processor lacks an instruction of the build: reinstall torch and delete the built ops",
+    "SIGFPE": "native code divided by zero: try attention = eager and no kernels to find which",
+    "SIGTERM": "somebody ended it; start the run again, it goes on from its newest checkpoint",
+    "SIGHUP": "its session was closed; start the run again",
+    "SIGXCPU": "it used up its CPU time limit: raise ulimit -t",
+    "SIGXFSZ": "a file outgrew its limit: raise ulimit -f",
+}
+
+_MESSAGE_FIXES: tuple[tuple[str, str], ...] = (
+    (r"no space left on device", "free space on the disk that holds the run, or in /dev/shm"),
+    (r"too many open files", "raise the limit: ulimit -n 65536"),
+    (
+        r"loss scale.*minimum|minimum loss scale",
+        "use bf16, or lower the learning rate: every fp16 step overflows",
+    ),
+    (r"cuda_home|nvcc|installed cuda version", "llmtop doctor; optimizer = adamw_torch needs no compiled op"),
+    (r"error building extension|ninja", "llmtop doctor names the missing compiler; adamw_torch needs none"),
+    (r"no kernel image|not compatible with the current pytorch", "install the torch build for this GPU"),
+    (r"driver version is insufficient|found no nvidia driver", "update the NVIDIA driver"),
+    (r"address already in use", "start the run again: it takes another port"),
+    (r"libaio|async_io", "install libaio's headers (libaio-dev) for NVMe offload, or offload to cpu"),
+    (r"not.*supported on your device", "choose a precision that this device has"),
+    (r"nccl", "set NCCL_DEBUG=INFO and start again: the rank's log then names the link that fails"),
+)
+
+
+class Story(Struct, frozen=True, kw_only=True):
+    """All that is known when no rank is left."""
+
+    world_size: int
+    exits: tuple[RankExit, ...]
+    """In the order seen."""
+    finished: dict[int, RankFinished] = {}
+    failed: dict[int, RankFailed] = {}
+    killed: frozenset[int] = frozenset()
+    """Ranks that the supervisor ended because it would wait no longer."""
+    waited_for: str = ""
+    """What those ranks did not do in time, in words."""
+    stop_asked: bool = False
+    save_asked: bool = False
+    checkpoint: CheckpointSaved | None = None
+    last_step: int = 0
+    stepped: bool = False
+    """Whether this attempt finished a step, so that there was something to save."""
+    oom_evidence: str | None = None
+    """Why a SIGKILL was the kernel's; None where nothing says so."""
+    memory_fixes: tuple[str, ...] = ()
+    """What the prediction suggests to save device memory."""
+    logs: dict[int, Path] = {}
+
+
+def name_end(story: Story) -> RunEnded:
+    """The last event of a run."""
+    at_fault = _first_fault(story)
+    if at_fault is not None:
+        return _failure(story, at_fault)
+    clean = [exit_ for exit_ in story.exits if _clean(story, exit_)]
+    if len(clean) == story.world_size:
+        return _good_end(story)
+    return _impatient_end(story)
+
+
+def _clean(story: Story, exit_: RankExit) -> bool:
+    """A rank is done when it said so and left with 0; an exit code of 0 alone proves nothing."""
+    return exit_.exit_code == 0 and exit_.rank in story.finished
+
+
+def _first_fault(story: Story) -> RankExit | None:
+    """The rank that failed by itself, not because another one was gone or the supervisor ended it."""
+    faults = [e for e in story.exits if not _clean(story, e) and not _ended_by_us(story, e)]
+    if any(_did_not_listen(story, e) for e in story.exits) and all(_lost_a_peer(story, e) for e in faults):
+        # The others lost a rank that obeyed.
+        return None
+    return min(faults, key=lambda e: (_lost_a_peer(story, e), _failed_at(story, e)), default=None)
+
+
+def _did_not_listen(story: Story, exit_: RankExit) -> bool:
+    """The request to stop killed a rank that was still starting and had no ear for it."""
+    return story.stop_asked and exit_.signal in ("SIGTERM", "SIGUSR1") and exit_.rank not in story.failed
+
+
+def _ended_by_us(story: Story, exit_: RankExit) -> bool:
+    killed = exit_.rank in story.killed and exit_.signal in ("SIGTERM", "SIGKILL")
+    return _did_not_listen(story, exit_) or killed and exit_.rank not in story.failed
+
+
+def _lost_a_peer(story: Story, exit_: RankExit) -> bool:
+    failure = story.failed.get(exit_.rank)
+    if failure is None:
+        # Torn down together with the others: not where it began.
+        return exit_.rank in story.killed
+    return not failure.out_of_memory and bool(_LOST_PEER.search(failure.message))
+
+
+def _failed_at(story: Story, exit_: RankExit) -> float:
+    failure = story.failed.get(exit_.rank)
+    return exit_.seen_at if failure is None or not failure.t else min(failure.t, exit_.seen_at)
+
+
+def _good_end(story: Story) -> RunEnded:
+    ranks = "the rank" if story.world_size == 1 else f"all {story.world_size} ranks"
+    step = max(finished.last_step for finished in story.finished.values())
+    if all(finished.reason == "completed" for finished in story.finished.values()):
+        return RunEnded(state="completed", reason=f"{ranks} finished step {step}")
+    saved = f", saved in {story.checkpoint.path}" if _saved_at(story, step) and story.checkpoint else ""
+    return RunEnded(state="stopped", reason=f"stopped on request after step {step}{saved}")
+
+
+def _saved_at(story: Story, step: int) -> bool:
+    return story.save_asked and story.checkpoint is not None and story.checkpoint.step == step
+
+
+def _impatient_end(story: Story) -> RunEnded:
+    """Nobody failed by itself, but not every rank left by itself either."""
+    step = f"after step {story.last_step}" if story.last_step else "before the first step"
+    killed = f"{_names(story.killed)} {story.waited_for} and was killed" if story.killed else ""
+    if story.stop_asked and not (story.save_asked and story.stepped):
+        return RunEnded(
+            state="stopped", reason="; ".join(filter(None, [f"stopped on request {step}", killed]))
+        )
+    return RunEnded(
+        state="failed", reason=f"{killed} {step}", fix=_log_fix(story, min(story.killed, default=0))
+    )
+
+
+def _failure(story: Story, exit_: RankExit) -> RunEnded:
+    failure = story.failed.get(exit_.rank)
+    how = _how(story, exit_)
+    if failure is None:
+        return _unexplained_death(story, exit_, how)
+    where = f" in {failure.stage}" if failure.stage else ""
+    where += f" of step {failure.step}" if failure.step else ""
+    reason = f"rank {exit_.rank}{where}: {_first_lines(failure)} ({how})"
+    if failure.out_of_memory:
+        return RunEnded(state="out_of_memory", reason=reason, fix=_memory_fix(story, failure.message))
+    return RunEnded(state="failed", reason=reason, fix=_message_fix(story, exit_.rank, failure.message))
+
+
+def _unexplained_death(story: Story, exit_: RankExit, how: str) -> RunEnded:
+    """The rank left no last event: a signal, an exit from native code, or a silent exit."""
+    reason = f"rank {exit_.rank} {how}"
+    if exit_.signal == "SIGKILL" and story.oom_evidence:
+        return RunEnded(
+            state="out_of_memory",
+            reason=f"{reason} by the kernel's OOM killer: {story.oom_evidence}",
+            fix=_host_memory_fix(story),
+        )
+    last = _last_line(story.logs.get(exit_.rank))
+    said = f"; its log ends: {last}" if last else ""
+    if exit_.signal:
+        fix = _SIGNAL_FIXES.get(exit_.signal, "") or _log_fix(story, exit_.rank)
+    elif exit_.exit_code == ExitCode.OUT_OF_MEMORY:
+        return RunEnded(state="out_of_memory", reason=reason + said, fix=_memory_fix(story, last))
+    else:
+        fix = _message_fix(story, exit_.rank, last)
+    return RunEnded(state="failed", reason=reason + said, fix=fix)
+
+
+def _how(story: Story, exit_: RankExit) -> str:
+    step = f" after step {story.last_step}" if story.last_step else " before its first step"
+    if exit_.signal:
+        return f"was killed by {exit_.signal}{step}"
+    if exit_.exit_code == 0:
+        return f"left with exit code 0{step} without having finished"
+    return f"ended with exit code {exit_.exit_code}{step}"
+
+
+def _first_lines(failure: RankFailed) -> str:
+    """The error without torch's long explanations, and without the mend, which is told apart."""
+    lines = [line.strip() for line in failure.message.splitlines() if line.strip()]
+    text = " ".join([line for line in lines if not line.startswith("fix: ")][:3])
+    name = "" if failure.error_type in (text.split(":")[0], "UsageError") else f"{failure.error_type}: "
+    return name + (text if len(text) <= 400 else text[:397] + "...")
+
+
+def _memory_fix(story: Story, message: str) -> str:
+    if re.search(r"cannot allocate memory|defaultcpuallocator|memoryerror", message, re.IGNORECASE):
+        return _host_memory_fix(story)
+    return (
+        "; or ".join(story.memory_fixes[:2]) or "a smaller micro_batch or seq_len, or gradient_checkpointing"
+    )
+
+
+def _host_memory_fix(story: Story) -> str:
+    return "free host memory, offload less, start fewer ranks on this machine, or raise the container's limit"
+
+
+def _message_fix(story: Story, rank: int, message: str) -> str:
+    # Errors of llmtop itself carry their mend in their last line.
+    own = re.search(r"^\s*fix: (.+)$", message, re.MULTILINE)
+    if own:
+        return own.group(1)
+    for pattern, fix in _MESSAGE_FIXES:
+        if re.search(pattern, message, re.IGNORECASE):
+            return fix
+    return _log_fix(story, rank)
+
+
+def _log_fix(story: Story, rank: int) -> str:
+    log = story.logs.get(rank)
+    return f"read the end of {log}" if log else ""
+
+
+def _last_line(log: Path | None) -> str:
+    """The last line that is not empty; nothing for a log that cannot be read."""
+    if log is None:
+        return ""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - 8192))
+            lines = file.read().decode("utf-8", "replace").split("\n")
+    except OSError:
+        return ""
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return last[-300:]
+
+
+def _names(ranks: frozenset[int]) -> str:
+    numbers = sorted(ranks)
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    shown = ", ".join(map(str, numbers[:4])) + (", ..." if len(numbers) > 4 else "")
+    return f"ranks {shown}"

@@ -1,0 +1,98 @@
+"""What the ranks have told about themselves, read from their event logs, and whether they hang."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+
+from llmtop.presets.spec import RunOptions
+from llmtop.profiler.eventlog import EventTail
+from llmtop.profiler.events import (
+    AnyEvent,
+    CheckpointSaved,
+    HangSuspected,
+    RankFailed,
+    RankFinished,
+    StageBegan,
+    StageFinished,
+    StepFinished,
+)
+from llmtop.profiler.rundir import RunDir
+
+_STEPS_REMEMBERED = 50
+_START_FACTOR = 2.0
+"""A stage of start-up may read many gigabytes without a word."""
+
+
+class Progress:
+    """Follows all ranks of a run. What earlier attempts wrote into the same logs is passed over."""
+
+    def __init__(self, run: RunDir, world_size: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.finished: dict[int, RankFinished] = {}
+        self.failed: dict[int, RankFailed] = {}
+        self.checkpoint: CheckpointSaved | None = None
+        self.last_step = 0
+        self.stepped = False
+        """Whether any rank of this attempt has finished a step."""
+        self.moved_at = clock()
+        """When a rank last got on: a step, a stage of start-up, a checkpoint."""
+        self._clock = clock
+        self._seconds: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
+        self._tails = {rank: EventTail(run.events_path(rank)) for rank in range(world_size)}
+        for tail in self._tails.values():
+            tail.poll()
+
+    @property
+    def median_step_seconds(self) -> float | None:
+        return statistics.median(self._seconds) if self._seconds else None
+
+    def poll(self) -> None:
+        for rank, tail in self._tails.items():
+            for event in tail.poll():
+                self._note(rank, event)
+
+    def _note(self, rank: int, event: AnyEvent) -> None:
+        match event:
+            case StepFinished():
+                self.last_step = max(self.last_step, event.step)
+                self.stepped = True
+                self._seconds.append(event.step_seconds)
+                self.moved_at = self._clock()
+            case CheckpointSaved():
+                self.checkpoint = event
+                self.moved_at = self._clock()
+            case StageBegan() | StageFinished():
+                self.moved_at = self._clock()
+            case RankFinished():
+                self.finished[rank] = event
+            case RankFailed():
+                self.failed.setdefault(rank, event)
+            case _:
+                pass
+
+
+class HangWatch:
+    """Suspects a hang once, until the ranks get on again."""
+
+    def __init__(self, options: RunOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        self._floor_seconds = options.hang_floor_seconds
+        self._factor = options.hang_factor
+        self._clock = clock
+        self._suspected_at: float | None = None
+
+    def check(self, progress: Progress, *, compiling: bool) -> HangSuspected | None:
+        """The event to write now, if any. A compiler at work is no hang."""
+        if compiling:
+            progress.moved_at = self._clock()
+        if self._suspected_at is not None and progress.moved_at <= self._suspected_at:
+            return None
+        self._suspected_at = None
+        floor = self._floor_seconds if progress.stepped else _START_FACTOR * self._floor_seconds
+        threshold = max(floor, self._factor * (progress.median_step_seconds or 0.0))
+        quiet = self._clock() - progress.moved_at
+        if quiet < threshold:
+            return None
+        self._suspected_at = progress.moved_at
+        return HangSuspected(last_step=progress.last_step, quiet_seconds=quiet, threshold_seconds=threshold)

@@ -1,0 +1,66 @@
+"""The command and the environment of each rank."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.rundir import RunDir
+from llmtop.trainer.extensions import VARIABLE
+
+RUN_ID = "LLMTOP_RUN_ID"
+"""Marks every process of a run."""
+WORKER_COMMAND = "LLMTOP_WORKER_COMMAND"
+"""Started in place of the worker, with the run directory as last argument; for tests."""
+_ADDRESS = "127.0.0.1"
+
+
+def worker_command(run: RunDir, environment: Mapping[str, str]) -> list[str]:
+    """What every rank runs. `-P`: modules in the folder that a person stands in are not the worker's."""
+    other = environment.get(WORKER_COMMAND)
+    command = shlex.split(other) if other else [sys.executable, "-P", "-m", "llmtop.trainer.worker"]
+    return [*command, str(run.path)]
+
+
+def rank_environment(
+    run: RunDir, rank: int, *, port: int, extensions: Path, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """The environment of one rank on top of the supervisor's own."""
+    spec = run.spec()
+    return {
+        "TOKENIZERS_PARALLELISM": "false",
+        **environment,
+        RUN_ID: run.run_id,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(spec.world_size),
+        "LOCAL_WORLD_SIZE": str(spec.options.gpus),
+        "MASTER_ADDR": _ADDRESS,
+        "MASTER_PORT": str(port),
+        "DS_ACCELERATOR": "cpu" if spec.on_cpu else "cuda",
+        "OMP_NUM_THREADS": str(_threads(spec, environment)),
+        "PYTHONUNBUFFERED": "1",
+        VARIABLE: str(extensions),
+    }
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind((_ADDRESS, 0))
+        return int(probe.getsockname()[1])
+
+
+def _threads(spec: RunSpec, environment: Mapping[str, str]) -> int:
+    """CPU threads of a rank: the option, else the environment, else a fair share of the cores."""
+    given = environment.get("OMP_NUM_THREADS", "")
+    if spec.options.threads_per_rank:
+        return spec.options.threads_per_rank
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
+    return max(1, len(os.sched_getaffinity(0)) // spec.options.gpus)

@@ -1,0 +1,155 @@
+"""Starts the ranks of a run as processes of their own, notices their ends, and leaves none behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from llmtop.presets.errors import LlmtopError
+from llmtop.profiler.processes import descendants
+
+_PR_SET_CHILD_SUBREAPER = 36
+_SWEEP_SECONDS = 10.0
+_SWEEP_PAUSE_SECONDS = 0.02
+
+
+class RankExit(Struct, frozen=True, kw_only=True):
+    """How one rank's process ended."""
+
+    rank: int
+    pid: int
+    exit_code: int | None = None
+    """None when a signal ended it."""
+    signal: str | None = None
+    """Name, as SIGKILL."""
+    seen_at: float = 0.0
+    """Wall clock."""
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of all that its descendants leave behind, so that it can find them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+class Ranks:
+    """The ranks that this process started.
+
+    Needs `adopt_orphans`, and that nothing else in this process waits for children.
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        self._pids: dict[int, int] = {}
+        self._wall = wall
+
+    @property
+    def alive(self) -> dict[int, int]:
+        """Rank to pid of those whose end was not seen yet."""
+        return dict(self._pids)
+
+    def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
+        """Start one rank with its streams in its log; its pid.
+
+        It stays in this session but leads a process group, so that what it starts can be signalled with it.
+        """
+        write = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        try:
+            pid = os.posix_spawnp(
+                command[0],
+                list(command),
+                dict(environment),
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, str(log), write, 0o600),
+                    (os.POSIX_SPAWN_DUP2, 1, 2),
+                ],
+                setpgroup=0,
+                # Python ignores these for itself; a compiler must not inherit that.
+                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+            )
+        except OSError as error:
+            raise LlmtopError(
+                f"rank {rank} cannot be started",
+                why=f"{command[0]}: {error.strerror}",
+                fix="reinstall the environment that llmtop runs in",
+            ) from error
+        self._pids[rank] = pid
+        return pid
+
+    def reap(self) -> list[RankExit]:
+        """The ranks that ended since the last call. Adopted orphans that ended are cleared away."""
+        exits: list[RankExit] = []
+        ranks = {pid: rank for rank, pid in self._pids.items()}
+        while True:
+            try:
+                status = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
+            except ChildProcessError:
+                break
+            if status is None:
+                break
+            rank = ranks.get(status.si_pid)
+            if rank is None:
+                continue
+            del self._pids[rank]
+            by_itself = status.si_code == os.CLD_EXITED
+            exits.append(
+                RankExit(
+                    rank=rank,
+                    pid=status.si_pid,
+                    exit_code=status.si_status if by_itself else None,
+                    signal=None if by_itself else signal_name(status.si_status),
+                    seen_at=self._wall(),
+                )
+            )
+        return exits
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the ranks themselves, not what they started: a compiler may finish its file."""
+        for pid in self._pids.values():
+            os.kill(pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL for every rank and everything below this process."""
+        for pid in self._pids.values():
+            os.kill(pid, signal.SIGKILL)
+        for pid in self._below():
+            _kill_if_there(pid)
+
+    def sweep(self, timeout: float = _SWEEP_SECONDS) -> tuple[tuple[RankExit, ...], tuple[int, ...]]:
+        """Kill until nothing is left below this process; the ranks that this ended, and pids that resist."""
+        exits: list[RankExit] = []
+        deadline = time.monotonic() + timeout
+        while True:
+            exits += self.reap()
+            left = self._below()
+            if not left or time.monotonic() >= deadline:
+                return tuple(exits), left
+            for pid in left:
+                _kill_if_there(pid)
+            time.sleep(_SWEEP_PAUSE_SECONDS)
+
+    def _below(self) -> tuple[int, ...]:
+        me = os.getpid()
+        return descendants([me])[me][1:]
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _kill_if_there(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

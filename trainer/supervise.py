@@ -1,0 +1,346 @@
+"""The supervisor of one run: `python -m llmtop.trainer.supervise RUNDIR`, in a session of its own.
+
+Starts the ranks, samples the hardware, carries out requests, writes how the run ended, and leaves no
+process behind. Only this process writes `supervisor.jsonl` and `hardware.jsonl`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
+from llmtop.profiler.eventlog import EventWriter
+from llmtop.profiler.events import (
+    Compiling,
+    ControlAnswered,
+    HardwareSampled,
+    RankExited,
+    RankStarted,
+    RunEnded,
+    RunStarted,
+)
+from llmtop.profiler.rundir import HARDWARE, SUPERVISOR, RunDir
+from llmtop.profiler.sampler import Sampler
+from llmtop.trainer import control
+from llmtop.trainer.extensions import compiling, extensions_dir, remove_stale_locks
+from llmtop.trainer.oom import OomWatch
+from llmtop.trainer.patience import Graces, Patience
+from llmtop.trainer.postmortem import Story, name_end
+from llmtop.trainer.progress import HangWatch, Progress
+from llmtop.trainer.rankenv import free_port, rank_environment, worker_command
+from llmtop.trainer.ranks import RankExit, Ranks, adopt_orphans
+from llmtop.trainer.wakeup import Wakeup
+
+_TURN_SECONDS = 0.2
+_QUIET_SECONDS = 2.0
+"""Without news from the ranks for this long, compilers are looked for."""
+_STEPS_TO_STOP = 5
+
+
+class Supervisor:
+    def __init__(self, run: RunDir, environment: Mapping[str, str] = os.environ) -> None:
+        self.run_dir = run
+        self.spec = run.spec()
+        self.environment = environment
+        self.events = EventWriter(run.events_path(SUPERVISOR), SUPERVISOR)
+        self.ranks = Ranks()
+        self.progress = Progress(run, self.spec.world_size)
+        self.graces = Graces.from_environment(environment)
+        self.patience = Patience(self.graces.kill)
+        self.exits: list[RankExit] = []
+        self.killed: set[int] = set()
+        self.stop_asked = False
+        self.save_asked = False
+        self._accepted: list[control.Request] = []
+        # Requests of an earlier attempt are not this one's.
+        self._seen = {_name(asked) for asked in control.read_requests(run)}
+        self._hang = HangWatch(self.spec.options)
+        self._oom = OomWatch()
+        self._sampler: Sampler | None = Sampler(device_indices=() if self.spec.on_cpu else None)
+        self._hardware = EventWriter(run.events_path(HARDWARE), HARDWARE)
+        self._sample_due = 0.0
+        self._last_sample: HardwareSampled | None = None
+        self._compiling: str | None = None
+        self._compilers_due = 0.0
+        self._wakeup = Wakeup(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def run(self) -> RunEnded:
+        """From the first event to the last. Whatever happens in between, no rank is left."""
+        try:
+            self._start()
+            while self.ranks.alive:
+                self._turn()
+            end = self._end()
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        self.events.write(end)
+        return end
+
+    def _start(self) -> None:
+        run = self.run_dir
+        run.write_supervisor_pid()
+        adopt_orphans()
+        self.events.write(
+            RunStarted(
+                run_id=run.run_id,
+                name=self.spec.name,
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                world_size=self.spec.world_size,
+                llmtop_version=metadata.version("llmtop-deepspeed"),
+            )
+        )
+        extensions = extensions_dir(self.environment)
+        extensions.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for lock in remove_stale_locks(extensions):
+            _log(f"removed {lock}, which a build that was killed had left")
+        port, command = free_port(), worker_command(run, self.environment)
+        for rank in range(self.spec.world_size):
+            environment = rank_environment(
+                run, rank, port=port, extensions=extensions, environment=self.environment
+            )
+            pid = self.ranks.start(rank, command, environment, run.log_path(rank))
+            self.events.write(RankStarted(rank=rank, pid=pid))
+
+    def _turn(self) -> None:
+        for number in self._wakeup.wait(_TURN_SECONDS):
+            if number in (signal.SIGTERM, signal.SIGINT):
+                self._told_to_end(number)
+        exits = self.ranks.reap()
+        self.progress.poll()
+        for exit_ in exits:
+            self._note_exit(exit_)
+        self._sample()
+        self._answer_requests()
+        self._look_for_trouble()
+        self._lose_patience()
+
+    # --- ranks ------------------------------------------------------------------------------------
+
+    def _note_exit(self, exit_: RankExit) -> None:
+        self.exits.append(exit_)
+        self._write_exit(exit_)
+        if exit_.exit_code == 0 and exit_.rank in self.progress.finished:
+            self.patience.wait(self.graces.finish, "did not end with the others")
+        else:
+            self.patience.wait(self.graces.peers, "could not go on without the others")
+
+    def _write_exit(self, exit_: RankExit) -> None:
+        self.events.write(
+            RankExited(rank=exit_.rank, pid=exit_.pid, exit_code=exit_.exit_code, signal=exit_.signal)
+        )
+
+    def _lose_patience(self) -> None:
+        action = self.patience.next_action()
+        if action is None or not self.ranks.alive:
+            return
+        self.killed.update(self.ranks.alive)
+        if action == "terminate":
+            self.ranks.signal(signal.SIGTERM)
+        else:
+            self.ranks.kill()
+
+    def _end(self) -> RunEnded:
+        """What the last event says, once nothing is left below this process."""
+        exits, left = self.ranks.sweep()
+        for exit_ in exits:
+            self._note_exit(exit_)
+        if left:
+            _log(f"cannot end processes {', '.join(map(str, left))}")
+        self.progress.poll()
+        end = name_end(self._story())
+        for accepted in self._accepted:
+            self._answer(accepted, "done", end.reason)
+        for asked in control.read_requests(self.run_dir):
+            if _name(asked) not in self._seen:
+                self._answer(asked, "refused", "the run has ended")
+        return end
+
+    def _story(self) -> Story:
+        progress = self.progress
+        host = self._last_sample.host if self._last_sample else None
+        return Story(
+            world_size=self.spec.world_size,
+            exits=tuple(self.exits),
+            finished=progress.finished,
+            failed=progress.failed,
+            killed=frozenset(self.killed),
+            waited_for=self.patience.waiting_for,
+            stop_asked=self.stop_asked,
+            save_asked=self.save_asked,
+            checkpoint=progress.checkpoint,
+            last_step=progress.last_step,
+            stepped=progress.stepped,
+            oom_evidence=self._oom.evidence(host),
+            memory_fixes=self._memory_fixes(),
+            logs={rank: self.run_dir.log_path(rank) for rank in range(self.spec.world_size)},
+        )
+
+    def _memory_fixes(self) -> tuple[str, ...]:
+        try:
+            return tuple(suggestion.text for suggestion in self.run_dir.prediction().suggestions)
+        except LlmtopError as error:
+            _log(f"nothing can be suggested: {error}")
+            return ()
+
+    def _give_up(self, error: BaseException) -> None:
+        """The supervisor itself failed: no rank may outlive it, and the record must say so."""
+        exits, _ = self.ranks.sweep()
+        if isinstance(error, LlmtopError):
+            reason = f"{error.what}: {error.why}" if error.why else error.what
+            fix = error.fix
+        else:
+            reason = f"the supervisor failed: {type(error).__name__}: {error}"
+            fix = f"this is a bug of llmtop; {self.run_dir.log_path(SUPERVISOR)} shows where"
+        try:
+            for exit_ in exits:
+                self._write_exit(exit_)
+            self.events.write(RunEnded(state="failed", reason=reason, fix=fix))
+        except OSError as write_error:
+            _log(f"cannot write how the run ended: {write_error}")
+
+    # --- stopping ---------------------------------------------------------------------------------
+
+    def _told_to_end(self, number: signal.Signals) -> None:
+        """A first signal ends the run with a checkpoint, a second one at once."""
+        _log(f"received {number.name}")
+        if not self.stop_asked:
+            self._begin_stop(save=True)
+            return
+        self.patience.wait(0.0, f"was still running at a second {number.name}")
+
+    def _begin_stop(self, *, save: bool) -> None:
+        self.stop_asked, self.save_asked = True, save
+        self.ranks.signal(signal.SIGTERM if save else signal.SIGUSR1)
+        grace = self.graces.save if save else self.graces.stop
+        steps_seconds = _STEPS_TO_STOP * (self.progress.median_step_seconds or 0.0)
+        if not self.progress.stepped:
+            # The first step may be minutes away, and there is nothing yet to lose.
+            grace = self.graces.start
+        self.patience.wait(grace + steps_seconds, "did not stop in time")
+
+    def _answer_requests(self) -> None:
+        for asked in control.read_requests(self.run_dir):
+            if _name(asked) in self._seen:
+                continue
+            self._seen.add(_name(asked))
+            refusal = self._refusal(asked)
+            if refusal or isinstance(asked, str):
+                self._answer(asked, "refused", refusal)
+                continue
+            self._answer(asked, "accepted")
+            self._accepted.append(asked)
+            self._begin_stop(save=asked.params.get("save") is True)
+
+    def _refusal(self, asked: control.Request | str) -> str:
+        """Why a request is not carried out; empty when it is."""
+        if isinstance(asked, str):
+            return "the file holds no request"
+        if asked.action not in control.ACTIONS:
+            return f"this version cannot {asked.action} a live run; it can: {', '.join(control.ACTIONS)}"
+        if self.stop_asked:
+            how = "with" if self.save_asked else "without"
+            return f"the run is stopping already, {how} a checkpoint"
+        if self.exits:
+            return "the run is ending already"
+        return ""
+
+    def _answer(self, asked: control.Request | str, answer: str, reason: str = "") -> None:
+        self.events.write(
+            ControlAnswered(
+                request_id=_name(asked),
+                action=asked if isinstance(asked, str) else asked.action,
+                answer=answer,  # type: ignore[arg-type]
+                reason=reason,
+            )
+        )
+
+    # --- watching ---------------------------------------------------------------------------------
+
+    def _sample(self) -> None:
+        now = time.monotonic()
+        if self._sampler is None or now < self._sample_due:
+            return
+        self._sample_due = now + self.spec.options.sample_seconds
+        try:
+            self._last_sample = self._sampler.sample(self.ranks.alive)
+            self._hardware.write(self._last_sample)
+        except Exception:  # noqa: BLE001 - training matters more than its pictures; supervisor.log shows it
+            _log(f"hardware is no longer sampled:\n{traceback.format_exc()}")
+            self._sampler = None
+
+    def _look_for_trouble(self) -> None:
+        """Long silence: a compiler at work, or a hang."""
+        now = time.monotonic()
+        if now >= self._compilers_due and now - self.progress.moved_at > _QUIET_SECONDS:
+            self._compilers_due = now + 1.0
+            found = compiling(self.ranks.alive.values())
+            if found is not None and found != self._compiling:
+                self.events.write(Compiling(what=found))
+            self._compiling = found
+        elif now - self.progress.moved_at <= _QUIET_SECONDS:
+            self._compiling = None
+        if self.patience.waiting_for:
+            return
+        suspicion = self._hang.check(self.progress, compiling=self._compiling is not None)
+        if suspicion is not None:
+            self.events.write(suspicion)
+
+
+def _name(asked: control.Request | str) -> str:
+    return asked if isinstance(asked, str) else asked.request_id
+
+
+def _log(line: str) -> None:
+    """A line in supervisor.log."""
+    sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+    sys.stderr.flush()
+
+
+@contextmanager
+def only_supervisor(run: RunDir) -> Iterator[None]:
+    """Hold the run's folder for as long as this process lives; refused where another one holds it."""
+    folder = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"run {run.run_id} already has a supervisor",
+                why=f"another process holds {run.path}",
+                fix=f"llmtop attach {run.run_id} watches it",
+            ) from None
+        yield
+    finally:
+        os.close(folder)
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1:
+        raise UsageError("the supervisor takes one argument, the run directory")
+    run = RunDir.open(Path(arguments[0]))
+    with only_supervisor(run):
+        end = Supervisor(run).run()
+    if end.state == "out_of_memory":
+        return ExitCode.OUT_OF_MEMORY
+    return ExitCode.JOB_FAILED if end.state == "failed" else ExitCode.DONE
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except LlmtopError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(error.exit_code)
