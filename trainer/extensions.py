@@ -31,17 +31,21 @@ def extensions_dir(environment: Mapping[str, str]) -> Path:
     return base / "llmtop" / "torch_extensions" / hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
-def remove_stale_locks(folder: Path, *, proc: Path = Path("/proc")) -> list[Path]:
-    """Delete the locks that no living build holds; the locks deleted.
+def stale_locks(folder: Path, *, proc: Path = Path("/proc")) -> list[Path]:
+    """The locks that no living build holds: a living one has its lock file open.
 
     A build killed in the middle leaves its lock, and the next one waits for it in silence, for ever.
-    A living build has its lock file open.
     """
     locks = sorted(folder.glob("**/lock"))
     if not locks:
         return []
     held = _open_files(proc)
-    stale = [lock for lock in locks if lock.resolve() not in held]
+    return [lock for lock in locks if lock.resolve() not in held]
+
+
+def remove_stale_locks(folder: Path, *, proc: Path = Path("/proc")) -> list[Path]:
+    """Delete the locks that no living build holds; the locks deleted."""
+    stale = stale_locks(folder, proc=proc)
     for lock in stale:
         lock.unlink(missing_ok=True)
     return stale

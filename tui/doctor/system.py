@@ -9,10 +9,9 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
 from llmtop.profiler.devices import HostReader
 from llmtop.profiler.units import format_bytes
+from llmtop.trainer.extensions import extensions_dir, stale_locks
 from llmtop.tui.doctor.check import Check, Machine
 
 SMALL_SHM_BYTES = 1 << 30
@@ -116,36 +115,18 @@ def _arch_list(_machine: Machine) -> Check:
 
 
 def _extension_locks(_machine: Machine) -> Check:
-    """A build that was killed leaves a lock, and the next run waits for it for ever, in silence."""
+    """A build that was killed leaves a lock, and the next one waits for it for ever, in silence."""
     name = "extension locks"
-    locks = [lock for folder in _extension_folders() for lock in folder.glob("**/lock")]
-    stale = [lock for lock in locks if not _being_built(lock.parent)]
+    folders = {extensions_dir(os.environ), Path.home() / ".cache" / "torch_extensions"}
+    stale = [lock for folder in sorted(folders) for lock in stale_locks(folder)]
     if not stale:
-        found = f"{len(locks)} held by builds that go on" if locks else "none"
-        return Check(name=name, status="ok", found=found)
+        return Check(name=name, status="ok", found="none")
     return Check(
         name=name,
         status="warn",
-        found=f"{len(stale)} left by builds that were killed; a run would wait for ever",
+        found=f"{len(stale)} left by builds that were killed; a program that meets one waits for ever",
         mend="rm " + " ".join(str(lock) for lock in stale),
     )
-
-
-def _extension_folders() -> list[Path]:
-    explicit = os.environ.get("TORCH_EXTENSIONS_DIR")
-    folder = Path(explicit) if explicit else Path.home() / ".cache" / "torch_extensions"
-    return [folder] if folder.is_dir() else []
-
-
-def _being_built(folder: Path) -> bool:
-    """Whether a process of ours works in `folder`: ninja and the compilers run there."""
-    for process in psutil.process_iter():
-        try:
-            if Path(process.cwd()) == folder:
-                return True
-        except (psutil.Error, OSError):
-            continue
-    return False
 
 
 CHECKS: tuple[Callable[[Machine], Check], ...] = (
