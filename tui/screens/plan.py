@@ -47,7 +47,7 @@ class PlanScreen(Screen[None]):
         self._draft = Draft(recipe=recipe or FIRST_RECIPE)
         self._detect = detect
         self._machine: Machine | None = None
-        self._plan: Plan | None = None
+        self.plan: Plan | None = None
         self._last_spec: RunSpec | None = None
         """Of the last plan without an error, to show values from while there is one."""
 
@@ -87,7 +87,7 @@ class PlanScreen(Screen[None]):
         if self._machine is None:
             return
         plan = evaluate(draft, self._machine)
-        self._plan = plan
+        self.plan = plan
         if plan.spec is not None:
             self._last_spec = plan.spec
         self.query_one(PlanRows).show(plan, self._last_spec)
@@ -97,7 +97,7 @@ class PlanScreen(Screen[None]):
         self.refresh_bindings()
 
     def _paint_head(self) -> None:
-        plan = self._plan
+        plan = self.plan
         if plan is None:
             return
         words, style = verdict(plan)
@@ -112,16 +112,18 @@ class PlanScreen(Screen[None]):
         self.query_one("#plan-head", Static).update(two_sided(Content.assemble(*parts), right, room))
 
     def _paint_help(self) -> None:
-        if self._plan is None:
+        if self.plan is None:
             return
         key = self.query_one(PlanRows).key
         text = HELP[key]
-        if key == RECIPE and self._plan.spec is not None:
+        if key == RECIPE and self.plan.spec is not None:
             known = dict(choices(RECIPE))
             text = known.get(self._draft.recipe or "", text)
-        self.query_one("#option-help", Static).update(
-            Content.assemble((harmless(text), ""), "\n", (harmless(source_words(self._plan, key)), "$muted"))
-        )
+        area = self.query_one("#option-help", Static)
+        # Two rows for the help, one for the source.
+        room = 2 * max(10, area.content_size.width) - 4
+        source = Content.styled(harmless(source_words(self.plan, key)), "$muted")
+        area.update(Content.assemble(Content(harmless(text)).truncate(room, ellipsis=True), "\n", source))
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         if event.option_list.id == "options":
@@ -134,10 +136,10 @@ class PlanScreen(Screen[None]):
             self.action_edit()
 
     def action_edit(self) -> None:
-        if self._plan is None:
+        if self.plan is None:
             return
         key = self.query_one(PlanRows).key
-        value = shown(key, self._plan, self._last_spec)
+        value = shown(key, self.plan, self._last_spec)
         self.query_one("#choosing").add_class("-editing")
         self.query_one(Editor).open(key, value, choices(key), is_open(key))
 
@@ -161,10 +163,10 @@ class PlanScreen(Screen[None]):
         self.query_one(PlanRows).focus()
 
     def action_step(self, by: int) -> None:
-        if self._plan is None:
+        if self.plan is None:
             return
         key = self.query_one(PlanRows).key
-        value = stepped(key, shown(key, self._plan, self._last_spec), by)
+        value = stepped(key, shown(key, self.plan, self._last_spec), by)
         if value is not None:
             self._keep(self._draft.edited(key, value))
 
@@ -175,7 +177,7 @@ class PlanScreen(Screen[None]):
         self._keep(Draft(recipe=self._draft.recipe))
 
     def action_fix(self, number: int) -> None:
-        found = self._plan.prediction.suggestions if self._plan and self._plan.prediction else ()
+        found = self.plan.prediction.suggestions if self.plan and self.plan.prediction else ()
         if number <= len(found):
             self._keep(self._draft.changed(found[number - 1].change))
 
@@ -184,12 +186,12 @@ class PlanScreen(Screen[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """What cannot be done now is greyed out in the footer."""
         if action == "launch":
-            return True if self._plan is not None and self._plan.launchable else None
+            return True if self.plan is not None and self.plan.launchable else None
         if action == "fix":
-            return bool(self._plan and self._plan.prediction and self._plan.prediction.suggestions)
+            return bool(self.plan and self.plan.prediction and self.plan.prediction.suggestions)
         return True
 
     def action_launch(self) -> None:
-        plan = self._plan
+        plan = self.plan
         if plan is not None and plan.spec is not None and plan.prediction is not None and plan.launchable:
             self.post_message(LaunchAsked(plan.spec, plan.prediction))

@@ -108,7 +108,8 @@ def _peak(spec: RunSpec, prediction: Prediction, width: int, room: int) -> list[
         Content.assemble(
             ("at most ", "$muted"),
             format_bytes(prediction.peak_allocated_upper_bytes),
-            (" a rank, machine has " if spec.on_cpu else " of ", "$muted"),
+            (f" x {spec.options.gpus}" if spec.on_cpu else "", "$muted"),
+            (" of ", "$muted"),
             format_bytes(memory),
         ),
         Content.assemble(("peak at ", "$muted"), prediction.peak_moment.replace("_", " ")),

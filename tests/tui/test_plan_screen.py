@@ -1,0 +1,238 @@
+"""The plan: each edit predicts again, errors keep the input, fixes apply by one key, launch launches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmtop.presets.errors import UsageError
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.rundir import RunDir
+from llmtop.tui.app import LlmtopApp
+from llmtop.tui.screens.monitor import MonitorScreen
+from llmtop.tui.screens.plan import PlanScreen
+from llmtop.tui.screens.runs import RunsScreen
+from llmtop.tui.widgets.planrows import HELP, PlanRows
+from tests.tui.tuiruns import MACHINE, screen_text, wait_for, wait_for_text
+
+SMALL = (80, 24)
+Launched = list[tuple[RunSpec, Prediction]]
+
+
+def plan_app(root: Path, launched: Launched | None = None, recipe: str = "test-8b") -> LlmtopApp:
+    """The app on its plan, on a machine that is made up; a launch makes the folder and starts nothing."""
+
+    def launcher(spec: RunSpec, prediction: Prediction, where: Path) -> RunDir:
+        if launched is not None:
+            launched.append((spec, prediction))
+        run = RunDir.create(where, spec, prediction, {})
+        run.write_supervisor_pid()
+        return run
+
+    return LlmtopApp("plan", root=root, recipe=recipe, detector=lambda: MACHINE, launcher=launcher)
+
+
+def cursor_to(key: str) -> list[str]:
+    """The keys that move from the first row to the row of an option."""
+    return ["home", *["down"] * list(HELP).index(key)]
+
+
+async def test_a_recipe_is_predicted_at_once(root: Path) -> None:
+    app = plan_app(root)
+    async with app.run_test(size=SMALL) as pilot:
+        shown = await wait_for_text(pilot, "✓ fits", "peak at", "activations", "host", "step", "8.03B")
+        assert "llama-3.1-8b  2 x h200" in shown and "of 140 GiB" in shown
+        for word in ("Edit", "Reset", "Launch", "Quit", "Runs", "Help"):
+            assert word in shown.splitlines()[-1]
+
+
+async def test_arrows_change_the_value_and_the_verdict(root: Path) -> None:
+    app = plan_app(root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "✓ fits")
+        await pilot.press(*cursor_to("gpus"), "left")
+        shown = await wait_for_text(pilot, "✗ does not fit", "to make it fit", "1 edited", "* gpus")
+        assert "1 x h200" in shown and "Fix" in shown
+        await pilot.press("backspace")
+        await wait_for_text(pilot, "✓ fits", "2 x h200")
+
+
+async def test_a_fix_is_applied_by_its_number(root: Path) -> None:
+    app = plan_app(root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "✓ fits")
+        await pilot.press(*cursor_to("gpus"), "left")
+        await wait_for_text(pilot, "✗ does not fit")
+        assert isinstance(app.screen, PlanScreen) and app.screen.plan is not None
+        prediction = app.screen.plan.prediction
+        assert prediction is not None
+        number = next(n for n, s in enumerate(prediction.suggestions, start=1) if s.fits)
+        await pilot.press(str(number))
+        await wait_for_text(pilot, "✓ fits", "1 x h200")
+        await pilot.press("x")
+        await wait_for_text(pilot, "2 x h200")
+        assert "edited" not in screen_text(app).splitlines()[0]
+
+
+async def test_typing_narrows_the_choices_and_predicts_on_the_way(root: Path) -> None:
+    app = plan_app(root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "✓ fits")
+        await pilot.press(*cursor_to("model"), "enter", *"smollm2")
+        await wait_for_text(pilot, "smollm2-135m", "smollm2-1.7b", "Take it")
+        await pilot.press("-", "1", "3")
+        await wait_for_text(pilot, "smollm2-135m  2 x h200", "135M")
+        await pilot.press("escape")
+        await wait_for_text(pilot, "llama-3.1-8b  2 x h200", "8.03B")
+        await pilot.press("enter", *"smollm2-13", "enter")
+        await wait_for_text(pilot, "smollm2-135m  2 x h200", "* model")
+
+
+async def test_a_wrong_value_says_why_and_keeps_the_input(root: Path) -> None:
+    app = plan_app(root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "✓ fits")
+        await pilot.press(*cursor_to("micro_batch"), "enter", *"many", "enter")
+        shown = await wait_for_text(pilot, "✗ not valid", "micro_batch = 'many'", "why", "fix")
+        assert "* micro_batch" in shown and " many" in shown
+        await pilot.press("l")
+        await pilot.pause()
+        assert isinstance(app.screen, PlanScreen)
+        await pilot.press("enter", *"2", "enter")
+        await wait_for_text(pilot, "✓ fits", "* micro_batch")
+
+
+async def test_a_combination_that_cannot_run_is_refused_with_its_fix(root: Path) -> None:
+    launched: Launched = []
+    app = plan_app(root, launched)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "✓ fits")
+        await pilot.press(*cursor_to("offload_param"), "enter", *"cpu", "enter")
+        await wait_for_text(pilot, "✗ cannot run", "fix", "peak at")
+        await pilot.press("l")
+        await pilot.pause()
+        assert launched == []
+
+
+async def test_a_missing_model_file_is_an_error_in_place(root: Path) -> None:
+    app = plan_app(root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "✓ fits")
+        await pilot.press(*cursor_to("model"), "enter", *"/no/[such]/config.json", "enter")
+        await wait_for_text(pilot, "✗ not valid", "/no/[such]/config.json")
+
+
+async def test_raw_deepspeed_keys_can_be_typed(root: Path) -> None:
+    app = plan_app(root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "✓ fits")
+        await pilot.press(
+            *cursor_to("deepspeed"), "enter", *"zero_optimization.reduce_bucket_size=2e8", "enter"
+        )
+        await wait_for_text(pilot, "* deepspeed", "✓ fits")
+        assert isinstance(app.screen, PlanScreen) and app.screen.plan is not None
+        spec = app.screen.plan.spec
+        assert spec is not None
+        assert spec.options.deepspeed == {"zero_optimization": {"reduce_bucket_size": 200_000_000}}
+
+
+async def test_another_recipe_keeps_the_edits(root: Path) -> None:
+    app = plan_app(root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "✓ fits")
+        await pilot.press(*cursor_to("steps"), "enter", *"77", "enter")
+        await pilot.press(*cursor_to("recipe"), "enter", *"cpu-demo", "enter")
+        await wait_for_text(pilot, "2 x cpu")
+        assert isinstance(app.screen, PlanScreen) and app.screen.plan is not None
+        spec = app.screen.plan.spec
+        assert spec is not None and spec.options.steps == 77 and spec.name == "cpu-demo"
+
+
+async def test_every_option_has_a_row_and_a_help(root: Path) -> None:
+    app = plan_app(root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "✓ fits")
+        rows = app.screen.query_one(PlanRows)
+        await pilot.press("home")
+        for key in HELP:
+            assert rows.key == key
+            assert HELP[key].split()[0] in screen_text(app) or key == "recipe"
+            await pilot.press("down")
+            await pilot.pause()
+    assert set(RunSpec.__struct_fields__) and set(HELP) - {"recipe"} == option_names()
+
+
+def option_names() -> set[str]:
+    from llmtop.presets.spec import RunOptions
+
+    return set(RunOptions.__struct_fields__)
+
+
+async def test_launch_starts_the_run_and_watches_it(root: Path) -> None:
+    launched: Launched = []
+    app = plan_app(root, launched)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "✓ fits")
+        await pilot.press("l")
+        await wait_for(pilot, lambda: isinstance(app.screen, MonitorScreen))
+        await wait_for_text(pilot, "starting", "0/100")
+    (spec, prediction), *more = launched
+    assert more == [] and spec.name == "test-8b" and prediction.fits
+
+
+async def test_launching_what_does_not_fit_asks_first(root: Path) -> None:
+    launched: Launched = []
+    app = plan_app(root, launched)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "✓ fits")
+        await pilot.press(*cursor_to("gpus"), "left")
+        await wait_for_text(pilot, "✗ does not fit")
+        await pilot.press("l")
+        await wait_for_text(pilot, "not predicted to fit", "launch it all the same")
+        await pilot.press("escape")
+        await wait_for(pilot, lambda: "all the same" not in screen_text(app))
+        assert launched == []
+        await pilot.press("l", "y")
+        await wait_for(pilot, lambda: len(launched) == 1)
+
+
+async def test_a_failed_launch_is_told_and_the_plan_stays(root: Path) -> None:
+    def launcher(spec: RunSpec, prediction: Prediction, where: Path) -> RunDir:
+        raise UsageError("this machine has no h200", why="it has no GPU at all", fix="choose gpu = cpu")
+
+    app = LlmtopApp("plan", root=root, recipe="test-8b", detector=lambda: MACHINE, launcher=launcher)
+    async with app.run_test(size=SMALL, notifications=True) as pilot:
+        await wait_for_text(pilot, "✓ fits")
+        await pilot.press("l")
+        await wait_for_text(pilot, "this machine has no h200", "choose gpu = cpu")
+        assert isinstance(app.screen, PlanScreen)
+
+
+async def test_the_plan_survives_a_look_at_the_runs(root: Path) -> None:
+    app = plan_app(root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "✓ fits")
+        await pilot.press(*cursor_to("gpus"), "right", "r")
+        await wait_for(pilot, lambda: isinstance(app.screen, RunsScreen))
+        await pilot.press("p")
+        await wait_for_text(pilot, "4 x h200", "1 edited")
+
+
+@pytest.mark.parametrize("size", [(40, 12), (20, 5), (64, 18), (200, 60)])
+async def test_any_terminal_size(size: tuple[int, int], root: Path) -> None:
+    app = plan_app(root)
+    async with app.run_test(size=size) as pilot:
+        await wait_for_text(pilot, "llmtop")
+        await pilot.press("down", "enter", "q", "w", "down", "up", "escape", "right", "tab", "down", "tab")
+        await pilot.pause()
+        assert screen_text(app)
+
+
+async def test_an_unknown_recipe_is_an_error_that_can_be_left(root: Path) -> None:
+    app = plan_app(root, recipe="nonsense")
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "✗ not valid", "nonsense")
+        await pilot.press("enter", *"test-8b", "enter")
+        await wait_for_text(pilot, "✓ fits")
