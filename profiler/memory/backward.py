@@ -109,19 +109,23 @@ def _loss_backward(walk: _Pass) -> Bytes:
 
 
 def bucket_bytes(spec: RunSpec, sizes: Sizes) -> int:
-    """ZeRO-1/2's reduce buckets: the whole configured size, whatever the model's; two with overlap."""
-    if spec.on_cpu:
-        return cpu_bucket_bytes(sizes)
+    """ZeRO-1/2's reduce buckets: the whole configured size, whatever the model's; two with overlap.
+
+    On the CPU only the pages that gradients touch are resident.
+    """
     if sizes.stage not in (1, 2) or not sizes.zero.contiguous_gradients:
         return 0
-    return sizes.zero.reduce_bucket_size * sizes.dtype_bytes * (2 if sizes.zero.overlap_comm else 1)
+    elements = sizes.zero.reduce_bucket_size
+    if spec.on_cpu:
+        return min(elements, sizes.trainable) * sizes.dtype_bytes
+    return elements * sizes.dtype_bytes * (2 if sizes.zero.overlap_comm else 1)
 
 
-def cpu_bucket_bytes(sizes: Sizes) -> int:
-    """On the CPU only the pages that gradients touch count; several ranks reduce a flattened copy of them."""
-    touched = min(sizes.zero.reduce_bucket_size, sizes.trainable) * sizes.dtype_bytes
-    copies = 1 if sizes.ranks > 1 else 0
-    return touched * (copies if sizes.stage in (0, 3) else 1 + copies)
+def _bucket_at(walk: _Pass, blocks_done: int) -> int:
+    whole = bucket_bytes(walk.spec, walk.sizes)
+    if not walk.spec.on_cpu:
+        return whole
+    return min(whole, blocks_done * walk.sizes.layer_params * walk.sizes.dtype_bytes)
 
 
 def _kept_bucket(walk: _Pass) -> int:
@@ -200,27 +204,32 @@ def _at_block(walk: _Pass, blocks_done: int) -> Bytes:
         activations=activations,
         workspace=transient,
         gradients=walk.accumulated + _tied_head_gradient(walk) + _gradients_after(walk, blocks_done),
-        buffers=bucket_bytes(walk.spec, walk.sizes),
+        buffers=_bucket_at(walk, blocks_done),
     )
 
 
 def _end_of_backward(walk: _Pass) -> Bytes:
-    sizes = walk.sizes
+    sizes, spec = walk.sizes, walk.spec
     width = sizes.dtype_bytes
     embedding = sizes.head_params * width if sizes.head_trained else 0
     everything = sizes.held_gradients if sizes.stage == 2 else sizes.trainable
     gradients = width * everything
-    if sizes.stage == 3 or walk.spec.options.offload_optimizer != "none":
+    if sizes.stage == 3 or spec.options.offload_optimizer != "none":
         gradients = 0
     if sizes.stage == 1 and gradients:
-        # At the end all gradients are reduced; the share is copied out beside the full ones. On the CPU the
-        # full ones give way page by page as they are copied into the bucket.
-        gradients = width * sizes.held_gradients + (0 if walk.spec.on_cpu else gradients)
+        # At the end all gradients are reduced; the share is copied out beside the full ones.
+        gradients += width * sizes.held_gradients
     beside = _tied_head_gradient(walk) + embedding if sizes.stage >= 2 else 0
-    buffers = bucket_bytes(walk.spec, sizes)
-    if sizes.stage == 0 and sizes.ranks > 1 and not walk.spec.on_cpu:
+    buffers = bucket_bytes(spec, sizes)
+    if sizes.stage == 0 and sizes.ranks > 1:
         # The all-reduce flattens gradients in pieces of at most 5e8 elements (`engine.py:allreduce_bucket`).
         buffers += width * min(sizes.trainable, ALLREDUCE_ELEMENTS)
+    if spec.on_cpu and sizes.stage in (1, 2):
+        # Full gradients give way page by page to the bucket; a bucket that holds shares of several ranks
+        # is reduced in a flattened copy before the own share is copied out.
+        flattened = buffers if sizes.ranks > 1 else 0
+        gradients, beside = max(width * sizes.held_gradients - flattened, 0), 0
+        buffers += flattened
     return _with_resident(
         walk,
         activations=walk.constant + walk.block.gradient * sizes.tokens,

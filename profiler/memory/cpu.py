@@ -1,8 +1,8 @@
 """Prediction for the CPU kind: what each rank's process will hold.
 
-The same moments and tensors as on a GPU, with what a process has instead of a device: the interpreter
-and its libraries, only the touched pages of large buffers, and the heap that malloc keeps once it was
-used (glibc gives back blocks above 32 MiB only), which counts as fragmentation.
+The same moments and tensors as on a GPU, with what a process has instead of a device: the interpreter and
+its libraries, and of large buffers only the pages that are touched. The trainer makes malloc give freed
+memory back at once, so nothing is kept beyond what is in use.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from llmtop.profiler.memory.states import StateBytes, state_bytes
 from llmtop.profiler.shape import param_count
 
 MIB = 1 << 20
-RUNTIME_BYTES = 460 * MIB
+RUNTIME_BYTES = 447 * MIB
 """Resident set of a rank without the model: Python, torch, transformers, DeepSpeed and gloo (torch 2.13 CPU,
-transformers 5.24, deepspeed 0.19.8; 457 to 460 MiB for models of 0.1 to 21 million weights)."""
-FIRST_STEP_BYTES = 20 * MIB
-"""What libraries add in the first step: thread pools, oneDNN and gloo buffers."""
-SHARED_BYTES = 60 * MIB
+transformers 5.24, deepspeed 0.19.8; 444 to 450 MiB for models of 0.1 to 21 million weights)."""
+ENGINE_BYTES = 10 * MIB
+"""Engine, data and tokenizer beside the tensors, seen in the same runs."""
+SHARED_BYTES = 80 * MIB
 """Of the runtime, library pages that all ranks of a machine share (resident minus proportional set)."""
 UPPER_MARGIN = 1.12
 
 Bytes = dict[Component, int]
+PASSES = (Moment.FORWARD_END, Moment.LOSS_BACKWARD, Moment.LAST_BLOCK_BACKWARD, Moment.FIRST_BLOCK_BACKWARD)
 
 
 def cpu_prediction(spec: RunSpec) -> Prediction:
@@ -66,49 +67,44 @@ def cpu_prediction(spec: RunSpec) -> Prediction:
 
 def _moments(spec: RunSpec, sizes: Sizes, states: StateBytes) -> tuple[MomentBytes, ...]:
     passes = pass_bytes(spec, sizes, states)
-    in_passes = (passes.forward_end, passes.loss_backward, passes.last_block, passes.first_block)
-    heap = max(_heap(components) for components in in_passes)
-    offloaded = _offloaded(spec, sizes)
+    resident = _resident(spec, sizes, states)
+    init = {Component.PARAMETERS: states.parameters, Component.MASTER_PARAMETERS: states.master}
     step = {
         Component.GRADIENTS: states.gradients_resident + states.step_gradients,
         Component.WORKSPACE: states.step_extra,
     }
-    init: Bytes = {Component.PARAMETERS: states.parameters, Component.MASTER_PARAMETERS: states.master}
-    steady: Bytes = {Component.GRADIENTS: states.gradients_resident}
-    resident: Bytes = {
-        Component.PARAMETERS: states.parameters,
-        Component.OPTIMIZER_STATE: states.optimizer + offloaded.get(Component.OPTIMIZER_STATE, 0),
-        Component.MASTER_PARAMETERS: states.master + offloaded.get(Component.MASTER_PARAMETERS, 0),
-        Component.COMMUNICATION_BUFFERS: _touched_bucket(sizes),
-    }
-    table: list[MomentBytes] = [_moment(Moment.INIT, init, 0, sizes)]
-    for name, components in zip(
-        (
-            Moment.FORWARD_END,
-            Moment.LOSS_BACKWARD,
-            Moment.LAST_BLOCK_BACKWARD,
-            Moment.FIRST_BLOCK_BACKWARD,
-        ),
-        in_passes,
-        strict=True,
-    ):
+    table = [_moment(Moment.INIT, init)]
+    in_passes = (passes.forward_end, passes.loss_backward, passes.last_block, passes.first_block)
+    for name, components in zip(PASSES, in_passes, strict=True):
+        # While stage 3 gathers in forward, the flat output of the gather lies beside the weights.
+        copies = 2 if name is Moment.FORWARD_END and sizes.ranks > 1 else 1
         own = {
+            Component.PARAMETERS: states.parameters + copies * states.gathered,
             Component.ACTIVATIONS: components[Component.ACTIVATIONS],
             Component.LOGITS: components[Component.LOGITS],
             Component.GRADIENTS: components[Component.GRADIENTS],
             # The reduce bucket and its flattened copy come and go inside backward.
             Component.WORKSPACE: components[Component.WORKSPACE] + _passing(components, states),
         }
-        gathered = {Component.PARAMETERS: states.parameters + _gathered(sizes, states)}
-        table.append(_moment(name, {**resident, **own, **gathered}, heap, sizes))
-    table.append(_moment(Moment.OPTIMIZER_STEP, {**resident, **step}, heap, sizes))
-    table.append(_moment(Moment.STEADY, {**resident, **steady}, heap, sizes))
+        table.append(_moment(name, {**resident, **own}))
+    table.append(_moment(Moment.OPTIMIZER_STEP, {**resident, **step}))
+    table.append(_moment(Moment.STEADY, {**resident, Component.GRADIENTS: states.gradients_resident}))
     return tuple(table)
 
 
-def _gathered(sizes: Sizes, states: StateBytes) -> int:
-    """Gathered weights of stage 3, with the flat output of the gather and its copy."""
-    return 3 * states.gathered if sizes.ranks > 1 else states.gathered
+def _resident(spec: RunSpec, sizes: Sizes, states: StateBytes) -> Bytes:
+    """What stays from step to step; on the CPU kind offloaded states lie in the same process."""
+    optimizer, master = states.optimizer, states.master
+    if spec.options.offload_optimizer != "none":
+        optimizer += 8 * sizes.shard
+        # Master, its gradients and the staging buffer.
+        master += (8 + sizes.dtype_bytes) * sizes.shard
+    return {
+        Component.PARAMETERS: states.parameters,
+        Component.OPTIMIZER_STATE: optimizer,
+        Component.MASTER_PARAMETERS: master,
+        Component.COMMUNICATION_BUFFERS: _touched_bucket(sizes),
+    }
 
 
 def _touched_bucket(sizes: Sizes) -> int:
@@ -122,33 +118,10 @@ def _passing(components: Bytes, states: StateBytes) -> int:
     return components[Component.COMMUNICATION_BUFFERS] - states.bucket_resident
 
 
-def _heap(components: Bytes) -> int:
-    """What comes from the heap in forward and backward: small blocks that malloc keeps afterwards."""
-    return components[Component.ACTIVATIONS] + components[Component.LOGITS] + components[Component.WORKSPACE]
-
-
-def _offloaded(spec: RunSpec, sizes: Sizes) -> Bytes:
-    """On the CPU kind offloaded states lie in the same process."""
-    if spec.options.offload_optimizer == "none":
-        return {}
-    return {
-        Component.OPTIMIZER_STATE: 8 * sizes.shard,
-        Component.MASTER_PARAMETERS: 8 * sizes.shard + sizes.dtype_bytes * sizes.shard,
-    }
-
-
-def _moment(name: Moment, components: Bytes, heap: int, sizes: Sizes) -> MomentBytes:
-    """Add the runtime, and the heap that is kept but not in use."""
-    used = components.get(Component.ACTIVATIONS, 0) + components.get(Component.LOGITS, 0)
-    if sizes.stage == 0:
-        used += components.get(Component.GRADIENTS, 0)  # whole gradients reuse the activations' heap
-    # ZeRO-3 builds the whole model first and frees it in small pieces.
-    pieces = sizes.dtype_bytes * sizes.trainable if sizes.stage == 3 else 0
-    kept = max(0, heap - used) + pieces
+def _moment(name: Moment, components: Bytes) -> MomentBytes:
     everything = {
         **components,
-        Component.FRAGMENTATION: kept,
-        Component.WORKSPACE: components.get(Component.WORKSPACE, 0) + FIRST_STEP_BYTES,
+        Component.WORKSPACE: components.get(Component.WORKSPACE, 0) + ENGINE_BYTES,
         Component.RUNTIME: RUNTIME_BYTES,
     }
     present = {component: size for component, size in everything.items() if size}
