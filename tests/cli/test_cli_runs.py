@@ -8,11 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode
+from llmtop.profiler.rankstate import RankState, StageTime
 from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.runstate import RunState
 from llmtop.trainer import rankenv
 from llmtop.tui.commands import stop
+from llmtop.tui.commands.follow import QUIET_SECONDS, Narrator
 from tests.cli.conftest import Llmtop
 from tests.recorded import make_recorded_run
 
@@ -135,3 +139,26 @@ def test_report_json_has_predicted_and_actual_by_component(llmtop: Llmtop, compl
     actual = sum(row["actual_bytes"] for row in inside)
     assert actual + report["unexplained_bytes"] == report["actual_peak_bytes"]
     assert completed.run_id in llmtop("report", "latest").out
+
+
+def test_the_narrator_says_each_thing_once() -> None:
+    narrator = Narrator(total_steps=100)
+
+    def told(state: RunState, now: float) -> list[str]:
+        return list(narrator.lines(state, now))
+
+    starting = RunState(ranks={0: RankState(rank=0, stages=(StageTime(stage="process_group", began=0.0),))})
+    assert told(starting, 0.0) == ["starting: process group"]
+    assert told(starting, 1.0) == []
+    compiling = replace(starting, compiling="cpu_adam")
+    assert [line.split(":")[0] for line in told(compiling, 2.0)] == ["compiling cpu_adam"]
+    assert told(compiling, 3.0) == []
+    stepped = replace(starting, steps_finished=1, last_loss=7.5)
+    assert [line.split("  ")[:2] for line in told(stepped, 4.0)] == [["step 1/100", "loss 7.5000"]]
+    assert told(replace(stepped, steps_finished=4), 5.0) == []
+    assert told(replace(stepped, steps_finished=6), 6.0) != []
+    assert told(replace(stepped, steps_finished=7), 6.0 + QUIET_SECONDS) != [], "steps are slow"
+    hanging = replace(stepped, steps_finished=7, hang_seconds=300.0)
+    assert told(hanging, 20.0) == ["no step for 5m 00s: the run may hang"]
+    assert told(hanging, 21.0) == []
+    assert told(replace(stepped, steps_finished=100), 22.0)[0].startswith("step 100/100")
