@@ -124,15 +124,13 @@ def _failed_at(story: Story, exit_: RankExit) -> float:
 
 def _good_end(story: Story) -> RunEnded:
     ranks = "the rank" if story.world_size == 1 else f"all {story.world_size} ranks"
-    step = max(finished.last_step for finished in story.finished.values())
+    steps = [finished.last_step for finished in story.finished.values()]
     if all(finished.reason == "completed" for finished in story.finished.values()):
-        return RunEnded(state="completed", reason=f"{ranks} finished step {step}")
-    saved = f", saved in {story.checkpoint.path}" if _saved_at(story, step) and story.checkpoint else ""
-    return RunEnded(state="stopped", reason=f"stopped on request after step {step}{saved}")
-
-
-def _saved_at(story: Story, step: int) -> bool:
-    return story.save_asked and story.checkpoint is not None and story.checkpoint.step == step
+        return RunEnded(state="completed", reason=f"{ranks} finished step {max(steps)}")
+    checkpoint = story.checkpoint
+    is_new = story.save_asked and checkpoint is not None and checkpoint.step >= min(steps)
+    saved = f", saved in {checkpoint.path}" if is_new and checkpoint is not None else ""
+    return RunEnded(state="stopped", reason=f"stopped on request after step {max(steps)}{saved}")
 
 
 def _impatient_end(story: Story) -> RunEnded:
