@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from llmtop.presets import catalog, resolve
 from llmtop.presets.errors import UsageError
 from llmtop.presets.option_values import field_types, raw_text
 from llmtop.presets.spec import RunSpec, ValueSource
+from llmtop.tui.layering import absolute, deepspeed_layer, strongest
 
 
 class OptionRow(NamedTuple):
@@ -128,10 +128,6 @@ GROUPS: tuple[OptionGroup, ...] = (
 
 ROWS: tuple[OptionRow, ...] = tuple(row for group in GROUPS for row in group.rows)
 
-PATH_METAVARS = ("DIR", "PATH", "FILE")
-_WORDS = ("auto", "bytes", "none", "null")
-"""What stands for no path where a path is taken."""
-
 SETTINGS = "settings"
 """Name of the parsed list of `--set`; no option has it."""
 
@@ -170,16 +166,17 @@ def resolve_run(args: argparse.Namespace) -> RunSpec:
     command_line = _command_line_layers(args)
     recipe = catalog.load_recipe(args.recipe) if args.recipe is not None else None
     layers = [*(resolve.recipe_layers(recipe) if recipe is not None else ()), *command_line]
-    if _strongest(layers, "model") is None:
+    if strongest(layers, "model") is None:
         raise UsageError(
             "nothing says which model to train",
             why="neither a RECIPE nor --model was given",
             fix="name a recipe (llmtop presets recipes) or a model (--model, see llmtop presets models)",
         )
     machine = _machine(layers)
-    config_file = _strongest(layers, "deepspeed_config")
-    if config_file is not None:
-        layers.append(_deepspeed_layer(Path(config_file), _world_size(layers, machine)))
+    config, problems = deepspeed_layer(layers, machine)
+    for problem in problems:
+        sys.stderr.write(f"warning: {strongest(layers, 'deepspeed_config')}: {problem}\n")
+    layers += [config] if config is not None else []
     return resolve.resolve(layers, name=recipe.name if recipe is not None else "custom", machine=machine)
 
 
@@ -207,58 +204,18 @@ def _command_line_layers(args: argparse.Namespace) -> list[resolve.Layer]:
     for row in ROWS:
         if row.key in given:
             detail = option_text(row.key, given[row.key])
-            value = _absolute(row, given[row.key])
+            value = absolute(row.key, given[row.key])
             layers.append(resolve.Layer(ValueSource.COMMAND_LINE, detail, {row.key: value}))
     for text in given[SETTINGS]:
         layers.append(resolve.Layer(ValueSource.COMMAND_LINE, f"--set {text}", resolve.parse_set(text)))
     return layers
 
 
-def _deepspeed_layer(path: Path, world_size: int | None) -> resolve.Layer:
-    """The options that a DeepSpeed file means. The first fatal problem is raised, others go to stderr."""
-    from llmtop.trainer import dsimport
-
-    imported = dsimport.import_config(path, world_size=world_size)
-    fatal = [problem for problem in imported.problems if problem.fatal]
-    if fatal:
-        more = f"; {len(fatal) - 1} more: llmtop import {path}" if len(fatal) > 1 else ""
-        raise UsageError(f"{path}: {fatal[0].key}: {fatal[0].what}{more}", fix=fatal[0].fix)
-    for problem in imported.problems:
-        sys.stderr.write(f"warning: {path}: {problem}\n")
-    return resolve.Layer(ValueSource.DEEPSPEED_CONFIG, str(path), imported.values)
-
-
-def _strongest(layers: Sequence[resolve.Layer], key: str) -> Any:
-    """What the last layer that has `key` says; None when none has it."""
-    return next((layer.values[key] for layer in reversed(layers) if key in layer.values), None)
-
-
 def _machine(layers: Sequence[resolve.Layer]) -> resolve.Machine:
     """What this machine has, asked only as far as the run depends on it."""
     from llmtop.profiler import devices
 
-    gpu = _strongest(layers, "gpu")
+    gpu = strongest(layers, "gpu")
     if gpu in (None, "auto"):
         return devices.detect_machine()
     return resolve.Machine(gpu=str(gpu), gpus=1, host_memory_bytes=devices.host_memory_bytes())
-
-
-def _world_size(layers: Sequence[resolve.Layer], machine: resolve.Machine) -> int | None:
-    """GPUs of the whole job; None where what was given is no number, which is refused later."""
-    gpus = _strongest(layers, "gpus")
-    nodes = _strongest(layers, "nodes")
-    try:
-        return int(machine.gpus if gpus is None else gpus) * int(1 if nodes is None else nodes)
-    except ValueError:
-        return None
-
-
-def _absolute(row: OptionRow, given: object) -> object:
-    """A path as it will be found from any folder: the run starts elsewhere than the command."""
-    if not isinstance(given, str):
-        return given
-    if row.key == "model":
-        is_path = "/" in given or given.endswith(".json")
-    else:
-        is_path = row.metavar in PATH_METAVARS and given not in _WORDS and not given.startswith("builtin:")
-    return str(Path(given).expanduser().absolute()) if is_path else given

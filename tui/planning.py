@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -10,11 +10,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets import catalog, option_values, resolve, rules
-from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.presets.errors import LlmtopError
 from llmtop.presets.rule import Refusal
 from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.memory.result import Prediction
+from llmtop.tui.layering import absolute, deepspeed_layer
 
 RECIPE = "recipe"
 """Key of the row that chooses the recipe; no option has it."""
@@ -24,7 +25,6 @@ NO_RECIPE = "none"
 EDITED = "the plan"
 """Provenance of a value that was changed in the plan."""
 
-_PATHS = ("model", "nvme_path", "data", "tokenizer", "deepspeed_config")
 _MAY_BE_ZERO = ("lora_rank", "warmup_steps", "checkpoint_every", "classify_every", "seed", "threads_per_rank")
 _CATALOGUES: dict[str, catalog.Kind] = {"model": "models", "gpu": "gpus", RECIPE: "recipes"}
 
@@ -84,10 +84,8 @@ def layers(draft: Draft, machine: resolve.Machine) -> list[resolve.Layer]:
     if draft.recipe is not None:
         found = resolve.recipe_layers(catalog.load_recipe(draft.recipe))
     edits = [resolve.Layer(ValueSource.COMMAND_LINE, EDITED, part) for part in _edited_parts(draft)]
-    config = _strongest([*found, *edits], "deepspeed_config")
-    if config and config != "none":
-        found.append(_deepspeed_layer(Path(config), _world_size([*found, *edits], machine)))
-    return [*found, *edits]
+    config, _ = deepspeed_layer([*found, *edits], machine)
+    return [*found, *([config] if config is not None else ()), *edits]
 
 
 def _edited_parts(draft: Draft) -> Iterator[dict[str, Any]]:
@@ -98,37 +96,7 @@ def _edited_parts(draft: Draft) -> Iterator[dict[str, Any]]:
         elif "." in key:
             yield resolve.parse_set(f"{key}={option_values.raw_text(value)}")
         else:
-            yield {key: _absolute(key, value)}
-
-
-def _strongest(found: Sequence[resolve.Layer], key: str) -> Any:
-    return next((layer.values[key] for layer in reversed(found) if key in layer.values), None)
-
-
-def _world_size(found: Sequence[resolve.Layer], machine: resolve.Machine) -> int | None:
-    """GPUs of the whole job; None where an edit is no number, which is refused later."""
-    gpus, nodes = _strongest(found, "gpus"), _strongest(found, "nodes")
-    try:
-        return int(machine.gpus if gpus is None else gpus) * int(1 if nodes is None else nodes)
-    except ValueError:
-        return None
-
-
-def _deepspeed_layer(path: Path, world_size: int | None) -> resolve.Layer:
-    from llmtop.trainer import dsimport
-
-    imported = dsimport.import_config(path, world_size=world_size)
-    for problem in imported.problems:
-        if problem.fatal:
-            raise UsageError(f"{path}: {problem.key}: {problem.what}", fix=problem.fix)
-    return resolve.Layer(ValueSource.DEEPSPEED_CONFIG, str(path), imported.values)
-
-
-def _absolute(key: str, value: Any) -> Any:
-    """A path as it will be found from any folder: the run starts elsewhere than the app."""
-    if not isinstance(value, str) or key not in _PATHS or "/" not in value or value.startswith("builtin:"):
-        return value
-    return str(Path(value).expanduser().absolute())
+            yield {key: absolute(key, value)}
 
 
 def choices(key: str) -> tuple[tuple[str, str], ...]:
