@@ -105,22 +105,21 @@ def _stage_3_costs(zero: dict[str, Any], findings: Findings) -> None:
         findings.warn(
             f"{_ZERO}.sub_group_size",
             f"of {zero['sub_group_size']:g} puts a rank's whole shard in one group: the step then holds"
-            " its fp32"
-            " gradients and copies all at once",
+            " its fp32 gradients and copies all at once",
             "use 1e9, the default, or less",
         )
     if zero.get("stage3_max_live_parameters") == 0 and zero.get("stage3_max_reuse_distance") == 0:
         findings.warn(
             f"{_ZERO}.stage3_max_live_parameters",
-            "of 0, with a reuse distance of 0, frees each layer right after its use: least memory, most"
-            " traffic",
+            "of 0, with a reuse distance of 0, frees each layer right after its use: least memory,"
+            " most traffic",
             "raise both where there is memory to spare",
         )
     if zero.get("stage3_gather_16bit_weights_on_model_save") is False:
         findings.warn(
             f"{_ZERO}.stage3_gather_16bit_weights_on_model_save",
-            "is off: save_pretrained and save_16bit_model then write no usable weights (checkpoints are"
-            " whole)",
+            "is off: save_pretrained and save_16bit_model then write no usable weights (checkpoints"
+            " are whole)",
             "turn it on, or convert a checkpoint with zero_to_fp32.py",
         )
 
@@ -128,25 +127,24 @@ def _stage_3_costs(zero: dict[str, Any], findings: Findings) -> None:
 def _nvme_pools(zero: dict[str, Any], findings: Findings) -> None:
     """NVMe offload keeps its buffers in pinned host memory, on every rank."""
     param, optimizer = section(zero, "offload_param"), section(zero, "offload_optimizer")
-    if param.get("device") == "nvme":
-        count, size = param.get("buffer_count", 5), param.get("buffer_size", 100_000_000)
-        _warn_pool("offload_param.buffer_size", count, size, 2, "buffer_size", findings)
-    if optimizer.get("device") == "nvme":
-        count, size = optimizer.get("buffer_count", 4), zero.get("sub_group_size", 1_000_000_000)
-        _warn_pool("offload_optimizer.buffer_count", count, size, 4, "sub_group_size", findings)
-
-
-def _warn_pool(
-    key: str, count: int, elements: int, element_bytes: int, lever: str, findings: Findings
-) -> None:
-    pool_bytes = count * elements * element_bytes
-    if pool_bytes > _LARGE_POOL_BYTES:
+    count, size = param.get("buffer_count", 5), param.get("buffer_size", 100_000_000)
+    pool_bytes = 2 * count * size
+    if param.get("device") == "nvme" and pool_bytes > _LARGE_POOL_BYTES:
         findings.warn(
-            f"{_ZERO}.{key}",
-            f"may pin {pool_bytes / 1e9:.3g} GB of host memory on every rank: {count} buffers x"
-            f" {elements:g} elements"
-            f" x {element_bytes} bytes (never more than the rank's shard needs)",
-            f"lower {lever}",
+            f"{_ZERO}.offload_param.buffer_size",
+            f"pins {pool_bytes / 1e9:.3g} GB of host memory on every rank, however small the model:"
+            f" {count} buffers of {size:g} elements of 2 bytes",
+            "lower it to a little more than the largest tensor of the model",
+        )
+    count, size = optimizer.get("buffer_count", 4), zero.get("sub_group_size", 1_000_000_000)
+    pool_bytes = 4 * count * size
+    if optimizer.get("device") == "nvme" and pool_bytes > _LARGE_POOL_BYTES:
+        findings.warn(
+            f"{_ZERO}.offload_optimizer.buffer_count",
+            f"pins up to {pool_bytes / 1e9:.3g} GB of host memory on every rank: {count} buffers as"
+            f" large as a sub-group ({size:g} elements, or the rank's shard if that is smaller) of 4"
+            " bytes each",
+            "lower sub_group_size",
         )
 
 
@@ -158,8 +156,7 @@ def _zero_plus_plus(
         findings.warn(
             f"{_ZERO}.zero_hpz_partition_size",
             f"keeps a second 16-bit copy of the weights on every {ranks} GPUs, 2/{ranks} bytes a"
-            " parameter more on"
-            " each, even with offload_param",
+            " parameter more on each, even with offload_param",
             "set it to 1 where memory is short",
         )
     quantized = [k for k in ("zero_quantized_weights", "zero_quantized_gradients") if zero.get(k)]
@@ -182,9 +179,8 @@ def _frozen_autos(zero: dict[str, Any], findings: Findings) -> None:
     if hidden * hidden == bucket and prefetch == int(0.9 * bucket) and threshold in (None, 10 * hidden):
         findings.warn(
             f"{_ZERO}.reduce_bucket_size",
-            f"and the sizes next to it were made for a model of hidden size {hidden} ({hidden}^2 and 0.9"
-            " of it),"
-            " and fit no other",
+            f"and the sizes next to it were made for a model of hidden size {hidden} ({hidden}^2 and"
+            " 0.9 of it), and fit no other",
             'write "auto" in their place',
         )
 
@@ -208,8 +204,7 @@ def _offload_variants(zero: dict[str, Any], findings: Findings) -> None:
         findings.warn(
             f"{_ZERO}.zenflow",
             "is kept as a raw key; it keeps part of the optimizer's state on the GPU, which llmtop's"
-            " prediction"
-            " does not count",
+            " prediction does not count",
             "trust the measured figures",
         )
 
@@ -220,8 +215,8 @@ def _precision(config: dict[str, Any], stage: int | None, autos: list[str], find
         per_param = "8 bytes a parameter in place of 16" if bf16.get("bf16_optimizer_states") else "less"
         findings.warn(
             "bf16.bf16_master_weights_and_grads",
-            f"keeps master weights and gradients in bf16: {per_param}, which llmtop's prediction does not"
-            " count",
+            f"keeps master weights and gradients in bf16: {per_param}, which llmtop's prediction does"
+            " not count",
             "expect less than predicted, and watch the loss: small updates are rounded away",
         )
     if section(config, "torch_autocast").get("enabled") is True:
@@ -237,8 +232,7 @@ def _precision(config: dict[str, Any], stage: int | None, autos: list[str], find
         findings.warn(
             "fp16.initial_scale_power",
             f"of {fp16['initial_scale_power']} makes the first steps overflow under fp16: each skipped"
-            " step halves"
-            " the scale",
+            " step halves the scale",
             "use 16, the default",
         )
     accumulation = str(section(config, "data_types").get("grad_accum_dtype"))
@@ -258,9 +252,8 @@ def _compilation(config: dict[str, Any], findings: Findings) -> None:
     if section(config, "compile").get("deepcompile"):
         findings.warn(
             "compile.deepcompile",
-            "is kept as a raw key; it takes effect only where engine.compile() is called, and memory then"
-            " behaves"
-            " in ways that llmtop's prediction does not know",
+            "is kept as a raw key; it takes effect only where engine.compile() is called, and memory"
+            " then behaves in ways that llmtop's prediction does not know",
             "leave it out to compare with the prediction",
         )
 

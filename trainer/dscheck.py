@@ -131,6 +131,8 @@ def _report_unknown(path: str, spelled: str, value: Any, findings: Findings) -> 
             return
         where = path or "DeepSpeed at top level"
         what = f"is no key of {where}: it is never read, and nothing is said"
+        if path == "" and spelled in ("offload_optimizer", "offload_param"):
+            what += "; nothing is offloaded"
         findings.problems.append(Problem(key=full, what=what, fix=fix, unread=True))
     elif value == AUTO:
         findings.warn(

@@ -181,8 +181,7 @@ def _precision_options(
         findings.warn(
             "fp16.enabled",
             'is "auto" and there is no bf16 block: a script run with --bf16 fills in false, and DeepSpeed'
-            " trains"
-            " in fp32",
+            " trains in fp32",
             'add "bf16": {"enabled": "auto"}',
         )
     if open_blocks or foreign:

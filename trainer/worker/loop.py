@@ -102,6 +102,7 @@ class Loop:
                 loss_sum += loss.detach()
                 del loss
                 learning_rate = _learning_rate(engine)
+                bare_norm = _bare_gradient_norm(engine) if last else None
                 stages.current = "optimizer"
                 with probes.phase("optimizer", last=last):
                     engine.step()
@@ -113,7 +114,7 @@ class Loop:
                 step=step,
                 pending=pending,
                 learning_rate=learning_rate,
-                grad_norm=engine.get_global_grad_norm(),
+                grad_norm=bare_norm if bare_norm is not None else engine.get_global_grad_norm(),
                 loss_scale=_loss_scale(engine),
                 skipped=not engine.was_step_applied(),
                 reading=reading,
@@ -149,6 +150,14 @@ def _learning_rate(engine: Any) -> float | None:
     """What the coming update uses; the schedule changes it right after."""
     rates = engine.get_lr()
     return float(rates[0]) if rates else None
+
+
+def _bare_gradient_norm(engine: Any) -> torch.Tensor | None:
+    """Without a ZeRO or 16-bit wrapper DeepSpeed clips but does not tell the norm."""
+    if engine.optimizer is not engine.basic_optimizer:
+        return None
+    gradients = [parameter.grad for parameter in engine.module.parameters() if parameter.grad is not None]
+    return torch.nn.utils.get_total_norm(gradients)
 
 
 def _loss_scale(engine: Any) -> float | None:
