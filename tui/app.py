@@ -126,6 +126,11 @@ class LlmtopApp(App[int]):
         else:
             self.action_runs()
 
+    @property
+    def settled(self) -> bool:
+        """Whether the screen has got the data that it waits for."""
+        return bool(getattr(self.screen, "settled", True))
+
     # --- which screen --------------------------------------------------------------------------
 
     def _show(self, screen: Screen[None] | str) -> None:

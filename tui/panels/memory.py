@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
 from textual.content import Content
 
-from llmtop.profiler.events import DeviceSample
+from llmtop.profiler.events import DeviceSample, ProcessSample
 from llmtop.profiler.units import format_bytes
-from llmtop.tui.view import RunView
+from llmtop.tui.view import ENDED, RunView
 from llmtop.tui.widgets.paint import fit, fit_right, gauge, lines, used_of
 from llmtop.tui.widgets.panel import Panel
 
@@ -19,9 +20,12 @@ class MemoryPanel(Panel):
     KEY = "1"
 
     def headline(self, view: RunView) -> str:
-        return "per rank process" if view.spec.on_cpu else "per GPU"
+        what = "rank process" if view.spec.on_cpu else "GPU"
+        return f"largest per {what}" if view.state.status in ENDED else f"per {what}"
 
     def draw(self, view: RunView, width: int, height: int) -> Content:
+        if view.state.status in ENDED:
+            view = _with_peaks(view)
         rows = _process_rows(view, width) if view.spec.on_cpu else self._device_rows(view, width)
         if not rows:
             return Content.styled("no sample yet", "$muted")
@@ -40,6 +44,22 @@ class MemoryPanel(Panel):
         if rows:
             rows.append(Content.styled(f"┼ predicted peak {format_bytes(predicted)}", "$muted"))
         return rows
+
+
+def _with_peaks(view: RunView) -> RunView:
+    """With the largest readings in place of the last one, which a run that has ended took while it left."""
+    state, last = view.state, view.state.hardware
+    if last is None:
+        return view
+    devices = tuple(
+        replace(d, memory_used_bytes=state.peak_device_bytes.get(d.index, d.memory_used_bytes))
+        for d in last.devices
+    )
+    processes = tuple(
+        ProcessSample(rank=rank, rss_bytes=peak, pss_bytes=state.peak_pss_bytes.get(rank))
+        for rank, peak in sorted(state.peak_rss_bytes.items())
+    )
+    return replace(view, state=replace(state, hardware=replace(last, devices=devices, processes=processes)))
 
 
 def _row(label: str, bar: Content, numbers: str) -> Content:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from statistics import median
+from statistics import mean, median
 
 from textual.app import ComposeResult
 from textual.content import Content
 
+from llmtop.profiler.rankstate import WARMUP_STEPS
 from llmtop.profiler.units import format_seconds, format_tokens_rate
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, lines, sparkline, stacked
@@ -65,12 +66,26 @@ def _recent(values: tuple[float, ...]) -> float | None:
 
 
 def _phases(view: RunView) -> dict[str, float]:
-    """Seconds of each phase of rank 0's newest step, and `rest`: what no phase covers."""
-    last = view.state.ranks[0].last_step if 0 in view.state.ranks else None
-    if last is None:
+    """Seconds of each phase of rank 0 in a step after warm-up, and `rest`: what no phase covers."""
+    rank = view.state.ranks.get(0)
+    if rank is None or rank.last_step is None:
         return {**dict.fromkeys(PHASES, 0.0), "rest": 0.0}
-    known = {name: last.phase_seconds.get(name) or 0.0 for name in PHASES}
-    return {**known, "rest": max(0.0, last.step_seconds - sum(known.values()))}
+    totals = {name: total for name, total in rank.phase_totals.items() if total.steps}
+    if totals:
+        known = {
+            name: totals[name].seconds / totals[name].steps if name in totals else 0.0 for name in PHASES
+        }
+        seconds = mean(_steady(view))
+    else:
+        known = {name: rank.last_step.phase_seconds.get(name) or 0.0 for name in PHASES}
+        seconds = rank.last_step.step_seconds
+    return {**known, "rest": max(0.0, seconds - sum(known.values()))}
+
+
+def _steady(view: RunView) -> tuple[float, ...]:
+    """Step times without the first ones, which compile and allocate and would hide how the others vary."""
+    seconds = view.state.series.step_seconds
+    return seconds[WARMUP_STEPS:] or seconds
 
 
 def _speed(view: RunView) -> Content:
@@ -87,9 +102,7 @@ def _shares(phases: dict[str, float], seconds: float, width: int) -> Content:
 
 
 def _spread(view: RunView) -> Content:
-    # The first steps compile and allocate; they would hide how the others vary.
-    seconds = view.state.series.step_seconds
-    steady = seconds[2:] or seconds
+    steady = _steady(view)
     words = f"{format_seconds(min(steady))} to {format_seconds(max(steady))} after warm-up"
     return Content.styled(words, "$muted")
 

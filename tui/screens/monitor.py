@@ -115,6 +115,11 @@ class MonitorScreen(Screen[None]):
         return True
 
     @property
+    def settled(self) -> bool:
+        """Whether the run has been read."""
+        return self.view is not None and self.log_text is not None
+
+    @property
     def zoomed(self) -> Panel | None:
         return next((panel for panel in self.query(Panel) if panel.zoomed), None)
 

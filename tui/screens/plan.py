@@ -76,6 +76,11 @@ class PlanScreen(Screen[None]):
     def on_resize(self) -> None:
         self._paint_head()
 
+    @property
+    def settled(self) -> bool:
+        """Whether there is a plan to show."""
+        return self.plan is not None
+
     # --- one draft to the whole screen -----------------------------------------------------------
 
     def _keep(self, draft: Draft) -> None:

@@ -151,6 +151,7 @@ class RunsScreen(Screen[None]):
                 self._update(table, row)
         note = self.query_one("#runs-note", Static)
         note.display = not self.rows
+        table.display = bool(self.rows)
         if not self.rows:
             note.update(f"No runs in {self._root} yet.\n\nPress p to plan one.")
         going = sum(row.status not in ENDED for row in self.rows)

@@ -108,7 +108,7 @@ def _peak(spec: RunSpec, prediction: Prediction, width: int, room: int) -> list[
         Content.assemble(
             ("at most ", "$muted"),
             format_bytes(prediction.peak_allocated_upper_bytes),
-            (f" x {spec.options.gpus}" if spec.on_cpu else "", "$muted"),
+            (f" x {spec.options.gpus}" if spec.on_cpu and spec.options.gpus > 1 else "", "$muted"),
             (" of ", "$muted"),
             format_bytes(memory),
         ),

@@ -1,0 +1,93 @@
+"""A draft comes to a plan, or to words about what is wrong with it; never to an exception."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmtop.presets.spec import RunOptions, ValueSource
+from llmtop.tui.planning import Draft, choices, evaluate, shown, stepped
+from llmtop.tui.widgets.planrows import HELP
+from tests.tui.tuiruns import MACHINE
+
+BASE = Draft(recipe="test-8b")
+
+
+def test_edits_win_over_the_recipe_and_say_so() -> None:
+    plan = evaluate(BASE.edited("micro_batch", "8").edited("zero", "3"), MACHINE)
+    assert plan.spec is not None and plan.launchable
+    assert (plan.spec.options.micro_batch, plan.spec.options.zero) == (8, 3)
+    assert plan.spec.provenance["zero"].source is ValueSource.COMMAND_LINE
+    assert plan.spec.provenance["model"].source is ValueSource.RECIPE
+    assert shown("micro_batch", plan, None) == "8"
+
+
+def test_reset_and_raw_keys() -> None:
+    draft = BASE.changed({"deepspeed.zero_optimization.reduce_bucket_size": 50_000_000, "liger": True})
+    plan = evaluate(draft, MACHINE)
+    assert plan.spec is not None and plan.spec.options.liger
+    assert plan.spec.options.deepspeed == {"zero_optimization": {"reduce_bucket_size": 50_000_000}}
+    assert shown("deepspeed", plan, None) == "zero_optimization.reduce_bucket_size=50000000"
+    assert draft.reset("deepspeed").reset("liger") == BASE
+
+
+def test_every_suggestion_can_be_applied() -> None:
+    plan = evaluate(BASE.edited("gpus", "1"), MACHINE)
+    assert plan.prediction is not None and plan.prediction.fits is False
+    for suggestion in plan.prediction.suggestions:
+        changed = evaluate(plan.draft.changed(suggestion.change), MACHINE)
+        assert changed.prediction is not None, changed.what
+        assert changed.prediction.peak_allocated_bytes == suggestion.peak_allocated_bytes
+        assert changed.prediction.fits == suggestion.fits
+
+
+def test_a_deepspeed_file_stands_between_recipe_and_edits(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}}))
+    draft = BASE.edited("deepspeed_config", str(path))
+    plan = evaluate(draft, MACHINE)
+    assert plan.spec is not None, plan.what
+    assert plan.spec.options.zero == 1
+    assert plan.spec.provenance["zero"].source is ValueSource.DEEPSPEED_CONFIG
+    plan = evaluate(draft.edited("zero", "3"), MACHINE)
+    assert plan.spec is not None and plan.spec.options.zero == 3
+    path.write_text("{")
+    plan = evaluate(draft, MACHINE)
+    assert plan.spec is None and str(path) in plan.what
+
+
+@pytest.mark.parametrize("key", [key for key in HELP if choices(key) and key != "recipe"])
+def test_every_choice_is_one_that_the_option_takes(key: str) -> None:
+    for value, _ in choices(key):
+        plan = evaluate(Draft(recipe="cpu-demo").edited(key, value), MACHINE)
+        assert plan.spec is not None, f"{key} = {value}: {plan.what}"
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "by", "wanted"),
+    [
+        ("zero", "3", 1, "3"),
+        ("zero", "3", -1, "2"),
+        ("micro_batch", "4", 1, "8"),
+        ("micro_batch", "1", -1, "1"),
+        ("lora_rank", "0", 1, "8"),
+        ("learning_rate", "2e-05", -1, "1e-05"),
+        ("precision", "bf16", 1, "fp32"),
+        ("liger", "false", 1, "true"),
+        ("data", "builtin:english", 1, None),
+    ],
+)
+def test_stepping(key: str, text: str, by: int, wanted: str | None) -> None:
+    assert stepped(key, text, by) == wanted
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(sorted(RunOptions.__struct_fields__)), st.text(max_size=20))
+def test_any_text_in_any_option_comes_to_a_plan(key: str, text: str) -> None:
+    plan = evaluate(Draft(recipe="cpu-demo").edited(key, text), MACHINE)
+    assert (plan.prediction is None) == bool(plan.what)
+    shown(key, plan, None)

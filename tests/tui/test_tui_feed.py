@@ -1,0 +1,113 @@
+"""The readers behind the screens, without any screen."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmtop.tui.feed import KEPT_LINES, LogTail, MonitorFeed, RunsFeed
+from llmtop.tui.screenshot import write_monitor_svg, write_plan_svg
+from tests.recorded import make_recorded_run
+from tests.tui.tuiruns import LiveRun
+
+
+def test_log_tail_keeps_the_newest_lines_and_the_unfinished_one(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.log"
+    tail = LogTail(path, "rank 0")
+    assert tail.poll() is None
+    path.write_bytes(b"one\ntw")
+    text = tail.poll()
+    assert text is not None and text.lines == ("one", "tw")
+    assert tail.poll() is None
+    with path.open("ab") as file:
+        file.write(b"o\n\xff\xfe\n")
+    text = tail.poll()
+    assert text is not None and text.lines == ("one", "two", "\ufffd\ufffd")
+    path.write_text("".join(f"{number}\n" for number in range(300_000)))
+    text = tail.poll()
+    assert text is not None and len(text.lines) == KEPT_LINES
+    while (more := tail.poll()) is not None:
+        text = more
+    assert text.lines[-1] == "299999"
+
+
+def test_log_tail_of_a_huge_file_reads_only_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.log"
+    path.write_bytes(b"x" * 100 + b"\n" + b"".join(b"%d\n" % number for number in range(400_000)))
+    text = LogTail(path, "rank 0").poll()
+    assert text is not None and text.lines[-1] == "399999" and text.total_lines < 200_000
+
+
+def test_log_tail_starts_again_when_the_file_was_cut(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.log"
+    path.write_text("before\n")
+    tail = LogTail(path, "rank 0")
+    tail.poll()
+    path.write_text("new\n")
+    text = tail.poll()
+    assert text is not None and text.lines[-1] == "new"
+
+
+def test_monitor_feed_gives_a_view_only_when_something_came(live: LiveRun) -> None:
+    feed = MonitorFeed(live.run)
+    view = feed.poll()
+    assert view is not None and view.state.steps_finished == 20
+    assert view.breakdown.actual_peak_bytes is not None
+    assert feed.poll() is None
+    live.steps(21, 21)
+    view = feed.poll()
+    assert view is not None and view.state.steps_finished == 21
+    assert not feed.ended
+
+
+def test_monitor_feed_changes_the_log(live: LiveRun) -> None:
+    feed = MonitorFeed(live.run)
+    first = feed.poll_log()
+    assert first is not None and first.source == "rank 0"
+    assert feed.poll_log() is None
+    feed.choose_log("supervisor")
+    second = feed.poll_log()
+    assert second is not None and second.source == "supervisor" and second.lines == ()
+    feed.choose_log(0)
+    assert feed.poll_log() == first
+
+
+def test_runs_feed_reads_an_ended_run_once(root: Path) -> None:
+    ended = make_recorded_run(root, steps=4)
+    feed = RunsFeed(root)
+    (rows,) = feed.scan()
+    assert [row.status for row in rows] == ["completed"]
+    for path in ended.path.glob("*.jsonl"):
+        path.unlink()
+    (rows,) = feed.scan()
+    assert [(row.status, row.step) for row in rows] == [("completed", 4)]
+
+
+def test_runs_feed_gives_a_long_list_in_growing_parts(root: Path) -> None:
+    for _ in range(20):
+        make_recorded_run(root, steps=1)
+    parts = list(RunsFeed(root).scan())
+    assert [len(rows) for rows in parts] == [16, 20]
+
+
+def test_pictures_are_written_by_the_app_itself(live: LiveRun, tmp_path: Path) -> None:
+    write_monitor_svg(live.run, tmp_path / "monitor.svg", columns=80, rows=24)
+    picture = (tmp_path / "monitor.svg").read_text()
+    assert picture.startswith("<svg") and "20/60" in picture and "tiny-llama" in picture
+    write_plan_svg("test-8b", tmp_path / "plan.svg")
+    assert "llama-3.1-8b" in (tmp_path / "plan.svg").read_text()
+
+
+@pytest.mark.parametrize("first", ["runs", "plan", "monitor", "help"])
+def test_no_screen_loads_torch_and_plots_come_with_the_monitor(first: str, tmp_path: Path) -> None:
+    code = (
+        f"import sys; import llmtop.tui.app, llmtop.tui.screens.{first}\n"
+        "print([n for n in ('torch', 'deepspeed', 'transformers', 'numpy', 'plotext') if n in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=True
+    )
+    assert done.stdout.strip() == ("['plotext']" if first == "monitor" else "[]")
