@@ -19,7 +19,7 @@ from llmtop.profiler.shape import param_count
 from tests.presets.family_cases import CASES
 
 MODELS = {
-    "tiny-llama-cpu": 2_819_840,
+    "tiny-llama-cpu": 1_746_624,
     "smollm2-135m": 134_515_008,
     "smollm2-360m": 361_821_120,
     "smollm2-1.7b": 1_711_376_384,
