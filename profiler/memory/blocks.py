@@ -104,7 +104,7 @@ def _query_key_norms(spec: RunSpec, sizes: Sizes, query: int, kv: int) -> int:
     if model.qk_norm == "none":
         return 0
     trained, liger = sizes.lora_rank == 0, spec.options.liger
-    by_head = model.qk_norm == "head"
+    by_head = model.qk_norm != "full"
     return _norm(
         model, sizes, liger=liger, trained=trained, width=query, rows=model.num_heads if by_head else 1
     ) + _norm(model, sizes, liger=liger, trained=trained, width=kv, rows=model.num_kv_heads if by_head else 1)
