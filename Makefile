@@ -21,7 +21,7 @@ check: $(TEST)/.installed
 	$(TEST)/bin/mypy presets profiler trainer tui tests $(wildcard benchmarks/*.py)
 	$(TEST)/bin/lint-imports
 
-# The README's picture, exported by the app itself from a recorded run.
+# The README's picture, exported by the app itself from the newest run: call it after `make demo`.
 screenshot: $(TEST)/.installed
 	$(TEST)/bin/python -m tests.screenshot docs/monitor.svg
 
