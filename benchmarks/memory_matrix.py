@@ -94,8 +94,12 @@ def measured(run: RunDir, state: RunState, *, alone: bool) -> dict[str, Any]:
         "pss_bytes": state.peak_pss_bytes,
         "log_tail": ""
         if state.status == "completed"
-        else run.log_path(0).read_text(errors="replace")[-1500:],
+        else _tail(run.log_path(0)),
     }
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-1500:] if log.exists() else ""
 
 
 def main() -> None:

@@ -15,10 +15,10 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 
 from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
+from llmtop.presets.version import llmtop_version
 from llmtop.profiler.eventlog import EventWriter
 from llmtop.profiler.events import (
     Compiling,
@@ -99,7 +99,7 @@ class Supervisor:
                 pid=os.getpid(),
                 host=socket.gethostname(),
                 world_size=self.spec.world_size,
-                llmtop_version=metadata.version("llmtop-deepspeed"),
+                llmtop_version=llmtop_version(),
             )
         )
         extensions = extensions_dir(self.environment)
@@ -113,6 +113,8 @@ class Supervisor:
             )
             pid = self.ranks.start(rank, command, environment, run.log_path(rank))
             self.events.write(RankStarted(rank=rank, pid=pid))
+        # The first sample shows the machine before the ranks have taken anything.
+        self._sample()
 
     def _turn(self) -> None:
         for number in self._wakeup.wait(_TURN_SECONDS):

@@ -221,3 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {told}", file=sys.stderr)
         return int(told.exit_code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
