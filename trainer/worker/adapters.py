@@ -1,4 +1,4 @@
-"""LoRA adapters, and base weights in 8 or 4 bits."""
+"""LoRA adapters: which modules get them, and in which precision they are kept."""
 
 from __future__ import annotations
 
@@ -51,70 +51,6 @@ def lora_targets(model: Any, choice: str) -> str | list[str]:
     if not chosen:
         raise UsageError(f"lora_targets = {choice!r} matches no module of {type(model).__name__}")
     return chosen
-
-
-def quantization_config(spec: RunSpec, dtype: torch.dtype) -> Any:
-    """What transformers needs to load weights quantized; None for full precision."""
-    if spec.options.quantization == "none":
-        return None
-    from transformers import BitsAndBytesConfig
-
-    if spec.options.quantization == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
-        # Packed in the model's own type, so that DeepSpeed finds one type in all flat buffers.
-        bnb_4bit_quant_storage=dtype,
-    )
-
-
-def quantize_linears(model: Any, spec: RunSpec, dtype: torch.dtype, device: torch.device) -> Any:
-    """Quantize the linear layers of a model with random weights, one at a time, onto the device."""
-    import bitsandbytes as bnb
-
-    head = model.get_output_embeddings()
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, torch.nn.Linear) and child is not head:
-                setattr(parent, name, _quantized(bnb, child, spec.options.quantization, dtype, device))
-    model.to(device)
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    return model
-
-
-def _quantized(
-    bnb: Any, linear: torch.nn.Linear, kind: str, dtype: torch.dtype, device: torch.device
-) -> torch.nn.Module:
-    bias = linear.bias is not None
-    if kind == "int8":
-        made = bnb.nn.Linear8bitLt(linear.in_features, linear.out_features, bias, has_fp16_weights=False)
-        made.weight = bnb.nn.Int8Params(linear.weight.data, requires_grad=False, has_fp16_weights=False)
-    else:
-        made = bnb.nn.Linear4bit(
-            linear.in_features,
-            linear.out_features,
-            bias,
-            compute_dtype=dtype,
-            compress_statistics=True,
-            quant_type="nf4",
-            quant_storage=dtype,
-        )
-        made.weight = bnb.nn.Params4bit(
-            linear.weight.data,
-            requires_grad=False,
-            compress_statistics=True,
-            quant_type="nf4",
-            quant_storage=dtype,
-            module=made,
-        )
-    made.bias = linear.bias
-    # Moving it to its device is what quantizes it.
-    module: torch.nn.Module = made.to(device)
-    return module
 
 
 def _linear_names(model: Any) -> list[str]:

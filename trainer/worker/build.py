@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from msgspec import Struct
 
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.spec import RunSpec
-from llmtop.trainer.worker.adapters import add_lora, quantization_config, quantize_linears
+from llmtop.trainer.worker.adapters import add_lora
 from llmtop.trainer.worker.kernels import apply_liger, enable_checkpointing
+from llmtop.trainer.worker.quantize import quantization_config, random_quantized
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -78,15 +80,18 @@ def build_model(spec: RunSpec, deepspeed_config: dict[str, Any], device: torch.d
     if options.liger:
         apply_liger(spec.model.family, device)
     config = model_config(spec)
-    stage3 = _zero3(deepspeed_config) if options.zero == 3 else None
+    # Packed weights cannot be made in shards: they are whole on every rank until the engine takes them.
+    in_shards = options.zero == 3 and options.quantization == "none"
+    stage3 = _zero3(deepspeed_config) if in_shards else None
     if spec.weights_dir:
         model = _from_weights(spec, config, dtype, device)
     elif options.quantization != "none":
-        model = quantize_linears(_random(config, spec, dtype, nullcontext()), spec, dtype, device)
+        make = partial(_random, config, spec, dtype)
+        model = random_quantized(make, options.quantization, dtype, device)
     else:
         # At stage 3 each layer goes to its shards as it is made; the full model never exists.
-        on_device = nullcontext() if stage3 is not None else device
-        model = _random(config, spec, dtype, on_device)
+        with nullcontext() if stage3 is not None else device:
+            model = _random(config, spec, dtype)
     # Transformers only knows of stage 3 as long as this object lives.
     model.llmtop_zero3 = stage3
     if options.gradient_checkpointing:
@@ -134,13 +139,10 @@ def _zero3(deepspeed_config: dict[str, Any]) -> Any:
     return HfDeepSpeedConfig(deepspeed_config)
 
 
-def _random(config: Any, spec: RunSpec, dtype: torch.dtype, where: AbstractContextManager[Any]) -> Any:
+def _random(config: Any, spec: RunSpec, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
-    with where:
-        return AutoModelForCausalLM.from_config(
-            config, attn_implementation=spec.options.attention, dtype=dtype
-        )
+    return AutoModelForCausalLM.from_config(config, attn_implementation=spec.options.attention, dtype=dtype)
 
 
 def _from_weights(spec: RunSpec, config: Any, dtype: torch.dtype, device: torch.device) -> Any:

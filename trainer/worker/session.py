@@ -17,7 +17,7 @@ from llmtop.profiler.probes.heap import read_heap
 from llmtop.profiler.probes.training import TrainingProbes
 from llmtop.profiler.rundir import RunDir
 from llmtop.trainer.worker import checkpoint
-from llmtop.trainer.worker.build import build_model, count_parameters, import_model_code
+from llmtop.trainer.worker.build import DTYPES, build_model, count_parameters, import_model_code
 from llmtop.trainer.worker.callbacks import Checkpointer, StepReporter
 from llmtop.trainer.worker.data import Batches
 from llmtop.trainer.worker.kernels import attention_in, liger_kernels_in
@@ -39,7 +39,7 @@ def import_libraries(spec: RunSpec) -> None:
     warnings.filterwarnings("ignore", message=r".*is deprecated\. Please use", category=FutureWarning)
     import_model_code(spec)
     if spec.on_cpu:
-        warm_up_math()
+        warm_up_math(DTYPES[spec.options.precision])
 
 
 def train(run: RunDir, place: Place, events: EventWriter, stages: StageLog, stop: StopRequest) -> None:

@@ -1,0 +1,83 @@
+"""Base weights in 8 or 4 bits, through bitsandbytes: loaded so, or made so at random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from llmtop.presets.spec import Quantization, RunSpec
+
+
+def quantization_config(spec: RunSpec, dtype: torch.dtype) -> Any:
+    """What transformers needs to load weights quantized; None for full precision."""
+    if spec.options.quantization == "none":
+        return None
+    from transformers import BitsAndBytesConfig
+
+    if spec.options.quantization == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+        # Packed in the model's own type, so that DeepSpeed finds one type in all flat buffers.
+        bnb_4bit_quant_storage=dtype,
+    )
+
+
+def random_quantized(
+    make_model: Callable[[], Any], kind: Quantization, dtype: torch.dtype, device: torch.device
+) -> Any:
+    """A model with random weights, quantized layer by layer, so that it never exists in full precision."""
+    import bitsandbytes as bnb
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights(), torch.device("meta"):
+        model = make_model()
+    head = model.get_output_embeddings()
+    spread = float(getattr(model.config, "initializer_range", None) or 0.02)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, torch.nn.Linear) and child is not head:
+                weight = torch.empty_like(child.weight, device=device).normal_(0.0, spread)
+                made = _quantized_linear(bnb, child, weight, kind, dtype).to(device)
+                made._is_hf_initialized = True
+                setattr(parent, name, made)
+    for module in model.modules():
+        _leave_meta(module, device)
+    model.initialize_weights()
+    model.tie_weights()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return model
+
+
+def _quantized_linear(
+    bnb: Any, linear: torch.nn.Linear, weight: torch.Tensor, kind: Quantization, dtype: torch.dtype
+) -> Any:
+    """A layer in place of `linear`; moving it to its device is what quantizes it."""
+    sizes = (linear.in_features, linear.out_features)
+    bias = None if linear.bias is None else torch.zeros(linear.out_features, dtype=dtype)
+    if kind == "int8":
+        made = bnb.nn.Linear8bitLt(*sizes, bias is not None, has_fp16_weights=False)
+        made.weight = bnb.nn.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
+    else:
+        form = {"compress_statistics": True, "quant_type": "nf4", "quant_storage": dtype}
+        made = bnb.nn.Linear4bit(*sizes, bias is not None, compute_dtype=dtype, **form)
+        made.weight = bnb.nn.Params4bit(weight, requires_grad=False, module=made, **form)
+    made.bias = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
+    return made
+
+
+def _leave_meta(module: torch.nn.Module, device: torch.device) -> None:
+    """Give the module's own tensors memory; their values come later."""
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        if parameter.is_meta:
+            empty = torch.empty_like(parameter, device=device)
+            setattr(module, name, torch.nn.Parameter(empty, requires_grad=False))
+    for name, buffer in list(module.named_buffers(recurse=False)):
+        if buffer.is_meta:
+            setattr(module, name, torch.empty_like(buffer, device=device))
