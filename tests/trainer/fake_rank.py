@@ -195,9 +195,9 @@ def shows_environment() -> None:
 
 def breaks_the_record() -> None:
     """Rank 1's log cannot be read: the supervisor meets what it never expected."""
+    tell("ready")
     if RANK == 0:
         step(1)
-        tell("ready")
         wait_for(lambda: told("go"))
         path = RUN.events_path(1)
         path.unlink()

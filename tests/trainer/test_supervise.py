@@ -296,7 +296,7 @@ def test_a_worker_that_cannot_be_started(
 
 def test_a_bug_of_the_supervisor_leaves_no_rank_and_shows_a_traceback(start: Start) -> None:
     run = start("breaks_the_record")
-    run.wait_for(lambda: (run.run.path / "ready-0").exists())
+    run.wait_for_files("ready")
     (run.run.path / "go").touch()
     end = run.end()
     assert end.state == "failed"
