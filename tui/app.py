@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -11,40 +10,23 @@ from textual.app import App
 from textual.binding import BindingType
 from textual.message import Message
 from textual.screen import Screen
-from textual.theme import Theme
 
 from llmtop.presets.errors import ExitCode, LlmtopError
-from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rundir import RunDir, runs_root
 from llmtop.profiler.runstate import Status
 from llmtop.profiler.units import format_bytes
+from llmtop.tui.deeds import Deeds
 from llmtop.tui.feed import ViewArrived
 from llmtop.tui.keys import APP_KEYS, bindings
 from llmtop.tui.requests import LaunchAsked, MonitorAsked, StopAsked
+from llmtop.tui.theme import THEME
 from llmtop.tui.view import ENDED, RunView
 from llmtop.tui.widgets.dialog import Choice, ChoiceDialog
+from llmtop.tui.widgets.paint import harmless
 
 Start = Literal["runs", "plan", "monitor"]
-Launcher = Callable[[RunSpec, Prediction, Path], RunDir]
-Stopper = Callable[[RunDir, bool], None]
-
-THEME = Theme(
-    name="llmtop",
-    primary="#7aa2d6",
-    secondary="#8fc7a3",
-    accent="#d9a66c",
-    success="#8fc7a3",
-    warning="#e0b860",
-    error="#e07a7a",
-    foreground="#d5dae1",
-    background="#101418",
-    surface="#101418",
-    panel="#1a2027",
-    # Textual's own muted colour is relative to what is under it, which painted content cannot use.
-    variables={"muted": "#8793a0", "faint": "#39424c"},
-)
 
 EXIT_CODES: dict[Status, ExitCode] = {
     "failed": ExitCode.JOB_FAILED,
@@ -52,27 +34,6 @@ EXIT_CODES: dict[Status, ExitCode] = {
     "out_of_memory": ExitCode.OUT_OF_MEMORY,
 }
 """Of a run that was watched to its end; any other state is 0."""
-
-
-def launch(spec: RunSpec, prediction: Prediction, root: Path) -> RunDir:
-    """Start a run for real."""
-    from llmtop.trainer.launch import start_run
-
-    return start_run(spec, prediction, root=root)
-
-
-def detect() -> Machine:
-    """What this machine has."""
-    from llmtop.profiler.devices import detect_machine
-
-    return detect_machine()
-
-
-def stop(run: RunDir, save: bool) -> None:
-    """Ask a run's supervisor to end it."""
-    from llmtop.trainer import control
-
-    control.stop(run, save)
 
 
 class Launched(Message):
@@ -85,7 +46,7 @@ class Launched(Message):
 
 
 class LlmtopApp(App[int]):
-    """Runs, plan and monitor. `detector`, `launcher` and `stopper` are what touches the machine."""
+    """Runs, plan and monitor; `deeds` is what touches the machine."""
 
     TITLE = "llmtop"
     CSS_PATH = "theme.tcss"
@@ -99,9 +60,7 @@ class LlmtopApp(App[int]):
         root: Path | None = None,
         recipe: str | None = None,
         *,
-        detector: Callable[[], Machine] = detect,
-        launcher: Launcher = launch,
-        stopper: Stopper = stop,
+        deeds: Deeds | None = None,
     ) -> None:
         super().__init__()
         self.register_theme(THEME)
@@ -114,9 +73,7 @@ class LlmtopApp(App[int]):
         """Newest view of the run that was watched last."""
         self.farewell = ""
         """What is printed below the prompt after leaving."""
-        self._detector = detector
-        self._launcher = launcher
-        self._stopper = stopper
+        self._deeds = deeds if deeds is not None else Deeds()
 
     def on_mount(self) -> None:
         if self._start == "monitor" and self._run is not None:
@@ -153,7 +110,7 @@ class LlmtopApp(App[int]):
         if not self.is_screen_installed("plan"):
             from llmtop.tui.screens.plan import PlanScreen
 
-            self.install_screen(PlanScreen(self._recipe, self._detector), "plan")
+            self.install_screen(PlanScreen(self._recipe, self._deeds.detect), "plan")
         self._show("plan")
 
     def action_help(self) -> None:
@@ -185,7 +142,7 @@ class LlmtopApp(App[int]):
             if choice is None:
                 return
             try:
-                self._stopper(run, choice == "save")
+                self._deeds.stop(run, choice == "save")
             except LlmtopError as error:
                 self.say(error)
             else:
@@ -195,7 +152,7 @@ class LlmtopApp(App[int]):
             Choice("s", "save a checkpoint, then stop", "save"),
             Choice("n", "stop without saving", "drop"),
         )
-        text = (run.run_id, "The run ends after the step that it is in.")
+        text = (harmless(run.run_id), "The run ends after the step that it is in.")
         self.push_screen(ChoiceDialog("Stop this run?", text, choices), answered)
 
     def on_launch_asked(self, message: LaunchAsked) -> None:
@@ -222,7 +179,7 @@ class LlmtopApp(App[int]):
     @work(thread=True, exclusive=True, group="launch")
     def _launch(self, spec: RunSpec, prediction: Prediction) -> None:
         try:
-            launched = Launched(self._launcher(spec, prediction, self._root))
+            launched = Launched(self._deeds.launch(spec, prediction, self._root))
         except LlmtopError as error:
             launched = Launched(None, error)
         self.post_message(launched)
@@ -235,7 +192,8 @@ class LlmtopApp(App[int]):
 
     def say(self, error: LlmtopError) -> None:
         """Show what a person can act on."""
-        self.notify(str(error), severity="error", timeout=15, markup=False)
+        words = "\n".join(harmless(line) for line in str(error).splitlines())
+        self.notify(words, severity="error", timeout=15, markup=False)
 
     # --- the end -------------------------------------------------------------------------------
 

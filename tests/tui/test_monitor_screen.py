@@ -8,6 +8,7 @@ import pytest
 
 from llmtop.profiler.events import StageBegan, StageFinished
 from llmtop.tui.app import LlmtopApp
+from llmtop.tui.deeds import Deeds
 from llmtop.tui.screens.monitor import PANELS
 from llmtop.tui.widgets.panel import Panel
 from tests.recorded import make_recorded_run
@@ -41,9 +42,9 @@ async def test_says_how_and_why_a_run_ended(live: LiveRun, root: Path) -> None:
     app = LlmtopApp("monitor", live.run, root)
     async with app.run_test(size=SMALL) as pilot:
         await wait_for_text(pilot, "20/60")
-        live.end("failed", "rank 1 was killed by SIGKILL", "see the kernel log")
-        shown = await wait_for_text(pilot, "FAILED: rank 1 was killed by SIGKILL")
-        assert "fix: see the kernel log" in shown
+        live.end("failed", "\x1b[31mrank 1 was killed by SIGKILL [/b]\x1b[0m", "see the kernel log")
+        shown = await wait_for_text(pilot, "FAILED: rank 1 was killed by SIGKILL [/b]")
+        assert "fix: see the kernel log" in shown and "\x1b" not in shown
         assert "peak predicted" in shown and "actual" in shown
         assert "Stop" not in shown.splitlines()[-1]
         assert "run goes on" not in shown
@@ -188,7 +189,9 @@ async def test_any_terminal_size(size: tuple[int, int], live: LiveRun, root: Pat
 
 async def test_stop_asks_and_requests(live: LiveRun, root: Path) -> None:
     asked: list[tuple[str, bool]] = []
-    app = LlmtopApp("monitor", live.run, root, stopper=lambda run, save: asked.append((run.run_id, save)))
+    app = LlmtopApp(
+        "monitor", live.run, root, deeds=Deeds(stop=lambda run, save: asked.append((run.run_id, save)))
+    )
     async with app.run_test(size=SMALL, notifications=True) as pilot:
         await wait_for_text(pilot, "20/60")
         await pilot.press("s")

@@ -12,6 +12,7 @@ from llmtop.presets.spec import RunOptions, RunSpec
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rundir import RunDir
 from llmtop.tui.app import LlmtopApp
+from llmtop.tui.deeds import Deeds
 from llmtop.tui.screens.monitor import MonitorScreen
 from llmtop.tui.screens.plan import PlanScreen
 from llmtop.tui.screens.runs import RunsScreen
@@ -33,7 +34,7 @@ def plan_app(root: Path, launched: Launched | None = None, recipe: str = "test-8
         run.write_supervisor_pid()
         return run
 
-    return LlmtopApp("plan", root=root, recipe=recipe, detector=lambda: MACHINE, launcher=launcher)
+    return LlmtopApp("plan", root=root, recipe=recipe, deeds=Deeds(detect=lambda: MACHINE, launch=launcher))
 
 
 def cursor_to(key: str) -> list[str]:
@@ -208,7 +209,7 @@ async def test_a_failed_launch_is_told_and_the_plan_stays(root: Path) -> None:
     def launcher(spec: RunSpec, prediction: Prediction, where: Path) -> RunDir:
         raise UsageError("this machine has no h200", why="it has no GPU at all", fix="choose gpu = cpu")
 
-    app = LlmtopApp("plan", root=root, recipe="test-8b", detector=lambda: MACHINE, launcher=launcher)
+    app = LlmtopApp("plan", root=root, recipe="test-8b", deeds=Deeds(detect=lambda: MACHINE, launch=launcher))
     async with app.run_test(size=SMALL, notifications=True) as pilot:
         await wait_for_text(pilot, "✓ fits")
         await pilot.press("l")

@@ -9,6 +9,7 @@ import pytest
 from textual.pilot import Pilot
 
 from llmtop.tui.app import LlmtopApp
+from llmtop.tui.deeds import Deeds
 from llmtop.tui.screens.monitor import MonitorScreen
 from llmtop.tui.screens.runs import COLUMNS, RunsScreen, shown_columns
 from tests.recorded import make_recorded_run
@@ -64,7 +65,7 @@ async def test_opens_the_run_under_the_cursor_and_comes_back(live: LiveRun, root
 
 async def test_stops_a_run_and_not_one_that_has_ended(live: LiveRun, root: Path) -> None:
     asked: list[tuple[str, bool]] = []
-    app = LlmtopApp("runs", root=root, stopper=lambda run, save: asked.append((run.run_id, save)))
+    app = LlmtopApp("runs", root=root, deeds=Deeds(stop=lambda run, save: asked.append((run.run_id, save))))
     async with app.run_test(size=SMALL, notifications=True) as pilot:
         await wait_for_text(pilot, "● running")
         await pilot.press("s", "n")

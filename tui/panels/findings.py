@@ -6,7 +6,7 @@ from textual.content import Content
 
 from llmtop.profiler.findings import Finding
 from llmtop.tui.view import RunView
-from llmtop.tui.widgets.paint import fit, lines
+from llmtop.tui.widgets.paint import fit, harmless, lines
 from llmtop.tui.widgets.panel import Panel
 
 _MARKS = {
@@ -36,12 +36,12 @@ class FindingsPanel(Panel):
 
 def _title(finding: Finding) -> Content:
     mark, style = _MARKS.get(finding.severity, ("·", "$muted"))
-    return Content.assemble((f"{mark} ", f"bold {style}"), finding.title)
+    return Content.assemble((f"{mark} ", f"bold {style}"), harmless(finding.title))
 
 
 def _whole(finding: Finding) -> list[Content]:
     rows = [Content.assemble(_title(finding), (f"  ({finding.severity})", "$muted"))]
     for word, text in (("seen", finding.evidence), ("change", finding.change)):
         if text:
-            rows.append(Content.assemble("  ", (fit(word, 8), "$muted"), text))
+            rows.append(Content.assemble("  ", (fit(word, 8), "$muted"), harmless(text)))
     return [*rows, Content("")]

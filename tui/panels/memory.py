@@ -8,7 +8,7 @@ from textual.content import Content
 from llmtop.profiler.events import DeviceSample, ProcessSample
 from llmtop.profiler.units import format_bytes
 from llmtop.tui.view import ENDED, RunView
-from llmtop.tui.widgets.paint import fit, fit_right, gauge, lines, used_of
+from llmtop.tui.widgets.paint import fit, fit_right, gauge, harmless, lines, used_of
 from llmtop.tui.widgets.panel import Panel
 
 _LABEL_CELLS = 6
@@ -88,13 +88,13 @@ def _device_details(device: DeviceSample, peak_bytes: int | None) -> list[Conten
     heat = "n/a" if device.temperature_celsius is None else f"{device.temperature_celsius:.0f} C"
     clock = "n/a" if device.sm_clock_hz is None else f"{device.sm_clock_hz / 1e6:.0f} MHz"
     reasons = device.throttle_reasons
-    throttled = "n/a" if reasons is None else ", ".join(reasons) or "no"
+    throttled = "n/a" if reasons is None else harmless(", ".join(reasons)) or "no"
     pad = " " * _LABEL_CELLS
     others = "n/a" if device.process_count is None else str(device.process_count)
     return [
         Content(f"{pad}peak {format_bytes(peak_bytes)}   this run {format_bytes(device.own_memory_bytes)}"),
         Content(f"{pad}busy {busy}   power {power}   {heat}   SM clock {clock}"),
-        Content(f"{pad}throttled: {throttled}   processes: {others}   {device.name or 'name n/a'}"),
+        Content(f"{pad}throttled: {throttled}   processes: {others}   {harmless(device.name or 'name n/a')}"),
         Content(""),
     ]
 

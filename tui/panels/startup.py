@@ -7,7 +7,7 @@ from textual.content import Content
 from llmtop.profiler.runstate import RankState
 from llmtop.profiler.units import format_seconds
 from llmtop.tui.view import RunView
-from llmtop.tui.widgets.paint import fit, fit_right, lines
+from llmtop.tui.widgets.paint import fit, fit_right, harmless, lines
 from llmtop.tui.widgets.panel import Panel
 
 STAGES: dict[str, str] = {
@@ -27,7 +27,7 @@ class StartupPanel(Panel):
     KEY = "0"
 
     def headline(self, view: RunView) -> str:
-        return f"compiling {view.state.compiling}" if view.state.compiling else ""
+        return f"compiling {harmless(view.state.compiling)}" if view.state.compiling else ""
 
     def draw(self, view: RunView, width: int, height: int) -> Content:
         ranks = [view.state.ranks[rank] for rank in sorted(view.state.ranks)]

@@ -27,6 +27,7 @@ from llmtop.tui.panels.startup import StartupPanel
 from llmtop.tui.panels.steps import StepsPanel
 from llmtop.tui.requests import RunsAsked, StopAsked
 from llmtop.tui.view import ENDED, LogText, RunView
+from llmtop.tui.widgets.paint import harmless
 from llmtop.tui.widgets.panel import Panel
 from llmtop.tui.widgets.runheader import RunHeader
 
@@ -85,18 +86,20 @@ class MonitorScreen(Screen[None]):
         follow_run(self._feed, self.post_message, self._stop, self._wake)
 
     def on_view_arrived(self, message: ViewArrived) -> None:
-        before, state = self.view, message.view.state
+        before, status = self.view, message.view.state.status
         self.view = message.view
-        self.set_class(state.steps_finished == 0 and state.status not in ENDED, "-starting")
-        if before is not None and before.state.status not in ENDED and state.status in ENDED:
-            self.app.bell()
-        self.refresh_bindings()
+        self.set_class(message.view.state.steps_finished == 0 and status not in ENDED, "-starting")
+        if before is None or (before.state.status in ENDED) != (status in ENDED):
+            self.refresh_bindings()
+            if before is not None:
+                self.app.bell()
 
     def on_log_arrived(self, message: LogArrived) -> None:
         self.log_text = message.text
 
     def on_feed_failed(self, message: FeedFailed) -> None:
-        self.notify(str(message.error), severity="error", markup=False)
+        words = "\n".join(harmless(line) for line in str(message.error).splitlines())
+        self.notify(words, severity="error", markup=False)
 
     def on_panel_zoom_asked(self, message: Panel.ZoomAsked) -> None:
         self.action_open(message.panel.id or "")

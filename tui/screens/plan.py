@@ -91,7 +91,7 @@ class PlanScreen(Screen[None]):
         """Predict a draft and show it; it is not kept."""
         if self._machine is None:
             return
-        plan = evaluate(draft, self._machine)
+        plan, before = evaluate(draft, self._machine), self.plan
         self.plan = plan
         if plan.spec is not None:
             self._last_spec = plan.spec
@@ -99,7 +99,8 @@ class PlanScreen(Screen[None]):
         self.query_one(PredictedPane).plan = plan
         self._paint_head()
         self._paint_help()
-        self.refresh_bindings()
+        if before is None or _offers(before) != _offers(plan):
+            self.refresh_bindings()
 
     def _paint_head(self) -> None:
         plan = self.plan
@@ -109,12 +110,14 @@ class PlanScreen(Screen[None]):
         parts: list[str | tuple[str, str]] = [("llmtop", "bold $text-primary"), "  plan"]
         spec = plan.spec or self._last_spec
         if spec is not None:
-            parts.append(f"  {harmless(spec.model.name)}  {spec.world_size} x {spec.gpu.name}")
+            parts.append(f"  {harmless(spec.model.name)}  {spec.world_size} x {harmless(spec.gpu.name)}")
         if plan.draft.edits:
             parts.append((f"  {len(plan.draft.edits)} edited", "$text-accent"))
         right = Content.assemble((words, style))
         room = max(10, self.size.width - 2)
-        self.query_one("#plan-head", Static).update(two_sided(Content.assemble(*parts), right, room))
+        self.query_one("#plan-head", Static).update(
+            two_sided(Content.assemble(*parts), right, room), layout=False
+        )
 
     def _paint_help(self) -> None:
         if self.plan is None:
@@ -128,7 +131,8 @@ class PlanScreen(Screen[None]):
         # Two rows for the help, one for the source.
         room = 2 * max(10, area.content_size.width) - 4
         source = Content.styled(harmless(source_words(self.plan, key)), "$muted")
-        area.update(Content.assemble(Content(harmless(text)).truncate(room, ellipsis=True), "\n", source))
+        shown_help = Content(harmless(text)).truncate(room, ellipsis=True)
+        area.update(Content.assemble(shown_help, "\n", source), layout=False)
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         if event.option_list.id == "options":
@@ -190,13 +194,17 @@ class PlanScreen(Screen[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """What cannot be done now is greyed out in the footer."""
+        launch, fix = _offers(self.plan) if self.plan is not None else (False, False)
         if action == "launch":
-            return True if self.plan is not None and self.plan.launchable else None
-        if action == "fix":
-            return bool(self.plan and self.plan.prediction and self.plan.prediction.suggestions)
-        return True
+            return True if launch else None
+        return fix if action == "fix" else True
 
     def action_launch(self) -> None:
         plan = self.plan
         if plan is not None and plan.spec is not None and plan.prediction is not None and plan.launchable:
             self.post_message(LaunchAsked(plan.spec, plan.prediction))
+
+
+def _offers(plan: Plan) -> tuple[bool, bool]:
+    """Whether it can be launched, and whether there is a fix to apply."""
+    return plan.launchable, plan.prediction is not None and bool(plan.prediction.suggestions)

@@ -214,7 +214,9 @@ class RunsScreen(Screen[None]):
     def action_open(self) -> None:
         row = self._row()
         if row is not None and row.problem:
-            self.notify(row.problem, title="This run cannot be read", severity="error", markup=False)
+            self.notify(
+                harmless(row.problem), title="This run cannot be read", severity="error", markup=False
+            )
         elif row is not None:
             self.post_message(MonitorAsked(row.run_id))
 

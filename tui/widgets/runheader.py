@@ -61,7 +61,7 @@ def clock_text(seconds: float | None) -> str:
 def _identity(view: RunView, width: int) -> Content:
     state, spec = view.state, view.spec
     mark, word, colour = STATUS_MARKS[state.status]
-    devices = f"{spec.world_size} x {spec.gpu.name}"
+    devices = f"{spec.world_size} x {harmless(spec.gpu.name)}"
     left = Content.assemble(
         (harmless(spec.name), "bold $text-primary"),
         (f"  {harmless(spec.model.name)}  {devices}  ZeRO-{spec.options.zero}  ", "$foreground"),

@@ -1,0 +1,42 @@
+"""What the app does to the machine, each behind one function that a test can replace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+from llmtop.presets.resolve import Machine
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.rundir import RunDir
+
+
+def launch(spec: RunSpec, prediction: Prediction, root: Path) -> RunDir:
+    """Start a run for real."""
+    from llmtop.trainer.launch import start_run
+
+    return start_run(spec, prediction, root=root)
+
+
+def detect() -> Machine:
+    """What this machine has."""
+    from llmtop.profiler.devices import detect_machine
+
+    return detect_machine()
+
+
+def stop(run: RunDir, save: bool) -> None:
+    """Ask a run's supervisor to end it."""
+    from llmtop.trainer import control
+
+    control.stop(run, save)
+
+
+class Deeds(Struct, frozen=True, kw_only=True):
+    """All of them."""
+
+    launch: Callable[[RunSpec, Prediction, Path], RunDir] = launch
+    detect: Callable[[], Machine] = detect
+    stop: Callable[[RunDir, bool], None] = stop
