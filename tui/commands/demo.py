@@ -12,7 +12,7 @@ from llmtop.profiler.report.text import render
 from llmtop.trainer import launch
 from llmtop.tui import options
 from llmtop.tui.commands.follow import follow, require_success, tell
-from llmtop.tui.commands.launching import on_terminal, require_fit, watch
+from llmtop.tui.commands.launching import on_terminal, open_monitor, require_fit
 from llmtop.tui.commands.plan_text import WIDTH, plan_text
 from llmtop.tui.view import ENDED
 
@@ -36,10 +36,10 @@ def run(args: argparse.Namespace) -> ExitCode:
     launched = launch.start_run(spec, prediction)
     tell(f"\nrun {launched.run_id} in {launched.path}")
     if on_terminal() and not args.headless:
-        watch(launched)
+        code = open_monitor(launched)
         state = read_state(launched)
         if state.status not in ENDED:
-            return ExitCode.DONE
+            return code
     else:
         state = follow(launched)
     print(render(build_report(launched), WIDTH))

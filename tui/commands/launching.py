@@ -31,11 +31,16 @@ def require_fit(spec: RunSpec, prediction: Prediction) -> None:
     )
 
 
-def watch(run: RunDir) -> ExitCode:
-    """Open the monitor on `run`; what the command ends with once the monitor is closed."""
+def open_monitor(run: RunDir) -> ExitCode:
+    """Show the monitor on `run` until a person leaves it."""
     from llmtop.tui.app import run_app
 
-    code = ExitCode(run_app(start="monitor", run=run))
+    return ExitCode(run_app(start="monitor", run=run))
+
+
+def watch(run: RunDir) -> ExitCode:
+    """Open the monitor on `run`; what the command ends with once the monitor is closed."""
+    code = open_monitor(run)
     state = read_state(run)
     return require_success(run, state) if state.status in ENDED else code
 
