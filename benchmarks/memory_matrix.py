@@ -80,8 +80,14 @@ def measured(run: RunDir, state: RunState, *, alone: bool) -> dict[str, Any]:
                 "step_seconds": last.step_seconds if last else None,
                 "phase_seconds": last.phase_seconds if last else None,
                 "loss": last.loss if last else None,
-                "model": [seen.model.params, seen.model.trainable_params, seen.model.optimizer]
-                + [seen.model.engine_optimizer, seen.model.attention, list(seen.model.liger)]
+                "model": [
+                    seen.model.params,
+                    seen.model.trainable_params,
+                    seen.model.optimizer,
+                    seen.model.engine_optimizer,
+                    seen.model.attention,
+                    list(seen.model.liger),
+                ]
                 if seen.model
                 else None,
                 "stages": {stage.stage: stage.seconds for stage in seen.stages},
