@@ -7,13 +7,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from llmtop.presets.spec import GpuSpec, ModelShape, RunOptions, RunSpec
 from llmtop.profiler.eventlog import EventTail
-from llmtop.profiler.events import AnyEvent
 from llmtop.profiler.rundir import RunDir
 
 TINY_LLAMA: dict[str, Any] = {
@@ -103,7 +102,7 @@ def make_run(folder: Path, spec: RunSpec) -> RunDir:
     return RunDir.open(folder)
 
 
-def start_ranks(run: RunDir) -> list[subprocess.Popen[bytes]]:
+def start_ranks(run: RunDir, command: list[str] | None = None) -> list[subprocess.Popen[bytes]]:
     """Start every rank of a run; each writes its own log."""
     world_size = run.spec().world_size
     port = _free_port()
@@ -118,11 +117,12 @@ def start_ranks(run: RunDir) -> list[subprocess.Popen[bytes]]:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
         }
         with run.log_path(rank).open("ab") as log:
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "llmtop.trainer.worker", str(run.path)],
+                    command or [sys.executable, "-m", "llmtop.trainer.worker", str(run.path)],
                     env=environment,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -131,9 +131,8 @@ def start_ranks(run: RunDir) -> list[subprocess.Popen[bytes]]:
     return processes
 
 
-def run_ranks(run: RunDir, timeout: float = 240) -> list[int]:
-    """Run every rank to its end; their exit codes. Ranks that are left when one fails are killed."""
-    processes = start_ranks(run)
+def wait_for_ranks(processes: list[subprocess.Popen[bytes]], timeout: float = 240) -> list[int]:
+    """Exit codes of all ranks; those that are left when one does not end in time are killed."""
     try:
         return [process.wait(timeout) for process in processes]
     finally:
@@ -143,8 +142,28 @@ def run_ranks(run: RunDir, timeout: float = 240) -> list[int]:
                 process.wait()
 
 
-def events_of(run: RunDir, rank: int) -> list[AnyEvent]:
-    return EventTail(run.events_path(rank)).poll()
+def run_ranks(run: RunDir, timeout: float = 240) -> list[int]:
+    return wait_for_ranks(start_ranks(run), timeout)
+
+
+def run_matrix(runs: list[RunDir], timeout: float = 280) -> list[int]:
+    """Train several runs of one world size in one set of processes; logs go to the first run."""
+    script = Path(__file__).with_name("matrix_ranks.py")
+    command = [sys.executable, str(script), *(str(run.path) for run in runs)]
+    return wait_for_ranks(start_ranks(runs[0], command), timeout)
+
+
+Kind = TypeVar("Kind")
+
+
+def events_of(run: RunDir, rank: int, kind: type[Kind]) -> list[Kind]:
+    """A rank's events of one kind, in order."""
+    return [event for event in EventTail(run.events_path(rank)).poll() if isinstance(event, kind)]
+
+
+def log_end(run: RunDir, rank: int) -> str:
+    """For a failing assertion's message."""
+    return run.log_path(rank).read_text(errors="replace")[-3000:]
 
 
 def _free_port() -> int:

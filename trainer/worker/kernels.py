@@ -12,14 +12,14 @@ from llmtop.presets.errors import UsageError
 
 def apply_liger(family: str, device: torch.device) -> None:
     """Replace the family's modelling code by Liger's kernels; call before the model is built."""
-    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
-
     if device.type != "cuda":
         raise UsageError(
             "Liger kernels need a GPU",
             why="they are Triton kernels, which have no CPU backend",
             fix="use --no-liger on this machine",
         )
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
     apply = MODEL_TYPE_TO_APPLY_LIGER_FN.get(family)
     if apply is None:
         known = ", ".join(sorted(MODEL_TYPE_TO_APPLY_LIGER_FN))

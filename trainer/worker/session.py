@@ -12,6 +12,7 @@ import torch
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.eventlog import EventWriter
 from llmtop.profiler.events import ModelBuilt, RankFinished
+from llmtop.profiler.probes.allocator import Peaks
 from llmtop.profiler.probes.baseline import baseline, device_used_bytes
 from llmtop.profiler.probes.heap import read_heap
 from llmtop.profiler.probes.training import TrainingProbes
@@ -21,7 +22,7 @@ from llmtop.trainer.worker.build import DTYPES, build_model, count_parameters, i
 from llmtop.trainer.worker.callbacks import Checkpointer, StepReporter
 from llmtop.trainer.worker.data import Batches
 from llmtop.trainer.worker.kernels import attention_in, liger_kernels_in
-from llmtop.trainer.worker.loop import Loop
+from llmtop.trainer.worker.loop import Loop, LoopEnd
 from llmtop.trainer.worker.optimizer import client_optimizer, client_schedule, parameter_groups
 from llmtop.trainer.worker.place import Place
 from llmtop.trainer.worker.process_group import join_process_group, leave_process_group
@@ -43,23 +44,35 @@ def import_libraries(spec: RunSpec) -> None:
 
 
 def train(run: RunDir, place: Place, events: EventWriter, stages: StageLog, stop: StopRequest) -> None:
+    """Everything between the imports and the end of the process."""
+    on_cpu = run.spec().on_cpu
+    device_used_before = None if on_cpu else device_used_bytes(place.local_rank)
+    with stages("process_group"):
+        device = join_process_group(place, on_cpu=on_cpu)
+    train_in_group(run, place, device, events, stages, stop, device_used_before_bytes=device_used_before)
+    leave_process_group(device)
+
+
+def train_in_group(
+    run: RunDir,
+    place: Place,
+    device: torch.device,
+    events: EventWriter,
+    stages: StageLog,
+    stop: StopRequest,
+    *,
+    device_used_before_bytes: int | None = None,
+) -> None:
+    """One run from its data to its last step, in a process group that is up."""
     spec, deepspeed_config = run.spec(), run.deepspeed_config()
     options = spec.options
-    device_used_before = None if spec.on_cpu else device_used_bytes(place.local_rank)
-    with stages("process_group"):
-        device = join_process_group(place, on_cpu=spec.on_cpu)
     with stages("data"):
-        batches = Batches(
-            load_tokens(run, spec, place),
-            seq_len=options.seq_len,
-            micro_batch=options.micro_batch,
-            place=place,
-            seed=options.seed,
-            where=options.data,
-        )
+        batches = _batches(run, spec, place)
     heap = read_heap() if spec.on_cpu else None
     events.write(
-        baseline(local_rank=place.local_rank, device_used_before_bytes=device_used_before, on_cpu=spec.on_cpu)
+        baseline(
+            local_rank=place.local_rank, device_used_before_bytes=device_used_before_bytes, on_cpu=spec.on_cpu
+        )
     )
     with stages("weights" if spec.weights_dir else "model"):
         model = build_model(spec, deepspeed_config, device)
@@ -92,17 +105,7 @@ def train(run: RunDir, place: Place, events: EventWriter, stages: StageLog, stop
         stop=stop,
     )
     end = loop.run(first_step, options.steps)
-    peaks = probes.peaks()
-    events.write(
-        RankFinished(
-            reason=end.reason,
-            last_step=end.last_step,
-            peak_allocated_bytes=peaks.allocated_bytes,
-            peak_reserved_bytes=peaks.reserved_bytes,
-            peak_rss_bytes=peaks.rss_bytes,
-        )
-    )
-    leave_process_group(device)
+    events.write(_finished(end, probes.peaks()))
 
 
 def build_engine(model: torch.nn.Module, spec: RunSpec, deepspeed_config: dict[str, Any]) -> Any:
@@ -130,6 +133,28 @@ def describe(engine: Any, model: Any) -> ModelBuilt:
         engine_optimizer=type(engine.optimizer).__name__,
         liger=liger_kernels_in(model),
         versions={name: version for name in _VERSIONED if (version := _version(name)) is not None},
+    )
+
+
+def _batches(run: RunDir, spec: RunSpec, place: Place) -> Batches:
+    options = spec.options
+    return Batches(
+        load_tokens(run, spec, place),
+        seq_len=options.seq_len,
+        micro_batch=options.micro_batch,
+        place=place,
+        seed=options.seed,
+        where=options.data,
+    )
+
+
+def _finished(end: LoopEnd, peaks: Peaks) -> RankFinished:
+    return RankFinished(
+        reason=end.reason,
+        last_step=end.last_step,
+        peak_allocated_bytes=peaks.allocated_bytes,
+        peak_reserved_bytes=peaks.reserved_bytes,
+        peak_rss_bytes=peaks.rss_bytes,
     )
 
 

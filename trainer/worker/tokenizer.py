@@ -53,7 +53,8 @@ class FolderTokenizer:
 
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        except (OSError, ValueError, ImportError) as error:
+        except Exception as error:
+            # A broken file raises whatever its parser stumbles over.
             raise LlmtopError(f"cannot load the tokenizer in {folder}", why=str(error)) from error
         # A text longer than the model's positions is cut into sequences later: no need to warn.
         self._tokenizer.model_max_length = int(1e30)

@@ -1,0 +1,176 @@
+"""The probes on small modules: what they count, and that they never stop a training."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from llmtop.profiler.events import AnyEvent, MemoryClassified, PhaseMemory
+from llmtop.profiler.memory.result import Component
+from llmtop.profiler.probes.activations import ActivationCounter
+from llmtop.profiler.probes.allocator import ResidentMeter, merge
+from llmtop.profiler.probes.classify import classify
+from llmtop.profiler.probes.heap import read_heap
+from llmtop.profiler.probes.phases import CpuPhaseTimer
+from llmtop.profiler.probes.resident import pss_bytes, resident_bytes, rss_bytes
+from llmtop.profiler.probes.training import TrainingProbes
+
+CPU = torch.device("cpu")
+MIB = 1 << 20
+
+
+def bare_engine(module: torch.nn.Module) -> Any:
+    """As DeepSpeed at stage 0 in fp32: the optimizer is torch's own."""
+    optimizer = torch.optim.AdamW(module.parameters())
+    return SimpleNamespace(module=module, optimizer=optimizer, basic_optimizer=optimizer)
+
+
+def test_a_bare_optimizer_is_classified_to_the_byte() -> None:
+    module = torch.nn.Linear(16, 8)
+    engine = bare_engine(module)
+    size = 4 * (16 * 8 + 8)
+    assert classify(engine, on_cpu=True).device == {"parameters": size}
+    module(torch.ones(2, 16)).sum().backward()
+    assert classify(engine, on_cpu=True).device == {"parameters": size, "gradients": size}
+    engine.optimizer.step()
+    held = classify(engine, on_cpu=True).device
+    # Two moments, and a step counter of 4 bytes for each tensor.
+    assert held == {"parameters": size, "gradients": size, "optimizer_state": 2 * size + 8}
+
+
+def test_views_of_one_storage_count_once() -> None:
+    module = torch.nn.Linear(16, 8, bias=False)
+    flat = torch.zeros(256)
+    module.weight.data = flat[:128].view(8, 16)
+    engine = bare_engine(module)
+    engine.optimizer = SimpleNamespace(bit16_groups_flat=[flat], optimizer=engine.basic_optimizer)
+    assert classify(engine, on_cpu=True).device == {"parameters": 1024}
+
+
+def test_without_a_gpu_kind_host_tensors_are_offloaded_ones() -> None:
+    engine = bare_engine(torch.nn.Linear(4, 4, bias=False))
+    found = classify(engine, on_cpu=False)
+    assert (found.device, found.host) == ({}, {"parameters": 64})
+
+
+def test_nested_holders_of_buckets_are_read() -> None:
+    engine = bare_engine(torch.nn.Linear(4, 4, bias=False))
+    bucket = SimpleNamespace(buffer=[torch.zeros(10), torch.zeros(10)])
+    engine.optimizer = SimpleNamespace(ipg_buckets={torch.float32: bucket}, averaged_gradients={0: [None]})
+    assert classify(engine, on_cpu=True).device["communication_buffers"] == 80
+
+
+def test_only_touched_pages_of_a_large_buffer_count() -> None:
+    buffer = torch.empty(64 * MIB, dtype=torch.uint8)
+    buffer[: 4 * MIB] = 1
+    touched = resident_bytes(buffer.data_ptr(), buffer.numel())
+    assert 4 * MIB <= touched <= 8 * MIB
+    buffer.fill_(1)
+    assert resident_bytes(buffer.data_ptr(), buffer.numel()) == 64 * MIB
+
+
+def test_activations_are_counted_by_storage_without_weights() -> None:
+    vocab, hidden, rows = 40, 16, 8
+    module = torch.nn.Sequential(
+        torch.nn.Linear(hidden, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, vocab)
+    )
+    counter = ActivationCounter(module, vocab)
+    inputs = torch.ones(rows, hidden)
+    with counter.watching():
+        loss = module(inputs).log_softmax(-1).sum()
+    saved = counter.saved_bytes()
+    # The input of each layer; ReLU's result is the second one's input.
+    assert saved.activations == 2 * rows * hidden * 4
+    assert saved.logits == rows * vocab * 4
+    loss.backward()
+    reference = torch.nn.Sequential(*module)
+    watched = [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
+    module.zero_grad()
+    reference(inputs).log_softmax(-1).sum().backward()
+    for parameter, gradient in zip(module.parameters(), watched, strict=True):
+        assert parameter.grad is not None and torch.equal(parameter.grad, gradient)
+
+
+def test_phases_of_several_micro_batches_are_summed() -> None:
+    timer = CpuPhaseTimer()
+    timer.start_step()
+    for _ in range(3):
+        timer.start("forward")
+        timer.stop("forward")
+    times = timer.finish_step()
+    seconds = times.phase_seconds()
+    assert set(seconds) == {"forward"}
+    assert 0 < (seconds["forward"] or 0) <= times.step_seconds()
+
+
+def test_the_peak_of_a_phase_outlives_its_memory() -> None:
+    meter = ResidentMeter()
+    meter.start_phase()
+    held = torch.ones(64 * MIB, dtype=torch.uint8)
+    assert held.sum() > 0
+    del held
+    first = meter.stop_phase()
+    meter.start_phase()
+    second = meter.stop_phase()
+    assert first.peak_bytes is not None and second.peak_bytes is not None
+    assert first.peak_bytes >= second.peak_bytes + 32 * MIB
+    peaks = meter.peaks()
+    assert peaks.rss_bytes is not None and peaks.rss_bytes >= first.peak_bytes
+
+
+def test_a_phase_of_several_parts_keeps_the_latest_end_and_the_largest_peak() -> None:
+    first = PhaseMemory(allocated_bytes=10, peak_bytes=90, reserved_bytes=None)
+    second = PhaseMemory(allocated_bytes=20, peak_bytes=50, reserved_bytes=7)
+    assert merge(None, first) is first
+    assert merge(first, second) == PhaseMemory(allocated_bytes=20, peak_bytes=90, reserved_bytes=7)
+
+
+def test_the_process_can_be_read() -> None:
+    rss, pss, heap = rss_bytes(), pss_bytes(), read_heap()
+    assert rss is not None and pss is not None and heap is not None
+    assert 0 < pss <= rss * 1.1
+    assert heap.used_bytes > MIB
+
+
+def train_steps(probes: TrainingProbes, engine: Any, steps: int) -> None:
+    for step in range(1, steps + 1):
+        with probes.step(step):
+            with probes.phase("forward", last=True):
+                loss = engine.module(torch.ones(2, 16)).sum()
+            with probes.phase("backward", last=True):
+                loss.backward()
+            with probes.phase("optimizer", last=True):
+                engine.basic_optimizer.step()
+                engine.basic_optimizer.zero_grad()
+            reading = probes.finish_step()
+        assert set(reading.phase_memory) == {"forward", "backward", "optimizer"}
+
+
+def test_steps_1_and_2_and_every_nth_are_classified_at_four_moments() -> None:
+    engine, seen = bare_engine(torch.nn.Linear(16, 8)), list[AnyEvent]()
+    probes = TrainingProbes(engine, device=CPU, vocab_size=99, classify_every=4, emit=seen.append)
+    train_steps(probes, engine, 6)
+    moments = [(event.step, event.moment) for event in seen if isinstance(event, MemoryClassified)]
+    names = ["end_of_forward", "first_block_backward", "optimizer_step", "between_steps"]
+    assert moments == [(step, name) for step in (1, 2, 4) for name in names]
+    inside = next(e for e in seen if isinstance(e, MemoryClassified) and e.moment == "optimizer_step")
+    assert inside.components[Component.OPTIMIZER_STATE] > inside.components[Component.GRADIENTS] > 0
+
+
+def test_a_probe_that_fails_says_so_once_and_stays_off(caplog: pytest.LogCaptureFixture) -> None:
+    engine = bare_engine(torch.nn.Linear(16, 8))
+
+    def broken(_: AnyEvent) -> None:
+        raise RuntimeError("the disk is full")
+
+    probes = TrainingProbes(engine, device=CPU, vocab_size=99, classify_every=1, emit=broken)
+    with caplog.at_level(logging.ERROR):
+        train_steps(probes, engine, 3)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the probe of classification failed in step 1 and is off from here on"
+    ]
+    assert "the disk is full" in caplog.text

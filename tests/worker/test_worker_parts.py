@@ -1,0 +1,171 @@
+"""Parts of the worker that need no other rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
+from llmtop.presets.spec import LrSchedule
+from llmtop.profiler.eventlog import EventTail, EventWriter
+from llmtop.profiler.events import StageBegan, StageFinished
+from llmtop.trainer.worker.build import count_parameters, model_config
+from llmtop.trainer.worker.checkpoint import Progress, newest
+from llmtop.trainer.worker.data import Position
+from llmtop.trainer.worker.failure import exit_code, failure_event, is_out_of_memory
+from llmtop.trainer.worker.kernels import apply_liger
+from llmtop.trainer.worker.optimizer import parameter_groups, schedule_factor
+from llmtop.trainer.worker.place import place_from_environment
+from llmtop.trainer.worker.stages import StageLog
+from llmtop.trainer.worker.stopping import StopRequest
+from tests.worker.launching import tiny_spec
+
+KINDS: tuple[LrSchedule, ...] = ("constant", "linear", "cosine")
+
+
+@given(kind=st.sampled_from(KINDS), steps=st.integers(1, 300), warmup=st.integers(0, 40))
+def test_a_schedule_rises_to_the_peak_and_never_rises_again(
+    kind: LrSchedule, steps: int, warmup: int
+) -> None:
+    factors = [
+        schedule_factor(step, kind=kind, steps=steps, warmup_steps=warmup) for step in range(steps + 1)
+    ]
+    assert all(0 <= factor <= 1 for factor in factors)
+    rising, falling = factors[:warmup], factors[warmup:]
+    assert rising == sorted(rising) and (not rising or rising[0] > 0)
+    assert falling == sorted(falling, reverse=True)
+    if kind == "constant":
+        assert all(factor == 1 for factor in falling)
+    elif steps > warmup:
+        assert falling[0] == 1 and factors[steps] == pytest.approx(0, abs=1e-12)
+
+
+def test_norms_and_biases_are_not_decayed() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+    groups = parameter_groups(model, 0.1)
+    assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(1, 0.1), (3, 0.0)]
+    assert len(parameter_groups(model, 0.0)) == 1
+    model[0].weight.requires_grad_(False)
+    assert [group["weight_decay"] for group in parameter_groups(model, 0.1)] == [0.0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("CUDA error: out of memory"),
+        OSError(12, "Cannot allocate memory"),
+    ],
+)
+def test_running_out_of_memory_is_recognised(error: BaseException) -> None:
+    assert is_out_of_memory(error)
+    assert exit_code(error) == ExitCode.OUT_OF_MEMORY
+
+
+def test_the_real_host_allocator_is_recognised() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    event = failure_event(caught.value, stage="forward", step=7)
+    assert event.out_of_memory and event.step == 7 and event.stage == "forward"
+    assert "Traceback" in event.traceback
+
+
+def test_a_mistake_in_the_data_is_told_without_a_traceback() -> None:
+    error = UsageError("a.jsonl, line 3: not JSON", fix="mend it")
+    event = failure_event(error, stage="data", step=None)
+    assert not event.out_of_memory and event.traceback == ""
+    assert event.message == str(error)
+    assert exit_code(error) == ExitCode.USAGE
+    assert exit_code(ValueError()) == ExitCode.BUG
+    assert failure_event(ValueError(), stage=None, step=None).message == "ValueError"
+
+
+def test_a_stage_that_fails_stays_named(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    with EventWriter(path, "rank0") as events:
+        stages = StageLog(events)
+        with stages("import"):
+            pass
+        between = stages.current
+        with pytest.raises(ValueError), stages("model"):
+            raise ValueError
+    assert (between, stages.current) == (None, "model")
+    written = EventTail(path).poll()
+    assert [type(event) for event in written] == [StageBegan, StageFinished, StageBegan]
+
+
+def test_signals_only_set_flags() -> None:
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    try:
+        quiet = StopRequest()
+        quiet.listen()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert (quiet.stop, quiet.save) == (True, False)
+        saving = StopRequest()
+        saving.listen()
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (saving.stop, saving.save) == (True, True)
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def test_a_rank_without_its_place_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "x")
+    with pytest.raises(UsageError, match="LOCAL_RANK"):
+        place_from_environment()
+
+
+def test_only_complete_checkpoints_count(tmp_path: Path) -> None:
+    import msgspec
+
+    def make(name: str, content: bytes | None) -> None:
+        (tmp_path / name).mkdir()
+        if content is not None:
+            (tmp_path / name / "llmtop.json").write_bytes(content)
+
+    def marker(step: int) -> bytes:
+        return msgspec.json.encode(Progress(step=step, position=Position(index=step), world_size=2))
+
+    assert newest(tmp_path) is None
+    make("step-9", marker(9))
+    make("step-10", marker(10))
+    make("step-11", None)
+    make("step-12", b"{")
+    make("other", marker(99))
+    found = newest(tmp_path)
+    assert found is not None and (found.step, found.position.index) == (10, 10)
+
+
+def test_the_configuration_is_the_file_without_its_packaging() -> None:
+    spec = tiny_spec({"quantization_config": {"quant_method": "mxfp4"}, "auto_map": {"AutoModel": "x.y"}})
+    config = model_config(spec)
+    assert config.model_type == "llama" and config.hidden_size == 64
+    assert config.use_cache is False
+    assert not hasattr(config, "quantization_config")
+
+
+def test_an_unknown_family_is_refused() -> None:
+    with pytest.raises(UsageError, match="no model family 'lamma'"):
+        model_config(tiny_spec({"model_type": "lamma"}))
+
+
+def test_liger_is_refused_without_a_gpu() -> None:
+    with pytest.raises(LlmtopError, match="need a GPU"):
+        apply_liger("llama", torch.device("cpu"))
+
+
+def test_parameters_are_counted_by_what_trains() -> None:
+    model = torch.nn.Linear(3, 2)
+    model.bias.requires_grad_(False)
+    counts = count_parameters(model)
+    assert (counts.params, counts.trainable_params) == (8, 6)

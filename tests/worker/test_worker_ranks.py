@@ -1,0 +1,139 @@
+"""Whole ranks as a supervisor starts them: stages, stopping together, going on, and failing."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmtop.presets.errors import ExitCode
+from llmtop.profiler.events import (
+    BaselineMeasured,
+    CheckpointSaved,
+    MemoryClassified,
+    RankFailed,
+    RankFinished,
+    StageBegan,
+    StageFinished,
+    StepFinished,
+)
+from llmtop.profiler.rundir import RunDir
+from llmtop.trainer.worker.checkpoint import newest
+from tests.worker.launching import (
+    events_of,
+    log_end,
+    make_run,
+    run_ranks,
+    start_ranks,
+    tiny_spec,
+    wait_for_ranks,
+)
+
+pytestmark = pytest.mark.slow
+
+STEPS = 150
+STAGES = ["import", "process_group", "data", "model", "engine", "first_step"]
+MIB = 1 << 20
+
+
+def wait_until(condition: Callable[[], object], processes: list[subprocess.Popen[bytes]]) -> None:
+    """Wait for something that running ranks write; the suite's time-out bounds it."""
+    while not condition():
+        assert all(process.poll() is None for process in processes), "a rank ended early"
+        time.sleep(0.02)
+
+
+def losses(run: RunDir) -> dict[int, float | None]:
+    return {event.step: event.loss for event in events_of(run, 0, StepFinished)}
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """Two ranks that train to the end."""
+    spec = tiny_spec(gpus=2, steps=STEPS, lr_schedule="cosine", warmup_steps=9)
+    run = make_run(tmp_path_factory.mktemp("straight"), spec)
+    assert run_ranks(run) == [0, 0], log_end(run, 0) + log_end(run, 1)
+    return run
+
+
+def test_the_stages_of_start_up_come_in_order(straight: RunDir) -> None:
+    for rank in (0, 1):
+        assert [event.stage for event in events_of(straight, rank, StageBegan)] == STAGES
+        finished = events_of(straight, rank, StageFinished)
+        assert [event.stage for event in finished] == STAGES
+        assert all(event.seconds > 0 for event in finished)
+
+
+def test_the_loss_falls_on_real_text(straight: RunDir) -> None:
+    seen = losses(straight)
+    assert list(seen) == list(range(1, STEPS + 1))
+    first, last = seen[1], seen[STEPS]
+    assert first is not None and last is not None
+    assert last < 0.9 * first
+
+
+def test_the_learning_rate_of_a_step_is_the_one_that_it_used(straight: RunDir) -> None:
+    rates = [event.learning_rate for event in events_of(straight, 0, StepFinished)]
+    assert rates[0] == pytest.approx(1e-3 / 9)
+    assert rates[9] == pytest.approx(1e-3)
+    assert rates[-1] is not None and 0 < rates[-1] < 1e-5
+
+
+def test_the_process_is_the_runtime_and_what_was_classified(straight: RunDir) -> None:
+    """Tensors and runtime explain the resident set but for what math and data libraries take in use."""
+    for rank in (0, 1):
+        baseline = events_of(straight, rank, BaselineMeasured)[0].rss_bytes
+        assert baseline is not None
+        last = events_of(straight, rank, MemoryClassified)[-1]
+        assert last.total_bytes is not None
+        unexplained = last.total_bytes - baseline - sum(last.components.values())
+        assert abs(unexplained) < 24 * MIB
+        finished = events_of(straight, rank, RankFinished)[0]
+        assert finished.peak_rss_bytes is not None
+        assert finished.peak_rss_bytes < baseline + 48 * MIB
+
+
+def test_a_signal_to_one_rank_stops_all_and_a_relaunch_goes_on_exactly(
+    straight: RunDir, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path, straight.spec())
+    processes = start_ranks(run)
+    wait_until(lambda: len(losses(run)) >= 5, processes)
+    processes[1].send_signal(signal.SIGTERM)
+    assert wait_for_ranks(processes) == [0, 0], log_end(run, 0) + log_end(run, 1)
+    ends = [events_of(run, rank, RankFinished)[0] for rank in (0, 1)]
+    stopped_at = ends[0].last_step
+    assert [(end.reason, end.last_step) for end in ends] == [("stopped", stopped_at)] * 2
+    assert 5 <= stopped_at < STEPS
+    saved = events_of(run, 0, CheckpointSaved)
+    assert [event.step for event in saved] == [stopped_at]
+    assert Path(saved[0].path).is_dir() and saved[0].size_bytes > 12 * 123_200
+    progress = newest(run.checkpoints_dir)
+    assert progress is not None and progress.step == stopped_at
+
+    assert run_ranks(run) == [0, 0], log_end(run, 0) + log_end(run, 1)
+    resumed, expected = losses(run), losses(straight)
+    assert list(resumed) == list(range(1, STEPS + 1))
+    assert [resumed[step] for step in sorted(resumed)] == pytest.approx(
+        [expected[step] for step in sorted(expected)], abs=1e-5
+    )
+    rates = [[event.learning_rate for event in events_of(one, 0, StepFinished)] for one in (run, straight)]
+    assert rates[0] == pytest.approx(rates[1])
+
+
+def test_wrong_data_ends_the_rank_with_words_and_no_traceback(tmp_path: Path) -> None:
+    data = tmp_path / "bad.jsonl"
+    data.write_text('{"text": "ok"}\n{"text": oops}\n')
+    run = make_run(tmp_path / "run", tiny_spec(data=str(data)))
+    assert run_ranks(run) == [ExitCode.USAGE]
+    failed = events_of(run, 0, RankFailed)[0]
+    assert failed.stage == "data" and not failed.out_of_memory
+    assert "bad.jsonl, line 2" in failed.message
+    assert failed.traceback == ""
+    assert "bad.jsonl, line 2" in log_end(run, 0)
+    assert "Traceback" not in log_end(run, 0)
+    assert not events_of(run, 0, RankFinished)
