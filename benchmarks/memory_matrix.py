@@ -62,7 +62,7 @@ def run_cell(cell: dict[str, Any], root: Path, *, alone: bool) -> dict[str, Any]
 
 
 def measured(run: RunDir, state: RunState, *, alone: bool) -> dict[str, Any]:
-    ranks = []
+    ranks: list[dict[str, Any]] = []
     for rank, seen in sorted(state.ranks.items()):
         last = seen.last_step
         ranks.append(

@@ -12,7 +12,7 @@ from functools import lru_cache
 from msgspec import Struct
 
 from llmtop.presets.spec import ModelShape, RunSpec
-from llmtop.profiler.memory.blocks import block_bytes, eager_square
+from llmtop.profiler.memory.blocks import block_bytes, eager_square, plain_attention
 from llmtop.profiler.memory.sizes import Sizes, quantized_weights, sizes_of
 from llmtop.profiler.shape import Role, param_count, tensors
 
@@ -116,7 +116,7 @@ def _activation_traffic(spec: RunSpec, sizes: Sizes) -> float:
     options, model = spec.options, spec.model
     passes = ACTIVATION_PASSES + (1 if options.gradient_checkpointing else 0)
     square = 0
-    if options.attention == "eager":
+    if plain_attention(spec):
         square = model.num_heads * sizes.seq_len * eager_square(model, sizes.dtype_bytes)
     saved = block_bytes(spec, sizes).saved - square
     per_token = passes * saved + SQUARE_PASSES * square

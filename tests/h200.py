@@ -13,6 +13,9 @@ ROWS: tuple[dict[str, Any], ...] = tuple(
     json.loads(line)
     for line in (Path(__file__).parent / "data" / "h200-memory.jsonl").read_text().splitlines()
 )
+_RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "memory_matrix.jsonl"
+MATRIX: tuple[dict[str, Any], ...] = tuple(json.loads(line) for line in _RESULTS.read_text().splitlines())
+"""Runs of `benchmarks/memory_matrix.py` that completed."""
 OPTIMIZERS = {"adamw8bit": "adamw_8bit", "paged_adamw8bit": "paged_adamw_8bit", "torch": "adamw_torch"}
 MACHINE = Machine(gpu="h200", gpus=1, host_memory_bytes=None)
 

@@ -57,7 +57,7 @@ def pass_bytes(spec: RunSpec, sizes: Sizes, states: StateBytes) -> PassBytes:
         block=block,
         loss=loss_bytes(spec, sizes),
         final_norm=final_norm_saved(spec, sizes) * sizes.tokens,
-        constant=rotary + 8 * sizes.tokens,
+        constant=rotary + 8 * sizes.tokens + _kept_inputs(spec, sizes),
         accumulated=_accumulated(spec, sizes),
     )
     return PassBytes(
@@ -66,6 +66,23 @@ def pass_bytes(spec: RunSpec, sizes: Sizes, states: StateBytes) -> PassBytes:
         last_block=_largest_block(walk),
         first_block=_end_of_backward(walk),
     )
+
+
+def _kept_inputs(spec: RunSpec, sizes: Sizes) -> int:
+    """Inputs of 8-bit matrices that checkpointing cannot free.
+
+    bitsandbytes 0.50 `autograd/_functions.py:MatMul8bitLt` keeps them as plain attributes, which the hooks of
+    non-reentrant checkpointing do not see, until the whole graph is gone.
+    """
+    options, model = spec.options, spec.model
+    if (
+        options.quantization != "int8"
+        or not options.gradient_checkpointing
+        or options.checkpointing_reentrant
+    ):
+        return 0
+    columns = 2 * model.hidden_size + model.num_heads * model.head_dim + model.intermediate_size
+    return model.num_layers * columns * sizes.dtype_bytes * sizes.tokens
 
 
 def _accumulated(spec: RunSpec, sizes: Sizes) -> int:
@@ -89,12 +106,13 @@ def _kept(walk: _Pass, blocks: int) -> int:
 
 def _forward_end(walk: _Pass) -> Bytes:
     layers = walk.spec.model.num_layers
-    return _with_resident(
-        walk,
-        activations=_kept(walk, layers) + walk.final_norm + walk.constant,
-        logits=walk.loss.kept,
-        gradients=walk.accumulated + walk.loss.head_gradient,
-    )
+    kept = _kept(walk, layers) + walk.final_norm + walk.constant
+    if walk.spec.options.liger:
+        # The fused loss keeps its gradients for backward, and no logits.
+        return _with_resident(
+            walk, activations=kept + walk.loss.kept + walk.loss.head_gradient, gradients=walk.accumulated
+        )
+    return _with_resident(walk, activations=kept, logits=walk.loss.kept, gradients=walk.accumulated)
 
 
 def _loss_backward(walk: _Pass) -> Bytes:
@@ -177,33 +195,39 @@ def _tied_head_gradient(walk: _Pass) -> int:
     return 0
 
 
-def _gradients_after(walk: _Pass, blocks_done: int) -> int:
+def _gradients_after(walk: _Pass, blocks_done: int, *, flushed: bool) -> int:
     """Gradients held when `blocks_done` blocks are through, buckets not included."""
     sizes = walk.sizes
     width = sizes.dtype_bytes
     if sizes.stage == 3 or walk.spec.options.offload_optimizer != "none":
         return 0
     if sizes.stage == 2:
-        flushed = blocks_done > _blocks_before_flush(walk)
         return width * sizes.held_gradients if flushed else 0
     head = 0 if walk.spec.model.tied_embeddings or not sizes.head_trained else sizes.head_params
     return width * (head + blocks_done * sizes.layer_params)
 
 
 def _largest_block(walk: _Pass) -> Bytes:
-    layers = walk.spec.model.num_layers
-    flush = min(_blocks_before_flush(walk) + 1, layers - 1) if walk.sizes.stage == 2 else layers - 1
-    candidates = [_at_block(walk, done) for done in sorted({0, max(0, flush)})]
+    last = walk.spec.model.num_layers - 1
+    points = [(0, False), (last, False)]
+    before = _blocks_before_flush(walk)
+    if walk.sizes.stage == 2 and before <= last:
+        points = [(0, False), (min(before + 1, last), before < last)]
+        if walk.block.peak_in_attention:
+            # The first flush comes with a gradient of the block's MLP, before the attention's peak.
+            points.append((before, True))
+    candidates = [_at_block(walk, done, flushed=flushed) for done, flushed in points]
     return max(candidates, key=lambda components: sum(components.values()))
 
 
-def _at_block(walk: _Pass, blocks_done: int) -> Bytes:
+def _at_block(walk: _Pass, blocks_done: int, *, flushed: bool) -> Bytes:
     activations, transient = _block_alive(walk, walk.spec.model.num_layers - 1 - blocks_done)
+    held = _gradients_after(walk, blocks_done, flushed=flushed)
     return _with_resident(
         walk,
         activations=activations,
         workspace=transient,
-        gradients=walk.accumulated + _tied_head_gradient(walk) + _gradients_after(walk, blocks_done),
+        gradients=walk.accumulated + _tied_head_gradient(walk) + held,
         buffers=_bucket_at(walk, blocks_done),
     )
 
@@ -217,8 +241,9 @@ def _end_of_backward(walk: _Pass) -> Bytes:
     if sizes.stage == 3 or spec.options.offload_optimizer != "none":
         gradients = 0
     if sizes.stage == 1 and gradients:
-        # At the end all gradients are reduced; the share is copied out beside the full ones.
-        gradients += width * sizes.held_gradients
+        # At the end all gradients are reduced. When the bucket is full for the first time, what it holds is
+        # gone from the full gradients, and room for the whole share is made beside them.
+        gradients += width * (sizes.held_gradients - sizes.first_bucket)
     beside = _tied_head_gradient(walk) + embedding if sizes.stage >= 2 else 0
     buffers = bucket_bytes(spec, sizes)
     if sizes.stage == 0 and sizes.ranks > 1:

@@ -29,6 +29,8 @@ class BlockBytes(Struct, frozen=True, kw_only=True):
     """Largest transient of the block's backward on top of `saved` (the incoming gradient not included)."""
     backward_freed: int
     """What of `saved` is already gone when that transient is alive."""
+    peak_in_attention: bool
+    """That transient belongs to the attention (score matrices), after the MLP's backward."""
     gradient: int
     """The gradient of the block's output."""
     forward_extra: int
@@ -74,7 +76,7 @@ def _attention_saved(spec: RunSpec, sizes: Sizes) -> int:
     query = heads * model.head_dim
     kv = groups * model.head_dim
     norms = _query_key_norms(spec, sizes, query, kv)
-    if spec.options.attention == "eager":
+    if plain_attention(spec):
         # Keys and values are repeated to every head.
         return norms + 4 * query * width + heads * sizes.seq_len * eager_square(model, width)
     if model.family == "falcon" and groups != heads and spec.options.attention == "sdpa":
@@ -87,6 +89,19 @@ def _attention_saved(spec: RunSpec, sizes: Sizes) -> int:
     if model.family == "gpt2":
         copied = 0  # without rotary, queries, keys and values are views of one projection: counted once
     return norms + (2 * query + kv + values + copied) * width + 4 * heads
+
+
+def plain_attention(spec: RunSpec) -> bool:
+    """Whether attention makes whole score matrices: eager, and SDPA where torch has no kernel for the case.
+
+    On CUDA, grouped heads in fp32 have none (flash takes 16 bits only, the memory-efficient kernel no
+    groups): torch falls back to plain mathematics. Measured on H200 with torch 2.11.
+    """
+    options, model = spec.options, spec.model
+    if options.attention == "eager":
+        return True
+    grouped = model.num_kv_heads != model.num_heads
+    return options.attention == "sdpa" and options.precision == "fp32" and grouped and not spec.on_cpu
 
 
 def eager_square(model: ModelShape, width: int) -> int:
@@ -204,19 +219,21 @@ def block_bytes(spec: RunSpec, sizes: Sizes) -> BlockBytes:
     mlp = _mlp_saved(spec, sizes)
     saved = norms + outputs * hidden + attention + mlp + adapters + masks
     extra, freed = _mlp_backward(spec, sizes)
-    if options.attention == "eager":
+    in_attention = False
+    if plain_attention(spec):
         square = model.num_heads * sizes.seq_len
         # Softmax backward: gradients in 16 bits and twice in fp32, over the softmax that is still kept.
         eager_extra = square * (10 if width == 2 else 8)
         # By then the MLP half of the block has given its memory back.
         if eager_extra - mlp - norm - hidden > extra - freed:
-            extra, freed = eager_extra, mlp + norm + hidden
+            extra, freed, in_attention = eager_extra, mlp + norm + hidden, True
     forward = 2 * hidden + _mlp_width(model) * width * (4 if sizes.lora_rank else 3)
     return BlockBytes(
         saved=saved,
         input_saved=input_saved,
         backward_extra=extra,
         backward_freed=freed,
+        peak_in_attention=in_attention,
         gradient=hidden,
         forward_extra=forward,
     )

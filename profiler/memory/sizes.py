@@ -49,6 +49,8 @@ class Sizes(Struct, frozen=True, kw_only=True):
     """Trainable elements of the largest rank's share of optimizer state."""
     held_gradients: int
     """Elements of the whole tensors that overlap that share: ZeRO-1/2 keep whole tensors."""
+    first_bucket: int
+    """Elements in ZeRO-1's bucket when it is reduced for the first time."""
     layer_params: int
     """Trainable elements of one block."""
     largest_tensor: int
@@ -95,24 +97,34 @@ def quantized_weights(model: ModelShape) -> int:
     )
 
 
-@lru_cache(maxsize=1024)
 def _whole_tensor_share(model: ModelShape, ranks: int) -> int:
     """Elements of the tensors that overlap the first rank's 1/ranks of the flat buffer.
 
-    The flat buffer follows the model's order: embeddings, then blocks. A tensor that straddles the
-    border counts whole (deepspeed 0.19.8 `zero/stage_1_and_2.py:copy_grads_in_partition`).
+    A tensor that straddles the border counts whole (deepspeed 0.19.8
+    `zero/stage_1_and_2.py:copy_grads_in_partition`).
     """
     total = param_count(model)
-    share = -(-total // ranks)
-    if ranks == 1:
-        return total
+    return total if ranks == 1 else _prefix(model, -(-total // ranks), whole=True)
+
+
+def _bucket_fill(model: ModelShape, bucket: int) -> int:
+    """Elements that a reduce bucket holds when the next tensor no longer fits, in the model's order."""
+    return min(param_count(model), _prefix(model, bucket, whole=False))
+
+
+@lru_cache(maxsize=1024)
+def _prefix(model: ModelShape, share: int, *, whole: bool) -> int:
+    """Elements of the model's first tensors: until `share` is reached, or (not whole) while it is not passed.
+
+    The flat buffer follows the model's order: embeddings, then blocks.
+    """
     filled = 0
     groups = tensors(model)
     for group in groups:
         if not group.per_layer and group.role in (Role.EMBEDDING, Role.POSITION):
+            if filled + group.total > share:
+                return filled + group.total if whole else filled
             filled += group.total
-            if filled >= share:
-                return filled
     block = [
         (g.numel, g.count // model.num_layers) for g in groups if g.per_layer and g.count >= model.num_layers
     ]
@@ -122,7 +134,7 @@ def _whole_tensor_share(model: ModelShape, ranks: int) -> int:
     filled += (share - filled) // per_block * per_block
     for numel, count in block:
         for _ in range(count):
-            if filled >= share:
+            if filled >= share or (not whole and filled + numel > share):
                 return filled
             filled += numel
     return filled
@@ -150,6 +162,7 @@ def sizes_of(spec: RunSpec) -> Sizes:
     ranks = spec.world_size
     dtype_bytes = DTYPE_BYTES[options.precision]
     total = param_count(model)
+    zero = zero_settings(options.zero, options.deepspeed, model.hidden_size)
     if options.lora_rank:
         trainable = lora_params(model, options.lora_rank, options.lora_targets)
         frozen = total
@@ -163,14 +176,16 @@ def sizes_of(spec: RunSpec) -> Sizes:
             (options.lora_rank * max(g.shape) for g in adapted(model, options.lora_targets)), default=0
         )
         held = -(-trainable // ranks)
+        bucket = min(trainable, zero.reduce_bucket_size)
     else:
         trainable, frozen, frozen_bytes, modules = total, 0, 0, 0
         roles = {Role.ATTENTION, Role.MLP}
         layer_params, largest = _block_params(model), _largest(model)
         held = _whole_tensor_share(model, ranks)
+        bucket = _bucket_fill(model, zero.reduce_bucket_size)
     return Sizes(
         model=model,
-        zero=zero_settings(options.zero, options.deepspeed, model.hidden_size),
+        zero=zero,
         stage=options.zero,
         ranks=ranks,
         dtype_bytes=dtype_bytes,
@@ -186,6 +201,7 @@ def sizes_of(spec: RunSpec) -> Sizes:
         mlp_adapted=Role.MLP in roles,
         shard=-(-trainable // ranks),
         held_gradients=held,
+        first_bucket=bucket,
         layer_params=layer_params,
         largest_tensor=largest,
         head_params=model.vocab_size * (model.embedding_dim or model.hidden_size),

@@ -165,9 +165,12 @@ def _stage3(spec: RunSpec, sizes: Sizes) -> StateBytes:
     own = (4 + _optimizer_temporary(spec)) * sub_group
     weights = 0 if params_away else width * shard + -(-sizes.frozen_bytes // ranks)
     gathered = gathered_elements(sizes)
-    if params_away and ranks == 1:
-        # With the weights on the host, one rank copies what it uses to the device.
-        gathered = min(sizes.trainable + sizes.frozen, sizes.zero.max_live_parameters)
+    if params_away:
+        # With the weights on the host, one rank too gathers what it uses, and the device copy of the
+        # largest tensor's share lies beside it.
+        everything = sizes.trainable + sizes.frozen
+        gathered = min(everything, sizes.zero.max_live_parameters)
+        gathered += min(sizes.largest_tensor, everything - gathered)
     states = 0 if offloaded else 4 * shard
     init = weights + (0 if offloaded else 6 * shard) + bucket + 2 * sizes.largest_tensor
     return StateBytes(

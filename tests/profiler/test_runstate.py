@@ -288,9 +288,7 @@ def test_throttled_samples_are_counted_by_device_and_reason() -> None:
     assert state.throttled_samples == {2: {"thermal": 2, "power": 2}}
 
 
-@pytest.mark.parametrize(
-    ("src", "rank"), [("rank0", 0), ("rank12", 12), ("hardware", None), ("rank", None)]
-)
+@pytest.mark.parametrize(("src", "rank"), [("rank0", 0), ("rank12", 12), ("hardware", None), ("rank", None)])
 def test_rank_of_a_source(src: str, rank: int | None) -> None:
     assert rank_of(src) == rank
 
