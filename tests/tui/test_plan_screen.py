@@ -37,10 +37,10 @@ def plan_app(root: Path, launched: Launched | None = None, recipe: str = "test-8
     return LlmtopApp("plan", root=root, recipe=recipe, deeds=Deeds(detect=lambda: MACHINE, launch=launcher))
 
 
-def cursor_to(key: str) -> list[str]:
-    """The keys that move from either end to the row of an option."""
-    at, rows = list(HELP).index(key), len(HELP)
-    return ["home", *["down"] * at] if at < rows / 2 else ["end", *["up"] * (rows - 1 - at)]
+def cursor_to(app: LlmtopApp, key: str) -> None:
+    """Put the cursor on the row of an option; that arrows reach each one is a test of its own."""
+    rows = app.screen.query_one(PlanRows)
+    rows.highlighted = rows.get_option_index(key)
 
 
 async def type_in(app: LlmtopApp, pilot: Pilot[int], text: str) -> None:
@@ -63,7 +63,8 @@ async def test_arrows_change_the_value_and_the_verdict(root: Path) -> None:
     app = plan_app(root)
     async with app.run_test(size=SMALL) as pilot:
         await wait_for_text(pilot, "✓ fits")
-        await pilot.press(*cursor_to("gpus"), "left")
+        cursor_to(app, "gpus")
+        await pilot.press("left")
         shown = await wait_for_text(pilot, "✗ does not fit", "to make it fit", "1 edited", "* gpus")
         assert "1 x h200" in shown and "Fix" in shown
         await pilot.press("backspace")
@@ -74,7 +75,8 @@ async def test_a_fix_is_applied_by_its_number(root: Path) -> None:
     app = plan_app(root)
     async with app.run_test(size=SMALL) as pilot:
         await wait_for_text(pilot, "✓ fits")
-        await pilot.press(*cursor_to("gpus"), "left")
+        cursor_to(app, "gpus")
+        await pilot.press("left")
         await wait_for_text(pilot, "✗ does not fit")
         assert isinstance(app.screen, PlanScreen) and app.screen.plan is not None
         prediction = app.screen.plan.prediction
@@ -91,7 +93,8 @@ async def test_typing_narrows_the_choices_and_predicts_on_the_way(root: Path) ->
     app = plan_app(root)
     async with app.run_test(size=SMALL) as pilot:
         await wait_for_text(pilot, "✓ fits")
-        await pilot.press(*cursor_to("model"), "enter", *"smollm2")
+        cursor_to(app, "model")
+        await pilot.press("enter", *"smollm2")
         await wait_for_text(pilot, "smollm2-135m", "smollm2-1.7b", "Take it")
         await pilot.press("-", "1", "3")
         await wait_for_text(pilot, "smollm2-135m  2 x h200", "135M")
@@ -105,7 +108,8 @@ async def test_a_wrong_value_says_why_and_keeps_the_input(root: Path) -> None:
     app = plan_app(root)
     async with app.run_test(size=SMALL) as pilot:
         await wait_for_text(pilot, "✓ fits")
-        await pilot.press(*cursor_to("micro_batch"), "enter", *"many", "enter")
+        cursor_to(app, "micro_batch")
+        await pilot.press("enter", *"many", "enter")
         shown = await wait_for_text(pilot, "✗ not valid", "micro_batch = 'many'", "why", "fix")
         assert "* micro_batch" in shown and " many" in shown
         await pilot.press("l")
@@ -120,7 +124,8 @@ async def test_a_combination_that_cannot_run_is_refused_with_its_fix(root: Path)
     app = plan_app(root, launched)
     async with app.run_test(size=SMALL) as pilot:
         await wait_for_text(pilot, "✓ fits")
-        await pilot.press(*cursor_to("offload_param"), "enter", *"cpu", "enter")
+        cursor_to(app, "offload_param")
+        await pilot.press("enter", *"cpu", "enter")
         await wait_for_text(pilot, "✗ cannot run", "fix", "peak at")
         await pilot.press("l")
         await pilot.pause()
@@ -131,7 +136,7 @@ async def test_a_missing_model_file_is_an_error_in_place(root: Path) -> None:
     app = plan_app(root)
     async with app.run_test(size=SMALL) as pilot:
         await wait_for_text(pilot, "✓ fits")
-        await pilot.press(*cursor_to("model"))
+        cursor_to(app, "model")
         await type_in(app, pilot, "/no/[such]/config.json")
         await wait_for_text(pilot, "✗ not valid", "/no/[such]/config.json")
 
@@ -140,9 +145,8 @@ async def test_raw_deepspeed_keys_can_be_typed(root: Path) -> None:
     app = plan_app(root)
     async with app.run_test(size=SMALL) as pilot:
         await wait_for_text(pilot, "✓ fits")
-        await pilot.press(
-            *cursor_to("deepspeed"), "enter", *"zero_optimization.reduce_bucket_size=2e8", "enter"
-        )
+        cursor_to(app, "deepspeed")
+        await type_in(app, pilot, "zero_optimization.reduce_bucket_size=2e8")
         await wait_for_text(pilot, "* deepspeed", "✓ fits")
         assert isinstance(app.screen, PlanScreen) and app.screen.plan is not None
         spec = app.screen.plan.spec
@@ -154,8 +158,9 @@ async def test_another_recipe_keeps_the_edits(root: Path) -> None:
     app = plan_app(root)
     async with app.run_test(size=SMALL) as pilot:
         await wait_for_text(pilot, "✓ fits")
-        await pilot.press(*cursor_to("steps"), "enter", *"77", "enter")
-        await pilot.press(*cursor_to("recipe"))
+        cursor_to(app, "steps")
+        await pilot.press("enter", *"77", "enter")
+        cursor_to(app, "recipe")
         await type_in(app, pilot, "cpu-demo")
         await wait_for_text(pilot, "2 x cpu")
         assert isinstance(app.screen, PlanScreen) and app.screen.plan is not None
@@ -194,7 +199,8 @@ async def test_launching_what_does_not_fit_asks_first(root: Path) -> None:
     app = plan_app(root, launched)
     async with app.run_test(size=SMALL) as pilot:
         await wait_for_text(pilot, "✓ fits")
-        await pilot.press(*cursor_to("gpus"), "left")
+        cursor_to(app, "gpus")
+        await pilot.press("left")
         await wait_for_text(pilot, "✗ does not fit")
         await pilot.press("l")
         await wait_for_text(pilot, "not predicted to fit", "launch it all the same")
@@ -221,7 +227,8 @@ async def test_the_plan_survives_a_look_at_the_runs(root: Path) -> None:
     app = plan_app(root)
     async with app.run_test(size=SMALL) as pilot:
         await wait_for_text(pilot, "✓ fits")
-        await pilot.press(*cursor_to("gpus"), "right", "r")
+        cursor_to(app, "gpus")
+        await pilot.press("right", "r")
         await wait_for(pilot, lambda: isinstance(app.screen, RunsScreen))
         await pilot.press("p")
         await wait_for_text(pilot, "4 x h200", "1 edited")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llmtop.presets.spec import RunOptions, ValueSource
@@ -87,6 +87,9 @@ def test_stepping(key: str, text: str, by: int, wanted: str | None) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(RunOptions.__struct_fields__)), st.text(max_size=20))
+@example("data", "~nobody-of-this-name/x")
+@example("model", "~nobody-of-this-name/x")
+@example("deepspeed_config", "\0")
 def test_any_text_in_any_option_comes_to_a_plan(key: str, text: str) -> None:
     plan = evaluate(Draft(recipe="cpu-demo").edited(key, text), MACHINE)
     assert (plan.prediction is None) == bool(plan.what)

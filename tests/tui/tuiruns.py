@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from tests.recorded import BEGAN, Recorder
 from tests.recorded_spec import GIB, Kind, recorded_prediction, recorded_spec
 
 MACHINE = Machine(gpu="cpu", gpus=2, host_memory_bytes=24 * GIB)
-WAIT_ROUNDS = 600
-ROUND_SECONDS = 0.05
+WAIT_ROUNDS = 2000
+ROUND_SECONDS = 0.02
 
 
 class LiveRun:
@@ -58,14 +59,15 @@ def screen_text(app: App[Any]) -> str:
 async def wait_for(pilot: Pilot[Any], condition: Callable[[], bool], what: str = "") -> None:
     """Until the condition holds; fails with the screen when it never does."""
     for _ in range(WAIT_ROUNDS):
-        await pilot.pause()
         if condition():
             return
-        await pilot.pause(ROUND_SECONDS)
+        await asyncio.sleep(ROUND_SECONDS)
     raise AssertionError(f"never came: {what}\n{screen_text(pilot.app)}")
 
 
 async def wait_for_text(pilot: Pilot[Any], *words: str) -> str:
     """Until all the words stand on the screen; the screen then."""
     await wait_for(pilot, lambda: all(word in screen_text(pilot.app) for word in words), " and ".join(words))
+    # The footer and what else follows from the same message are painted a moment later.
+    await pilot.pause()
     return screen_text(pilot.app)
