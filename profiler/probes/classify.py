@@ -50,7 +50,7 @@ _BUFFER_GROUPS = (
 )
 _DEPTH = 6
 _UNTOUCHED_FROM_BYTES = 1 << 20
-"""Smaller storages are taken as they are; larger ones may be buffers that nobody filled."""
+"""On the CPU kind larger storages may be buffers that nobody filled: only touched pages count."""
 
 
 class Classified(Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class _Ledger:
             if not size or address in self._seen:
                 continue
             self._seen.add(address)
-            if tensor.device.type == "cpu" and size > _UNTOUCHED_FROM_BYTES:
+            if self._on_cpu and size > _UNTOUCHED_FROM_BYTES:
                 size = resident_bytes(address, size)
             # On the CPU kind the process is the device: nothing is offloaded from it.
             side = self.device if self._on_cpu or tensor.device.type != "cpu" else self.host

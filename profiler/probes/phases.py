@@ -87,7 +87,7 @@ class _EventTimes:
 class CudaPhaseTimer:
     """Marks the current stream and never waits for it: the reader asks a step later.
 
-    The loading of data is the host's work, so it keeps the clock.
+    A phase's time is the device's: what the host does while the device is still busy costs nothing.
     """
 
     def __init__(self) -> None:

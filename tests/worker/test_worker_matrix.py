@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from llmtop.profiler.events import BaselineMeasured, MemoryClassified, ModelBuilt, RankFinished, StepFinished
+from llmtop.profiler.events import (
+    BaselineMeasured,
+    CheckpointSaved,
+    MemoryClassified,
+    ModelBuilt,
+    RankFinished,
+    StepFinished,
+)
 from llmtop.profiler.rundir import RunDir
 from tests.worker.launching import TINY_LLAMA, events_of, log_end, make_run, run_matrix, tiny_spec
 
@@ -18,6 +25,8 @@ PARAMS = 123_200
 FP32 = 4 * PARAMS
 LORA = 8_192
 STEPS = 4
+
+NF4: dict[str, Any] = {"lora_rank": 4, "quantization": "nf4", "precision": "bf16"}
 
 # ZeRO-3 last: see matrix_ranks.
 CASES: dict[str, dict[str, Any]] = {
@@ -33,14 +42,28 @@ CASES: dict[str, dict[str, Any]] = {
     "adam8": {"optimizer": "adamw_8bit"},
     "lora": {"lora_rank": 4},
     "lora_attention": {"lora_rank": 4, "lora_targets": "attention", "gradient_checkpointing": True},
-    "nf4": {"lora_rank": 4, "quantization": "nf4", "precision": "bf16"},
+    "nf4": NF4,
     "int8": {"lora_rank": 4, "quantization": "int8", "precision": "bf16"},
     "weights": {"weights_dir": True},
-    "nf4_weights": {"weights_dir": True, "lora_rank": 4, "quantization": "nf4", "precision": "bf16"},
-    "zero3_nf4": {"zero": 3, "lora_rank": 4, "quantization": "nf4", "precision": "bf16"},
+    "nf4_weights": {**NF4, "weights_dir": True},
+    "zero0_saved": {"zero": 0, "steps": 2, "save_at_end": True},
+    "zero0_resumed": {"zero": 0, "resumes": "zero0_saved"},
+    "lora_saved": {"lora_rank": 4, "checkpoint_every": 2, "steps": 2},
+    "lora_resumed": {"lora_rank": 4, "resumes": "lora_saved"},
+    "nf4_saved": {
+        "lora_rank": 4,
+        "quantization": "nf4",
+        "precision": "bf16",
+        "steps": 2,
+        "save_at_end": True,
+    },
+    "nf4_resumed": {"lora_rank": 4, "quantization": "nf4", "precision": "bf16", "resumes": "nf4_saved"},
+    "zero3_nf4": {**NF4, "zero": 3},
     "zero3": {"zero": 3},
     "zero3_reentrant": {"zero": 3, "gradient_checkpointing": True, "checkpointing_reentrant": True},
     "zero3_weights": {"zero": 3, "weights_dir": True},
+    "zero3_saved": {"zero": 3, "steps": 2, "save_at_end": True},
+    "zero3_resumed": {"zero": 3, "resumes": "zero3_saved"},
     "zero3_lora_bf16": {"zero": 3, "lora_rank": 4, "precision": "bf16"},
 }
 
@@ -75,7 +98,11 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
         chosen = {"gpus": 2, "steps": STEPS, "tokenizer": "bytes", **options}
         if chosen.pop("weights_dir", False):
             chosen["weights_dir"] = str(weights)
+        resumes = chosen.pop("resumes", None)
         runs[name] = make_run(root / name, tiny_spec(**chosen))
+        if resumes is not None:
+            runs[name].checkpoints_dir.rmdir()
+            runs[name].checkpoints_dir.symlink_to(root / resumes / "checkpoints")
     codes = run_matrix(list(runs.values()))
     first = next(iter(runs.values()))
     assert codes == [0, 0], log_end(first, 0) + log_end(first, 1)
@@ -92,7 +119,10 @@ def save_weights(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("case", CASES)
+PAUSED = ("saved", "resumed")
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if not name.endswith(PAUSED)])
 def test_every_case_trains(matrix: Matrix, case: str) -> None:
     losses = matrix.losses(case)
     assert len(losses) == STEPS
@@ -104,7 +134,28 @@ def test_every_case_trains(matrix: Matrix, case: str) -> None:
         assert [(event.reason, event.last_step) for event in finished] == [("completed", STEPS)]
 
 
-@pytest.mark.parametrize("case", [name for name, options in CASES.items() if "lora_rank" not in options])
+@pytest.mark.parametrize("case", ["zero0", "lora", "nf4", "zero3"])
+def test_a_run_that_was_saved_goes_on_as_if_it_had_not_stopped(matrix: Matrix, case: str) -> None:
+    straight = matrix.losses(case)
+    assert matrix.losses(f"{case}_saved") == pytest.approx(straight[:2], abs=1e-6)
+    assert matrix.losses(f"{case}_resumed") == pytest.approx(straight[2:], abs=1e-5)
+    saved = events_of(matrix.runs[f"{case}_saved"], 0, CheckpointSaved)
+    assert [event.step for event in saved] == [2]
+    assert events_of(matrix.runs[f"{case}_saved"], 1, CheckpointSaved) == []
+
+
+def test_frozen_weights_are_not_saved(matrix: Matrix) -> None:
+    sizes = {
+        case: events_of(matrix.runs[f"{case}_saved"], 0, CheckpointSaved)[0].size_bytes
+        for case in ("lora", "zero3")
+    }
+    assert sizes["lora"] < sizes["zero3"] / 4
+
+
+FULL = [name for name, options in CASES.items() if "lora_rank" not in options and not name.endswith(PAUSED)]
+
+
+@pytest.mark.parametrize("case", FULL)
 def test_full_training_learns(matrix: Matrix, case: str) -> None:
     losses = matrix.losses(case)
     assert losses[-1] < losses[0] - 0.02

@@ -65,7 +65,7 @@ def import_model_code(spec: RunSpec) -> None:
         if importlib.util.find_spec(name.partition(".")[0]) is None:
             raise LlmtopError(
                 f"this run needs the package '{name}', which is not installed",
-                fix="install the `kernels` extra in the environment of the training",
+                fix="install the extras `train` and `kernels` in the environment of the training",
             )
         importlib.import_module(name)
     for name in _IMPORTED_BY_ENGINE:

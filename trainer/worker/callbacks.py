@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +16,8 @@ from llmtop.profiler.probes.training import StepReading
 from llmtop.trainer.worker.agreement import Agreed
 from llmtop.trainer.worker.checkpoint import Progress, save
 from llmtop.trainer.worker.data import Batches
+
+logger = logging.getLogger(__name__)
 
 Emit = Callable[[AnyEvent], None]
 
@@ -57,22 +61,28 @@ class StepReporter:
         """Nothing: the numbers are not known yet."""
 
     def after_outcome(self, outcome: StepOutcome) -> None:
+        try:
+            self._emit(self._event(outcome))
+        except OSError:
+            # A full disk must not end a training: the next step is tried again.
+            logger.exception("step %d could not be reported", outcome.step)
+
+    def _event(self, outcome: StepOutcome) -> StepFinished:
         times = outcome.reading.times
-        self._emit(
-            StepFinished(
-                step=outcome.step,
-                loss=outcome.agreed.loss if self._rank == 0 else None,
-                learning_rate=outcome.learning_rate,
-                grad_norm=None if outcome.grad_norm is None else float(outcome.grad_norm),
-                loss_scale=outcome.loss_scale,
-                skipped=outcome.skipped,
-                tokens=self._spec.tokens_per_step,
-                micro_batch=self._spec.options.micro_batch,
-                grad_accum=self._spec.options.grad_accum,
-                step_seconds=times.step_seconds() if times else 0.0,
-                phase_seconds=times.phase_seconds() if times else {},
-                phase_memory=outcome.reading.phase_memory,
-            )
+        norm = None if outcome.grad_norm is None else float(outcome.grad_norm)
+        return StepFinished(
+            step=outcome.step,
+            loss=outcome.agreed.loss if self._rank == 0 else None,
+            learning_rate=outcome.learning_rate,
+            grad_norm=norm if norm is not None and math.isfinite(norm) else None,
+            loss_scale=outcome.loss_scale,
+            skipped=outcome.skipped,
+            tokens=self._spec.tokens_per_step,
+            micro_batch=self._spec.options.micro_batch,
+            grad_accum=self._spec.options.grad_accum,
+            step_seconds=times.step_seconds() if times else 0.0,
+            phase_seconds=times.phase_seconds() if times else {},
+            phase_memory=outcome.reading.phase_memory,
         )
 
     def at_end(self, step: int, *, save_asked: bool) -> None:

@@ -38,10 +38,10 @@ def liger_kernels_in(model: torch.nn.Module) -> tuple[str, ...]:
     for module in model.modules():
         kind = type(module)
         code_modules.add(kind.__module__)
+        forward = getattr(module.forward, "__func__", module.forward)
         if _is_liger(kind):
             found.add(kind.__name__)
-        forward = getattr(module.forward, "__func__", module.forward)
-        if _is_liger(forward):
+        elif _is_liger(forward):
             found.add(forward.__name__)
     for name in code_modules:
         rotary = getattr(sys.modules.get(name), "apply_rotary_pos_emb", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from importlib import metadata
 from typing import Any
@@ -36,11 +37,16 @@ _VERSIONED = ("torch", "deepspeed", "transformers", "peft", "bitsandbytes", "lig
 
 def import_libraries(spec: RunSpec) -> None:
     """Everything that is loaded whatever the model's size."""
-    # Once per collective on every rank, and nothing that a person could change.
-    warnings.filterwarnings("ignore", message=r".*is deprecated\. Please use", category=FutureWarning)
+    _quiet_libraries()
     import_model_code(spec)
     if spec.on_cpu:
         warm_up_math(DTYPES[spec.options.precision])
+
+
+def _quiet_libraries() -> None:
+    """Lines that come with each collective or each matrix product and that nobody can act on."""
+    warnings.filterwarnings("ignore", message=r".*is deprecated\. Please use", category=FutureWarning)
+    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
 
 
 def train(run: RunDir, place: Place, events: EventWriter, stages: StageLog, stop: StopRequest) -> None:

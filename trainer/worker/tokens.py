@@ -78,7 +78,13 @@ def _make_bpe(folder: Path, spec: RunSpec) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     pieces = read_pieces(spec.options.data, spec.options.text_field)
     train_byte_level_bpe((piece.text for piece in pieces), spec.model.vocab_size, aside)
-    aside.rename(folder)
+    try:
+        aside.rename(folder)
+    except OSError:
+        # Another machine that shares this folder made the same tokenizer first.
+        if not folder.is_dir():
+            raise
+        shutil.rmtree(aside)
 
 
 def _write_tokens(path: Path, dtype: numpy.dtype[Any], spec: RunSpec, tokenizer: Tokenizer) -> None:
