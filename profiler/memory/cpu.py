@@ -19,6 +19,8 @@ MIB = 1 << 20
 RUNTIME_BYTES = 447 * MIB
 """Resident set of a rank without the model: Python, torch, transformers, DeepSpeed and gloo (torch 2.13 CPU,
 transformers 5.24, deepspeed 0.19.8; 444 to 450 MiB for models of 0.1 to 21 million weights)."""
+BYTES_TOKENIZER_BYTES = 27 * MIB
+"""Less of it where text is cut into bytes, since the tokenizers library then stays out."""
 ENGINE_BYTES = 10 * MIB
 """Engine, data and tokenizer beside the tensors, seen in the same runs."""
 SHARED_BYTES = 80 * MIB
@@ -67,13 +69,14 @@ def cpu_prediction(spec: RunSpec) -> Prediction:
 
 def _moments(spec: RunSpec, sizes: Sizes, states: StateBytes) -> tuple[MomentBytes, ...]:
     passes = pass_bytes(spec, sizes, states)
+    runtime = RUNTIME_BYTES - (BYTES_TOKENIZER_BYTES if spec.options.tokenizer == "bytes" else 0)
     resident = _resident(spec, sizes, states)
     init = {Component.PARAMETERS: states.parameters, Component.MASTER_PARAMETERS: states.master}
     step = {
         Component.GRADIENTS: states.gradients_resident + states.step_gradients,
         Component.WORKSPACE: states.step_extra,
     }
-    table = [_moment(Moment.INIT, init)]
+    table = [_moment(Moment.INIT, init, runtime)]
     in_passes = (passes.forward_end, passes.loss_backward, passes.last_block, passes.first_block)
     for name, components in zip(PASSES, in_passes, strict=True):
         # While stage 3 gathers in forward, the flat output of the gather lies beside the weights.
@@ -86,9 +89,10 @@ def _moments(spec: RunSpec, sizes: Sizes, states: StateBytes) -> tuple[MomentByt
             # The reduce bucket and its flattened copy come and go inside backward.
             Component.WORKSPACE: components[Component.WORKSPACE] + _passing(components, states),
         }
-        table.append(_moment(name, {**resident, **own}))
-    table.append(_moment(Moment.OPTIMIZER_STEP, {**resident, **step}))
-    table.append(_moment(Moment.STEADY, {**resident, Component.GRADIENTS: states.gradients_resident}))
+        table.append(_moment(name, {**resident, **own}, runtime))
+    steady = {Component.GRADIENTS: states.gradients_resident}
+    table.append(_moment(Moment.OPTIMIZER_STEP, {**resident, **step}, runtime))
+    table.append(_moment(Moment.STEADY, {**resident, **steady}, runtime))
     return tuple(table)
 
 
@@ -118,11 +122,11 @@ def _passing(components: Bytes, states: StateBytes) -> int:
     return components[Component.COMMUNICATION_BUFFERS] - states.bucket_resident
 
 
-def _moment(name: Moment, components: Bytes) -> MomentBytes:
+def _moment(name: Moment, components: Bytes, runtime: int) -> MomentBytes:
     everything = {
         **components,
         Component.WORKSPACE: components.get(Component.WORKSPACE, 0) + ENGINE_BYTES,
-        Component.RUNTIME: RUNTIME_BYTES,
+        Component.RUNTIME: runtime,
     }
     present = {component: size for component, size in everything.items() if size}
     return MomentBytes(name=name, components=present, total_bytes=sum(present.values()))

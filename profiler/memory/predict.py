@@ -10,7 +10,7 @@ from llmtop.profiler.memory.cpu import cpu_prediction
 from llmtop.profiler.memory.host import host_bytes
 from llmtop.profiler.memory.result import Component, Moment, MomentBytes, Prediction
 from llmtop.profiler.memory.sizes import Sizes, sizes_of
-from llmtop.profiler.memory.states import StateBytes, state_bytes
+from llmtop.profiler.memory.states import StateBytes, state_bytes, unreleased_bytes
 from llmtop.profiler.memory.suggest import suggestions
 from llmtop.profiler.shape import param_count
 from llmtop.profiler.steptime import predict_step_seconds
@@ -89,7 +89,7 @@ def _cuda_prediction(spec: RunSpec) -> Prediction:
     steady = moments[1:]  # the first moment passes before the loop that the peak is read over
     largest = max(steady, key=lambda moment: moment.total_bytes)
     peak = max(largest.total_bytes, 0)
-    upper = round(max(peak * UPPER_MARGIN, moments[0].total_bytes)) + UPPER_CONSTANT
+    upper = round(max(peak * UPPER_MARGIN, moments[0].total_bytes)) + UPPER_CONSTANT + unreleased_bytes(sizes)
     reserved = allocator.likely_reserved(moments)
     device = allocator.device_bytes(spec, states, reserved)
     host = host_bytes(spec, sizes)

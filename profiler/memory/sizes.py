@@ -40,6 +40,8 @@ class Sizes(Struct, frozen=True, kw_only=True):
     frozen: int
     frozen_bytes: int
     """Of all frozen weights as stored, before any sharding."""
+    packed_bytes: int
+    """Of the frozen weights, those stored in 4 or 8 bits."""
     lora_rank: int
     lora_modules: int
     """Adapted matrices in one block."""
@@ -168,7 +170,8 @@ def sizes_of(spec: RunSpec) -> Sizes:
         frozen = total
         packed = quantized_weights(model) if options.quantization != "none" else 0
         per_packed = NF4_BYTES if options.quantization == "nf4" else INT8_BYTES
-        frozen_bytes = round(packed * per_packed) + (frozen - packed) * dtype_bytes
+        packed_bytes = round(packed * per_packed)
+        frozen_bytes = packed_bytes + (frozen - packed) * dtype_bytes
         modules = sum(group.count // model.num_layers for group in adapted(model, options.lora_targets))
         roles = {group.role for group in adapted(model, options.lora_targets)}
         layer_params = trainable // model.num_layers
@@ -178,7 +181,7 @@ def sizes_of(spec: RunSpec) -> Sizes:
         held = -(-trainable // ranks)
         bucket = min(trainable, zero.reduce_bucket_size)
     else:
-        trainable, frozen, frozen_bytes, modules = total, 0, 0, 0
+        trainable, frozen, frozen_bytes, packed_bytes, modules = total, 0, 0, 0, 0
         roles = {Role.ATTENTION, Role.MLP}
         layer_params, largest = _block_params(model), _largest(model)
         held = _whole_tensor_share(model, ranks)
@@ -195,6 +198,7 @@ def sizes_of(spec: RunSpec) -> Sizes:
         trainable=trainable,
         frozen=frozen,
         frozen_bytes=frozen_bytes,
+        packed_bytes=packed_bytes,
         lora_rank=options.lora_rank,
         lora_modules=modules,
         attention_adapted=Role.ATTENTION in roles,

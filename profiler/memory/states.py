@@ -72,6 +72,18 @@ def sub_group_elements(sizes: Sizes) -> int:
     return min(sizes.shard, limit + sizes.wide_linear // sizes.ranks // 2)
 
 
+def unreleased_bytes(sizes: Sizes) -> int:
+    """Weights beyond the gathered ones that autograd may still hold after ZeRO-3 has released them.
+
+    Seen with fp32 and with offloaded weights (H200, one model above `max_live_parameters`), not elsewhere:
+    it belongs in an upper bound only.
+    """
+    if sizes.stage != 3:
+        return 0
+    beyond = sizes.trainable + sizes.frozen - sizes.zero.max_live_parameters
+    return max(0, min(beyond, sizes.largest_tensor + 4 * sizes.layer_params)) * sizes.dtype_bytes
+
+
 def gathered_elements(sizes: Sizes) -> int:
     """Weights that stage 3 holds gathered from the second step on: `max_live_parameters` bounds it.
 
@@ -171,11 +183,16 @@ def _stage3(spec: RunSpec, sizes: Sizes) -> StateBytes:
         everything = sizes.trainable + sizes.frozen
         gathered = min(everything, sizes.zero.max_live_parameters)
         gathered += min(sizes.largest_tensor, everything - gathered)
+    gathered_bytes = gathered * width
+    if sizes.packed_bytes and ranks > 1:
+        # bitsandbytes keeps each packed weight as a plain attribute of the graph (`MatMul4Bit`), so what
+        # ZeRO-3 releases stays; beside them the largest weight that is not packed.
+        gathered_bytes = sizes.packed_bytes + sizes.head_params * width
     states = 0 if offloaded else 4 * shard
     init = weights + (0 if offloaded else 6 * shard) + bucket + 2 * sizes.largest_tensor
     return StateBytes(
         parameters=weights,
-        gathered=gathered * width,
+        gathered=gathered_bytes,
         master=states,
         optimizer=optimizer,
         gradients_resident=0 if offloaded else width * shard,
