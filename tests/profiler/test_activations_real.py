@@ -100,7 +100,7 @@ def test_a_block_keeps_what_the_formula_says(family: str, attention: str, precis
     spec = RunSpec(
         name="test",
         model=read_shape(config.to_dict(), family, family),
-        gpu=GpuSpec(name="h200"),
+        gpu=GpuSpec(name="cpu", kind="cpu"),
         model_source="",
         options=RunOptions(
             model=family,
