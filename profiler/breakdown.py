@@ -107,9 +107,9 @@ def error_percent(predicted: int | None, actual: int | None) -> float | None:
 
 def breakdown(state: RunState, spec: RunSpec, prediction: Prediction) -> Breakdown:
     """Compare. Before anything was measured only the predicted side is filled."""
-    predicted = _predicted(spec, prediction)
     rank, phase, peak = _largest_peak(state)
     seen = None if rank is None else _nearest(rank, phase, prediction.peak_moment)
+    predicted = _predicted(spec, prediction, seen, phase)
     actual: dict[Component, int] = {}
     if rank is not None:
         actual = _classified(seen, spec.on_cpu)
@@ -160,9 +160,32 @@ def _rows(
     return tuple(rows)
 
 
-def _predicted(spec: RunSpec, prediction: Prediction) -> dict[Component, int]:
-    at_peak = next((m for m in prediction.moments if m.name == prediction.peak_moment), None)
-    parts = {} if at_peak is None else dict(at_peak.components)
+def _at_peak(
+    prediction: Prediction, seen: MemoryClassified | None, phase: str | None
+) -> dict[Component, int]:
+    """Components of the predicted peak, cut as the measurement is.
+
+    Where the tensors were seen at another moment of the phase in which the peak is predicted, the components
+    are those predicted for that moment, and what the peak holds beyond it is workspace on both sides.
+    """
+    moments = {moment.name: moment for moment in prediction.moments}
+    peak = moments.get(prediction.peak_moment)
+    if peak is None:
+        return {}
+    other = next((moments[name] for name in moments if seen is not None and name == seen.moment), peak)
+    if prediction.peak_moment not in _NEAR.get(phase or "", ()):
+        return dict(peak.components)
+    parts = dict(other.components)
+    beyond = peak.total_bytes - other.total_bytes
+    if beyond:
+        parts[Component.WORKSPACE] = parts.get(Component.WORKSPACE, 0) + beyond
+    return parts
+
+
+def _predicted(
+    spec: RunSpec, prediction: Prediction, seen: MemoryClassified | None, phase: str | None
+) -> dict[Component, int]:
+    parts = _at_peak(prediction, seen, phase)
     parts.pop(Component.UNEXPLAINED, None)
     if spec.on_cpu or prediction.peak_device_bytes is None:
         return parts

@@ -12,7 +12,7 @@ from llmtop.profiler.memory.assume import assumptions
 from llmtop.profiler.memory.backward import pass_bytes
 from llmtop.profiler.memory.result import Component, HostBytes, Moment, MomentBytes, Prediction
 from llmtop.profiler.memory.sizes import Sizes, sizes_of
-from llmtop.profiler.memory.states import StateBytes, state_bytes
+from llmtop.profiler.memory.states import StateBytes, state_bytes, step_components
 from llmtop.profiler.shape import param_count
 
 MIB = 1 << 20
@@ -72,10 +72,8 @@ def _moments(spec: RunSpec, sizes: Sizes, states: StateBytes) -> tuple[MomentByt
     runtime = RUNTIME_BYTES - (BYTES_TOKENIZER_BYTES if spec.options.tokenizer == "bytes" else 0)
     resident = _resident(spec, sizes, states)
     init = {Component.PARAMETERS: states.parameters, Component.MASTER_PARAMETERS: states.master}
-    step = {
-        Component.GRADIENTS: states.gradients_resident + states.step_gradients,
-        Component.WORKSPACE: states.step_extra,
-    }
+    read, workspace = step_components(states)
+    step = {Component.GRADIENTS: read, Component.WORKSPACE: workspace}
     table = [_moment(Moment.INIT, init, runtime)]
     in_passes = (passes.forward_end, passes.loss_backward, passes.last_block, passes.first_block)
     for name, components in zip(PASSES, in_passes, strict=True):
@@ -123,10 +121,6 @@ def _passing(components: Bytes, states: StateBytes) -> int:
 
 
 def _moment(name: Moment, components: Bytes, runtime: int) -> MomentBytes:
-    everything = {
-        **components,
-        Component.WORKSPACE: components.get(Component.WORKSPACE, 0) + ENGINE_BYTES,
-        Component.RUNTIME: runtime,
-    }
+    everything = {**components, Component.RUNTIME: runtime + ENGINE_BYTES}
     present = {component: size for component, size in everything.items() if size}
     return MomentBytes(name=name, components=present, total_bytes=sum(present.values()))

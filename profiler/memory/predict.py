@@ -10,7 +10,7 @@ from llmtop.profiler.memory.cpu import cpu_prediction
 from llmtop.profiler.memory.host import host_bytes
 from llmtop.profiler.memory.result import Component, Moment, MomentBytes, Prediction
 from llmtop.profiler.memory.sizes import Sizes, sizes_of
-from llmtop.profiler.memory.states import StateBytes, state_bytes, unreleased_bytes
+from llmtop.profiler.memory.states import StateBytes, state_bytes, step_components, unreleased_bytes
 from llmtop.profiler.memory.suggest import suggestions
 from llmtop.profiler.shape import param_count
 from llmtop.profiler.steptime import predict_step_seconds
@@ -77,8 +77,7 @@ def _steady(states: StateBytes) -> dict[Component, int]:
 
 def _optimizer_step(states: StateBytes) -> dict[Component, int]:
     components = _steady(states)
-    components[Component.GRADIENTS] += states.step_gradients
-    components[Component.WORKSPACE] += states.step_extra
+    components[Component.GRADIENTS], components[Component.WORKSPACE] = step_components(states)
     return components
 
 

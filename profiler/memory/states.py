@@ -32,6 +32,8 @@ class StateBytes(Struct, frozen=True, kw_only=True):
     workspace: int
     outside_allocator: int
     """Managed memory of paged optimizers: on the device, not in the allocator."""
+    step_fp32_gradients: int
+    """What the optimizer itself reads: in fp32, beside the ZeRO-3 buffer."""
     step_gradients: int
     """Gradients alive when the optimizer step begins, residents not included."""
     step_extra: int
@@ -70,6 +72,17 @@ def sub_group_elements(sizes: Sizes) -> int:
     if sizes.shard <= limit:
         return sizes.shard
     return min(sizes.shard, limit + sizes.wide_linear // sizes.ranks // 2)
+
+
+def step_components(states: StateBytes) -> tuple[int, int]:
+    """(gradients, workspace) at the worst point of the optimizer step.
+
+    Gradients are what the optimizer reads; the 16-bit ones and their flat copy, gone a moment later, are
+    workspace, as a measurement taken inside the optimizer sees it.
+    """
+    transient = states.step_gradients + states.step_extra
+    read = min(states.step_fp32_gradients, transient)
+    return states.gradients_resident + read, states.workspace + transient - read
 
 
 def unreleased_bytes(sizes: Sizes) -> int:
@@ -122,6 +135,7 @@ def _stage0(spec: RunSpec, sizes: Sizes) -> StateBytes:
     optimizer, outside = _optimizer_bytes(spec, count)
     mixed = width == 2
     fused = spec.options.optimizer == "adamw"
+    read = width * count if not mixed or not fused else 4 * count
     # Every 16-bit gradient is cast to fp32, then the casts are flattened; unfused casts tensor by tensor.
     # A plain fp32 optimizer on the CPU goes tensor by tensor.
     plain = _optimizer_temporary(spec) * (sizes.largest_tensor if spec.on_cpu else count)
@@ -136,6 +150,7 @@ def _stage0(spec: RunSpec, sizes: Sizes) -> StateBytes:
         bucket_resident=0,
         workspace=cublas_workspace(spec),
         outside_allocator=outside,
+        step_fp32_gradients=read,
         step_gradients=width * count,
         step_extra=step_extra,
         init_peak=init + sizes.frozen_bytes,
@@ -160,6 +175,7 @@ def _stage12(spec: RunSpec, sizes: Sizes) -> StateBytes:
         bucket_resident=2 * sizes.largest_tensor if offloaded else 0,
         workspace=cublas_workspace(spec),
         outside_allocator=outside,
+        step_fp32_gradients=0 if offloaded else 4 * shard,
         step_gradients=0 if offloaded else width * sizes.held_gradients,
         step_extra=0 if offloaded else max(cast, own),
         init_peak=max(init, 2 * width * count) + sizes.frozen_bytes,
@@ -199,6 +215,7 @@ def _stage3(spec: RunSpec, sizes: Sizes) -> StateBytes:
         bucket_resident=bucket,
         workspace=cublas_workspace(spec),
         outside_allocator=outside,
+        step_fp32_gradients=0 if offloaded else 4 * sub_group,
         step_gradients=0,
         step_extra=0 if offloaded else max(step, own),
         init_peak=init,

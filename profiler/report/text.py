@@ -133,11 +133,10 @@ def _outside(report: Report, unit: ColumnUnit) -> Iterator[str]:
 
 def _moments(report: Report, width: int) -> Iterator[str]:
     predicted = report.predicted_moment.replace("_", " ")
-    text = f"Predicted components are those of the moment '{predicted}'"
+    text = f"The peak is predicted at '{predicted}'"
     if report.actual_moment is not None:
         actual = report.actual_moment.replace("_", " ")
-        same = actual == predicted
-        text += ", actual ones too." if same else f", actual ones those of '{actual}', nearest to the peak."
+        text += f"; tensors were classified at '{actual}', and workspace is what the peak holds beyond it."
     else:
         text += "; no tensors have been classified yet."
     text += f" Upper bound of the prediction: {format_bytes(report.predicted_peak_upper_bytes)}."

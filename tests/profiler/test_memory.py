@@ -90,7 +90,7 @@ def test_the_classic_mixed_precision_example_comes_out() -> None:
     spec = replace(base, model=replace(shape, intermediate_size=spare // (3 * shape.hidden_size)))
     params = predict(spec, suggest=False).params
     moment = next(
-        m for m in predict(spec, suggest=False).moments if m.name is Moment.OPTIMIZER_STEP
+        m for m in predict(spec, suggest=False).moments if m.name is Moment.FIRST_BLOCK_BACKWARD
     ).components
     assert params == pytest.approx(eight, rel=1e-5)
     assert moment[Component.MASTER_PARAMETERS] == 4 * params
