@@ -8,10 +8,10 @@ from typing import Any
 
 from llmtop.presets.errors import UsageError
 from llmtop.presets.spec import RunOptions, RunSpec
-from llmtop.trainer.dscheck import check
-from llmtop.trainer.dsconflicts import refuse_conflicts
-from llmtop.trainer.dslegacy import rename_old_keys, spell_out_zero
-from llmtop.trainer.dsproblem import Findings
+from llmtop.trainer.dsimport.check import check
+from llmtop.trainer.dsimport.conflicts import refuse_conflicts
+from llmtop.trainer.dsimport.legacy import rename_old_keys, spell_out_zero
+from llmtop.trainer.dsimport.problem import Findings
 
 _NEVER = 1_000_000_000
 """Steps between DeepSpeed's own progress lines; the events carry what they would say."""

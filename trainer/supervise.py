@@ -32,14 +32,14 @@ from llmtop.profiler.events import (
 from llmtop.profiler.rundir import HARDWARE, SUPERVISOR, RunDir
 from llmtop.profiler.sampler import Sampler
 from llmtop.trainer import control
-from llmtop.trainer.extensions import compiling, extensions_dir, remove_stale_locks
-from llmtop.trainer.oom import OomWatch
-from llmtop.trainer.patience import Graces, Patience
-from llmtop.trainer.postmortem import Story, name_end
-from llmtop.trainer.progress import HangWatch, Progress
-from llmtop.trainer.rankenv import free_port, rank_environment, worker_command
-from llmtop.trainer.ranks import RankExit, Ranks, adopt_orphans
-from llmtop.trainer.wakeup import Wakeup
+from llmtop.trainer.supervisor.extensions import compiling, extensions_dir, remove_stale_locks
+from llmtop.trainer.supervisor.oom import OomWatch
+from llmtop.trainer.supervisor.patience import Graces, Patience
+from llmtop.trainer.supervisor.postmortem import Story, name_end
+from llmtop.trainer.supervisor.progress import HangWatch, Progress
+from llmtop.trainer.supervisor.rankenv import free_port, rank_environment, worker_command
+from llmtop.trainer.supervisor.ranks import RankExit, Ranks, adopt_orphans
+from llmtop.trainer.supervisor.wakeup import Wakeup
 
 _TURN_SECONDS = 0.2
 _QUIET_SECONDS = 2.0

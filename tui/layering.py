@@ -12,7 +12,7 @@ from llmtop.presets.resolve import Layer, Machine
 from llmtop.presets.spec import ValueSource
 
 if TYPE_CHECKING:
-    from llmtop.trainer.dsproblem import Problem
+    from llmtop.trainer.dsimport.problem import Problem
 
 _PATHS = ("nvme_path", "data", "tokenizer", "deepspeed_config")
 _NO_PATHS = ("auto", "bytes", "none", "null")
@@ -41,10 +41,10 @@ def deepspeed_layer(layers: Sequence[Layer], machine: Machine) -> tuple[Layer | 
     file = strongest(layers, "deepspeed_config")
     if file is None or file == "none":
         return None, ()
-    from llmtop.trainer import dsimport  # a fifth of what `plan` takes to start
+    from llmtop.trainer.dsimport.read import import_config  # a fifth of what `plan` takes to start
 
     path = Path(file)
-    imported = dsimport.import_config(path, world_size=_world_size(layers, machine))
+    imported = import_config(path, world_size=_world_size(layers, machine))
     fatal = [problem for problem in imported.problems if problem.fatal]
     if fatal:
         more = f"; {len(fatal) - 1} more: llmtop import {path}" if len(fatal) > 1 else ""

@@ -14,7 +14,7 @@ from llmtop.presets.errors import ExitCode
 from llmtop.profiler.rankstate import RankState, StageTime
 from llmtop.profiler.rundir import RunDir
 from llmtop.profiler.runstate import RunState
-from llmtop.trainer import rankenv
+from llmtop.trainer.supervisor import rankenv
 from llmtop.tui.commands import stop
 from llmtop.tui.commands.follow import QUIET_SECONDS, Narrator
 from tests.cli.conftest import Llmtop

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmtop.trainer.dsimport import Imported, import_config
+from llmtop.trainer.dsimport.read import Imported, import_config
 
 
 @pytest.fixture

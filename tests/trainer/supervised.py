@@ -17,7 +17,7 @@ from llmtop.profiler.events import AnyEvent, RunEnded
 from llmtop.profiler.rundir import SUPERVISOR, RunDir
 from llmtop.trainer import control
 from llmtop.trainer.launch import start_supervisor
-from llmtop.trainer.rankenv import RUN_ID
+from llmtop.trainer.supervisor.rankenv import RUN_ID
 from tests.recorded_spec import recorded_prediction, recorded_spec
 
 FAKE_RANK = Path(__file__).with_name("fake_rank.py")

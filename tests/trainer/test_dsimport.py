@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llmtop.presets.errors import UsageError
-from llmtop.trainer.dsimport import Imported, import_config
+from llmtop.trainer.dsimport.read import Imported, import_config
 from tests.trainer.ds_causes import CAUSES, NVME, OFFLOAD, SMALL, adam, schedule, zero
 
 # --- files --------------------------------------------------------------------------------------

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.spec import RunOptions
 from llmtop.trainer.dsconfig import deepspeed_config
-from llmtop.trainer.dshints import spellings
-from llmtop.trainer.dsimport import import_config, translate
-from llmtop.trainer.dskeys import BLOCKS, Key
-from llmtop.trainer.dsproblem import Findings
+from llmtop.trainer.dsimport.hints import spellings
+from llmtop.trainer.dsimport.keys import BLOCKS, Key
+from llmtop.trainer.dsimport.problem import Findings
+from llmtop.trainer.dsimport.read import import_config, translate
 from tests.recorded_spec import recorded_spec
 from tests.trainer.real_deepspeed import refusal_of
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llmtop.trainer import dskeys
+from llmtop.trainer.dsimport import keys
 from tests.trainer.real_deepspeed import deepspeed_config_class, refusal_of
 
 MODELS: dict[str, tuple[str, str]] = {
@@ -44,12 +44,12 @@ def model(path: str) -> Any:
 
 
 def test_every_strict_block_is_compared() -> None:
-    assert {path for path, block in dskeys.BLOCKS.items() if block.strict} == set(MODELS)
+    assert {path for path, block in keys.BLOCKS.items() if block.strict} == set(MODELS)
 
 
 @pytest.mark.parametrize("path", sorted(MODELS))
 def test_strict_blocks_have_deepspeeds_keys(path: str) -> None:
-    block, fields = dskeys.BLOCKS[path], model(path).model_fields
+    block, fields = keys.BLOCKS[path], model(path).model_fields
     aliases = {field.alias for field in fields.values() if field.alias}
     spelled = set(block.keys) | {f"stage3_{name}" for name in block.prefixed}
     assert spelled == set(fields) | aliases
@@ -58,7 +58,7 @@ def test_strict_blocks_have_deepspeeds_keys(path: str) -> None:
             compare_key(f"{path}.{name}", key, fields[name])
 
 
-def compare_key(where: str, key: dskeys.Key, field: Any) -> None:
+def compare_key(where: str, key: keys.Key, field: Any) -> None:
     """Kind, whether null is taken, deprecation and bounds."""
     arms = typing.get_args(field.annotation) if is_union(field.annotation) else (field.annotation,)
     kinds = [
@@ -113,8 +113,8 @@ def test_top_level_keys_are_those_that_deepspeed_asks_for() -> None:
     Recorder.asked = set()
     refusal = refusal_of(Recorder(train_micro_batch_size_per_gpu=1, zero_optimization=True))
     assert refusal is None
-    known = set(dskeys.BLOCKS[""].keys)
-    removed = {key for key in dskeys.REMOVED if "." not in key}
+    known = set(keys.BLOCKS[""].keys)
+    removed = {key for key in keys.REMOVED if "." not in key}
     assert Recorder.asked - known - removed == {"data_sampling", "data_routing"} & Recorder.asked
     # keys() is asked for the rest: optimizer, scheduler and the blocks with `in param_dict.keys()`.
     assert len(known - Recorder.asked) < 25
@@ -126,7 +126,7 @@ def test_removed_keys_are_those_that_deepspeed_refuses() -> None:
 
     top = set(config._REMOVED_TOP_LEVEL_CONFIG_KEYS)
     inner = {f"zero_optimization.{key}" for key in config._REMOVED_ZERO_CONFIG_KEYS}
-    assert set(dskeys.REMOVED) == top | inner
+    assert set(keys.REMOVED) == top | inner
 
 
 def test_names_of_optimizers_and_schedules() -> None:
@@ -137,12 +137,12 @@ def test_names_of_optimizers_and_schedules() -> None:
     from deepspeed.runtime.config import DEEPSPEED_OPTIMIZERS
     from torch.optim import lr_scheduler
 
-    assert {name.lower() for name in dskeys.OPTIMIZER_NAMES} == set(DEEPSPEED_OPTIMIZERS)
-    assert set(dskeys.SCHEDULERS) == set(lr_schedules.VALID_LR_SCHEDULES)
-    for name, params in dskeys.SCHEDULERS.items():
+    assert {name.lower() for name in keys.OPTIMIZER_NAMES} == set(DEEPSPEED_OPTIMIZERS)
+    assert set(keys.SCHEDULERS) == set(lr_schedules.VALID_LR_SCHEDULES)
+    for name, params in keys.SCHEDULERS.items():
         signature = list(inspect.signature(getattr(lr_schedules, name).__init__).parameters)
         assert list(params) == signature[2:], name
-    assert set(dskeys.TORCH_SCHEDULERS) == set(lr_scheduler.__all__)
+    assert set(keys.TORCH_SCHEDULERS) == set(lr_scheduler.__all__)
 
 
 def test_loose_blocks_hold_deepspeeds_keys() -> None:
@@ -151,6 +151,6 @@ def test_loose_blocks_hold_deepspeeds_keys() -> None:
     from deepspeed.runtime.activation_checkpointing.config import ACT_CHKPT_DEFAULT
     from deepspeed.runtime.swap_tensor.aio_config import AIO_DEFAULT_DICT
 
-    assert set(dskeys.BLOCKS["activation_checkpointing"].keys) == set(ACT_CHKPT_DEFAULT)
-    assert set(dskeys.BLOCKS["aio"].keys) == set(AIO_DEFAULT_DICT)
-    assert set(dskeys.BLOCKS["flops_profiler"].keys) == set(vars(DeepSpeedFlopsProfilerConfig({})))
+    assert set(keys.BLOCKS["activation_checkpointing"].keys) == set(ACT_CHKPT_DEFAULT)
+    assert set(keys.BLOCKS["aio"].keys) == set(AIO_DEFAULT_DICT)
+    assert set(keys.BLOCKS["flops_profiler"].keys) == set(vars(DeepSpeedFlopsProfilerConfig({})))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtop.trainer.hjson import DuplicateKeyError, HjsonError, loads
+from llmtop.trainer.dsimport.hjson import DuplicateKeyError, HjsonError, loads
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats(-1e9, 1e9) | st.text(max_size=8),

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from llmtop.profiler.events import CheckpointSaved, RankFailed, RankFinished
-from llmtop.trainer.postmortem import Story, name_end
-from llmtop.trainer.ranks import RankExit
+from llmtop.trainer.supervisor.postmortem import Story, name_end
+from llmtop.trainer.supervisor.ranks import RankExit
 
 
 def exited(rank: int, code: int | None = None, signal: str | None = None, at: float = 10.0) -> RankExit:

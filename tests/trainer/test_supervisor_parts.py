@@ -14,11 +14,12 @@ from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.profiler.eventlog import EventWriter
 from llmtop.profiler.events import HostSample, StageBegan, StepFinished
 from llmtop.profiler.rundir import RunDir
-from llmtop.trainer import control, extensions
-from llmtop.trainer.oom import OomWatch
-from llmtop.trainer.patience import Graces, Patience
-from llmtop.trainer.progress import HangWatch, Progress
-from llmtop.trainer.rankenv import rank_environment, worker_command
+from llmtop.trainer import control
+from llmtop.trainer.supervisor import extensions
+from llmtop.trainer.supervisor.oom import OomWatch
+from llmtop.trainer.supervisor.patience import Graces, Patience
+from llmtop.trainer.supervisor.progress import HangWatch, Progress
+from llmtop.trainer.supervisor.rankenv import rank_environment, worker_command
 from tests.recorded import ManualClock
 from tests.recorded_spec import recorded_prediction, recorded_spec
 
@@ -223,7 +224,7 @@ def test_a_request_that_cannot_be_written_says_why(run: RunDir) -> None:
 
 
 def test_signal_names() -> None:
-    from llmtop.trainer.ranks import signal_name
+    from llmtop.trainer.supervisor.ranks import signal_name
 
     assert signal_name(signal.SIGKILL) == "SIGKILL"
     assert signal_name(signal.SIGRTMIN + 3) == f"signal {signal.SIGRTMIN + 3}"

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from llmtop.presets.errors import ExitCode
-from llmtop.trainer import dsimport
-from llmtop.trainer.dsproblem import Problem
+from llmtop.trainer.dsimport.problem import Problem
+from llmtop.trainer.dsimport.read import import_config
 from llmtop.tui.commands.output import print_json
 from llmtop.tui.options import option_text, setting_texts
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    imported = dsimport.import_config(Path(args.file), world_size=args.world_size)
+    imported = import_config(Path(args.file), world_size=args.world_size)
     answer = ImportAnswer(
         file=args.file,
         fatal=imported.fatal,

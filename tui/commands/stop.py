@@ -10,7 +10,7 @@ from llmtop.presets.errors import ExitCode, JobFailedError
 from llmtop.profiler import rundir
 from llmtop.profiler.feed import read_state
 from llmtop.trainer import control
-from llmtop.trainer.rankenv import RUN_ID
+from llmtop.trainer.supervisor.rankenv import RUN_ID
 from llmtop.tui.commands.follow import end_in_words, tell
 from llmtop.tui.view import ENDED
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llmtop.profiler.devices import HostReader
 from llmtop.profiler.units import format_bytes
-from llmtop.trainer.extensions import extensions_dir, stale_locks
+from llmtop.trainer.supervisor.extensions import extensions_dir, stale_locks
 from llmtop.tui.doctor.check import Check, Machine
 
 SMALL_SHM_BYTES = 1 << 30

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.events import CheckpointSaved, RankFailed, RankFinished, RunEnded
-from llmtop.trainer.ranks import RankExit
+from llmtop.trainer.supervisor.ranks import RankExit
 
 _LOST_PEER = re.compile(
     r"connection (closed|reset|refused)|broken pipe|gloo|nccl|processgroup|collective|peer|timed? ?out"

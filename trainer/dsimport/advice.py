@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from llmtop.trainer.dsconflicts import enabled, section
-from llmtop.trainer.dskeys import BLOCKS
-from llmtop.trainer.dsproblem import Findings
+from llmtop.trainer.dsimport.conflicts import enabled, section
+from llmtop.trainer.dsimport.keys import BLOCKS
+from llmtop.trainer.dsimport.problem import Findings
 
 _LARGE_POOL_BYTES = 4e9
 _ONE_GROUP = 1e11

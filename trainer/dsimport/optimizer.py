@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from llmtop.presets.errors import nearest
-from llmtop.trainer.dscheck import AUTO
-from llmtop.trainer.dsconflicts import section
-from llmtop.trainer.dskeys import OPTIMIZER_NAMES, REMOVED_OPTIMIZERS, SCHEDULERS, TORCH_SCHEDULERS, Key
-from llmtop.trainer.dsproblem import Findings
-from llmtop.trainer.dsvalue import BadValue, read_value
+from llmtop.trainer.dsimport.check import AUTO
+from llmtop.trainer.dsimport.conflicts import section
+from llmtop.trainer.dsimport.keys import (
+    OPTIMIZER_NAMES,
+    REMOVED_OPTIMIZERS,
+    SCHEDULERS,
+    TORCH_SCHEDULERS,
+    Key,
+)
+from llmtop.trainer.dsimport.problem import Findings
+from llmtop.trainer.dsimport.value import BadValue, read_value
 
 _OWN_COMMAND = "train with AdamW, or train with a program of your own"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmtop.trainer.dsproblem import Findings
+from llmtop.trainer.dsimport.problem import Findings
 
 TRAIN = "train_batch_size"
 MICRO = "train_micro_batch_size_per_gpu"

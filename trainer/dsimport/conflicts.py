@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmtop.trainer.dsproblem import Findings
+from llmtop.trainer.dsimport.problem import Findings
 
 _DTYPE_FAMILY = {
     **dict.fromkeys(("fp32", "float32", "float", "torch.float32"), "fp32"),
@@ -14,7 +14,7 @@ _DTYPE_FAMILY = {
 
 
 def refuse_conflicts(config: dict[str, Any], stage: int | None, findings: Findings) -> None:
-    """Check a configuration that passed `dscheck.check`. `stage` is None while it is open."""
+    """Check a configuration that passed `check.check`. `stage` is None while it is open."""
     _precision(config, stage, findings)
     _zero(config, stage, findings)
     _reduction(config, stage, findings)

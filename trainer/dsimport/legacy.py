@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmtop.trainer.dscheck import AUTO
-from llmtop.trainer.dsproblem import Findings
+from llmtop.trainer.dsimport.check import AUTO
+from llmtop.trainer.dsimport.problem import Findings
 
 _ACCELERATE_STAGE = 2
 """The stage that accelerate takes when its configuration names none."""

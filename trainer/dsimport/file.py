@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from llmtop.presets.errors import UsageError, nearest
-from llmtop.trainer.dsproblem import Findings
-from llmtop.trainer.hjson import HjsonError, loads
+from llmtop.trainer.dsimport.hjson import HjsonError, loads
+from llmtop.trainer.dsimport.problem import Findings
 
 _LARGEST_FILE_BYTES = 4 << 20
 _BYTE_ORDER_MARKS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmtop.presets.errors import nearest
-from llmtop.trainer.dskeys import BLOCKS
+from llmtop.trainer.dsimport.keys import BLOCKS
 
 ADVICE: dict[str, str] = {
     "per_device_train_batch_size": "DeepSpeed's name for it is train_micro_batch_size_per_gpu",

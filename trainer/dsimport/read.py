@@ -8,15 +8,15 @@ from typing import Any
 
 from msgspec import Struct
 
-from llmtop.trainer.dsadvice import advise, report_blanks
-from llmtop.trainer.dsbatch import KEYS as BATCH_KEYS
-from llmtop.trainer.dsbatch import batch_options
-from llmtop.trainer.dscheck import check
-from llmtop.trainer.dsconflicts import enabled, refuse_conflicts, section
-from llmtop.trainer.dsfile import read_config
-from llmtop.trainer.dslegacy import rename_old_keys, spell_out_zero, unflatten, unwrap_accelerate
-from llmtop.trainer.dsoptimizer import optimizer_options, schedule_options
-from llmtop.trainer.dsproblem import Findings, Problem
+from llmtop.trainer.dsimport.advice import advise, report_blanks
+from llmtop.trainer.dsimport.batch import KEYS as BATCH_KEYS
+from llmtop.trainer.dsimport.batch import batch_options
+from llmtop.trainer.dsimport.check import check
+from llmtop.trainer.dsimport.conflicts import enabled, refuse_conflicts, section
+from llmtop.trainer.dsimport.file import read_config
+from llmtop.trainer.dsimport.legacy import rename_old_keys, spell_out_zero, unflatten, unwrap_accelerate
+from llmtop.trainer.dsimport.optimizer import optimizer_options, schedule_options
+from llmtop.trainer.dsimport.problem import Findings, Problem
 
 SIZED_BY_HIDDEN = (
     "zero_optimization.reduce_bucket_size",

@@ -12,10 +12,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets.errors import nearest
-from llmtop.trainer.dshints import hint, is_remark
-from llmtop.trainer.dskeys import BLOCKS, DEEPSPEED_SERIES, MEANINGFUL_AUTO, REMOVED, Block
-from llmtop.trainer.dsproblem import Findings, Problem
-from llmtop.trainer.dsvalue import BadValue, read_value
+from llmtop.trainer.dsimport.hints import hint, is_remark
+from llmtop.trainer.dsimport.keys import BLOCKS, DEEPSPEED_SERIES, MEANINGFUL_AUTO, REMOVED, Block
+from llmtop.trainer.dsimport.problem import Findings, Problem
+from llmtop.trainer.dsimport.value import BadValue, read_value
 
 AUTO = "auto"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.rundir import RunDir
-from llmtop.trainer.extensions import VARIABLE
+from llmtop.trainer.supervisor.extensions import VARIABLE
 
 RUN_ID = "LLMTOP_RUN_ID"
 """Marks every process of a run."""

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from llmtop.presets.errors import nearest
-from llmtop.trainer.dskeys import Key, Kind
+from llmtop.trainer.dsimport.keys import Key, Kind
 
 _TRUE_WORDS = frozenset({"true", "t", "yes", "y", "on", "1"})
 _FALSE_WORDS = frozenset({"false", "f", "no", "n", "off", "0"})
