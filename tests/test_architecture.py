@@ -61,6 +61,7 @@ def test_commands_load_neither_torch_nor_textual(words: tuple[str, ...], tmp_pat
     (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
     loaded = loaded_by(command(*words), tmp_path)
     assert not loaded & (TORCH_FAMILY | SCREEN_FAMILY)
+    assert ("hjson" in loaded) == (words[0] == "import"), "needed for DeepSpeed files only"
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import codecs
-import json
 import math
 import re
 from pathlib import Path
 from typing import Any
 
 from llmtop.presets.errors import UsageError, nearest
-from llmtop.trainer.dsimport.hjson import HjsonError, loads
+from llmtop.trainer.dsimport.parse import ParseError, parse
 from llmtop.trainer.dsimport.problem import Findings
 
 _LARGEST_FILE_BYTES = 4 << 20
+_DEEPEST = 100
+"""Far beyond any configuration, far below the interpreter's recursion limit."""
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -34,8 +35,8 @@ def read_config(path: Path, findings: Findings) -> dict[str, Any]:
             why="a DeepSpeed configuration is an object of keys and values in braces",
             fix="give the file with the braces around its keys",
         )
-    _refuse_endless(path, config, "")
-    return config
+    sound: dict[str, Any] = _sound(path, config)
+    return sound
 
 
 def _text(path: Path, findings: Findings) -> str:
@@ -118,52 +119,42 @@ def _refuse_yaml(path: Path, text: str) -> None:
 
 def _parse(path: Path, text: str, findings: Findings) -> Any:
     try:
-        return json.loads(
-            text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_whole, parse_float=float
-        )
-    except (ValueError, RecursionError) as strict_error:
-        reason = str(strict_error)
-    try:
-        config = loads(text)
-    except HjsonError as error:
+        parsed = parse(text)
+    except ParseError as error:
         raise UsageError(
             f"{path} is not JSON",
             why=str(error),
             fix="correct that line; keys and texts go in double quotes, and each key may stand once",
         ) from None
-    findings.warn(
-        "file",
-        f"is not strict JSON ({reason}): DeepSpeed reads such files, transformers and accelerate do not",
-        "take out comments and trailing commas, and put every text in double quotes",
-    )
-    return config
+    if parsed.not_strict:
+        findings.warn(
+            "file",
+            f"is not strict JSON ({parsed.not_strict}): DeepSpeed reads such files, transformers and"
+            " accelerate do not",
+            "take out comments and trailing commas, and put every text in double quotes",
+        )
+    return parsed.value
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    config = dict(pairs)
-    if len(config) != len(pairs):
-        raise ValueError("a key is given twice")
-    return config
-
-
-def _no_constant(word: str) -> Any:
-    raise ValueError(f"{word} is not a number of JSON")
-
-
-def _whole(digits: str) -> int | float:
-    """A number that fits no register becomes a float, so that every integer can be written out again."""
-    return int(digits) if len(digits) < 19 else float(digits)
-
-
-def _refuse_endless(path: Path, value: Any, key: str) -> None:
+def _sound(path: Path, value: Any, key: str = "", depth: int = 0) -> Any:
+    """The value with texts that can be printed; refuses what cannot be written out as JSON again."""
+    if depth > _DEEPEST:
+        raise UsageError(f"{path}: {key[:60]}... is nested too deeply", fix=f"nest at most {_DEEPEST} blocks")
     if isinstance(value, dict):
-        for name, inner in value.items():
-            _refuse_endless(path, inner, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list):
-        for inner in value:
-            _refuse_endless(path, inner, key)
-    elif isinstance(value, float) and not math.isfinite(value):
+        return {
+            _printable(name): _sound(path, inner, f"{key}.{name}" if key else name, depth + 1)
+            for name, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [_sound(path, inner, key, depth + 1) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{path}: {key} is too large for a number", fix="write a number below 1e308")
+    return _printable(value) if isinstance(value, str) else value
+
+
+def _printable(text: str) -> str:
+    """Escaped surrogates come in pairs; a lone one is replaced."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _json_name(value: Any) -> str:
