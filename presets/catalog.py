@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from llmtop.presets import hf_canonical, hf_config, option_values
 from llmtop.presets.errors import UsageError, nearest
+from llmtop.presets.paths import expand_user
 from llmtop.presets.spec import GpuSpec, ModelShape
 from llmtop.presets.toml_file import TomlFile
 
@@ -128,7 +129,7 @@ def load_model(ref: str) -> LoadedModel:
         if preset is not None:
             return _model_preset(preset)
     # os.path answers for names that no file can have, where pathlib raises.
-    expanded = os.path.expanduser(ref)  # noqa: PTH111
+    expanded = expand_user(ref)
     if os.path.isdir(expanded):  # noqa: PTH112
         return _model_folder(Path(expanded))
     if os.path.exists(expanded):  # noqa: PTH110
@@ -210,7 +211,7 @@ def load_recipe(name_or_path: str) -> Recipe:
     """A recipe by name, or from a TOML file by its path."""
     path = _find("recipes", name_or_path)
     if path is None and (name_or_path.endswith(".toml") or "/" in name_or_path):
-        expanded = os.path.expanduser(name_or_path)  # noqa: PTH111
+        expanded = expand_user(name_or_path)
         if not os.path.isfile(expanded):  # noqa: PTH113
             raise UsageError(f"{name_or_path[:200]}: no such recipe file")
         path = Path(expanded)

@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from llmtop.presets.errors import UsageError, nearest
+from llmtop.presets.paths import expand_user
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.nvml import NvmlReader
 
@@ -65,7 +66,7 @@ def needs(spec: RunSpec) -> list[Need]:
                 fix="after torch: pip install --no-build-isolation flash-attn; or use attention = sdpa",
             )
         )
-    if _is_saved_dataset(Path(options.data).expanduser()):
+    if _is_saved_dataset(Path(expand_user(options.data))):
         found.append(
             Need(module="datasets", because=f"data = {options.data}, a saved dataset", fix=_install("data"))
         )
@@ -118,7 +119,7 @@ def _data(spec: RunSpec) -> None:
                 f"there is no data {source}", fix=f"use {guess or _BUILTIN_DATA[0]}, a file or a folder"
             )
         return
-    path = Path(source).expanduser()
+    path = Path(expand_user(source))
     _readable(path, "data")
     if path.is_dir() and not any(_files(path)):
         raise UsageError(f"data folder {path} holds no file", fix="give a folder with text or JSONL files")
@@ -127,11 +128,11 @@ def _data(spec: RunSpec) -> None:
 def _folders(spec: RunSpec) -> None:
     options = spec.options
     if options.tokenizer not in ("auto", "bytes"):
-        _readable(Path(options.tokenizer).expanduser(), "tokenizer")
+        _readable(Path(expand_user(options.tokenizer)), "tokenizer")
     if spec.weights_dir is not None:
         _readable(Path(spec.weights_dir), "model")
     if "nvme" in (options.offload_optimizer, options.offload_param) and options.nvme_path:
-        _writable(Path(options.nvme_path).expanduser())
+        _writable(Path(expand_user(options.nvme_path)))
 
 
 def _readable(path: Path, option: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtop.presets.errors import UsageError
+from llmtop.presets.paths import expand_user
 from llmtop.presets.resolve import Layer, Machine
 from llmtop.presets.spec import ValueSource
 
@@ -24,8 +24,7 @@ def absolute(key: str, value: Any) -> Any:
     if not isinstance(value, str) or value in _NO_PATHS or value.startswith("builtin:"):
         return value
     is_path = key in _PATHS or (key == "model" and ("/" in value or value.endswith(".json")))
-    # Unlike `Path.expanduser`, this leaves a `~name` that is no user as it is, to be told as a missing file.
-    return str(Path(os.path.expanduser(value)).absolute()) if is_path else value  # noqa: PTH111
+    return str(Path(expand_user(value)).absolute()) if is_path else value
 
 
 def strongest(layers: Sequence[Layer], key: str) -> Any:

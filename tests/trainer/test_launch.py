@@ -88,6 +88,12 @@ def test_data_must_be_there(installed: set[str], tmp_path: Path) -> None:
         check(tokenizer=str(tmp_path / "none"))
 
 
+@pytest.mark.parametrize("option", ["data", "tokenizer"])
+def test_the_home_of_nobody_is_a_missing_file(option: str, installed: set[str]) -> None:
+    with pytest.raises(UsageError, match=f"{option} ~no-such-user/x does not exist"):
+        check(**{option: "~no-such-user/x"})
+
+
 def test_saved_datasets_need_their_library(installed: set[str], tmp_path: Path) -> None:
     (tmp_path / "dataset_info.json").write_text("{}")
     with pytest.raises(UsageError, match="datasets is not installed") as caught:

@@ -47,6 +47,11 @@ def test_a_large_file_comes_in_pieces(tmp_path: Path) -> None:
     assert documents(path) == [text]
 
 
+def test_the_home_of_nobody_is_a_missing_file() -> None:
+    with pytest.raises(UsageError, match="no such file or folder"):
+        read_pieces("~no-such-user/x.txt", "text")
+
+
 def test_jsonl_takes_the_named_field(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"body": "one", "n": 1}\n\n{"body": "two"}\n')

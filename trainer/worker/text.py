@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.presets.paths import expand_user
 
 BUILTIN_ENGLISH = "builtin:english"
 
@@ -31,7 +32,7 @@ def read_pieces(source: str, text_field: str) -> Iterator[Piece]:
         return _builtin_english()
     if source.startswith("builtin:"):
         raise UsageError(f"data = {source!r} is not known", fix=f"use {BUILTIN_ENGLISH}, a file or a folder")
-    path = Path(source).expanduser()
+    path = Path(expand_user(source))
     if not path.exists():
         raise UsageError(f"data = {source!r}: there is no such file or folder")
     if path.is_dir():

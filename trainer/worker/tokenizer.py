@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.presets.paths import expand_user
 from llmtop.presets.spec import RunSpec
 
 END_OF_TEXT = "<|endoftext|>"
@@ -104,7 +105,7 @@ def tokenizer_folder(spec: RunSpec) -> Path | None:
         source = Path(spec.model_source)
         places += [source if source.is_dir() else source.parent]
         return next((place for place in places if _holds_tokenizer(place)), None)
-    folder = Path(choice).expanduser()
+    folder = Path(expand_user(choice))
     if not _holds_tokenizer(folder):
         raise UsageError(
             f"tokenizer = {choice!r}: no tokenizer there",
