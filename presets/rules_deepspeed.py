@@ -32,11 +32,17 @@ _ADAMS = ("adam", "adamw")
 
 
 class Owned(Struct, frozen=True, kw_only=True):
-    """A raw key that says what an option says; the option decides."""
+    """A raw key that says what an option says; the option decides, since the prediction is made from it."""
 
     path: str
     option: str
     value: Callable[[RunSpec], object]
+    settings: str = ""
+    """The options to set, where `option` is what comes of them."""
+
+    @property
+    def to_set(self) -> str:
+        return self.settings or self.option
 
 
 OWNED: tuple[Owned, ...] = (
@@ -66,6 +72,7 @@ OWNED: tuple[Owned, ...] = (
         path="train_batch_size",
         option="micro_batch x grad_accum x ranks",
         value=lambda spec: spec.global_batch,
+        settings="micro_batch, grad_accum and gpus",
     ),
     Owned(path="gradient_clipping", option="max_grad_norm", value=lambda spec: spec.options.max_grad_norm),
     Owned(path="optimizer.params.lr", option="learning_rate", value=lambda spec: spec.options.learning_rate),
@@ -103,7 +110,7 @@ def contradictions(spec: RunSpec) -> Iterator[Refusal]:
             rule=f"contradiction of {owned.option}",
             what=f"deepspeed.{owned.path} = {given!r}, but {owned.option} = {wanted!r}",
             why="the prediction and the training loop follow the option",
-            fix=f"say it once: set {owned.option.split(' ')[0]} and leave deepspeed.{owned.path} out",
+            fix=f"say it once: set {owned.to_set} and leave deepspeed.{owned.path} out",
         )
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 from llmtop.presets.errors import UsageError
+from llmtop.presets.rules_deepspeed import OWNED
 from llmtop.presets.spec import RunOptions, RunSpec
 from llmtop.trainer.dsimport.check import check
 from llmtop.trainer.dsimport.conflicts import refuse_conflicts
@@ -17,29 +17,6 @@ _NEVER = 1_000_000_000
 """Steps between DeepSpeed's own progress lines; the events carry what they would say."""
 _DEEPSPEED_OPTIMIZERS = ("adamw", "adamw_torch")
 """Built by DeepSpeed from the configuration; the others the worker builds and hands over."""
-
-_OWNED: dict[str, tuple[str, Callable[[RunSpec], object]]] = {
-    "train_batch_size": ("micro_batch, grad_accum and gpus", lambda spec: spec.global_batch),
-    "train_micro_batch_size_per_gpu": ("micro_batch", lambda spec: spec.options.micro_batch),
-    "gradient_accumulation_steps": ("grad_accum", lambda spec: spec.options.grad_accum),
-    "gradient_clipping": ("max_grad_norm", lambda spec: spec.options.max_grad_norm),
-    "bf16.enabled": ("precision", lambda spec: spec.options.precision == "bf16"),
-    "fp16.enabled": ("precision", lambda spec: spec.options.precision == "fp16"),
-    "zero_optimization.stage": ("zero", lambda spec: spec.options.zero),
-    "zero_optimization.offload_optimizer.device": (
-        "offload_optimizer",
-        lambda spec: spec.options.offload_optimizer,
-    ),
-    "zero_optimization.offload_param.device": ("offload_param", lambda spec: spec.options.offload_param),
-    "optimizer.params.lr": ("learning_rate", lambda spec: spec.options.learning_rate),
-    "optimizer.params.weight_decay": ("weight_decay", lambda spec: spec.options.weight_decay),
-    "optimizer.params.eps": ("adam_epsilon", lambda spec: spec.options.adam_epsilon),
-    "optimizer.params.betas": (
-        "adam_beta1 and adam_beta2",
-        lambda spec: [spec.options.adam_beta1, spec.options.adam_beta2],
-    ),
-}
-"""Raw keys that say what an option says: the option decides, since the prediction is made from it."""
 
 
 def deepspeed_config(spec: RunSpec) -> dict[str, Any]:
@@ -151,14 +128,14 @@ def _fill_autos(raw: dict[str, Any], autos: tuple[str, ...], spec: RunSpec) -> N
 
 
 def _refuse_contradictions(raw: dict[str, Any], spec: RunSpec) -> None:
-    for path, (option, value_of) in _OWNED.items():
-        given, present = _lookup(raw, path)
-        wanted = value_of(spec)
+    for owned in OWNED:
+        given, present = _lookup(raw, owned.path)
+        wanted = owned.value(spec)
         if present and given != wanted:
             raise UsageError(
-                f"deepspeed.{path} = {given!r} contradicts {option} ({wanted!r})",
+                f"deepspeed.{owned.path} = {given!r} contradicts {owned.option} ({wanted!r})",
                 why="the prediction and the training loop follow the option",
-                fix=f"set {option} and leave deepspeed.{path} out",
+                fix=f"set {owned.to_set} and leave deepspeed.{owned.path} out",
             )
 
 
