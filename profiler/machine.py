@@ -14,12 +14,15 @@ _PRESETS: tuple[tuple[str, str], ...] = (
     (r"h200", "h200"),
     (r"h100-80gb-hbm3", "h100-80gb"),
     (r"b200", "b200"),
-    (r"a100-(sxm\d?|pcie)-40gb|a100-40gb-pcie", "a100-40gb"),
-    (r"a100-(sxm\d?|pcie)-80gb|a100-80gb-pcie", "a100-80gb"),
-    (r"v100-(sxm\d|pcie|dgxs)-16gb", "v100-16gb"),
-    (r"v100-(sxm\d|pcie|dgxs)-32gb(-ls)?", "v100-32gb"),
+    (r"a100-sxm\d?-40gb", "a100-40gb"),
+    (r"a100-sxm\d?-80gb", "a100-80gb"),
+    (r"v100-(sxm\d|dgxs)-16gb", "v100-16gb"),
+    (r"v100-(sxm\d|dgxs)-32gb(-ls)?", "v100-32gb"),
 )
-"""NVML's names, written as in `preset_name`, whose preset has another name."""
+"""NVML's names, written as in `preset_name`, whose preset has another name.
+
+Not those of PCIe cards: the presets describe SXM modules, with an NVLink that such cards lack.
+"""
 
 
 def detect_machine(pynvml: ModuleType | Any | None = None) -> Machine:

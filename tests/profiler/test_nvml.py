@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import builtins
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llmtop.presets.resolve import Layer, resolve
+from llmtop.presets.spec import ValueSource
 from llmtop.profiler.machine import detect_machine, preset_name
 from llmtop.profiler.nvml import ALL_LINKS, NvmlReader, visible_device_indices
 from tests.fake_nvml import GIB, FakeGpu, FakeNvml, process
@@ -208,9 +211,7 @@ def test_visible_devices_of_this_process(monkeypatch: pytest.MonkeyPatch) -> Non
         ("NVIDIA H200", "h200"),
         ("NVIDIA H100 80GB HBM3", "h100-80gb"),
         ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
-        ("A100-PCIE-40GB", "a100-40gb"),
         ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
-        ("NVIDIA A100 80GB PCIe", "a100-80gb"),
         ("NVIDIA B200", "b200"),
         ("Tesla T4", "t4"),
         ("NVIDIA L4", "l4"),
@@ -222,11 +223,33 @@ def test_visible_devices_of_this_process(monkeypatch: pytest.MonkeyPatch) -> Non
         # No preset: the device's own name, so that a preset of a user's can have it.
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "rtx-4090-laptop-gpu"),
         ("NVIDIA H100 PCIe", "h100-pcie"),
+        # The presets of the same memory are of SXM modules, which have NVLink.
+        ("A100-PCIE-40GB", "a100-pcie-40gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-80gb-pcie"),
+        ("Tesla V100-PCIE-16GB", "v100-pcie-16gb"),
+        ("Tesla V100-PCIE-32GB", "v100-pcie-32gb"),
         ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada-generation"),
     ],
 )
 def test_preset_of_an_nvml_name(nvml_name: str, preset: str) -> None:
     assert preset_name(nvml_name) == preset
+
+
+def test_a_pcie_card_has_its_measured_memory_and_no_nvlink(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    machine = detect_machine(FakeNvml(FakeGpu(name="NVIDIA A100-PCIE-40GB", total=40 * GIB)))
+    layer = Layer(ValueSource.COMMAND_LINE, "", {"model": "gpt2"})
+    gpu = resolve([layer], name="test", machine=machine).gpu
+    assert (gpu.name, gpu.memory_bytes) == ("a100-pcie-40gb", 40 * GIB)
+    assert gpu.nvlink_bytes_per_second is None
+    own = tmp_path / "llmtop" / "presets" / "gpus" / "a100-pcie-40gb.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text('description = "mine"\nmemory_bytes = 42949672960\npcie_bytes_per_second = 31.5e9\n')
+    assert resolve([layer], name="test", machine=machine).gpu.pcie_bytes_per_second == 31.5e9
 
 
 def test_the_machine_counts_visible_gpus_like_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
