@@ -192,6 +192,35 @@ def test_threads_are_shared_among_the_ranks(run: RunDir, monkeypatch: pytest.Mon
     assert threads({}) == "1"
 
 
+def test_cuda_numbers_devices_as_nvml_does_unless_told(run: RunDir) -> None:
+    def order(environment: dict[str, str]) -> str:
+        made = rank_environment(run, 0, port=1, extensions=Path("/e"), environment=environment)
+        return made["CUDA_DEVICE_ORDER"]
+
+    assert order({}) == "PCI_BUS_ID"
+    assert order({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}) == "FASTEST_FIRST"
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        (None, None),
+        ("", ""),
+        ("8.0;9.0", "8.0;9.0"),
+        ("9.0a", "9.0"),
+        (" 8.0 9.0a;9.0 10.0f+PTX;", "8.0;9.0;10.0+PTX"),
+        ("9.0a+PTX;9.0", "9.0+PTX;9.0"),
+        ("Hopper", "Hopper"),
+    ],
+)
+def test_ranks_get_an_arch_list_that_deepspeed_can_read(
+    given: str | None, made: str | None, run: RunDir
+) -> None:
+    environment = {} if given is None else {"TORCH_CUDA_ARCH_LIST": given}
+    ranks = rank_environment(run, 0, port=1, extensions=Path("/e"), environment=environment)
+    assert ranks.get("TORCH_CUDA_ARCH_LIST") == made
+
+
 def test_worker_is_started_without_the_current_folder_on_its_path(run: RunDir) -> None:
     assert worker_command(run, {}) == [sys.executable, "-P", "-m", "llmtop.trainer.worker", str(run.path)]
     assert worker_command(run, {"LLMTOP_WORKER_COMMAND": "a 'b c'"}) == ["a", "b c", str(run.path)]

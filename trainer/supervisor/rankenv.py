@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import socket
+import string
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +19,8 @@ RUN_ID = "LLMTOP_RUN_ID"
 """Marks every process of a run."""
 WORKER_COMMAND = "LLMTOP_WORKER_COMMAND"
 """Started in place of the worker, with the run directory as last argument; for tests."""
+ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
+"""The GPU architectures that torch compiles ops for."""
 _ADDRESS = "127.0.0.1"
 
 
@@ -34,7 +38,10 @@ def rank_environment(
     spec = run.spec()
     return {
         "TOKENIZERS_PARALLELISM": "false",
+        # NVML numbers devices by bus, CUDA by speed unless told: one number must mean one device.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         **environment,
+        **_arch_list(environment),
         RUN_ID: run.run_id,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -49,11 +56,22 @@ def rank_environment(
     }
 
 
+def deepspeed_archs(arch_list: str) -> str:
+    """A TORCH_CUDA_ARCH_LIST that DeepSpeed can read: it takes the `0a` of `9.0a` for a number."""
+    items = re.split(r"[;\s]+", arch_list.strip(";" + string.whitespace))
+    return ";".join(dict.fromkeys(re.sub(r"^(\d+\.\d+)[a-z]+", r"\1", item) for item in items))
+
+
 def free_port() -> int:
     """A port that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind((_ADDRESS, 0))
         return int(probe.getsockname()[1])
+
+
+def _arch_list(environment: Mapping[str, str]) -> dict[str, str]:
+    given = environment.get(ARCH_LIST)
+    return {ARCH_LIST: deepspeed_archs(given)} if given else {}
 
 
 def _threads(spec: RunSpec, environment: Mapping[str, str]) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from llmtop.profiler.devices import HostReader
 from llmtop.profiler.units import format_bytes
 from llmtop.trainer.supervisor.extensions import extensions_dir, stale_locks
+from llmtop.trainer.supervisor.rankenv import ARCH_LIST, deepspeed_archs
 from llmtop.tui.doctor.check import Check, Machine
 
 SMALL_SHM_BYTES = 1 << 30
@@ -97,7 +98,7 @@ def _wsl(_machine: Machine) -> Check:
 
 def _arch_list(_machine: Machine) -> Check:
     """DeepSpeed reads the minor version with int(): `9.0a` ends in "invalid literal for int(): '0a'"."""
-    name = "TORCH_CUDA_ARCH_LIST"
+    name = ARCH_LIST
     text = os.environ.get(name)
     if text is None:
         return Check(name=name, status="ok", found="not set")
@@ -105,12 +106,11 @@ def _arch_list(_machine: Machine) -> Check:
     bad = [item for item in items if not re.fullmatch(r"\d+\.\d+(\+PTX)?", item)]
     if not bad:
         return Check(name=name, status="ok", found=text)
-    better = ";".join(re.sub(r"(\d+\.\d+)[a-z]+", r"\1", item) for item in items)
     return Check(
         name=name,
         status="warn",
         found=f"{text}: DeepSpeed cannot read {', '.join(bad)} when it compiles an op",
-        mend=f"export {name}='{better}'",
+        mend=f"export {name}='{deepspeed_archs(text)}'",
     )
 
 
