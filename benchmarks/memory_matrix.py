@@ -21,7 +21,7 @@ from llmtop.presets.errors import LlmtopError
 from llmtop.presets.resolve import Layer, resolve
 from llmtop.presets.spec import ValueSource
 from llmtop.profiler.feed import read_state
-from llmtop.profiler.machine import detect_machine
+from llmtop.profiler.hardware.machine import detect_machine
 from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.rundir import RunDir
 from llmtop.profiler.runstate import RunState

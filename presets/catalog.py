@@ -13,8 +13,10 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from llmtop.presets import hf_canonical, hf_config, option_values
+from llmtop.presets import option_values
 from llmtop.presets.errors import UsageError, nearest
+from llmtop.presets.hf import canonical as hf_canonical
+from llmtop.presets.hf import config as hf_config
 from llmtop.presets.paths import expand_user
 from llmtop.presets.spec import GpuSpec, ModelShape
 from llmtop.presets.toml_file import TomlFile

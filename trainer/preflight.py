@@ -12,7 +12,7 @@ from msgspec import Struct
 from llmtop.presets.errors import UsageError, nearest
 from llmtop.presets.paths import expand_user
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.nvml import NvmlReader
+from llmtop.profiler.hardware.nvml import NvmlReader
 
 _STACK = ("torch", "deepspeed", "transformers", "tokenizers", "safetensors")
 _BUILTIN_DATA = ("builtin:english",)

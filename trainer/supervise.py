@@ -29,8 +29,8 @@ from llmtop.profiler.events import (
     RunEnded,
     RunStarted,
 )
+from llmtop.profiler.hardware.sampler import Sampler
 from llmtop.profiler.rundir import HARDWARE, SUPERVISOR, RunDir
-from llmtop.profiler.sampler import Sampler
 from llmtop.trainer import control
 from llmtop.trainer.supervisor.extensions import compiling, extensions_dir, remove_stale_locks
 from llmtop.trainer.supervisor.oom import OomWatch

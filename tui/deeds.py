@@ -22,7 +22,7 @@ def launch(spec: RunSpec, prediction: Prediction, root: Path) -> RunDir:
 
 def detect() -> Machine:
     """What this machine has."""
-    from llmtop.profiler.devices import detect_machine
+    from llmtop.profiler.hardware.devices import detect_machine
 
     return detect_machine()
 

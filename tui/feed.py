@@ -17,7 +17,7 @@ from textual.message import Message
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.feed import RunReader
-from llmtop.profiler.findings import findings
+from llmtop.profiler.findings.find import findings
 from llmtop.profiler.rundir import SUPERVISOR, RunDir, list_runs
 from llmtop.profiler.runstate import RunState
 from llmtop.tui.view import ENDED, LogText, RunRow, RunView

@@ -213,7 +213,7 @@ def _command_line_layers(args: argparse.Namespace) -> list[resolve.Layer]:
 
 def _machine(layers: Sequence[resolve.Layer]) -> resolve.Machine:
     """What this machine has, asked only as far as the run depends on it."""
-    from llmtop.profiler import devices
+    from llmtop.profiler.hardware import devices
 
     gpu = strongest(layers, "gpu")
     if gpu in (None, "auto"):

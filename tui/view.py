@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import Breakdown
-from llmtop.profiler.findings import Finding
+from llmtop.profiler.findings.find import Finding
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.runstate import RunState, Status
 

@@ -10,8 +10,8 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import Breakdown, breakdown
 from llmtop.profiler.events import CheckpointSaved
 from llmtop.profiler.feed import read_state
-from llmtop.profiler.finding import Finding, first_line
-from llmtop.profiler.findings import findings
+from llmtop.profiler.findings.find import findings
+from llmtop.profiler.findings.finding import Finding, first_line
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rankstate import WARMUP_STEPS
 from llmtop.profiler.rundir import HARDWARE, SUPERVISOR, RunDir

@@ -8,7 +8,7 @@ from collections import Counter
 from math import prod
 from typing import Any
 
-from llmtop.presets import hf_config
+from llmtop.presets.hf import config as hf_config
 from llmtop.profiler import shape as arithmetic
 
 Shapes = Counter[tuple[int, ...]]

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtop.presets import hf_canonical, hf_config
 from llmtop.presets.errors import UsageError
+from llmtop.presets.hf import canonical as hf_canonical
+from llmtop.presets.hf import config as hf_config
 from llmtop.presets.spec import ModelShape
 from llmtop.profiler.shape import param_count
 from tests.presets.family_cases import CASES

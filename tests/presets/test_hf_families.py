@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmtop.presets import hf_canonical
+from llmtop.presets.hf import canonical as hf_canonical
 from tests.presets.family_cases import CASES
 from tests.presets.real_models import counted_shapes, elements, real_shapes
 

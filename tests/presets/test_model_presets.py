@@ -22,7 +22,7 @@ def test_the_real_model_has_the_counted_tensors(name: str) -> None:
 def test_attention_that_a_family_lacks_is_what_its_class_says() -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    from llmtop.presets.hf_canonical import FAMILIES
+    from llmtop.presets.hf.canonical import FAMILIES
 
     no_sdpa, no_flash = set(), set()
     for family in FAMILIES:

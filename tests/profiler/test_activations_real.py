@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from llmtop.presets.hf_config import read_shape
+from llmtop.presets.hf.config import read_shape
 from llmtop.presets.spec import GpuSpec, RunOptions, RunSpec
 from llmtop.profiler.memory.blocks import block_bytes
 from llmtop.profiler.memory.sizes import sizes_of

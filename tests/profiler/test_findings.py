@@ -25,7 +25,7 @@ from llmtop.profiler.events import (
     StepFinished,
 )
 from llmtop.profiler.feed import read_state
-from llmtop.profiler.findings import Finding, findings
+from llmtop.profiler.findings.find import Finding, findings
 from llmtop.profiler.memory.result import Suggestion
 from llmtop.profiler.runstate import RunState, fold
 from tests.recorded import make_recorded_run

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from llmtop.profiler.cgroup import CgroupMemory, cgroup_memory
-from llmtop.profiler.host import HostReader, host_memory_bytes
-from llmtop.profiler.processes import TreeMemory, descendants, process_tree_memory
+from llmtop.profiler.hardware.cgroup import CgroupMemory, cgroup_memory
+from llmtop.profiler.hardware.host import HostReader, host_memory_bytes
+from llmtop.profiler.hardware.processes import TreeMemory, descendants, process_tree_memory
 from tests.recorded import ManualClock
 
 MIB = 1024**2

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from llmtop.presets.hf_config import read_shape
+from llmtop.presets.hf.config import read_shape
 from llmtop.presets.spec import GpuSpec, RunOptions, RunSpec
 from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.memory.result import Component

@@ -11,8 +11,8 @@ import pytest
 
 from llmtop.presets.resolve import Layer, resolve
 from llmtop.presets.spec import ValueSource
-from llmtop.profiler.machine import detect_machine, preset_name
-from llmtop.profiler.nvml import ALL_LINKS, NvmlReader, visible_device_indices
+from llmtop.profiler.hardware.machine import detect_machine, preset_name
+from llmtop.profiler.hardware.nvml import ALL_LINKS, NvmlReader, visible_device_indices
 from tests.fake_nvml import GIB, FakeGpu, FakeNvml, process
 from tests.recorded import ManualClock
 
@@ -161,7 +161,7 @@ def test_no_driver_and_no_binding_are_reasons_and_not_errors(monkeypatch: pytest
             raise ModuleNotFoundError("No module named 'pynvml'")
         return real_import(name, *rest, **named)
 
-    monkeypatch.setattr("llmtop.profiler.nvml.import_module", lambda name: without(name))
+    monkeypatch.setattr("llmtop.profiler.hardware.nvml.import_module", lambda name: without(name))
     absent = NvmlReader()
     assert absent.sample() == ()
     assert absent.problem is not None and "nvidia-ml-py" in absent.problem

@@ -6,9 +6,9 @@ import os
 import subprocess
 import sys
 
-from llmtop.profiler.host import HostReader
-from llmtop.profiler.nvml import NvmlReader
-from llmtop.profiler.sampler import Sampler
+from llmtop.profiler.hardware.host import HostReader
+from llmtop.profiler.hardware.nvml import NvmlReader
+from llmtop.profiler.hardware.sampler import Sampler
 from tests.fake_nvml import GIB, FakeGpu, FakeNvml, process
 from tests.recorded import ManualClock
 

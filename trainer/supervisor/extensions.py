@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from llmtop.profiler.processes import descendants
+from llmtop.profiler.hardware.processes import descendants
 
 VARIABLE = "TORCH_EXTENSIONS_DIR"
 _COMPILERS = frozenset({"ninja", "cc1plus", "cc1", "nvcc", "cicc", "ptxas", "cudafe++", "hipcc"})

@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from llmtop.presets.errors import LlmtopError
-from llmtop.profiler.processes import descendants
+from llmtop.profiler.hardware.processes import descendants
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SWEEP_SECONDS = 10.0

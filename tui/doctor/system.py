@@ -9,7 +9,7 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
-from llmtop.profiler.devices import HostReader
+from llmtop.profiler.hardware.devices import HostReader
 from llmtop.profiler.units import format_bytes
 from llmtop.trainer.supervisor.extensions import extensions_dir, stale_locks
 from llmtop.trainer.supervisor.rankenv import ARCH_LIST, deepspeed_archs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.content import Content
 
-from llmtop.profiler.findings import Finding
+from llmtop.profiler.findings.find import Finding
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.paint import fit, harmless, lines
 from llmtop.tui.widgets.panel import Panel

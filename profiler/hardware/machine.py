@@ -7,8 +7,8 @@ from types import ModuleType
 from typing import Any
 
 from llmtop.presets.resolve import Machine
-from llmtop.profiler.host import host_memory_bytes
-from llmtop.profiler.nvml import NvmlDevice, NvmlReader
+from llmtop.profiler.hardware.host import host_memory_bytes
+from llmtop.profiler.hardware.nvml import NvmlDevice, NvmlReader
 
 _PRESETS: tuple[tuple[str, str], ...] = (
     (r"h200", "h200"),

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llmtop.profiler.counters import RateCounter
 from llmtop.profiler.events import DeviceSample, HardwareSampled, ProcessSample
-from llmtop.profiler.host import HostReader
-from llmtop.profiler.nvml import NvmlReader
-from llmtop.profiler.processes import descendants, tree_memory
+from llmtop.profiler.hardware.counters import RateCounter
+from llmtop.profiler.hardware.host import HostReader
+from llmtop.profiler.hardware.nvml import NvmlReader
+from llmtop.profiler.hardware.processes import descendants, tree_memory
 
 SLOW_EVERY = 5
 """Samples between readings that cost milliseconds: PSS, process trees, the processes of a device."""

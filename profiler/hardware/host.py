@@ -8,9 +8,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, TypeVar
 
-from llmtop.profiler.cgroup import cgroup_memory
-from llmtop.profiler.counters import RateCounter
 from llmtop.profiler.events import HostSample
+from llmtop.profiler.hardware.cgroup import cgroup_memory
+from llmtop.profiler.hardware.counters import RateCounter
 
 _T = TypeVar("_T")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from llmtop.presets.hf_reader import MAX_EXPERTS, MAX_LAYERS, ConfigReader
+from llmtop.presets.hf.reader import MAX_EXPERTS, MAX_LAYERS, ConfigReader
 from llmtop.presets.spec import MlaShape, ModelShape, MoeShape
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from llmtop.presets.hf_reader import ConfigReader
+from llmtop.presets.hf.reader import ConfigReader
 from llmtop.presets.spec import ModelShape
 
 Flag = bool | tuple[str, bool]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmtop.profiler.finding import Finding, Rule, Seen, first_line, words
+from llmtop.profiler.findings.finding import Finding, Rule, Seen, first_line, words
 from llmtop.profiler.runstate import ENDED
 from llmtop.profiler.units import format_percent, format_seconds
 

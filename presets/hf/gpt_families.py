@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from llmtop.presets import hf_details as details
-from llmtop.presets.hf_family import Family, Keys
+from llmtop.presets.hf import details
+from llmtop.presets.hf.family import Family, Keys
 
 _GPT2 = Family(
     keys=Keys(

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from llmtop.presets.errors import UsageError
-from llmtop.presets.hf_canonical import FAMILIES, canonical
-from llmtop.presets.hf_family import Family, Flag
-from llmtop.presets.hf_reader import MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, ConfigReader
+from llmtop.presets.hf.canonical import FAMILIES, canonical
+from llmtop.presets.hf.family import Family, Flag
+from llmtop.presets.hf.reader import MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, ConfigReader
 from llmtop.presets.spec import ModelShape
 
 MAX_PARAMETERS = 10**15

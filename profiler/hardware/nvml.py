@@ -15,8 +15,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from llmtop.profiler.counters import RateCounter
 from llmtop.profiler.events import DeviceSample
+from llmtop.profiler.hardware.counters import RateCounter
 
 ALL_LINKS = 0xFFFFFFFF
 """Scope of a field value: the sum over all NVLinks; without it only link 0 is counted."""

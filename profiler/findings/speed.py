@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from llmtop.profiler.finding import STEADY_STEPS, Finding, Rule, Seen, Severity
+from llmtop.profiler.findings.finding import STEADY_STEPS, Finding, Rule, Seen, Severity
 from llmtop.profiler.runstate import RankState
 from llmtop.profiler.units import format_percent, format_seconds
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from llmtop.presets import hf_details as details
-from llmtop.presets.hf_family import ATTENTION_BIAS, MLP_BIAS, Family, Keys
+from llmtop.presets.hf import details
+from llmtop.presets.hf.family import ATTENTION_BIAS, MLP_BIAS, Family, Keys
 
 _LLAMA_SIZES = {
     "vocab_size": 32000,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import breakdown
-from llmtop.profiler.finding import Finding, Rule, Seen, Severity
-from llmtop.profiler.finding_health import HEALTH_RULES
-from llmtop.profiler.finding_memory import MEMORY_RULES
-from llmtop.profiler.finding_speed import SPEED_RULES
+from llmtop.profiler.findings.finding import Finding, Rule, Seen, Severity
+from llmtop.profiler.findings.health import HEALTH_RULES
+from llmtop.profiler.findings.memory import MEMORY_RULES
+from llmtop.profiler.findings.speed import SPEED_RULES
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.runstate import RunState
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from llmtop.presets.errors import UsageError, nearest
-from llmtop.presets.hf_family import Family
-from llmtop.presets.hf_gpt_families import GPT_FAMILIES
-from llmtop.presets.hf_llama_families import LLAMA_FAMILIES
-from llmtop.presets.hf_reader import ConfigReader
+from llmtop.presets.hf.family import Family
+from llmtop.presets.hf.gpt_families import GPT_FAMILIES
+from llmtop.presets.hf.llama_families import LLAMA_FAMILIES
+from llmtop.presets.hf.reader import ConfigReader
 
 FAMILIES: dict[str, Family] = LLAMA_FAMILIES | GPT_FAMILIES
 
