@@ -41,7 +41,7 @@ def assumptions(spec: RunSpec, sizes: Sizes, bucket: int) -> tuple[str, ...]:
     """One sentence each, the most consequential first."""
     options, model = spec.options, spec.model
     found = [
-        f"every micro-batch is full: {options.micro_batch} sequences of {options.seq_len} tokens",
+        f"every micro-batch is full: {options.micro_batch} x {options.seq_len:,} tokens",
         "DeepSpeed 0.19.8, transformers 5.x and torch's default caching allocator",
     ]
     if bucket:
