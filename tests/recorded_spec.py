@@ -138,6 +138,7 @@ def recorded_prediction(spec: RunSpec, *, runtime_bytes: int = 440 * MIB) -> Pre
             nvme_bytes=0,
             components={},
         ),
+        needed_bytes=round(peak * 1.1) * (spec.world_size if spec.on_cpu else 1),
         device_memory_bytes=capacity,
         assumptions=("a hand-made prediction for tests",),
     )

@@ -19,8 +19,11 @@ PEER_BYTES = 520_000_000
 """More of it with two or more ranks: NCCL's channels to its peers."""
 
 
-def likely_reserved(moments: tuple[MomentBytes, ...]) -> int:
-    """The middle guess of `torch.cuda.max_memory_reserved`, from the moments of a step."""
+def likely_reserved(moments: tuple[MomentBytes, ...], room_bytes: int | None) -> int:
+    """The middle guess of `torch.cuda.max_memory_reserved`, from the moments of a step.
+
+    `room_bytes` is what the device leaves to the allocator; None where that is not known.
+    """
     totals = {moment.name: moment.total_bytes for moment in moments}
     steady = totals[Moment.STEADY]
     passes = max(totals[name] for name in PASSES) - steady
@@ -28,13 +31,15 @@ def likely_reserved(moments: tuple[MomentBytes, ...]) -> int:
     init = max(0, totals[Moment.INIT] - steady)
     peak = max(total for name, total in totals.items() if name is not Moment.INIT)
     guess = steady + PASS_SHARE * passes + STEP_SHARE * step + INIT_SHARE * init
-    return round(max(guess, peak * 1.01))
+    likely = round(max(guess, peak * 1.01))
+    return likely if room_bytes is None else min(likely, room_bytes)
 
 
-def reserved_range(likely_bytes: int, peak_allocated_bytes: int) -> tuple[int, int]:
+def reserved_range(likely_bytes: int, peak_allocated_bytes: int, room_bytes: int | None) -> tuple[int, int]:
     """Low and high bound of `torch.cuda.max_memory_reserved`."""
     low = max(peak_allocated_bytes, round(likely_bytes * LOW))
-    return low, max(low, round(likely_bytes * HIGH))
+    high = round(likely_bytes * HIGH)
+    return low, max(low, high if room_bytes is None else min(high, room_bytes))
 
 
 def context_bytes(spec: RunSpec) -> int:

@@ -44,6 +44,12 @@ def assumptions(spec: RunSpec, sizes: Sizes, bucket: int) -> tuple[str, ...]:
         f"every micro-batch is full: {options.micro_batch} x {options.seq_len:,} tokens",
         "DeepSpeed 0.19.8, transformers 5.x and torch's default caching allocator",
     ]
+    if model.max_positions is not None and options.seq_len > model.max_positions:
+        found.insert(
+            0, f"the model was made for {model.max_positions:,} positions, fewer than {options.seq_len:,}"
+        )
+    if "cpu" in (options.offload_optimizer, options.offload_param) and not spec.on_cpu:
+        found.append("each node has the host memory that offload needs")
     if bucket:
         found.append(
             f"DeepSpeed's reduce bucket of {sizes.zero.reduce_bucket_size:,} elements is allocated whole"

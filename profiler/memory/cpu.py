@@ -47,6 +47,7 @@ def cpu_prediction(spec: RunSpec) -> Prediction:
         params=param_count(spec.model),
         trainable_params=sizes.trainable,
         fits=None if memory is None else ranks * upper <= memory,
+        needed_bytes=ranks * upper,
         peak_allocated_bytes=peak,
         peak_allocated_upper_bytes=upper,
         peak_reserved_bytes=(peak, upper),

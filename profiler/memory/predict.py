@@ -88,12 +88,19 @@ def _cuda_prediction(spec: RunSpec) -> Prediction:
     steady = moments[1:]  # the first moment passes before the loop that the peak is read over
     largest = max(steady, key=lambda moment: moment.total_bytes)
     peak = max(largest.total_bytes, 0)
-    upper = round(max(peak * UPPER_MARGIN, moments[0].total_bytes)) + UPPER_CONSTANT + unreleased_bytes(sizes)
-    reserved = allocator.likely_reserved(moments)
+    upper = (
+        round(max(peak * UPPER_MARGIN, moments[0].total_bytes))
+        + UPPER_CONSTANT
+        + unreleased_bytes(spec, sizes)
+    )
+    context = allocator.context_bytes(spec) + states.outside_allocator
+    memory = spec.gpu.memory_bytes
+    # The allocator gives cached blocks back before it fails, so it holds no more than there is.
+    room = None if memory is None else max(peak, memory - context)
+    reserved = allocator.likely_reserved(moments, room)
     device = allocator.device_bytes(spec, states, reserved)
     host = host_bytes(spec, sizes)
-    memory = spec.gpu.memory_bytes
-    needed = upper + allocator.context_bytes(spec) + states.outside_allocator
+    needed = upper + context
     seconds = predict_step_seconds(spec, sizes)
     return Prediction(
         params=param_count(spec.model),
@@ -101,7 +108,7 @@ def _cuda_prediction(spec: RunSpec) -> Prediction:
         fits=None if memory is None else needed <= memory,
         peak_allocated_bytes=peak,
         peak_allocated_upper_bytes=upper,
-        peak_reserved_bytes=allocator.reserved_range(reserved, peak),
+        peak_reserved_bytes=allocator.reserved_range(reserved, peak, room),
         peak_device_bytes=device,
         host_bytes=host.total_bytes,
         pinned_bytes=host.pinned_bytes,
@@ -112,5 +119,6 @@ def _cuda_prediction(spec: RunSpec) -> Prediction:
         peak_moment=largest.name,
         host=host,
         device_memory_bytes=memory,
+        needed_bytes=needed,
         assumptions=assumptions(spec, sizes, bucket_bytes(spec, sizes)),
     )

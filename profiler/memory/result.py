@@ -92,5 +92,9 @@ class Prediction(Struct, frozen=True, kw_only=True):
     host: HostBytes
     device_memory_bytes: int | None
     """What the verdict was taken against: the GPU's memory, or on the CPU kind the machine's."""
+    needed_bytes: int | None = None
+    """What the verdict compares with it: the upper bound of allocated plus what lies outside the allocator
+    (on the CPU kind the upper bound of all ranks). The allocator may hold more where there is room, and
+    gives that back when there is not. None in predictions of older versions."""
     suggestions: tuple[Suggestion, ...] = ()
     assumptions: tuple[str, ...] = ()

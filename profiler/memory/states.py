@@ -85,13 +85,15 @@ def step_components(states: StateBytes) -> tuple[int, int]:
     return states.gradients_resident + read, states.workspace + transient - read
 
 
-def unreleased_bytes(sizes: Sizes) -> int:
+def unreleased_bytes(spec: RunSpec, sizes: Sizes) -> int:
     """Weights beyond the gathered ones that autograd may still hold after ZeRO-3 has released them.
 
     Seen with fp32 and with offloaded weights (H200, one model above `max_live_parameters`), not elsewhere:
     it belongs in an upper bound only.
     """
-    if sizes.stage != 3:
+    options = spec.options
+    seen = options.precision == "fp32" or options.offload_param != "none"
+    if sizes.stage != 3 or options.gradient_checkpointing or not seen:
         return 0
     beyond = sizes.trainable + sizes.frozen - sizes.zero.max_live_parameters
     return max(0, min(beyond, sizes.largest_tensor + 4 * sizes.layer_params)) * sizes.dtype_bytes

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from llmtop.presets.rules import refusals
+from llmtop.presets.rules import has_bf16, refusals
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction, Suggestion
+from llmtop.profiler.units import format_bytes
 
 Predict = Callable[[RunSpec], Prediction]
 Change = dict[str, Any]
@@ -60,6 +62,9 @@ def _free_changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
         )
     if options.attention == "eager":
         yield {"attention": "sdpa"}, "SDPA attention (faster, same result)"
+    if options.precision == "fp32" and not spec.on_cpu:
+        half = "bf16" if has_bf16(spec.gpu) else "fp16"
+        yield {"precision": half, "attention": "sdpa"}, f"{half} with SDPA attention (several times faster)"
     if not options.liger:
         yield {"liger": True}, "Liger kernels (faster, same result)"
     if spec.world_size > 1 and options.zero < 3:
@@ -71,12 +76,13 @@ def _free_changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
 def _slower_changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
     """Same training, more time or host memory."""
     options = spec.options
-    if options.micro_batch > 1:
-        half = options.micro_batch // 2
-        accumulate = options.grad_accum * options.micro_batch // half
+    size, accumulate = options.micro_batch, options.grad_accum
+    while size > 1:
+        accumulate = accumulate * size // (size // 2)
+        size //= 2
         yield (
-            {"micro_batch": half, "grad_accum": accumulate},
-            f"micro-batch {half}, accumulated {accumulate} times (less efficient kernels)",
+            {"micro_batch": size, "grad_accum": accumulate},
+            f"micro-batch {size}, accumulated {accumulate} times (less efficient kernels)",
         )
     if not options.gradient_checkpointing:
         yield {"gradient_checkpointing": True}, "gradient checkpointing (about a third more compute)"
@@ -86,12 +92,12 @@ def _slower_changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
         stage = max(options.zero, 2)
         yield (
             {"zero": stage, "offload_optimizer": "cpu", "optimizer": "adamw"},
-            "optimizer on the CPU (needs host RAM; several times slower)",
+            "optimizer on the CPU (several times slower)",
         )
     if options.offload_param == "none":
         yield (
             {"zero": 3, "offload_optimizer": "cpu", "offload_param": "cpu", "optimizer": "adamw"},
-            "optimizer and weights on the CPU (needs host RAM; slowest)",
+            "optimizer and weights on the CPU (slowest)",
         )
 
 
@@ -113,35 +119,82 @@ def _different_changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
         )
 
 
+class _Tried(Struct, frozen=True, kw_only=True):
+    """One change, alone, and what it would give."""
+
+    suggestion: Suggestion
+    same_training: bool
+    step_seconds: float
+    """Infinite where it is not predicted."""
+
+
 def _making_it_fit(spec: RunSpec, prediction: Prediction, predict: Predict) -> tuple[Suggestion, ...]:
-    singles: list[Suggestion] = []
-    stacked: Change = {}
-    words: list[tuple[frozenset[str], str]] = []
-    together: Suggestion | None = None
+    """What fits alone, the fastest first and other trainings last; then what fits together; then the rest."""
+    tried = list(_alone(spec, prediction, predict))
+    together = _together(spec, prediction, predict)
+    fitting = sorted(
+        (t for t in tried if t.suggestion.fits), key=lambda t: (not t.same_training, t.step_seconds)
+    )
+    fitting = _without_smaller_batches(fitting)
+    rest = [t.suggestion for t in tried if not t.suggestion.fits and "micro_batch" not in t.suggestion.change]
+    combined = [] if together is None or any(t.same_training for t in fitting) else [together]
+    return tuple([*combined, *(t.suggestion for t in fitting), *rest][:MOST])
+
+
+def _without_smaller_batches(fitting: list[_Tried]) -> list[_Tried]:
+    """Of the micro-batches that fit, the largest alone."""
+    sizes = [size for t in fitting if isinstance(size := t.suggestion.change.get("micro_batch"), int)]
+    largest = max(sizes, default=None)
+    return [t for t in fitting if t.suggestion.change.get("micro_batch", largest) == largest]
+
+
+def _alone(spec: RunSpec, prediction: Prediction, predict: Predict) -> Iterator[_Tried]:
     ceiling = prediction.peak_allocated_bytes * (1 - SMALLEST_GAIN)
-    best = prediction.peak_allocated_bytes
-    for change, text in _saving_changes(spec):
-        changed = _allowed(spec, change)
-        if changed is not None:
+    kinds = ((_free_changes, True), (_slower_changes, True), (_different_changes, False))
+    for changes, same in kinds:
+        for change, text in changes(spec):
+            changed = _allowed(spec, change)
+            if changed is None:
+                continue
             alone = predict(changed)
             if alone.peak_allocated_bytes < ceiling:
-                singles.append(_suggestion(change, text, alone))
-        combined = _allowed(spec, {**stacked, **change}) if together is None else None
+                seconds = alone.step_seconds if alone.step_seconds is not None else float("inf")
+                yield _Tried(
+                    suggestion=_suggestion(change, _with_host(text, change, alone), alone),
+                    same_training=same,
+                    step_seconds=seconds,
+                )
+
+
+def _together(spec: RunSpec, prediction: Prediction, predict: Predict) -> Suggestion | None:
+    """Changes piled up, from free to dear, until the run fits; None when it never does."""
+    stacked: Change = {}
+    words: list[tuple[frozenset[str], str]] = []
+    best = prediction.peak_allocated_bytes
+    for change, text in _saving_changes(spec):
+        combined = _allowed(spec, {**stacked, **change})
         if combined is None:
             continue
         so_far = predict(combined)
-        if so_far.peak_allocated_bytes < best * (1 - SMALLEST_GAIN):
-            stacked, best = {**stacked, **change}, so_far.peak_allocated_bytes
-            # A later change that sets the same options replaces the earlier one, in words too.
-            words = [(keys, said) for keys, said in words if not keys <= change.keys()]
-            words.append((frozenset(change), text.split(" (")[0]))
-            if so_far.fits and len(words) > 1:
-                together = _suggestion(dict(stacked), " + ".join(said for _, said in words), so_far)
-    fitting = [s for s in singles if s.fits]
-    rest = [s for s in singles if not s.fits]
-    combined_first = [together] if together is not None else []
-    ordered = fitting + combined_first + rest if fitting else combined_first + rest
-    return tuple(ordered[:MOST])
+        if so_far.peak_allocated_bytes >= best * (1 - SMALLEST_GAIN):
+            continue
+        stacked, best = {**stacked, **change}, so_far.peak_allocated_bytes
+        # A later change that sets the same options replaces the earlier one, in words too.
+        words = [(keys, said) for keys, said in words if not keys <= change.keys()]
+        words.append((frozenset(change), text.split(" (")[0]))
+        if so_far.fits:
+            said = " + ".join(text for _, text in words)
+            return (
+                None if len(words) == 1 else _suggestion(stacked, _with_host(said, stacked, so_far), so_far)
+            )
+    return None
+
+
+def _with_host(text: str, change: Change, prediction: Prediction) -> str:
+    """Says how much host memory a change needs, where it needs some."""
+    if "cpu" not in (change.get("offload_optimizer"), change.get("offload_param")):
+        return text
+    return f"{text}; host memory {format_bytes(prediction.host_bytes)}"
 
 
 def _using_room(spec: RunSpec, prediction: Prediction, predict: Predict) -> Iterator[Suggestion]:
