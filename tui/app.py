@@ -166,7 +166,7 @@ class LlmtopApp(App[int]):
                 self._launch(spec, prediction)
 
         text = (
-            f"Predicted: up to {format_bytes(prediction.peak_allocated_upper_bytes)} allocated"
+            f"Predicted: needs up to {format_bytes(prediction.needed_bytes)}"
             f" of {format_bytes(prediction.device_memory_bytes)}.",
             "It will most likely run out of memory.",
         )

@@ -25,8 +25,9 @@ def require_fit(spec: RunSpec, prediction: Prediction) -> None:
     fitting = next((s for s in prediction.suggestions if s.fits), None)
     raise DoesNotFitError(
         f"{spec.name}: predicted not to fit",
-        why=f"up to {format_bytes(prediction.peak_allocated_upper_bytes)} for each {spec.gpu.name},"
-        f" and there is {format_bytes(prediction.device_memory_bytes)}",
+        why=f"{'the machine' if spec.on_cpu else 'each ' + spec.gpu.name} needs up to"
+        f" {format_bytes(prediction.needed_bytes)}, and there is"
+        f" {format_bytes(prediction.device_memory_bytes)}",
         fix=(f"{fitting.text}; " if fitting else "") + "llmtop plan shows every way; --force launches anyway",
     )
 

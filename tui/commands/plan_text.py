@@ -39,14 +39,14 @@ def plan_text(spec: RunSpec, prediction: Prediction) -> str:
 
 def verdict_line(spec: RunSpec, prediction: Prediction) -> str:
     """The verdict in one line, with the two figures that it compares."""
-    place = _place(spec)
-    upper = format_bytes(prediction.peak_allocated_upper_bytes)
+    place = "the machine" if spec.on_cpu else "each GPU"
+    need = format_bytes(prediction.needed_bytes)
     have = format_bytes(prediction.device_memory_bytes)
     if prediction.fits is None:
-        return f"verdict: n/a, the memory of {spec.gpu.name} is not known; at most {upper} a {place}"
+        return f"verdict: n/a, the memory of {spec.gpu.name} is not known; {place} needs up to {need}"
     if prediction.fits:
-        return f"verdict: fits, at most {upper} a {place} of {have}"
-    return f"verdict: does not fit, up to {upper} a {place} and there is {have}"
+        return f"verdict: fits, {place} needs up to {need} of {have}"
+    return f"verdict: does not fit, {place} needs up to {need} and there is {have}"
 
 
 def _place(spec: RunSpec) -> str:
@@ -124,7 +124,9 @@ def _host(prediction: Prediction) -> Iterator[str]:
 def _suggestions(prediction: Prediction) -> Iterator[str]:
     if not prediction.suggestions:
         return
-    yield "with the room there is" if prediction.fits else "ways to make it fit, the cheapest first"
+    some_fit = any(suggestion.fits for suggestion in prediction.suggestions)
+    lower = "ways to make it fit" if some_fit else "nothing here makes it fit; these need less"
+    yield "with the room there is" if prediction.fits else lower
     for number, suggestion in enumerate(prediction.suggestions, 1):
         after = "fits" if suggestion.fits else "does not fit yet"
         text = f"{suggestion.text} -> {format_bytes(suggestion.peak_allocated_bytes)}, {after}"

@@ -106,9 +106,8 @@ def _peak(spec: RunSpec, prediction: Prediction, width: int, room: int) -> list[
         ),
         stacked(segments, scale, width, limit=share),
         Content.assemble(
-            ("at most ", "$muted"),
-            format_bytes(prediction.peak_allocated_upper_bytes),
-            (f" x {spec.options.gpus}" if spec.on_cpu and spec.options.gpus > 1 else "", "$muted"),
+            ("needs up to ", "$muted"),
+            format_bytes(prediction.needed_bytes),
             (" of ", "$muted"),
             format_bytes(memory),
         ),
