@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,6 +65,8 @@ class PresetEntry(Struct, frozen=True, kw_only=True):
     kind: Kind
     path: str
     description: str
+    error: str = ""
+    """What is wrong with the file, which then cannot be used; empty for a good one."""
 
 
 def user_presets_dir() -> Path:
@@ -101,26 +104,58 @@ def has(kind: Kind, name: str) -> bool:
 def _unknown(kind: Kind, name: str, why: str = "") -> UsageError:
     word = {"models": "model", "gpus": "GPU", "recipes": "recipe"}[kind]
     names = _names(kind)
-    guess = nearest(name, names)
-    known = f"`llmtop presets {kind}` lists them"
-    return UsageError(
-        f"no {word} preset is called '{name[:80]}'",
-        why=why,
-        fix=f"did you mean '{guess}'? {known}" if guess else f"known: {', '.join(names)}",
-    )
+    lists = f"`llmtop presets {kind}` lists the {word}s"
+    other = _of_another_kind(kind, name)
+    if other:
+        why, fix = f"that is {other[0]}", other[1]
+    else:
+        guess = nearest(name, names)
+        fix = f"did you mean '{guess}'? {lists}" if guess else lists
+    return UsageError(f"no {word} preset is called '{name[:80]}'", why=why, fix=fix)
+
+
+def _of_another_kind(kind: Kind, name: str) -> tuple[str, str] | None:
+    """What a preset of this name is instead, and how it is given."""
+    if kind != "models" and (_find("models", name) or name.endswith(".json")):
+        return "a model", f"--model {name}"
+    if kind != "gpus" and _find("gpus", name):
+        return "a GPU", f"--gpu {name}"
+    if kind != "recipes" and _find("recipes", name):
+        return "a recipe", f"llmtop plan {name}"
+    return None
 
 
 def entries(kind: Kind) -> tuple[PresetEntry, ...]:
-    """Every preset of one kind, by name; a user's own hides the built-in one of the same name."""
+    """Every preset of one kind, by name; a user's own hides the built-in one of the same name.
+
+    A broken file is an entry with its error, so that it hides none of the others.
+    """
     found: list[PresetEntry] = []
     for name in _names(kind):
         path = _find(kind, name)
-        if path is not None:
-            file = TomlFile(path)
-            alias = file.text("alias_of", "") if kind == "gpus" else ""
-            description = f"the same as {alias}" if alias else file.text("description")
-            found.append(PresetEntry(name=name, kind=kind, path=str(path), description=description))
+        found.append(_entry(kind, name, path) if path is not None else _ill_named(kind, name))
     return tuple(found)
+
+
+def _ill_named(kind: Kind, name: str) -> PresetEntry:
+    error = "a preset's file name is made of letters, digits, '.', '_' and '-'"
+    path = str(user_presets_dir() / kind / f"{name}.toml")
+    return PresetEntry(name=name, kind=kind, path=path, description=f"broken: {error}", error=error)
+
+
+def _entry(kind: Kind, name: str, path: Path) -> PresetEntry:
+    description = error = ""
+    try:
+        file = TomlFile(path)
+        alias = file.text("alias_of", "") if kind == "gpus" else ""
+        description = f"the same as {alias}" if alias else file.text("description", "")
+        if not path.is_relative_to(_BUILT_IN):
+            # The built-in ones are known to be good, and reading them whole would take longer.
+            _READERS[kind](path)
+    except UsageError as problem:
+        error = "; ".join(filter(None, (problem.what, problem.why)))
+        description = f"broken: {error}"
+    return PresetEntry(name=name, kind=kind, path=str(path), description=description, error=error)
 
 
 def load_model(ref: str) -> LoadedModel:
@@ -148,7 +183,7 @@ def load_model(ref: str) -> LoadedModel:
 def _model_preset(path: Path) -> LoadedModel:
     file = TomlFile(path)
     file.require_known(_MODEL_KEYS)
-    file.text("description")
+    file.text("description", "")
     # TOML has no null, which some configurations need to turn a class's default off.
     config = {key: None if value == "null" else value for key, value in file.table("config").items()}
     return _loaded(config, name=path.stem, source=path, weights_dir=None)
@@ -193,6 +228,10 @@ def load_gpu(name: str) -> GpuSpec:
     path = _find("gpus", name)
     if path is None:
         raise _unknown("gpus", name)
+    return _gpu(path)
+
+
+def _gpu(path: Path) -> GpuSpec:
     file = TomlFile(path)
     alias = file.text("alias_of", "")
     if alias:
@@ -201,7 +240,7 @@ def load_gpu(name: str) -> GpuSpec:
             raise UsageError(f"{file.where('alias_of')}: no GPU preset is called '{alias}'")
         path, file = target, TomlFile(target)
     file.require_known(_GPU_KEYS)
-    file.text("description")
+    file.text("description", "")
     values = {key: value for key, value in file.values.items() if key in GpuSpec.__struct_fields__}
     file.require_known(_PRECISIONS, file.table("dense_flops_per_second"))
     file.require_known(GpuSpec.__struct_fields__, file.table("sources"))
@@ -212,14 +251,18 @@ def load_gpu(name: str) -> GpuSpec:
 def load_recipe(name_or_path: str) -> Recipe:
     """A recipe by name, or from a TOML file by its path."""
     path = _find("recipes", name_or_path)
-    if path is None and (name_or_path.endswith(".toml") or "/" in name_or_path):
+    if (
+        path is None
+        and not name_or_path.endswith(".json")
+        and (name_or_path.endswith(".toml") or "/" in name_or_path)
+    ):
         expanded = expand_user(name_or_path)
         if not os.path.isfile(expanded):  # noqa: PTH113
             raise UsageError(f"{name_or_path[:200]}: no such recipe file")
         path = Path(expanded)
     if path is None:
         raise _unknown("recipes", name_or_path)
-    return _recipe(path, seen=())
+    return _own_recipe(path)
 
 
 def _recipe(path: Path, seen: tuple[Path, ...]) -> Recipe:
@@ -236,12 +279,16 @@ def _recipe(path: Path, seen: tuple[Path, ...]) -> Recipe:
         sources = base.sources | sources
     return Recipe(
         name=path.stem,
-        description=file.text("description"),
+        description=file.text("description", ""),
         values=values,
         sources=sources,
         goal=file.text("goal", ""),
         notes=file.text("notes", ""),
     )
+
+
+def _own_recipe(path: Path) -> Recipe:
+    return _recipe(path, seen=())
 
 
 def _base_path(file: TomlFile, base: str, seen: tuple[Path, ...]) -> Path:
@@ -254,3 +301,10 @@ def _base_path(file: TomlFile, base: str, seen: tuple[Path, ...]) -> Path:
             f"{file.where('base')}: no recipe is called '{base}'", fix=_unknown("recipes", base).fix
         )
     raise UsageError(f"{file.where('base')}: base = '{base}' leads back to this recipe")
+
+
+_READERS: dict[Kind, Callable[[Path], object]] = {
+    "models": _model_preset,
+    "gpus": _gpu,
+    "recipes": _own_recipe,
+}

@@ -69,7 +69,7 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
     """The candidate that `word` was most likely meant to be, or None when none is close."""
     known = list(candidates)
     folded = {c.lower().replace("_", "-"): c for c in known}
-    hit = difflib.get_close_matches(word.lower().replace("_", "-"), list(folded), n=1, cutoff=0.5)
+    hit = difflib.get_close_matches(word.lower().replace("_", "-"), list(folded), n=1, cutoff=0.6)
     return folded[hit[0]] if hit else None
 
 

@@ -171,5 +171,5 @@ def _unknown_architecture(name: str, where: str) -> UsageError:
     return UsageError(
         f"{where}: the architecture '{name[:80]}' is not known",
         why="parameters and memory are counted by family, and this one has no row yet",
-        fix=f"the nearest known one is '{guess}'" if guess else f"known: {', '.join(sorted(FAMILIES))}",
+        fix=(f"did you mean '{guess}'? " if guess else "") + f"known: {', '.join(sorted(FAMILIES))}",
     )

@@ -214,7 +214,6 @@ def test_raw_deepspeed_keys_of_a_base_are_merged(mine: Path) -> None:
         ('description = "x"\nzero = \n', (":2:", "not valid TOML")),
         ('description = "x"\n"', ("not valid TOML",)),
         ("description = 3\n", (":1:", "description")),
-        ("steps = 3\n", ("'description' is missing",)),
         ('description = "x"\nbase = "nobody"\n', (":2:", "'nobody'")),
         ('description = "x"\nbase = "own"\n', (":2:", "leads back")),
         ('description = "x"\nbase = 3\n', (":2:", "base")),
@@ -329,3 +328,46 @@ def test_any_recipe_file_is_a_recipe_or_an_error(
         assert refusal.what
     else:
         assert set(recipe.sources) == set(recipe.values)
+
+
+BROKEN = {
+    "syntax": "zero = \n",
+    "key": "micro_bach = 2\n",
+    "table": "config = 3\nsources = 3\nsteps = true\n",
+    "two words": "",
+}
+
+
+@pytest.mark.parametrize("kind", get_args(catalog.Kind))
+def test_a_broken_preset_is_listed_with_its_error_and_hides_none(kind: catalog.Kind, mine: Path) -> None:
+    built_in = {entry.name for entry in catalog.entries(kind)}
+    for name, text in BROKEN.items():
+        (mine / kind / f"{name}.toml").write_text(text)
+    (mine / kind / "bytes.toml").write_bytes(b"\xff\xfe")
+    listed = {entry.name: entry for entry in catalog.entries(kind)}
+    broken = {*BROKEN, "bytes"}
+    assert set(listed) == built_in | broken
+    for name, entry in listed.items():
+        assert bool(entry.error) == (name in broken)
+        assert entry.error in entry.description
+
+
+def test_a_recipe_needs_no_description(mine: Path) -> None:
+    (mine / "recipes" / "own.toml").write_text('model = "gpt2"\nsteps = 3\n')
+    assert catalog.load_recipe("own").description == ""
+    (entry,) = (entry for entry in catalog.entries("recipes") if entry.name == "own")
+    assert not entry.error
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "fix"),
+    [
+        (catalog.load_recipe, "llama-3.1-8b", "--model llama-3.1-8b"),
+        (catalog.load_recipe, "h200", "--gpu h200"),
+        (catalog.load_recipe, "some/config.json", "--model some/config.json"),
+        (catalog.load_model, "cpu-demo", "llmtop plan cpu-demo"),
+        (catalog.load_gpu, "gpt2", "--model gpt2"),
+    ],
+)
+def test_a_name_of_another_kind_is_told_as_such(call: Any, name: str, fix: str) -> None:
+    assert refused(call, name).fix == fix
