@@ -77,7 +77,7 @@ _OFFLOAD_RULES = (
         refuses=lambda spec: spec.options.offload_param != "none" and spec.options.zero != 3,
         what="offload_param = {o.offload_param} with zero = {o.zero}",
         why="only stage 3 shards the weights; below it each GPU keeps them all and DeepSpeed ignores the key",
-        fix="zero = 3, or offload_param = none",
+        fix="--zero 3, or --offload-param none",
         source="deepspeed 0.19.8 runtime/zero/config.py; accelerate#2079",
     ),
     Rule(
@@ -85,7 +85,7 @@ _OFFLOAD_RULES = (
         refuses=lambda spec: spec.options.offload_optimizer != "none" and spec.options.zero == 0,
         what="offload_optimizer = {o.offload_optimizer} with zero = 0",
         why="without ZeRO there is no DeepSpeed optimizer to offload, and the key is ignored",
-        fix="zero = 1 or above, or offload_optimizer = none",
+        fix="--zero 1 or above, or --offload-optimizer none",
         source="deepspeed 0.19.8 runtime/engine.py:_configure_optimizer",
     ),
     Rule(
@@ -93,7 +93,7 @@ _OFFLOAD_RULES = (
         refuses=lambda spec: spec.options.offload_optimizer == "nvme" and spec.options.zero in (1, 2),
         what="offload_optimizer = nvme with zero = {o.zero}",
         why="at stages 1 and 2 DeepSpeed takes nvme for cpu without a word, and the state fills host memory",
-        fix="zero = 3, or offload_optimizer = cpu",
+        fix="--zero 3, or --offload-optimizer cpu",
         source="measured with deepspeed 0.19.8",
     ),
     Rule(
@@ -104,7 +104,7 @@ _OFFLOAD_RULES = (
         ),
         what="offload to nvme without nvme_path",
         why="DeepSpeed has no default folder to swap to",
-        fix="nvme_path = a folder on a local NVMe drive",
+        fix="--nvme-path DIR, a folder on a local NVMe drive",
         source="deepspeed 0.19.8 runtime/zero/offload_config.py",
     ),
     Rule(
@@ -114,7 +114,7 @@ _OFFLOAD_RULES = (
         ),
         what="optimizer = {o.optimizer} with offload_optimizer = {o.offload_optimizer}",
         why="DeepSpeed's offload steps with its own CPU Adam and refuses another optimizer",
-        fix="optimizer = adamw, or offload_optimizer = none",
+        fix="--optimizer adamw, or --offload-optimizer none",
         source="deepspeed 0.19.8 runtime/engine.py:_configure_optimizer (zero_force_ds_cpu_optimizer)",
     ),
 )
@@ -125,7 +125,7 @@ _ADAPTER_RULES = (
         refuses=lambda spec: spec.options.quantization != "none" and spec.options.lora_rank == 0,
         what="quantization = {o.quantization} with lora_rank = 0",
         why="quantized weights take no gradient; only adapters beside them can be trained",
-        fix="lora_rank = 16, or quantization = none",
+        fix="--lora-rank 16, or --quantization none",
         source="transformers 5.x trainer.py:validate_quantization_for_training",
     ),
     Rule(
@@ -133,7 +133,7 @@ _ADAPTER_RULES = (
         refuses=lambda spec: spec.options.quantization == "int8" and spec.options.zero == 3,
         what="quantization = int8 with zero = 3",
         why="sharding splits the row scales of 8-bit weights from their rows: the losses come out wrong",
-        fix="zero = 2, or quantization = nf4",
+        fix="--zero 2, or --quantization nf4",
         source="bitsandbytes#1451",
     ),
 )
@@ -144,7 +144,7 @@ _PRECISION_RULES = (
         refuses=lambda spec: spec.options.precision == "fp16" and spec.on_cpu,
         what="precision = fp16 on the CPU",
         why="DeepSpeed's CPU backend refuses it: type fp16 is not supported on your device",
-        fix="precision = fp32",
+        fix="--precision fp32",
         source="seen with deepspeed 0.19.8, runtime/engine.py:_do_sanity_check",
     ),
     Rule(
@@ -152,7 +152,7 @@ _PRECISION_RULES = (
         refuses=lambda spec: spec.options.precision == "bf16" and not has_bf16(spec.gpu),
         what="precision = bf16 on {gpu.name}",
         why="its compute capability is {gpu.compute_capability}, and bf16 arithmetic came with 8.0",
-        fix="precision = fp16",
+        fix="--precision fp16",
         source="NVIDIA CUDA C++ Programming Guide, arithmetic throughput by compute capability",
     ),
 )
@@ -163,7 +163,7 @@ _KERNEL_RULES = (
         refuses=lambda spec: _flash(spec) and spec.on_cpu,
         what="attention = {o.attention} on the CPU",
         why="FlashAttention has kernels for GPUs only",
-        fix="attention = sdpa, or gpu = NAME to plan for a GPU",
+        fix="--attention sdpa, or --gpu NAME to plan for a GPU",
         source="seen with transformers 5.24: ImportError at model construction",
     ),
     Rule(
@@ -171,7 +171,7 @@ _KERNEL_RULES = (
         refuses=lambda spec: _flash(spec) and spec.options.precision == "fp32",
         what="attention = {o.attention} with precision = fp32",
         why="FlashAttention computes in fp16 and bf16 only",
-        fix="attention = sdpa, or precision = bf16",
+        fix="--attention sdpa, or --precision bf16",
         source="Dao-AILab/flash-attention README; transformers 5.x modeling_flash_attention_utils.py",
     ),
     Rule(
@@ -179,7 +179,7 @@ _KERNEL_RULES = (
         refuses=lambda spec: spec.options.attention == "flash_attention_2" and _capability(spec.gpu) < (8, 0),
         what="attention = flash_attention_2 on {gpu.name}",
         why="its compute capability is {gpu.compute_capability}; FlashAttention-2 starts with Ampere, 8.0",
-        fix="attention = sdpa",
+        fix="--attention sdpa",
         source="Dao-AILab/flash-attention README, CUDA requirements",
     ),
     Rule(
@@ -191,7 +191,7 @@ _KERNEL_RULES = (
         ),
         what="attention = flash_attention_3 on {gpu.name}",
         why="its compute capability is {gpu.compute_capability}; FlashAttention-3 is written for Hopper, 9.0",
-        fix="attention = flash_attention_2 (from 8.0), or sdpa",
+        fix="--attention flash_attention_2 (from 8.0), or --attention sdpa",
         source="Dao-AILab/flash-attention README, FlashAttention-3 requirements",
     ),
     Rule(
@@ -199,7 +199,7 @@ _KERNEL_RULES = (
         refuses=lambda spec: spec.options.attention == "flash_attention_4" and _capability(spec.gpu) < (9, 0),
         what="attention = flash_attention_4 on {gpu.name}",
         why="its compute capability is {gpu.compute_capability}; FlashAttention-4 starts with Hopper, 9.0",
-        fix="attention = flash_attention_2 (from 8.0), or sdpa",
+        fix="--attention flash_attention_2 (from 8.0), or --attention sdpa",
         source="Dao-AILab/flash-attention README, FlashAttention-4",
     ),
     Rule(
@@ -207,7 +207,7 @@ _KERNEL_RULES = (
         refuses=lambda spec: _flash(spec) and spec.model.head_dim > FLASH_HEAD_DIM,
         what="attention = {o.attention} with heads of {model.head_dim}",
         why="FlashAttention has kernels for heads of at most 256",
-        fix="attention = sdpa",
+        fix="--attention sdpa",
         source="Dao-AILab/flash-attention README",
     ),
     Rule(
@@ -215,7 +215,7 @@ _KERNEL_RULES = (
         refuses=lambda spec: _flash(spec) and spec.model.family in NO_FLASH_ATTENTION,
         what="attention = {o.attention} with a {model.family} model",
         why="transformers has no FlashAttention for this family",
-        fix="attention = eager, or sdpa where the family has it",
+        fix="--attention eager, or --attention sdpa where the family has it",
         source="transformers 5.24: _supports_flash_attn of the family's class",
     ),
     Rule(
@@ -223,7 +223,7 @@ _KERNEL_RULES = (
         refuses=lambda spec: spec.options.attention == "sdpa" and spec.model.family in NO_SDPA,
         what="attention = sdpa with a {model.family} model",
         why="transformers refuses SDPA for this family: it cannot express its attention",
-        fix="attention = eager, or flash_attention_2 where the family has it",
+        fix="--attention eager, or --attention flash_attention_2 where the family has it",
         source="transformers 5.24: _supports_sdpa of the family's class",
     ),
     Rule(
@@ -231,7 +231,7 @@ _KERNEL_RULES = (
         refuses=lambda spec: spec.options.liger and spec.on_cpu,
         what="liger on the CPU",
         why="its kernels are Triton programs, and Triton finds no driver without a GPU",
-        fix="liger = false, or gpu = NAME to plan for a GPU",
+        fix="--no-liger, or --gpu NAME to plan for a GPU",
         source="seen with liger-kernel 0.8.5: 0 active drivers",
     ),
     Rule(
@@ -239,7 +239,7 @@ _KERNEL_RULES = (
         refuses=lambda spec: spec.options.liger and spec.model.family not in LIGER_FAMILIES,
         what="liger with a {model.family} model",
         why="Liger has no kernels for this family and would change nothing",
-        fix="liger = false",
+        fix="--no-liger",
         source="liger-kernel 0.8.5: MODEL_TYPE_TO_APPLY_LIGER_FN",
     ),
 )
@@ -254,7 +254,7 @@ _SHAPE_RULES = (
         ),
         what="seq_len = {o.seq_len} with {model.name}",
         why="it learned {model.max_positions} positions and has no others",
-        fix="seq_len = {model.max_positions}",
+        fix="--seq-len {model.max_positions}",
         source="transformers 5.x: the family's table of learned positions",
     ),
     Rule(
@@ -262,7 +262,7 @@ _SHAPE_RULES = (
         refuses=lambda spec: spec.options.micro_batch * spec.options.seq_len > MAX_TOKENS_PER_MICRO_BATCH,
         what="micro_batch = {o.micro_batch} sequences of {o.seq_len} tokens",
         why="more than a hundred million tokens at once is beyond any GPU",
-        fix="a smaller micro_batch; grad_accum makes the global batch as large as you like",
+        fix="a smaller --micro-batch; --grad-accum makes the global batch as large as you like",
         source="a bound, so that byte counts stay within 64 bits",
     ),
 )

@@ -42,7 +42,7 @@ class Owned(Struct, frozen=True, kw_only=True):
 
     @property
     def to_set(self) -> str:
-        return self.settings or self.option
+        return self.settings or f"--{self.option.replace('_', '-')}"
 
 
 OWNED: tuple[Owned, ...] = (
@@ -72,7 +72,7 @@ OWNED: tuple[Owned, ...] = (
         path="train_batch_size",
         option="micro_batch x grad_accum x ranks",
         value=lambda spec: spec.global_batch,
-        settings="micro_batch, grad_accum and gpus",
+        settings="--micro-batch, --grad-accum and --gpus",
     ),
     Owned(path="gradient_clipping", option="max_grad_norm", value=lambda spec: spec.options.max_grad_norm),
     Owned(path="optimizer.params.lr", option="learning_rate", value=lambda spec: spec.options.learning_rate),
@@ -85,6 +85,7 @@ OWNED: tuple[Owned, ...] = (
     Owned(
         path="optimizer.params.betas",
         option="adam_beta1 and adam_beta2",
+        settings="--adam-beta1 and --adam-beta2",
         value=lambda spec: [spec.options.adam_beta1, spec.options.adam_beta2],
     ),
 )
@@ -151,7 +152,7 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
         refuses=lambda spec: _removed_block(spec) is not None,
         what="deepspeed holds a block that DeepSpeed no longer has",
         why="0.19 refuses amp, compression_training, elasticity, curriculum_learning and others by name",
-        fix="delete the block; precision, the batch options and quantization replace what still makes sense",
+        fix="delete the block; --precision, --micro-batch and --quantization replace what still makes sense",
         source="deepspeed 0.19.8 runtime/config.py:_reject_removed_config_keys",
     ),
     Rule(
@@ -167,7 +168,7 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
         refuses=lambda spec: raw(spec, "fp16.enabled") is True and raw(spec, "bf16.enabled") is True,
         what="deepspeed.fp16.enabled and deepspeed.bf16.enabled are both true",
         why="DeepSpeed asserts that at most one of them is on",
-        fix="leave both out: precision = {o.precision} decides",
+        fix="leave both out: --precision {o.precision} decides",
         source="deepspeed 0.19.8 runtime/config.py:_do_sanity_check",
     ),
     Rule(
@@ -177,7 +178,7 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
         ),
         what="deepspeed.optimizer.type is not an Adam",
         why="the training loop and the prediction know AdamW and its 8-bit and paged forms only",
-        fix="leave it out and choose by optimizer = adamw, adamw_torch, adamw_8bit, ...",
+        fix="leave it out and choose by --optimizer adamw, adamw_torch, adamw_8bit, ...",
         source="the optimizers of this program",
     ),
     Rule(
@@ -185,7 +186,7 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
         refuses=lambda spec: raw(spec, "scheduler") is not None,
         what="deepspeed.scheduler sets a learning-rate schedule",
         why="the training loop runs the schedule itself, and two of them fight",
-        fix="leave it out: lr_schedule = {o.lr_schedule} and warmup_steps = {o.warmup_steps} decide",
+        fix="leave it out: --lr-schedule {o.lr_schedule} and --warmup-steps {o.warmup_steps} decide",
         source="the training loop of this program",
     ),
     Rule(
@@ -198,7 +199,7 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
         ),
         what="deepspeed.zero_optimization.zero_hpz_partition_size, zero = {o.zero}, {spec.world_size} ranks",
         why="ranks keep the second shard in groups of this size, at stage 3 only",
-        fix="zero = 3 and a size that divides {spec.world_size}, or leave it out",
+        fix="--zero 3 and a size that divides {spec.world_size}, or leave it out",
         source="deepspeed 0.19.8 utils/groups.py:_create_zero_param_parallel_group",
     ),
     Rule(
@@ -206,7 +207,7 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
         refuses=lambda spec: spec.options.zero == 0 and _accumulates_elsewhere(spec),
         what="deepspeed.data_types.grad_accum_dtype differs from precision = {o.precision} at zero = 0",
         why="DeepSpeed has no optimizer for that mix without ZeRO",
-        fix="zero = 1 or above, or leave grad_accum_dtype out",
+        fix="--zero 1 or above, or leave grad_accum_dtype out",
         source="deepspeed 0.19.8 runtime/engine.py:_do_optimizer_sanity_check",
     ),
     Rule(
@@ -216,7 +217,7 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
         ),
         what="deepspeed.zero_optimization.offload_optimizer.ratio below 1 with zero = {o.zero}",
         why="only stage 3 offloads a part of the optimizer",
-        fix="zero = 3, or leave ratio out",
+        fix="--zero 3, or leave ratio out",
         source="deepspeed 0.19.8 runtime/zero/config.py:offload_ratio_check",
     ),
 )

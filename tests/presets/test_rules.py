@@ -28,6 +28,11 @@ def refused_by(**values: Any) -> list[str]:
     return [refusal.rule for refusal in rules.refusals(spec(**values))]
 
 
+def flag(key: str, value: Any) -> str:
+    """How somebody types the option."""
+    return ("--no-" if value is False else "--") + key.replace("_", "-")
+
+
 def zero_block(**keys: Any) -> dict[str, Any]:
     return {"zero_optimization": keys}
 
@@ -135,7 +140,8 @@ def test_the_rule_refuses_and_its_fix_works(name: str, tmp_path: Path) -> None:
     assert refusal.what and refusal.why and refusal.fix
     assert "{" not in refusal.what + refusal.why + refusal.fix
     # The fix names the option, unless it tells to leave a raw key out.
-    assert all(key in refusal.fix for key in mend if key != "deepspeed")
+    assert all(flag(key, value) in refusal.fix for key, value in mend.items() if key != "deepspeed")
+    assert " = " not in refusal.fix, "a fix is written as somebody would type it"
 
 
 @pytest.mark.parametrize("name", CASES)

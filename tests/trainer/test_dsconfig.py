@@ -139,13 +139,13 @@ def test_auto_is_filled_as_transformers_does() -> None:
 @pytest.mark.parametrize(
     ("raw", "named"),
     [
-        ({"train_batch_size": 7}, "micro_batch, grad_accum and gpus"),
-        ({"zero_optimization": {"stage": 3}}, "zero"),
-        ({"zero_optimization": True}, "zero"),
-        ({"zero_optimization": {"cpu_offload": True}}, "offload_optimizer"),
-        ({"fp16": {"enabled": True}}, "precision"),
-        ({"gradient_clipping": 0.5}, "max_grad_norm"),
-        ({"optimizer": {"params": {"lr": 1.0}}}, "learning_rate"),
+        ({"train_batch_size": 7}, "--micro-batch, --grad-accum and --gpus"),
+        ({"zero_optimization": {"stage": 3}}, "--zero"),
+        ({"zero_optimization": True}, "--zero"),
+        ({"zero_optimization": {"cpu_offload": True}}, "--offload-optimizer"),
+        ({"fp16": {"enabled": True}}, "--precision"),
+        ({"gradient_clipping": 0.5}, "--max-grad-norm"),
+        ({"optimizer": {"params": {"lr": 1.0}}}, "--learning-rate"),
     ],
 )
 def test_raw_keys_that_contradict_an_option(raw: dict[str, Any], named: str) -> None:
