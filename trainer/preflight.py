@@ -13,6 +13,7 @@ from llmtop.presets.errors import UsageError, nearest
 from llmtop.presets.paths import expand_user
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.hardware.nvml import NvmlReader
+from llmtop.trainer.records import check_first_record, is_json_lines
 
 _STACK = ("torch", "deepspeed", "transformers", "tokenizers", "safetensors")
 _BUILTIN_DATA = ("builtin:english",)
@@ -41,14 +42,15 @@ def _one_machine(spec: RunSpec) -> None:
         raise UsageError(
             f"nodes = {spec.options.nodes} can be planned, not launched",
             why="this version starts ranks on one machine",
-            fix="set nodes = 1",
+            fix="--nodes 1",
         )
 
 
 def needs(spec: RunSpec) -> list[Need]:
     """Every module that the run imports beyond llmtop itself."""
     options = spec.options
-    found = [Need(module=name, because="training runs on it", fix=_install("train")) for name in _STACK]
+    stack = _install("train")
+    found = [Need(module=name, because="training runs on it", fix=stack) for name in _STACK]
     if options.quantization != "none":
         found.append(_kernel("bitsandbytes", f"quantization = {options.quantization}"))
     if "8bit" in options.optimizer or "paged" in options.optimizer:
@@ -63,7 +65,7 @@ def needs(spec: RunSpec) -> list[Need]:
             Need(
                 module=module,
                 because=f"attention = {options.attention}",
-                fix="after torch: pip install --no-build-isolation flash-attn; or use attention = sdpa",
+                fix="after torch: pip install --no-build-isolation flash-attn; or --attention sdpa",
             )
         )
     if _is_saved_dataset(Path(expand_user(options.data))):
@@ -91,7 +93,17 @@ def _kernel(module: str, because: str) -> Need:
 
 
 def _install(extra: str) -> str:
-    return f"install llmtop-deepspeed[{extra}]; in a clone: pip install -e '.[{extra}]'"
+    held = "-c constraints-cpu.txt " if extra == "train" and not _driver() else ""
+    return f"in the clone of llmtop: pip install {held}-e '.[{extra}]'"
+
+
+def _driver() -> bool:
+    """Whether an NVIDIA driver answers, so that a CUDA build of torch has a use."""
+    reader = NvmlReader()
+    try:
+        return bool(reader.visible_indices())
+    finally:
+        reader.close()
 
 
 def _devices(spec: RunSpec) -> None:
@@ -106,7 +118,7 @@ def _devices(spec: RunSpec) -> None:
         raise UsageError(
             f"the run wants {spec.options.gpus} GPUs, and this machine shows {visible}",
             why=problem or "CUDA_VISIBLE_DEVICES and the driver decide which",
-            fix=f"set --gpus {visible}" if visible else "set --gpu cpu, or mend what llmtop doctor names",
+            fix=f"--gpus {visible}" if visible else "--gpu cpu, or mend what llmtop doctor names",
         )
 
 
@@ -123,6 +135,11 @@ def _data(spec: RunSpec) -> None:
     _readable(path, "data")
     if path.is_dir() and not any(_files(path)):
         raise UsageError(f"data folder {path} holds no file", fix="give a folder with text or JSONL files")
+    if path.is_dir() and _is_saved_dataset(path):
+        return
+    first = min(_files(path)) if path.is_dir() else path
+    if is_json_lines(first):
+        check_first_record(first, spec.options.text_field)
 
 
 def _folders(spec: RunSpec) -> None:

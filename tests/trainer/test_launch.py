@@ -45,7 +45,7 @@ def test_missing_stack_names_the_extra(installed: set[str]) -> None:
     installed -= {"torch", "deepspeed", "tokenizers"}
     with pytest.raises(UsageError, match="torch, deepspeed and tokenizers are not installed") as caught:
         check()
-    assert "llmtop-deepspeed[train]" in caught.value.fix
+    assert ".[train]" in caught.value.fix
     installed |= {"torch", "tokenizers"}
     with pytest.raises(UsageError, match="^deepspeed is not installed"):
         check()
@@ -74,7 +74,7 @@ def test_options_need_their_extras(
 
 
 def test_data_must_be_there(installed: set[str], tmp_path: Path) -> None:
-    (tmp_path / "corpus.jsonl").write_text("{}")
+    (tmp_path / "corpus.jsonl").write_text('{"text": "a"}\n')
     with pytest.raises(UsageError, match="does not exist") as caught:
         check(data=str(tmp_path / "corpus.json"))
     assert "corpus.jsonl" in caught.value.fix
@@ -86,6 +86,20 @@ def test_data_must_be_there(installed: set[str], tmp_path: Path) -> None:
         check(data="builtin:french")
     with pytest.raises(UsageError, match="tokenizer"):
         check(tokenizer=str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("where", ["file", "folder"])
+def test_the_first_record_is_looked_at(where: str, installed: set[str], tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('\n{"txt": "a"}\n')
+    data = str(file if where == "file" else tmp_path)
+    with pytest.raises(UsageError, match="line 2: no field 'text'") as caught:
+        check(data=data)
+    assert "--text-field txt" in caught.value.fix
+    check(data=data, text_field="txt")
+    file.write_text("not JSON\n")
+    with pytest.raises(UsageError, match="line 1: not JSON"):
+        check(data=data)
 
 
 @pytest.mark.parametrize("option", ["data", "tokenizer"])

@@ -17,7 +17,7 @@ def exited(rank: int, code: int | None = None, signal: str | None = None, at: fl
 
 
 def failed(message: str, at: float = 9.0, **more: Any) -> RankFailed:
-    return RankFailed(error_type="RuntimeError", message=message, t=at, **more)
+    return RankFailed(message=message, t=at, **{"error_type": "RuntimeError", **more})
 
 
 def story(*exits: RankExit, **more: Any) -> Story:
@@ -113,6 +113,14 @@ def test_known_messages_have_their_mend(message: str, word: str) -> None:
     assert end.state == "failed"
     assert word in end.fix
     assert "fix:" not in end.reason
+
+
+def test_an_error_of_our_own_is_told_in_its_own_words() -> None:
+    message = "the data: 8 tokens are too few\n  why: the rank needs 128\n  fix: give more text"
+    failure = failed(message, error_type="UsageError", stage="data")
+    end = name_end(story(exited(0, 2), failed={0: failure}))
+    assert end.reason == "rank 0 in data: the data: 8 tokens are too few; the rank needs 128"
+    assert end.fix == "give more text"
 
 
 def test_long_messages_are_cut() -> None:

@@ -100,4 +100,4 @@ def test_rows_are_whole_sequences_of_64_bit_ids() -> None:
 def test_fewer_sequences_than_ranks_are_refused() -> None:
     with pytest.raises(UsageError, match="11 tokens are too few") as caught:
         batches(2, world_size=3)
-    assert "3 rank(s)" in str(caught.value)
+    assert "each of 3 ranks" in str(caught.value)

@@ -92,7 +92,7 @@ def test_a_saved_dataset_is_read(tmp_path: Path) -> None:
     [
         ("bad.jsonl", b'{"text": "ok"}\n{"text": \n', ["bad.jsonl, line 2", "not JSON"]),
         ("list.jsonl", b"[1, 2]\n", ["list.jsonl, line 1", "not a JSON object"]),
-        ("other.jsonl", b'{"body": "x"}\n', ["line 1", "no field 'text'", "body", "text_field"]),
+        ("other.jsonl", b'{"body": "x"}\n', ["line 1", "no field 'text'", "body", "--text-field"]),
         ("number.jsonl", b'{"text": 5}\n', ["line 1", "int"]),
         ("latin.txt", b"caf\xe9 au lait\n", ["latin.txt", "UTF-8"]),
         ("image.png", b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR", ["image.png", "UTF-8"]),

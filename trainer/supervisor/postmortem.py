@@ -24,7 +24,7 @@ _SIGNAL_FIXES: dict[str, str] = {
     "SIGBUS": "shared memory or a mapped file was full or cut: look at df -h /dev/shm and at the data's disk",
     "SIGABRT": "native code gave up: the last lines of its log say why (often NCCL)",
     "SIGILL": "this processor lacks an instruction of the build: reinstall torch and delete the built ops",
-    "SIGFPE": "native code divided by zero: try attention = eager and no kernels to find which",
+    "SIGFPE": "native code divided by zero: try --attention eager and no kernels to find which",
     "SIGTERM": "somebody ended it; start the run again, it goes on from its newest checkpoint",
     "SIGHUP": "its session was closed; start the run again",
     "SIGXCPU": "it used up its CPU time limit: raise ulimit -t",
@@ -36,15 +36,18 @@ _MESSAGE_FIXES: tuple[tuple[str, str], ...] = (
     (r"too many open files", "raise the limit: ulimit -n 65536"),
     (
         r"loss scale.*minimum|minimum loss scale",
-        "use bf16, or lower the learning rate: every fp16 step overflows",
+        "--precision bf16, or a lower --learning-rate: every fp16 step overflows",
     ),
-    (r"cuda_home|nvcc|installed cuda version", "llmtop doctor; optimizer = adamw_torch needs no compiled op"),
-    (r"error building extension|ninja", "llmtop doctor names the missing compiler; adamw_torch needs none"),
+    (r"cuda_home|nvcc|installed cuda version", "llmtop doctor; --optimizer adamw_torch needs no compiled op"),
+    (
+        r"error building extension|ninja",
+        "llmtop doctor names what is missing; --optimizer adamw_torch needs no compiler",
+    ),
     (r"no kernel image|not compatible with the current pytorch", "install the torch build for this GPU"),
     (r"driver version is insufficient|found no nvidia driver", "update the NVIDIA driver"),
     (r"address already in use", "start the run again: it takes another port"),
-    (r"libaio|async_io", "install libaio's headers (libaio-dev) for NVMe offload, or offload to cpu"),
-    (r"not.*supported on your device", "choose a precision that this device has"),
+    (r"libaio|async_io", "install libaio's headers (libaio-dev) for NVMe offload, or offload to cpu instead"),
+    (r"not.*supported on your device", "choose a --precision that this device has"),
     (r"nccl", "set NCCL_DEBUG=INFO and start again: the rank's log then names the link that fails"),
 )
 
@@ -153,7 +156,10 @@ def _failure(story: Story, exit_: RankExit) -> RunEnded:
         return _unexplained_death(story, exit_, how)
     where = f" in {failure.stage}" if failure.stage else ""
     where += f" of step {failure.step}" if failure.step else ""
-    reason = f"rank {exit_.rank}{where}: {_first_lines(failure)} ({how})"
+    reason = f"rank {exit_.rank}{where}: {_first_lines(failure)}"
+    if not _told_by_us(failure):
+        # The exit code of an error that llmtop itself tells says no more than its words.
+        reason += f" ({how})"
     if failure.out_of_memory:
         return RunEnded(state="out_of_memory", reason=reason, fix=_memory_fix(story, failure.message))
     return RunEnded(state="failed", reason=reason, fix=_message_fix(story, exit_.rank, failure.message))
@@ -191,16 +197,24 @@ def _how(story: Story, exit_: RankExit) -> str:
 def _first_lines(failure: RankFailed) -> str:
     """The error without torch's long explanations, and without the mend, which is told apart."""
     lines = [line.strip() for line in failure.message.splitlines() if line.strip()]
-    text = " ".join([line for line in lines if not line.startswith("fix: ")][:3])
-    name = "" if failure.error_type in (text.split(":")[0], "UsageError") else f"{failure.error_type}: "
+    said = [line.removeprefix("why: ") for line in lines if not line.startswith("fix: ")]
+    text = ("; " if _told_by_us(failure) else " ").join(said[:3])
+    ours = _told_by_us(failure) or failure.error_type == text.split(":")[0]
+    name = "" if ours else f"{failure.error_type}: "
     return name + (text if len(text) <= 400 else text[:397] + "...")
+
+
+def _told_by_us(failure: RankFailed) -> bool:
+    """Whether it is an error of llmtop itself: what, why and fix, a line each."""
+    return failure.error_type in ("LlmtopError", "UsageError")
 
 
 def _memory_fix(story: Story, message: str) -> str:
     if re.search(r"cannot allocate memory|defaultcpuallocator|memoryerror", message, re.IGNORECASE):
         return _host_memory_fix(story)
     return (
-        "; or ".join(story.memory_fixes[:2]) or "a smaller micro_batch or seq_len, or gradient_checkpointing"
+        "; or ".join(story.memory_fixes[:2])
+        or "smaller --micro-batch or --seq-len, or --gradient-checkpointing"
     )
 
 

@@ -53,6 +53,10 @@ class SequenceOrder:
         return self._epochs[epoch]
 
 
+def _each(ranks: int) -> str:
+    return "the rank" if ranks == 1 else f"each of {ranks} ranks"
+
+
 class Batches:
     """This rank's micro-batches of packed sequences."""
 
@@ -63,8 +67,8 @@ class Batches:
         if sequences < place.world_size:
             raise UsageError(
                 f"{where}: {len(tokens):,} tokens are too few",
-                why=f"each of {place.world_size} rank(s) needs one sequence of {seq_len:,} tokens",
-                fix="use more text or a smaller seq_len",
+                why=f"{_each(place.world_size)} needs one sequence of {seq_len:,} tokens",
+                fix="give more text, or a smaller --seq-len",
             )
         self.order = SequenceOrder(sequences, seed)
         self.position = Position()

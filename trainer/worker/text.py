@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any, NamedTuple
 
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.paths import expand_user
+from llmtop.trainer.records import is_json_lines, no_field, record_text
 
 BUILTIN_ENGLISH = "builtin:english"
 
-_JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _PIECE_BYTES = 1 << 20
 _DATASETS_MARKERS = ("dataset_info.json", "state.json", "dataset_dict.json")
 
@@ -61,7 +60,7 @@ def _files_under(folder: Path) -> list[Path]:
 
 
 def _file_pieces(path: Path, text_field: str) -> Iterator[Piece]:
-    if path.suffix.lower() in _JSON_SUFFIXES:
+    if is_json_lines(path):
         return _json_lines(path, text_field)
     return _text_file(path)
 
@@ -92,34 +91,11 @@ def _json_lines(path: Path, text_field: str) -> Iterator[Piece]:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield Piece(_record_text(path, number, line, text_field), True)
+                    yield Piece(record_text(path, number, line, text_field), True)
     except UnicodeDecodeError as error:
         raise _not_text(path, error.reason) from error
     except OSError as error:
         raise _unreadable(path, error) from error
-
-
-def _record_text(path: Path, number: int, line: str, text_field: str) -> str:
-    where = f"{path}, line {number}"
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UsageError(
-            f"{where}: not JSON ({error.msg} at column {error.colno})",
-            fix="a JSONL file holds one whole JSON object on each line",
-        ) from error
-    if not isinstance(record, dict):
-        raise UsageError(f"{where}: not a JSON object", fix='each line must look like {"text": "..."}')
-    if text_field not in record:
-        raise UsageError(
-            f"{where}: no field '{text_field}'",
-            why=f"its fields are: {', '.join(sorted(map(str, record)))}",
-            fix="name the field that holds the text: --set text_field=NAME",
-        )
-    text = record[text_field]
-    if not isinstance(text, str):
-        raise UsageError(f"{where}: field '{text_field}' is {type(text).__name__}, not text")
-    return text
 
 
 def _saved_dataset(path: Path, text_field: str) -> Iterator[Piece]:
@@ -135,11 +111,7 @@ def _saved_dataset(path: Path, text_field: str) -> Iterator[Piece]:
         split = "train" if "train" in loaded else sorted(loaded)[0]
         loaded = loaded[split]
     if text_field not in loaded.column_names:
-        raise UsageError(
-            f"{path}: no column '{text_field}'",
-            why=f"its columns are: {', '.join(loaded.column_names)}",
-            fix="name the column that holds the text: --set text_field=NAME",
-        )
+        raise no_field(f"{path}: no column '{text_field}'", "columns", text_field, loaded.column_names)
     for number, record in enumerate(loaded):
         text = record[text_field]
         if not isinstance(text, str):

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.presets.inputs import TOKENIZER_FILES, holds_tokenizer, own_tokenizer_folder
 from llmtop.presets.paths import expand_user
 from llmtop.presets.spec import RunSpec
 
 END_OF_TEXT = "<|endoftext|>"
-SMALLEST_BPE_VOCAB = 257
-"""Every byte and the end of text."""
 _TRAINING_CHARS = 32 << 20
 """Enough text for stable merges; a larger corpus would only make training of the tokenizer slower."""
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
 
 class Tokenizer(Protocol):
@@ -101,22 +99,15 @@ def tokenizer_folder(spec: RunSpec) -> Path | None:
     """The folder whose tokenizer the run uses; None when one is made from the data."""
     choice = spec.options.tokenizer
     if choice == "auto":
-        places = [Path(spec.weights_dir)] if spec.weights_dir else []
-        source = Path(spec.model_source)
-        places += [source if source.is_dir() else source.parent]
-        return next((place for place in places if _holds_tokenizer(place)), None)
+        return own_tokenizer_folder(spec)
     folder = Path(expand_user(choice))
-    if not _holds_tokenizer(folder):
+    if not holds_tokenizer(folder):
         raise UsageError(
             f"tokenizer = {choice!r}: no tokenizer there",
-            why=f"none of {', '.join(_TOKENIZER_FILES)} is in that folder",
+            why=f"none of {', '.join(TOKENIZER_FILES)} is in that folder",
             fix="name a folder that holds one, or use 'auto' or 'bytes'",
         )
     return folder
-
-
-def _holds_tokenizer(folder: Path) -> bool:
-    return folder.is_dir() and any((folder / name).is_file() for name in _TOKENIZER_FILES)
 
 
 def _first_chars(texts: Iterable[str], limit: int) -> Iterable[str]:

@@ -15,13 +15,13 @@ import msgspec
 import numpy
 
 from llmtop.presets.errors import UsageError
+from llmtop.presets.inputs import SMALLEST_BPE_VOCAB
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.rundir import RunDir
 from llmtop.trainer.worker.data import Ids
 from llmtop.trainer.worker.place import Place
 from llmtop.trainer.worker.text import Piece, read_pieces
 from llmtop.trainer.worker.tokenizer import (
-    SMALLEST_BPE_VOCAB,
     ByteTokenizer,
     FolderTokenizer,
     Tokenizer,
@@ -68,7 +68,7 @@ def make_tokenizer(run: RunDir, spec: RunSpec) -> Tokenizer:
         raise UsageError(
             f"the tokenizer in {folder} does not match the model",
             why=f"its end-of-text id {made.end_id} is not below the model's vocabulary of {vocab_size}",
-            fix="name the tokenizer that belongs to the model: --set tokenizer=FOLDER",
+            fix="name the tokenizer that belongs to the model: --tokenizer FOLDER",
         )
     return made
 
@@ -113,7 +113,7 @@ def _check_ids(ids: Ids, spec: RunSpec) -> None:
         raise UsageError(
             "the tokenizer does not match the model",
             why=f"it gave id {int(ids.max())}, the model's vocabulary is {spec.model.vocab_size}",
-            fix="name the tokenizer that belongs to the model: --set tokenizer=FOLDER",
+            fix="name the tokenizer that belongs to the model: --tokenizer FOLDER",
         )
 
 

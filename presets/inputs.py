@@ -1,0 +1,70 @@
+"""What a run starts from, in words and as places: its weights, its data and its tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import Struct
+
+from llmtop.presets.paths import expand_user
+from llmtop.presets.spec import RunSpec
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+SMALLEST_BPE_VOCAB = 257
+"""Every byte and the end of text."""
+
+
+class Inputs(Struct, frozen=True, kw_only=True):
+    """A line on each thing that a run reads."""
+
+    weights: str
+    data: str
+    tokenizer: str
+
+
+def inputs(spec: RunSpec) -> Inputs:
+    """The lines that every view of a run shows alike."""
+    return Inputs(weights=_weights(spec), data=_data(spec), tokenizer=_tokenizer(spec))
+
+
+def holds_tokenizer(folder: Path) -> bool:
+    return folder.is_dir() and any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+def own_tokenizer_folder(spec: RunSpec) -> Path | None:
+    """The folder of the model's own tokenizer; None where the model brings none."""
+    places = [Path(spec.weights_dir)] if spec.weights_dir else []
+    source = Path(spec.model_source)
+    places += [source if source.is_dir() else source.parent]
+    return next((place for place in places if holds_tokenizer(place)), None)
+
+
+def _weights(spec: RunSpec) -> str:
+    if spec.weights_dir is not None:
+        return f"from {spec.weights_dir}"
+    source = Path(spec.model_source)
+    what = "the preset has none" if source.suffix == ".toml" else f"there are none with {source.name}"
+    return f"random ({what}; for real ones --model FOLDER with config.json and safetensors)"
+
+
+def _data(spec: RunSpec) -> str:
+    source = spec.options.data
+    if source == "builtin:english":
+        return f"{source} (Python's own help texts; for yours --data PATH)"
+    path = Path(expand_user(source))
+    records = path.is_dir() or path.suffix.lower() in (".jsonl", ".ndjson", ".json")
+    return f"{source}, field '{spec.options.text_field}' of its records" if records else source
+
+
+def _tokenizer(spec: RunSpec) -> str:
+    choice, vocab_size = spec.options.tokenizer, spec.model.vocab_size
+    if choice not in ("auto", "bytes"):
+        return f"from {choice}"
+    own = own_tokenizer_folder(spec) if choice == "auto" else None
+    if own is not None:
+        return f"the model's own, from {own}"
+    if choice == "bytes" or vocab_size < SMALLEST_BPE_VOCAB:
+        return "bytes (each byte of the text is a token)"
+    return (
+        f"made from the data (byte-level BPE, at most {vocab_size:,} tokens; for a real one --tokenizer DIR)"
+    )
