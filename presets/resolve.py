@@ -24,6 +24,8 @@ class Machine(Struct, frozen=True, kw_only=True):
     host_memory_bytes: int | None
     gpu_memory_bytes: int | None = None
     compute_capability: str | None = None
+    torch_with_cuda: bool = False
+    """Whether the installed torch was built with CUDA: its libraries fill a CPU rank's process too."""
 
 
 class Layer(Struct, frozen=True):
@@ -156,7 +158,9 @@ def _gpu(values: dict[str, Any], provenance: dict[str, Provenance], machine: Mac
         gpu = catalog.load_gpu(values["gpu"])
     values["gpu"] = gpu.name
     if gpu.kind == "cpu":
-        gpu = msgspec.structs.replace(gpu, memory_bytes=machine.host_memory_bytes)
+        gpu = msgspec.structs.replace(
+            gpu, memory_bytes=machine.host_memory_bytes, torch_with_cuda=machine.torch_with_cuda
+        )
     return gpu
 
 

@@ -128,6 +128,8 @@ class GpuSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pcie_bytes_per_second: PositiveFloat | None = None
     """Per direction."""
     compute_capability: str | None = None
+    torch_with_cuda: bool = False
+    """CPU kind: ranks load a torch that was built with CUDA; read at resolve time."""
     sources: dict[str, str] = {}
     """Field name to the document that the figure was read in."""
 

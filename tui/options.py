@@ -13,11 +13,13 @@ from collections.abc import Iterator, Sequence
 from shlex import quote
 from typing import Any, NamedTuple
 
+import msgspec
+
 from llmtop.presets import catalog, resolve
 from llmtop.presets.errors import UsageError
 from llmtop.presets.option_values import field_types, raw_text
-from llmtop.presets.spec import RunSpec, ValueSource
-from llmtop.tui.layering import absolute, deepspeed_layer, strongest
+from llmtop.presets.spec import RunOptions, RunSpec, ValueSource
+from llmtop.tui.layering import absolute, check_raw_keys, deepspeed_layer, strongest
 
 
 class OptionRow(NamedTuple):
@@ -128,6 +130,19 @@ GROUPS: tuple[OptionGroup, ...] = (
 
 ROWS: tuple[OptionRow, ...] = tuple(row for group in GROUPS for row in group.rows)
 
+_DEFAULTS: dict[str, Any] = {
+    field.name: field.default
+    for field in msgspec.structs.fields(RunOptions)
+    if field.default is not msgspec.NODEFAULT
+}
+_UNLESS = {
+    "gpus": "; those of this machine where --gpu is not given",
+    "precision": "; fp32 on a CPU, fp16 on a GPU without bf16",
+    "attention": "; eager where the family has no sdpa",
+    "seq_len": "; fewer where the model has fewer positions",
+}
+"""When another value than the default is taken though nobody chose."""
+
 SETTINGS = "settings"
 """Name of the parsed list of `--set`; no option has it."""
 
@@ -144,11 +159,11 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
                     dest=row.key,
                     action=argparse.BooleanOptionalAction,
                     default=argparse.SUPPRESS,
-                    help=row.help,
+                    help=_help(row),
                 )
             else:
                 section.add_argument(
-                    row.flag, dest=row.key, metavar=row.metavar, default=argparse.SUPPRESS, help=row.help
+                    row.flag, dest=row.key, metavar=row.metavar, default=argparse.SUPPRESS, help=_help(row)
                 )
         if group is GROUPS[-1]:
             section.add_argument(
@@ -159,6 +174,17 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
                 default=[],
                 help="any key by its dotted name, as deepspeed.zero_optimization.reduce_bucket_size=2e8",
             )
+
+
+def _help(row: OptionRow) -> str:
+    """The row's help, with the default where it does not tell it itself."""
+    default = _DEFAULTS.get(row.key)
+    if default is None or "default" in row.help:
+        return row.help
+    if isinstance(default, bool):
+        default = "on" if default else "off"
+    words = _UNLESS.get(row.key, "")
+    return f"{row.help} (default: {default}{words})"
 
 
 def resolve_run(args: argparse.Namespace) -> RunSpec:
@@ -177,7 +203,14 @@ def resolve_run(args: argparse.Namespace) -> RunSpec:
     for problem in problems:
         sys.stderr.write(f"warning: {strongest(layers, 'deepspeed_config')}: {problem}\n")
     layers += [config] if config is not None else []
-    return resolve.resolve(layers, name=recipe.name if recipe is not None else "custom", machine=machine)
+    spec = resolve.resolve(layers, name=recipe.name if recipe is not None else "custom", machine=machine)
+    check_raw_keys(spec)
+    if spec.on_cpu and spec.provenance["gpu"].source is ValueSource.MACHINE:
+        sys.stderr.write(
+            "note: this machine has no GPU, so this is for its CPU; --gpu NAME plans for a GPU"
+            " (llmtop presets gpus)\n"
+        )
+    return spec
 
 
 def option_text(key: str, value: object) -> str:
@@ -218,4 +251,9 @@ def _machine(layers: Sequence[resolve.Layer]) -> resolve.Machine:
     gpu = strongest(layers, "gpu")
     if gpu in (None, "auto"):
         return devices.detect_machine()
-    return resolve.Machine(gpu=str(gpu), gpus=1, host_memory_bytes=devices.host_memory_bytes())
+    return resolve.Machine(
+        gpu=str(gpu),
+        gpus=1,
+        host_memory_bytes=devices.host_memory_bytes(),
+        torch_with_cuda=devices.torch_with_cuda(),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llmtop.profiler.hardware.cgroup import cgroup_memory
 from llmtop.profiler.hardware.host import HostReader, host_memory_bytes
-from llmtop.profiler.hardware.machine import detect_machine
+from llmtop.profiler.hardware.machine import detect_machine, torch_with_cuda
 from llmtop.profiler.hardware.nvml import NvmlReader, visible_device_indices
 from llmtop.profiler.hardware.processes import process_tree_memory
 
@@ -13,6 +13,7 @@ __all__ = [
     "NvmlReader",
     "cgroup_memory",
     "detect_machine",
+    "torch_with_cuda",
     "host_memory_bytes",
     "process_tree_memory",
     "visible_device_indices",

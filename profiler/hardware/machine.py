@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import metadata
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +26,15 @@ Not those of PCIe cards: the presets describe SXM modules, with an NVLink that s
 """
 
 
+def torch_with_cuda() -> bool:
+    """Whether the installed torch is a CUDA build, from its version and without importing it."""
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return False
+    return not version.endswith("+cpu")
+
+
 def detect_machine(pynvml: ModuleType | Any | None = None) -> Machine:
     """The GPUs that CUDA would use here (those like the first), else this machine as CPU."""
     reader = NvmlReader(pynvml)
@@ -34,12 +44,13 @@ def detect_machine(pynvml: ModuleType | Any | None = None) -> Machine:
         reader.close()
     memory = host_memory_bytes()
     if not visible:
-        return Machine(gpu="cpu", gpus=1, host_memory_bytes=memory)
+        return Machine(gpu="cpu", gpus=1, host_memory_bytes=memory, torch_with_cuda=torch_with_cuda())
     first = visible[0]
     return Machine(
         gpu=_gpu_name(first),
         gpus=sum(device.name == first.name for device in visible),
         host_memory_bytes=memory,
+        torch_with_cuda=torch_with_cuda(),
         gpu_memory_bytes=first.memory_total_bytes,
         compute_capability=first.compute_capability,
     )

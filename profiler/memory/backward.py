@@ -245,6 +245,9 @@ def _end_of_backward(walk: _Pass) -> Bytes:
         # gone from the full gradients, and room for the whole share is made beside them.
         gradients += width * (sizes.held_gradients - sizes.first_bucket)
     beside = _tied_head_gradient(walk) + embedding if sizes.stage >= 2 else 0
+    if sizes.stage == 2 and sizes.trainable <= sizes.zero.reduce_bucket_size:
+        # All gradients fit the bucket, so room for the share is made only after the last one is in it.
+        gradients, beside = max(gradients, beside), 0
     buffers = bucket_bytes(spec, sizes)
     if sizes.stage == 0 and sizes.ranks > 1:
         # The all-reduce flattens gradients in pieces of at most 5e8 elements (`engine.py:allreduce_bucket`).

@@ -19,6 +19,8 @@ MIB = 1 << 20
 RUNTIME_BYTES = 447 * MIB
 """Resident set of a rank without the model: Python, torch, transformers, DeepSpeed and gloo (torch 2.13 CPU,
 transformers 5.24, deepspeed 0.19.8; 444 to 450 MiB for models of 0.1 to 21 million weights)."""
+CUDA_LIBRARIES_BYTES = 470 * MIB
+"""More of it where torch was built with CUDA (torch 2.11+cu130: 897 MiB where the CPU build has 422)."""
 BYTES_TOKENIZER_BYTES = 27 * MIB
 """Less of it where text is cut into bytes, since the tokenizers library then stays out."""
 ENGINE_BYTES = 10 * MIB
@@ -70,7 +72,8 @@ def cpu_prediction(spec: RunSpec) -> Prediction:
 
 def _moments(spec: RunSpec, sizes: Sizes, states: StateBytes) -> tuple[MomentBytes, ...]:
     passes = pass_bytes(spec, sizes, states)
-    runtime = RUNTIME_BYTES - (BYTES_TOKENIZER_BYTES if spec.options.tokenizer == "bytes" else 0)
+    libraries = CUDA_LIBRARIES_BYTES if spec.gpu.torch_with_cuda else 0
+    runtime = RUNTIME_BYTES + libraries - (BYTES_TOKENIZER_BYTES if spec.options.tokenizer == "bytes" else 0)
     resident = _resident(spec, sizes, states)
     init = {Component.PARAMETERS: states.parameters, Component.MASTER_PARAMETERS: states.master}
     read, workspace = step_components(states)
