@@ -24,7 +24,8 @@ from llmtop.presets.toml_file import TomlFile
 
 Kind = Literal["models", "gpus", "recipes"]
 
-_BUILT_IN = Path(__file__).resolve().parent
+BUILT_IN = Path(__file__).resolve().parent
+"""The folder of the presets that come with the program."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _MODEL_KEYS = ("description", "source", "license", "config")
@@ -78,7 +79,7 @@ def user_presets_dir() -> Path:
 
 
 def _folders(kind: Kind) -> tuple[Path, Path]:
-    return user_presets_dir() / kind, _BUILT_IN / kind
+    return user_presets_dir() / kind, BUILT_IN / kind
 
 
 def _names(kind: Kind) -> list[str]:
@@ -149,12 +150,12 @@ def _entry(kind: Kind, name: str, path: Path) -> PresetEntry:
         file = TomlFile(path)
         alias = file.text("alias_of", "") if kind == "gpus" else ""
         description = f"the same as {alias}" if alias else file.text("description", "")
-        if not path.is_relative_to(_BUILT_IN):
+        if not path.is_relative_to(BUILT_IN):
             # The built-in ones are known to be good, and reading them whole would take longer.
             _READERS[kind](path)
     except UsageError as problem:
         error = "; ".join(filter(None, (problem.what, problem.why)))
-        description = f"broken: {error}"
+        description = f"broken: {error.replace(f'{path.parent}{os.sep}', '')}"
     return PresetEntry(name=name, kind=kind, path=str(path), description=description, error=error)
 
 
@@ -293,7 +294,7 @@ def _own_recipe(path: Path) -> Recipe:
 
 def _base_path(file: TomlFile, base: str, seen: tuple[Path, ...]) -> Path:
     """A recipe may refine the built-in one of its own name, but never lead back to itself."""
-    for path in (_find("recipes", base), _BUILT_IN / "recipes" / f"{base}.toml"):
+    for path in (_find("recipes", base), BUILT_IN / "recipes" / f"{base}.toml"):
         if path is not None and path.is_file() and path not in seen:
             return path
     if _find("recipes", base) is None:

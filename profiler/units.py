@@ -121,6 +121,11 @@ def format_count(value: float | None) -> str:
     return f"{_three_digits(scaled)}{unit}"
 
 
+def counted(number: int, thing: str, things: str = "") -> str:
+    """`1 rank`, `8 ranks`; `things` where the plural is not made with an s."""
+    return f"{number:,} {thing if number == 1 else things or thing + 's'}"
+
+
 def format_rate(bytes_per_second: float | None) -> str:
     """`323 GiB/s`."""
     text = format_bytes(bytes_per_second)

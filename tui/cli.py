@@ -62,7 +62,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "stop",
-        "RUN [--save]",
+        "RUN [--save] [--wait SECONDS]",
         "end a run after the step that it is in",
         "llmtop stop latest --save",
     ),
@@ -74,7 +74,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "import",
-        "DS_JSON [--json]",
+        "DS_JSON [--world-size N] [--json]",
         "read a DeepSpeed configuration: its problems and the equivalent options",
         "llmtop import ds_config.json",
         module="import_config",
@@ -102,7 +102,7 @@ class CommandModule(Protocol):
 def help_text() -> str:
     """`llmtop --help`, made without argparse because that alone costs more than the whole answer."""
     lines = [
-        "Predict, launch, watch and tune LLM training on the GPUs that you have.",
+        "Predict, launch and watch LLM training on the GPUs that you have.",
         "",
         "usage: llmtop                      the app: runs, plan, monitor",
         "       llmtop COMMAND [ARGUMENTS]",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llmtop.presets.errors import UsageError
 from llmtop.presets.paths import expand_user
 from llmtop.presets.resolve import Layer, Machine
-from llmtop.presets.spec import ValueSource
+from llmtop.presets.spec import RunSpec, ValueSource
 
 if TYPE_CHECKING:
     from llmtop.trainer.dsimport.problem import Problem
@@ -49,6 +49,14 @@ def deepspeed_layer(layers: Sequence[Layer], machine: Machine) -> tuple[Layer | 
         more = f"; {len(fatal) - 1} more: llmtop import {path}" if len(fatal) > 1 else ""
         raise UsageError(f"{path}: {fatal[0].key}: {fatal[0].what}{more}", fix=fatal[0].fix)
     return Layer(ValueSource.DEEPSPEED_CONFIG, str(path), imported.values), imported.problems
+
+
+def check_raw_keys(spec: RunSpec) -> None:
+    """Raise UsageError, before anything is planned, for raw DeepSpeed keys that a launch would refuse."""
+    if spec.options.deepspeed:
+        from llmtop.trainer.dsconfig import deepspeed_config  # seldom needed, and slow to import
+
+        deepspeed_config(spec)
 
 
 def _world_size(layers: Sequence[Layer], machine: Machine) -> int | None:

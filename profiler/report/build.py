@@ -6,6 +6,7 @@ from statistics import median
 
 from msgspec import Struct
 
+from llmtop.presets.inputs import Inputs, inputs
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import Breakdown, breakdown
 from llmtop.profiler.events import CheckpointSaved
@@ -98,6 +99,8 @@ class Report(Struct, frozen=True, kw_only=True):
     """The class that ran, else the one that was asked for."""
     engine_optimizer: str | None
     attention: str
+    inputs: Inputs
+    """Weights, data and tokenizer, in words."""
     tokens_per_step: int
     started: float | None
     ended: float | None
@@ -170,6 +173,7 @@ def report_of(run: RunDir, state: RunState) -> Report:
         optimizer=(built.optimizer if built else None) or spec.options.optimizer,
         engine_optimizer=built.engine_optimizer if built else None,
         attention=(built.attention if built else None) or spec.options.attention,
+        inputs=inputs(spec),
         tokens_per_step=spec.tokens_per_step,
         started=state.started,
         ended=state.now,

@@ -11,6 +11,7 @@ from llmtop.profiler.report.build import ComponentReport, RankReport, Report
 from llmtop.profiler.report.columns import ColumnUnit, print_addends, print_one, unit_for
 from llmtop.profiler.units import (
     NOT_AVAILABLE,
+    counted,
     format_bytes,
     format_count,
     format_percent,
@@ -54,6 +55,8 @@ def _head(report: Report, width: int) -> Iterator[str]:
     if report.started is not None:
         began = datetime.fromtimestamp(report.started).strftime("%Y-%m-%d %H:%M:%S")
     yield f"  began {began}, {format_seconds(report.seconds)} in all"
+    for name in report.inputs.__struct_fields__:
+        yield from _hanging(name, getattr(report.inputs, name), width)
 
 
 def _training(report: Report, width: int) -> Iterator[str]:
@@ -62,8 +65,7 @@ def _training(report: Report, width: int) -> Iterator[str]:
     yield f"  {'steps':<16}{report.steps_finished} of {report.steps_planned}{skipped}"
     yield f"  {'loss':<16}{_number(report.first_loss)} -> {_number(report.last_loss)}{_fall(report)}"
     yield (
-        f"  {'step time':<16}{format_seconds(report.step_seconds)} median after warm-up"
-        f" (predicted {format_seconds(report.predicted_step_seconds)})"
+        f"  {'step time':<16}{_median(report)} (predicted {format_seconds(report.predicted_step_seconds)})"
     )
     yield (
         f"  {'throughput':<16}{format_tokens_rate(report.tokens_per_second)}"
@@ -212,7 +214,8 @@ def _record(report: Report, width: int) -> Iterator[str]:
         yield from _hanging("versions", versions, width)
     yield f"  {'folder':<16}{report.files.get('run', NOT_AVAILABLE)}"
     if report.skipped_lines:
-        text = f"{report.skipped_lines} lines are damaged or of a newer version and were left out"
+        are = "is" if report.skipped_lines == 1 else "are"
+        text = f"{counted(report.skipped_lines, 'line')} {are} damaged or of a newer version, and left out"
         yield from _hanging("not understood", text, width)
 
 
@@ -229,6 +232,12 @@ def _row(label: str, predicted: str, actual: str, error: str) -> str:
 
 def _rule() -> str:
     return "  " + " " * _LABEL + "-" * (2 * _VALUE)
+
+
+def _median(report: Report) -> str:
+    if report.step_seconds is None:
+        return f"{NOT_AVAILABLE}, too few steps after warm-up"
+    return f"{format_seconds(report.step_seconds)} median after warm-up"
 
 
 def _error(percent: float | None) -> str:

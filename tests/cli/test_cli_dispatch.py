@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from llmtop.presets.errors import ExitCode, JobFailedError, OutOfMemoryError
 from llmtop.tui import cli
+from llmtop.tui.arguments import CommandParser
 from llmtop.tui.commands import ls
+from llmtop.tui.options import ROWS
 from tests.cli.conftest import Llmtop
 
 
@@ -29,6 +32,25 @@ def test_every_command_has_help_with_its_example(name: str, llmtop: Llmtop) -> N
     assert row.example in answer.out
     assert row.example.startswith(f"llmtop {name}")
     assert answer.err == ""
+
+
+@pytest.mark.parametrize("row", cli.COMMANDS, ids=lambda row: row.name)
+def test_the_usage_line_names_every_option_of_the_command_itself(row: cli.Command) -> None:
+    parser = CommandParser(row.name, row.usage, row.help, row.example)
+    import_module(f"llmtop.tui.commands.{row.module or row.name}").add_arguments(parser)
+    run_options = {option.flag for option in ROWS} | {"--set", "--help"}
+    own = {word for word in parser._option_string_actions if word.startswith("--")} - run_options
+    own = {word for word in own if not (word.startswith("--no-") and "--" + word[5:] in run_options)}
+    if row.name == "demo":
+        own.add("--steps")
+    assert {word for word in own if word not in row.usage} == set()
+
+
+def test_help_shows_the_defaults(llmtop: Llmtop) -> None:
+    text = " ".join(llmtop("plan", "--help").out.split())
+    for words in ("ZeRO stage, 0 to 3 (default: 2)", "(default: 2048", "one forward pass (default: 1)"):
+        assert words in text
+    assert "(default: off)" in text and "Struct" not in text
 
 
 def test_version(llmtop: Llmtop) -> None:

@@ -36,6 +36,10 @@ def test_the_printed_options_mean_the_same_run(llmtop: Llmtop, tmp_path: Path) -
     model = ("--model", "llama-3.1-8b", "--gpu", "h200", "--gpus", "4")
     by_options = llmtop("plan", *model, *words, "--json").json()
     by_file = llmtop("plan", *model, "--deepspeed-config", file, "--json").json()
+    for plan in (by_options, by_file):
+        plan["spec"].pop("provenance")
+    assert by_file["spec"]["options"].pop("deepspeed_config") == file
+    assert by_options["spec"]["options"].pop("deepspeed_config") is None
     assert by_options == by_file
 
 
@@ -64,6 +68,14 @@ def test_a_lesser_problem_is_told_and_no_more(llmtop: Llmtop, tmp_path: Path) ->
     file = write(tmp_path, {**CONFIG, "offload_optimizer": {"device": "cpu"}})
     answer = llmtop("import", file)
     assert "offload_optimizer" in answer.err
+
+
+def test_a_models_configuration_is_told_as_one(llmtop: Llmtop, tmp_path: Path) -> None:
+    file = write(tmp_path, {"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
+    answer = llmtop("import", file)
+    assert answer.code == ExitCode.USAGE
+    assert f"llmtop plan --model {file}" in answer.err
+    assert answer.out == ""
 
 
 def test_a_file_that_is_not_there(llmtop: Llmtop, tmp_path: Path) -> None:

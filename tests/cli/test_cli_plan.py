@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llmtop.presets.catalog import BUILT_IN
 from llmtop.presets.errors import ExitCode
+from llmtop.presets.resolve import Machine
+from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.memory.result import Component, Moment
+from llmtop.tui import options
+from llmtop.tui.arguments import CommandParser
+from llmtop.tui.commands import output
+from llmtop.tui.commands.plan_text import plan_text
 from tests.cli.conftest import Llmtop
 
 LLAMA = ("--model", "llama-3.1-8b", "--gpu", "h100-80gb", "--gpus", "8", "--zero", "3")
@@ -30,6 +38,8 @@ KEYS = {
     "peak_moment",
     "suggestions",
     "assumptions",
+    "spec",
+    "inputs",
 }
 """What scripts may rely on; more may come."""
 
@@ -64,7 +74,7 @@ def test_plan_text_shows_verdict_moments_and_sources(llmtop: Llmtop) -> None:
     assert "verdict: " in answer.out
     for word in ("parameters", "optimizer_state", "total", "host memory", "taken for granted", "--zero 3"):
         assert word in answer.out
-    assert max(map(len, answer.out.splitlines())) <= 130
+    assert max(map(len, answer.out.splitlines())) <= 100
 
 
 def test_plan_of_a_run_that_does_not_fit_is_an_answer_and_names_a_way(llmtop: Llmtop) -> None:
@@ -113,3 +123,79 @@ def test_presets_of_an_unknown_kind(llmtop: Llmtop) -> None:
     answer = llmtop("presets", "model")
     assert answer.code == ExitCode.USAGE
     assert "did you mean 'models'?" in answer.err
+
+
+@pytest.mark.parametrize("words", [("cpu-demo",), LLAMA, ("zero3-offload", "--gpu", "h200")])
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_plan_keeps_to_the_width(words: tuple[str, ...], width: int) -> None:
+    parser = CommandParser("plan", "", "plan", "plan")
+    options.add_run_arguments(parser)
+    spec = options.resolve_run(parser.parse(words))
+    text = plan_text(spec, predict(spec), width)
+    assert all(len(line) <= width or " " not in line.strip() for line in text.splitlines())
+    assert sum("total" in line.split()[:1] for line in text.splitlines()) >= 1
+    for name in ("weights", "data", "tokenizer"):
+        assert f"\n  {name} " in text
+
+
+def test_a_terminal_is_filled_and_not_overrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "72")
+    assert output.text_width() == output.WIDTH, "not a terminal"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert output.text_width() == 72
+
+
+def test_plan_json_has_the_resolved_run(llmtop: Llmtop) -> None:
+    plan = llmtop("plan", *LLAMA, "--json").json()
+    assert plan["spec"]["options"]["gpus"] == 8
+    assert plan["spec"]["gpu"]["name"] == "h100-80gb"
+    assert plan["spec"]["model"]["num_layers"] == 32
+    assert plan["inputs"]["weights"].startswith("random")
+
+
+def test_plan_refuses_the_raw_keys_that_run_refuses(llmtop: Llmtop) -> None:
+    word = "deepspeed.zero_optimization.reduce_bucket_sizee=2e8"
+    for command in ("plan", "run"):
+        answer = llmtop(command, "cpu-demo", "--set", word)
+        assert answer.code == ExitCode.USAGE
+        assert "reduce_bucket_size" in answer.err
+
+
+def test_without_a_gpu_plan_says_what_it_planned_for(llmtop: Llmtop, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = Machine(gpu="cpu", gpus=1, host_memory_bytes=2**34)
+    monkeypatch.setattr("llmtop.profiler.hardware.devices.detect_machine", lambda: bare)
+    assert "--gpu NAME" in llmtop("plan", "--model", "llama-3.1-8b").err
+    assert "--gpu" not in llmtop("plan", "--model", "llama-3.1-8b", "--gpu", "cpu").err
+
+
+def test_a_model_in_the_place_of_a_recipe(llmtop: Llmtop) -> None:
+    answer = llmtop("plan", "llama-3.1-8b")
+    assert answer.code == ExitCode.USAGE
+    assert "--model llama-3.1-8b" in answer.err
+
+
+def test_fixes_are_options(llmtop: Llmtop) -> None:
+    answer = llmtop("plan", "--model", "gpt2", "--gpu", "t4", "--precision", "bf16")
+    assert "fix: --precision fp16" in answer.err
+
+
+def test_a_broken_preset_of_the_user_is_listed(llmtop: Llmtop, tmp_path: Path) -> None:
+    folder = tmp_path / "config" / "llmtop" / "presets" / "recipes"
+    folder.mkdir(parents=True)
+    (folder / "bad.toml").write_text("zero = \n")
+    (folder / "good.toml").write_text('model = "gpt2"\n')
+    answer = llmtop("presets", "recipes")
+    assert answer.code == ExitCode.DONE
+    assert "broken: " in answer.out and "cpu-demo" in answer.out and "good.toml" in answer.out
+    listed = {line["name"]: line for line in llmtop("presets", "--json").json()["presets"]}
+    assert "not valid TOML" in listed["bad"]["error"]
+    assert not listed["good"]["error"] and not listed["cpu-demo"]["error"]
+    assert llmtop("plan", "cpu-demo").code == ExitCode.DONE
+    assert llmtop("plan", "good", "--gpu", "h200").code == ExitCode.DONE
+
+
+@pytest.mark.parametrize("words", [(), ("models",), ("models", "llama-3.1-8b"), ("recipes", "zero3-offload")])
+def test_presets_keep_to_the_width_and_name_a_folder_once(words: tuple[str, ...], llmtop: Llmtop) -> None:
+    lines = llmtop("presets", *words).out.splitlines()
+    assert all(len(line) <= output.WIDTH for line in lines if "/llmtop" not in line)
+    assert sum(str(BUILT_IN) in line for line in lines) <= 1

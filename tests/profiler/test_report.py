@@ -149,7 +149,7 @@ def test_lines_that_were_left_out_are_counted(tmp_path: Path) -> None:
         file.write('{"kind": "from_the_future", "v": 9}\n')
     report = build_report(run)
     assert report.skipped_lines == 1
-    assert "1 lines are damaged or of a newer version" in render(report, 200)
+    assert "1 line is damaged or of a newer version" in render(report, 200)
 
 
 @given(

@@ -35,8 +35,19 @@ def read_config(path: Path, findings: Findings) -> dict[str, Any]:
             why="a DeepSpeed configuration is an object of keys and values in braces",
             fix="give the file with the braces around its keys",
         )
+    _refuse_model_config(path, config)
     sound: dict[str, Any] = _sound(path, config)
     return sound
+
+
+def _refuse_model_config(path: Path, config: dict[str, Any]) -> None:
+    """A model's config.json has none of the keys, and would be warned of key by key."""
+    if "model_type" in config or "architectures" in config:
+        raise UsageError(
+            f"{path} is a model's configuration, not one of DeepSpeed",
+            why="it names a model_type or architectures, as Hugging Face's config.json does",
+            fix=f"llmtop plan --model {path}",
+        )
 
 
 def _text(path: Path, findings: Findings) -> str:

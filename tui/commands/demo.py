@@ -13,7 +13,8 @@ from llmtop.trainer import launch
 from llmtop.tui import options
 from llmtop.tui.commands.follow import follow, require_success, tell
 from llmtop.tui.commands.launching import on_terminal, open_monitor, require_fit
-from llmtop.tui.commands.plan_text import WIDTH, plan_text
+from llmtop.tui.commands.output import text_width
+from llmtop.tui.commands.plan_text import plan_text
 from llmtop.tui.view import ENDED
 
 RECIPE = "cpu-demo"
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     steps = {"steps": given["steps"]} if "steps" in given else {}
     spec = options.resolve_run(argparse.Namespace(recipe=RECIPE, settings=[], **steps))
     prediction = predict(spec)
-    tell(plan_text(spec, prediction))
+    tell(plan_text(spec, prediction, text_width()))
     require_fit(spec, prediction)
     launched = launch.start_run(spec, prediction)
     tell(f"\nrun {launched.run_id} in {launched.path}")
@@ -42,5 +43,5 @@ def run(args: argparse.Namespace) -> ExitCode:
             return code
     else:
         state = follow(launched)
-    print(render(build_report(launched), WIDTH))
+    print(render(build_report(launched), text_width()))
     return require_success(launched, state)

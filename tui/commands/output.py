@@ -2,9 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import msgspec
+
+from llmtop.presets import catalog
+
+WIDTH = 100
+"""Columns of text that goes to a file or a pipe, and the most that a terminal's text takes."""
+NARROWEST = 40
+
+
+def text_width() -> int:
+    """Columns to keep to: the terminal's, where a terminal reads."""
+    if not sys.stdout.isatty():
+        return WIDTH
+    return max(NARROWEST, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
+
+
+def short_path(path: str) -> str:
+    """A path as short as it stays findable: within the built-in presets, or from home."""
+    file = Path(path)
+    if file.is_relative_to(catalog.BUILT_IN):
+        return f"built-in {file.relative_to(catalog.BUILT_IN)}"
+    home = Path.home()
+    return f"~/{file.relative_to(home)}" if file.is_relative_to(home) else path
+
+
+def wrapped(text: str, lead: str, width: int) -> list[str]:
+    """Lines of at most `width` columns, save for a word that is longer itself; later ones are indented."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=lead,
+        subsequent_indent=" " * max(4, len(lead)),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def named_lines(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
+    """Names in a column, each with its text wrapped beside it."""
+    column = max((len(name) for name, _ in rows), default=0)
+    for name, text in rows:
+        lead = f"  {name:<{column}}  "
+        yield from wrapped(text, lead, width) or [lead.rstrip()]
 
 
 def print_json(value: object) -> None:

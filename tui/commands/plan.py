@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
+
+import msgspec
 
 from llmtop.presets.errors import ExitCode
+from llmtop.presets.inputs import inputs
+from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.predict import predict
+from llmtop.profiler.memory.result import Prediction
 from llmtop.tui import options
-from llmtop.tui.commands.output import print_json
+from llmtop.tui.commands.output import print_json, text_width
 from llmtop.tui.commands.plan_text import plan_text
 
 
@@ -20,7 +26,12 @@ def run(args: argparse.Namespace) -> ExitCode:
     spec = options.resolve_run(args)
     prediction = predict(spec)
     if args.json:
-        print_json(prediction)
+        print_json(answer(spec, prediction))
     else:
-        print(plan_text(spec, prediction))
+        print(plan_text(spec, prediction, text_width()))
     return ExitCode.DONE
+
+
+def answer(spec: RunSpec, prediction: Prediction) -> dict[str, Any]:
+    """The answer of `plan --json`: the prediction, and the run that it is of."""
+    return {**msgspec.to_builtins(prediction), "inputs": inputs(spec), "spec": spec}

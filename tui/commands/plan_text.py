@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 
+from llmtop.presets.inputs import inputs
 from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.profiler.memory.result import Component, Moment, Prediction
-from llmtop.profiler.units import format_bytes, format_count, format_seconds
-from llmtop.tui.commands.output import table
-
-WIDTH = 100
+from llmtop.profiler.units import counted, format_bytes, format_count, format_seconds
+from llmtop.tui.commands.output import WIDTH, short_path, table, wrapped
 
 _HEADS: dict[Moment, str] = {
     Moment.INIT: "init",
@@ -23,16 +21,17 @@ _HEADS: dict[Moment, str] = {
 }
 
 
-def plan_text(spec: RunSpec, prediction: Prediction) -> str:
-    """The whole answer of `plan`."""
+def plan_text(spec: RunSpec, prediction: Prediction, width: int = WIDTH) -> str:
+    """The whole answer of `plan`, in lines of at most `width` columns, long paths aside."""
     sections = (
-        _what(spec, prediction),
-        _verdict(spec, prediction),
-        _moments(spec, prediction),
-        _host(prediction),
-        _suggestions(prediction),
-        _assumptions(prediction),
-        _origins(spec),
+        _what(spec, prediction, width),
+        _verdict(spec, prediction, width),
+        _moments(spec, prediction, width),
+        _host(prediction, width),
+        _suggestions(prediction, width),
+        _assumptions(prediction, width),
+        _inputs(spec, width),
+        _origins(spec, width),
     )
     return "\n\n".join("\n".join(section) for section in map(list, sections) if section)
 
@@ -49,18 +48,19 @@ def verdict_line(spec: RunSpec, prediction: Prediction) -> str:
     return f"verdict: does not fit, {place} needs up to {need} and there is {have}"
 
 
-def _place(spec: RunSpec) -> str:
+def place_of(spec: RunSpec) -> str:
     """What holds one rank's bytes."""
     return "process" if spec.on_cpu else "GPU"
 
 
-def _what(spec: RunSpec, prediction: Prediction) -> Iterator[str]:
+def _what(spec: RunSpec, prediction: Prediction, width: int) -> Iterator[str]:
     o = spec.options
     nodes = f"{o.nodes} nodes of " if o.nodes > 1 else ""
     trained = "every weight trained"
     if prediction.trainable_params != prediction.params:
         trained = f"{format_count(prediction.trainable_params)} trained"
-    yield f"{spec.name}: {spec.model.name} on {nodes}{o.gpus} x {spec.gpu.name}, ZeRO-{o.zero}"
+    title = f"{spec.name}: {spec.model.name} on {nodes}{o.gpus} x {spec.gpu.name}, ZeRO-{o.zero}"
+    yield from wrapped(title, "", width)
     extras: list[str] = [o.precision, o.attention, o.optimizer]
     extras += [f"lora rank {o.lora_rank}"] if o.lora_rank else []
     extras += [o.quantization] if o.quantization != "none" else []
@@ -68,17 +68,27 @@ def _what(spec: RunSpec, prediction: Prediction) -> Iterator[str]:
     extras += ["gradient checkpointing"] if o.gradient_checkpointing else []
     extras += [f"optimizer on {o.offload_optimizer}"] if o.offload_optimizer != "none" else []
     extras += [f"parameters on {o.offload_param}"] if o.offload_param != "none" else []
-    yield f"  {', '.join(extras)}"
+    yield from wrapped(", ".join(extras), "  ", width)
     yield f"  {format_count(prediction.params)} parameters ({prediction.params:,}), {trained}"
-    yield (
-        f"  {spec.tokens_per_step:,} tokens a step: micro-batch {o.micro_batch} x {o.seq_len:,} tokens"
-        f" x {o.grad_accum} accumulated x {spec.world_size} ranks"
+    yield from wrapped(
+        f"{spec.tokens_per_step:,} tokens a step: micro-batch {o.micro_batch} x {o.seq_len:,} tokens"
+        f" x {o.grad_accum} accumulated x {counted(spec.world_size, 'rank')}",
+        "  ",
+        width,
     )
 
 
-def _verdict(spec: RunSpec, prediction: Prediction) -> Iterator[str]:
+def _inputs(spec: RunSpec, width: int) -> Iterator[str]:
+    """What the run would start from."""
+    found = inputs(spec)
+    yield "what it starts from"
+    for name in found.__struct_fields__:
+        yield from wrapped(getattr(found, name), f"  {name:<11}", width)
+
+
+def _verdict(spec: RunSpec, prediction: Prediction, width: int) -> Iterator[str]:
     low, high = prediction.peak_reserved_bytes
-    yield verdict_line(spec, prediction)
+    yield from wrapped(verdict_line(spec, prediction), "", width)
     yield f"  peak allocated  {format_bytes(prediction.peak_allocated_bytes)} ({prediction.peak_moment})"
     yield f"  peak reserved   {format_bytes(low)} to {format_bytes(high)}"
     yield f"  peak on device  {format_bytes(prediction.peak_device_bytes)}"
@@ -91,37 +101,56 @@ def _verdict(spec: RunSpec, prediction: Prediction) -> Iterator[str]:
     )
 
 
-def _moments(spec: RunSpec, prediction: Prediction) -> Iterator[str]:
+def _moments(spec: RunSpec, prediction: Prediction, width: int) -> Iterator[str]:
     """Components down, moments across, one unit for the whole table so that columns add up by eye."""
     largest = max((moment.total_bytes for moment in prediction.moments), default=0)
     unit, name = (1 << 30, "GiB") if largest >= 1 << 30 else (1 << 20, "MiB")
     present = [c for c in Component if any(c in moment.components for moment in prediction.moments)]
-    rows = [[name, *(_HEADS[moment.name] for moment in prediction.moments)]]
-    for component in present:
-        rows.append([component, *(_cell(m.components.get(component), unit) for m in prediction.moments)])
-    rows.append(["total", *(_cell(moment.total_bytes, unit) for moment in prediction.moments)])
-    peak = ["peak" if moment.name == prediction.peak_moment else "" for moment in prediction.moments]
-    rows.append(["", *peak])
-    yield f"one {_place(spec)}, by moment of a step"
-    for line in table(rows, right=range(1, len(prediction.moments) + 1)):
-        yield f"  {line}"
+    columns = [["", name, *present, "total", ""]]
+    for moment in prediction.moments:
+        first, _, second = _HEADS[moment.name].rpartition(" ")
+        cells = [_cell(moment.components.get(component), unit) for component in present]
+        peak = "peak" if moment.name == prediction.peak_moment else ""
+        columns.append([first, second, *cells, _cell(moment.total_bytes, unit), peak])
+    yield f"one {place_of(spec)}, by moment of a step"
+    for part in _fitting(columns, width - 2):
+        rows = list(zip(*part, strict=True))
+        for line in table(rows, right=range(1, len(part))):
+            if line:
+                yield f"  {line}"
+
+
+def _fitting(columns: list[list[str]], width: int) -> Iterator[list[list[str]]]:
+    """The columns in as many tables as the width asks for, each beginning with the first column."""
+    names, *others = columns
+    used, part = max(map(len, names)), [names]
+    for column in others:
+        wide = 2 + max(map(len, column))
+        if used + wide > width and len(part) > 1:
+            yield part
+            used, part = max(map(len, names)), [names]
+        part.append(column)
+        used += wide
+    yield part
 
 
 def _cell(value: int | None, unit: int) -> str:
     return "" if value is None else f"{value / unit:.2f}"
 
 
-def _host(prediction: Prediction) -> Iterator[str]:
+def _host(prediction: Prediction, width: int) -> Iterator[str]:
     host = prediction.host
-    yield (
+    yield from wrapped(
         f"one node: host memory {format_bytes(host.total_bytes)},"
-        f" of it pinned {format_bytes(host.pinned_bytes)}; NVMe {format_bytes(host.nvme_bytes)}"
+        f" of it pinned {format_bytes(host.pinned_bytes)}; NVMe {format_bytes(host.nvme_bytes)}",
+        "",
+        width,
     )
     for name, size in host.components.items():
         yield f"  {name:<24}{format_bytes(size)}"
 
 
-def _suggestions(prediction: Prediction) -> Iterator[str]:
+def _suggestions(prediction: Prediction, width: int) -> Iterator[str]:
     if not prediction.suggestions:
         return
     some_fit = any(suggestion.fits for suggestion in prediction.suggestions)
@@ -130,17 +159,17 @@ def _suggestions(prediction: Prediction) -> Iterator[str]:
     for number, suggestion in enumerate(prediction.suggestions, 1):
         after = "fits" if suggestion.fits else "does not fit yet"
         text = f"{suggestion.text} -> {format_bytes(suggestion.peak_allocated_bytes)}, {after}"
-        yield from _wrapped(text, f"  {number}. ")
+        yield from wrapped(text, f"  {number}. ", width)
 
 
-def _assumptions(prediction: Prediction) -> Iterator[str]:
+def _assumptions(prediction: Prediction, width: int) -> Iterator[str]:
     if prediction.assumptions:
         yield "taken for granted"
     for assumption in prediction.assumptions:
-        yield from _wrapped(assumption, "  - ")
+        yield from wrapped(assumption, "  - ", width)
 
 
-def _origins(spec: RunSpec) -> Iterator[str]:
+def _origins(spec: RunSpec, width: int) -> Iterator[str]:
     """Where each value came from that is not the plain default, a line for each place."""
     by_place: dict[str, list[str]] = {}
     for key, origin in spec.provenance.items():
@@ -152,9 +181,9 @@ def _origins(spec: RunSpec) -> Iterator[str]:
             settings = by_place.setdefault(origin.detail or origin.source, [])
             settings += [f"{key} {value}"] if not isinstance(value, dict) else []
     yield "where the values come from (all others are defaults)"
-    yield f"  {spec.model_source}: the model's shape"
+    yield from wrapped(f"{short_path(spec.model_source)}: the model's shape", "  ", width)
     for place, settings in by_place.items():
-        yield from _wrapped(f"{place}: {', '.join(settings)}", "  ")
+        yield from wrapped(f"{short_path(place)}: {', '.join(settings)}", "  ", width)
 
 
 def _value(spec: RunSpec, key: str) -> object:
@@ -164,14 +193,3 @@ def _value(spec: RunSpec, key: str) -> object:
     for part in rest:
         value = value[part]
     return value
-
-
-def _wrapped(text: str, lead: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=lead,
-        subsequent_indent=" " * max(4, len(lead)),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import msgspec
 
 from llmtop.presets import catalog
 from llmtop.presets.errors import ExitCode, UsageError, nearest
-from llmtop.tui.commands.output import print_json, table
+from llmtop.tui.commands.output import named_lines, print_json, short_path, text_width, wrapped
 
 Kind = Literal["models", "gpus", "recipes"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -22,6 +23,8 @@ class PresetLine(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     description: str
     file: str
+    error: str = ""
+    """Why the file cannot be used; empty for a good one."""
 
 
 class PresetList(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +55,9 @@ def run(args: argparse.Namespace) -> ExitCode:
         _show_one(kinds[0], args.name, as_json=args.json)
         return ExitCode.DONE
     lines = tuple(
-        PresetLine(kind=kind, name=entry.name, description=entry.description, file=str(entry.path))
+        PresetLine(
+            kind=kind, name=entry.name, description=entry.description, file=entry.path, error=entry.error
+        )
         for kind in kinds
         for entry in catalog.entries(kind)
     )
@@ -74,11 +79,21 @@ def _kind(word: str) -> Kind:
 
 
 def _print_list(kinds: tuple[Kind, ...], lines: tuple[PresetLine, ...]) -> None:
+    width = text_width()
     for kind in kinds:
         print(f"{kind}:")
-        rows = [(line.name, line.description, line.file) for line in lines if line.kind == kind]
-        for text in table(rows):
-            print(f"  {text}")
+        rows = [(line.name, _told(line)) for line in lines if line.kind == kind]
+        for text in named_lines(rows, width):
+            print(text)
+    for where, folder in (("built in", catalog.BUILT_IN), ("yours", catalog.user_presets_dir())):
+        for text in wrapped(f"{folder}/{'|'.join(kinds)}", f"{where}: ", width):
+            print(text)
+
+
+def _told(line: PresetLine) -> str:
+    """The description, marked where the preset is the user's own."""
+    own = not Path(line.file).is_relative_to(catalog.BUILT_IN)
+    return " ".join(filter(None, (line.description, f"({short_path(line.file)})" if own else "")))
 
 
 def _show_one(kind: Kind, name: str, *, as_json: bool) -> None:
@@ -86,13 +101,22 @@ def _show_one(kind: Kind, name: str, *, as_json: bool) -> None:
     if as_json:
         print_json(detail)
         return
-    print(f"{kind}/{detail.name}")
-    rows = [
-        (key, msgspec.json.encode(value).decode(), detail.sources.get(key, ""))
-        for key, value in detail.values.items()
-    ]
-    for text in table(rows):
-        print(f"  {text}")
+    places = set(detail.sources.values())
+    width = text_width()
+    common = f", all from {short_path(min(places))}" if len(places) == 1 else ""
+    for text in wrapped(f"{kind}/{detail.name}{common}", "", width):
+        print(text)
+    rows = []
+    for key, value in detail.values.items():
+        source = "" if common else short_path(detail.sources.get(key, ""))
+        rows.append((key, _json_line(value) + (f"  ({source})" if source else "")))
+    for text in named_lines(rows, width):
+        print(text)
+
+
+def _json_line(value: object) -> str:
+    """One line with spaces, so that it can be wrapped."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
 
 
 def _detail(kind: Kind, name: str) -> PresetDetail:

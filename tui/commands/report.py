@@ -8,8 +8,7 @@ from llmtop.presets.errors import ExitCode
 from llmtop.profiler import rundir
 from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.text import render
-from llmtop.tui.commands.output import print_json
-from llmtop.tui.commands.plan_text import WIDTH
+from llmtop.tui.commands.output import print_json, text_width
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,5 +21,5 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.json:
         print_json(report)
     else:
-        print(render(report, WIDTH))
+        print(render(report, text_width()))
     return ExitCode.DONE
