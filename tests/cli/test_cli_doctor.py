@@ -44,8 +44,22 @@ def test_a_machine_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_driver_only_the_cpu_can_train() -> None:
     checks = look(BARE)
-    assert checks["gpu"].status == "missing"
+    assert checks["gpu"].status == "optional"
     assert checks["torch cuda"].status == "missing"
+
+
+def test_what_an_option_alone_needs_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "installed_version", lambda _name: None)
+    checks = look(BARE)
+    for name in ("flash-attn", "liger-kernel", "bitsandbytes", "peft", "datasets"):
+        assert checks[name].status == "optional"
+    assert checks["torch"].status == checks["deepspeed"].status == "missing"
+
+
+def test_torch_is_mended_with_its_cpu_build_where_there_is_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "installed_version", lambda _name: None)
+    assert "-c constraints-cpu.txt -e '.[train]'" in look(BARE)["torch"].mend
+    assert "constraints" not in look(H200)["torch"].mend
 
 
 def test_torch_for_a_newer_cuda_than_the_driver_runs() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
+from typing import get_args
 
 import msgspec
 
 from llmtop.presets.errors import ExitCode
-from llmtop.tui.commands.output import print_json
+from llmtop.tui.commands.output import print_json, text_width, wrapped
 from llmtop.tui.doctor import software, system
-from llmtop.tui.doctor.check import Check
+from llmtop.tui.doctor.check import Check, Status
 
 
 class Doctor(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,10 +33,15 @@ def run(args: argparse.Namespace) -> ExitCode:
         print_json(Doctor(checks=tuple(checks)))
         return ExitCode.DONE
     width = max(len(check.name) for check in checks)
+    columns = text_width()
     for check in checks:
-        print(f"{check.status:<8}{check.name:<{width}}  {check.found}")
+        print("\n".join(wrapped(check.found, f"{check.status:<10}{check.name:<{width}}  ", columns)))
         if check.mend:
-            print(f"{'':<8}{'':<{width}}  mend: {check.mend}")
-    counts = {status: sum(check.status == status for check in checks) for status in ("ok", "warn", "missing")}
-    print(", ".join(f"{count} {status}" for status, count in counts.items()))
+            print("\n".join(wrapped(f"mend: {check.mend}", f"{'':<10}{'':<{width}}  ", columns)))
+    counts = Counter(check.status for check in checks)
+    print(", ".join(f"{counts[status]} {status}" for status in get_args(Status) if counts[status]))
+    if counts["missing"]:
+        print("missing: needed to train here; plan, attach, report and the app do without")
+    if counts["optional"]:
+        print("optional: not there, and needed only for what its line says")
     return ExitCode.DONE

@@ -8,7 +8,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-Status = Literal["ok", "warn", "missing"]
+Status = Literal["ok", "warn", "missing", "optional"]
+"""`missing` stops training here; `optional` is not there, and only what its line names needs it."""
 
 
 class Check(Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from llmtop.tui.doctor.check import Check, Machine, installed_version, output_of
+from llmtop.tui.doctor.check import Check, Machine, Status, installed_version, output_of
 
 
 class PackageRow(Struct, frozen=True):
@@ -99,13 +99,16 @@ def _python(_machine: Machine) -> Check:
     return Check(name="python", status="ok", found=found)
 
 
-def _package(row: PackageRow) -> Check:
+def _package(row: PackageRow, machine: Machine) -> Check:
     version = installed_version(row.name)
-    mend = f"pip install -e '.[{row.extra}]' in the clone"
+    # Without a driver a CUDA build of torch is gigabytes for nothing.
+    held = "" if machine.driver_version or row.extra != "train" else "-c constraints-cpu.txt "
+    mend = f"pip install {held}-e '.[{row.extra}]' in the clone"
     if not row.extra:
         mend = f"pip install --no-build-isolation {row.name}, after torch, where nvcc is; sdpa does without"
     if version is None:
-        return Check(name=row.name, status="missing", found=f"not installed; for {row.use}", mend=mend)
+        status: Status = "missing" if row.extra == "train" else "optional"
+        return Check(name=row.name, status=status, found=f"not installed; for {row.use}", mend=mend)
     release = _release(version)
     if (row.oldest and release < row.oldest) or (row.below and release >= row.below):
         wanted = f">={'.'.join(map(str, row.oldest))}"
@@ -121,7 +124,7 @@ def _driver(machine: Machine) -> Check:
     if machine.driver_version is None:
         return Check(
             name="gpu",
-            status="missing",
+            status="optional",
             found="no NVIDIA driver answers; only --gpu cpu can train here",
             mend="none needed to plan or to watch; to train on GPUs install the NVIDIA driver",
         )
@@ -230,6 +233,6 @@ def software_checks(machine: Machine) -> Iterator[Check]:
     """In the order in which a person would mend things."""
     yield _python(machine)
     yield _driver(machine)
-    yield from (_package(row) for row in PACKAGES)
+    yield from (_package(row, machine) for row in PACKAGES)
     for check in (_torch_build, _nvcc, _compiler, _python_headers, _ninja):
         yield check(machine)

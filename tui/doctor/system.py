@@ -26,7 +26,7 @@ def _libaio(_machine: Machine) -> Check:
         return Check(name="libaio", status="ok", found=library)
     return Check(
         name="libaio",
-        status="missing",
+        status="optional",
         found="header or library not there; only NVMe offload needs it",
         mend="Debian: apt install libaio-dev",
     )
