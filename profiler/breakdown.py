@@ -6,6 +6,8 @@ moment nearest to that peak: of the moments at the borders of its phase, the one
 What the peak held beyond that moment came and went inside the phase: `workspace`. What that moment held
 beyond its classified tensors (and, on the CPU kind, beyond the runtime) is `unexplained`, which may be
 negative. So the rows inside the peak add up to it exactly.
+A process whose tensors are much larger than its resident set had pages taken by the kernel: then neither
+its peak nor what is left of it says anything about the prediction, and the breakdown is `reclaimed`.
 On CUDA the rows outside the allocator add up, with the peak, to what NVML read of the device.
 """
 
@@ -43,6 +45,8 @@ _AFTER_BACKWARD = (Moment.FIRST_BLOCK_BACKWARD, Moment.OPTIMIZER_STEP, Moment.ST
 _GONE_AFTER_BACKWARD = (Component.ACTIVATIONS, Component.LOGITS)
 _ON_DEVICE = (Component.CUDA_CONTEXT, Component.OTHER_PROCESSES)
 NEARLY = 0.98
+RECLAIMED_SHARE = 0.05
+"""Of the peak; by less the classified tensors exceed the resident set when some were never touched."""
 DRIVER_RESERVE_BYTES = 640_000_000
 """Of the predicted context, what the driver holds before any process comes (H200, driver 580)."""
 
@@ -85,6 +89,8 @@ class Breakdown(Struct, frozen=True, kw_only=True):
     """NVML's largest reading of that rank's device; None on the CPU kind."""
     reserved_bytes: int | None = None
     """Largest that rank's allocator held; None on the CPU kind."""
+    reclaimed: bool = False
+    """The kernel had taken pages of that rank's process (CPU kind): the actual figures are too small."""
 
     @property
     def error_percent(self) -> float | None:
@@ -92,8 +98,8 @@ class Breakdown(Struct, frozen=True, kw_only=True):
 
     @property
     def unexplained_percent(self) -> float | None:
-        """Of the actual peak."""
-        if self.unexplained_bytes is None or not self.actual_peak_bytes:
+        """Of the actual peak; None where that peak is not all that the run held."""
+        if self.unexplained_bytes is None or not self.actual_peak_bytes or self.reclaimed:
             return None
         return 100 * self.unexplained_bytes / self.actual_peak_bytes
 
@@ -134,7 +140,22 @@ def breakdown(state: RunState, spec: RunSpec, prediction: Prediction) -> Breakdo
         predicted_device_bytes=prediction.peak_device_bytes,
         actual_device_bytes=device,
         reserved_bytes=reserved,
+        reclaimed=spec.on_cpu and _too_small(peak, unexplained),
     )
+
+
+def process_peaks(state: RunState, spec: RunSpec) -> dict[int, int]:
+    """Rank to the largest resident set of its process: samples may miss what a phase of a step reached."""
+    peaks = dict(state.peak_rss_bytes)
+    for number, rank in state.ranks.items() if spec.on_cpu else ():
+        seen = [memory.peak_bytes for memory in rank.peaks.values() if memory.peak_bytes is not None]
+        if seen:
+            peaks[number] = max(peaks.get(number, 0), *seen)
+    return peaks
+
+
+def _too_small(peak: int | None, unexplained: int | None) -> bool:
+    return peak is not None and unexplained is not None and unexplained < -RECLAIMED_SHARE * peak
 
 
 def _rows(

@@ -36,8 +36,8 @@ def lost(seen: Seen) -> Iterator[Finding]:
         yield Finding(
             key="lost",
             severity="critical",
-            title="the run's supervisor is gone and wrote no end",
-            evidence=f"the last line of its record is that of step {seen.state.steps_finished}",
+            title="the run's supervisor is gone",
+            evidence=f"it wrote no end; the last step in its record is {seen.state.steps_finished}",
             change="it was killed, or the machine went down; the kernel log names what was killed for memory",
         )
 
@@ -59,7 +59,7 @@ def hanging(seen: Seen) -> Iterator[Finding]:
     yield Finding(
         key="hang",
         severity="critical",
-        title="no step has finished for a long time",
+        title="no step for a long time",
         evidence=f"{format_seconds(state.hang_seconds)} since step {state.steps_finished}"
         + where
         + (f"; {', '.join(stuck[:4])}" if stuck else ""),
@@ -104,7 +104,7 @@ def loss_scale_collapsing(seen: Seen) -> Iterator[Finding]:
     yield Finding(
         key="loss_scale",
         severity="critical" if collapsed else "warning",
-        title="fp16 gradients overflow and steps are skipped",
+        title="fp16 overflows; steps are skipped",
         evidence=f"{state.skipped_steps} of {state.steps_finished} steps skipped ({share}){scales}",
         change="use --precision bf16, or lower --learning-rate",
     )

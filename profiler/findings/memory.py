@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llmtop.profiler.breakdown import DRIVER_RESERVE_BYTES
-from llmtop.profiler.findings.finding import Finding, Rule, Seen, Severity, first_line, words
+from llmtop.profiler.events import HostSample
+from llmtop.profiler.findings.finding import Finding, Rule, Seen, first_line, words
 from llmtop.profiler.memory.result import Component
-from llmtop.profiler.runstate import RankState
+from llmtop.profiler.runstate import ENDED, RankState
 from llmtop.profiler.units import format_bytes, format_percent
 
 PREDICTION_TOLERANCE_PERCENT = 10.0
@@ -15,19 +16,21 @@ UNUSED_SHARE = 0.4
 FRAGMENTATION_SHARE = 0.15
 FRAGMENTATION_FLOOR_BYTES = 1 << 30
 HOST_WARNING_SHARE, HOST_CRITICAL_SHARE = 0.90, 0.96
+OWN_SHARE = 0.5
+"""Of the memory in use; a run that holds less is not the one to make smaller."""
 OTHERS_FLOOR_BYTES = DRIVER_RESERVE_BYTES + (1 << 29)
 
 
 def prediction_off(seen: Seen) -> Iterator[Finding]:
     found = seen.breakdown
     error, actual = found.error_percent, found.actual_peak_bytes
-    if error is None or actual is None or abs(error) <= PREDICTION_TOLERANCE_PERCENT:
+    if error is None or actual is None or abs(error) <= PREDICTION_TOLERANCE_PERCENT or found.reclaimed:
         return
     under = error < 0
     yield Finding(
         key="prediction_off",
         severity="warning" if under else "info",
-        title=f"the run uses {'more' if under else 'less'} memory than predicted",
+        title=f"{'more' if under else 'less'} memory used than predicted",
         evidence=(
             f"predicted {format_bytes(found.predicted_peak_bytes)}, actual {format_bytes(actual)} on rank "
             f"{found.peak_rank} in {found.peak_phase} ({format_percent(error, signed=True)})"
@@ -95,28 +98,83 @@ def _device_capacity(seen: Seen) -> int | None:
 
 
 def host_memory_short(seen: Seen) -> Iterator[Finding]:
-    """The tighter of the machine's memory and the cgroup's limit: near it the kernel kills ranks."""
+    """The tighter of the machine's memory and the cgroup's limit: near it the kernel kills ranks.
+
+    While a run goes on its newest sample counts, so that the finding goes when the memory is free again.
+    """
     state = seen.state
     host = state.hardware.host if state.hardware else None
     if host is None:
         return
+    ended = state.status in ENDED
+    machine, cgroup = _used(host), host.cgroup_used_bytes
+    if ended:
+        machine, cgroup = state.peak_host_bytes, state.peak_cgroup_bytes
     limits = (
-        ("the cgroup's limit", state.peak_cgroup_bytes, host.cgroup_limit_bytes),
-        ("the machine's memory", state.peak_host_bytes, host.memory_total_bytes),
+        ("cgroup", cgroup, host.cgroup_limit_bytes),
+        ("machine", machine, host.memory_total_bytes),
     )
     shares = [(used / limit, name, used, limit) for name, used, limit in limits if used is not None and limit]
     if not shares or max(shares)[0] < HOST_WARNING_SHARE:
         return
     share, name, used, limit = max(shares)
-    severity: Severity = "critical" if share >= HOST_CRITICAL_SHARE else "warning"
-    swap = state.peak_swap_bytes
+    own = _own_host_bytes(seen, ended)
+    others = own is not None and own < OWN_SHARE * used
+    swap = state.peak_swap_bytes if ended else host.swap_used_bytes
+    evidence = f"{format_bytes(used)} of {format_bytes(limit)} ({format_percent(100 * share)})"
+    evidence += f", {format_bytes(own)} of it this run's" if own is not None else ""
+    evidence += f", {format_bytes(swap)} of swap in use" if swap else ""
+    critical = share >= HOST_CRITICAL_SHARE and state.status not in ("completed", "stopped")
+    verb = "filled" if ended else "fill"
     yield Finding(
         key="host_memory_short",
-        severity=severity,
-        title=f"host memory is near {name}",
-        evidence=f"{format_bytes(used)} of {format_bytes(limit)} ({format_percent(100 * share)})"
-        + (f", {format_bytes(swap)} of swap in use" if swap else ""),
-        change=_host_relief(seen),
+        severity="critical" if critical else "warning",
+        title=f"other processes {verb} memory"
+        if others
+        else f"the {name}'s memory {'was' if ended else 'is'} nearly full",
+        evidence=evidence,
+        change=f"end other programs{_where(name)}" if others else _host_relief(seen),
+    )
+
+
+def _where(limit: str) -> str:
+    return " on this machine" if limit == "machine" else " in the same container or job"
+
+
+def _used(host: HostSample) -> int | None:
+    if host.memory_total_bytes is None or host.memory_available_bytes is None:
+        return None
+    return host.memory_total_bytes - host.memory_available_bytes
+
+
+def _own_host_bytes(seen: Seen, ended: bool) -> int | None:
+    """What the ranks hold of the host's memory; None when nobody has looked."""
+    state = seen.state
+    if ended:
+        known = list((state.peak_pss_bytes or state.peak_rss_bytes).values())
+    else:
+        processes = state.hardware.processes if state.hardware else ()
+        held = (p.rss_bytes if p.pss_bytes is None else p.pss_bytes for p in processes)
+        known = [size for size in held if size is not None]
+    # Pages that a driver pinned are not in the resident set of a process everywhere.
+    pinned = 0 if seen.spec.on_cpu else seen.prediction.pinned_bytes
+    return sum(known) + pinned if known else None
+
+
+def pages_reclaimed(seen: Seen) -> Iterator[Finding]:
+    found = seen.breakdown
+    if not found.reclaimed or found.unexplained_bytes is None:
+        return
+    swap = seen.state.peak_swap_bytes
+    yield Finding(
+        key="pages_reclaimed",
+        severity="warning",
+        title="actual memory is not reliable",
+        evidence=f"what rank {found.peak_rank} is known to hold is {format_bytes(-found.unexplained_bytes)} "
+        f"larger than the {format_bytes(found.actual_peak_bytes)} that its process had resident: "
+        "the kernel swapped or reclaimed pages"
+        + (f"; up to {format_bytes(swap)} of swap in use" if swap else ""),
+        change="free memory on this machine and run again before comparing with the prediction",
     )
 
 
@@ -141,7 +199,7 @@ def fragmented(seen: Seen) -> Iterator[Finding]:
     yield Finding(
         key="fragmentation",
         severity="warning",
-        title=f"the allocator holds {format_bytes(lost)} that no tensor uses",
+        title=f"the allocator holds {format_bytes(lost)} idle",
         evidence=(
             f"reserved {format_bytes(reserved)}, allocated at most {format_bytes(peak)} "
             f"({format_percent(100 * lost / peak)} more) on rank {seen.breakdown.peak_rank}"
@@ -157,7 +215,7 @@ def others_on_the_device(seen: Seen) -> Iterator[Finding]:
             yield Finding(
                 key="other_processes",
                 severity="warning",
-                title=f"another process holds memory on the GPU of rank {rank.rank}",
+                title=f"others use the GPU of rank {rank.rank}",
                 evidence=f"{format_bytes(before)} were in use before this run touched it",
                 change="end that process (see nvidia-smi) or choose other GPUs with CUDA_VISIBLE_DEVICES",
             )
@@ -230,6 +288,7 @@ def _cheapest_relief(seen: Seen) -> str:
 MEMORY_RULES: tuple[Rule, ...] = (
     out_of_memory,
     host_memory_short,
+    pages_reclaimed,
     prediction_off,
     others_on_the_device,
     fragmented,

@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtop.profiler.breakdown import Breakdown, breakdown
-from llmtop.profiler.events import BaselineMeasured, MemoryClassified, PhaseMemory, StepFinished
+from llmtop.profiler.breakdown import Breakdown, breakdown, process_peaks
+from llmtop.profiler.events import (
+    BaselineMeasured,
+    HardwareSampled,
+    MemoryClassified,
+    PhaseMemory,
+    ProcessSample,
+    StepFinished,
+)
 from llmtop.profiler.feed import read_state
 from llmtop.profiler.memory.result import Component, Moment
 from llmtop.profiler.runstate import RunState, fold
@@ -137,7 +144,21 @@ def test_more_components_than_peak_make_a_negative_remainder() -> None:
     state = measured(peaks={"forward": 100}, moments={"end_of_forward": {"parameters": 90}}, rss=40)
     found = breakdown(state, SPEC, PREDICTION)
     assert found.unexplained_bytes == -30
-    assert found.unexplained_percent == -30
+    # The kernel had taken pages: a share of such a peak would say nothing.
+    assert found.reclaimed and found.unexplained_percent is None
+    near = breakdown(measured(peaks={"forward": 100}, moments={}, rss=104), SPEC, PREDICTION)
+    assert not near.reclaimed and near.unexplained_percent == -4
+    cuda = recorded_spec("cuda")
+    assert not breakdown(state, cuda, recorded_prediction(cuda)).reclaimed
+
+
+def test_the_peak_of_a_process_is_the_largest_that_anybody_saw() -> None:
+    processes = (ProcessSample(rank=0, rss_bytes=90), ProcessSample(rank=1, rss_bytes=50))
+    sample = HardwareSampled(processes=processes)
+    state = fold(measured(peaks={"forward": 100, "data": 80}, moments={}), [sample])
+    assert process_peaks(state, SPEC) == {0: 100, 1: 50}
+    # On a GPU the peaks of the phases are the allocator's.
+    assert process_peaks(state, recorded_spec("cuda")) == {0: 90, 1: 50}
 
 
 def test_words_of_a_later_version_stay_unexplained() -> None:

@@ -19,6 +19,7 @@ from llmtop.profiler.events import (
     HostSample,
     MemoryClassified,
     PhaseMemory,
+    ProcessSample,
     RankFailed,
     RunEnded,
     StageBegan,
@@ -58,6 +59,8 @@ def test_every_finding_has_evidence_and_a_title_and_the_worst_comes_first(tmp_pa
     result = findings(state, run.spec(), run.prediction())
     assert [f.severity for f in result] == ["critical", "critical", "info"]
     assert all(f.title and f.evidence and f.change for f in result)
+    # As much as one half of a terminal of 80 columns shows.
+    assert all(len(f.title) <= 36 for f in result)
 
 
 @pytest.mark.parametrize(("factor", "severity"), [(1.2, "warning"), (0.8, "info")])
@@ -123,6 +126,45 @@ def test_host_memory_near_the_machines_memory_without_a_limit() -> None:
     host = HostSample(memory_total_bytes=100, memory_available_bytes=5, swap_used_bytes=3 * GIB)
     told = found([HardwareSampled(host=host)])["host_memory_short"]
     assert "machine" in told.title and "swap" in told.evidence and "--gpus 1" in told.change
+
+
+def machine_sample(used: int, own: int) -> HardwareSampled:
+    host = HostSample(memory_total_bytes=24 * GIB, memory_available_bytes=24 * GIB - used)
+    return HardwareSampled(host=host, processes=(ProcessSample(rank=0, pss_bytes=own, rss_bytes=own),))
+
+
+def test_memory_that_others_hold_is_named_as_such() -> None:
+    told = found([machine_sample(23 * GIB, 884 * MIB)])["host_memory_short"]
+    assert told.title == "other processes fill memory"
+    assert "884 MiB of it this run's" in told.evidence and "--gpus" not in told.change
+    assert told.change == "end other programs on this machine"
+    own = found([machine_sample(23 * GIB, 20 * GIB)])["host_memory_short"]
+    assert "machine" in own.title and "--gpus 1" in own.change
+
+
+def test_a_finding_about_the_present_goes_when_the_memory_is_free_again() -> None:
+    full, free = machine_sample(23 * GIB + 512 * MIB, 884 * MIB), machine_sample(2 * GIB, 884 * MIB)
+    assert found([full])["host_memory_short"].severity == "critical"
+    assert "host_memory_short" not in found([full, free])
+    ended = found([full, free, RunEnded(state="completed", reason="all done", fix="")])["host_memory_short"]
+    assert (ended.severity, ended.title) == ("warning", "other processes filled memory")
+    killed = found([full, free, RunEnded(state="failed", reason="SIGKILL", fix="")])["host_memory_short"]
+    assert killed.severity == "critical"
+
+
+def test_pages_that_the_kernel_took_make_no_number_of_the_prediction() -> None:
+    def seen(peak: int, kind: Kind = "cpu") -> dict[str, Finding]:
+        parts = {"parameters": 400 * MIB}
+        moment = MemoryClassified(step=1, moment="end_of_forward", components=parts, src="rank0")
+        return found(
+            [moment, step(1, phase_memory={"forward": PhaseMemory(peak_bytes=peak)})], recorded_spec(kind)
+        )
+
+    told = seen(100 * MIB)
+    assert "300 MiB larger than the 100 MiB" in told["pages_reclaimed"].evidence
+    assert "prediction_off" not in told
+    assert "pages_reclaimed" not in seen(390 * MIB)
+    assert "pages_reclaimed" not in seen(100 * MIB, "cuda")
 
 
 def test_fragmentation() -> None:
