@@ -15,7 +15,10 @@ from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
 from llmtop.presets.spec import LrSchedule
 from llmtop.profiler.eventlog import EventTail, EventWriter
 from llmtop.profiler.events import StageBegan, StageFinished
+from llmtop.profiler.probes.training import StepReading
+from llmtop.trainer.worker.agreement import Agreed
 from llmtop.trainer.worker.build import count_parameters, model_config
+from llmtop.trainer.worker.callbacks import StepLog, StepOutcome
 from llmtop.trainer.worker.checkpoint import Progress, newest
 from llmtop.trainer.worker.data import Position
 from llmtop.trainer.worker.failure import exit_code, failure_event, is_out_of_memory
@@ -169,3 +172,34 @@ def test_parameters_are_counted_by_what_trains() -> None:
     model.bias.requires_grad_(False)
     counts = count_parameters(model)
     assert (counts.params, counts.trainable_params) == (8, 6)
+
+
+def outcome(step: int, loss: float | None = 5.25) -> StepOutcome:
+    return StepOutcome(
+        step=step,
+        agreed=Agreed(loss=loss, stop=False, save=False),
+        learning_rate=None,
+        grad_norm=None,
+        loss_scale=None,
+        skipped=loss is None,
+        reading=StepReading(times=None, phase_memory={}),
+    )
+
+
+def test_rank_0_logs_its_first_every_tenth_and_last_step(capfd: pytest.CaptureFixture[str]) -> None:
+    for rank in (0, 1):
+        log = StepLog(25, rank)
+        for step in range(3, 26):
+            log.after_outcome(outcome(step, None if step == 20 else 5.25))
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.split(",")[0] for line in lines] == ["step 3/25", "step 10/25", "step 20/25", "step 25/25"]
+    assert lines[0] == "step 3/25, loss 5.2500, step time n/a"
+    assert "loss not finite" in lines[2] and lines[2].endswith("skipped")
+
+
+def test_a_full_disk_under_the_log_ends_no_training(caplog: pytest.LogCaptureFixture) -> None:
+    def full(line: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    StepLog(25, 0, full).after_outcome(outcome(1))
+    assert "step 1 could not be written" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from msgspec import Struct
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.events import AnyEvent, StepFinished
 from llmtop.profiler.probes.training import StepReading
+from llmtop.profiler.units import format_seconds
 from llmtop.trainer.worker.agreement import Agreed
 from llmtop.trainer.worker.checkpoint import Progress, save
 from llmtop.trainer.worker.data import Batches
@@ -20,6 +22,9 @@ from llmtop.trainer.worker.data import Batches
 logger = logging.getLogger(__name__)
 
 Emit = Callable[[AnyEvent], None]
+
+LOG_EVERY_STEPS = 10
+_STDOUT = 1
 
 
 class StepOutcome(Struct, frozen=True, kw_only=True):
@@ -84,6 +89,46 @@ class StepReporter:
             phase_seconds=times.phase_seconds() if times else {},
             phase_memory=outcome.reading.phase_memory,
         )
+
+    def at_end(self, step: int, *, save_asked: bool) -> None:
+        """Nothing more to say."""
+
+
+def write_line(line: str) -> None:
+    """To the rank's log at once: what stays in a buffer is lost with a rank that is killed."""
+    os.write(_STDOUT, f"{line}\n".encode())
+
+
+class StepLog:
+    """A line in rank 0's log for its first step, for every tenth, and for the last."""
+
+    def __init__(self, steps: int, rank: int, write: Callable[[str], None] = write_line) -> None:
+        self._steps = steps
+        self._rank = rank
+        self._write = write
+        self._begun = False
+
+    def after_step(self, step: int) -> None:
+        """Nothing: the numbers are not known yet."""
+
+    def after_outcome(self, outcome: StepOutcome) -> None:
+        step = outcome.step
+        due = not self._begun or step % LOG_EVERY_STEPS == 0 or step == self._steps
+        if self._rank != 0 or not due:
+            return
+        self._begun = True
+        try:
+            self._write(self._line(outcome))
+        except OSError:
+            # A full disk must not end a training.
+            logger.exception("step %d could not be written to the log", step)
+
+    def _line(self, outcome: StepOutcome) -> str:
+        loss, times = outcome.agreed.loss, outcome.reading.times
+        words = "not finite" if loss is None else f"{loss:.4f}"
+        skipped = ", skipped" if outcome.skipped else ""
+        seconds = format_seconds(times.step_seconds() if times else None)
+        return f"step {outcome.step}/{self._steps}, loss {words}, step time {seconds}{skipped}"
 
     def at_end(self, step: int, *, save_asked: bool) -> None:
         """Nothing more to say."""

@@ -20,7 +20,7 @@ from llmtop.profiler.probes.training import TrainingProbes
 from llmtop.profiler.rundir import RunDir
 from llmtop.trainer.worker import checkpoint
 from llmtop.trainer.worker.build import DTYPES, build_model, count_parameters, import_model_code
-from llmtop.trainer.worker.callbacks import Checkpointer, StepReporter
+from llmtop.trainer.worker.callbacks import Checkpointer, StepLog, StepReporter
 from llmtop.trainer.worker.data import Batches
 from llmtop.trainer.worker.kernels import attention_in, liger_kernels_in
 from llmtop.trainer.worker.loop import Loop, LoopEnd
@@ -105,6 +105,7 @@ def train_in_group(
         probes=probes,
         callbacks=(
             StepReporter(spec, place.rank, events.write),
+            StepLog(options.steps, place.rank),
             Checkpointer(engine, batches, spec, run.checkpoints_dir, events.write),
         ),
         stages=stages,
