@@ -13,6 +13,7 @@ from llmtop.presets.errors import UsageError, nearest
 from llmtop.presets.paths import expand_user
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.hardware.nvml import NvmlReader
+from llmtop.profiler.units import counted
 from llmtop.trainer.records import check_first_record, is_json_lines
 
 _STACK = ("torch", "deepspeed", "transformers", "tokenizers", "safetensors")
@@ -116,7 +117,7 @@ def _devices(spec: RunSpec) -> None:
         reader.close()
     if visible < spec.options.gpus:
         raise UsageError(
-            f"the run wants {spec.options.gpus} GPUs, and this machine shows {visible}",
+            f"the run wants {counted(spec.options.gpus, 'GPU')}, and this machine shows {visible}",
             why=problem or "CUDA_VISIBLE_DEVICES and the driver decide which",
             fix=f"--gpus {visible}" if visible else "--gpu cpu, or mend what llmtop doctor names",
         )

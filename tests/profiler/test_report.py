@@ -65,10 +65,19 @@ def test_facts_of_a_completed_run(tmp_path: Path) -> None:
     assert len(report.checkpoints) == 2
 
 
+def test_weights_data_and_tokenizer_are_named(tmp_path: Path) -> None:
+    report = build_report(make_recorded_run(tmp_path))
+    assert report.inputs.weights.startswith("random")
+    lines = render(report).splitlines()
+    for name in ("weights", "data", "tokenizer"):
+        assert any(line.startswith(f"  {name} ") for line in lines)
+
+
 def test_warm_up_is_not_in_the_step_time(tmp_path: Path) -> None:
     report = build_report(make_recorded_run(tmp_path, steps=3))
     assert report.step_seconds is not None and report.step_seconds < 0.42
     assert build_report(make_recorded_run(tmp_path, steps=2)).step_seconds is None
+    assert "n/a, too few steps after warm-up" in render(build_report(make_recorded_run(tmp_path, steps=2)))
 
 
 def empty_run(root: Path) -> RunDir:

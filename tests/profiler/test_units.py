@@ -138,3 +138,13 @@ def test_rates_and_percentages() -> None:
     assert units.format_bytes(0, signed=True) == "+0 B"
     assert units.format_gib(1.5 * 1024**3, signed=True) == "+1.50"
     assert units.format_gib(None) == "n/a"
+
+
+def test_one_is_not_many() -> None:
+    assert [units.counted(n, "rank") for n in (0, 1, 2, 1000)] == [
+        "0 ranks",
+        "1 rank",
+        "2 ranks",
+        "1,000 ranks",
+    ]
+    assert units.counted(2, "process", "processes") == "2 processes"

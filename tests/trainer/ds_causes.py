@@ -451,7 +451,7 @@ CAUSES: dict[str, tuple[Any, str, str, bool]] = {
         True,
     ),
     "clipping below 0": ({**zero(), "gradient_clipping": -1}, "gradient_clipping", "off", False),
-    "autotuner": ({**zero(), "autotuning": {"enabled": True}}, "autotuning", "llmtop tune", False),
+    "autotuner": ({**zero(), "autotuning": {"enabled": True}}, "autotuning", "delete it", False),
     "timing": ({**zero(), "wall_clock_breakdown": True}, "wall_clock_breakdown", "left out", False),
     "logger by presence": ({**zero(), "comms_logger": {"enabled": False}}, "comms_logger", "left out", False),
     "checkpointing block": (

@@ -30,7 +30,7 @@ _LEFT_OUT: dict[str, str] = {
     "memory_breakdown": "resets the peak that llmtop reads",
     "comms_logger": "waits for the GPU after every collective, even where its enabled is false",
     "flops_profiler": "forces wall_clock_breakdown, which waits for the GPU in every micro-step",
-    "autotuning": "starts DeepSpeed's own search in place of a run; llmtop tune searches",
+    "autotuning": "starts DeepSpeed's own search in place of a run",
     "dump_state": "prints DeepSpeed's whole state",
     "hybrid_engine": "switches between training and generation, which llmtop does not do",
     "data_efficiency": "samples data of its own, which llmtop does not do",

@@ -37,7 +37,7 @@ def read_value(key: Key, value: Any) -> Read:
     if isinstance(value, list) and key.kind not in ("texts", "anything"):
         raise BadValue(
             "is a list, which only DeepSpeed's autotuner understands, as values to try",
-            "give one of the values; to try several, use llmtop tune",
+            "give one of the values",
         )
     if isinstance(value, str) and (word := _PYTHON_WORDS.get(value.rstrip(","))) and key.kind != "text":
         raise BadValue("is Python, not JSON", f"write {word}")

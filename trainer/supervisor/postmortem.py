@@ -25,8 +25,8 @@ _SIGNAL_FIXES: dict[str, str] = {
     "SIGABRT": "native code gave up: the last lines of its log say why (often NCCL)",
     "SIGILL": "this processor lacks an instruction of the build: reinstall torch and delete the built ops",
     "SIGFPE": "native code divided by zero: try --attention eager and no kernels to find which",
-    "SIGTERM": "somebody ended it; start the run again, it goes on from its newest checkpoint",
-    "SIGHUP": "its session was closed; start the run again",
+    "SIGTERM": "somebody ended it: a person, a batch system or a shutdown; launch it again",
+    "SIGHUP": "its session was closed; launch it again",
     "SIGXCPU": "it used up its CPU time limit: raise ulimit -t",
     "SIGXFSZ": "a file outgrew its limit: raise ulimit -f",
 }

@@ -13,6 +13,7 @@ import torch.distributed
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.events import CheckpointSaved
 from llmtop.profiler.rundir import write_atomic
+from llmtop.profiler.units import counted
 from llmtop.trainer.worker.data import Position
 
 _MARKER = "llmtop.json"
@@ -52,7 +53,7 @@ def load(engine: Any, folder: Path, progress: Progress, *, only_trainable: bool)
     """Collective. Restores weights, optimizer and schedule of this rank."""
     if progress.world_size != engine.world_size:
         raise LlmtopError(
-            f"the checkpoint of step {progress.step} was made by {progress.world_size} rank(s)",
+            f"the checkpoint of step {progress.step} was made by {counted(progress.world_size, 'rank')}",
             why=f"this run has {engine.world_size}, and DeepSpeed's shards belong to one world size",
             fix="start with as many GPUs as before",
         )

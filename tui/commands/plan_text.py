@@ -30,7 +30,7 @@ def plan_text(spec: RunSpec, prediction: Prediction, width: int = WIDTH) -> str:
         _host(prediction, width),
         _suggestions(prediction, width),
         _assumptions(prediction, width),
-        _inputs(spec, width),
+        input_lines(spec, width),
         _origins(spec, width),
     )
     return "\n\n".join("\n".join(section) for section in map(list, sections) if section)
@@ -78,7 +78,7 @@ def _what(spec: RunSpec, prediction: Prediction, width: int) -> Iterator[str]:
     )
 
 
-def _inputs(spec: RunSpec, width: int) -> Iterator[str]:
+def input_lines(spec: RunSpec, width: int = WIDTH) -> Iterator[str]:
     """What the run would start from."""
     found = inputs(spec)
     yield "what it starts from"

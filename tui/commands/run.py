@@ -10,7 +10,7 @@ from llmtop.trainer import launch
 from llmtop.tui import options
 from llmtop.tui.commands.follow import tell
 from llmtop.tui.commands.launching import follow_to_end, on_terminal, require_fit, watch
-from llmtop.tui.commands.plan_text import verdict_line
+from llmtop.tui.commands.plan_text import input_lines, verdict_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitCode:
     spec = options.resolve_run(args)
     prediction = predict(spec)
-    tell(verdict_line(spec, prediction))
+    tell("\n".join([verdict_line(spec, prediction), *input_lines(spec)]))
     if not args.force:
         require_fit(spec, prediction)
     launched = launch.start_run(spec, prediction)
