@@ -197,7 +197,7 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
                 spec.options.zero != 3 or spec.world_size % min(_secondary_ranks(spec), spec.world_size) != 0
             )
         ),
-        what="deepspeed.zero_optimization.zero_hpz_partition_size at zero = {o.zero}, world {spec.world_size}",
+        what="deepspeed.zero_optimization.zero_hpz_partition_size, zero {o.zero}, world {spec.world_size}",
         why="ranks keep the second shard in groups of this size, at stage 3 only",
         fix="--zero 3 and a size that divides {spec.world_size}, or leave it out",
         source="deepspeed 0.19.8 utils/groups.py:_create_zero_param_parallel_group",
