@@ -15,7 +15,7 @@ from llmtop.presets.rule import Refusal
 from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.memory.result import Prediction
-from llmtop.tui.layering import absolute, deepspeed_layer
+from llmtop.tui.layering import absolute, check_raw_keys, deepspeed_layer
 
 RECIPE = "recipe"
 """Key of the row that chooses the recipe; no option has it."""
@@ -73,7 +73,10 @@ def evaluate(draft: Draft, machine: resolve.Machine) -> Plan:
     try:
         name = draft.recipe if draft.recipe is not None else "custom"
         spec = resolve.assemble(layers(draft, machine), name=Path(name).stem, machine=machine)
-        return Plan(draft=draft, spec=spec, prediction=predict(spec), refusals=tuple(rules.refusals(spec)))
+        refusals = tuple(rules.refusals(spec))
+        if not refusals:
+            check_raw_keys(spec)
+        return Plan(draft=draft, spec=spec, prediction=predict(spec), refusals=refusals)
     except LlmtopError as error:
         return Plan(draft=draft, what=error.what, why=error.why, fix=error.fix)
 

@@ -94,3 +94,20 @@ def test_any_text_in_any_option_comes_to_a_plan(key: str, text: str) -> None:
     plan = evaluate(Draft(recipe="cpu-demo").edited(key, text), MACHINE)
     assert (plan.prediction is None) == bool(plan.what)
     shown(key, plan, None)
+
+
+def test_a_broken_preset_of_the_user_is_a_choice_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    folder = tmp_path / "llmtop" / "presets" / "recipes"
+    folder.mkdir(parents=True)
+    (folder / "bad.toml").write_text("zero = \n")
+    known = dict(choices("recipe"))
+    assert known["bad"].startswith("broken: bad.toml:1") and "cpu-demo" in known
+    assert "not valid TOML" in evaluate(Draft(recipe="bad"), MACHINE).what
+
+
+def test_raw_keys_that_a_launch_would_refuse_are_refused_here() -> None:
+    plan = evaluate(Draft(recipe="cpu-demo").edited("deepspeed", "zero_optimization.stagee=1"), MACHINE)
+    assert not plan.launchable and "stagee" in plan.what and plan.fix
