@@ -371,3 +371,11 @@ def test_a_recipe_needs_no_description(mine: Path) -> None:
 )
 def test_a_name_of_another_kind_is_told_as_such(call: Any, name: str, fix: str) -> None:
     assert refused(call, name).fix == fix
+
+
+@pytest.mark.parametrize("family", ["frobnicate", "lama"])
+def test_an_unknown_family_gets_the_list_of_all(family: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CASES["llama"], "model_type": family}))
+    fix = refused(catalog.load_model, str(tmp_path)).fix
+    assert ("did you mean 'llama'?" in fix) == (family == "lama")
+    assert "granite" in fix and "qwen3" in fix
