@@ -51,6 +51,8 @@ class LlmtopApp(App[int]):
     TITLE = "llmtop"
     CSS_PATH = "theme.tcss"
     ENABLE_COMMAND_PALETTE = False
+    NOTIFICATION_TIMEOUT = 3
+    """Seconds: a note lies over panels."""
     BINDINGS: ClassVar[list[BindingType]] = bindings(APP_KEYS)
 
     def __init__(
@@ -91,7 +93,8 @@ class LlmtopApp(App[int]):
     # --- which screen --------------------------------------------------------------------------
 
     def _show(self, screen: Screen[None] | str) -> None:
-        """In place of what is shown; a dialog over it goes too."""
+        """In place of what is shown; a dialog over it and notes about it go too."""
+        self.clear_notifications()
         while len(self.screen_stack) > 2:
             self.pop_screen()
         if len(self.screen_stack) == 2:
@@ -148,12 +151,13 @@ class LlmtopApp(App[int]):
             else:
                 self.notify("It ends after the step that it is in.", title="Stop requested")
 
+        # Not `s`: a key that is pressed twice must not end a run.
         choices = (
-            Choice("s", "save a checkpoint, then stop", "save"),
+            Choice("c", "save a checkpoint, then stop", "save"),
             Choice("n", "stop without saving", "drop"),
         )
         text = (harmless(run.run_id), "The run ends after the step that it is in.")
-        self.push_screen(ChoiceDialog("Stop this run?", text, choices), answered)
+        self.push_screen(ChoiceDialog("Stop this run?", text, choices, "go back, the run goes on"), answered)
 
     def on_launch_asked(self, message: LaunchAsked) -> None:
         spec, prediction = message.spec, message.prediction
@@ -170,11 +174,9 @@ class LlmtopApp(App[int]):
             f" of {format_bytes(prediction.device_memory_bytes)}.",
             "It will most likely run out of memory.",
         )
-        choices = (
-            Choice("b", "go back to the plan", "back"),
-            Choice("y", "launch it all the same", "launch"),
-        )
-        self.push_screen(ChoiceDialog("This run is not predicted to fit", text, choices), answered)
+        choices = (Choice("y", "launch it all the same", "launch"),)
+        dialog = ChoiceDialog("This run is not predicted to fit", text, choices, "go back to the plan")
+        self.push_screen(dialog, answered)
 
     @work(thread=True, exclusive=True, group="launch")
     def _launch(self, spec: RunSpec, prediction: Prediction) -> None:
@@ -193,17 +195,29 @@ class LlmtopApp(App[int]):
     def say(self, error: LlmtopError) -> None:
         """Show what a person can act on."""
         words = "\n".join(harmless(line) for line in str(error).splitlines())
-        self.notify(words, severity="error", timeout=15, markup=False)
+        self.notify(words, severity="error", timeout=8, markup=False)
 
     # --- the end -------------------------------------------------------------------------------
 
     def on_view_arrived(self, message: ViewArrived) -> None:
         self._watched = message.view
 
+    def action_help_quit(self) -> None:
+        """Control and C by habit: it ends nothing, and says what does."""
+        self.clear_notifications()
+        if self._watched_goes_on:
+            self.notify("The run goes on, also without llmtop.\nq leaves, s stops the run.", timeout=5)
+        else:
+            self.notify("q leaves llmtop.\nRuns go on without it.", timeout=5)
+
+    @property
+    def _watched_goes_on(self) -> bool:
+        return self._watched is not None and self._watched.state.status not in ENDED
+
     async def action_quit(self) -> None:
         """Leave; what was watched goes on."""
         state = self._watched.state if self._watched is not None else None
-        if state is not None and state.status not in ENDED:
+        if state is not None and self._watched_goes_on:
             self.farewell = f"The run goes on. See it again: llmtop attach {state.run_id}"
             self.exit(int(ExitCode.DONE), message=self.farewell)
         elif state is not None and self._start == "monitor":

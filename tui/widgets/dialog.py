@@ -24,12 +24,13 @@ class Choice(NamedTuple):
 
 
 class ChoiceDialog(ModalScreen[str]):
-    """Ends with the chosen `value`, or with None after Escape."""
+    """Ends with the chosen `value`, or with None after Escape, which stands last among the choices."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
 
-    def __init__(self, title: str, text: Sequence[str], choices: Sequence[Choice]) -> None:
+    def __init__(self, title: str, text: Sequence[str], choices: Sequence[Choice], cancel: str) -> None:
         super().__init__()
+        self._cancel = cancel
         self._title = title
         self._text = text
         self._choices = {choice.value: choice for choice in choices}
@@ -40,11 +41,10 @@ class ChoiceDialog(ModalScreen[str]):
             yield Static(Content("\n".join(self._text)), markup=False, id="dialog-text")
             yield OptionList(
                 *(
-                    Option(
-                        Content.assemble((fit(choice.key, 5), "bold $text-accent"), choice.label), id=value
-                    )
+                    Option(_row(choice.key, choice.label), id=value)
                     for value, choice in self._choices.items()
                 ),
+                Option(_row("Esc", self._cancel)),
                 markup=False,
             )
 
@@ -59,3 +59,7 @@ class ChoiceDialog(ModalScreen[str]):
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option_id)
+
+
+def _row(key: str, label: str) -> Content:
+    return Content.assemble((fit(key, 5), "bold $text-accent"), label)
