@@ -116,6 +116,14 @@ def choices(key: str) -> tuple[tuple[str, str], ...]:
     return tuple((str(choice), "") for choice in get_args(wanted)) if get_origin(wanted) is Literal else ()
 
 
+def broken(key: str) -> str:
+    """Which of the files behind the choices cannot be used, and why; empty when all are good."""
+    if key not in _CATALOGUES:
+        return ""
+    bad = (entry for entry in catalog.entries(_CATALOGUES[key]) if entry.error)
+    return "; ".join(entry.error.replace(f"{Path(entry.path).parent}/", "") for entry in bad)
+
+
 def is_open(key: str) -> bool:
     """Whether a row takes a path beside its choices."""
     return key in ("model", RECIPE)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
+from llmtop.presets.catalog import entries
 from llmtop.presets.errors import UsageError
 from llmtop.presets.spec import RunOptions, RunSpec
 from llmtop.profiler.memory.result import Prediction
@@ -18,6 +19,7 @@ from llmtop.tui.screens.plan import PlanScreen
 from llmtop.tui.screens.runs import RunsScreen
 from llmtop.tui.widgets.editor import Entry
 from llmtop.tui.widgets.planrows import HELP, PlanRows
+from llmtop.tui.widgets.predicted import MOST_FIXES
 from tests.tui.tuiruns import MACHINE, screen_text, wait_for, wait_for_text
 
 SMALL = (80, 24)
@@ -66,7 +68,7 @@ async def test_arrows_change_the_value_and_the_verdict(root: Path) -> None:
         cursor_to(app, "gpus")
         await pilot.press("left")
         shown = await wait_for_text(pilot, "✗ does not fit", "to make it fit", "1 edited", "* gpus")
-        assert "1 x h200" in shown and "Fix" in shown
+        assert "1 x h200" in shown and "Apply" in shown
         await pilot.press("backspace")
         await wait_for_text(pilot, "✓ fits", "2 x h200")
 
@@ -203,11 +205,14 @@ async def test_launching_what_does_not_fit_asks_first(root: Path) -> None:
         await pilot.press("left")
         await wait_for_text(pilot, "✗ does not fit")
         await pilot.press("l")
-        await wait_for_text(pilot, "not predicted to fit", "launch it all the same")
+        await wait_for_text(pilot, "not predicted to fit", "all the same", "Esc  go back to the plan")
         await pilot.press("escape")
         await wait_for(pilot, lambda: "all the same" not in screen_text(app))
         assert launched == []
-        await pilot.press("l", "y")
+        await pilot.press("l", "l", "l")
+        await wait_for_text(pilot, "launch it all the same")
+        assert launched == []
+        await pilot.press("y")
         await wait_for(pilot, lambda: len(launched) == 1)
 
 
@@ -250,3 +255,100 @@ async def test_an_unknown_recipe_is_an_error_that_can_be_left(root: Path) -> Non
         await wait_for_text(pilot, "✗ not valid", "nonsense")
         await pilot.press("enter", *"test-8b", "enter")
         await wait_for_text(pilot, "✓ fits")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("model = [", "not valid TOML"), ("no_such_option = 1", "no_such_option"), ("\xff", "UTF-8")],
+)
+async def test_a_broken_preset_of_a_person_is_named_and_harms_nothing(
+    text: str, why: str, root: Path, tmp_path: Path
+) -> None:
+    recipes = tmp_path / "config" / "llmtop" / "presets" / "recipes"
+    (recipes / "bad.toml").write_bytes(text.encode("latin-1"))
+    app = plan_app(root)
+    async with app.run_test(size=(120, 30)) as pilot:
+        await wait_for_text(pilot, "✓ fits")
+        await pilot.press("home")
+        await wait_for_text(pilot, "! cannot be used: bad.toml")
+        await pilot.press("enter", *"bad")
+        await wait_for_text(pilot, "✗ not valid", "bad.toml", why)
+        await pilot.press("escape")
+        await wait_for_text(pilot, "✓ fits", "8B for the tests")
+        await pilot.press("right", "left")
+        await wait_for_text(pilot, "✓ fits")
+
+
+async def test_a_recipe_without_description_is_as_good_as_any(root: Path, tmp_path: Path) -> None:
+    recipes = tmp_path / "config" / "llmtop" / "presets" / "recipes"
+    (recipes / "bare.toml").write_text('model = "llama-3.1-8b"\ngpu = "h200"\ngpus = 4\n')
+    app = plan_app(root, recipe="bare")
+    async with app.run_test(size=SMALL) as pilot:
+        shown = await wait_for_text(pilot, "4 x h200")
+        assert "cannot be used" not in shown
+
+
+async def test_a_closed_list_takes_only_what_is_on_it(root: Path) -> None:
+    app = plan_app(root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "✓ fits")
+        for key, choice in (("precision", "bf16"), ("gpu", "h200"), ("liger", "true")):
+            cursor_to(app, key)
+            await pilot.press("enter", *"zzz")
+            await wait_for_text(pilot, "none of the choices", "✓ fits")
+            await pilot.press("enter")
+            await wait_for_text(pilot, choice, "Take it", "✓ fits")
+            await pilot.press("escape")
+            await wait_for(pilot, lambda: "Take it" not in screen_text(app))
+        assert isinstance(app.screen, PlanScreen) and app.screen.plan is not None
+        assert app.screen.plan.draft.edits == {}
+
+
+async def test_where_values_came_from_is_still_told_while_the_plan_is_not_valid(root: Path) -> None:
+    app = plan_app(root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "✓ fits", "· model", "· gpus")
+        cursor_to(app, "seq_len")
+        await pilot.press("enter", *"many", "enter")
+        await wait_for_text(pilot, "✗ not valid", "* seq_len", "· micro_batch")
+        cursor_to(app, "micro_batch")
+        await wait_for_text(pilot, "from recipe: test-8b.toml")
+
+
+async def test_no_change_is_cut_short(root: Path) -> None:
+    app = plan_app(root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "✓ fits")
+        cursor_to(app, "gpus")
+        await pilot.press("left")
+        await wait_for_text(pilot, "✗ does not fit")
+        assert isinstance(app.screen, PlanScreen) and app.screen.plan is not None
+        prediction = app.screen.plan.prediction
+        assert prediction is not None
+        await pilot.press("tab", "end")
+        last = prediction.suggestions[:MOST_FIXES][-1].text.split()[-1]
+        shown = await wait_for_text(pilot, "to make it fit", last)
+        assert "…" not in shown.partition("to make it fit")[2]
+
+
+async def test_the_description_of_a_recipe_is_shown_whole(root: Path) -> None:
+    app = plan_app(root)
+    for width in (80, 140):
+        async with plan_app(root).run_test(size=(width, 40)) as pilot:
+            await wait_for_text(pilot, "✓ fits")
+            for entry in entries("recipes"):
+                app = pilot.app  # type: ignore[assignment]
+                cursor_to(app, "recipe")
+                await type_in(app, pilot, entry.name)
+                last = entry.description.split()[-1]
+                help_area = app.screen.query_one("#option-help")
+                await wait_for(pilot, lambda area=help_area, word=last: word in str(area.render()))  # type: ignore[misc]
+
+
+async def test_says_what_a_run_would_start_from(root: Path) -> None:
+    app = plan_app(root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "✓ fits", "weights random")
+    app = plan_app(root)
+    async with app.run_test(size=(140, 40)) as pilot:
+        await wait_for_text(pilot, "weights random", "data    builtin:english", "tokens  made from the data")

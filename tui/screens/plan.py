@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -17,7 +18,7 @@ from textual.widgets import Footer, OptionList, Static
 from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
 from llmtop.tui.keys import PLAN_KEYS, bindings
-from llmtop.tui.planning import RECIPE, Draft, Plan, choices, evaluate, is_open, shown, stepped
+from llmtop.tui.planning import RECIPE, Draft, Plan, broken, choices, evaluate, is_open, shown, stepped
 from llmtop.tui.requests import LaunchAsked
 from llmtop.tui.widgets.editor import Editor
 from llmtop.tui.widgets.paint import harmless, two_sided
@@ -75,6 +76,8 @@ class PlanScreen(Screen[None]):
 
     def on_resize(self) -> None:
         self._paint_head()
+        # The help is wrapped to its area, which is laid out after this.
+        self.call_after_refresh(self._paint_help)
 
     @property
     def settled(self) -> bool:
@@ -128,11 +131,15 @@ class PlanScreen(Screen[None]):
             known = dict(choices(RECIPE))
             text = known.get(self._draft.recipe or "", text)
         area = self.query_one("#option-help", Static)
-        # Two rows for the help, one for the source.
-        room = 2 * max(10, area.content_size.width) - 4
-        source = Content.styled(harmless(source_words(self.plan, key)), "$muted")
-        shown_help = Content(harmless(text)).truncate(room, ellipsis=True)
-        area.update(Content.assemble(shown_help, "\n", source), layout=False)
+        # All rows but one for the help, one for the source.
+        rows = max(1, area.content_size.height - 1)
+        source = Content.styled(harmless(source_words(self.plan, self._last_spec, key)), "$muted")
+        bad = broken(key)
+        if bad:
+            source = Content.styled(f"! cannot be used: {harmless(bad)}", "$text-warning")
+        width = max(10, area.content_size.width)
+        wrapped = textwrap.wrap(harmless(text), width, max_lines=rows, placeholder=" …")
+        area.update(Content.assemble("\n".join(wrapped), "\n", source), layout=False)
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         if event.option_list.id == "options":
@@ -170,6 +177,7 @@ class PlanScreen(Screen[None]):
         self.query_one("#choosing").remove_class("-editing")
         self.query_one(Editor).close()
         self.query_one(PlanRows).focus()
+        self.call_after_refresh(self._paint_help)
 
     def action_step(self, by: int) -> None:
         if self.plan is None:

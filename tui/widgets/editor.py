@@ -61,7 +61,6 @@ class Editor(Vertical):
         self._key, self._before, self._choices = key, value, choices
         self._open_ended = open_ended or not choices
         self.display = True
-        self.border_title = Content(f" {key} ")
         entry = self.query_one(Input)
         with entry.prevent(Input.Changed):
             entry.value = value
@@ -89,6 +88,9 @@ class Editor(Vertical):
             if names:
                 self._list.highlighted = names.index(highlight) if highlight in names else 0
         self._list.display = bool(names)
+        refused = bool(typed) and not names and not self._open_ended
+        words = (": none of the choices ", "$text-warning") if refused else (" ", "")
+        self.border_title = Content.assemble(f" {self._key}", words)
 
     @property
     def value(self) -> str:
@@ -100,16 +102,27 @@ class Editor(Vertical):
             return typed
         return option.id
 
+    @property
+    def _takes(self) -> bool:
+        """Whether the value can be taken: where only the choices will do, it is one of them."""
+        return self._open_ended or self._list.highlighted_option is not None
+
     @on(Input.Changed)
     def _typed(self, event: Input.Changed) -> None:
         event.stop()
-        self._narrow(event.value)
-        self.post_message(self.Previewed(self._key, self.value))
+        self._narrow(event.value, highlight=self._before)
+        if self._takes:
+            self.post_message(self.Previewed(self._key, self.value))
 
     @on(Input.Submitted)
     def _submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        self.post_message(self.Taken(self._key, self.value))
+        if self._takes:
+            self.post_message(self.Taken(self._key, self.value))
+        else:
+            # Back to the whole list: a person sees what there is to choose from.
+            self.app.bell()
+            self.query_one(Input).value = ""
 
     @on(OptionList.OptionSelected)
     def _clicked(self, event: OptionList.OptionSelected) -> None:
@@ -125,7 +138,8 @@ class Editor(Vertical):
             self._list.action_cursor_down()
         else:
             self._list.action_cursor_up()
-        self.post_message(self.Previewed(self._key, self.value))
+        if self._takes:
+            self.post_message(self.Previewed(self._key, self.value))
 
     def action_cancel(self) -> None:
         self.post_message(self.Cancelled())

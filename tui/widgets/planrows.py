@@ -9,7 +9,7 @@ from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
-from llmtop.presets.spec import RunSpec, ValueSource
+from llmtop.presets.spec import Provenance, RunSpec, ValueSource
 from llmtop.tui.options import GROUPS
 from llmtop.tui.planning import EDITED, RAW, RECIPE, Plan, shown
 from llmtop.tui.widgets.paint import fit, harmless
@@ -55,6 +55,8 @@ class PlanRows(OptionList):
 
     def on_resize(self) -> None:
         self.repaint()
+        # The help and the editor below take rows away, which must not hide the one under the cursor.
+        self.call_after_refresh(self.scroll_to_highlight)
 
     def repaint(self) -> None:
         width = self.scrollable_content_region.width
@@ -69,7 +71,7 @@ class PlanRows(OptionList):
 
     def _prompt(self, plan: Plan, key: str, width: int) -> Content:
         value = harmless(shown(key, plan, self._last_spec))
-        mark = _mark(plan, key)
+        mark = _mark(plan, self._last_spec, key)
         style = "bold $text-accent" if mark == "*" else "$foreground"
         return Content.assemble(
             (f"{mark} ", "$text-accent" if mark == "*" else "$muted"),
@@ -78,20 +80,25 @@ class PlanRows(OptionList):
         )
 
 
-def _mark(plan: Plan, key: str) -> str:
+def _mark(plan: Plan, last_spec: RunSpec | None, key: str) -> str:
     if key == RECIPE:
         return " "
     if any(name.split(".")[0] == key for name in plan.draft.edits):
         return "*"
-    if plan.spec is None:
-        return " "
-    came_from = plan.spec.provenance.get(key)
-    return _MARKS[came_from.source] if came_from is not None else " "
+    came_from = _origin(plan, last_spec, key)
+    # An edit that was taken back while another one stands in the way of the plan is none any more.
+    return _MARKS[came_from.source] if came_from is not None and came_from.detail != EDITED else " "
 
 
-def source_words(plan: Plan, key: str) -> str:
+def _origin(plan: Plan, last_spec: RunSpec | None, key: str) -> Provenance | None:
+    """As long as a plan is not valid, that of the values which are still shown."""
+    spec = plan.spec or last_spec
+    return spec.provenance.get(key) if spec is not None else None
+
+
+def source_words(plan: Plan, last_spec: RunSpec | None, key: str) -> str:
     """Where the value of a row came from."""
-    came_from = plan.spec.provenance.get(key) if plan.spec is not None else None
+    came_from = _origin(plan, last_spec, key)
     if came_from is None:
         return ""
     if came_from.detail == EDITED:

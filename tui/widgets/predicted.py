@@ -9,9 +9,10 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.reactive import reactive
 
+from llmtop.presets.inputs import inputs
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import breakdown
-from llmtop.profiler.memory.result import Prediction, Suggestion
+from llmtop.profiler.memory.result import Component, Prediction, Suggestion
 from llmtop.profiler.runstate import RunState
 from llmtop.profiler.units import format_bytes, format_count, format_seconds, format_tokens_rate
 from llmtop.tui.planning import Plan
@@ -21,9 +22,9 @@ from llmtop.tui.widgets.palette import component
 
 MOST_FIXES = 5
 _FEWEST_COMPONENTS = 3
-_MOST_FIX_ROWS = 2
-_PLAIN_ROWS = 7
-"""Rows that are there for every prediction beside components and fixes."""
+_PEAK_ROWS = 4
+"""Rows that are there for every prediction above its components."""
+_LABEL_CELLS = 8
 
 
 def verdict(plan: Plan) -> tuple[str, str]:
@@ -72,13 +73,21 @@ def _rows(plan: Plan, width: int, height: int) -> list[Content]:
     rows: list[Content] = []
     for refusal in plan.refusals:
         rows += [*_problem(refusal.what, refusal.why, refusal.fix), Content("")]
-    fixes = _fixes(plan.prediction, width, _MOST_FIX_ROWS)
-    if len(rows) + _PLAIN_ROWS + _FEWEST_COMPONENTS + len(fixes) > height:
-        fixes = _fixes(plan.prediction, width, 1)
-    room = height - len(rows) - _PLAIN_ROWS - len(fixes)
-    rows += _peak(plan.spec, plan.prediction, width, max(room, _FEWEST_COMPONENTS))
-    rows += _elsewhere(plan.prediction)
-    return [*rows, *fixes]
+    fixes = _fixes(plan.prediction, width)
+    beside = _elsewhere(plan.prediction)
+    reads = _reads(plan.spec)
+    parts = _parts(plan.spec, plan.prediction)
+    room = height - len(rows) - _PEAK_ROWS - len(beside) - len(fixes)
+    if room < len(parts) + _rows_high(reads, width):
+        shown = len(reads) if room >= len(parts) + len(reads) else 1
+        reads = [row.truncate(width, ellipsis=True) for row in reads[:shown]]
+    room -= _rows_high(reads, width)
+    rows += _peak(plan.spec, plan.prediction, parts, width, max(room, _FEWEST_COMPONENTS))
+    return [*rows, *beside, *reads, *fixes]
+
+
+def _rows_high(rows: list[Content], width: int) -> int:
+    return Content("\n").join(rows).get_height({}, width)
 
 
 def _problem(what: str, why: str, fix: str) -> list[Content]:
@@ -90,10 +99,15 @@ def _problem(what: str, why: str, fix: str) -> list[Content]:
     return rows
 
 
-def _peak(spec: RunSpec, prediction: Prediction, width: int, room: int) -> list[Content]:
-    # The same split as in the comparison after the run: what lies outside the allocator counts too.
+def _parts(spec: RunSpec, prediction: Prediction) -> dict[Component, int]:
+    """The same split as in the comparison after the run: what lies outside the allocator counts too."""
     compared = breakdown(RunState(), spec, prediction).rows
-    parts = {row.component: row.predicted_bytes for row in compared if row.predicted_bytes}
+    return {row.component: row.predicted_bytes for row in compared if row.predicted_bytes}
+
+
+def _peak(
+    spec: RunSpec, prediction: Prediction, parts: dict[Component, int], width: int, room: int
+) -> list[Content]:
     total = sum(parts.values())
     memory = prediction.device_memory_bytes
     share = memory / spec.options.gpus if memory is not None and spec.on_cpu else memory
@@ -147,23 +161,32 @@ def _elsewhere(prediction: Prediction) -> list[Content]:
     if prediction.trainable_params != prediction.params:
         params += f", {trained} trained"
     return [
-        Content.assemble((fit(label, 7), "$muted"), text)
+        Content.assemble((fit(label, _LABEL_CELLS), "$muted"), text)
         for label, text in (("host", host), ("step", speed), ("params", params))
     ]
 
 
-def _fixes(prediction: Prediction, width: int, most_rows: int) -> list[Content]:
+def _reads(spec: RunSpec) -> list[Content]:
+    """What the run would start from; the first alone where there is no room for more."""
+    found = inputs(spec)
+    return [
+        Content.assemble((fit(label, _LABEL_CELLS), "$muted"), harmless(text))
+        for label, text in (("weights", found.weights), ("data", found.data), ("tokens", found.tokenizer))
+    ]
+
+
+def _fixes(prediction: Prediction, width: int) -> list[Content]:
     shown = prediction.suggestions[:MOST_FIXES]
     if not shown:
         return []
     title = "to use the room" if prediction.fits else "to make it fit"
     rows = [Content.styled(f"{title}, press its number", "bold $text-primary")]
     for number, suggestion in enumerate(shown, start=1):
-        rows += _fix(number, suggestion, width, most_rows)
+        rows += _fix(number, suggestion, width)
     return rows
 
 
-def _fix(number: int, suggestion: Suggestion, width: int, most_rows: int) -> list[Content]:
+def _fix(number: int, suggestion: Suggestion, width: int) -> list[Content]:
     """Verdict and new peak first, then in words what it is and what it costs."""
     mark, style = {True: ("✓", "$text-success"), False: ("✗", "$text-error"), None: ("?", "$text-warning")}[
         suggestion.fits
@@ -176,8 +199,6 @@ def _fix(number: int, suggestion: Suggestion, width: int, most_rows: int) -> lis
         max(width, 24),
         initial_indent=indent,
         subsequent_indent="    ",
-        max_lines=1 + most_rows,
-        placeholder=" …",
     )
     first, *more = wrapped or [""]
     return [
