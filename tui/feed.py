@@ -15,12 +15,12 @@ from pathlib import Path
 from textual.message import Message
 
 from llmtop.presets.errors import LlmtopError
-from llmtop.profiler.breakdown import breakdown
+from llmtop.profiler.breakdown import breakdown, process_peaks
 from llmtop.profiler.feed import RunReader
 from llmtop.profiler.findings.find import findings
 from llmtop.profiler.rundir import SUPERVISOR, RunDir, list_runs
 from llmtop.profiler.runstate import RunState
-from llmtop.tui.view import ENDED, LogText, RunRow, RunView
+from llmtop.tui.view import ENDED, LogText, RunRow, RunView, steady_speed
 from llmtop.tui.widgets.paint import harmless
 
 POLL_SECONDS = 0.25
@@ -193,8 +193,7 @@ class RunsFeed:
 def run_row(run: RunDir, state: RunState) -> RunRow:
     """One line of the table."""
     spec = run.spec()
-    held = state.peak_rss_bytes if spec.on_cpu else state.peak_device_bytes
-    speeds = state.series.tokens_per_second
+    held = process_peaks(state, spec) if spec.on_cpu else state.peak_device_bytes
     return RunRow(
         run_id=run.run_id,
         name=spec.name,
@@ -204,7 +203,7 @@ def run_row(run: RunDir, state: RunState) -> RunRow:
         step=state.steps_finished,
         steps=spec.options.steps,
         loss=state.last_loss,
-        tokens_per_second=speeds[-1] if speeds else None,
+        tokens_per_second=steady_speed(state.series),
         memory_bytes=max(held.values(), default=None),
         started=state.started if state.started is not None else run.created(),
     )

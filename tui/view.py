@@ -8,7 +8,8 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import Breakdown
 from llmtop.profiler.findings.find import Finding
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.runstate import RunState, Status
+from llmtop.profiler.rankstate import WARMUP_STEPS
+from llmtop.profiler.runstate import RunState, Series, Status
 
 
 class RunView(Struct, frozen=True, kw_only=True):
@@ -19,6 +20,14 @@ class RunView(Struct, frozen=True, kw_only=True):
     prediction: Prediction
     breakdown: Breakdown
     findings: tuple[Finding, ...] = ()
+
+
+def steady_speed(series: Series) -> float | None:
+    """Tokens per second over all steps after warm-up, as the report has it; before that the newest."""
+    seconds, speeds = series.step_seconds[WARMUP_STEPS:], series.tokens_per_second[WARMUP_STEPS:]
+    if sum(seconds) > 0:
+        return sum(s * rate for s, rate in zip(seconds, speeds, strict=True)) / sum(seconds)
+    return series.tokens_per_second[-1] if series.tokens_per_second else None
 
 
 class LogText(Struct, frozen=True, kw_only=True):

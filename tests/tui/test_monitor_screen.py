@@ -6,12 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from llmtop.profiler.events import StageBegan, StageFinished
+from llmtop.profiler.events import (
+    Compiling,
+    MemoryClassified,
+    PhaseMemory,
+    StageBegan,
+    StageFinished,
+    StepFinished,
+)
+from llmtop.profiler.feed import read_state
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.deeds import Deeds
+from llmtop.tui.feed import run_row
 from llmtop.tui.screens.monitor import PANELS
+from llmtop.tui.screens.runs import RunsScreen
 from llmtop.tui.widgets.panel import Panel
 from tests.recorded import make_recorded_run
+from tests.recorded_spec import GIB, Kind
 from tests.tui.tuiruns import LiveRun, screen_text, wait_for, wait_for_text
 
 SMALL = (80, 24)
@@ -118,7 +129,8 @@ async def test_zoomed_panels_tell_more(root: Path) -> None:
         for key, words in {
             "1": ("GPU0", "612 W of 700 W", "throttled: no", "NVIDIA H200"),
             "2": ("parameters", "CUDA context", "unexplained", "predicted P"),
-            "3": ("learning rate", "gradient norm"),
+            "3": ("learning rate", "gradient norm", "weights   random", "tokenizer made from the data"),
+            "0": ("weights   random", "data      builtin:english", "tokenizer made from the data"),
             "4": ("backward", "slowest rank", "step seconds"),
             "5": ("swap", "peak RSS", "no offload"),
             "6": ("NVLink send", "GPU7", "PCIe recv"),
@@ -140,7 +152,16 @@ async def test_log_is_harmless_and_switches_between_ranks(live: LiveRun, root: P
         await pilot.press("right")
         await wait_for_text(pilot, "this is rank one", "8 Log  rank 1")
         await pilot.press("right")
-        await wait_for_text(pilot, "8 Log  supervisor", "nothing written yet")
+        await wait_for_text(pilot, "8 Log  supervisor", "supervisor has written nothing yet")
+
+
+async def test_an_empty_log_says_so_and_where_the_steps_are(root: Path) -> None:
+    app = LlmtopApp("monitor", make_recorded_run(root, steps=4), root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "COMPLETED")
+        app.screen.run.log_path(1).write_text("")  # type: ignore[attr-defined]
+        await pilot.press("l", "right")
+        await wait_for_text(pilot, "8 Log  rank 1", "rank 1 wrote nothing; the steps are in")
 
 
 async def test_log_follows_its_end_until_scrolled(live: LiveRun, root: Path) -> None:
@@ -195,13 +216,92 @@ async def test_stop_asks_and_requests(live: LiveRun, root: Path) -> None:
     async with app.run_test(size=SMALL, notifications=True) as pilot:
         await wait_for_text(pilot, "20/60")
         await pilot.press("s")
-        await wait_for_text(pilot, "Stop this run?", "save a checkpoint")
+        await wait_for_text(pilot, "Stop this run?", "save a checkpoint", "Esc  go back, the run goes on")
         await pilot.press("escape")
         await wait_for(pilot, lambda: "Stop this run?" not in screen_text(app))
         assert asked == []
-        await pilot.press("s", "s")
+        await pilot.press("s", "s", "s")
+        await wait_for_text(pilot, "Stop this run?")
+        assert asked == []
+        await pilot.press("up", "enter")
+        await wait_for(pilot, lambda: "Stop this run?" not in screen_text(app))
+        assert asked == []
+        await pilot.press("s", "c")
         await wait_for(pilot, lambda: asked == [(live.run.run_id, True)])
         await wait_for_text(pilot, "Stop requested")
         await pilot.press("s", "down", "enter")
         await wait_for(pilot, lambda: len(asked) == 2)
     assert asked[1] == (live.run.run_id, False)
+
+
+async def test_control_c_ends_nothing_and_says_what_does(live: LiveRun, root: Path) -> None:
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=SMALL, notifications=True) as pilot:
+        await wait_for_text(pilot, "20/60")
+        await pilot.press("ctrl+c")
+        await wait_for_text(pilot, "The run goes on", "q leaves, s stops the run")
+        await pilot.press("r")
+        await wait_for(pilot, lambda: isinstance(app.screen, RunsScreen))
+        await wait_for(pilot, lambda: "The run goes on" not in screen_text(app))
+        assert not app._notifications
+
+
+async def test_control_c_where_no_run_is_watched(root: Path) -> None:
+    app = LlmtopApp("runs", root=root)
+    async with app.run_test(size=SMALL, notifications=True) as pilot:
+        await wait_for_text(pilot, "No runs in")
+        await pilot.press("ctrl+c", "ctrl+c")
+        shown = await wait_for_text(pilot, "q leaves llmtop.", "Runs go on without it.")
+        assert shown.count("q leaves") == 1
+
+
+def titles(app: LlmtopApp) -> list[str]:
+    """The rows of a screen on which panels have their titles."""
+    return [line for line in screen_text(app).splitlines() if line.lstrip().startswith(("─", "━"))]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("width", [64, 80, 100, 130, 200])
+async def test_no_title_is_cut(kind: Kind, width: int, root: Path) -> None:
+    run = make_recorded_run(root, kind=kind, steps=12, end=None)
+    app = LlmtopApp("monitor", run, root)
+    async with app.run_test(size=(width, 24)) as pilot:
+        shown = await wait_for_text(pilot, "12/12", "2 Predicted/actual")
+        assert titles(app) and not [line for line in titles(app) if "…" in line], shown
+
+
+async def test_peaks_agree_between_panels(live: LiveRun, root: Path) -> None:
+    """The newest sample comes before the step in which a rank reached its peak."""
+    reached = 2 * GIB
+    memory = {"forward": PhaseMemory(peak_bytes=reached)}
+    for rank in live.recorder.ranks:
+        rank.write(StepFinished(step=21, loss=2.0, step_seconds=0.4, phase_memory=memory))
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=SMALL) as pilot:
+        shown = await wait_for_text(pilot, "21/60", "peak 2.00 GiB")
+        assert shown.count("2.00 GiB") == 3
+        await pilot.press("5")
+        shown = await wait_for_text(pilot, "peak RSS")
+        assert shown.count("2.00 GiB") == 2
+    row = run_row(live.run, read_state(live.run))
+    assert row.memory_bytes == reached
+
+
+async def test_reclaimed_pages_make_no_number(live: LiveRun, root: Path) -> None:
+    for rank in live.recorder.ranks:
+        parts = {"parameters": 4 * GIB}
+        rank.write(MemoryClassified(step=20, moment="end_of_forward", components=parts, total_bytes=5 * GIB))
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "20/60", "not reliable", "! actual memory is not reliable")
+        await pilot.press("2")
+        shown = await wait_for_text(pilot, "swapped or reclaimed pages")
+        row = next(line for line in shown.splitlines() if "? unexplained" in line)
+        assert row.split()[2:] == ["n/a", "n/a"]
+
+
+async def test_findings_are_told_whole_where_there_is_room(live: LiveRun, root: Path) -> None:
+    live.recorder.supervisor.write(Compiling(what="cpu_adam"))
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=(150, 50)) as pilot:
+        await wait_for_text(pilot, "cpu_adam is being compiled", "wait; the next run finds it built")

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from llmtop.tui.feed import KEPT_LINES, LogTail, MonitorFeed, RunsFeed
+from llmtop.profiler.feed import read_state
+from llmtop.profiler.report.build import build_report
+from llmtop.tui.feed import KEPT_LINES, LogTail, MonitorFeed, RunsFeed, run_row
 from llmtop.tui.screenshot import write_monitor_svg, write_plan_svg
 from tests.recorded import make_recorded_run
 from tests.tui.tuiruns import LiveRun
@@ -111,3 +113,8 @@ def test_no_screen_loads_torch_and_plots_come_with_the_monitor(first: str, tmp_p
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=True
     )
     assert done.stdout.strip() == ("['plotext']" if first == "monitor" else "[]")
+
+
+def test_the_list_and_the_report_give_the_same_speed(root: Path) -> None:
+    run = make_recorded_run(root, steps=9)
+    assert run_row(run, read_state(run)).tokens_per_second == pytest.approx(build_report(run).tokens_per_second)

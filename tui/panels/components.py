@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from textual.content import Content
 
-from llmtop.profiler.breakdown import BreakdownRow, error_percent
+from llmtop.profiler.breakdown import Breakdown, BreakdownRow, error_percent
+from llmtop.profiler.memory.result import Component
 from llmtop.profiler.units import format_bytes
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, lines, stacked
@@ -15,22 +16,27 @@ _VALUE_CELLS = 9
 _ERROR_CELLS = 6
 _MOST_LABEL_CELLS = 20
 _NOTABLE_PERCENT = 10
+_RECLAIMED = "The kernel swapped or reclaimed pages of the process: the actual figures are too small."
 
 
 class ComponentsPanel(Panel):
     TITLE = "Predicted/actual"
     KEY = "2"
 
-    def headline(self, view: RunView) -> str:
+    def headline(self, view: RunView) -> str | tuple[str, ...]:
+        if view.breakdown.reclaimed:
+            return "actual not reliable", "not reliable"
         unexplained = view.breakdown.unexplained_percent
-        return "" if unexplained is None else f"{unexplained:.0f}% unexplained"
+        if unexplained is None:
+            return ""
+        return f"{unexplained:.0f}% unexplained", f"{unexplained:.0f}% unexpl."
 
     def draw(self, view: RunView, width: int, height: int) -> Content:
         found = view.breakdown
         label_cells = min(width - 2 - 2 * _VALUE_CELLS - _ERROR_CELLS, _MOST_LABEL_CELLS)
         peak = _row("", "peak", found.predicted_peak_bytes, found.actual_peak_bytes, label_cells, "bold")
         rows = [
-            _row(component(r.component).letter, component(r.component).label, *_pair(r), label_cells, "")
+            _component_row(r, found, label_cells)
             for r in sorted(found.rows, key=lambda r: -max(r.predicted_bytes or 0, r.actual_bytes or 0))
         ]
         head = Content.styled(
@@ -41,7 +47,8 @@ class ComponentsPanel(Panel):
             "$muted",
         )
         if self.zoomed:
-            return lines([*self._bars(view, width), "", head, peak, *rows])
+            note = [Content(""), Content.styled(_RECLAIMED, "$text-warning")] if found.reclaimed else []
+            return lines([*self._bars(view, width), "", head, peak, *rows, *note])
         return lines([head, peak, *rows][: max(height, 2)])
 
     def _bars(self, view: RunView, width: int) -> list[Content]:
@@ -52,13 +59,20 @@ class ComponentsPanel(Panel):
         )
         bars = []
         for words, pick in (("predicted", 0), ("actual", 1)):
-            parts = [(component(r.component), _pair(r)[pick] or 0) for r in found.rows]
+            parts = [(component(r.component), _pair(r, found)[pick] or 0) for r in found.rows]
             segments = [Segment(swatch.letter, swatch.colour, value) for swatch, value in parts]
             bars.append(Content.assemble((fit(words, 10), "$muted"), stacked(segments, scale, width - 10)))
         return bars
 
 
-def _pair(row: BreakdownRow) -> tuple[int | None, int | None]:
+def _component_row(row: BreakdownRow, found: Breakdown, label_cells: int) -> Content:
+    swatch = component(row.component)
+    return _row(swatch.letter, swatch.label, *_pair(row, found), label_cells, "")
+
+
+def _pair(row: BreakdownRow, found: Breakdown) -> tuple[int | None, int | None]:
+    if found.reclaimed and row.component == Component.UNEXPLAINED:
+        return row.predicted_bytes, None
     return row.predicted_bytes, row.actual_bytes
 
 

@@ -28,8 +28,9 @@ class FindingsPanel(Panel):
     def draw(self, view: RunView, width: int, height: int) -> Content:
         if not view.findings:
             return Content.styled("nothing stands out so far", "$muted")
-        if self.zoomed:
-            return lines([line for finding in view.findings for line in _whole(finding)])
+        whole = lines([line for finding in view.findings for line in _whole(finding)][:-1])
+        if self.zoomed or whole.get_height({}, width) <= height:
+            return whole
         rows = [_title(finding) for finding in view.findings]
         return lines([row.truncate(width, ellipsis=True) for row in rows[: max(height, 1)]])
 

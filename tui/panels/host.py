@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from textual.content import Content
 
+from llmtop.profiler.breakdown import process_peaks
 from llmtop.profiler.events import HostSample
 from llmtop.profiler.units import format_bytes, format_rate
 from llmtop.tui.view import RunView
@@ -85,11 +86,12 @@ def _disk_row(host: HostSample) -> Content:
 def _process_table(view: RunView) -> list[Content]:
     processes = view.state.hardware.processes if view.state.hardware else ()
     head = "".join(fit_right(word, 12) for word in ("RSS", "peak RSS", "PSS", "peak PSS", "CPU"))
+    peaks = process_peaks(view.state, view.spec)
     rows = [Content.styled(fit("rank", 6) + head, "$muted")]
     for process in processes:
         cells = (
             format_bytes(process.rss_bytes),
-            format_bytes(view.state.peak_rss_bytes.get(process.rank)),
+            format_bytes(peaks.get(process.rank)),
             format_bytes(process.pss_bytes),
             format_bytes(view.state.peak_pss_bytes.get(process.rank)),
             "n/a" if process.cpu_percent is None else f"{process.cpu_percent:.0f}%",

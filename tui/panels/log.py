@@ -9,7 +9,7 @@ from textual.content import Content
 from textual.message import Message
 from textual.reactive import reactive
 
-from llmtop.tui.view import LogText, RunView
+from llmtop.tui.view import ENDED, LogText, RunView
 from llmtop.tui.widgets.paint import fit, lines
 from llmtop.tui.widgets.panel import Panel
 
@@ -46,7 +46,7 @@ class LogPanel(Panel):
     def draw(self, view: RunView, width: int, height: int) -> Content:
         shown = self.log_text
         if shown is None or not shown.lines:
-            return Content.styled("nothing written yet", "$muted")
+            return Content.styled(_nothing(view, shown), "$muted")
         if self.zoomed:
             return lines([Content(line) for line in shown.lines])
         return lines([Content(fit(line, width)) for line in shown.lines[-max(height, 1) :]])
@@ -64,3 +64,10 @@ class LogPanel(Panel):
 
     def action_follow(self) -> None:
         self.anchor()
+
+
+def _nothing(view: RunView, shown: LogText | None) -> str:
+    """Of an empty log, which is how a good one of most ranks looks."""
+    source = shown.source if shown is not None else "the log"
+    words = f"{source} wrote nothing" if view.state.status in ENDED else f"{source} has written nothing yet"
+    return words + ("; the steps are in the log of rank 0" if source not in ("the log", "rank 0") else "")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from textual.app import ComposeResult
 from textual.content import Content
 
+from llmtop.tui.panels.startup import input_rows
 from llmtop.tui.view import RunView
+from llmtop.tui.widgets.paint import lines
 from llmtop.tui.widgets.panel import Panel
 from llmtop.tui.widgets.plot import BLUE, Curve, LinePlot
 
@@ -38,7 +40,9 @@ class LossPanel(Panel):
             return Content.styled("no step has finished yet", "$muted")
         if not self.zoomed and len(known) > 1:
             return Content("")
-        return Content.assemble(*_newest(view))
+        newest = Content.assemble(*_newest(view))
+        # A loss says nothing without what was learnt from what.
+        return lines([newest, *input_rows(view)]) if self.zoomed else newest
 
 
 def _newest(view: RunView) -> list[str | tuple[str, str]]:

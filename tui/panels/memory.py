@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 from textual.content import Content
 
+from llmtop.profiler.breakdown import process_peaks
 from llmtop.profiler.events import DeviceSample, ProcessSample
 from llmtop.profiler.units import format_bytes
 from llmtop.tui.view import ENDED, RunView
@@ -57,7 +58,7 @@ def _with_peaks(view: RunView) -> RunView:
     )
     processes = tuple(
         ProcessSample(rank=rank, rss_bytes=peak, pss_bytes=state.peak_pss_bytes.get(rank))
-        for rank, peak in sorted(state.peak_rss_bytes.items())
+        for rank, peak in sorted(process_peaks(state, view.spec).items())
     )
     return replace(view, state=replace(state, hardware=replace(last, devices=devices, processes=processes)))
 
@@ -140,12 +141,13 @@ def _shares(view: RunView) -> tuple[int, dict[str, tuple[float, float]]]:
 
 def _process_rows(view: RunView, width: int) -> list[Content]:
     state, predicted = view.state, view.prediction.peak_allocated_bytes
+    peaks = process_peaks(state, view.spec)
     processes = state.hardware.processes if state.hardware else ()
-    held = [max(p.rss_bytes or 0, state.peak_rss_bytes.get(p.rank, 0)) for p in processes]
+    held = [max(p.rss_bytes or 0, peaks.get(p.rank, 0)) for p in processes]
     scale = max([predicted, *held]) * 1.15
     rows = []
     for process in processes:
-        peak = state.peak_rss_bytes.get(process.rank)
+        peak = peaks.get(process.rank)
         bar_cells = width - _LABEL_CELLS - 1 - _NUMBER_CELLS
         if process.rss_bytes is None:
             bar, share = gauge(None, bar_cells), ""

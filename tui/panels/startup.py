@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from textual.content import Content
 
+from llmtop.presets.inputs import inputs
 from llmtop.profiler.runstate import RankState
 from llmtop.profiler.units import format_seconds
 from llmtop.tui.view import RunView
@@ -37,7 +38,21 @@ class StartupPanel(Panel):
         newest = max((number for number, name in enumerate(STAGES) if name in begun), default=0)
         # A stage that was passed over, such as loading weights for a run from random ones, is no news.
         shown = [name for number, name in enumerate(STAGES) if name in begun or number >= newest]
-        return lines([_stage_row(name, STAGES[name], ranks, view) for name in shown])
+        rows = [_stage_row(name, STAGES[name], ranks, view) for name in shown]
+        reads = input_rows(view)
+        if self.zoomed:
+            return lines([*rows, Content(""), *reads])
+        room = max(0, height - len(rows))
+        return lines([*rows, *(row.truncate(width, ellipsis=True) for row in reads[:room])])
+
+
+def input_rows(view: RunView) -> list[Content]:
+    """What the run reads: its weights, its data, its tokenizer."""
+    found = inputs(view.spec)
+    return [
+        Content.assemble((fit(label, 10), "$muted"), harmless(text))
+        for label, text in (("weights", found.weights), ("data", found.data), ("tokenizer", found.tokenizer))
+    ]
 
 
 def _stage_row(name: str, words: str, ranks: list[RankState], view: RunView) -> Content:

@@ -9,7 +9,7 @@ from textual.content import Content
 
 from llmtop.profiler.rankstate import WARMUP_STEPS
 from llmtop.profiler.units import format_seconds, format_tokens_rate
-from llmtop.tui.view import RunView
+from llmtop.tui.view import RunView, steady_speed
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, lines, sparkline, stacked
 from llmtop.tui.widgets.palette import PHASES, REST
 from llmtop.tui.widgets.panel import Panel
@@ -28,8 +28,8 @@ class StepsPanel(Panel):
         yield LinePlot()
 
     def headline(self, view: RunView) -> str:
-        speeds = view.state.series.tokens_per_second
-        return format_tokens_rate(_recent(speeds)) if speeds else ""
+        speed = steady_speed(view.state.series)
+        return format_tokens_rate(speed) if speed is not None else ""
 
     def draw(self, view: RunView, width: int, height: int) -> Content:
         series = view.state.series
@@ -61,10 +61,6 @@ class StepsPanel(Panel):
         return lines(rows[:height])
 
 
-def _recent(values: tuple[float, ...]) -> float | None:
-    return median(values[-20:]) if values else None
-
-
 def _phases(view: RunView) -> dict[str, float]:
     """Seconds of each phase of rank 0 in a step after warm-up, and `rest`: what no phase covers."""
     rank = view.state.ranks.get(0)
@@ -89,9 +85,9 @@ def _steady(view: RunView) -> tuple[float, ...]:
 
 
 def _speed(view: RunView) -> Content:
-    recent, predicted = _recent(view.state.series.step_seconds), view.prediction.step_seconds
+    seconds, predicted = median(_steady(view)), view.prediction.step_seconds
     foretold = "" if predicted is None else f"   predicted {format_seconds(predicted)}"
-    return Content.assemble((format_seconds(recent), "bold"), " a step", (foretold, "$muted"))
+    return Content.assemble((format_seconds(seconds), "bold"), " a step", (foretold, "$muted"))
 
 
 def _shares(phases: dict[str, float], seconds: float, width: int) -> Content:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
@@ -13,6 +14,9 @@ from textual.reactive import reactive
 
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.painted import Painted
+
+_TITLE_EDGE_CELLS = 5
+"""Around a title: the border's own cells at both sides, and a space after the words."""
 
 
 class Panel(VerticalScroll):
@@ -52,8 +56,8 @@ class Panel(VerticalScroll):
         """The body for `width` columns; `height` rows are visible without scrolling."""
         raise NotImplementedError
 
-    def headline(self, view: RunView) -> str:
-        """A few words for the title row, such as the newest value."""
+    def headline(self, view: RunView) -> str | tuple[str, ...]:
+        """A few words for the title row, such as the newest value; of several the first that fits."""
         return ""
 
     def repaint(self) -> None:
@@ -61,8 +65,14 @@ class Panel(VerticalScroll):
         size = self.scrollable_content_region.size
         if self.view is None or size.width <= 0:
             return
-        self._title(self.headline(self.view))
+        self._title(self._that_fits(self.headline(self.view)))
         self._body.paint(self.draw(self.view, size.width, size.height), size.width)
+
+    def _that_fits(self, headline: str | tuple[str, ...]) -> str:
+        """A headline is shown whole or not at all."""
+        ways = (headline,) if isinstance(headline, str) else headline
+        room = self.size.width - len(f" {self.KEY} {self.TITLE}  ") - _TITLE_EDGE_CELLS
+        return next((words for words in ways if cell_len(words) <= room), "")
 
     def _title(self, headline: str) -> None:
         words = f"{self.KEY} {self.TITLE}"
