@@ -117,4 +117,5 @@ def test_no_screen_loads_torch_and_plots_come_with_the_monitor(first: str, tmp_p
 
 def test_the_list_and_the_report_give_the_same_speed(root: Path) -> None:
     run = make_recorded_run(root, steps=9)
-    assert run_row(run, read_state(run)).tokens_per_second == pytest.approx(build_report(run).tokens_per_second)
+    listed = run_row(run, read_state(run)).tokens_per_second
+    assert listed == pytest.approx(build_report(run).tokens_per_second)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from textual.app import ComposeResult
 from textual.content import Content
 
-from llmtop.tui.panels.startup import input_rows
 from llmtop.tui.view import RunView
+from llmtop.tui.widgets.inputrows import input_rows
 from llmtop.tui.widgets.paint import lines
 from llmtop.tui.widgets.panel import Panel
 from llmtop.tui.widgets.plot import BLUE, Curve, LinePlot
@@ -42,7 +42,7 @@ class LossPanel(Panel):
             return Content("")
         newest = Content.assemble(*_newest(view))
         # A loss says nothing without what was learnt from what.
-        return lines([newest, *input_rows(view)]) if self.zoomed else newest
+        return lines([newest, *input_rows(view.spec)]) if self.zoomed else newest
 
 
 def _newest(view: RunView) -> list[str | tuple[str, str]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from textual.content import Content
 
-from llmtop.presets.inputs import inputs
 from llmtop.profiler.runstate import RankState
 from llmtop.profiler.units import format_seconds
 from llmtop.tui.view import RunView
+from llmtop.tui.widgets.inputrows import input_rows
 from llmtop.tui.widgets.paint import fit, fit_right, harmless, lines
 from llmtop.tui.widgets.panel import Panel
 
@@ -39,20 +39,11 @@ class StartupPanel(Panel):
         # A stage that was passed over, such as loading weights for a run from random ones, is no news.
         shown = [name for number, name in enumerate(STAGES) if name in begun or number >= newest]
         rows = [_stage_row(name, STAGES[name], ranks, view) for name in shown]
-        reads = input_rows(view)
+        reads = input_rows(view.spec)
         if self.zoomed:
             return lines([*rows, Content(""), *reads])
         room = max(0, height - len(rows))
         return lines([*rows, *(row.truncate(width, ellipsis=True) for row in reads[:room])])
-
-
-def input_rows(view: RunView) -> list[Content]:
-    """What the run reads: its weights, its data, its tokenizer."""
-    found = inputs(view.spec)
-    return [
-        Content.assemble((fit(label, 10), "$muted"), harmless(text))
-        for label, text in (("weights", found.weights), ("data", found.data), ("tokenizer", found.tokenizer))
-    ]
 
 
 def _stage_row(name: str, words: str, ranks: list[RankState], view: RunView) -> Content:

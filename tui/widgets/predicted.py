@@ -9,13 +9,13 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.reactive import reactive
 
-from llmtop.presets.inputs import inputs
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.memory.result import Component, Prediction, Suggestion
 from llmtop.profiler.runstate import RunState
 from llmtop.profiler.units import format_bytes, format_count, format_seconds, format_tokens_rate
 from llmtop.tui.planning import Plan
+from llmtop.tui.widgets.inputrows import input_rows
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, harmless, stacked
 from llmtop.tui.widgets.painted import Painted
 from llmtop.tui.widgets.palette import component
@@ -75,7 +75,7 @@ def _rows(plan: Plan, width: int, height: int) -> list[Content]:
         rows += [*_problem(refusal.what, refusal.why, refusal.fix), Content("")]
     fixes = _fixes(plan.prediction, width)
     beside = _elsewhere(plan.prediction)
-    reads = _reads(plan.spec)
+    reads = input_rows(plan.spec, _LABEL_CELLS, "tokens")
     parts = _parts(plan.spec, plan.prediction)
     room = height - len(rows) - _PEAK_ROWS - len(beside) - len(fixes)
     if room < len(parts) + _rows_high(reads, width):
@@ -163,15 +163,6 @@ def _elsewhere(prediction: Prediction) -> list[Content]:
     return [
         Content.assemble((fit(label, _LABEL_CELLS), "$muted"), text)
         for label, text in (("host", host), ("step", speed), ("params", params))
-    ]
-
-
-def _reads(spec: RunSpec) -> list[Content]:
-    """What the run would start from; the first alone where there is no room for more."""
-    found = inputs(spec)
-    return [
-        Content.assemble((fit(label, _LABEL_CELLS), "$muted"), harmless(text))
-        for label, text in (("weights", found.weights), ("data", found.data), ("tokens", found.tokenizer))
     ]
 
 
