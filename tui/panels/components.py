@@ -6,7 +6,7 @@ from textual.content import Content
 
 from llmtop.profiler.breakdown import Breakdown, BreakdownRow, error_percent
 from llmtop.profiler.memory.result import Component
-from llmtop.profiler.units import format_bytes
+from llmtop.profiler.units import format_bytes, format_percent
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, lines, stacked
 from llmtop.tui.widgets.palette import component
@@ -94,5 +94,5 @@ def _error(predicted: int | None, actual: int | None) -> tuple[str, str]:
     percent = error_percent(predicted, actual)
     if percent is None:
         return "", ""
-    words = f"{percent:+.0f}%" if abs(percent) < 999 else ">999%"
+    words = format_percent(percent, signed=True, digits=0) if abs(percent) < 999 else ">999%"
     return words, "$text-warning" if abs(percent) > _NOTABLE_PERCENT else "$muted"

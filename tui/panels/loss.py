@@ -5,6 +5,7 @@ from __future__ import annotations
 from textual.app import ComposeResult
 from textual.content import Content
 
+from llmtop.profiler.units import format_percent
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.inputrows import input_rows
 from llmtop.tui.widgets.paint import lines
@@ -26,7 +27,7 @@ class LossPanel(Panel):
             return ""
         if first is None or first <= 0:
             return f"{last:.3f}"
-        return f"{first:.3f} → {last:.3f}  {(last / first - 1) * 100:+.0f}%"
+        return f"{first:.3f} → {last:.3f}  {format_percent((last / first - 1) * 100, signed=True, digits=0)}"
 
     def draw(self, view: RunView, width: int, height: int) -> Content:
         series = view.state.series

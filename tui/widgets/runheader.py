@@ -11,7 +11,7 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.reactive import reactive
 
-from llmtop.profiler.units import format_bytes, format_seconds
+from llmtop.profiler.units import format_bytes, format_percent, format_seconds
 from llmtop.tui.view import ENDED, STATUS_MARKS, RunView
 from llmtop.tui.widgets.paint import gauge, harmless, two_sided
 from llmtop.tui.widgets.painted import Painted
@@ -120,7 +120,7 @@ def _ending(view: RunView, width: int) -> list[Content]:
     ]
     if fix:
         rows.append(Content.assemble(("fix: ", "bold $text-warning"), harmless(fix)))
-    error = "" if found.error_percent is None else f" ({found.error_percent:+.0f}%)"
+    error = "" if found.error_percent is None else f" ({format_percent(found.error_percent, signed=True, digits=0)})"
     rows.append(
         Content.assemble(
             ("steps ", "$muted"),
