@@ -120,7 +120,11 @@ def _ending(view: RunView, width: int) -> list[Content]:
     ]
     if fix:
         rows.append(Content.assemble(("fix: ", "bold $text-warning"), harmless(fix)))
-    error = "" if found.error_percent is None else f" ({format_percent(found.error_percent, signed=True, digits=0)})"
+    error = (
+        ""
+        if found.error_percent is None
+        else f" ({format_percent(found.error_percent, signed=True, digits=0)})"
+    )
     rows.append(
         Content.assemble(
             ("steps ", "$muted"),
