@@ -38,7 +38,7 @@ def run_cell(cell: dict[str, Any], root: Path, *, alone: bool) -> dict[str, Any]
     try:
         layer = Layer(source=ValueSource.COMMAND_LINE, detail="cell", values=values)
         spec = resolve([layer], name="matrix", machine=detect_machine())
-        prediction = predict(spec, suggest=False)
+        prediction = predict(spec)
         run = start_run(spec, prediction, root=root)
         wait_for_end(run, CELL_SECONDS)
     except LlmtopError as error:
@@ -98,9 +98,7 @@ def measured(run: RunDir, state: RunState, *, alone: bool) -> dict[str, Any]:
         "ranks": ranks,
         "device_bytes": state.peak_device_bytes if alone else None,
         "pss_bytes": state.peak_pss_bytes,
-        "log_tail": ""
-        if state.status == "completed"
-        else _tail(run.log_path(0)),
+        "log_tail": "" if state.status == "completed" else _tail(run.log_path(0)),
     }
 
 

@@ -43,7 +43,7 @@ def main() -> None:
     for recipe in RECIPES:
         spec = spec_of(recipe)
         hashing = microseconds(lambda: hashlib.sha256(block).digest(), 2000)
-        calling = microseconds(lambda spec=spec: predict(spec, suggest=False), 1000)  # type: ignore[misc]
+        calling = microseconds(lambda spec=spec: predict(spec), 1000)  # type: ignore[misc]
         row = {
             "recipe": recipe,
             "predict_microseconds": round(calling, 1),

@@ -13,7 +13,7 @@ from llmtop.presets import catalog, option_values, resolve, rules
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.rule import Refusal
 from llmtop.presets.spec import RunSpec, ValueSource
-from llmtop.profiler.memory.predict import predict
+from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.memory.result import Prediction
 from llmtop.tui.layering import absolute, check_raw_keys, deepspeed_layer
 
@@ -76,7 +76,7 @@ def evaluate(draft: Draft, machine: resolve.Machine) -> Plan:
         refusals = tuple(rules.refusals(spec))
         if not refusals:
             check_raw_keys(spec)
-        return Plan(draft=draft, spec=spec, prediction=predict(spec), refusals=refusals)
+        return Plan(draft=draft, spec=spec, prediction=predict_with_suggestions(spec), refusals=refusals)
     except LlmtopError as error:
         return Plan(draft=draft, what=error.what, why=error.why, fix=error.fix)
 

@@ -10,7 +10,7 @@ import pytest
 from llmtop.presets.catalog import BUILT_IN
 from llmtop.presets.errors import ExitCode
 from llmtop.presets.resolve import Machine
-from llmtop.profiler.memory.predict import predict
+from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.memory.result import Component, Moment
 from llmtop.tui import options
 from llmtop.tui.arguments import CommandParser
@@ -131,7 +131,7 @@ def test_plan_keeps_to_the_width(words: tuple[str, ...], width: int) -> None:
     parser = CommandParser("plan", "", "plan", "plan")
     options.add_run_arguments(parser)
     spec = options.resolve_run(parser.parse(words))
-    text = plan_text(spec, predict(spec), width)
+    text = plan_text(spec, predict_with_suggestions(spec), width)
     assert all(len(line) <= width or " " not in line.strip() for line in text.splitlines())
     assert sum("total" in line.split()[:1] for line in text.splitlines()) >= 1
     for name in ("weights", "data", "tokenizer"):

@@ -13,7 +13,7 @@ from llmtop.presets.catalog import load_gpu, load_model
 from llmtop.presets.resolve import Layer, resolve
 from llmtop.presets.rules import refusals
 from llmtop.presets.spec import RunOptions, RunSpec, ValueSource
-from llmtop.profiler.memory.predict import predict
+from llmtop.profiler.memory.predict import predict, predict_with_suggestions
 from llmtop.profiler.memory.result import Component, Moment, Prediction
 from llmtop.profiler.steptime import model_flops_per_step, predict_step_seconds
 from tests.h200 import MACHINE, MATRIX, ROWS, measured_peak_bytes, name_of, spec_of
@@ -27,7 +27,7 @@ def totals(prediction: Prediction) -> dict[Moment, int]:
 
 @pytest.mark.parametrize("row", ROWS, ids=name_of)
 def test_every_recorded_peak_is_predicted_within_half_a_percent(row: dict[str, Any]) -> None:
-    prediction = predict(spec_of(row), suggest=False)
+    prediction = predict(spec_of(row))
     measured = measured_peak_bytes(row)
     assert prediction.peak_allocated_bytes == pytest.approx(measured, rel=0.005)
     assert prediction.peak_allocated_upper_bytes >= measured
@@ -35,7 +35,7 @@ def test_every_recorded_peak_is_predicted_within_half_a_percent(row: dict[str, A
 
 @pytest.mark.parametrize("row", ROWS, ids=name_of)
 def test_every_moment_of_a_recorded_run_is_predicted_within_one_percent(row: dict[str, Any]) -> None:
-    moments = totals(predict(spec_of(row), suggest=False))
+    moments = totals(predict(spec_of(row)))
     last = row["phases"][1]
     assert moments[Moment.INIT] == pytest.approx(row["init_peak"], rel=0.01)
     assert moments[Moment.FORWARD_END] == pytest.approx(last["fwd_end"], rel=0.01)
@@ -53,7 +53,7 @@ def test_recorded_step_times_are_predicted_within_a_quarter(row: dict[str, Any])
 def test_runs_of_the_trainer_itself_are_predicted_within_one_percent(row: dict[str, Any]) -> None:
     """Qwen3, GPT-2, Pythia, Gemma-2, Phi-4, SmolLM2 and Llama: `benchmarks/memory_matrix.py`."""
     layer = Layer(source=ValueSource.COMMAND_LINE, detail="cell", values={**row["cell"], "gpu": "h200"})
-    prediction = predict(resolve([layer], name="matrix", machine=MACHINE), suggest=False)
+    prediction = predict(resolve([layer], name="matrix", machine=MACHINE))
     ranks = row["measured"]["ranks"]
     measured = max(peak for rank in ranks for peak in rank["largest"].values() if peak)
     # ZeRO-3 in fp32 holds weights that it has released (`states.unreleased_bytes`): in the bound only.
@@ -64,7 +64,7 @@ def test_runs_of_the_trainer_itself_are_predicted_within_one_percent(row: dict[s
 
 def test_host_memory_of_the_recorded_offload_run_is_predicted() -> None:
     (row,) = [row for row in ROWS if row["cell"].get("off_opt")]
-    prediction = predict(spec_of(row), suggest=False)
+    prediction = predict(spec_of(row))
     assert prediction.host_bytes == pytest.approx(row["rss"], rel=0.05)
     assert 0 < prediction.pinned_bytes < prediction.host_bytes
 
@@ -88,10 +88,8 @@ def test_the_classic_mixed_precision_example_comes_out() -> None:
     shape = replace(base.model, num_layers=1, vocab_size=1, tied_embeddings=True)
     spare = eight - sum_params(shape, 0)
     spec = replace(base, model=replace(shape, intermediate_size=spare // (3 * shape.hidden_size)))
-    params = predict(spec, suggest=False).params
-    moment = next(
-        m for m in predict(spec, suggest=False).moments if m.name is Moment.FIRST_BLOCK_BACKWARD
-    ).components
+    params = predict(spec).params
+    moment = next(m for m in predict(spec).moments if m.name is Moment.FIRST_BLOCK_BACKWARD).components
     assert params == pytest.approx(eight, rel=1e-5)
     assert moment[Component.MASTER_PARAMETERS] == 4 * params
     assert moment[Component.PARAMETERS] == 2 * params
@@ -148,7 +146,7 @@ def specs(draw: st.DrawFn) -> RunSpec:
 @settings(max_examples=200, deadline=None)
 @given(specs())
 def test_a_moment_is_the_sum_of_its_components_and_the_peak_is_the_largest(spec: RunSpec) -> None:
-    prediction = predict(spec, suggest=False)
+    prediction = predict(spec)
     for moment in prediction.moments:
         assert moment.total_bytes == sum(moment.components.values())
         assert all(size > 0 for size in moment.components.values())
@@ -164,11 +162,11 @@ def test_a_moment_is_the_sum_of_its_components_and_the_peak_is_the_largest(spec:
 @given(specs())
 def test_more_tokens_never_need_less(spec: RunSpec) -> None:
     options = spec.options
-    base = predict(spec, suggest=False).peak_allocated_bytes
+    base = predict(spec).peak_allocated_bytes
     wider = replace(spec, options=replace(options, micro_batch=options.micro_batch + 1))
     longer = replace(spec, options=replace(options, seq_len=options.seq_len * 2))
-    assert predict(wider, suggest=False).peak_allocated_bytes >= base
-    assert predict(longer, suggest=False).peak_allocated_bytes >= base
+    assert predict(wider).peak_allocated_bytes >= base
+    assert predict(longer).peak_allocated_bytes >= base
 
 
 @settings(max_examples=100, deadline=None)
@@ -179,7 +177,7 @@ def test_a_higher_stage_never_holds_more_states_between_steps(spec: RunSpec) -> 
     kinds = (Component.MASTER_PARAMETERS, Component.OPTIMIZER_STATE)
     held = []
     for stage in (1, 2, 3):
-        moments = predict(replace(spec, options=replace(spec.options, zero=stage)), suggest=False).moments
+        moments = predict(replace(spec, options=replace(spec.options, zero=stage))).moments
         held.append(sum(moments[-1].components.get(kind, 0) for kind in kinds))
     assert held == sorted(held, reverse=True)
 
@@ -189,8 +187,8 @@ def test_a_higher_stage_never_holds_more_states_between_steps(spec: RunSpec) -> 
 def test_states_of_all_ranks_add_up_to_the_whole(spec: RunSpec) -> None:
     whole = replace(spec, options=replace(spec.options, gpus=1))
     kind = Component.MASTER_PARAMETERS
-    one = predict(whole, suggest=False).moments[-1].components.get(kind, 0)
-    shared = predict(spec, suggest=False).moments[-1].components.get(kind, 0)
+    one = predict(whole).moments[-1].components.get(kind, 0)
+    shared = predict(spec).moments[-1].components.get(kind, 0)
     if spec.options.zero == 0:
         assert shared == one
     else:
@@ -205,19 +203,19 @@ def test_suggestions_are_allowed_smaller_and_say_the_truth(spec: RunSpec) -> Non
     small = replace(spec, gpu=replace(spec.gpu, memory_bytes=8 << 30))
     if refusals(small):
         return
-    prediction = predict(small)
+    prediction = predict_with_suggestions(small)
     if prediction.fits:
         return
     for suggestion in prediction.suggestions:
         changed = apply(small, suggestion.change)
         assert not refusals(changed)
-        again = predict(changed, suggest=False)
+        again = predict(changed)
         assert again.peak_allocated_bytes == suggestion.peak_allocated_bytes < prediction.peak_allocated_bytes
         assert again.fits == suggestion.fits
 
 
 def test_a_run_that_does_not_fit_is_told_how_it_would() -> None:
-    prediction = predict(make(gpu="rtx-4090", zero=2, micro_batch=4, seq_len=4096))
+    prediction = predict_with_suggestions(make(gpu="rtx-4090", zero=2, micro_batch=4, seq_len=4096))
     assert prediction.fits is False
     assert any(suggestion.fits for suggestion in prediction.suggestions)
 
@@ -225,7 +223,7 @@ def test_a_run_that_does_not_fit_is_told_how_it_would() -> None:
 def test_unknown_memory_gives_no_verdict() -> None:
     spec = make()
     unknown = replace(spec, gpu=replace(spec.gpu, memory_bytes=None))
-    prediction = predict(unknown)
+    prediction = predict_with_suggestions(unknown)
     assert prediction.fits is None
     assert prediction.suggestions == ()
 
@@ -233,4 +231,4 @@ def test_unknown_memory_gives_no_verdict() -> None:
 def test_flops_of_a_step_follow_the_six_per_weight_rule() -> None:
     spec = make(micro_batch=1, seq_len=128)
     per_token = model_flops_per_step(spec) / spec.tokens_per_step
-    assert per_token == pytest.approx(6 * predict(spec, suggest=False).params, rel=0.02)
+    assert per_token == pytest.approx(6 * predict(spec).params, rel=0.02)

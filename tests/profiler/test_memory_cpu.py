@@ -52,20 +52,20 @@ def spec_of(options: dict[str, Any], memory_bytes: int | None = None) -> RunSpec
 def test_recorded_ranks_are_predicted_within_three_percent(
     options: dict[str, Any], measured_mib: float
 ) -> None:
-    prediction = predict(spec_of(options), suggest=False)
+    prediction = predict(spec_of(options))
     assert prediction.peak_allocated_bytes / MIB == pytest.approx(measured_mib, rel=0.03)
     assert prediction.peak_allocated_upper_bytes / MIB >= measured_mib
     assert prediction.peak_device_bytes is None
 
 
 def test_every_moment_holds_the_runtime_and_adds_up() -> None:
-    prediction = predict(spec_of({}), suggest=False)
+    prediction = predict(spec_of({}))
     for moment in prediction.moments:
         assert moment.components[Component.RUNTIME] > 0
         assert moment.total_bytes == sum(moment.components.values())
 
 
 def test_the_verdict_counts_all_ranks_of_the_machine() -> None:
-    one = predict(spec_of({"gpus": 1}), suggest=False).peak_allocated_upper_bytes
-    assert predict(spec_of({"gpus": 1}, memory_bytes=one), suggest=False).fits is True
-    assert predict(spec_of({"gpus": 2}, memory_bytes=one), suggest=False).fits is False
+    one = predict(spec_of({"gpus": 1})).peak_allocated_upper_bytes
+    assert predict(spec_of({"gpus": 1}, memory_bytes=one)).fits is True
+    assert predict(spec_of({"gpus": 2}, memory_bytes=one)).fits is False

@@ -38,7 +38,7 @@ def test_a_run_on_the_gpu_is_measured_as_predicted(options: dict[str, Any], tmp_
     values = {**BASE, **options}
     layer = Layer(source=ValueSource.COMMAND_LINE, detail="test", values=values)
     spec = resolve([layer], name="gpu-test", machine=detect_machine())
-    prediction = predict(spec, suggest=False)
+    prediction = predict(spec)
     run = start_run(spec, prediction, root=tmp_path)
     wait_for_end(run, 280)
     state = read_state(run)

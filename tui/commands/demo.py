@@ -6,7 +6,7 @@ import argparse
 
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.feed import read_state
-from llmtop.profiler.memory.predict import predict
+from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.text import render
 from llmtop.trainer import launch
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     given = vars(args)
     steps = {"steps": given["steps"]} if "steps" in given else {}
     spec = options.resolve_run(argparse.Namespace(recipe=RECIPE, settings=[], **steps))
-    prediction = predict(spec)
+    prediction = predict_with_suggestions(spec)
     tell(plan_text(spec, prediction, text_width()))
     require_fit(spec, prediction)
     launched = launch.start_run(spec, prediction)

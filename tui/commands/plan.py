@@ -10,7 +10,7 @@ import msgspec
 from llmtop.presets.errors import ExitCode
 from llmtop.presets.inputs import inputs
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.memory.predict import predict
+from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.memory.result import Prediction
 from llmtop.tui import options
 from llmtop.tui.commands.output import print_json, text_width
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitCode:
     spec = options.resolve_run(args)
-    prediction = predict(spec)
+    prediction = predict_with_suggestions(spec)
     if args.json:
         print_json(answer(spec, prediction))
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from llmtop.presets.errors import ExitCode
-from llmtop.profiler.memory.predict import predict
+from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.trainer import launch
 from llmtop.tui import options
 from llmtop.tui.commands.follow import tell
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitCode:
     spec = options.resolve_run(args)
-    prediction = predict(spec)
+    prediction = predict_with_suggestions(spec)
     tell("\n".join([verdict_line(spec, prediction), *input_lines(spec)]))
     if not args.force:
         require_fit(spec, prediction)
