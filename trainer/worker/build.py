@@ -15,7 +15,8 @@ from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.spec import RunSpec
 from llmtop.trainer.worker.adapters import add_lora
 from llmtop.trainer.worker.kernels import apply_liger, enable_checkpointing
-from llmtop.trainer.worker.quantize import quantization_config, random_quantized
+from llmtop.trainer.worker.quantize import random_quantized
+from llmtop.trainer.worker.weights import model_from_weights
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -84,7 +85,7 @@ def build_model(spec: RunSpec, deepspeed_config: dict[str, Any], device: torch.d
     in_shards = options.zero == 3 and options.quantization == "none"
     stage3 = _zero3(deepspeed_config) if in_shards else None
     if spec.weights_dir:
-        model = _from_weights(spec, config, dtype, device)
+        model = model_from_weights(spec, config, dtype, device)
     elif options.quantization != "none":
         make = partial(_random, config, spec, dtype)
         model = random_quantized(make, options.quantization, dtype, device)
@@ -143,25 +144,3 @@ def _random(config: Any, spec: RunSpec, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_config(config, attn_implementation=spec.options.attention, dtype=dtype)
-
-
-def _from_weights(spec: RunSpec, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    placed = {"device_map": {"": device}} if spec.options.quantization != "none" else {}
-    try:
-        return AutoModelForCausalLM.from_pretrained(
-            spec.weights_dir,
-            config=config,
-            dtype=dtype,
-            attn_implementation=spec.options.attention,
-            quantization_config=quantization_config(spec, dtype),
-            local_files_only=True,
-            **placed,
-        )
-    except OSError as error:
-        raise LlmtopError(
-            f"cannot load the weights in {spec.weights_dir}",
-            why=str(error),
-            fix="the folder must hold the model's safetensors files",
-        ) from error
