@@ -103,12 +103,17 @@ def test_attach_headless_ends_as_the_run_did(
     assert told in answer.err
 
 
-def test_attach_to_a_run_whose_supervisor_is_gone(llmtop: Llmtop, runs_root: Path) -> None:
+@pytest.fixture
+def lost(runs_root: Path) -> RunDir:
     """The recorded run's supervisor is a process that has ended by now."""
     run = make_recorded_run(runs_root, steps=2, end=None)
     gone = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     run.write_supervisor_pid(gone.pid)
     gone.communicate()
+    return run
+
+
+def test_attach_to_a_run_whose_supervisor_is_gone(llmtop: Llmtop, lost: RunDir) -> None:
     answer = llmtop("attach", "latest", "--headless")
     assert answer.code == ExitCode.JOB_FAILED
     assert "lost" in answer.err
@@ -118,6 +123,31 @@ def test_stop_says_how_an_ended_run_had_ended(llmtop: Llmtop, completed: RunDir)
     answer = llmtop("stop", "latest")
     assert answer.code == ExitCode.DONE
     assert answer.out == f"run {completed.run_id} had ended: completed: all ranks finished all steps\n"
+
+
+@pytest.mark.parametrize("handler", ["SIG_DFL", "SIG_IGN"])
+def test_stop_ends_what_a_lost_run_left(
+    handler: str, llmtop: Llmtop, lost: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop, "TERM_SECONDS", 10.0 if handler == "SIG_DFL" else 0.3)
+    program = (
+        f"import signal, sys; signal.signal(signal.SIGTERM, signal.{handler});"
+        " print('ready', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, rankenv.RUN_ID: lost.run_id},
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        answer = llmtop("stop", "latest")
+        process.wait(30)
+    assert answer.code == ExitCode.DONE
+    assert f"ending what is left of it: {process.pid}" in answer.out
+    assert answer.out.endswith("no process is left\n")
+    assert ("did not end when asked" in answer.err) == (handler == "SIG_IGN")
 
 
 def test_processes_of_a_run_are_found_by_their_mark(completed: RunDir) -> None:

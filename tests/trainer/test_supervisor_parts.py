@@ -15,6 +15,7 @@ from llmtop.profiler.eventlog import EventWriter
 from llmtop.profiler.events import HostSample, StageBegan, StepFinished
 from llmtop.profiler.rundir import RunDir
 from llmtop.trainer import control
+from llmtop.trainer.pdeath import SUPERVISOR_PID
 from llmtop.trainer.supervisor import extensions
 from llmtop.trainer.supervisor.oom import OomWatch
 from llmtop.trainer.supervisor.patience import Graces, Patience
@@ -257,3 +258,21 @@ def test_signal_names() -> None:
 
     assert signal_name(signal.SIGKILL) == "SIGKILL"
     assert signal_name(signal.SIGRTMIN + 3) == f"signal {signal.SIGRTMIN + 3}"
+
+
+@pytest.mark.parametrize(
+    ("parent", "code"), [("ours", 0), ("another", -signal.SIGKILL), ("", 0), (None, 0)], ids=str
+)
+def test_a_rank_whose_parent_is_not_its_supervisor_leaves_at_once(parent: str | None, code: int) -> None:
+    """As after a SIGKILL of the supervisor while the rank's interpreter was starting."""
+    given = {"ours": str(os.getpid()), "another": str(os.getpid() + 1), "": ""}
+    environment = {k: v for k, v in os.environ.items() if k != SUPERVISOR_PID}
+    if parent is not None:
+        environment[SUPERVISOR_PID] = given[parent]
+    program = "from llmtop.trainer.pdeath import die_with_parent; die_with_parent()"
+    assert subprocess.run([sys.executable, "-c", program], env=environment).returncode == code
+
+
+def test_ranks_are_told_who_supervises_them(run: RunDir, tmp_path: Path) -> None:
+    environment = rank_environment(run, 0, port=1, extensions=tmp_path, environment={SUPERVISOR_PID: "1"})
+    assert environment[SUPERVISOR_PID] == str(os.getpid())

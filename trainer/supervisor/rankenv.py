@@ -13,6 +13,7 @@ from pathlib import Path
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.rundir import RunDir
+from llmtop.trainer.pdeath import SUPERVISOR_PID
 from llmtop.trainer.supervisor.extensions import VARIABLE
 
 RUN_ID = "LLMTOP_RUN_ID"
@@ -34,7 +35,7 @@ def worker_command(run: RunDir, environment: Mapping[str, str]) -> list[str]:
 def rank_environment(
     run: RunDir, rank: int, *, port: int, extensions: Path, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment of one rank on top of the supervisor's own."""
+    """The environment of one rank on top of the supervisor's own; to be asked for by the supervisor."""
     spec = run.spec()
     return {
         "TOKENIZERS_PARALLELISM": "false",
@@ -43,6 +44,7 @@ def rank_environment(
         **environment,
         **_arch_list(environment),
         RUN_ID: run.run_id,
+        SUPERVISOR_PID: str(os.getpid()),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(spec.world_size),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+from contextlib import suppress
 
 import psutil
 
@@ -16,6 +18,8 @@ from llmtop.tui.view import ENDED
 
 WAIT_SECONDS = 600.0
 """A step of a large model and its checkpoint take minutes."""
+TERM_SECONDS = 10.0
+"""For a process without supervisor to end when asked, before it is killed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +35,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     state = read_state(found)
     if state.status in ENDED:
         print(f"run {found.run_id} had ended: {end_in_words(state)}")
+        if state.status == "lost":
+            _end_leftovers(found, args.wait if args.save else min(args.wait, TERM_SECONDS))
         return ExitCode.DONE
     control.stop(found, save=args.save)
     tell(f"stopping run {found.run_id} after the step that it is in")
@@ -55,17 +61,51 @@ def run(args: argparse.Namespace) -> ExitCode:
     return ExitCode.DONE
 
 
+def _end_leftovers(found: rundir.RunDir, grace_seconds: float) -> None:
+    """End what a killed supervisor left behind: asked first, then killed."""
+    left = _marked_processes(found)
+    if not left:
+        print("no process is left")
+        return
+    print(f"ending what is left of it: {_pids(left)}")
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    for process in psutil.wait_procs(left, timeout=grace_seconds)[1]:
+        tell(f"process {process.pid} did not end when asked; killing it")
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    # What they started meanwhile carries the mark too.
+    for process in _marked_processes(found):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    still = psutil.wait_procs(_marked_processes(found), timeout=TERM_SECONDS)[1]
+    if still:
+        raise JobFailedError(f"processes of run {found.run_id} cannot be ended: {_pids(still)}")
+    print("no process is left")
+
+
+def _pids(processes: list[psutil.Process]) -> str:
+    return ", ".join(str(process.pid) for process in processes)
+
+
 def processes_left(found: rundir.RunDir) -> list[int]:
     """Live processes that carry the run's mark, and its supervisor."""
-    left = []
-    for process in psutil.process_iter():
-        try:
-            marked = process.environ().get(RUN_ID) == found.run_id
-            if marked and process.status() != psutil.STATUS_ZOMBIE:
-                left.append(process.pid)
-        except psutil.Error:
-            continue  # another user's process, or one that has just ended
+    left = [process.pid for process in _marked_processes(found)]
     supervisor = found.supervisor_identity()
     if supervisor is not None and found.supervisor_alive() and supervisor.pid not in left:
         left.append(supervisor.pid)
     return left
+
+
+def _marked_processes(found: rundir.RunDir) -> list[psutil.Process]:
+    """Live processes that carry the run's mark, but for this one."""
+    marked = []
+    for process in psutil.process_iter():
+        try:
+            is_marked = process.environ().get(RUN_ID) == found.run_id
+            if is_marked and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                marked.append(process)
+        except psutil.Error:
+            continue  # another user's process, or one that has just ended
+    return marked
