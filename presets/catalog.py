@@ -15,7 +15,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from llmtop.presets import option_values
-from llmtop.presets.errors import UsageError, nearest
+from llmtop.presets.errors import UsageError, bad_value, nearest
 from llmtop.presets.hf import canonical as hf_canonical
 from llmtop.presets.hf import config as hf_config
 from llmtop.presets.paths import expand_user
@@ -30,6 +30,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _MODEL_KEYS = ("description", "source", "license", "config")
 _GPU_KEYS = (*GpuSpec.__struct_fields__, "description", "alias_of")
+_RATES = tuple(name for name in GpuSpec.__struct_fields__ if name.endswith("_bytes_per_second"))
+_MIN_RATE, _MAX_RATE = 1e6, 1e21
+"""Per second: outside of these a figure is a slip of the hand."""
+_CAPABILITY = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 _RECIPE_TEXTS = ("description", "goal", "notes", "base")
 
@@ -246,7 +250,21 @@ def _gpu(path: Path) -> GpuSpec:
     file.require_known(_PRECISIONS, file.table("dense_flops_per_second"))
     file.require_known(GpuSpec.__struct_fields__, file.table("sources"))
     option_values.check_raw(values, str(path), "the preset")
+    _check_figures(file, values)
     return file.convert({"name": path.stem, **values}, GpuSpec)
+
+
+def _check_figures(file: TomlFile, values: dict[str, Any]) -> None:
+    """The step time divides by the rates, and the capability is read as a number."""
+    figures = {key: values[key] for key in _RATES if key in values}
+    for key, value in (figures | file.table("dense_flops_per_second")).items():
+        # A figure of another type is told by the conversion to the struct.
+        if isinstance(value, (int, float)) and not _MIN_RATE <= value <= _MAX_RATE:
+            raise bad_value(file.where(key), key, value, f"a number from {_MIN_RATE:g} to {_MAX_RATE:g}")
+    capability = values.get("compute_capability")
+    if isinstance(capability, str) and not _CAPABILITY.fullmatch(capability):
+        where = file.where("compute_capability")
+        raise bad_value(where, "compute_capability", capability, 'two numbers as in "9.0"')
 
 
 def load_recipe(name_or_path: str) -> Recipe:
