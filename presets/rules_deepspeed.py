@@ -28,6 +28,13 @@ REMOVED_BLOCKS = frozenset(
 REMOVED_ZERO_KEYS = frozenset({"mics_hierarchical_params_gather", "mics_shard_size", "zeropp_loco_param"})
 """Both refused by deepspeed 0.19.8, runtime/config.py:_reject_removed_config_keys."""
 
+_SPLITS = (
+    "tensor_parallel.autotp_size",
+    "sequence_parallel_size",
+    "expert_parallel.autoep_size",
+    "pipeline.stages",
+)
+"""Ways of splitting a model over ranks that the training loop does not have."""
 _ADAMS = ("adam", "adamw")
 
 
@@ -138,6 +145,18 @@ def _offloads_a_part(spec: RunSpec) -> bool:
     return ratio is not None and ratio < 1
 
 
+def _split(spec: RunSpec) -> bool:
+    return any(_count(spec, path) > 1 for path in _SPLITS)
+
+
+def _count(spec: RunSpec, path: str) -> float:
+    """A number of ranks, which DeepSpeed also takes as a text; 0 when there is none."""
+    try:
+        return float(raw(spec, path) or 0)
+    except (TypeError, ValueError):
+        return 0
+
+
 def _accumulates_elsewhere(spec: RunSpec) -> bool:
     """Whether gradients add up in another precision than the weights have."""
     names = {"fp32": ("fp32", "float32", "torch.float32", "float"), "fp16": ("fp16", "float16", "half")}
@@ -162,6 +181,14 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
         why="MiCS and LoCo are gone: mics_shard_size, mics_hierarchical_params_gather, zeropp_loco_param",
         fix="delete the key; zero_hpz_partition_size keeps a second shard near each GPU",
         source="deepspeed 0.19.8 runtime/config.py:_reject_removed_config_keys",
+    ),
+    Rule(
+        name="model split by raw key",
+        refuses=_split,
+        what="deepspeed splits the model by " + ", ".join(_SPLITS[:-1]) + f" or {_SPLITS[-1]}",
+        why="the training loop shards by ZeRO only: every rank reads its own data and runs every layer",
+        fix="leave the key out and shard by --zero 3",
+        source="the training loop of this program",
     ),
     Rule(
         name="both precisions",

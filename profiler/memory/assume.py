@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from llmtop.presets.rules_deepspeed import raw
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.sizes import Sizes
 
@@ -36,6 +39,40 @@ COUNTED_FAMILIES = frozenset(
 )
 """Families whose activations were counted and compared with what torch keeps of the real modelling code."""
 
+_FLAGS = (
+    "bf16.bf16_master_weights_and_grads",
+    "bf16.bf16_optimizer_states",
+    "bfloat16.bf16_master_weights_and_grads",
+    "bfloat16.bf16_optimizer_states",
+    "compile.deepcompile",
+    "torch_autocast.enabled",
+    "zero_optimization.offload_optimizer.super_offload",
+    "zero_optimization.zero_quantized_weights",
+    "zero_optimization.zero_quantized_nontrainable_weights",
+    "zero_optimization.zero_quantized_gradients",
+)
+"""Raw DeepSpeed keys that change memory when they are true."""
+_OTHERS = (
+    "zero_optimization.zenflow",
+    "zero_optimization.offload_optimizer.ratio",
+    "zero_optimization.zero_hpz_partition_size",
+)
+"""The same for keys whose value says it in another way than by true."""
+
+
+def uncounted_keys(spec: RunSpec) -> tuple[str, ...]:
+    """Raw DeepSpeed keys of the run that change its memory and that no formula knows."""
+    flags = (path for path in _FLAGS if str(raw(spec, path)).lower() in ("true", "1"))
+    others = (path for path in _OTHERS if _changes(path, raw(spec, path)))
+    return (*flags, *others)
+
+
+def _changes(path: str, value: Any) -> bool:
+    if path.endswith("zenflow"):
+        return value is not None and value is not False
+    # Every rank's state, and one group of shards, are what is counted: both are 1.
+    return value is not None and value != "auto" and str(value) not in ("1", "1.0")
+
 
 def assumptions(spec: RunSpec, sizes: Sizes, bucket: int) -> tuple[str, ...]:
     """One sentence each, the most consequential first."""
@@ -44,6 +81,9 @@ def assumptions(spec: RunSpec, sizes: Sizes, bucket: int) -> tuple[str, ...]:
         f"every micro-batch is full: {options.micro_batch} x {options.seq_len:,} tokens",
         "DeepSpeed 0.19.8, transformers 5.x and torch's default caching allocator",
     ]
+    uncounted = uncounted_keys(spec)
+    if uncounted:
+        found.insert(0, f"not counted, though it changes memory: deepspeed.{', deepspeed.'.join(uncounted)}")
     if model.max_positions is not None and options.seq_len > model.max_positions:
         found.insert(
             0, f"the model was made for {model.max_positions:,} positions, fewer than {options.seq_len:,}"

@@ -95,6 +95,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "more tokens than there can be": ({"micro_batch": 10**6}, {"micro_batch": 1}),
     "removed DeepSpeed block": ({"deepspeed": {"amp": {"enabled": True}}}, {"deepspeed": {}}),
     "removed DeepSpeed ZeRO key": ({"deepspeed": zero_block(mics_shard_size=2)}, {"deepspeed": {}}),
+    "model split by raw key": (
+        {"deepspeed": {"tensor_parallel": {"autotp_size": 2}}},
+        {"deepspeed": {}, "zero": 3},
+    ),
     "both precisions": (
         {"deepspeed": {"fp16": {"enabled": True}, "bf16": {"enabled": True}}},
         {"deepspeed": {}},
@@ -181,6 +185,32 @@ def test_what_works_is_not_refused() -> None:
         {"deepspeed": {"train_batch_size": 8, "gradient_clipping": "auto"}},
     ):
         assert refused_by(**values) == []
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"tensor_parallel": {"autotp_size": "4"}},
+        {"sequence_parallel_size": 2},
+        {"expert_parallel": {"autoep_size": 2}},
+        {"pipeline": {"stages": 2}},
+    ],
+)
+def test_no_raw_key_splits_the_model(raw: dict[str, Any]) -> None:
+    assert refused_by(deepspeed=raw) == ["model split by raw key"]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"tensor_parallel": {"autotp_size": 0}},
+        {"sequence_parallel_size": 1},
+        {"pipeline": {"stages": "auto"}},
+        {"pipeline": True},
+    ],
+)
+def test_a_split_that_is_none_is_allowed(raw: dict[str, Any]) -> None:
+    assert refused_by(deepspeed=raw) == []
 
 
 def test_an_unknown_device_is_taken_at_its_users_word() -> None:

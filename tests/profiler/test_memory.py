@@ -232,3 +232,37 @@ def test_flops_of_a_step_follow_the_six_per_weight_rule() -> None:
     spec = make(micro_batch=1, seq_len=128)
     per_token = model_flops_per_step(spec) / spec.tokens_per_step
     assert per_token == pytest.approx(6 * predict(spec).params, rel=0.02)
+
+
+ZERO = "zero_optimization"
+
+
+def not_counted(raw: dict[str, Any]) -> list[str]:
+    values = {"model": "llama-3.2-1b", "zero": 3, "offload_optimizer": "cpu", "deepspeed": raw}
+    layer = Layer(source=ValueSource.COMMAND_LINE, detail="test", values=values)
+    told = predict(resolve([layer], name="test", machine=MACHINE)).assumptions
+    return [line for line in told if line.startswith("not counted")]
+
+
+@pytest.mark.parametrize(
+    ("raw", "key"),
+    [
+        ({"bf16": {"bf16_master_weights_and_grads": True}}, "bf16.bf16_master_weights_and_grads"),
+        ({"bf16": {"bf16_optimizer_states": True}}, "bf16.bf16_optimizer_states"),
+        ({"compile": {"deepcompile": True}}, "compile.deepcompile"),
+        ({"torch_autocast": {"enabled": "true"}}, "torch_autocast.enabled"),
+        ({ZERO: {"zenflow": {"topk_ratio": 0.1}}}, f"{ZERO}.zenflow"),
+        ({ZERO: {"offload_optimizer": {"super_offload": True}}}, f"{ZERO}.offload_optimizer.super_offload"),
+        ({ZERO: {"offload_optimizer": {"ratio": 0.3}}}, f"{ZERO}.offload_optimizer.ratio"),
+        ({ZERO: {"zero_hpz_partition_size": 2}}, f"{ZERO}.zero_hpz_partition_size"),
+        ({ZERO: {"zero_quantized_weights": True}}, f"{ZERO}.zero_quantized_weights"),
+        ({ZERO: {"zero_quantized_gradients": True}}, f"{ZERO}.zero_quantized_gradients"),
+    ],
+)
+def test_raw_keys_that_change_memory_uncounted_are_told(raw: dict[str, Any], key: str) -> None:
+    assert not_counted(raw) == [f"not counted, though it changes memory: deepspeed.{key}"]
+
+
+def test_raw_keys_that_change_nothing_are_not_told() -> None:
+    block = {"offload_optimizer": {"ratio": 1.0, "super_offload": False}, "zero_hpz_partition_size": 1}
+    assert not_counted({"bf16": {"bf16_optimizer_states": False}, ZERO: block}) == []
