@@ -218,16 +218,26 @@ def option_text(key: str, value: object) -> str:
     flag = "--" + key.replace("_", "-")
     if isinstance(value, bool):
         return flag if value else "--no-" + flag[2:]
-    return f"{flag} {quote(str(value))}"
+    text = quote(str(value))
+    # A value that looks like an option is taken for one where it stands alone.
+    return f"{flag}={text}" if text.startswith("-") else f"{flag} {text}"
 
 
 def setting_texts(key: str, value: object) -> Iterator[str]:
-    """`--set` words for a raw value of any depth: one for each leaf of a table."""
-    if isinstance(value, dict) and value:
+    """`--set` words for a raw value of any depth: one for each leaf of a table.
+
+    A table with a key that would not be read back as one is a leaf itself.
+    """
+    if isinstance(value, dict) and value and all(map(_is_dotless, value)):
         for inner, leaf in value.items():
             yield from setting_texts(f"{key}.{inner}", leaf)
     else:
         yield f"--set {quote(f'{key}={raw_text(value)}')}"
+
+
+def _is_dotless(key: str) -> bool:
+    """Whether `parse_set` reads the key as it is, as one part of a dotted name."""
+    return bool(key) and key == key.strip() and "." not in key and "=" not in key
 
 
 def _command_line_layers(args: argparse.Namespace) -> list[resolve.Layer]:

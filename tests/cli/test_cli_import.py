@@ -5,9 +5,16 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from llmtop.presets.errors import ExitCode
+from llmtop.presets.resolve import parse_set
+from llmtop.tui.options import option_text, setting_texts
 from tests.cli.conftest import Llmtop
+from tests.trainer.ds_causes import CAUSES
+from tests.trainer.test_dsimport import MEANINGS
 
 CONFIG = {
     "bf16": {"enabled": True},
@@ -41,6 +48,41 @@ def test_the_printed_options_mean_the_same_run(llmtop: Llmtop, tmp_path: Path) -
     assert by_file["spec"]["options"].pop("deepspeed_config") == file
     assert by_options["spec"]["options"].pop("deepspeed_config") is None
     assert by_options == by_file
+
+
+NOT_FATAL: dict[str, Any] = {
+    **{name: config for name, (config, _key, _word, fatal) in CAUSES.items() if not fatal},
+    **{name: config for name, (config, _options) in MEANINGS.items()},
+}
+
+
+@pytest.mark.parametrize("name", NOT_FATAL)
+def test_plan_takes_every_printed_option(name: str, llmtop: Llmtop, tmp_path: Path) -> None:
+    config = NOT_FATAL[name]
+    file = tmp_path / "ds.json"
+    file.write_text(config if isinstance(config, str) else json.dumps(config))
+    imported = llmtop("import", str(file))
+    assert imported.code == ExitCode.DONE
+    assert "{}" not in imported.out
+    machine = ("--model", "llama-3.1-8b", "--gpu", "h100-80gb", "--gpus", "8")
+    plan = llmtop("plan", *machine, *shlex.split(imported.out))
+    assert plan.code == ExitCode.DONE, (imported.out, plan.err)
+
+
+def test_odd_keys_and_values_are_read_back_as_they_were() -> None:
+    raw = {
+        "pipeline": {"a.b": 1, "c": {"d=e": 2}},
+        "wandb": {"group": "-x", " f": {"g": []}},
+        "aio": {"h": 3},
+    }
+    merged: dict[str, Any] = {}
+    for text in setting_texts("deepspeed", raw):
+        flag, setting = shlex.split(text)
+        assert flag == "--set"
+        for key, value in parse_set(setting)["deepspeed"].items():
+            merged.setdefault(key, {}).update(value)
+    assert merged == raw
+    assert option_text("nvme_path", "-drive") == "--nvme-path=-drive"
 
 
 def test_import_json(llmtop: Llmtop, tmp_path: Path) -> None:

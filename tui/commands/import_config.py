@@ -60,5 +60,6 @@ def run(args: argparse.Namespace) -> ExitCode:
 def command_line(values: dict[str, Any]) -> str:
     """The values of options as somebody would type them; raw DeepSpeed keys as `--set`."""
     words = [option_text(key, value) for key, value in values.items() if key != "deepspeed"]
-    words += setting_texts("deepspeed", values.get("deepspeed") or {})
+    if raw := values.get("deepspeed"):
+        words += setting_texts("deepspeed", raw)
     return " ".join(words)
