@@ -36,9 +36,16 @@ class EventWriter:
 
     def write(self, event: AnyEvent) -> None:
         """Stamp and append one event. Raises OSError when the disk is full or the file cannot be written."""
-        stamped = msgspec.structs.replace(
+        self.append(self.stamp(event))
+
+    def stamp(self, event: AnyEvent) -> AnyEvent:
+        """The event as of now and of this source."""
+        return msgspec.structs.replace(
             event, v=EVENT_VERSION, t=self._clock.wall(), m=self._clock.monotonic(), src=self._src
         )
+
+    def append(self, stamped: AnyEvent) -> None:
+        """Append an event that has its stamp; raises OSError as `write` does."""
         # A predecessor that was killed inside a line must not swallow ours.
         line = (b"\n" if self._torn else b"") + self._encode(stamped) + b"\n"
         self._torn = True

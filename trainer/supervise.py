@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
@@ -33,6 +33,7 @@ from llmtop.profiler.hardware.sampler import Sampler
 from llmtop.profiler.rundir import HARDWARE, SUPERVISOR, RunDir
 from llmtop.trainer import control
 from llmtop.trainer.supervisor.extensions import compiling, extensions_dir, remove_stale_locks
+from llmtop.trainer.supervisor.journal import Journal
 from llmtop.trainer.supervisor.oom import OomWatch
 from llmtop.trainer.supervisor.patience import Graces, Patience
 from llmtop.trainer.supervisor.postmortem import Story, name_end
@@ -45,6 +46,8 @@ _TURN_SECONDS = 0.2
 _QUIET_SECONDS = 2.0
 """Without news from the ranks for this long, compilers are looked for."""
 _STEPS_TO_STOP = 5
+_SETTLE_SECONDS = 60.0
+"""How long the last events wait for room on a full disk."""
 
 
 class Supervisor:
@@ -52,7 +55,7 @@ class Supervisor:
         self.run_dir = run
         self.spec = run.spec()
         self.environment = environment
-        self.events = EventWriter(run.events_path(SUPERVISOR), SUPERVISOR)
+        self.events = Journal(run.events_path(SUPERVISOR), SUPERVISOR, log=_log)
         self.ranks = Ranks()
         self.progress = Progress(run, self.spec.world_size)
         self.graces = Graces.from_environment(environment)
@@ -69,6 +72,7 @@ class Supervisor:
         self._sampler: Sampler | None = Sampler(device_indices=() if self.spec.on_cpu else None)
         self._hardware = EventWriter(run.events_path(HARDWARE), HARDWARE)
         self._sample_due = 0.0
+        self._samples_fail = False
         self._last_sample: HardwareSampled | None = None
         self._compiling: str | None = None
         self._compilers_due = 0.0
@@ -86,6 +90,8 @@ class Supervisor:
             self._give_up(error)
             raise
         self.events.write(end)
+        if not self.events.settle(_SETTLE_SECONDS):
+            _log(f"the end could not be written: {end.state}: {end.reason}")
         return end
 
     def _start(self) -> None:
@@ -124,6 +130,7 @@ class Supervisor:
         self.progress.poll()
         for exit_ in exits:
             self._note_exit(exit_)
+        self.events.flush()
         self._sample()
         self._answer_requests()
         self._look_for_trouble()
@@ -206,12 +213,11 @@ class Supervisor:
         else:
             reason = f"the supervisor failed: {type(error).__name__}: {error}"
             fix = f"this is a bug of llmtop; {self.run_dir.log_path(SUPERVISOR)} shows where"
-        try:
-            for exit_ in exits:
-                self._write_exit(exit_)
-            self.events.write(RunEnded(state="failed", reason=reason, fix=fix))
-        except OSError as write_error:
-            _log(f"cannot write how the run ended: {write_error}")
+        for exit_ in exits:
+            self._write_exit(exit_)
+        self.events.write(RunEnded(state="failed", reason=reason, fix=fix))
+        if not self.events.settle(_SETTLE_SECONDS):
+            _log(f"the end could not be written: failed: {reason}")
 
     # --- stopping ---------------------------------------------------------------------------------
 
@@ -279,6 +285,12 @@ class Supervisor:
         try:
             self._last_sample = self._sampler.sample(self.ranks.alive)
             self._hardware.write(self._last_sample)
+            self._samples_fail = False
+        except OSError as error:
+            # Most likely a full disk, which may have room again at the next sample.
+            if not self._samples_fail:
+                _log(f"a sample of the hardware is left out: {error}")
+            self._samples_fail = True
         except Exception:  # noqa: BLE001 - training matters more than its pictures; supervisor.log shows it
             _log(f"hardware is no longer sampled:\n{traceback.format_exc()}")
             self._sampler = None
@@ -306,9 +318,10 @@ def _name(asked: control.Request | str) -> str:
 
 
 def _log(line: str) -> None:
-    """A line in supervisor.log."""
-    sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
-    sys.stderr.flush()
+    """A line in supervisor.log. A full disk must not end what the line tells of: it is then left out."""
+    with suppress(OSError):
+        sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+        sys.stderr.flush()
 
 
 @contextmanager

@@ -83,6 +83,16 @@ def trains() -> None:
     finish(number, "stopped")
 
 
+def trains_until_told() -> None:
+    """Says that it was asked to stop, and obeys once it is told to."""
+    listen()
+    step(1)
+    wait_for(lambda: ASKED)
+    tell("asked")
+    wait_for(lambda: told("go"))
+    finish(1, "stopped")
+
+
 def finishes() -> None:
     for number in (1, 2, 3):
         step(number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -311,3 +312,44 @@ def test_a_supervisor_that_dies_at_once_is_told_with_its_last_words(tmp_path: Pa
     with pytest.raises(JobFailedError, match="did not start") as caught:
         run.start()
     assert "IsADirectoryError" in caught.value.why
+
+
+def limit_files(pid: int, size_bytes: int) -> None:
+    """From now on the process cannot write beyond this size of a file, as on a disk that is full."""
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size_bytes, resource.RLIM_INFINITY))
+
+
+def test_training_goes_on_while_the_disk_is_full(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMTOP_GRACES", "stop=60")
+    run = start("trains_until_told")
+    run.wait_for_step(1)
+    run.wait_for(lambda: len(run.events("hardware")) > 0)
+    limit_files(run.supervisor_pid, 1)
+    asked = control.stop(run.run, save=False)
+    # It has been carried out, though its answer could not be written.
+    run.wait_for_files("asked")
+    assert asked not in control.answers(run.run)
+    samples = len(run.events("hardware"))
+    limit_files(run.supervisor_pid, resource.RLIM_INFINITY)
+    run.wait_for(lambda: len(run.events("hardware")) > samples)
+    run.wait_for(lambda: asked in control.answers(run.run))
+    (run.run.path / "go").touch()
+    end = run.end()
+    assert end.state == "stopped"
+    assert [a.answer for a in control.answers(run.run)[asked]] == ["accepted", "done"]
+    assert "supervisor.jsonl is written again" in run.log()
+    assert "Traceback" not in run.log()
+
+
+def test_an_end_on_a_full_disk_is_written_once_there_is_room(start: Start) -> None:
+    run = start("trains")
+    run.wait_for_step(1)
+    ranks = [psutil.Process(e.pid) for e in run.of(RankStarted)]
+    limit_files(run.supervisor_pid, 1)
+    control.stop(run.run, save=False)
+    assert not psutil.wait_procs(ranks, timeout=60)[1]
+    assert run.run.supervisor_alive()
+    assert not run.of(RankExited)
+    limit_files(run.supervisor_pid, resource.RLIM_INFINITY)
+    assert run.end().state == "stopped"
+    assert len(run.of(RankExited)) == 2
