@@ -17,6 +17,8 @@ _NAMED = 3
 """Tensors that an error names before it only counts them."""
 _BROKEN_ZIP = "PytorchStreamReader"
 """What torch says of a cut-off .bin file, in a plain RuntimeError."""
+_ZERO3_SHAPE = "size mismatch for"
+"""What transformers says of a tensor of another shape at stage 3, in a plain RuntimeError."""
 
 
 def model_from_weights(spec: RunSpec, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
@@ -41,6 +43,9 @@ def model_from_weights(spec: RunSpec, config: Any, dtype: torch.dtype, device: t
     except (SafetensorError, EOFError, pickle.UnpicklingError, json.JSONDecodeError) as error:
         raise _broken(spec, str(error)) from error
     except RuntimeError as error:
+        shapes = [line.strip() for line in str(error).splitlines() if _ZERO3_SHAPE in line]
+        if shapes:
+            raise _other_shapes(spec, shapes) from error
         if _BROKEN_ZIP not in str(error):
             raise
         raise _broken(spec, str(error).splitlines()[0]) from error
@@ -71,10 +76,14 @@ def _refuse_gaps(spec: RunSpec, info: dict[str, Any]) -> None:
         f"{name} {tuple(found)}, not {tuple(wanted)}" for name, found, wanted in info["mismatched_keys"]
     )
     if ill:
-        raise LlmtopError(
-            f"the weights in {spec.weights_dir} have other shapes than their config.json says: {_some(ill)}",
-            fix="give a folder whose config.json and weights were saved together",
-        )
+        raise _other_shapes(spec, ill)
+
+
+def _other_shapes(spec: RunSpec, tensors: list[str]) -> LlmtopError:
+    return LlmtopError(
+        f"the weights in {spec.weights_dir} have other shapes than their config.json says: {_some(tensors)}",
+        fix="give a folder whose config.json and weights were saved together",
+    )
 
 
 def _some(names: list[str]) -> str:
