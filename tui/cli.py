@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
+from llmtop.tui import streams
+
 if TYPE_CHECKING:
     import argparse
 
@@ -163,7 +165,7 @@ def _run_command(words: Sequence[str]) -> int:
 def _open_app() -> int:
     from llmtop.presets.errors import UsageError
 
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not streams.on_terminal():
         raise UsageError(
             "the app needs a terminal",
             why="standard input or output is not one",
@@ -171,7 +173,8 @@ def _open_app() -> int:
         )
     from llmtop.tui.app import run_app
 
-    return run_app(start="runs")
+    with streams.plain_streams():
+        return run_app(start="runs")
 
 
 def _dispatch(words: Sequence[str]) -> int:
@@ -186,13 +189,6 @@ def _dispatch(words: Sequence[str]) -> int:
     return _run_command(words)
 
 
-def _drop_stdout() -> None:
-    """Let the interpreter's own flush at exit find something to write to."""
-    import os
-
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def _user_error(error: Exception) -> LlmtopError | None:
     from llmtop.presets.errors import LlmtopError
 
@@ -202,8 +198,16 @@ def _user_error(error: Exception) -> LlmtopError | None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. A bug is not caught, so its traceback shows and the code is 1."""
     words = list(sys.argv[1:] if argv is None else argv)
+    is_open = sys.stdout is not None
+    with streams.safe_streams():
+        return _code_of(words, is_open=is_open)
+
+
+def _code_of(words: Sequence[str], *, is_open: bool) -> int:
     try:
-        code = _dispatch(words)
+        if not is_open:
+            _refuse_closed_output()
+        code = _code_or_help(words)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -211,16 +215,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # The reader of our output has seen enough: `llmtop ls | head -1`.
-        _drop_stdout()
+        streams.drop(sys.stdout)
         return 0
-    except SystemExit as stop:  # argparse's --help
-        return stop.code if isinstance(stop.code, int) else 0
     except Exception as error:
         told = _user_error(error)
         if told is None:
             raise
         print(f"error: {told}", file=sys.stderr)
         return int(told.exit_code)
+
+
+def _code_or_help(words: Sequence[str]) -> int:
+    try:
+        return _dispatch(words)
+    except SystemExit as stop:  # argparse's --help
+        return stop.code if isinstance(stop.code, int) else 0
+
+
+def _refuse_closed_output() -> None:
+    from llmtop.presets.errors import UsageError
+
+    raise UsageError("standard output is closed", fix="leave it open, or send it to /dev/null")
 
 
 if __name__ == "__main__":

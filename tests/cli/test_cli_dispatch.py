@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmtop.presets.errors import ExitCode, JobFailedError, OutOfMemoryError
-from llmtop.tui import cli
+from llmtop.tui import cli, streams
 from llmtop.tui.arguments import CommandParser
 from llmtop.tui.commands import ls
 from llmtop.tui.options import ROWS
@@ -103,7 +103,7 @@ def test_exit_codes(
         raise raised
 
     monkeypatch.setattr(ls, "run", fail)
-    monkeypatch.setattr(cli, "_drop_stdout", lambda: None)
+    monkeypatch.setattr(streams, "drop", lambda _stream: None)
     answer = llmtop("ls")
     assert answer.code == code
     assert answer.out == ""

@@ -6,7 +6,8 @@ import argparse
 
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler import rundir
-from llmtop.tui.commands.launching import follow_to_end, on_terminal, watch
+from llmtop.tui.commands.launching import follow_to_end, watch
+from llmtop.tui.streams import on_terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

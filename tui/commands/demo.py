@@ -12,9 +12,10 @@ from llmtop.profiler.report.text import render
 from llmtop.trainer import launch
 from llmtop.tui import options
 from llmtop.tui.commands.follow import follow, require_success, tell
-from llmtop.tui.commands.launching import on_terminal, open_monitor, require_fit
+from llmtop.tui.commands.launching import open_monitor, require_fit
 from llmtop.tui.commands.output import text_width
 from llmtop.tui.commands.plan_text import plan_text
+from llmtop.tui.streams import on_terminal
 from llmtop.tui.view import ENDED
 
 RECIPE = "cpu-demo"

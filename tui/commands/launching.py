@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from llmtop.presets.errors import DoesNotFitError, ExitCode
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.feed import read_state
@@ -11,11 +9,8 @@ from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rundir import RunDir
 from llmtop.profiler.units import format_bytes
 from llmtop.tui.commands.follow import follow, require_success, tell
+from llmtop.tui.streams import plain_streams
 from llmtop.tui.view import ENDED
-
-
-def on_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def require_fit(spec: RunSpec, prediction: Prediction) -> None:
@@ -36,7 +31,8 @@ def open_monitor(run: RunDir) -> ExitCode:
     """Show the monitor on `run` until a person leaves it."""
     from llmtop.tui.app import run_app
 
-    return ExitCode(run_app(start="monitor", run=run))
+    with plain_streams():
+        return ExitCode(run_app(start="monitor", run=run))
 
 
 def watch(run: RunDir) -> ExitCode:

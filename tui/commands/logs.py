@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler import rundir
 from llmtop.profiler.feed import RunReader
 from llmtop.tui.commands.follow import POLL_SECONDS
+from llmtop.tui.streams import write_data
 from llmtop.tui.view import ENDED
 
 
@@ -56,7 +58,9 @@ def run(args: argparse.Namespace) -> ExitCode:
         for rank, tail in tails.items():
             lead = f"[rank {rank}] " if args.rank is None else ""
             for line in tail.lines(last=over):
-                print(f"{lead}{line}", flush=args.follow)
+                write_data(f"{lead}{line}\n")
+        if args.follow:
+            sys.stdout.flush()
         if over:
             return ExitCode.DONE
         time.sleep(POLL_SECONDS)

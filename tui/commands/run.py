@@ -9,8 +9,9 @@ from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.trainer import launch
 from llmtop.tui import options
 from llmtop.tui.commands.follow import tell
-from llmtop.tui.commands.launching import follow_to_end, on_terminal, require_fit, watch
+from llmtop.tui.commands.launching import follow_to_end, require_fit, watch
 from llmtop.tui.commands.plan_text import input_lines, verdict_line
+from llmtop.tui.streams import on_terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

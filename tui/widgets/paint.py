@@ -13,6 +13,7 @@ from rich.cells import cell_len, set_cell_size
 from textual.content import Content
 
 from llmtop.profiler.units import format_bytes
+from llmtop.tui.streams import BIDI, CONTROLS
 
 NOT_KNOWN = "n/a"
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -23,14 +24,13 @@ _ESCAPES = re.compile(
     r"|\x1b[PX^_][^\x1b]*(?:\x1b\\)?"  # DCS and other strings
     r"|\x1b[ -/]*[0-~]"  # two-character sequences
 )
-_CONTROLS = {code: None for code in (*range(0x00, 0x20), 0x7F, *range(0x80, 0xA0))}
-_BIDI = {code: None for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F)}
+_HARMFUL = dict.fromkeys((*CONTROLS, *BIDI))
 
 
 def harmless(text: str) -> str:
     """One line of foreign text without anything that a terminal would act on."""
     shown = text.rstrip("\r\n").rsplit("\r", 1)[-1].expandtabs(4)
-    return _ESCAPES.sub("", shown).translate(_CONTROLS).translate(_BIDI)
+    return _ESCAPES.sub("", shown).translate(_HARMFUL)
 
 
 def fit(text: str, width: int) -> str:

@@ -1,0 +1,111 @@
+"""Standard output and error of the command line: nothing that a file says reaches a terminal as a command.
+
+Names and texts come from files of any origin. The app has `paint.harmless`; the command line writes
+through `SafeStream`, so that no command has to remember it. A stream that cannot be written to ends
+in a `LlmtopError`. Only the standard library is loaded, because `llmtop --help` comes this way too.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any, TextIO, cast
+
+CONTROLS = (*range(0x00, 0x20), *range(0x7F, 0xA0))
+BIDI = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F)
+"""Characters that turn the direction of the text after them."""
+
+# In JSON's own spelling: an answer of --json stays the same JSON.
+_ESCAPED = {code: f"\\u{code:04x}" for code in (*CONTROLS, *BIDI) if code != ord("\n")}
+
+
+def escaped(text: str) -> str:
+    """The text with control characters other than newline spelt out."""
+    return text.translate(_ESCAPED)
+
+
+class SafeStream:
+    """A text stream whose control characters are spelt out; all but writing is the stream's own."""
+
+    def __init__(self, plain: TextIO, name: str) -> None:
+        self.plain = plain
+        self._name = name
+
+    def write(self, text: str) -> int:
+        return self.write_as_it_is(escaped(text))
+
+    def write_as_it_is(self, text: str) -> int:
+        """For data on its way to a file or a pipe."""
+        try:
+            self.plain.write(text)
+        except OSError as error:
+            self._refuse(error)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        try:
+            self.plain.flush()
+        except OSError as error:
+            self._refuse(error)
+
+    def _refuse(self, error: OSError) -> None:
+        if isinstance(error, BrokenPipeError):
+            raise error
+        from llmtop.presets.errors import UsageError
+
+        drop(self.plain)
+        raise UsageError(
+            f"standard {self._name} cannot be written",
+            why=error.strerror or str(error),
+            fix="send it to a place that has room",
+        ) from error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain, name)
+
+
+def drop(stream: TextIO) -> None:
+    """Let what is still buffered, and the interpreter's own flush at exit, find a place to go to."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def write_data(text: str) -> None:
+    """Write to standard output what somebody reads who is no terminal, unchanged; else made safe."""
+    if isinstance(sys.stdout, SafeStream) and not sys.stdout.isatty():
+        sys.stdout.write_as_it_is(text)
+    else:
+        sys.stdout.write(text.expandtabs())
+
+
+@contextmanager
+def safe_streams() -> Iterator[None]:
+    """Write through `SafeStream`s; what goes to a closed one is lost."""
+    output, error = (
+        cast(TextIO, SafeStream(io.StringIO() if stream is None else stream, name))
+        for stream, name in ((sys.stdout, "output"), (sys.stderr, "error"))
+    )
+    with redirect_stdout(output), redirect_stderr(error):
+        yield
+
+
+@contextmanager
+def plain_streams() -> Iterator[None]:
+    """The streams as they were, for what draws on the terminal itself."""
+    with redirect_stdout(_plain(sys.stdout)), redirect_stderr(_plain(sys.stderr)):
+        yield
+
+
+def _plain(stream: TextIO) -> TextIO:
+    return stream.plain if isinstance(stream, SafeStream) else stream
+
+
+def on_terminal() -> bool:
+    """Whether somebody sits at both ends; a closed stream is none."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
