@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from llmtop.presets.spec import RunOptions
 from llmtop.profiler.findings.finding import Finding, Rule, Seen, first_line, words
 from llmtop.profiler.runstate import ENDED
 from llmtop.profiler.units import format_percent, format_seconds
@@ -74,6 +75,18 @@ def loss_not_finite(seen: Seen) -> Iterator[Finding]:
     if not state.nonfinite_losses:
         return
     now = "still" if state.last_loss is None else "not any more"
+    yield Finding(
+        key="loss_not_finite",
+        severity="critical" if state.last_loss is None else "warning",
+        title="the loss is not a number" if state.last_loss is None else "the loss was not a number",
+        evidence=f"{state.nonfinite_losses} steps, first in step {state.first_nonfinite_step}, {now} in step "
+        f"{state.steps_finished}",
+        change=_steadier(options),
+    )
+
+
+def _steadier(options: RunOptions) -> str:
+    """What keeps losses and gradients finite, as far as the run does not do it yet."""
     changes = [f"lower --learning-rate from {options.learning_rate:g}"]
     if not options.warmup_steps:
         changes.append("warm up (--set warmup_steps=100)")
@@ -81,20 +94,15 @@ def loss_not_finite(seen: Seen) -> Iterator[Finding]:
         changes.append("clip gradients (--set max_grad_norm=1)")
     if options.precision == "fp16":
         changes.append("use --precision bf16")
-    yield Finding(
-        key="loss_not_finite",
-        severity="critical" if state.last_loss is None else "warning",
-        title="the loss is not a number" if state.last_loss is None else "the loss was not a number",
-        evidence=f"{state.nonfinite_losses} steps, first in step {state.first_nonfinite_step}, {now} in step "
-        f"{state.steps_finished}",
-        change=", ".join(changes),
-    )
+    return ", ".join(changes)
 
 
-def loss_scale_collapsing(seen: Seen) -> Iterator[Finding]:
-    state = seen.state
+def steps_skipped(seen: Seen) -> Iterator[Finding]:
+    """Skipped steps; only fp16 has a loss scale that a few of them belong to."""
+    state, options = seen.state, seen.spec.options
+    is_fp16 = options.precision == "fp16"
     rank = state.ranks.get(0)
-    scale = rank.last_step.loss_scale if rank and rank.last_step else None
+    scale = rank.last_step.loss_scale if is_fp16 and rank and rank.last_step else None
     collapsed = scale is not None and scale <= 1.0 and (state.first_loss_scale or 0.0) > 1.0
     many = state.skipped_steps >= SKIPPED_FLOOR and state.skipped_steps > SKIPPED_SHARE * state.steps_finished
     if not collapsed and not many:
@@ -102,12 +110,12 @@ def loss_scale_collapsing(seen: Seen) -> Iterator[Finding]:
     share = format_percent(100 * state.skipped_steps / max(1, state.steps_finished))
     scales = f"; the loss scale went from {state.first_loss_scale:g} to {scale:g}" if scale else ""
     yield Finding(
-        key="loss_scale",
+        key="loss_scale" if is_fp16 else "steps_skipped",
         severity="critical" if collapsed else "warning",
-        title="fp16 overflows; steps are skipped",
+        title=f"{'fp16 overflows' if is_fp16 else 'gradients are not finite'}; steps are skipped",
         evidence=f"{state.skipped_steps} of {state.steps_finished} steps skipped ({share}){scales}",
-        change="use --precision bf16, or lower --learning-rate",
+        change="use --precision bf16, or lower --learning-rate" if is_fp16 else _steadier(options),
     )
 
 
-HEALTH_RULES: tuple[Rule, ...] = (failed, lost, hanging, loss_not_finite, loss_scale_collapsing)
+HEALTH_RULES: tuple[Rule, ...] = (failed, lost, hanging, loss_not_finite, steps_skipped)

@@ -259,6 +259,18 @@ def test_loss_scale() -> None:
     assert told.severity == "critical" and "65536 to 1" in told.evidence
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_skipped_steps_without_fp16_are_not_called_its_overflow(precision: str) -> None:
+    events: list[AnyEvent] = [step(n, loss=None, skipped=True, loss_scale=1.0) for n in range(1, 21)]
+    told = found(events, recorded_spec("cuda", precision=precision))
+    assert "loss_scale" not in told
+    assert told["steps_skipped"].title == "gradients are not finite; steps are skipped"
+    assert told["steps_skipped"].evidence.startswith("20 of 20 steps skipped")
+    assert "loss scale" not in told["steps_skipped"].evidence
+    for key in ("steps_skipped", "loss_not_finite"):
+        assert "lower --learning-rate" in told[key].change and "bf16" not in told[key].change
+
+
 def test_a_hang_names_the_rank_that_is_behind() -> None:
     events: list[AnyEvent] = [step(1), step(2), step(1, rank=1)]
     hang = HangSuspected(last_step=2, quiet_seconds=420.0, threshold_seconds=300.0, t=500.0)

@@ -49,6 +49,16 @@ def test_what_is_not_an_object(text: str, tmp_path: Path) -> None:
         import_config(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("", "is empty"), (" \n\n", "is empty"), ("{}", "holds no key"), ("// {nothing}\n", "holds no key")],
+)
+def test_a_file_without_a_key(text: str, told: str, read: Any) -> None:
+    with pytest.raises(UsageError, match=told) as caught:
+        read(text)
+    assert caught.value.fix
+
+
 def test_key_given_twice(read: Any) -> None:
     with pytest.raises(UsageError) as caught:
         read('{"bf16": {"enabled": true},\n "bf16": {"enabled": false}}')

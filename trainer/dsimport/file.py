@@ -35,6 +35,12 @@ def read_config(path: Path, findings: Findings) -> dict[str, Any]:
             why="a DeepSpeed configuration is an object of keys and values in braces",
             fix="give the file with the braces around its keys",
         )
+    if not config:
+        raise UsageError(
+            f"{path} is empty" if not text.strip() else f"{path} holds no key",
+            why="nothing in it says how to train",
+            fix=_choices(path.parent),
+        )
     _refuse_model_config(path, config)
     sound: dict[str, Any] = _sound(path, config)
     return sound
