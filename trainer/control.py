@@ -88,6 +88,20 @@ def answers(run: RunDir) -> dict[str, tuple[ControlAnswered, ...]]:
     return found
 
 
+def wait_for_answer(run: RunDir, request_id: str, timeout: float) -> ControlAnswered | None:
+    """The first answer to a request; None while there is none, or when no supervisor is left to give one."""
+    deadline = time.monotonic() + timeout
+    while True:
+        # Asked before reading: a supervisor that leaves in between has then answered already.
+        alive = run.supervisor_alive()
+        given = answers(run).get(request_id)
+        if given:
+            return given[0]
+        if not alive or time.monotonic() >= deadline:
+            return None
+        time.sleep(_POLL_SECONDS)
+
+
 def pending(run: RunDir) -> tuple[Request, ...]:
     """Requests that were neither carried out nor refused yet, oldest first."""
     given = answers(run)

@@ -45,6 +45,15 @@ class Launched(Message):
         self.error = error
 
 
+class StopAnswered(Message):
+    """A run's supervisor was asked to end it."""
+
+    def __init__(self, refusal: str | None, error: LlmtopError | None = None) -> None:
+        super().__init__()
+        self.refusal = refusal
+        self.error = error
+
+
 class LlmtopApp(App[int]):
     """Runs, plan and monitor; `deeds` is what touches the machine."""
 
@@ -142,14 +151,8 @@ class LlmtopApp(App[int]):
         run = message.run
 
         def answered(choice: str | None) -> None:
-            if choice is None:
-                return
-            try:
-                self._deeds.stop(run, choice == "save")
-            except LlmtopError as error:
-                self.say(error)
-            else:
-                self.notify("It ends after the step that it is in.", title="Stop requested")
+            if choice is not None:
+                self._stop(run, choice == "save")
 
         # Not `s`: a key that is pressed twice must not end a run.
         choices = (
@@ -158,6 +161,24 @@ class LlmtopApp(App[int]):
         )
         text = (harmless(run.run_id), "The run ends after the step that it is in.")
         self.push_screen(ChoiceDialog("Stop this run?", text, choices, "go back, the run goes on"), answered)
+
+    @work(thread=True, group="stop")
+    def _stop(self, run: RunDir, save: bool) -> None:
+        try:
+            answered = StopAnswered(self._deeds.stop(run, save))
+        except LlmtopError as error:
+            answered = StopAnswered(None, error)
+        self.post_message(answered)
+
+    def on_stop_answered(self, message: StopAnswered) -> None:
+        if message.error is not None:
+            self.say(message.error)
+        elif message.refusal is not None:
+            self.notify(
+                harmless(message.refusal), title="Stop refused", severity="error", timeout=8, markup=False
+            )
+        else:
+            self.notify("It ends after the step that it is in.", title="Stop requested")
 
     def on_launch_asked(self, message: LaunchAsked) -> None:
         spec, prediction = message.spec, message.prediction

@@ -27,11 +27,16 @@ def detect() -> Machine:
     return detect_machine()
 
 
-def stop(run: RunDir, save: bool) -> None:
-    """Ask a run's supervisor to end it."""
+ANSWER_SECONDS = 5.0
+"""A supervisor that is alive answers within a fraction of a second."""
+
+
+def stop(run: RunDir, save: bool) -> str | None:
+    """Ask a run's supervisor to end it; why it refuses, or None when it does not."""
     from llmtop.trainer import control
 
-    control.stop(run, save)
+    answer = control.wait_for_answer(run, control.stop(run, save), ANSWER_SECONDS)
+    return answer.reason if answer is not None and answer.answer == "refused" else None
 
 
 class Deeds(Struct, frozen=True, kw_only=True):
@@ -39,4 +44,4 @@ class Deeds(Struct, frozen=True, kw_only=True):
 
     launch: Callable[[RunSpec, Prediction, Path], RunDir] = launch
     detect: Callable[[], Machine] = detect
-    stop: Callable[[RunDir, bool], None] = stop
+    stop: Callable[[RunDir, bool], str | None] = stop

@@ -234,6 +234,18 @@ async def test_stop_asks_and_requests(live: LiveRun, root: Path) -> None:
     assert asked[1] == (live.run.run_id, False)
 
 
+async def test_a_refused_stop_is_shown(live: LiveRun, root: Path) -> None:
+    refusal = "the run is stopping already, without a checkpoint"
+    app = LlmtopApp("monitor", live.run, root, deeds=Deeds(stop=lambda run, save: refusal))
+    async with app.run_test(size=SMALL, notifications=True) as pilot:
+        await wait_for_text(pilot, "20/60")
+        await pilot.press("s")
+        await wait_for_text(pilot, "Stop this run?")
+        await pilot.press("c")
+        await wait_for_text(pilot, "Stop refused", "stopping already")
+        assert "Stop requested" not in screen_text(app)
+
+
 async def test_control_c_ends_nothing_and_says_what_does(live: LiveRun, root: Path) -> None:
     app = LlmtopApp("monitor", live.run, root)
     async with app.run_test(size=SMALL, notifications=True) as pilot:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from contextlib import suppress
 
 import psutil
@@ -11,6 +12,7 @@ import psutil
 from llmtop.presets.errors import ExitCode, JobFailedError
 from llmtop.profiler import rundir
 from llmtop.profiler.feed import read_state
+from llmtop.profiler.runstate import RunState
 from llmtop.trainer import control
 from llmtop.trainer.supervisor.rankenv import RUN_ID
 from llmtop.tui.commands.follow import end_in_words, tell
@@ -38,9 +40,15 @@ def run(args: argparse.Namespace) -> ExitCode:
         if state.status == "lost":
             _end_leftovers(found, args.wait if args.save else min(args.wait, TERM_SECONDS))
         return ExitCode.DONE
-    control.stop(found, save=args.save)
-    tell(f"stopping run {found.run_id} after the step that it is in")
-    control.wait_for_end(found, timeout=args.wait)
+    began = time.monotonic()
+    asked = control.stop(found, save=args.save)
+    answer = control.wait_for_answer(found, asked, timeout=args.wait)
+    refusal = answer.reason if answer is not None and answer.answer == "refused" else ""
+    if refusal:
+        tell(f"the request was refused: {refusal}")
+    else:
+        tell(f"stopping run {found.run_id} after the step that it is in")
+    control.wait_for_end(found, timeout=max(0.0, began + args.wait - time.monotonic()))
     state = read_state(found)
     if state.status not in ENDED:
         raise JobFailedError(
@@ -49,8 +57,6 @@ def run(args: argparse.Namespace) -> ExitCode:
             fix=f"llmtop attach {found.run_id}; kill {state.supervisor_pid} ends it at once, without saving",
         )
     print(f"run {found.run_id} {end_in_words(state)}")
-    if args.save and state.checkpoints:
-        print(f"checkpoint: {state.checkpoints[-1].path}")
     left = processes_left(found)
     if left:
         raise JobFailedError(
@@ -58,7 +64,33 @@ def run(args: argparse.Namespace) -> ExitCode:
             fix=f"kill -9 {' '.join(map(str, left))}",
         )
     print("no process is left")
+    if args.save:
+        _tell_what_is_saved(found, state, refusal)
     return ExitCode.DONE
+
+
+def _tell_what_is_saved(found: rundir.RunDir, state: RunState, refusal: str) -> None:
+    """The checkpoint that was asked for; raises where steps were done and it is not there."""
+    newest = state.checkpoints[-1] if state.checkpoints else None
+    if newest is not None and newest.step >= state.steps_finished:
+        print(f"checkpoint: {newest.path}")
+        return
+    before = f"; the newest checkpoint is of step {newest.step}: {newest.path}" if newest else ""
+    if not state.steps_finished:
+        print("nothing was saved: the run had not finished a step")
+    elif state.status in ("completed", "stopped") and not refusal:
+        print(f"nothing was saved: the run {_why_unsaved(state)}{before}")
+    else:
+        raise JobFailedError(
+            f"run {found.run_id} has ended without the checkpoint that was asked for{before}",
+            why=refusal or end_in_words(state),
+        )
+
+
+def _why_unsaved(state: RunState) -> str:
+    if state.status == "completed":
+        return "had completed before the request was carried out"
+    return "had not finished a step since it was resumed"
 
 
 def _end_leftovers(found: rundir.RunDir, grace_seconds: float) -> None:

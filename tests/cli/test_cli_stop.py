@@ -1,0 +1,77 @@
+"""`llmtop stop` on real supervisors over fake ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from llmtop.presets.errors import ExitCode
+from llmtop.trainer import control
+from tests.cli.conftest import Llmtop
+from tests.trainer.supervised import GRACES, Supervised, worker_command
+
+Start = Callable[..., Supervised]
+
+
+@pytest.fixture
+def start(runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts a run of a scenario of `fake_rank`; whatever is left at the end of the test is killed."""
+    started: list[Supervised] = []
+    monkeypatch.setenv("LLMTOP_GRACES", GRACES)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def begin(scenario: str) -> Supervised:
+        monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command(scenario))
+        supervised = Supervised(runs_root)
+        started.append(supervised)
+        supervised.start()
+        return supervised
+
+    yield begin
+    for supervised in started:
+        supervised.clean_up()
+
+
+def test_stop_with_a_checkpoint_names_it(start: Start, llmtop: Llmtop) -> None:
+    run = start("trains")
+    run.wait_for_step(1)
+    answer = llmtop("stop", "--save", "latest")
+    assert (answer.code, answer.out.splitlines()[-1]) == (ExitCode.DONE, "checkpoint: checkpoints/x")
+
+
+def test_a_refused_checkpoint_is_a_failure(start: Start, llmtop: Llmtop) -> None:
+    run = start("is_stubborn")
+    run.wait_for_step(1)
+    control.stop(run.run, save=False)
+    answer = llmtop("stop", "--save", "latest")
+    assert answer.code == ExitCode.JOB_FAILED
+    assert "refused: the run is stopping already, without a checkpoint" in answer.err
+    assert "has ended without the checkpoint that was asked for" in answer.err
+    assert "checkpoint: " not in answer.out
+
+
+def test_a_second_stop_without_a_checkpoint_waits_for_the_first(start: Start, llmtop: Llmtop) -> None:
+    run = start("is_stubborn")
+    run.wait_for_step(1)
+    control.stop(run.run, save=False)
+    answer = llmtop("stop", "latest")
+    assert answer.code == ExitCode.DONE
+    assert "refused: the run is stopping already" in answer.err
+
+
+def test_a_checkpoint_during_start_up_is_said_not_to_be_there(start: Start, llmtop: Llmtop) -> None:
+    run = start("is_deaf")
+    run.wait_for_files("ready")
+    answer = llmtop("stop", "--save", "latest")
+    assert answer.code == ExitCode.DONE
+    assert "nothing was saved: the run had not finished a step" in answer.out
+
+
+def test_a_checkpoint_that_was_not_made_is_a_failure(start: Start, llmtop: Llmtop) -> None:
+    run = start("is_stubborn")
+    run.wait_for_step(1)
+    answer = llmtop("stop", "--save", "latest")
+    assert answer.code == ExitCode.JOB_FAILED
+    assert "did not stop in time" in answer.err
