@@ -72,12 +72,17 @@ class EventWriter:
 
 
 class EventTail:
-    """Reads what was appended to one log since the last poll. The file need not exist yet."""
+    """Reads what was appended to one log since the last poll. The file need not exist yet.
+
+    A log that cannot be read (no permission, a folder in its place) gives nothing for as long as that
+    lasts: one damaged log must not hide the others.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.skipped_lines = 0
-        """Lines that are damaged, of an unknown kind, or of a newer version."""
+        """Lines that are damaged, of an unknown kind, or of a newer version; one for an unreadable log."""
+        self._unreadable = False
         self._offset = 0
         """Start of the first line that was not complete yet."""
         self._seen_size = 0
@@ -87,11 +92,17 @@ class EventTail:
         """The next events in the order of writing: all that are there, or about `max_bytes` of them."""
         try:
             size = self.path.stat().st_size
+            if size <= self._seen_size:
+                return []
+            lines = self._read_lines(size if max_bytes is None else min(size, self._offset + max_bytes), size)
         except FileNotFoundError:
             return []
-        if size <= self._seen_size:
+        except OSError:
+            # Counted once, however often it is tried again.
+            self.skipped_lines += not self._unreadable
+            self._unreadable = True
             return []
-        lines = self._read_lines(size if max_bytes is None else min(size, self._offset + max_bytes), size)
+        self._unreadable = False
         return self._decode(lines)
 
     def _read_lines(self, end: int, size: int) -> bytes:

@@ -153,7 +153,7 @@ class RunDir:
         """Rank to its event log, for the ranks that have written one so far."""
         try:
             names = [path.name for path in self.path.iterdir()]
-        except FileNotFoundError:
+        except OSError:
             return {}
         matches = (_RANK_FILE.fullmatch(name) for name in names)
         found = {int(match.group(1)): self.path / match.group() for match in matches if match}

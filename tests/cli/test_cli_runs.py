@@ -56,6 +56,24 @@ def test_ls_shows_a_damaged_run_and_goes_on(llmtop: Llmtop, completed: RunDir, r
     assert damaged.run_id in llmtop("ls").out
 
 
+@pytest.mark.parametrize("log", ["rank-0", "supervisor", "hardware"])
+def test_a_log_that_cannot_be_read_takes_no_view_down(
+    log: str, llmtop: Llmtop, completed: RunDir, runs_root: Path
+) -> None:
+    damaged = make_recorded_run(runs_root, steps=3)
+    path = damaged.path / f"{log}.jsonl"
+    path.unlink()
+    path.mkdir()
+    (path / "something").touch()
+    by_id = {line["run_id"]: line for line in llmtop("ls", "--json").json()["runs"]}
+    assert by_id[completed.run_id]["status"] == "completed"
+    assert damaged.run_id in by_id
+    report = llmtop("report", damaged.run_id, "--json")
+    assert report.code == ExitCode.DONE
+    assert report.json()["skipped_lines"] == 1
+    assert damaged.run_id in llmtop("report", damaged.run_id).out
+
+
 @pytest.mark.parametrize("command", ["attach", "logs", "stop", "report"])
 def test_an_unknown_run_names_the_nearest(command: str, llmtop: Llmtop, completed: RunDir) -> None:
     answer = llmtop(command, completed.run_id[:-1] + "zz")

@@ -181,3 +181,36 @@ def test_any_growth_of_a_file_gives_the_same_events(
     events += tail.poll()
     assert events == expected
     assert tail.skipped_lines == at_once.skipped_lines
+
+
+def test_a_log_that_cannot_be_read_is_counted_once_and_read_when_it_can(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.mkdir()
+    (path / "something").touch()
+    tail = EventTail(path)
+    assert (tail.poll(), tail.poll(), tail.skipped_lines) == ([], [], 1)
+    (path / "something").unlink()
+    path.rmdir()
+    with EventWriter(path, "rank0") as writer:
+        writer.write(EXAMPLES[0])
+    assert unstamped(tail.poll()) == [EXAMPLES[0]]
+    assert tail.skipped_lines == 1
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(5, "I/O error")])
+def test_an_error_while_reading_takes_nothing_down(
+    error: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    with EventWriter(path, "rank0") as writer:
+        writer.write(EXAMPLES[0])
+    tail = EventTail(path)
+
+    def fails(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", fails)
+        assert tail.poll() == []
+    assert tail.skipped_lines == 1
+    assert unstamped(tail.poll()) == [EXAMPLES[0]]

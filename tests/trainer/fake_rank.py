@@ -203,18 +203,5 @@ def shows_environment() -> None:
     finishes()
 
 
-def breaks_the_record() -> None:
-    """Rank 1's log cannot be read: the supervisor meets what it never expected."""
-    tell("ready")
-    if RANK == 0:
-        step(1)
-        wait_for(lambda: told("go"))
-        path = RUN.events_path(1)
-        path.unlink()
-        path.mkdir()
-        (path / "something").touch()
-    wait_for(lambda: False)
-
-
 if __name__ == "__main__":
     globals()[SCENARIO]()

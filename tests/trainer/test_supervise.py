@@ -295,9 +295,27 @@ def test_a_worker_that_cannot_be_started(
     assert "Traceback" not in run.log()
 
 
-def test_a_bug_of_the_supervisor_leaves_no_rank_and_shows_a_traceback(start: Start) -> None:
-    run = start("breaks_the_record")
-    run.wait_for_files("ready")
+_BUG = """
+import pathlib, sys
+if "llmtop.trainer.supervise" in sys.orig_argv:
+    from llmtop.trainer.supervisor.progress import Progress
+    poll = Progress.poll
+    def breaks_when_told(self):
+        if pathlib.Path(sys.orig_argv[-1], "go").exists():
+            raise RuntimeError("never expected")
+        poll(self)
+    Progress.poll = breaks_when_told
+"""
+
+
+def test_a_bug_of_the_supervisor_leaves_no_rank_and_shows_a_traceback(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As a module that Python itself loads at start-up: the supervisor is a process of its own.
+    (tmp_path / "sitecustomize.py").write_text(_BUG)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run = start("trains")
+    run.wait_for_step(1)
     (run.run.path / "go").touch()
     end = run.end()
     assert end.state == "failed"
