@@ -108,7 +108,7 @@ def has(kind: Kind, name: str) -> bool:
 
 def _unknown(kind: Kind, name: str, why: str = "") -> UsageError:
     word = {"models": "model", "gpus": "GPU", "recipes": "recipe"}[kind]
-    names = _names(kind)
+    names = [known for known in _names(kind) if _NAME.fullmatch(known)]
     lists = f"`llmtop presets {kind}` lists the {word}s"
     other = _of_another_kind(kind, name)
     if other:

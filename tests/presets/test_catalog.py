@@ -155,6 +155,13 @@ def test_a_name_is_never_a_way_out_of_the_folders(name: str) -> None:
         refused(catalog.load_model, name)
 
 
+@pytest.mark.parametrize("name", ["sp ace", "ünï"])
+def test_a_preset_that_cannot_be_named_is_not_suggested(name: str, mine: Path) -> None:
+    (mine / "gpus" / f"{name}.toml").write_text("memory_bytes = 7\n")
+    for call in (name, f"{name}x"):
+        assert "did you mean" not in refused(catalog.load_gpu, call).fix
+
+
 def test_own_presets_win(mine: Path) -> None:
     (mine / "gpus" / "h200.toml").write_text('description = "mine"\nmemory_bytes = 7\n')
     assert catalog.load_gpu("h200").memory_bytes == 7
@@ -239,10 +246,10 @@ def test_ill_recipes_name_file_line_and_mend(text: str, words: tuple[str, ...], 
         ('description = "x"\nkind = "tpu"\n', (":2:", "kind")),
         ('description = "x"\n[dense_flops_per_second]\nbf17 = 1e12\n', (":3:", "bf16")),
         ('description = "x"\n[sources]\nmemory = "seen"\n', (":3:", "memory_bytes")),
-        ('[dense_flops_per_second]\nbf16 = 0\n', (":2:", "bf16 = 0 ", "from 1e+06")),
-        ('[dense_flops_per_second]\nbf16 = -9e14\n', (":2:", "bf16 = -9")),
-        ('[dense_flops_per_second]\nfp32 = nan\n', ("fp32", "finite")),
-        ('[dense_flops_per_second]\nfp32 = true\n', (":2:", "fp32")),
+        ("[dense_flops_per_second]\nbf16 = 0\n", (":2:", "bf16 = 0 ", "from 1e+06")),
+        ("[dense_flops_per_second]\nbf16 = -9e14\n", (":2:", "bf16 = -9")),
+        ("[dense_flops_per_second]\nfp32 = nan\n", ("fp32", "finite")),
+        ("[dense_flops_per_second]\nfp32 = true\n", (":2:", "fp32")),
         ('[dense_flops_per_second]\nfp32 = "many"\n', (":1:", "dense_flops_per_second")),
         ("nvlink_bytes_per_second = 1e-300\n", (":1:", "nvlink_bytes_per_second")),
         ('compute_capability = "abc"\n', (":1:", "compute_capability = 'abc'", '"9.0"')),

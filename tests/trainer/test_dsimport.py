@@ -202,6 +202,13 @@ def test_meaning(name: str, read: Any) -> None:
     assert {key: imported.values.get(key) for key in options} == options
 
 
+def test_gradients_of_another_type_than_the_open_precision_are_told(read: Any) -> None:
+    imported = read({"zero_optimization": {"stage": 0}, "data_types": {"grad_accum_dtype": "torch.float32"}})
+    said = next(p for p in imported.problems if p.key == "data_types.grad_accum_dtype")
+    assert not said.fatal
+    assert "trains in fp32 too" in said.what and "--precision fp32" in said.fix
+
+
 def test_what_no_option_says_stays_raw(read: Any) -> None:
     imported = read(
         {

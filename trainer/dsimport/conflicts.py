@@ -179,3 +179,9 @@ def _data_types(config: dict[str, Any], stage: int | None, findings: Findings) -
             f"other than {model} needs ZeRO stage 1, 2 or 3",
             "delete it, or choose a stage",
         )
+    elif stage == 0 and not model and accumulation:
+        findings.warn(
+            "data_types.grad_accum_dtype",
+            f"works without ZeRO only where the run trains in {accumulation} too",
+            f"delete it, or give --precision {accumulation}",
+        )
