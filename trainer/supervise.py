@@ -36,7 +36,7 @@ from llmtop.trainer.supervisor.extensions import compiling, extensions_dir, remo
 from llmtop.trainer.supervisor.journal import Journal
 from llmtop.trainer.supervisor.oom import OomWatch
 from llmtop.trainer.supervisor.patience import Graces, Patience
-from llmtop.trainer.supervisor.postmortem import Story, name_end
+from llmtop.trainer.supervisor.postmortem import Story, how_to_go_on, name_end
 from llmtop.trainer.supervisor.progress import HangWatch, Progress
 from llmtop.trainer.supervisor.rankenv import free_port, rank_environment, worker_command
 from llmtop.trainer.supervisor.ranks import RankExit, Ranks, adopt_orphans
@@ -194,6 +194,7 @@ class Supervisor:
             stepped=progress.stepped,
             oom_evidence=self._oom.evidence(host),
             memory_fixes=self._memory_fixes(),
+            go_on=how_to_go_on(self.run_dir.path, self.run_dir.checkpoints_dir),
             logs={rank: self.run_dir.log_path(rank) for rank in range(self.spec.world_size)},
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmtop.profiler.events import CheckpointSaved, RankFailed, RankFinished
-from llmtop.trainer.supervisor.postmortem import Story, name_end
+from llmtop.trainer.supervisor.postmortem import Story, how_to_go_on, name_end
 from llmtop.trainer.supervisor.ranks import RankExit
 
 
@@ -146,3 +146,18 @@ def test_stopping_before_the_ranks_listen_is_no_failure() -> None:
         )
     )
     assert (end.state, end.reason) == ("stopped", "stopped on request before the first step")
+
+
+@pytest.mark.parametrize("signal_name", ["SIGTERM", "SIGHUP"])
+def test_a_run_that_somebody_ended_says_what_continues_it(signal_name: str, tmp_path: Path) -> None:
+    checkpoints = tmp_path / "a run" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    command = f"python -m llmtop.trainer.supervise '{tmp_path}/a run'"
+    first = how_to_go_on(tmp_path / "a run", checkpoints)
+    end = name_end(story(exited(0, None, signal_name), go_on=first))
+    assert end.fix.endswith(f"; it has no checkpoint; {command} starts it again from step 1")
+    (checkpoints / "step-5").mkdir()
+    later = how_to_go_on(tmp_path / "a run", checkpoints)
+    end = name_end(story(exited(0, None, signal_name), go_on=later))
+    assert end.fix.endswith(f"; its checkpoints are in {checkpoints}; {command} goes on from the newest")
+    assert "{" not in name_end(story(exited(0, None, signal_name))).fix

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 from msgspec import Struct
@@ -25,8 +26,8 @@ _SIGNAL_FIXES: dict[str, str] = {
     "SIGABRT": "native code gave up: the last lines of its log say why (often NCCL)",
     "SIGILL": "this processor lacks an instruction of the build: reinstall torch and delete the built ops",
     "SIGFPE": "native code divided by zero: try --attention eager and no kernels to find which",
-    "SIGTERM": "somebody ended it: a person, a batch system or a shutdown; launch it again",
-    "SIGHUP": "its session was closed; launch it again",
+    "SIGTERM": "somebody ended it: a person, a batch system or a shutdown{go_on}",
+    "SIGHUP": "its session was closed{go_on}",
     "SIGXCPU": "it used up its CPU time limit: raise ulimit -t",
     "SIGXFSZ": "a file outgrew its limit: raise ulimit -f",
 }
@@ -75,6 +76,20 @@ class Story(Struct, frozen=True, kw_only=True):
     memory_fixes: tuple[str, ...] = ()
     """What the prediction suggests to save device memory."""
     logs: dict[int, Path] = {}
+    go_on: str = ""
+    """How this run is continued."""
+
+
+def how_to_go_on(run_path: Path, checkpoints: Path) -> str:
+    """What continues a run in place: its ranks begin at the newest checkpoint, if there is one."""
+    command = f"python -m llmtop.trainer.supervise {shlex.quote(str(run_path))}"
+    try:
+        saved = any(checkpoints.iterdir())
+    except OSError:
+        saved = False
+    if not saved:
+        return f"it has no checkpoint; {command} starts it again from step 1"
+    return f"its checkpoints are in {checkpoints}; {command} goes on from the newest"
 
 
 def name_end(story: Story) -> RunEnded:
@@ -177,7 +192,8 @@ def _unexplained_death(story: Story, exit_: RankExit, how: str) -> RunEnded:
     last = _last_line(story.logs.get(exit_.rank))
     said = f"; its log ends: {last}" if last else ""
     if exit_.signal:
-        fix = _SIGNAL_FIXES.get(exit_.signal, "") or _log_fix(story, exit_.rank)
+        go_on = f"; {story.go_on}" if story.go_on else ""
+        fix = _SIGNAL_FIXES.get(exit_.signal, "").replace("{go_on}", go_on) or _log_fix(story, exit_.rank)
     elif exit_.exit_code == ExitCode.OUT_OF_MEMORY:
         return RunEnded(state="out_of_memory", reason=reason + said, fix=_memory_fix(story, last))
     else:
