@@ -8,6 +8,7 @@ from llmtop.profiler.memory.assume import assumptions
 from llmtop.profiler.memory.backward import bucket_bytes, pass_bytes
 from llmtop.profiler.memory.cpu import cpu_prediction
 from llmtop.profiler.memory.host import host_bytes
+from llmtop.profiler.memory.lora import check_targets
 from llmtop.profiler.memory.result import Component, Moment, MomentBytes, Prediction
 from llmtop.profiler.memory.sizes import Sizes, sizes_of
 from llmtop.profiler.memory.states import StateBytes, state_bytes, step_components, unreleased_bytes
@@ -20,7 +21,11 @@ UPPER_MARGIN, UPPER_CONSTANT = 1.04, 300_000_000
 
 
 def predict(spec: RunSpec) -> Prediction:
-    """Predict memory and step time of a run. A call takes about 0.1 ms; suggestions are not part of it."""
+    """Predict memory and step time of a run. A call takes about 0.1 ms; suggestions are not part of it.
+
+    Raises UsageError for LoRA targets that the model does not have: an adapter on nothing fits anywhere.
+    """
+    check_targets(spec)
     return cpu_prediction(spec) if spec.on_cpu else _cuda_prediction(spec)
 
 

@@ -8,13 +8,9 @@ from msgspec import Struct
 
 from llmtop.presets.spec import DTYPE_BYTES, ModelShape, RunSpec
 from llmtop.presets.zero import ZeroSettings, zero_settings
-from llmtop.profiler.shape import Role, TensorGroup, param_count, tensors
+from llmtop.profiler.memory.lora import adapted, linear, lora_params
+from llmtop.profiler.shape import Role, param_count, tensors
 
-LORA_ROLES = {
-    "all-linear": (Role.ATTENTION, Role.MLP),
-    "attention": (Role.ATTENTION,),
-    "mlp": (Role.MLP,),
-}
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Per weight with double quantization: 4 bits, one byte per block of 64, one fp32 per 256 blocks.
 
@@ -64,39 +60,10 @@ class Sizes(Struct, frozen=True, kw_only=True):
     """Elements of the largest matrix of a block's MLP."""
 
 
-def lora_roles(targets: str) -> tuple[Role, ...] | None:
-    """Roles that a LoRA target word names; None when it lists module names."""
-    return LORA_ROLES.get(targets)
-
-
-def adapted(model: ModelShape, targets: str) -> tuple[TensorGroup, ...]:
-    """The matrices that get an adapter: two-dimensional, inside blocks, of the targeted roles or names."""
-    roles = lora_roles(targets)
-    names = {name.strip() for name in targets.split(",")}
-    return tuple(
-        group
-        for group in tensors(model)
-        if group.per_layer
-        and len(group.shape) == 2
-        and group.role in (Role.ATTENTION, Role.MLP)
-        and (group.role in roles if roles is not None else group.name in names)
-    )
-
-
-@lru_cache(maxsize=1024)
-def lora_params(model: ModelShape, rank: int, targets: str) -> int:
-    """Adapter weights: rank x (rows + columns) for each adapted matrix (LoRA, arXiv 2106.09685)."""
-    return sum(rank * sum(group.shape) * group.count for group in adapted(model, targets))
-
-
 @lru_cache(maxsize=1024)
 def quantized_weights(model: ModelShape) -> int:
     """Weights that 4-bit and 8-bit loading packs: the blocks' matrices, not embeddings, head or norms."""
-    return sum(
-        group.total
-        for group in tensors(model)
-        if group.per_layer and len(group.shape) == 2 and group.role in (Role.ATTENTION, Role.MLP)
-    )
+    return sum(group.total for group in linear(model))
 
 
 def _whole_tensor_share(model: ModelShape, ranks: int) -> int:
