@@ -75,3 +75,28 @@ def test_a_checkpoint_that_was_not_made_is_a_failure(start: Start, llmtop: Llmto
     answer = llmtop("stop", "--save", "latest")
     assert answer.code == ExitCode.JOB_FAILED
     assert "did not stop in time" in answer.err
+
+
+def test_without_waiting_a_run_is_still_stopping(
+    start: Start, llmtop: Llmtop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMTOP_GRACES", "stop=60")
+    run = start("trains_until_told")
+    run.wait_for_step(1)
+    answer = llmtop("stop", "latest", "--wait", "0")
+    assert answer.code == ExitCode.DONE
+    assert f"run {run.run.run_id} is still stopping" in answer.out
+    refused = llmtop("stop", "latest", "--wait", "0", "--save")
+    assert refused.code == ExitCode.JOB_FAILED
+    assert "stopping already, without a checkpoint" in refused.err
+    (run.run.path / "go").touch()
+    assert run.end().state == "stopped"
+
+
+def test_nothing_is_no_run(start: Start, llmtop: Llmtop) -> None:
+    run = start("trains")
+    run.wait_for_step(1)
+    answer = llmtop("stop", "")
+    assert answer.code == ExitCode.USAGE
+    assert "no run is named" in answer.err
+    assert control.answers(run.run) == {}

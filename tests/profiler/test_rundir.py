@@ -194,3 +194,10 @@ def test_runs_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", "/home/someone")
     assert rundir.runs_root() == Path("/home/someone/.local/state/llmtop/runs")
+
+
+@pytest.mark.parametrize("ref", ["", " "])
+def test_nothing_means_no_run(ref: str, tmp_path: Path) -> None:
+    new_run(tmp_path)
+    with pytest.raises(UsageError, match="no run is named"):
+        find_run(tmp_path, ref)

@@ -146,7 +146,7 @@ def test_a_second_stop_is_refused(start: Start, monkeypatch: pytest.MonkeyPatch)
     os.kill(run.supervisor_pid, signal.SIGTERM)
     end = run.end()
     assert end.state == "stopped"
-    assert "at a second SIGTERM and was killed" in end.reason
+    assert "at a second SIGTERM and were killed" in end.reason
 
 
 def test_ranks_that_do_not_stop_are_killed(start: Start) -> None:
@@ -156,7 +156,7 @@ def test_ranks_that_do_not_stop_are_killed(start: Start) -> None:
     control.stop(run.run, save=False)
     end = run.end()
     assert end.state == "stopped"
-    assert end.reason == "stopped on request after step 1; ranks 0, 1 did not stop in time and was killed"
+    assert end.reason == "stopped on request after step 1; ranks 0, 1 did not stop in time and were killed"
 
 
 def test_a_checkpoint_that_was_asked_for_and_not_made_is_a_failure(start: Start) -> None:

@@ -154,7 +154,8 @@ def _good_end(story: Story) -> RunEnded:
 def _impatient_end(story: Story) -> RunEnded:
     """Nobody failed by itself, but not every rank left by itself either."""
     step = f"after step {story.last_step}" if story.last_step else "before the first step"
-    killed = f"{_names(story.killed)} {story.waited_for} and was killed" if story.killed else ""
+    were = "was" if len(story.killed) == 1 else "were"
+    killed = f"{_names(story.killed)} {story.waited_for} and {were} killed" if story.killed else ""
     if story.stop_asked and not (story.save_asked and story.stepped):
         return RunEnded(
             state="stopped", reason="; ".join(filter(None, [f"stopped on request {step}", killed]))

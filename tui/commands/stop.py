@@ -16,6 +16,7 @@ from llmtop.profiler.runstate import RunState
 from llmtop.trainer import control
 from llmtop.trainer.supervisor.rankenv import RUN_ID
 from llmtop.tui.commands.follow import end_in_words, tell
+from llmtop.tui.deeds import ANSWER_SECONDS
 from llmtop.tui.view import ENDED
 
 WAIT_SECONDS = 600.0
@@ -28,7 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run's id, a unique beginning of it, or latest")
     parser.add_argument("--save", action="store_true", help="save a checkpoint first")
     parser.add_argument(
-        "--wait", type=float, default=WAIT_SECONDS, metavar="SECONDS", help="how long to wait for the end"
+        "--wait",
+        type=float,
+        default=WAIT_SECONDS,
+        metavar="SECONDS",
+        help="how long to wait for the end; 0: only ask",
     )
 
 
@@ -42,7 +47,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         return ExitCode.DONE
     began = time.monotonic()
     asked = control.stop(found, save=args.save)
-    answer = control.wait_for_answer(found, asked, timeout=args.wait)
+    answer = control.wait_for_answer(found, asked, timeout=ANSWER_SECONDS)
     refusal = answer.reason if answer is not None and answer.answer == "refused" else ""
     if refusal:
         tell(f"the request was refused: {refusal}")
@@ -50,6 +55,11 @@ def run(args: argparse.Namespace) -> ExitCode:
         tell(f"stopping run {found.run_id} after the step that it is in")
     control.wait_for_end(found, timeout=max(0.0, began + args.wait - time.monotonic()))
     state = read_state(found)
+    if state.status not in ENDED and args.wait <= 0:
+        if refusal and args.save:
+            raise JobFailedError(f"run {found.run_id} was not asked for a checkpoint", why=refusal)
+        print(f"run {found.run_id} is still stopping; llmtop attach {found.run_id} follows it")
+        return ExitCode.DONE
     if state.status not in ENDED:
         raise JobFailedError(
             f"run {found.run_id} has not ended after {args.wait:g} s",
