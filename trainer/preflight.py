@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Iterable
+import tempfile
 from pathlib import Path
 
 from msgspec import Struct
 
 from llmtop.presets.errors import UsageError, nearest
+from llmtop.presets.inputs import TOKENIZER_FILES, holds_tokenizer
 from llmtop.presets.paths import expand_user
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.hardware.libaio import libaio
 from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.units import counted
-from llmtop.trainer.records import check_first_record, is_json_lines
+from llmtop.trainer.records import check_first_record, check_regular, files_under, is_json_lines
 
 _STACK = ("torch", "deepspeed", "transformers", "tokenizers", "safetensors")
 _BUILTIN_DATA = ("builtin:english",)
 _DATASETS_MARKERS = ("dataset_info.json", "state.json", "dataset_dict.json")
+
+_FLASH = {
+    "flash_attention_2": (
+        "flash_attn",
+        "flash-attn",
+        "after torch: pip install --no-build-isolation flash-attn; or --attention sdpa",
+    ),
+    "flash_attention_3": (
+        "flash_attn_interface",
+        "flash-attn-3",
+        "after torch: build it from the folder hopper of FlashAttention's sources; or --attention sdpa",
+    ),
+    "flash_attention_4": (
+        "flash_attn",
+        "flash-attn-4",
+        "after torch: pip install --pre flash-attn-4; or --attention sdpa",
+    ),
+}
+"""Module, distribution and installation, as transformers tells the versions apart
+(`utils/import_utils.py`: 2 and 4 share the module's name)."""
 
 
 class Need(Struct, frozen=True, kw_only=True):
@@ -27,6 +50,19 @@ class Need(Struct, frozen=True, kw_only=True):
     module: str
     because: str
     fix: str
+    distribution: str = ""
+    """Where several packages bring a module of this name, the one that it must be of."""
+
+    @property
+    def name(self) -> str:
+        return self.distribution or self.module
+
+    @property
+    def missing(self) -> bool:
+        """Finds the module without importing it."""
+        if importlib.util.find_spec(self.module) is None:
+            return True
+        return bool(self.distribution) and not _has_distribution(self.distribution)
 
 
 def preflight(spec: RunSpec) -> None:
@@ -60,15 +96,10 @@ def needs(spec: RunSpec) -> list[Need]:
         found.append(_kernel("peft", f"lora_rank = {options.lora_rank}"))
     if options.liger:
         found.append(_kernel("liger_kernel", "liger = true"))
-    if options.attention.startswith("flash_attention"):
-        module = "flash_attn_interface" if options.attention.endswith("3") else "flash_attn"
-        found.append(
-            Need(
-                module=module,
-                because=f"attention = {options.attention}",
-                fix="after torch: pip install --no-build-isolation flash-attn; or --attention sdpa",
-            )
-        )
+    if options.attention in _FLASH:
+        module, distribution, fix = _FLASH[options.attention]
+        because = f"attention = {options.attention}"
+        found.append(Need(module=module, distribution=distribution, because=because, fix=fix))
     if _is_saved_dataset(Path(expand_user(options.data))):
         found.append(
             Need(module="datasets", because=f"data = {options.data}, a saved dataset", fix=_install("data"))
@@ -77,16 +108,24 @@ def needs(spec: RunSpec) -> list[Need]:
 
 
 def _modules(spec: RunSpec) -> None:
-    missing = [need for need in needs(spec) if importlib.util.find_spec(need.module) is None]
+    missing = [need for need in needs(spec) if need.missing]
     if missing:
         need = missing[0]
-        others = [m.module for m in missing[1:] if m.fix == need.fix]
-        names = " and ".join(filter(None, [", ".join([need.module, *others[:-1]]), *others[-1:]]))
+        others = [m.name for m in missing[1:] if m.fix == need.fix]
+        names = " and ".join(filter(None, [", ".join([need.name, *others[:-1]]), *others[-1:]]))
         raise UsageError(
             f"{names} {'are' if others else 'is'} not installed in this environment",
             why=need.because if not others else "training runs on them",
             fix=need.fix,
         )
+
+
+def _has_distribution(name: str) -> bool:
+    try:
+        importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _kernel(module: str, because: str) -> Need:
@@ -134,11 +173,16 @@ def _data(spec: RunSpec) -> None:
         return
     path = Path(expand_user(source))
     _readable(path, "data")
-    if path.is_dir() and not any(_files(path)):
-        raise UsageError(f"data folder {path} holds no file", fix="give a folder with text or JSONL files")
+    check_regular(path)
+    if path.is_dir() and not any(files_under(path)):
+        raise UsageError(
+            f"data folder {path} holds no files",
+            why="hidden ones are left out",
+            fix="give a folder with text or JSONL files",
+        )
     if path.is_dir() and _is_saved_dataset(path):
         return
-    first = min(_files(path)) if path.is_dir() else path
+    first = min(files_under(path)) if path.is_dir() else path
     if is_json_lines(first):
         check_first_record(first, spec.options.text_field)
 
@@ -146,11 +190,32 @@ def _data(spec: RunSpec) -> None:
 def _folders(spec: RunSpec) -> None:
     options = spec.options
     if options.tokenizer not in ("auto", "bytes"):
-        _readable(Path(expand_user(options.tokenizer)), "tokenizer")
+        _tokenizer(Path(expand_user(options.tokenizer)))
     if spec.weights_dir is not None:
         _readable(Path(spec.weights_dir), "model")
-    if "nvme" in (options.offload_optimizer, options.offload_param) and options.nvme_path:
-        _writable(Path(expand_user(options.nvme_path)))
+    if "nvme" in (options.offload_optimizer, options.offload_param):
+        _nvme(options.nvme_path)
+
+
+def _tokenizer(folder: Path) -> None:
+    _readable(folder, "tokenizer")
+    if not holds_tokenizer(folder):
+        raise UsageError(
+            f"tokenizer {folder} holds no tokenizer",
+            why=f"none of {', '.join(TOKENIZER_FILES)} is a file in it",
+            fix="give a folder that holds one, or --tokenizer auto or bytes",
+        )
+
+
+def _nvme(folder: str | None) -> None:
+    if folder is not None:
+        _writable(Path(expand_user(folder)))
+    if libaio() is None:
+        raise UsageError(
+            "offload to NVMe needs libaio with its header, and this machine has not both",
+            why="DeepSpeed compiles its file access against it",
+            fix="Debian: apt install libaio-dev; or offload to cpu",
+        )
 
 
 def _readable(path: Path, option: str) -> None:
@@ -168,20 +233,20 @@ def _readable(path: Path, option: str) -> None:
 def _writable(path: Path) -> None:
     """The folder itself, or the nearest one above it that exists and in which it would be made."""
     existing = next((p for p in (path, *path.parents) if p.exists()), path)
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+    try:
+        # Trying tells more than permissions do: a file system may be full, read-only or not a real one.
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
         raise UsageError(
             f"nvme_path {path} cannot be written",
-            why=f"{existing} is no folder that this user may write in",
+            why=f"a file in {existing}: {error.strerror or error}",
             fix="give a folder on an NVMe drive that is yours",
-        )
+        ) from error
 
 
 def _is_saved_dataset(path: Path) -> bool:
     return path.is_dir() and any((path / name).is_file() for name in _DATASETS_MARKERS)
-
-
-def _files(folder: Path) -> Iterable[Path]:
-    return (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -1,14 +1,36 @@
-"""One record of a JSONL file as text, or the error that names file, line and field."""
+"""Files of text and their records: what may be read, and errors that name file, line and field."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from llmtop.presets.errors import UsageError, nearest
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+
+TEXT_ENCODING = "utf-8-sig"
+"""UTF-8; a byte order mark at the start of a file is no part of its text."""
+
+
+def files_under(folder: Path) -> Iterator[Path]:
+    """The files of a folder of any depth, without hidden ones and those in hidden folders."""
+    return (
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
+def check_regular(path: Path) -> None:
+    """Raise UsageError for a pipe, socket or device: only one rank could read it, if it ends at all."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UsageError(
+            f"data {path} is not a regular file",
+            why="every rank reads the data for itself, from a file that stays",
+            fix="write the text to a file and name that",
+        )
 
 
 def is_json_lines(path: Path) -> bool:
@@ -25,6 +47,9 @@ def record_text(path: Path, number: int, line: str, text_field: str) -> str:
             f"{where}: not JSON ({error.msg} at column {error.colno})",
             fix="a JSONL file holds one whole JSON object on each line",
         ) from error
+    except (ValueError, RecursionError) as error:
+        # A number of thousands of digits, or nested beyond any real record.
+        raise UsageError(f"{where}: not readable JSON", why=str(error).splitlines()[0]) from error
     if not isinstance(record, dict):
         raise UsageError(f"{where}: not a JSON object", fix='each line must look like {"text": "..."}')
     if text_field not in record:
@@ -32,7 +57,14 @@ def record_text(path: Path, number: int, line: str, text_field: str) -> str:
     text = record[text_field]
     if not isinstance(text, str):
         raise UsageError(f"{where}: field '{text_field}' is {type(text).__name__}, not text")
-    return text
+    return _whole(text)
+
+
+def _whole(text: str) -> str:
+    """The text with a replacement character for each half of a surrogate pair: those have no bytes."""
+    if text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def no_field(what: str, things: str, wanted: str, known: Iterable[str]) -> UsageError:
@@ -49,7 +81,7 @@ def no_field(what: str, things: str, wanted: str, known: Iterable[str]) -> Usage
 def check_first_record(path: Path, text_field: str) -> None:
     """Read as far as the first record and raise UsageError for what training would stumble over there."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding=TEXT_ENCODING) as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     record_text(path, number, line, text_field)

@@ -27,13 +27,15 @@ def check(kind: Any = "cpu", **options: Any) -> None:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The modules that preflight believes to be installed; change the set to change its mind."""
+    """What preflight believes to be installed, modules and distributions; change the set to change its mind."""
     names = {"torch", "deepspeed", "transformers", "tokenizers", "safetensors"}
 
     def find(name: str) -> ModuleSpec | None:
         return ModuleSpec(name, None) if name in names else None
 
     monkeypatch.setattr(importlib.util, "find_spec", find)
+    monkeypatch.setattr(preflight, "_has_distribution", names.__contains__)
+    monkeypatch.setattr(preflight, "libaio", lambda: "libaio.so.1")
     return names
 
 
@@ -59,8 +61,9 @@ def test_missing_stack_names_the_extra(installed: set[str]) -> None:
         ({"quantization": "nf4", "lora_rank": 8}, "bitsandbytes", "[kernels]"),
         ({"lora_rank": 8}, "peft", "[kernels]"),
         ({"liger": True}, "liger_kernel", "[kernels]"),
-        ({"attention": "flash_attention_2"}, "flash_attn", "--no-build-isolation flash-attn"),
-        ({"attention": "flash_attention_3"}, "flash_attn_interface", "sdpa"),
+        ({"attention": "flash_attention_2"}, "flash-attn", "--no-build-isolation flash-attn"),
+        ({"attention": "flash_attention_3"}, "flash-attn-3", "sdpa"),
+        ({"attention": "flash_attention_4"}, "flash-attn-4", "flash-attn-4"),
     ],
 )
 def test_options_need_their_extras(
@@ -69,8 +72,19 @@ def test_options_need_their_extras(
     with pytest.raises(UsageError, match=module) as caught:
         check(**options)
     assert fix in caught.value.fix
-    installed |= {"bitsandbytes", "peft", "liger_kernel", "flash_attn", "flash_attn_interface"}
+    installed |= {"bitsandbytes", "peft", "liger_kernel", "flash_attn", "flash_attn_interface", module}
     check(**options)
+
+
+@pytest.mark.parametrize(
+    ("version", "other"), [("2", "flash-attn-4"), ("3", "flash-attn"), ("4", "flash-attn")]
+)
+def test_one_flash_attention_does_not_stand_for_another(
+    version: str, other: str, installed: set[str]
+) -> None:
+    installed |= {"flash_attn", "flash_attn_interface", other}
+    with pytest.raises(UsageError, match="^flash-attn.* is not installed"):
+        check(attention=f"flash_attention_{version}")
 
 
 def test_data_must_be_there(installed: set[str], tmp_path: Path) -> None:
@@ -88,6 +102,31 @@ def test_data_must_be_there(installed: set[str], tmp_path: Path) -> None:
         check(tokenizer=str(tmp_path / "none"))
 
 
+def test_a_folder_of_hidden_files_holds_none(installed: set[str], tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "config").write_text("text")
+    (tmp_path / ".hidden.txt").write_text("text")
+    with pytest.raises(UsageError, match="holds no files"):
+        check(data=str(tmp_path))
+    (tmp_path / "seen.txt").write_text("text")
+    check(data=str(tmp_path))
+
+
+def test_data_must_be_a_file_that_stays(installed: set[str], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for data in (str(tmp_path / "pipe"), os.devnull):
+        with pytest.raises(UsageError, match="not a regular file"):
+            check(data=data)
+
+
+def test_a_tokenizer_folder_must_hold_one(installed: set[str], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no tokenizer") as caught:
+        check(tokenizer=str(tmp_path))
+    assert "tokenizer.json" in caught.value.why
+    (tmp_path / "tokenizer.json").write_text("{}")
+    check(tokenizer=str(tmp_path))
+
+
 @pytest.mark.parametrize("where", ["file", "folder"])
 def test_the_first_record_is_looked_at(where: str, installed: set[str], tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
@@ -100,6 +139,11 @@ def test_the_first_record_is_looked_at(where: str, installed: set[str], tmp_path
     file.write_text("not JSON\n")
     with pytest.raises(UsageError, match="line 1: not JSON"):
         check(data=data)
+    file.write_text("[" * 100_000)
+    with pytest.raises(UsageError, match="line 1: not readable JSON"):
+        check(data=data)
+    file.write_text('\ufeff{"text": "a"}\n', encoding="utf-8")
+    check(data=data)
 
 
 @pytest.mark.parametrize("option", ["data", "tokenizer"])
@@ -120,6 +164,21 @@ def test_nvme_folder_must_be_writable(installed: set[str], tmp_path: Path) -> No
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="nvme_path"):
         check(zero=3, offload_param="nvme", nvme_path=str(tmp_path / "file" / "folder"))
+    with pytest.raises(UsageError, match="nvme_path"):
+        check(zero=3, offload_param="nvme", nvme_path=str(tmp_path / "file"))
+    with pytest.raises(UsageError, match="nvme_path"):
+        check(zero=3, offload_optimizer="nvme", nvme_path="/proc/self")
+    assert not (tmp_path / "new").exists()
+
+
+def test_nvme_offload_needs_libaio(
+    installed: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "libaio", lambda: None)
+    with pytest.raises(UsageError, match="libaio") as caught:
+        check(zero=3, offload_optimizer="nvme", nvme_path=str(tmp_path))
+    assert "libaio-dev" in caught.value.fix
+    check(zero=3, offload_optimizer="cpu")
 
 
 def test_machines_and_gpus_must_be_there(installed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,33 @@ def test_jsonl_takes_the_named_field(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"body": "one", "n": 1}\n\n{"body": "two"}\n')
     assert documents(path, "body") == ["one", "two"]
+
+
+def test_half_a_surrogate_pair_is_replaced_and_a_whole_one_kept(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(r'{"text": "a\ud800b\ud83d\ude00"}')
+    assert documents(path) == ["a\ufffdb\U0001f600"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_a_byte_order_mark_is_no_text(name: str, tmp_path: Path) -> None:
+    line = json.dumps({"text": "one"})
+    (tmp_path / name).write_text(f"\ufeff{line}", encoding="utf-8")
+    assert documents(tmp_path) == ["one" if name == "a.jsonl" else line]
+
+
+@pytest.mark.parametrize("record", ["[" * 100_000, '{"n": ' + "9" * 5000 + "}"])
+def test_json_beyond_reason_names_file_and_line(record: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\n' + record + "\n")
+    with pytest.raises(UsageError, match=r"a\.jsonl, line 2: not readable JSON"):
+        documents(path)
+
+
+def test_a_pipe_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(UsageError, match="not a regular file"):
+        documents(tmp_path / "pipe.jsonl")
 
 
 def test_a_folder_is_read_sorted_and_deep_without_hidden_files(tmp_path: Path) -> None:

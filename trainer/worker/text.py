@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.paths import expand_user
-from llmtop.trainer.records import is_json_lines, no_field, record_text
+from llmtop.trainer.records import (
+    TEXT_ENCODING,
+    check_regular,
+    files_under,
+    is_json_lines,
+    no_field,
+    record_text,
+)
 
 BUILTIN_ENGLISH = "builtin:english"
 
@@ -34,6 +41,7 @@ def read_pieces(source: str, text_field: str) -> Iterator[Piece]:
     path = Path(expand_user(source))
     if not path.exists():
         raise UsageError(f"data = {source!r}: there is no such file or folder")
+    check_regular(path)
     if path.is_dir():
         if any((path / name).is_file() for name in _DATASETS_MARKERS):
             return _saved_dataset(path, text_field)
@@ -49,11 +57,7 @@ def _builtin_english() -> Iterator[Piece]:
 
 
 def _files_under(folder: Path) -> list[Path]:
-    files = sorted(
-        path
-        for path in folder.rglob("*")
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
+    files = sorted(files_under(folder))
     if not files:
         raise UsageError(f"data folder {folder} holds no files")
     return files
@@ -70,7 +74,7 @@ def _text_file(path: Path) -> Iterator[Piece]:
     held: list[str] = []
     held_chars = 0
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding=TEXT_ENCODING) as file:
             for number, line in enumerate(file, 1):
                 if "\0" in line:
                     raise _not_text(path, f"line {number} holds a NUL byte")
@@ -88,7 +92,7 @@ def _text_file(path: Path) -> Iterator[Piece]:
 
 def _json_lines(path: Path, text_field: str) -> Iterator[Piece]:
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding=TEXT_ENCODING) as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield Piece(record_text(path, number, line, text_field), True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes.util
 import os
 import re
 import resource
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llmtop.profiler.hardware.devices import HostReader
+from llmtop.profiler.hardware.libaio import libaio
 from llmtop.profiler.units import format_bytes
 from llmtop.trainer.supervisor.extensions import extensions_dir, stale_locks
 from llmtop.trainer.supervisor.rankenv import ARCH_LIST, deepspeed_archs
@@ -20,9 +20,8 @@ SMALL_SHM_BYTES = 1 << 30
 
 
 def _libaio(_machine: Machine) -> Check:
-    library = ctypes.util.find_library("aio")
-    header = any((Path(folder) / "libaio.h").exists() for folder in ("/usr/include", "/usr/local/include"))
-    if library and header:
+    library = libaio()
+    if library is not None:
         return Check(name="libaio", status="ok", found=library)
     return Check(
         name="libaio",
