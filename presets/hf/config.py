@@ -15,10 +15,14 @@ from llmtop.presets.spec import ModelShape
 MAX_PARAMETERS = 10**15
 """Above this a configuration is a mistake, and byte counts would no longer fit 64 bits."""
 
+MAX_FILE_BYTES = 4 << 20
+"""Published configurations have some kilobytes."""
+
 
 def read_file(path: Path) -> dict[str, Any]:
     """The object in a config.json; raises UsageError that names the file and line."""
     try:
+        _check_file(path)
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read", why=error.strerror or str(error)) from error
@@ -32,6 +36,15 @@ def read_file(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise UsageError(f"{path}: not a model configuration", why="the file holds no JSON object")
     return config
+
+
+def _check_file(path: Path) -> None:
+    """Reading a pipe waits for a writer, and a device may never end."""
+    fix = "give a config.json, or the folder that holds it"
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path}: not a regular file", fix=fix)
+    if path.exists() and path.stat().st_size > MAX_FILE_BYTES:
+        raise UsageError(f"{path}: not a model configuration", why="those are smaller than 4 MiB", fix=fix)
 
 
 def read_shape(config: dict[str, Any], name: str, where: str) -> ModelShape:

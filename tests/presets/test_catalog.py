@@ -277,6 +277,15 @@ def test_ill_models_name_file_and_key(mine: Path) -> None:
     assert "hidden_size" in str(refused(catalog.load_model, "own"))
 
 
+def test_a_model_file_is_regular_and_small(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    large = tmp_path / "model.json"
+    large.write_text(" " * (5 << 20))
+    assert "not a regular file" in str(refused(catalog.load_model, str(tmp_path / "config.json")))
+    assert "not a regular file" in str(refused(catalog.load_model, os.devnull))
+    assert "smaller than 4 MiB" in str(refused(catalog.load_model, str(large)))
+
+
 def write_config(folder: Path, config: dict[str, Any], *weights: str) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / "config.json"
