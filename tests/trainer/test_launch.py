@@ -27,7 +27,7 @@ def check(kind: Any = "cpu", **options: Any) -> None:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """What preflight believes to be installed, modules and distributions; change the set to change its mind."""
+    """The modules and distributions that preflight believes in; change the set to change its mind."""
     names = {"torch", "deepspeed", "transformers", "tokenizers", "safetensors"}
 
     def find(name: str) -> ModuleSpec | None:
