@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from llmtop.presets.rule import Refusal, Rule
-from llmtop.presets.spec import RunSpec
+from llmtop.presets.spec import DTYPE_SPELLINGS, RunSpec
 
 REMOVED_BLOCKS = frozenset(
     {
@@ -159,10 +159,8 @@ def _count(spec: RunSpec, path: str) -> float:
 
 def _accumulates_elsewhere(spec: RunSpec) -> bool:
     """Whether gradients add up in another precision than the weights have."""
-    names = {"fp32": ("fp32", "float32", "torch.float32", "float"), "fp16": ("fp16", "float16", "half")}
     given = raw(spec, "data_types.grad_accum_dtype")
-    own = names.get(spec.options.precision, ("bf16", "bfloat16", "torch.bfloat16"))
-    return given is not None and given != "auto" and given not in own
+    return given not in (None, "auto", *DTYPE_SPELLINGS[spec.options.precision])
 
 
 DEEPSPEED_RULES: tuple[Rule, ...] = (

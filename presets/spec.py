@@ -26,6 +26,12 @@ Quantization = Literal["none", "int8", "nf4"]
 LrSchedule = Literal["constant", "linear", "cosine"]
 
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
+DTYPE_SPELLINGS: dict[str, tuple[str, ...]] = {
+    "fp32": ("fp32", "float32", "torch.float32", "float"),
+    "fp16": ("fp16", "float16", "torch.float16", "half"),
+    "bf16": ("bf16", "bfloat16", "torch.bfloat16"),
+}
+"""How DeepSpeed files name a precision (deepspeed 0.19.8, `runtime/config.py:DtypeEnum`)."""
 
 
 class MoeShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llmtop.presets.rules_deepspeed import raw
-from llmtop.presets.spec import RunSpec
+from llmtop.presets.spec import DTYPE_SPELLINGS, RunSpec
 from llmtop.profiler.memory.sizes import Sizes
 
 COUNTED_FAMILIES = frozenset(
@@ -53,6 +53,7 @@ _FLAGS = (
 )
 """Raw DeepSpeed keys that change memory when they are true."""
 _OTHERS = (
+    "data_types.grad_accum_dtype",
     "zero_optimization.zenflow",
     "zero_optimization.offload_optimizer.ratio",
     "zero_optimization.zero_hpz_partition_size",
@@ -63,13 +64,15 @@ _OTHERS = (
 def uncounted_keys(spec: RunSpec) -> tuple[str, ...]:
     """Raw DeepSpeed keys of the run that change its memory and that no formula knows."""
     flags = (path for path in _FLAGS if str(raw(spec, path)).lower() in ("true", "1"))
-    others = (path for path in _OTHERS if _changes(path, raw(spec, path)))
+    others = (path for path in _OTHERS if _changes(path, raw(spec, path), spec.options.precision))
     return (*flags, *others)
 
 
-def _changes(path: str, value: Any) -> bool:
+def _changes(path: str, value: Any, precision: str) -> bool:
     if path.endswith("zenflow"):
         return value is not None and value is not False
+    if path.endswith("grad_accum_dtype"):
+        return value not in (None, "auto", *DTYPE_SPELLINGS[precision])
     # Every rank's state, and one group of shards, are what is counted: both are 1.
     return value is not None and value != "auto" and str(value) not in ("1", "1.0")
 

@@ -261,3 +261,9 @@ def test_removed_blocks_are_those_of_the_installed_deepspeed() -> None:
             keys |= {target.id: names for target in node.targets if isinstance(target, ast.Name)}
     assert keys["_REMOVED_TOP_LEVEL_CONFIG_KEYS"] == rules_deepspeed.REMOVED_BLOCKS
     assert keys["_REMOVED_ZERO_CONFIG_KEYS"] == rules_deepspeed.REMOVED_ZERO_KEYS
+
+
+@pytest.mark.parametrize("name", ["fp16", "float16", "torch.float16", "half"])
+def test_every_spelling_of_the_own_precision_accumulates_at_stage_0(name: str) -> None:
+    raw = {"data_types": {"grad_accum_dtype": name}}
+    assert refused_by(precision="fp16", zero=0, deepspeed=raw) == []

@@ -251,6 +251,7 @@ def not_counted(raw: dict[str, Any]) -> list[str]:
         ({"bf16": {"bf16_optimizer_states": True}}, "bf16.bf16_optimizer_states"),
         ({"compile": {"deepcompile": True}}, "compile.deepcompile"),
         ({"torch_autocast": {"enabled": "true"}}, "torch_autocast.enabled"),
+        ({"data_types": {"grad_accum_dtype": "fp32"}}, "data_types.grad_accum_dtype"),
         ({ZERO: {"zenflow": {"topk_ratio": 0.1}}}, f"{ZERO}.zenflow"),
         ({ZERO: {"offload_optimizer": {"super_offload": True}}}, f"{ZERO}.offload_optimizer.super_offload"),
         ({ZERO: {"offload_optimizer": {"ratio": 0.3}}}, f"{ZERO}.offload_optimizer.ratio"),
@@ -266,3 +267,4 @@ def test_raw_keys_that_change_memory_uncounted_are_told(raw: dict[str, Any], key
 def test_raw_keys_that_change_nothing_are_not_told() -> None:
     block = {"offload_optimizer": {"ratio": 1.0, "super_offload": False}, "zero_hpz_partition_size": 1}
     assert not_counted({"bf16": {"bf16_optimizer_states": False}, ZERO: block}) == []
+    assert not_counted({"data_types": {"grad_accum_dtype": "torch.bfloat16"}}) == []
