@@ -140,11 +140,6 @@ def _secondary_ranks(spec: RunSpec) -> int:
     return int(_number(spec, "zero_optimization.zero_hpz_partition_size") or 1)
 
 
-def _offloads_a_part(spec: RunSpec) -> bool:
-    ratio = _number(spec, "zero_optimization.offload_optimizer.ratio")
-    return ratio is not None and ratio < 1
-
-
 def _split(spec: RunSpec) -> bool:
     return any(_count(spec, path) > 1 for path in _SPLITS)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Moment, MomentBytes
-from llmtop.profiler.memory.states import StateBytes
 
 PASS_SHARE, STEP_SHARE, INIT_SHARE = 0.985, 0.77, 0.19
 """How much of each phase's transient ends in segments of its own: large blocks of the optimizer step do not
@@ -45,8 +44,3 @@ def reserved_range(likely_bytes: int, peak_allocated_bytes: int, room_bytes: int
 def context_bytes(spec: RunSpec) -> int:
     """Device memory outside the allocator."""
     return CONTEXT_BYTES + (PEER_BYTES if spec.world_size > 1 else 0)
-
-
-def device_bytes(spec: RunSpec, states: StateBytes, reserved_bytes: int) -> int:
-    """What NVML reads as used on the device."""
-    return reserved_bytes + context_bytes(spec) + states.outside_allocator

@@ -33,8 +33,6 @@ class BlockBytes(Struct, frozen=True, kw_only=True):
     """That transient belongs to the attention (score matrices), after the MLP's backward."""
     gradient: int
     """The gradient of the block's output."""
-    forward_extra: int
-    """Largest transient of a forward that keeps nothing (under checkpointing)."""
 
 
 def final_norm_saved(spec: RunSpec, sizes: Sizes) -> int:
@@ -227,7 +225,6 @@ def block_bytes(spec: RunSpec, sizes: Sizes) -> BlockBytes:
         # By then the MLP half of the block has given its memory back.
         if eager_extra - mlp - norm - hidden > extra - freed:
             extra, freed, in_attention = eager_extra, mlp + norm + hidden, True
-    forward = 2 * hidden + _mlp_width(model) * width * (4 if sizes.lora_rank else 3)
     return BlockBytes(
         saved=saved,
         input_saved=input_saved,
@@ -235,7 +232,6 @@ def block_bytes(spec: RunSpec, sizes: Sizes) -> BlockBytes:
         backward_freed=freed,
         peak_in_attention=in_attention,
         gradient=hidden,
-        forward_extra=forward,
     )
 
 

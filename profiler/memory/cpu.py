@@ -10,7 +10,7 @@ from __future__ import annotations
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.assume import assumptions
 from llmtop.profiler.memory.backward import pass_bytes
-from llmtop.profiler.memory.result import Component, HostBytes, Moment, MomentBytes, Prediction
+from llmtop.profiler.memory.result import Component, HostBytes, Moment, MomentBytes, Prediction, moment_bytes
 from llmtop.profiler.memory.sizes import Sizes, sizes_of
 from llmtop.profiler.memory.states import StateBytes, state_bytes, step_components
 from llmtop.profiler.shape import param_count
@@ -125,6 +125,4 @@ def _passing(components: Bytes, states: StateBytes) -> int:
 
 
 def _moment(name: Moment, components: Bytes, runtime: int) -> MomentBytes:
-    everything = {**components, Component.RUNTIME: runtime + ENGINE_BYTES}
-    present = {component: size for component, size in everything.items() if size}
-    return MomentBytes(name=name, components=present, total_bytes=sum(present.values()))
+    return moment_bytes(name, {**components, Component.RUNTIME: runtime + ENGINE_BYTES})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory import allocator
 from llmtop.profiler.memory.assume import assumptions
@@ -9,7 +11,7 @@ from llmtop.profiler.memory.backward import bucket_bytes, pass_bytes
 from llmtop.profiler.memory.cpu import cpu_prediction
 from llmtop.profiler.memory.host import host_bytes
 from llmtop.profiler.memory.lora import check_targets
-from llmtop.profiler.memory.result import Component, Moment, MomentBytes, Prediction
+from llmtop.profiler.memory.result import Component, Moment, MomentBytes, Prediction, moment_bytes
 from llmtop.profiler.memory.sizes import Sizes, sizes_of
 from llmtop.profiler.memory.states import StateBytes, state_bytes, step_components, unreleased_bytes
 from llmtop.profiler.memory.suggest import suggestions
@@ -32,28 +34,21 @@ def predict(spec: RunSpec) -> Prediction:
 def predict_with_suggestions(spec: RunSpec) -> Prediction:
     """The same, with changes that would make the run fit or use its room; each tried one costs a call."""
     prediction = predict(spec)
-    found = suggestions(spec, prediction, predict)
-    values = {name: getattr(prediction, name) for name in prediction.__struct_fields__}
-    return Prediction(**{**values, "suggestions": found})
+    return replace(prediction, suggestions=suggestions(spec, prediction, predict))
 
 
 def moment_table(spec: RunSpec, sizes: Sizes, states: StateBytes) -> tuple[MomentBytes, ...]:
     """Bytes of each component at each moment, in the order of a step."""
     passes = pass_bytes(spec, sizes, states)
     return (
-        _moment(Moment.INIT, _init(states)),
-        _moment(Moment.FORWARD_END, passes.forward_end),
-        _moment(Moment.LOSS_BACKWARD, passes.loss_backward),
-        _moment(Moment.LAST_BLOCK_BACKWARD, passes.last_block),
-        _moment(Moment.FIRST_BLOCK_BACKWARD, passes.first_block),
-        _moment(Moment.OPTIMIZER_STEP, _optimizer_step(states)),
-        _moment(Moment.STEADY, _steady(states)),
+        moment_bytes(Moment.INIT, _init(states)),
+        moment_bytes(Moment.FORWARD_END, passes.forward_end),
+        moment_bytes(Moment.LOSS_BACKWARD, passes.loss_backward),
+        moment_bytes(Moment.LAST_BLOCK_BACKWARD, passes.last_block),
+        moment_bytes(Moment.FIRST_BLOCK_BACKWARD, passes.first_block),
+        moment_bytes(Moment.OPTIMIZER_STEP, _optimizer_step(states)),
+        moment_bytes(Moment.STEADY, _steady(states)),
     )
-
-
-def _moment(name: Moment, components: dict[Component, int]) -> MomentBytes:
-    present = {component: size for component, size in components.items() if size}
-    return MomentBytes(name=name, components=present, total_bytes=sum(present.values()))
 
 
 def _init(states: StateBytes) -> dict[Component, int]:
@@ -88,7 +83,7 @@ def _cuda_prediction(spec: RunSpec) -> Prediction:
     moments = moment_table(spec, sizes, states)
     steady = moments[1:]  # the first moment passes before the loop that the peak is read over
     largest = max(steady, key=lambda moment: moment.total_bytes)
-    peak = max(largest.total_bytes, 0)
+    peak = largest.total_bytes
     upper = (
         round(max(peak * UPPER_MARGIN, moments[0].total_bytes))
         + UPPER_CONSTANT
@@ -99,7 +94,6 @@ def _cuda_prediction(spec: RunSpec) -> Prediction:
     # The allocator gives cached blocks back before it fails, so it holds no more than there is.
     room = None if memory is None else max(peak, memory - context)
     reserved = allocator.likely_reserved(moments, room)
-    device = allocator.device_bytes(spec, states, reserved)
     host = host_bytes(spec, sizes)
     needed = upper + context
     seconds = predict_step_seconds(spec, sizes)
@@ -110,7 +104,7 @@ def _cuda_prediction(spec: RunSpec) -> Prediction:
         peak_allocated_bytes=peak,
         peak_allocated_upper_bytes=upper,
         peak_reserved_bytes=allocator.reserved_range(reserved, peak, room),
-        peak_device_bytes=device,
+        peak_device_bytes=reserved + context,
         host_bytes=host.total_bytes,
         pinned_bytes=host.pinned_bytes,
         nvme_bytes=host.nvme_bytes,

@@ -51,6 +51,12 @@ class MomentBytes(Struct, frozen=True, kw_only=True):
     total_bytes: int
 
 
+def moment_bytes(name: Moment, components: dict[Component, int]) -> MomentBytes:
+    """A moment with its total; components of zero are left out."""
+    present = {component: size for component, size in components.items() if size}
+    return MomentBytes(name=name, components=present, total_bytes=sum(present.values()))
+
+
 class HostBytes(Struct, frozen=True, kw_only=True):
     """Host memory of one node."""
 

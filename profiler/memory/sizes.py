@@ -139,12 +139,11 @@ def sizes_of(spec: RunSpec) -> Sizes:
         per_packed = NF4_BYTES if options.quantization == "nf4" else INT8_BYTES
         packed_bytes = round(packed * per_packed)
         frozen_bytes = packed_bytes + (frozen - packed) * dtype_bytes
-        modules = sum(group.count // model.num_layers for group in adapted(model, options.lora_targets))
-        roles = {group.role for group in adapted(model, options.lora_targets)}
+        groups = adapted(model, options.lora_targets)
+        modules = sum(group.count // model.num_layers for group in groups)
+        roles = {group.role for group in groups}
         layer_params = trainable // model.num_layers
-        largest = max(
-            (options.lora_rank * max(g.shape) for g in adapted(model, options.lora_targets)), default=0
-        )
+        largest = max((options.lora_rank * max(group.shape) for group in groups), default=0)
         held = -(-trainable // ranks)
         bucket = min(trainable, zero.reduce_bucket_size)
     else:

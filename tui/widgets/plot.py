@@ -8,7 +8,6 @@ from typing import NamedTuple
 from textual_plotext import PlotextPlot
 
 BLUE = (122, 162, 214)
-GREEN = (143, 199, 163)
 ORANGE = (217, 166, 108)
 
 
