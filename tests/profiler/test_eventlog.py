@@ -100,10 +100,13 @@ def test_a_full_disk_is_reported_and_later_lines_are_whole(
     real_write = os.write
     with EventWriter(path, "rank0") as writer:
 
+        written: list[int] = []
+
         def full_after_ten_bytes(descriptor: int, content: bytes) -> int:
-            if len(content) > 10:
-                return real_write(descriptor, content[:10])
-            raise OSError(28, "No space left on device")
+            if written:
+                raise OSError(28, "No space left on device")
+            written.append(real_write(descriptor, content[:10]))
+            return written[0]
 
         monkeypatch.setattr(os, "write", full_after_ten_bytes)
         with pytest.raises(OSError, match="No space"):
