@@ -1,0 +1,212 @@
+"""One cell of an experiment: options in, a run in fresh processes, one row out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from benchmarks.admission import Gate, need_of
+from benchmarks.forkserver import ForkServer
+from benchmarks.rows import Cell, Row
+from llmtop.presets.errors import LlmtopError
+from llmtop.presets.resolve import Layer, Machine, resolve
+from llmtop.presets.spec import RunSpec, ValueSource
+from llmtop.profiler.breakdown import breakdown
+from llmtop.profiler.eventlog import EventTail, EventWriter
+from llmtop.profiler.events import AnyEvent, DeviceSample, HardwareSampled, StageBegan, StageFinished
+from llmtop.profiler.feed import read_state
+from llmtop.profiler.hardware.sampler import Sampler
+from llmtop.profiler.memory.predict import predict
+from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.rundir import HARDWARE, RunDir
+from llmtop.profiler.runstate import RankState, RunState
+from llmtop.trainer.control import wait_for_end
+from llmtop.trainer.dsconfig import deepspeed_config
+from llmtop.trainer.launch import start_run
+from llmtop.trainer.preflight import preflight
+
+CELL_SECONDS = 300.0
+"""The first cell with DeepSpeed's fused Adam compiles it, which alone takes over a minute."""
+DEFAULTS: Cell = {"steps": 4, "classify_every": 2, "tokenizer": "bytes"}
+"""Of every cell: memory is steady after two steps, and asks for no tokens beyond those of the model's size."""
+_STAMPS = ("v", "t", "m", "src", "kind", "traceback")
+
+
+class Planned(Struct, frozen=True, kw_only=True):
+    """A cell that can run here."""
+
+    cell: Cell
+    spec: RunSpec
+    prediction: Prediction
+
+
+def plan(cell: Cell, machine: Machine, *, name: str) -> Planned:
+    """Resolve and predict a cell; raises LlmtopError for one that is refused."""
+    layer = Layer(source=ValueSource.COMMAND_LINE, detail="cell", values={**DEFAULTS, **cell})
+    spec = resolve([layer], name=name, machine=machine)
+    return Planned(cell=cell, spec=spec, prediction=predict(spec))
+
+
+class Runner:
+    """Carries out cells under a root folder, by forking or (without a server) through the supervisor."""
+
+    def __init__(self, root: Path, machine: Machine, gate: Gate, server: ForkServer | None) -> None:
+        self._root = root
+        self._machine = machine
+        self._gate = gate
+        self._server = server
+
+    def row(self, cell: Cell, *, name: str = "cell", seconds: float = CELL_SECONDS) -> Row:
+        """The cell's row; a refusal is a row as well."""
+        try:
+            planned = plan(cell, self._machine, name=name)
+            with self._gate.enter(need_of(planned.prediction)) as alone:
+                began = time.monotonic()
+                run = self.run(planned, seconds)
+            return row_of(planned, run, alone=alone, wall_seconds=time.monotonic() - began)
+        except LlmtopError as error:
+            return {"cell": cell, "status": "refused", "reason": str(error)}
+
+    def run(self, planned: Planned, seconds: float) -> RunDir:
+        """From nothing to the end of the run."""
+        if self._server is None:
+            run = start_run(planned.spec, planned.prediction, root=self._root)
+            wait_for_end(run, seconds)
+            return run
+        run = make_run(planned, self._root)
+        sampled = _Sampled(run, on_cpu=planned.spec.on_cpu)
+        try:
+            self._server.run(run, seconds=seconds, while_running=sampled)
+        finally:
+            sampled.close()
+        return run
+
+
+def make_run(planned: Planned, root: Path) -> RunDir:
+    """A run's folder as a launch makes it, without a supervisor."""
+    preflight(planned.spec)
+    return RunDir.create(root, planned.spec, planned.prediction, deepspeed_config(planned.spec))
+
+
+class _Sampled:
+    """The supervisor's samples of the hardware, taken by us: every reading, every time."""
+
+    def __init__(self, run: RunDir, *, on_cpu: bool) -> None:
+        self._sampler = Sampler(device_indices=() if on_cpu else None, slow_every=1)
+        self._events = EventWriter(run.events_path(HARDWARE), HARDWARE)
+
+    def __call__(self, pids: dict[int, int]) -> None:
+        self._events.write(self._sampler.sample(pids))
+
+    def close(self) -> None:
+        self._sampler.close()
+        self._events.close()
+
+
+def row_of(planned: Planned, run: RunDir, *, alone: bool, wall_seconds: float) -> Row:
+    """Predicted and measured side by side."""
+    state = read_state(run)
+    failed = state.status != "completed"
+    return {
+        "cell": planned.cell,
+        "status": state.status,
+        "reason": state.ended.reason if state.ended else None,
+        "wall_seconds": round(wall_seconds, 1),
+        "alone": alone,
+        "gpus": planned.spec.options.gpus,
+        "family": planned.spec.model.family,
+        "device": _device_name(state) or planned.spec.gpu.name,
+        "seed": planned.spec.options.seed,
+        "versions": next((r.model.versions for r in state.ranks.values() if r.model), {}),
+        "predicted": _predicted(planned.prediction),
+        "measured": {
+            "ranks": [_rank(rank, run) for _, rank in sorted(state.ranks.items())],
+            "device_bytes": state.peak_device_bytes if alone else None,
+            "own_device_bytes": _own_device_bytes(run),
+            "pss_bytes": state.peak_pss_bytes,
+            "log_tail": _tail(run.log_path(0)) if failed else "",
+        },
+        "breakdown": _breakdown(state, planned),
+    }
+
+
+def _predicted(prediction: Prediction) -> Row:
+    whole: Row = msgspec.to_builtins(prediction)
+    for long in ("suggestions", "assumptions"):
+        whole.pop(long)
+    whole["moments"] = {moment.name: msgspec.to_builtins(moment.components) for moment in prediction.moments}
+    return whole
+
+
+def _rank(rank: RankState, run: RunDir) -> Row:
+    last = rank.last_step
+    return {
+        "rank": rank.rank,
+        "peaks": {
+            phase: [memory.allocated_bytes, memory.peak_bytes, memory.reserved_bytes]
+            for phase, memory in (last.phase_memory if last else {}).items()
+        },
+        "largest": {phase: memory.peak_bytes for phase, memory in rank.peaks.items()},
+        "reserved": max((m.reserved_bytes or 0 for m in rank.peaks.values()), default=None),
+        "step_seconds": last.step_seconds if last else None,
+        "loss": last.loss if last else None,
+        "stages": {stage.stage: stage.seconds for stage in rank.stages},
+        "events": newest_events(EventTail(run.events_path(rank.rank)).poll()),
+    }
+
+
+def newest_events(events: list[AnyEvent]) -> dict[str, Row]:
+    """The newest event of each kind (and moment) without its stamps: what a later version adds comes along."""
+    newest: dict[str, Row] = {}
+    for event in events:
+        if isinstance(event, StageBegan | StageFinished):
+            continue
+        whole: Row = msgspec.to_builtins(event)
+        kind = ".".join(str(whole[key]) for key in ("kind", "moment") if key in whole)
+        newest[kind] = {key: value for key, value in whole.items() if key not in _STAMPS}
+    return newest
+
+
+def _breakdown(state: RunState, planned: Planned) -> Row | None:
+    if not state.ranks:
+        return None
+    found = breakdown(state, planned.spec, planned.prediction)
+    whole: Row = msgspec.to_builtins(found)
+    whole["unexplained_percent"] = found.unexplained_percent
+    return whole
+
+
+def _samples(run: RunDir) -> list[DeviceSample]:
+    samples = EventTail(run.events_path(HARDWARE)).poll()
+    return [device for event in samples if isinstance(event, HardwareSampled) for device in event.devices]
+
+
+def _own_device_bytes(run: RunDir) -> dict[int, int]:
+    """The most that this run's own processes held of each device; empty where the driver does not tell."""
+    peaks: dict[int, int] = {}
+    for device in _samples(run):
+        if device.own_memory_bytes:
+            peaks[device.index] = max(peaks.get(device.index, 0), device.own_memory_bytes)
+    return peaks
+
+
+def _device_name(state: RunState) -> str | None:
+    return next((device.name for device in (state.hardware.devices if state.hardware else ())), None)
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-1500:] if log.exists() else ""
+
+
+def failure_of(call: Callable[[], Any]) -> str:
+    """The words of an error that a person can act on; empty when there is none."""
+    try:
+        call()
+    except LlmtopError as error:
+        return str(error)
+    return ""

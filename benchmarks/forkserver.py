@@ -1,0 +1,148 @@
+"""Runs in fresh processes without their imports: starts a zygote and hands it one run after another.
+
+    with ForkServer(on_cpu=True) as server:
+        server.run(run_dir, seconds=300)
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from benchmarks.zygote import TOUCHES_CUDA, Answer, Order
+from llmtop.presets.errors import JobFailedError
+from llmtop.profiler.rundir import RunDir
+
+_WORKER = "llmtop.trainer.worker.__main__:main"
+_POLL_SECONDS = 0.15
+_LONGEST_IMPORT_SECONDS = 300.0
+_END_SECONDS = 20.0
+
+
+class ForkServer:
+    """A zygote and the runs that it has under way; `run` may be called from several threads.
+
+    Made in the main thread: the zygote dies with the thread that started it.
+    """
+
+    def __init__(self, *, on_cpu: bool) -> None:
+        self._on_cpu = on_cpu
+        self._lock = threading.Lock()
+        self._jobs = 0
+        self._waiting: dict[int, queue.Queue[Answer]] = {}
+        leave = [] if on_cpu else list(TOUCHES_CUDA)
+        while touched := self._start(leave):
+            # That module belongs into the ranks. The others are loaded anew, for this process is spoilt.
+            leave.append(touched)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(
+        self,
+        run: RunDir,
+        *,
+        seconds: float,
+        entry: str = _WORKER,
+        while_running: Callable[[dict[int, int]], None] = lambda pids: None,
+    ) -> str:
+        """Carry out a run and wait for its end; its state. `while_running` is called a few times a second
+        with rank to pid."""
+        answers: queue.Queue[Answer] = queue.Queue()
+        with self._lock:
+            self._jobs += 1
+            job = self._jobs
+            self._waiting[job] = answers
+            self._send(Order(job=job, run=str(run.path.resolve()), entry=entry, seconds=seconds))
+        pids: dict[int, int] = {}
+        while True:
+            try:
+                answer = answers.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                while_running(pids)
+                continue
+            if answer.what == "broken":
+                raise JobFailedError(
+                    "the process that forks the ranks ended", why=answer.detail, fix="run with --supervised"
+                )
+            if answer.what == "ended":
+                del self._waiting[job]
+                return answer.detail
+            pids = answer.pids
+
+    def close(self) -> None:
+        """End the zygote and all that it has started."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            # The kernel ends its ranks with it.
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _start(self, leave: list[str]) -> str:
+        """Start a zygote; the module that spoilt it, or nothing when it is ready."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.zygote", *(["--leave", *leave] if leave else [])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).resolve().parents[1],
+            env={
+                **os.environ,
+                # Counting devices must not initialize CUDA, nor may compilers be started ahead of time.
+                "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+                "TORCH_WARM_POOL": "0",
+                "DS_ACCELERATOR": "cpu" if self._on_cpu else "cuda",
+                "TOKENIZERS_PARALLELISM": "false",
+            },
+            start_new_session=True,
+        )
+        first: queue.Queue[Answer] = queue.Queue()
+        self._waiting[-1] = first
+        self._reader = threading.Thread(target=self._read, name="answers of the zygote")
+        self._reader.start()
+        try:
+            answer = first.get(timeout=_LONGEST_IMPORT_SECONDS)
+        except queue.Empty:
+            answer = Answer(what="broken", detail=f"no word after {_LONGEST_IMPORT_SECONDS:g} s")
+        if answer.what == "ready":
+            return ""
+        self.close()
+        if answer.what == "touched":
+            return answer.detail
+        raise JobFailedError("the process that forks the ranks did not start", why=answer.detail)
+
+    def _send(self, order: Order) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise JobFailedError("the process that forks the ranks is gone") from error
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            answer = msgspec.json.decode(line, type=Answer)
+            self._waiting[answer.job].put(answer)
+        broken = Answer(what="broken", detail="its own output says why")
+        for answers in list(self._waiting.values()):
+            answers.put(broken)
