@@ -157,8 +157,12 @@ class RunOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     precision: Precision = "bf16"
     attention: Attention = "sdpa"
     liger: bool = False
+    liger_kernels: str = "all"
+    """`all`: what Liger switches on for the family; or words of `presets.liger.KERNELS` joined by commas."""
     gradient_checkpointing: bool = False
     checkpointing_reentrant: bool = False
+    checkpointing_every: PositiveInt = 1
+    """Layers 0, k, 2k, ... are recomputed in the backward pass, the others keep their activations."""
     optimizer: Optimizer = "adamw"
     quantization: Quantization = "none"
     lora_rank: NonNegativeInt = 0
@@ -192,6 +196,9 @@ class RunOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     save_at_end: bool = False
     classify_every: NonNegativeInt = 100
     """Steps between exact classifications of the engine's tensors; steps 1 and 2 are always classified."""
+    kernel_profile_step: NonNegativeInt = 3
+    """The step, counted from the start of the processes, in which rank 0 records the names of its kernels;
+    0: never. A shorter run takes its last step; a step whose tensors are counted makes way to its neighbour."""
     sample_seconds: PositiveFloat = 1.0
     hang_factor: PositiveFloat = 30.0
     """No step for this many times the median step counts as a hang."""

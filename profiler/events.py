@@ -15,7 +15,10 @@ from msgspec import Struct, field
 EVENT_VERSION = 1
 
 Phase = Literal["data", "forward", "backward", "optimizer"]
-StartupStage = Literal["import", "process_group", "model", "weights", "data", "engine", "first_step"]
+StartupStage = Literal[
+    "import", "process_group", "model", "weights", "data", "op_build", "engine", "partition", "first_step"
+]
+"""`engine` is what records of older versions call `partition` and the op builds together."""
 
 
 class Event(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
@@ -90,7 +93,101 @@ class Compiling(Event, frozen=True, kw_only=True, tag="compiling"):
     what: str
 
 
+class XidSeen(Event, frozen=True, kw_only=True, tag="xid_seen"):
+    """The driver reported an error of a GPU, by its Xid number."""
+
+    device: int
+    """NVML index."""
+    xid: int
+    meaning: str = ""
+    fix: str = ""
+    is_hardware: bool = False
+    """Whether the number speaks of the device or its links, not of the program that ran on it."""
+
+
+class TopologyDevice(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one GPU is built in. None: the driver does not tell."""
+
+    index: int
+    name: str | None = None
+    pci_bus_id: str | None = None
+    numa_node: int | None = None
+    cpus: str | None = None
+    """Processors near it, as `0-47,96-143`."""
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    """Of device and slot together."""
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    nvlinks: int | None = None
+    """Links that are up; 0 for a device that has none."""
+    nvlink_peer: str | None = None
+    """`switch` or `gpu`: what is at the other end of its links."""
+    nvlink_bytes_per_second: float | None = None
+    """Of all links that are up together, each way."""
+    has_gpm: bool | None = None
+    """Whether it measures the activity of its parts (Hopper and newer)."""
+    ecc_enabled: bool | None = None
+    mig_enabled: bool | None = None
+
+
+class TopologyPair(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The road between two GPUs."""
+
+    first: int
+    second: int
+    road: str | None = None
+    """As nvidia-smi writes it: NV18 (18 links), PIX, PXB, PHB, NODE or SYS."""
+    nvlinks: int | None = None
+    peer_access: bool | None = None
+    """Whether one may read the other's memory directly."""
+
+
+class Topology(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    devices: tuple[TopologyDevice, ...] = ()
+    pairs: tuple[TopologyPair, ...] = ()
+    """Each pair once, the smaller index first."""
+    own_cpus: str | None = None
+    """Processors that the process may use which read this; the ranks that it starts inherit them."""
+
+
+class TopologySeen(Event, frozen=True, kw_only=True, tag="topology_seen"):
+    """How the run's GPUs are connected; read once, after the ranks have been started."""
+
+    topology: Topology
+
+
+class NvmeMeasured(Event, frozen=True, kw_only=True, tag="nvme_measured"):
+    """The folder of an NVMe offload before it is used. None: could not be measured."""
+
+    path: str
+    file_system: str | None = None
+    free_bytes: int | None = None
+    needed_bytes: int = 0
+    direct: bool = False
+    """Past the page cache (O_DIRECT), as DeepSpeed reads and writes."""
+    read_bytes_per_second: float | None = None
+    write_bytes_per_second: float | None = None
+    step_read_bytes: int = 0
+    """By all ranks of this host in an optimizer step, by estimate."""
+    step_write_bytes: int = 0
+    step_seconds: float | None = None
+    """What these bytes take at the measured speed: a step is not shorter."""
+
+
 # --- samples, written by the sampler ---------------------------------------------------------------
+
+
+class LinkSample(Struct, frozen=True, array_like=True):
+    """One NVLink at one time, written as a list because there are up to 18 of a GPU."""
+
+    link: int
+    tx_bytes_per_second: int | None = None
+    rx_bytes_per_second: int | None = None
+    crc_errors: int | None = None
+    """Since the driver was loaded, as the next two."""
+    replays: int | None = None
+    recoveries: int | None = None
 
 
 class DeviceSample(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -114,6 +211,36 @@ class DeviceSample(Struct, frozen=True, kw_only=True, omit_defaults=True):
     pcie_tx_bytes_per_second: float | None = None
     pcie_rx_bytes_per_second: float | None = None
     process_count: int | None = None
+    is_lost: bool = False
+    """The driver says that the device is gone or has to be reset."""
+    sm_active_percent: float | None = None
+    """Share of the SMs that had work, as the next ones by GPM and since the sample before."""
+    sm_occupancy_percent: float | None = None
+    """Warps in flight, of the most there can be."""
+    tensor_active_percent: float | None = None
+    dram_active_percent: float | None = None
+    """Memory traffic, of the most there can be."""
+    fp32_active_percent: float | None = None
+    fp16_active_percent: float | None = None
+    energy_joules: float | None = None
+    """Since the driver was loaded."""
+    ecc_corrected: int | None = None
+    """Since the driver was loaded."""
+    ecc_uncorrected: int | None = None
+    remapped_rows: int | None = None
+    """Memory rows that were replaced for good, for errors of both kinds."""
+    remap_pending: bool | None = None
+    """Rows wait for a reset of the device to be replaced."""
+    remap_failed: bool | None = None
+    retired_pages: int | None = None
+    """What devices older than Ampere do in place of remapping."""
+    retirement_pending: bool | None = None
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+    pcie_replays: int | None = None
+    nvlinks_active: int | None = None
+    links: tuple[LinkSample, ...] = ()
+    """Read less often than the rest, and empty in the samples between."""
 
 
 class HostSample(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -162,6 +289,31 @@ class StageBegan(Event, frozen=True, kw_only=True, tag="stage_began"):
 class StageFinished(Event, frozen=True, kw_only=True, tag="stage_finished"):
     stage: StartupStage
     seconds: float
+
+
+class OpBuilt(Event, frozen=True, kw_only=True, tag="op_built"):
+    """One of DeepSpeed's compiled ops is loaded."""
+
+    name: str
+    """As DeepSpeed's builder names it: fused_adam, cpu_adam, async_io, ..."""
+    seconds: float
+    compiled: bool = False
+    """It was not there and was compiled; else it was only loaded."""
+
+
+class WeightsRead(Event, frozen=True, kw_only=True, tag="weights_read"):
+    """How far a rank is with reading its part of the weights; at most one a second."""
+
+    read_bytes: int
+    total_bytes: int
+
+
+class WeightsLoaded(Event, frozen=True, kw_only=True, tag="weights_loaded"):
+    way: Literal["streamed", "transformers"]
+    """`streamed`: each tensor from the file into its place. `transformers`: its own loader, because `reason`."""
+    reason: str = ""
+    read_bytes: int | None = None
+    seconds: float = 0.0
 
 
 class BaselineMeasured(Event, frozen=True, kw_only=True, tag="baseline_measured"):
@@ -218,6 +370,8 @@ class StepFinished(Event, frozen=True, kw_only=True, tag="step_finished"):
     phase_seconds: dict[str, float | None] = field(default_factory=dict)
     """Keys are `Phase`; summed over the step's micro-batches."""
     phase_memory: dict[str, PhaseMemory] = field(default_factory=dict)
+    profiled: bool = False
+    """Kernels were recorded in this step: its times are not those of a step, on any rank."""
 
 
 class MemoryClassified(Event, frozen=True, kw_only=True, tag="memory_classified"):
@@ -232,6 +386,35 @@ class MemoryClassified(Event, frozen=True, kw_only=True, tag="memory_classified"
     """Under offload: bytes in host memory, by component."""
     total_bytes: int | None = None
     """What the allocator (CUDA) or the kernel (CPU: resident set) says at that time."""
+
+
+class KernelTime(Struct, frozen=True, kw_only=True):
+    """One kernel (on the CPU: one operator, without those that it called) over a micro-batch."""
+
+    name: str
+    seconds: float
+    calls: int
+
+
+class KernelsSeen(Event, frozen=True, kw_only=True, tag="kernels_seen"):
+    """What really ran in one micro-batch of rank 0, by the names of its kernels (`profiler.kernelnames`)."""
+
+    step: int
+    attention: str | None = None
+    """An `AttentionKernel` value; None: no kernel of attention was recognised."""
+    liger: tuple[str, ...] = ()
+    """Liger kernels by what they compute, as `rms_norm`."""
+    optimizer: str | None = None
+    loss: str | None = None
+    quantization: tuple[str, ...] = ()
+    communication: tuple[str, ...] = ()
+    """Collectives, as `all_gather`."""
+    top: tuple[KernelTime, ...] = ()
+    """Those that took longest, the longest first."""
+    total_seconds: float = 0.0
+    """Of all of them; they may have run side by side."""
+    names: int = 0
+    """Different kernels."""
 
 
 class CheckpointSaved(Event, frozen=True, kw_only=True, tag="checkpoint_saved"):
@@ -270,13 +453,20 @@ AnyEvent = (
     | ControlAnswered
     | HangSuspected
     | Compiling
+    | XidSeen
+    | TopologySeen
     | HardwareSampled
     | StageBegan
     | StageFinished
+    | OpBuilt
+    | WeightsRead
+    | WeightsLoaded
+    | NvmeMeasured
     | BaselineMeasured
     | ModelBuilt
     | StepFinished
     | MemoryClassified
+    | KernelsSeen
     | CheckpointSaved
     | RankFinished
     | RankFailed

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from llmtop.profiler.events import (
     BaselineMeasured,
+    KernelsSeen,
     MemoryClassified,
     ModelBuilt,
     PhaseMemory,
@@ -52,6 +53,8 @@ class RankState(Struct, frozen=True, kw_only=True):
     """Phase to its time after warm-up."""
     classified: dict[str, MemoryClassified] = field(default_factory=dict)
     """Moment to its newest classification."""
+    kernels: KernelsSeen | None = None
+    """What the profiler saw run, once it has looked (rank 0)."""
     exited: RankExited | None = None
     failed: RankFailed | None = None
     finished: RankFinished | None = None
@@ -82,7 +85,7 @@ def finish_step(rank: RankState, event: StepFinished) -> RankState:
         steps_seen=rank.steps_seen + 1,
         peaks=_raised_peaks(rank.peaks, event),
         phase_totals=_added_times(rank.phase_totals, event)
-        if rank.steps_seen >= WARMUP_STEPS
+        if rank.steps_seen >= WARMUP_STEPS and not event.profiled
         else rank.phase_totals,
     )
 

@@ -21,9 +21,26 @@ class Series(Struct, frozen=True, kw_only=True):
     grad_norms: tuple[float | None, ...] = ()
     step_seconds: tuple[float, ...] = ()
     tokens_per_second: tuple[float, ...] = ()
+    profiled: tuple[bool, ...] = ()
+    """Steps in which kernels were recorded: their times are left out of what is said about speed."""
     count: int = 0
     """Points before thinning."""
     stride: int = 1
+
+
+def steady_steps(series: Series, warmup_steps: int) -> tuple[tuple[float, float], ...]:
+    """Seconds and tokens a second of each step that tells how fast the run is.
+
+    The first ones compile and allocate, and one step is slowed by the recording of its kernels. The steps
+    that classify tensors stay: they are part of what a run costs.
+    """
+    first = series.steps[0] if series.steps else 0
+    columns = (series.steps, series.step_seconds, series.tokens_per_second, series.profiled)
+    return tuple(
+        (seconds, rate)
+        for step, seconds, rate, profiled in zip(*columns, strict=True)
+        if step >= first + warmup_steps and seconds > 0 and not profiled
+    )
 
 
 class SeriesBuilder:
@@ -32,14 +49,14 @@ class SeriesBuilder:
     def __init__(self, series: Series) -> None:
         s = series
         columns = (s.steps, s.times, s.losses, s.learning_rates, s.grad_norms, s.step_seconds)
-        self._rows = list(zip(*columns, s.tokens_per_second, strict=True))
+        self._rows = list(zip(*columns, s.tokens_per_second, s.profiled, strict=True))
         self._count, self._stride = s.count, s.stride
 
     def add(self, event: StepFinished) -> None:
         if self._count and (self._count - 1) % self._stride:
             self._rows.pop()  # it was kept only for being the last
         rate = event.tokens / event.step_seconds if event.step_seconds > 0 else 0.0
-        rates = (event.learning_rate, event.grad_norm, event.step_seconds, rate)
+        rates = (event.learning_rate, event.grad_norm, event.step_seconds, rate, event.profiled)
         self._rows.append((event.step, event.t, event.loss, *rates))
         self._count += 1
         if len(self._rows) > SERIES_POINTS:
@@ -49,7 +66,8 @@ class SeriesBuilder:
     def freeze(self) -> Series:
         if not self._rows:
             return Series()
-        steps, times, losses, learning_rates, grad_norms, seconds, rates = zip(*self._rows, strict=True)
+        columns = zip(*self._rows, strict=True)
+        steps, times, losses, learning_rates, grad_norms, seconds, rates, profiled = columns
         return Series(
             steps=steps,
             times=times,
@@ -58,6 +76,7 @@ class SeriesBuilder:
             grad_norms=grad_norms,
             step_seconds=seconds,
             tokens_per_second=rates,
+            profiled=profiled,
             count=self._count,
             stride=self._stride,
         )

@@ -63,8 +63,15 @@ GROUPS: tuple[OptionGroup, ...] = (
                 "attention", "NAME", "eager, sdpa, flash_attention_2, flash_attention_3, flash_attention_4"
             ),
             OptionRow("liger", "", "Liger kernels"),
+            OptionRow(
+                "liger_kernels",
+                "NAMES",
+                "all that are usual for the family, or rms_norm, rope, glu, cross_entropy,"
+                " fused_linear_cross_entropy, layer_norm, relu_squared joined by commas",
+            ),
             OptionRow("gradient_checkpointing", "", "recompute activations in the backward pass"),
             OptionRow("checkpointing_reentrant", "", "the reentrant kind of gradient checkpointing"),
+            OptionRow("checkpointing_every", "K", "recompute layers 0, K, 2K, ... and keep the others"),
             OptionRow("quantization", "KIND", "frozen weights in none, int8 or nf4 (double quantization)"),
             OptionRow("lora_rank", "R", "rank of LoRA adapters; 0 trains every weight"),
             OptionRow("lora_alpha", "A", "scale of LoRA adapters; default: twice the rank"),
@@ -110,6 +117,7 @@ GROUPS: tuple[OptionGroup, ...] = (
         "watching",
         (
             OptionRow("classify_every", "N", "steps between exact classifications of memory"),
+            OptionRow("kernel_profile_step", "N", "step whose kernels are named by the profiler; 0: none"),
             OptionRow("sample_seconds", "S", "seconds between hardware samples"),
             OptionRow("hang_factor", "X", "a hang is no step for X times the median step"),
             OptionRow("hang_floor_seconds", "S", "never a hang before S seconds without a step"),

@@ -10,6 +10,7 @@ from llmtop.profiler.findings.find import Finding
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rankstate import WARMUP_STEPS
 from llmtop.profiler.runstate import RunState, Series, Status
+from llmtop.profiler.series import steady_steps
 
 
 class RunView(Struct, frozen=True, kw_only=True):
@@ -24,9 +25,9 @@ class RunView(Struct, frozen=True, kw_only=True):
 
 def steady_speed(series: Series) -> float | None:
     """Tokens per second over all steps after warm-up, as the report has it; before that the newest."""
-    seconds, speeds = series.step_seconds[WARMUP_STEPS:], series.tokens_per_second[WARMUP_STEPS:]
-    if sum(seconds) > 0:
-        return sum(s * rate for s, rate in zip(seconds, speeds, strict=True)) / sum(seconds)
+    steady = steady_steps(series, WARMUP_STEPS)
+    if steady:
+        return sum(seconds * rate for seconds, rate in steady) / sum(seconds for seconds, _ in steady)
     return series.tokens_per_second[-1] if series.tokens_per_second else None
 
 

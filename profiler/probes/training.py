@@ -14,11 +14,13 @@ import torch
 from msgspec import Struct
 
 from llmtop.profiler.events import AnyEvent, MemoryClassified, Phase, PhaseMemory
+from llmtop.profiler.kernelnames import recognise
 from llmtop.profiler.memory.result import Component, Moment
 from llmtop.profiler.probes.activations import ActivationCounter
 from llmtop.profiler.probes.allocator import Peaks, memory_meter, merge
 from llmtop.profiler.probes.classify import classify
 from llmtop.profiler.probes.heap import read_heap
+from llmtop.profiler.probes.kernels import KernelRecorder
 from llmtop.profiler.probes.phases import StepTimes, phase_timer
 
 logger = logging.getLogger(__name__)
@@ -26,11 +28,18 @@ logger = logging.getLogger(__name__)
 _ALWAYS_CLASSIFIED = (1, 2)
 
 
+def is_classified(step: int, every: int) -> bool:
+    """Whether a step's tensors are counted: in the first two steps and every so many."""
+    return step in _ALWAYS_CLASSIFIED or (every > 0 and step % every == 0)
+
+
 class StepReading(Struct, frozen=True, kw_only=True):
     """What the probes saw of one step. `times` is to be read when the device has got there."""
 
     times: StepTimes | None
     phase_memory: dict[str, PhaseMemory]
+    profiled: bool = False
+    """Kernels were recorded: the times are not those of a step."""
 
 
 class TrainingProbes:
@@ -44,8 +53,11 @@ class TrainingProbes:
         vocab_size: int,
         classify_every: int,
         heap_free_before_bytes: int = 0,
+        kernel_step: int | None = None,
+        records_kernels: bool = False,
         emit: Callable[[AnyEvent], None],
     ) -> None:
+        """In `kernel_step` the rank that `records_kernels` names what runs; the other ranks wait for it."""
         self._engine = engine
         self._on_cpu = device.type == "cpu"
         self._emit = emit
@@ -55,6 +67,9 @@ class TrainingProbes:
         self._activations = ActivationCounter(engine.module, vocab_size)
         # What the heap kept free before the model existed is part of the runtime's baseline.
         self._heap_free_before = heap_free_before_bytes
+        self._kernels = KernelRecorder(device)
+        self._kernel_step = kernel_step
+        self._records_kernels = records_kernels
         self._broken: set[str] = set()
         self._step = 0
         self._phase_memory: dict[str, PhaseMemory] = {}
@@ -67,12 +82,15 @@ class TrainingProbes:
         self._phase_memory = {}
         self._inside_step = None
         self._guarded("times", self._timer.start_step)
+        # A step that fails leaves its recording on: to end it waits for the device, which may never come.
         yield
 
     @contextmanager
     def phase(self, phase: Phase, *, last: bool) -> Iterator[None]:
         """One phase of one micro-batch; `last` marks the micro-batch that ends with the optimizer step."""
         sampled = last and self.sampled
+        if last and phase == "forward" and self._records_kernels and self._step == self._kernel_step:
+            self._guarded("kernels", self._kernels.start)
         self._guarded("memory", self._memory.start_phase)
         self._guarded("times", lambda: self._timer.start(phase))
         watch = sampled and phase == "forward" and "activations" not in self._broken
@@ -82,6 +100,8 @@ class TrainingProbes:
         self._guarded("memory", lambda: self._keep_memory(phase))
         if sampled:
             self._guarded("classification", lambda: self._classify_after(phase))
+        if phase == "optimizer" and self._kernels.running:
+            self._guarded("kernels", self._tell_kernels)
 
     def finish_step(self) -> StepReading:
         """Call at the end of a step, after its last phase."""
@@ -89,7 +109,11 @@ class TrainingProbes:
             self._guarded("classification", lambda: self._emit(self._classified(Moment.STEADY)))
         times: list[StepTimes] = []
         self._guarded("times", lambda: times.append(self._timer.finish_step()))
-        return StepReading(times=times[0] if times else None, phase_memory=self._phase_memory)
+        return StepReading(
+            times=times[0] if times else None,
+            phase_memory=self._phase_memory,
+            profiled=self._step == self._kernel_step,
+        )
 
     def peaks(self) -> Peaks:
         return self._memory.peaks()
@@ -97,8 +121,10 @@ class TrainingProbes:
     @property
     def sampled(self) -> bool:
         """Whether this step's tensors are classified."""
-        every = self._classify_every
-        return self._step in _ALWAYS_CLASSIFIED or (every > 0 and self._step % every == 0)
+        return is_classified(self._step, self._classify_every)
+
+    def _tell_kernels(self) -> None:
+        self._emit(recognise(self._step, self._kernels.stop()))
 
     def _keep_memory(self, phase: Phase) -> None:
         self._phase_memory[phase] = merge(self._phase_memory.get(phase), self._memory.stop_phase())

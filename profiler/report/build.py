@@ -17,6 +17,7 @@ from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rankstate import WARMUP_STEPS
 from llmtop.profiler.rundir import HARDWARE, SUPERVISOR, RunDir
 from llmtop.profiler.runstate import RankState, RunState, Status
+from llmtop.profiler.series import steady_steps
 
 REPORT_SCHEMA_VERSION = 1
 
@@ -215,14 +216,7 @@ def report_of(run: RunDir, state: RunState) -> Report:
 
 def _throughput(state: RunState) -> tuple[float | None, float | None]:
     """Median step time and tokens per second, both without the steps of the warm-up."""
-    series = state.series
-    steady = [
-        (seconds, rate)
-        for step, seconds, rate in zip(
-            series.steps, series.step_seconds, series.tokens_per_second, strict=True
-        )
-        if step >= series.steps[0] + WARMUP_STEPS and seconds > 0
-    ]
+    steady = steady_steps(state.series, WARMUP_STEPS)
     if not steady:
         return None, None
     spent = sum(seconds for seconds, _ in steady)

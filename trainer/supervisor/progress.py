@@ -58,7 +58,8 @@ class Progress:
             case StepFinished():
                 self.last_step = max(self.last_step, event.step)
                 self.stepped = True
-                self._seconds.append(event.step_seconds)
+                if not event.profiled:
+                    self._seconds.append(event.step_seconds)
                 self.moved_at = self._clock()
             case CheckpointSaved():
                 self.checkpoint = event

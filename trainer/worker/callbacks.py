@@ -88,6 +88,7 @@ class StepReporter:
             step_seconds=times.step_seconds() if times else 0.0,
             phase_seconds=times.phase_seconds() if times else {},
             phase_memory=outcome.reading.phase_memory,
+            profiled=outcome.reading.profiled,
         )
 
     def at_end(self, step: int, *, save_asked: bool) -> None:

@@ -13,10 +13,11 @@ import torch
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.eventlog import EventWriter
 from llmtop.profiler.events import ModelBuilt, RankFinished
+from llmtop.profiler.kernelnames import profiled_step
 from llmtop.profiler.probes.allocator import Peaks
 from llmtop.profiler.probes.baseline import baseline, device_used_bytes
 from llmtop.profiler.probes.heap import read_heap
-from llmtop.profiler.probes.training import TrainingProbes
+from llmtop.profiler.probes.training import TrainingProbes, is_classified
 from llmtop.profiler.rundir import RunDir
 from llmtop.trainer.worker import checkpoint
 from llmtop.trainer.worker.build import DTYPES, build_model, count_parameters, import_model_code
@@ -81,7 +82,7 @@ def train_in_group(
         )
     )
     with stages("weights" if spec.weights_dir else "model"):
-        model = build_model(spec, deepspeed_config, device)
+        model = build_model(spec, deepspeed_config, device, events.write)
     with stages("engine"):
         engine = build_engine(model, spec, deepspeed_config)
         first_step = 1 + _resume(run, engine, batches, spec)
@@ -94,6 +95,13 @@ def train_in_group(
         vocab_size=spec.model.vocab_size,
         classify_every=options.classify_every,
         heap_free_before_bytes=heap.free_bytes if heap else 0,
+        kernel_step=profiled_step(
+            options.kernel_profile_step,
+            first_step,
+            options.steps,
+            lambda step: is_classified(step, options.classify_every),
+        ),
+        records_kernels=place.rank == 0,
         emit=events.write,
     )
     loop = Loop(

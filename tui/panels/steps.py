@@ -8,6 +8,7 @@ from textual.app import ComposeResult
 from textual.content import Content
 
 from llmtop.profiler.rankstate import WARMUP_STEPS
+from llmtop.profiler.series import steady_steps
 from llmtop.profiler.units import format_seconds, format_tokens_rate
 from llmtop.tui.view import RunView, steady_speed
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, lines, sparkline, stacked
@@ -80,8 +81,8 @@ def _phases(view: RunView) -> dict[str, float]:
 
 def _steady(view: RunView) -> tuple[float, ...]:
     """Step times without the first ones, which compile and allocate and would hide how the others vary."""
-    seconds = view.state.series.step_seconds
-    return seconds[WARMUP_STEPS:] or seconds
+    steady = steady_steps(view.state.series, WARMUP_STEPS)
+    return tuple(seconds for seconds, _ in steady) or view.state.series.step_seconds
 
 
 def _speed(view: RunView) -> Content:
