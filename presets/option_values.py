@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 
 from llmtop.presets.errors import UsageError, bad_value, unknown_key
+from llmtop.presets.liger import check_kernels
 from llmtop.presets.spec import RunOptions
 
 MAX_INTEGER = 10**12
@@ -45,7 +46,7 @@ def check(key: str, value: Any, where: str, *, extra_keys: Iterable[str] = ()) -
     too_big = type(converted) is int and converted > MAX_INTEGER
     if too_big or (isinstance(converted, float) and not math.isfinite(converted)):
         raise bad_value(where, key, value, f"{expected(wanted)}, within reason")
-    return converted
+    return check_kernels(converted, where) if key == "liger_kernels" else converted
 
 
 def parse(key: str, text: str, where: str) -> Any:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from llmtop.presets.spec import ModelShape, RunSpec
 from llmtop.profiler.memory.blocks import block_bytes, eager_square, plain_attention
-from llmtop.profiler.memory.sizes import Sizes, quantized_weights, sizes_of
+from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks, quantized_weights, sizes_of
 from llmtop.profiler.shape import Role, param_count, tensors
 
 # Fitted to 27 H200 runs (torch 2.11, transformers 5.17, DeepSpeed 0.19.8); the sum is within about 10 %
@@ -73,6 +73,13 @@ def active_params(model: ModelShape) -> int:
     return count
 
 
+def _recomputed(spec: RunSpec) -> float:
+    """The share of the blocks that run forward a second time."""
+    options, layers = spec.options, spec.model.num_layers
+    every = options.checkpointing_every if options.gradient_checkpointing else 0
+    return checkpointed_blocks(layers, every) / layers
+
+
 def step_flops(spec: RunSpec) -> float:
     """Floating-point operations of one optimizer step on one GPU, recompute included."""
     options, model = spec.options, spec.model
@@ -80,9 +87,10 @@ def step_flops(spec: RunSpec) -> float:
     weights = active_params(model)
     passes = 2 + (2 if options.lora_rank else 4)
     blocks = weights - model.vocab_size * model.hidden_size
-    recompute = 2 * blocks if options.gradient_checkpointing else 0
+    again = _recomputed(spec)
+    recompute = 2 * blocks * again
     attention = 4 * model.num_layers * model.num_heads * model.head_dim * options.seq_len / 2
-    attention_passes = 4 if options.gradient_checkpointing else 3
+    attention_passes = 3 + again
     return tokens * (passes * weights + recompute + attention_passes * attention)
 
 
@@ -93,12 +101,13 @@ def _cuda_step(spec: RunSpec, sizes: Sizes) -> StepTime | None:
     if peak is None or bandwidth is None:
         return None
     bandwidth *= BANDWIDTH_EFFICIENCY
-    micro_steps, layers = options.grad_accum, model.num_layers
-    logits = 0 if options.liger else LOGIT_PASSES * model.vocab_size * sizes.tokens * micro_steps
+    micro_steps, layers, again = options.grad_accum, model.num_layers, _recomputed(spec)
+    fused_loss = "fused_linear_cross_entropy" in sizes.liger
+    logits = 0 if fused_loss else LOGIT_PASSES * model.vocab_size * sizes.tokens * micro_steps
     offloaded = options.offload_optimizer != "none"
-    launch = LAUNCH_SECONDS * layers * micro_steps * (1.4 if options.gradient_checkpointing else 1.0)
+    launch = LAUNCH_SECONDS * layers * micro_steps * (1 + 0.4 * again)
     quantized = quantized_weights(model) if options.quantization != "none" else 0
-    expansions = (3 if options.gradient_checkpointing else 2) * micro_steps
+    expansions = (2 + again) * micro_steps
     return StepTime(
         arithmetic=step_flops(spec) / (peak * GEMM_EFFICIENCY)
         + quantized * expansions / DEQUANTIZED_PER_SECOND,
@@ -114,7 +123,7 @@ def _cuda_step(spec: RunSpec, sizes: Sizes) -> StepTime | None:
 def _activation_traffic(spec: RunSpec, sizes: Sizes) -> float:
     """Bytes that activations move through device memory in one step."""
     options, model = spec.options, spec.model
-    passes = ACTIVATION_PASSES + (1 if options.gradient_checkpointing else 0)
+    passes = ACTIVATION_PASSES + _recomputed(spec)
     square = 0
     if plain_attention(spec):
         square = model.num_heads * sizes.seq_len * eager_square(model, sizes.dtype_bytes)
@@ -151,7 +160,7 @@ def _offload(spec: RunSpec, sizes: Sizes) -> float:
     if options.offload_optimizer == "nvme":
         seconds += 24 * sizes.shard / 5e9
     if options.offload_param != "none":
-        passes = 3 if options.gradient_checkpointing else 2
+        passes = 2 + _recomputed(spec)
         seconds += passes * width * (sizes.shard + sizes.frozen // sizes.ranks) * options.grad_accum / pcie
     return seconds
 

@@ -13,7 +13,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.blocks import BlockBytes, block_bytes, final_norm_saved
 from llmtop.profiler.memory.loss import LossBytes, loss_bytes
 from llmtop.profiler.memory.result import Component
-from llmtop.profiler.memory.sizes import Sizes
+from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks
 from llmtop.profiler.memory.states import StateBytes
 
 Bytes = dict[Component, int]
@@ -82,7 +82,8 @@ def _kept_inputs(spec: RunSpec, sizes: Sizes) -> int:
     ):
         return 0
     columns = 2 * model.hidden_size + model.num_heads * model.head_dim + model.intermediate_size
-    return model.num_layers * columns * sizes.dtype_bytes * sizes.tokens
+    blocks = checkpointed_blocks(model.num_layers, sizes.checkpoint_every)
+    return blocks * columns * sizes.dtype_bytes * sizes.tokens
 
 
 def _accumulated(spec: RunSpec, sizes: Sizes) -> int:
@@ -94,20 +95,24 @@ def _accumulated(spec: RunSpec, sizes: Sizes) -> int:
 
 def _kept(walk: _Pass, blocks: int) -> int:
     """Activations of the lowest `blocks` blocks that wait for their backward."""
-    block, tokens = walk.block, walk.sizes.tokens
-    if walk.spec.options.gradient_checkpointing:
-        return blocks * walk.spec.model.hidden_size * walk.sizes.dtype_bytes * tokens
+    sizes, hidden = walk.sizes, walk.spec.model.hidden_size
+    inputs = checkpointed_blocks(blocks, sizes.checkpoint_every)
     first_norm = 0
-    if walk.sizes.lora_rank and blocks:
+    if sizes.lora_rank and blocks and not sizes.checkpoint_every:
         # Nothing before the first adapter needs a gradient, so the first norm keeps nothing.
-        first_norm = walk.spec.model.hidden_size * 4 * tokens
-    return blocks * block.saved * tokens - first_norm
+        first_norm = hidden * 4
+    kept = inputs * hidden * sizes.dtype_bytes + (blocks - inputs) * walk.block.saved - first_norm
+    return kept * sizes.tokens
+
+
+def _is_checkpointed(sizes: Sizes, index: int) -> bool:
+    return bool(sizes.checkpoint_every) and index % sizes.checkpoint_every == 0
 
 
 def _forward_end(walk: _Pass) -> Bytes:
     layers = walk.spec.model.num_layers
     kept = _kept(walk, layers) + walk.final_norm + walk.constant
-    if walk.spec.options.liger:
+    if "fused_linear_cross_entropy" in walk.sizes.liger:
         # The fused loss keeps its gradients for backward, and no logits.
         return _with_resident(
             walk, activations=kept + walk.loss.kept + walk.loss.head_gradient, gradients=walk.accumulated
@@ -156,14 +161,12 @@ def _kept_bucket(walk: _Pass) -> int:
 def _block_alive(walk: _Pass, index: int) -> tuple[int, int]:
     """(activations, workspace) at the worst point of the backward of block `index`, counted from 0."""
     block, tokens = walk.block, walk.sizes.tokens
-    options = walk.spec.options
-    if options.gradient_checkpointing:
+    kept = _kept(walk, index + 1)
+    if _is_checkpointed(walk.sizes, index):
         recomputed = block.saved - block.input_saved
-        if options.checkpointing_reentrant:
+        if walk.spec.options.checkpointing_reentrant:
             recomputed += block.gradient  # the reentrant form also keeps the block's recomputed output
-        kept = _kept(walk, index + 1) + recomputed * tokens
-    else:
-        kept = _kept(walk, index + 1)
+        kept += recomputed * tokens
     transient = block.gradient * tokens
     matrix = 0 if walk.sizes.lora_rank else walk.sizes.wide_linear * walk.sizes.dtype_bytes
     first_product = _first_product(walk) * tokens + matrix
@@ -207,12 +210,37 @@ def _gradients_after(walk: _Pass, blocks_done: int, *, flushed: bool) -> int:
     return width * (head + blocks_done * sizes.layer_params)
 
 
+def _turns(layers: int, every: int) -> list[int]:
+    """How many blocks are done where the sum of activations and gradients can be largest.
+
+    Both change by the same amount from block to block, so without checkpointing (or with all blocks
+    checkpointed) that is one of the two ends. With every k-th block checkpointed, each of the blocks that
+    stand alike between two checkpoints goes in equal steps: the ends of those at, above and below one.
+    """
+    last = layers - 1
+    if every <= 1:
+        return [0, last]
+    top = last // every * every
+    blocks = {last, top + 1, top, top - 1, top + 1 - every, every - 1, 1, 0}
+    return sorted(last - index for index in blocks if 0 <= index <= last)
+
+
+def _until_checkpoint(done: int, last: int, sizes: Sizes) -> set[int]:
+    """`done` blocks, and as many as are done at the next checkpointed one."""
+    every = max(1, sizes.checkpoint_every)
+    return {done, done + (last - done) % every}
+
+
 def _largest_block(walk: _Pass) -> Bytes:
     last = walk.spec.model.num_layers - 1
-    points = [(0, False), (last, False)]
+    points = [(done, False) for done in _turns(last + 1, walk.sizes.checkpoint_every)]
     before = _blocks_before_flush(walk)
     if walk.sizes.stage == 2 and before <= last:
-        points = [(0, False), (min(before + 1, last), before < last)]
+        # After the flush gradients stay as they are, so what comes later is smaller: all but a recomputed
+        # block of the reentrant form, with its output, below one that is not.
+        after = min(before + 1, last)
+        points = [(done, False) for done, _ in points if done <= before]
+        points += [(done, before < last) for done in _until_checkpoint(after, last, walk.sizes)]
         if walk.block.peak_in_attention:
             # The first flush comes with a gradient of the block's MLP, before the attention's peak.
             points.append((before, True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from llmtop.presets.liger import FUSED_EXPERTS
 from llmtop.presets.spec import ModelShape, RunSpec
 from llmtop.profiler.memory.sizes import Sizes
 
@@ -40,14 +41,12 @@ def final_norm_saved(spec: RunSpec, sizes: Sizes) -> int:
     model, width = spec.model, sizes.dtype_bytes
     if not model.final_norm:
         return 0
-    fused_loss = spec.options.liger
+    fused_loss = "fused_linear_cross_entropy" in sizes.liger
     output = model.hidden_size * width if sizes.head_trained and not fused_loss else 0
-    return _norm(model, sizes, liger=spec.options.liger, trained=sizes.head_trained) + output
+    return _norm(model, sizes, trained=sizes.head_trained) + output
 
 
-def _norm(
-    model: ModelShape, sizes: Sizes, *, liger: bool, trained: bool, width: int | None = None, rows: int = 1
-) -> int:
+def _norm(model: ModelShape, sizes: Sizes, *, trained: bool, width: int | None = None, rows: int = 1) -> int:
     """What one norm keeps per token, its output not included.
 
     RMSNorm in plain code upcasts: the fp32 input is kept, and the normalized value where the weight is
@@ -55,7 +54,7 @@ def _norm(
     `rows` is how many vectors a token has (one for each head in a norm over heads).
     """
     columns = model.hidden_size if width is None else width
-    if liger:
+    if _liger_norm(model, sizes):
         return columns * sizes.dtype_bytes + 4 * rows
     if model.family.startswith("cohere"):
         return 12 * columns + 4
@@ -63,6 +62,10 @@ def _norm(
         return columns * sizes.dtype_bytes + 8 * rows
     normalized = 4 if model.family in FP32_NORMALIZED else sizes.dtype_bytes
     return columns * (4 + (normalized if trained else 0)) + 4 * rows
+
+
+def _liger_norm(model: ModelShape, sizes: Sizes) -> bool:
+    return ("rms_norm" if model.norm == "rms" else "layer_norm") in sizes.liger
 
 
 def _attention_saved(spec: RunSpec, sizes: Sizes) -> int:
@@ -83,7 +86,8 @@ def _attention_saved(spec: RunSpec, sizes: Sizes) -> int:
     values = kv
     if model.fused_qkv and model.family != "gpt2":
         values = query + 2 * kv  # the values are a view that keeps the whole projection alive
-    copied = query if model.family in ROTARY_BY_CONCATENATION else 0
+    # Liger rotates in place of the layout that attention reads.
+    copied = query if model.family in ROTARY_BY_CONCATENATION and "rope" not in sizes.liger else 0
     if model.family == "gpt2":
         copied = 0  # without rotary, queries, keys and values are views of one projection: counted once
     return norms + (2 * query + kv + values + copied) * width + 4 * heads
@@ -116,11 +120,11 @@ def _query_key_norms(spec: RunSpec, sizes: Sizes, query: int, kv: int) -> int:
     model = spec.model
     if model.qk_norm == "none":
         return 0
-    trained, liger = sizes.lora_rank == 0, spec.options.liger
+    trained = sizes.lora_rank == 0
     by_head = model.qk_norm != "full"
     return _norm(
-        model, sizes, liger=liger, trained=trained, width=query, rows=model.num_heads if by_head else 1
-    ) + _norm(model, sizes, liger=liger, trained=trained, width=kv, rows=model.num_kv_heads if by_head else 1)
+        model, sizes, trained=trained, width=query, rows=model.num_heads if by_head else 1
+    ) + _norm(model, sizes, trained=trained, width=kv, rows=model.num_kv_heads if by_head else 1)
 
 
 def _latent_attention_saved(spec: RunSpec, sizes: Sizes) -> int:
@@ -131,18 +135,18 @@ def _latent_attention_saved(spec: RunSpec, sizes: Sizes) -> int:
     heads = model.num_heads
     head_width = mla.qk_nope_head_dim + mla.qk_rope_head_dim
     compressed = mla.kv_lora_rank + mla.qk_rope_head_dim + (mla.q_lora_rank or 0)
-    norms = _norm(model, sizes, liger=spec.options.liger, trained=True, width=mla.kv_lora_rank)
+    norms = _norm(model, sizes, trained=True, width=mla.kv_lora_rank)
     expanded = heads * (2 * head_width + 2 * mla.v_head_dim)
     eager = spec.options.attention == "eager"
     square = heads * (sizes.seq_len * eager_square(model, width) if eager else 4)
     return norms + (compressed + mla.kv_lora_rank + expanded) * width + square
 
 
-def _mlp_copies(model: ModelShape, liger: bool) -> int:
+def _mlp_copies(model: ModelShape, sizes: Sizes) -> int:
     """How many tensors of the MLP's width are kept."""
     if model.gated_mlp:
         # gate, up, activated gate, product; Liger recomputes the activation.
-        return 3 if liger else 4
+        return 3 if "glu" in sizes.liger else 4
     if model.activation == "relu":
         return 1
     if model.activation in ("gelu_new", "gelu_fast", "gelu_pytorch_tanh_python"):
@@ -153,7 +157,7 @@ def _mlp_copies(model: ModelShape, liger: bool) -> int:
 
 def _mlp_saved(spec: RunSpec, sizes: Sizes) -> int:
     model, width = spec.model, sizes.dtype_bytes
-    copies = _mlp_copies(model, spec.options.liger)
+    copies = _mlp_copies(model, sizes)
     if not sizes.mlp_adapted:
         copies -= 1  # the product is kept only for the gradient of the last matrix
     dense = copies * model.intermediate_size * width
@@ -162,10 +166,17 @@ def _mlp_saved(spec: RunSpec, sizes: Sizes) -> int:
     moe = model.moe
     # Each token's experts keep gathered input, gate, up, activation, product and weighted output.
     routed = moe.experts_per_token * (4 * moe.expert_intermediate_size + 2 * model.hidden_size) * width
+    if _fused_experts(model, sizes):
+        routed = moe.experts_per_token * 2 * moe.expert_intermediate_size * width
     shared = copies * moe.shared_intermediate_size * width
     router = 8 * moe.num_experts + 36 * moe.experts_per_token
     blend = moe.first_dense_layers / model.num_layers
     return round(dense * blend + (routed + shared + router) * (1 - blend))
+
+
+def _fused_experts(model: ModelShape, sizes: Sizes) -> bool:
+    """Liger's experts keep gate and up alone: liger-kernel 0.8.5, `ops/fused_moe.py`."""
+    return model.moe is not None and "glu" in sizes.liger and model.family in FUSED_EXPERTS
 
 
 def _mlp_width(model: ModelShape) -> int:
@@ -191,23 +202,25 @@ def _mlp_backward(spec: RunSpec, sizes: Sizes) -> tuple[int, int]:
         return 2 * inner, 0
     if not model.gated_mlp:
         return inner, 0
-    if spec.options.liger:
+    if _fused_experts(model, sizes):
+        return 3 * inner, 0
+    if "glu" in sizes.liger:
         return inner, 0
     return 3 * inner, inner
 
 
 def block_bytes(spec: RunSpec, sizes: Sizes) -> BlockBytes:
     """Everything about one block, per token."""
-    model, width, options = spec.model, sizes.dtype_bytes, spec.options
+    model, width = spec.model, sizes.dtype_bytes
     hidden = model.hidden_size * width
     trained = sizes.lora_rank == 0
-    norm = _norm(model, sizes, liger=options.liger, trained=trained)
+    norm = _norm(model, sizes, trained=trained)
     norms = max(1, model.norms_per_layer) * norm
     # Norms after attention and MLP (Gemma-2) feed an addition, which keeps nothing of their output.
     outputs = (1 if sizes.attention_adapted else 0) + (1 if sizes.mlp_adapted else 0)
     if model.norms_per_layer == 1:
         outputs = min(outputs, 1)  # attention and MLP read the same norm's output
-    keeps_input = options.liger or model.norm == "layer" or width == 4
+    keeps_input = _liger_norm(model, sizes) or model.norm == "layer" or width == 4
     input_saved = hidden if keeps_input else 0
     if model.parallel_block and keeps_input and model.norms_per_layer == 2:
         norms -= hidden  # both norms read, and keep, the same input

@@ -1,4 +1,4 @@
-"""Bytes of logits and loss: the plain path of transformers, and Liger's fused linear cross-entropy."""
+"""Bytes of logits and loss: the plain path of transformers, and Liger's two cross-entropies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def loss_bytes(spec: RunSpec, sizes: Sizes) -> LossBytes:
     """Logits are counted for every token: the loss shifts labels, not logits."""
     model, width, tokens = spec.model, sizes.dtype_bytes, sizes.tokens
     vocab, hidden = model.vocab_size, model.hidden_size
-    if spec.options.liger:
+    if "fused_linear_cross_entropy" in sizes.liger:
         chunk = liger_chunk_tokens(tokens, vocab, hidden)
         input_gradient = hidden * width * tokens
         head_gradient = sizes.head_params * width if sizes.head_trained else 0
@@ -52,6 +52,15 @@ def loss_bytes(spec: RunSpec, sizes: Sizes) -> LossBytes:
     softcap = elements * width if model.logit_softcap else 0
     # fp32 copy of the logits, log-softmax in fp32, and the logits themselves; the copy is the logits in fp32.
     upcast = 4 if width != 4 else 0
+    if "cross_entropy" in sizes.liger:
+        # `ForCausalLMLoss` upcasts first; Liger (`ops/cross_entropy.py`) then writes the gradient over that
+        # copy and keeps it, and backward casts it down beside it.
+        return LossBytes(
+            kept=4 * elements + softcap,
+            forward_peak=(width + upcast) * elements + softcap,
+            backward_peak=(4 + (width if upcast else 0)) * elements + softcap,
+            head_gradient=0,
+        )
     # transformers 5.x `loss/loss_utils.py:ForCausalLMLoss`: kept is the log-softmax; its backward makes
     # the dense gradient of the negative log-likelihood and that of the log-softmax: 12 bytes a logit.
     return LossBytes(

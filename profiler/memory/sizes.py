@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
+from llmtop.presets.liger import kernels_on
 from llmtop.presets.spec import DTYPE_BYTES, ModelShape, RunSpec
 from llmtop.presets.zero import ZeroSettings, zero_settings
 from llmtop.profiler.memory.lora import adapted, linear, lora_params
@@ -58,6 +59,10 @@ class Sizes(Struct, frozen=True, kw_only=True):
     head_trained: bool
     wide_linear: int
     """Elements of the largest matrix of a block's MLP."""
+    liger: frozenset[str]
+    """Liger's kernels that run, by the words of `presets.liger.KERNELS`."""
+    checkpoint_every: int
+    """Blocks 0, k, 2k, ... are recomputed in backward; 0: none is."""
 
 
 @lru_cache(maxsize=1024)
@@ -125,6 +130,11 @@ def _wide_linear(model: ModelShape) -> int:
     return max(widths, default=model.hidden_size * model.hidden_size)
 
 
+def checkpointed_blocks(blocks: int, every: int) -> int:
+    """How many of the lowest `blocks` blocks are recomputed: those numbered 0, `every`, ...; 0 means none."""
+    return -(-blocks // every) if every else 0
+
+
 def sizes_of(spec: RunSpec) -> Sizes:
     """Read every count off the spec. Cheap: what depends on the model alone is cached."""
     options, model = spec.options, spec.model
@@ -177,4 +187,6 @@ def sizes_of(spec: RunSpec) -> Sizes:
         head_params=model.vocab_size * (model.embedding_dim or model.hidden_size),
         head_trained=options.lora_rank == 0,
         wide_linear=_wide_linear(model),
+        liger=kernels_on(spec),
+        checkpoint_every=options.checkpointing_every if options.gradient_checkpointing else 0,
     )

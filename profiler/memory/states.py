@@ -93,7 +93,7 @@ def unreleased_bytes(spec: RunSpec, sizes: Sizes) -> int:
     """
     options = spec.options
     seen = options.precision == "fp32" or options.offload_param != "none"
-    if sizes.stage != 3 or options.gradient_checkpointing or not seen:
+    if sizes.stage != 3 or sizes.checkpoint_every == 1 or not seen:
         return 0
     beyond = sizes.trainable + sizes.frozen - sizes.zero.max_live_parameters
     return max(0, min(beyond, sizes.largest_tensor + 4 * sizes.layer_params)) * sizes.dtype_bytes

@@ -61,6 +61,8 @@ CASES: dict[str, dict[str, Any]] = {
     "zero3_nf4": {**NF4, "zero": 3},
     "zero3": {"zero": 3},
     "zero3_reentrant": {"zero": 3, "gradient_checkpointing": True, "checkpointing_reentrant": True},
+    "zero3_every_second": {"zero": 3, "gradient_checkpointing": True, "checkpointing_every": 2},
+    "zero3_checkpointed": {"zero": 3, "gradient_checkpointing": True},
     "zero3_weights": {"zero": 3, "weights_dir": True},
     "zero3_saved": {"zero": 3, "steps": 2, "save_at_end": True},
     "zero3_resumed": {"zero": 3, "resumes": "zero3_saved"},

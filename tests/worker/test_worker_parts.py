@@ -164,7 +164,7 @@ def test_an_unknown_family_is_refused() -> None:
 
 def test_liger_is_refused_without_a_gpu() -> None:
     with pytest.raises(LlmtopError, match="need a GPU"):
-        apply_liger("llama", torch.device("cpu"))
+        apply_liger("llama", "all", torch.device("cpu"))
 
 
 def test_parameters_are_counted_by_what_trains() -> None:

@@ -16,7 +16,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.trainer.worker.adapters import add_lora
 from llmtop.trainer.worker.kernels import apply_liger, enable_checkpointing
 from llmtop.trainer.worker.quantize import random_quantized
-from llmtop.trainer.worker.weights import model_from_weights
+from llmtop.trainer.worker.weights import Report, model_from_stream, model_from_weights, plan_weights
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -73,30 +73,41 @@ def import_model_code(spec: RunSpec) -> None:
         importlib.import_module(name)
 
 
-def build_model(spec: RunSpec, deepspeed_config: dict[str, Any], device: torch.device) -> torch.nn.Module:
-    """The model with kernels, adapters and checkpointing as the options ask, ready for the engine."""
+def build_model(
+    spec: RunSpec, deepspeed_config: dict[str, Any], device: torch.device, report: Report = lambda event: None
+) -> torch.nn.Module:
+    """The model with kernels, adapters and checkpointing as the options ask, ready for the engine.
+
+    `report` hears how far the reading of weights is.
+    """
     options = spec.options
     dtype = DTYPES[options.precision]
     torch.manual_seed(options.seed)
     if options.liger:
-        apply_liger(spec.model.family, device)
+        apply_liger(spec.model.family, options.liger_kernels, device)
     config = model_config(spec)
+    make = partial(_random, config, spec, dtype)
+    # Before transformers knows of stage 3: what is wrong with the folder is told before anything is built.
+    plan = plan_weights(spec, make, dtype) if spec.weights_dir else None
     # Packed weights cannot be made in shards: they are whole on every rank until the engine takes them.
     in_shards = options.zero == 3 and options.quantization == "none"
     stage3 = _zero3(deepspeed_config) if in_shards else None
-    if spec.weights_dir:
-        model = model_from_weights(spec, config, dtype, device)
+    if isinstance(plan, str):
+        model = model_from_weights(spec, config, dtype, device, plan, report)
+    elif plan is not None:
+        model = model_from_stream(spec, plan, make, dtype, device, report)
     elif options.quantization != "none":
-        make = partial(_random, config, spec, dtype)
         model = random_quantized(make, options.quantization, dtype, device)
     else:
         # At stage 3 each layer goes to its shards as it is made; the full model never exists.
         with nullcontext() if stage3 is not None else device:
-            model = _random(config, spec, dtype)
+            model = make()
     # Transformers only knows of stage 3 as long as this object lives.
     model.llmtop_zero3 = stage3
     if options.gradient_checkpointing:
-        enable_checkpointing(model, reentrant=options.checkpointing_reentrant)
+        enable_checkpointing(
+            model, reentrant=options.checkpointing_reentrant, every=options.checkpointing_every
+        )
     if options.lora_rank > 0:
         model = add_lora(model, spec)
     built: torch.nn.Module = model.train()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llmtop.presets.inputs import inputs
+from llmtop.presets.liger import liger_text
 from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.profiler.memory.result import Component, Moment, Prediction
 from llmtop.profiler.units import counted, format_bytes, format_count, format_seconds
@@ -64,8 +65,8 @@ def _what(spec: RunSpec, prediction: Prediction, width: int) -> Iterator[str]:
     extras: list[str] = [o.precision, o.attention, o.optimizer]
     extras += [f"lora rank {o.lora_rank}"] if o.lora_rank else []
     extras += [o.quantization] if o.quantization != "none" else []
-    extras += ["liger"] if o.liger else []
-    extras += ["gradient checkpointing"] if o.gradient_checkpointing else []
+    extras += [liger_text(spec)] if o.liger else []
+    extras += [_checkpointing(spec)] if o.gradient_checkpointing else []
     extras += [f"optimizer on {o.offload_optimizer}"] if o.offload_optimizer != "none" else []
     extras += [f"parameters on {o.offload_param}"] if o.offload_param != "none" else []
     yield from wrapped(", ".join(extras), "  ", width)
@@ -76,6 +77,12 @@ def _what(spec: RunSpec, prediction: Prediction, width: int) -> Iterator[str]:
         "  ",
         width,
     )
+
+
+def _checkpointing(spec: RunSpec) -> str:
+    o = spec.options
+    kind = "reentrant gradient checkpointing" if o.checkpointing_reentrant else "gradient checkpointing"
+    return kind if o.checkpointing_every == 1 else f"{kind} of one layer in {o.checkpointing_every}"
 
 
 def input_lines(spec: RunSpec, width: int = WIDTH) -> Iterator[str]:
