@@ -10,6 +10,7 @@ from llmtop.profiler.events import (
     KernelsSeen,
     MemoryClassified,
     ModelBuilt,
+    OpBuilt,
     PhaseMemory,
     RankExited,
     RankFailed,
@@ -17,6 +18,8 @@ from llmtop.profiler.events import (
     StageBegan,
     StageFinished,
     StepFinished,
+    WeightsLoaded,
+    WeightsRead,
 )
 
 WARMUP_STEPS = 2
@@ -42,6 +45,10 @@ class RankState(Struct, frozen=True, kw_only=True):
     rank: int
     pid: int | None = None
     stages: tuple[StageTime, ...] = ()
+    ops_built: tuple[OpBuilt, ...] = ()
+    weights_read: WeightsRead | None = None
+    """How far the reading of weights is."""
+    weights_loaded: WeightsLoaded | None = None
     baseline: BaselineMeasured | None = None
     model: ModelBuilt | None = None
     last_step: StepFinished | None = None

@@ -25,6 +25,8 @@ from llmtop.profiler.events import (
     KernelsSeen,
     MemoryClassified,
     ModelBuilt,
+    NvmeMeasured,
+    OpBuilt,
     RankExited,
     RankFailed,
     RankFinished,
@@ -34,7 +36,13 @@ from llmtop.profiler.events import (
     StageBegan,
     StageFinished,
     StepFinished,
+    Topology,
+    TopologySeen,
+    WeightsLoaded,
+    WeightsRead,
+    XidSeen,
 )
+from llmtop.profiler.energy import EnergyUse, add_energy
 from llmtop.profiler.rankstate import PhaseTotal, RankState, StageTime, larger
 from llmtop.profiler.series import Series, SeriesBuilder
 
@@ -89,6 +97,14 @@ class RunState(Struct, frozen=True, kw_only=True):
     peak_swap_bytes: int | None = None
     checkpoints: tuple[CheckpointSaved, ...] = ()
     controls: tuple[ControlAnswered, ...] = ()
+    energy: EnergyUse = EnergyUse()
+    topology: Topology | None = None
+    xids: tuple[XidSeen, ...] = ()
+    """The first of each device and number."""
+    xid_counts: dict[int, int] = field(default_factory=dict)
+    """Device index to the number of Xid errors."""
+    lost_devices: frozenset[int] = frozenset()
+    """Devices that any sample found gone."""
     hang_seconds: float | None = None
     """Set while the supervisor suspects a hang."""
     hang_at: float | None = None
@@ -98,6 +114,8 @@ class RunState(Struct, frozen=True, kw_only=True):
     compiling_at: float | None = None
     compiled: tuple[str, ...] = ()
     """Everything that was compiled during the run."""
+    nvme: NvmeMeasured | None = None
+    """What the folder of an NVMe offload can do, measured before the ranks started."""
     skipped_lines: int = 0
     """Lines of unknown kind or newer version."""
 
@@ -215,6 +233,13 @@ def _compiling(batch: _Batch, event: Compiling) -> None:
     )
 
 
+def _xid_seen(batch: _Batch, event: XidSeen) -> None:
+    state = batch.state
+    counts = {**state.xid_counts, event.device: state.xid_counts.get(event.device, 0) + 1}
+    is_new = not any((seen.device, seen.xid) == (event.device, event.xid) for seen in state.xids)
+    batch.set(xid_counts=counts, xids=(*state.xids, event) if is_new else state.xids)
+
+
 # --- the sampler's --------------------------------------------------------------------------------
 
 
@@ -228,6 +253,8 @@ def _hardware_sampled(batch: _Batch, event: HardwareSampled) -> None:
         hardware_history=(*state.hardware_history[1 - HISTORY_SAMPLES :], event),
         hardware_samples=state.hardware_samples + 1,
         throttled_samples=_count_throttles(state.throttled_samples, event),
+        energy=add_energy(state.energy, event),
+        lost_devices=_lost(state.lost_devices, event),
         peak_device_bytes=_raise(
             state.peak_device_bytes, ((d.index, d.memory_used_bytes) for d in event.devices)
         ),
@@ -245,6 +272,11 @@ def _count_throttles(counts: dict[int, dict[str, int]], event: HardwareSampled) 
             of_device = counts.get(device.index, {})
             counts = {**counts, device.index: {**of_device, reason: of_device.get(reason, 0) + 1}}
     return counts
+
+
+def _lost(known: frozenset[int], event: HardwareSampled) -> frozenset[int]:
+    gone = {device.index for device in event.devices if device.is_lost}
+    return known if gone <= known else known | gone
 
 
 def _raise(peaks: dict[int, int], readings: Iterable[tuple[int, int | None]]) -> dict[int, int]:
@@ -274,7 +306,7 @@ _finish_step = _of_rank(rankstate.finish_step)
 def _stage_finished(batch: _Batch, event: StageFinished) -> None:
     _finish_stage(batch, event)
     # The stages that build ops; the others of a second rank may end while the first one compiles.
-    if event.stage in ("process_group", "engine", "first_step"):
+    if event.stage in ("process_group", "op_build", "engine", "partition", "first_step"):
         _clear_compiling(batch, event.t)
 
 
@@ -307,6 +339,8 @@ def _step_finished(batch: _Batch, event: StepFinished) -> None:
 def _step_of_run(batch: _Batch, event: StepFinished) -> None:
     state = batch.state
     batch.add_point(event)
+    batch.set(energy=state.energy.with_step(event))
+    state = batch.state
     changes: dict[str, Any] = {
         "steps_finished": max(state.steps_finished, event.step),
         "last_loss": event.loss,
@@ -332,9 +366,15 @@ _HANDLERS: dict[type, Callable[[_Batch, Any], None]] = {
     ControlAnswered: _control_answered,
     HangSuspected: _hang_suspected,
     Compiling: _compiling,
+    XidSeen: _xid_seen,
+    TopologySeen: lambda batch, event: batch.set(topology=event.topology),
     HardwareSampled: _hardware_sampled,
     StageBegan: _of_rank(rankstate.begin_stage),
     StageFinished: _stage_finished,
+    OpBuilt: _of_rank(lambda rank, event: replace(rank, ops_built=(*rank.ops_built, event))),
+    WeightsRead: _of_rank(lambda rank, event: replace(rank, weights_read=event)),
+    WeightsLoaded: _of_rank(lambda rank, event: replace(rank, weights_loaded=event)),
+    NvmeMeasured: lambda batch, event: batch.set(nvme=event),
     BaselineMeasured: _of_rank(lambda rank, event: replace(rank, baseline=event)),
     ModelBuilt: _of_rank(lambda rank, event: replace(rank, model=event)),
     MemoryClassified: _of_rank(rankstate.classify),

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.events import WeightsLoaded, WeightsRead
 from llmtop.profiler.units import counted
 from llmtop.trainer.worker.quantize import quantization_config
+from llmtop.trainer.worker.stream import CannotStream, StreamPlan, plan_stream, stream_weights
+from llmtop.trainer.worker.weightfiles import safetensors_files, stored_tensors
+
+Report = Callable[[WeightsRead | WeightsLoaded], object]
 
 _NAMED = 3
 """Tensors that an error names before it only counts them."""
@@ -21,13 +31,82 @@ _ZERO3_SHAPE = "size mismatch for"
 """What transformers says of a tensor of another shape at stage 3, in a plain RuntimeError."""
 
 
-def model_from_weights(spec: RunSpec, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """The model with the folder's weights. Raises LlmtopError when one is missing or does not fit."""
-    from safetensors import SafetensorError
+def plan_weights(spec: RunSpec, make_model: Callable[[], Any], dtype: torch.dtype) -> StreamPlan | str:
+    """Which tensor of the folder goes where, or in words why transformers' own loader has to be used.
+
+    To be called before transformers knows of ZeRO-3. Raises LlmtopError for a tensor that is missing,
+    has another shape, or cannot be read.
+    """
+    if spec.options.quantization != "none":
+        return f"they are packed to {spec.options.quantization} as they are read"
+    with _problems_told(spec):
+        files = safetensors_files(Path(spec.weights_dir or ""))
+        if not files:
+            return "the folder holds no safetensors files"
+        try:
+            plan = plan_stream(make_model, stored_tensors(files), dtype)
+        except CannotStream as error:
+            return str(error)
+    _refuse_missing(spec, plan.missing)
+    if plan.packed:
+        raise LlmtopError(
+            f"the weights in {spec.weights_dir} are packed: {_some(plan.packed)}",
+            why="8-bit floats and the like mean nothing without the scales beside them",
+            fix="give the folder with the model's 16-bit weights; --quantization packs them itself",
+        )
+    if plan.mismatched:
+        raise _other_shapes(spec, plan.mismatched)
+    return plan
+
+
+def model_from_stream(
+    spec: RunSpec,
+    plan: StreamPlan,
+    make_model: Callable[[], Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    report: Report,
+) -> Any:
+    """The model with the folder's weights, each copied from its file into its place."""
+    if plan.unexpected:
+        _log(
+            f"{counted(len(plan.unexpected), 'tensor')} of the files is no part of the model: "
+            f"{_some(plan.unexpected)}"
+        )
+    if plan.untied:
+        _log(
+            f"not tied, although the configuration ties them, since the values differ: {_some(plan.untied)}"
+        )
+    began, read = time.perf_counter(), 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal read
+        read = done
+        report(WeightsRead(read_bytes=done, total_bytes=total))
+
+    with _problems_told(spec):
+        model = stream_weights(
+            plan,
+            make_model,
+            in_shards=spec.options.zero == 3,
+            dtype=dtype,
+            device=device,
+            on_progress=progress,
+        )
+    report(WeightsLoaded(way="streamed", read_bytes=read, seconds=time.perf_counter() - began))
+    return model
+
+
+def model_from_weights(
+    spec: RunSpec, config: Any, dtype: torch.dtype, device: torch.device, reason: str, report: Report
+) -> Any:
+    """The model by transformers' own loader. Raises LlmtopError when a tensor is missing or does not fit."""
     from transformers import AutoModelForCausalLM
 
+    _log(f"loaded by transformers, not streamed, because {reason}; host memory may hold them twice meanwhile")
+    began = time.perf_counter()
     placed = {"device_map": {"": device}} if spec.options.quantization != "none" else {}
-    try:
+    with _problems_told(spec):
         model, info = AutoModelForCausalLM.from_pretrained(
             spec.weights_dir,
             config=config,
@@ -40,6 +119,18 @@ def model_from_weights(spec: RunSpec, config: Any, dtype: torch.dtype, device: t
             output_loading_info=True,
             **placed,
         )
+    _refuse_gaps(spec, info)
+    report(WeightsLoaded(way="transformers", reason=reason, seconds=time.perf_counter() - began))
+    return model
+
+
+@contextmanager
+def _problems_told(spec: RunSpec) -> Iterator[None]:
+    """What a folder can have wrong, in words."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
     except (SafetensorError, EOFError, pickle.UnpicklingError, json.JSONDecodeError) as error:
         raise _broken(spec, str(error)) from error
     except RuntimeError as error:
@@ -55,8 +146,6 @@ def model_from_weights(spec: RunSpec, config: Any, dtype: torch.dtype, device: t
             why=str(error),
             fix="the folder must hold the model's safetensors files",
         ) from error
-    _refuse_gaps(spec, info)
-    return model
 
 
 def _refuse_gaps(spec: RunSpec, info: dict[str, Any]) -> None:
@@ -64,14 +153,7 @@ def _refuse_gaps(spec: RunSpec, info: dict[str, Any]) -> None:
 
     Tied tensors are not missing, and tensors that the model does not have are a line in the log.
     """
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise LlmtopError(
-            f"the weights in {spec.weights_dir} lack {counted(len(missing), 'tensor')}: {_some(missing)}",
-            why="the model would train from partly random weights",
-            fix="complete the folder (a download or a save that was cut short lacks files), or give its "
-            "config.json itself to start from random weights",
-        )
+    _refuse_missing(spec, sorted(info["missing_keys"]))
     ill = sorted(
         f"{name} {tuple(found)}, not {tuple(wanted)}" for name, found, wanted in info["mismatched_keys"]
     )
@@ -79,14 +161,24 @@ def _refuse_gaps(spec: RunSpec, info: dict[str, Any]) -> None:
         raise _other_shapes(spec, ill)
 
 
-def _other_shapes(spec: RunSpec, tensors: list[str]) -> LlmtopError:
+def _refuse_missing(spec: RunSpec, missing: Sequence[str]) -> None:
+    if missing:
+        raise LlmtopError(
+            f"the weights in {spec.weights_dir} lack {counted(len(missing), 'tensor')}: {_some(missing)}",
+            why="the model would train from partly random weights",
+            fix="complete the folder (a download or a save that was cut short lacks files), or give its "
+            "config.json itself to start from random weights",
+        )
+
+
+def _other_shapes(spec: RunSpec, tensors: Sequence[str]) -> LlmtopError:
     return LlmtopError(
         f"the weights in {spec.weights_dir} have other shapes than their config.json says: {_some(tensors)}",
         fix="give a folder whose config.json and weights were saved together",
     )
 
 
-def _some(names: list[str]) -> str:
+def _some(names: Sequence[str]) -> str:
     rest = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
@@ -97,3 +189,8 @@ def _broken(spec: RunSpec, why: str) -> LlmtopError:
         why=why or "the file ends too early",
         fix="copy or download the folder again, and compare the files' sizes with the original's",
     )
+
+
+def _log(line: str) -> None:
+    """A line in the rank's log."""
+    sys.stderr.write(f"weights: {line}\n")
