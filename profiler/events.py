@@ -127,6 +127,8 @@ class TopologyDevice(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of all links that are up together, each way."""
     has_gpm: bool | None = None
     """Whether it measures the activity of its parts (Hopper and newer)."""
+    slowdown_celsius: float | None = None
+    """Temperature at which it lowers its clocks."""
     ecc_enabled: bool | None = None
     mig_enabled: bool | None = None
 
@@ -402,6 +404,8 @@ class KernelsSeen(Event, frozen=True, kw_only=True, tag="kernels_seen"):
     step: int
     attention: str | None = None
     """An `AttentionKernel` value; None: no kernel of attention was recognised."""
+    attention_calls: int = 0
+    """Forward passes of it: as many as layers, and once more for each layer that was recomputed."""
     liger: tuple[str, ...] = ()
     """Liger kernels by what they compute, as `rms_norm`."""
     optimizer: str | None = None

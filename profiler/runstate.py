@@ -14,6 +14,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from llmtop.profiler import rankstate
+from llmtop.profiler.energy import EnergyUse, add_energy
 from llmtop.profiler.events import (
     AnyEvent,
     BaselineMeasured,
@@ -42,7 +43,6 @@ from llmtop.profiler.events import (
     WeightsRead,
     XidSeen,
 )
-from llmtop.profiler.energy import EnergyUse, add_energy
 from llmtop.profiler.rankstate import PhaseTotal, RankState, StageTime, larger
 from llmtop.profiler.series import Series, SeriesBuilder
 

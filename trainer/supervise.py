@@ -28,6 +28,8 @@ from llmtop.profiler.events import (
     RankStarted,
     RunEnded,
     RunStarted,
+    TopologySeen,
+    XidSeen,
 )
 from llmtop.profiler.hardware.sampler import Sampler
 from llmtop.profiler.rundir import HARDWARE, SUPERVISOR, RunDir
@@ -46,6 +48,8 @@ _TURN_SECONDS = 0.2
 _QUIET_SECONDS = 2.0
 """Without news from the ranks for this long, compilers are looked for."""
 _STEPS_TO_STOP = 5
+_XIDS_WRITTEN = 200
+"""A program that goes on after an Xid may cause thousands."""
 _SETTLE_SECONDS = 60.0
 """How long the last events wait for room on a full disk."""
 
@@ -74,6 +78,7 @@ class Supervisor:
         self._sample_due = 0.0
         self._samples_fail = False
         self._last_sample: HardwareSampled | None = None
+        self._xids: list[XidSeen] = []
         self._compiling: str | None = None
         self._compilers_due = 0.0
         self._wakeup = Wakeup(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
@@ -121,6 +126,7 @@ class Supervisor:
             self.events.write(RankStarted(rank=rank, pid=pid))
         # The first sample shows the machine before the ranks have taken anything.
         self._sample()
+        self._write_topology()
 
     def _turn(self) -> None:
         for number in self._wakeup.wait(_TURN_SECONDS):
@@ -169,6 +175,7 @@ class Supervisor:
         if left:
             _log(f"cannot end processes {', '.join(map(str, left))}")
         self.progress.poll()
+        self._write_xids(poll=True)
         end = name_end(self._story())
         for accepted in self._accepted:
             self._answer(accepted, "done", end.reason)
@@ -193,6 +200,10 @@ class Supervisor:
             last_step=progress.last_step,
             stepped=progress.stepped,
             oom_evidence=self._oom.evidence(host),
+            xids=tuple(self._xids),
+            lost_devices=tuple(d.index for d in self._last_sample.devices if d.is_lost)
+            if self._last_sample
+            else (),
             memory_fixes=self._memory_fixes(),
             go_on=how_to_go_on(self.run_dir.path, self.run_dir.checkpoints_dir),
             logs={rank: self.run_dir.log_path(rank) for rank in range(self.spec.world_size)},
@@ -285,6 +296,7 @@ class Supervisor:
         self._sample_due = now + self.spec.options.sample_seconds
         try:
             self._last_sample = self._sampler.sample(self.ranks.alive)
+            self._write_xids()
             self._hardware.write(self._last_sample)
             self._samples_fail = False
         except OSError as error:
@@ -295,6 +307,21 @@ class Supervisor:
         except Exception:  # noqa: BLE001 - training matters more than its pictures; supervisor.log shows it
             _log(f"hardware is no longer sampled:\n{traceback.format_exc()}")
             self._sampler = None
+
+    def _write_topology(self) -> None:
+        """How the devices of this run are connected, for a run that has any."""
+        topology = self._sampler.topology() if self._sampler is not None else None
+        if topology is not None and topology.devices:
+            self.events.write(TopologySeen(topology=topology))
+
+    def _write_xids(self, *, poll: bool = False) -> None:
+        """New Xid errors, as far as a flood of them leaves room in the record."""
+        if self._sampler is None:
+            return
+        for seen in self._sampler.take_xids(poll=poll):
+            if len(self._xids) < _XIDS_WRITTEN:
+                self._xids.append(seen)
+                self.events.write(seen)
 
     def _look_for_trouble(self) -> None:
         """Long silence: a compiler at work, or a hang."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import breakdown
+from llmtop.profiler.findings.devices import DEVICE_RULES
 from llmtop.profiler.findings.finding import Finding, Rule, Seen, Severity
 from llmtop.profiler.findings.health import HEALTH_RULES
 from llmtop.profiler.findings.memory import MEMORY_RULES
@@ -13,7 +14,7 @@ from llmtop.profiler.runstate import RunState
 
 __all__ = ["Finding", "Severity", "findings"]
 
-_RULES: tuple[Rule, ...] = (*HEALTH_RULES, *MEMORY_RULES, *SPEED_RULES)
+_RULES: tuple[Rule, ...] = (*HEALTH_RULES, *DEVICE_RULES, *MEMORY_RULES, *SPEED_RULES)
 _ORDER: tuple[Severity, ...] = ("critical", "warning", "info")
 
 

@@ -1,7 +1,7 @@
 """Read NVIDIA GPUs through NVML. What the driver does not tell is None; no reading ever raises.
 
-Link counters are running totals; rates are their differences between two samples. PCIe comes from the
-byte-count fields, because `nvmlDeviceGetPcieThroughput` takes 20 ms a call.
+A reading that turns out to take more than a millisecond runs in whole samples only; in fast ones its last
+answer is repeated.
 """
 
 from __future__ import annotations
@@ -15,35 +15,18 @@ from typing import Any
 
 from msgspec import Struct
 
-from llmtop.profiler.events import DeviceSample
-from llmtop.profiler.hardware.counters import RateCounter
+from llmtop.profiler.events import DeviceSample, Topology, XidSeen
+from llmtop.profiler.hardware.costs import CallCost, CallCosts
+from llmtop.profiler.hardware.links import ALL_LINKS, LinkTotals
+from llmtop.profiler.hardware.nvmlcalls import NvmlCalls, text
+from llmtop.profiler.hardware.readings import READINGS, Device, with_fallbacks
+from llmtop.profiler.hardware.topology import read_topology
+from llmtop.profiler.hardware.xid import XidWatch
 
-ALL_LINKS = 0xFFFFFFFF
-"""Scope of a field value: the sum over all NVLinks; without it only link 0 is counted."""
-_KIB = 1024
+__all__ = ["ALL_LINKS", "NvmlDevice", "NvmlReader", "visible_device_indices"]
 
-_FIELDS: tuple[tuple[str, str, int | None, int], ...] = (
-    ("nvlink_tx", "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", ALL_LINKS, _KIB),
-    ("nvlink_rx", "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", ALL_LINKS, _KIB),
-    ("pcie_tx", "NVML_FI_DEV_PCIE_COUNT_TX_BYTES", None, 1),
-    ("pcie_rx", "NVML_FI_DEV_PCIE_COUNT_RX_BYTES", None, 1),
-)
-"""Counter, NVML field, scope, bytes a count."""
-
-_VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""Members of NVML's value union in the order of its value types."""
-
-_THROTTLES: tuple[tuple[int, str], ...] = (
-    (0x2, "clocks set by a person"),
-    (0x4, "power cap"),
-    (0x8, "hardware slowdown"),
-    (0x10, "sync boost"),
-    (0x20, "software thermal slowdown"),
-    (0x40, "hardware thermal slowdown"),
-    (0x80, "power brake"),
-    (0x100, "display clock"),
-)
-"""Bits of the clock event reasons (nvml.h); idle is not a throttle."""
+_PROCESSES = "nvmlDeviceGetComputeRunningProcesses"
+_XID_WAIT = "nvmlEventSetWait_v2"
 
 
 class NvmlDevice(Struct, frozen=True, kw_only=True):
@@ -67,139 +50,151 @@ class NvmlReader:
         """Why there are no devices; None when NVML works."""
         self.devices: tuple[NvmlDevice, ...] = ()
         self._clock = clock
+        self._costs = CallCosts(clock)
         self._handles: list[Any] = []
-        self._rates: dict[tuple[int, str], RateCounter] = {}
-        self._unsupported: set[tuple[int, str]] = set()
+        self._read: dict[int, Device] = {}
+        """Devices that have been read, by index."""
+        self._xids: XidWatch | None = None
+        self._new_xids: list[XidSeen] = []
         try:
-            self._nvml = pynvml if pynvml is not None else import_module("pynvml")
+            nvml = pynvml if pynvml is not None else import_module("pynvml")
         except ImportError as error:
             self.problem = f"nvidia-ml-py cannot be imported: {error}"
             return
+        self._calls = NvmlCalls(nvml)
         try:
-            self._nvml.nvmlInit()
-            count = int(self._nvml.nvmlDeviceGetCount())
-            self._handles = [self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-        except self._nvml.NVMLError as error:
+            nvml.nvmlInit()
+            count = int(nvml.nvmlDeviceGetCount())
+            self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        except nvml.NVMLError as error:
             self.problem = f"NVML: {error}"
             self._handles = []
             return
         self.devices = tuple(self._describe(index) for index in range(count))
 
     def sample(
-        self, indices: Iterable[int] | None = None, *, own_pids: Collection[int] | None = None
+        self,
+        indices: Iterable[int] | None = None,
+        *,
+        own_pids: Collection[int] | None = None,
+        fast: bool = False,
     ) -> tuple[DeviceSample, ...]:
         """Read the devices, all or those of `indices`, in that order.
 
-        With `own_pids` the processes of each device are listed too, which costs more than the rest.
+        With `own_pids` the processes of each device are listed too. A `fast` sample repeats the last
+        answer of every reading that is known to take, or may take, more than a millisecond.
         """
-        chosen = range(len(self._handles)) if indices is None else indices
-        return tuple(self._sample(index, own_pids) for index in chosen if index < len(self._handles))
+        return tuple(self._sample(index, own_pids, fast) for index in self._chosen(indices))
+
+    def link_totals(self, index: int) -> LinkTotals:
+        """Bytes that went over the links of a device since the driver was loaded."""
+        return self._device(index).links.totals()
+
+    def topology(self, indices: Iterable[int] | None = None) -> Topology:
+        """How the devices are connected, read anew."""
+        chosen = self._chosen(indices)
+        if not chosen:
+            return Topology()
+        names = {index: self.devices[index].name for index in chosen}
+        return read_topology(self._calls, [(index, self._handles[index]) for index in chosen], names)
+
+    def watch_xids(self, indices: Iterable[int] | None = None) -> frozenset[int]:
+        """Samples look for Xid errors from now on; of these devices, those whose errors the driver tells."""
+        if self._handles and self._xids is None:
+            handles = {index: self._handles[index] for index in self._chosen(indices)}
+            self._xids = XidWatch(self._calls, handles)
+        return self._xids.devices() if self._xids else frozenset()
+
+    def take_xids(self, *, poll: bool = False) -> tuple[XidSeen, ...]:
+        """Xid errors that no earlier call has given; with `poll`, also those since the last sample."""
+        if poll and self._xids is not None:
+            for index in sorted(self._xids.devices()):
+                self._new_xids += self._xids.poll(index)
+        taken, self._new_xids = tuple(self._new_xids), []
+        return taken
+
+    def call_costs(self) -> tuple[CallCost, ...]:
+        """What each reading costs on each device, and which are on the slow clock; the dearest first."""
+        return self._costs.table()
 
     def visible_indices(self) -> tuple[int, ...]:
         """NVML indices of the devices that CUDA shows to this process, in CUDA's order."""
         return visible_device_indices([device.uuid for device in self.devices])
 
     def close(self) -> None:
-        if self._handles:
-            self._ask("nvmlShutdown")
-            self._handles = []
+        if not self._handles:
+            return
+        if self._xids is not None:
+            self._xids.close()
+        for device in self._read.values():
+            device.gpm.close()
+        self._calls.ask("nvmlShutdown")
+        self._handles, self._read, self._xids = [], {}, None
+
+    def _chosen(self, indices: Iterable[int] | None) -> list[int]:
+        chosen = range(len(self._handles)) if indices is None else indices
+        return [index for index in chosen if index < len(self._handles)]
+
+    def _device(self, index: int) -> Device:
+        if index not in self._read:
+            self._read[index] = Device(index, self._handles[index], self._calls, self._clock)
+        return self._read[index]
 
     def _describe(self, index: int) -> NvmlDevice:
-        handle = self._handles[index]
-        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
-        capability = self._ask("nvmlDeviceGetCudaComputeCapability", handle)
+        handle, calls = self._handles[index], self._calls
+        memory = calls.ask("nvmlDeviceGetMemoryInfo", handle)
+        capability = calls.ask("nvmlDeviceGetCudaComputeCapability", handle)
         return NvmlDevice(
             index=index,
-            name=_text(self._ask("nvmlDeviceGetName", handle)),
-            uuid=_text(self._ask("nvmlDeviceGetUUID", handle)),
+            name=text(calls.ask("nvmlDeviceGetName", handle)),
+            uuid=text(calls.ask("nvmlDeviceGetUUID", handle)),
             memory_total_bytes=None if memory is None else int(memory.total),
             compute_capability=None if capability is None else ".".join(map(str, capability)),
         )
 
-    def _sample(self, index: int, own_pids: Collection[int] | None) -> DeviceSample:
-        handle, nvml = self._handles[index], self._nvml
-        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
-        utilization = self._ask("nvmlDeviceGetUtilizationRates", handle)
-        process_count, own_memory = self._processes(handle, own_pids)
-        rates = self._link_rates(index)
-        return DeviceSample(
-            index=index,
-            name=self.devices[index].name,
-            memory_used_bytes=None if memory is None else int(memory.used),
-            memory_total_bytes=self.devices[index].memory_total_bytes,
-            own_memory_bytes=own_memory,
-            utilization_percent=None if utilization is None else float(utilization.gpu),
-            power_watts=_scaled(self._ask("nvmlDeviceGetPowerUsage", handle), 1e-3),
-            power_limit_watts=_scaled(self._ask("nvmlDeviceGetEnforcedPowerLimit", handle), 1e-3),
-            temperature_celsius=_scaled(
-                self._ask("nvmlDeviceGetTemperature", handle, getattr(nvml, "NVML_TEMPERATURE_GPU", 0)), 1.0
-            ),
-            sm_clock_hz=_scaled(
-                self._ask("nvmlDeviceGetClockInfo", handle, getattr(nvml, "NVML_CLOCK_SM", 1)), 1e6
-            ),
-            memory_clock_hz=_scaled(
-                self._ask("nvmlDeviceGetClockInfo", handle, getattr(nvml, "NVML_CLOCK_MEM", 2)), 1e6
-            ),
-            throttle_reasons=self._throttles(handle),
-            nvlink_tx_bytes_per_second=rates.get("nvlink_tx"),
-            nvlink_rx_bytes_per_second=rates.get("nvlink_rx"),
-            pcie_tx_bytes_per_second=rates.get("pcie_tx"),
-            pcie_rx_bytes_per_second=rates.get("pcie_rx"),
-            process_count=process_count,
-        )
+    def _sample(self, index: int, own_pids: Collection[int] | None, fast: bool) -> DeviceSample:
+        device, known = self._device(index), self.devices[index]
+        self._calls.met_lost_device = False
+        fields: dict[str, Any] = {}
+        for reading in READINGS:
+            answer = self._costs.run(
+                reading.call,
+                index,
+                lambda reading=reading: reading.read(device),  # type: ignore[misc]
+                fast=fast,
+                always_slow=reading.always_slow,
+            )
+            with_fallbacks(fields, answer)
+        if own_pids is not None:
+            pids = own_pids
+            fields |= self._costs.run(_PROCESSES, index, lambda: _processes(device, pids), fast=False)
+        self._look_for_xids(index, fast)
+        if fast:
+            # Not again in the record what has not been read again.
+            fields.pop("links", None)
+        if self._calls.met_lost_device:
+            fields = {"is_lost": True}
+        total = known.memory_total_bytes
+        return DeviceSample(index=index, name=known.name, memory_total_bytes=total, **fields)
 
-    def _ask(self, name: str, *arguments: Any) -> Any:
-        """One NVML call; None when this driver, device or binding does not answer."""
-        call = getattr(self._nvml, name, None)
-        if call is None:
-            return None
-        try:
-            return call(*arguments)
-        except self._nvml.NVMLError:
-            return None
+    def _look_for_xids(self, index: int, fast: bool) -> None:
+        if self._xids is not None and index in self._xids.devices():
+            self._costs.run(_XID_WAIT, index, lambda: self._take_in_xids(index), fast=fast)
 
-    def _throttles(self, handle: Any) -> tuple[str, ...] | None:
-        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
-        if bits is None:
-            bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-        return None if bits is None else tuple(name for bit, name in _THROTTLES if int(bits) & bit)
+    def _take_in_xids(self, index: int) -> dict[str, Any]:
+        if self._xids is not None:
+            self._new_xids += self._xids.poll(index)
+        return {}
 
-    def _processes(self, handle: Any, own_pids: Collection[int] | None) -> tuple[int | None, int | None]:
-        """How many there are, and what ours hold. In a container NVML may number them as the host does."""
-        found = None if own_pids is None else self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
-        if found is None or own_pids is None:
-            return None, None
-        own = [process.usedGpuMemory for process in found if process.pid in own_pids]
-        known = own and all(size is not None for size in own)
-        return len(found), sum(map(int, own)) if known else None
 
-    def _link_rates(self, index: int) -> dict[str, float | None]:
-        wanted: list[tuple[str, int, int]] = []
-        requests: list[Any] = []
-        for counter, field, scope, scale in _FIELDS:
-            number = getattr(self._nvml, field, None)
-            if number is None or (index, counter) in self._unsupported:
-                continue
-            wanted.append((counter, scale, number))
-            requests.append(number if scope is None else (number, scope))
-        values = self._ask("nvmlDeviceGetFieldValues", self._handles[index], requests) if requests else None
-        if values is None:
-            return {}
-        now = self._clock()
-        rates: dict[str, float | None] = {}
-        for (counter, scale, _), value in zip(wanted, values, strict=True):
-            total = self._field_total(index, counter, value)
-            rate = self._rates.setdefault((index, counter), RateCounter())
-            rates[counter] = rate.advance(None if total is None else total * scale, now)
-        return rates
-
-    def _field_total(self, index: int, counter: str, value: Any) -> float | None:
-        if value.nvmlReturn == 0 and 0 <= value.valueType < len(_VALUE_MEMBERS):
-            return float(getattr(value.value, _VALUE_MEMBERS[value.valueType]))
-        if value.nvmlReturn == getattr(self._nvml, "NVML_ERROR_NOT_SUPPORTED", 3):
-            # It never will be: asking again would cost time at every sample.
-            self._unsupported.add((index, counter))
-        return None
+def _processes(device: Device, own_pids: Collection[int]) -> dict[str, Any]:
+    """How many there are, and what ours hold. In a container NVML may number them as the host does."""
+    found = device.ask(_PROCESSES)
+    if found is None:
+        return {}
+    own = [process.usedGpuMemory for process in found if process.pid in own_pids]
+    known = own and all(size is not None for size in own)
+    return {"process_count": len(found), "own_memory_bytes": sum(map(int, own)) if known else None}
 
 
 def visible_device_indices(uuids: Sequence[str | None], visible: str | None = None) -> tuple[int, ...]:
@@ -230,12 +225,3 @@ def _device_named(entry: str, uuids: Sequence[str | None]) -> int | None:
     prefix = entry.removeprefix("MIG-").partition("/")[0]
     hits = [index for index, uuid in enumerate(uuids) if uuid is not None and uuid.startswith(prefix)]
     return hits[0] if len(hits) == 1 else None
-
-
-def _text(value: Any) -> str | None:
-    """Older bindings give bytes."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-
-
-def _scaled(value: Any, factor: float) -> float | None:
-    return None if value is None else float(value) * factor

@@ -8,14 +8,17 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llmtop.profiler.events import DeviceSample, HardwareSampled, ProcessSample
+from llmtop.profiler.events import DeviceSample, HardwareSampled, ProcessSample, Topology, XidSeen
 from llmtop.profiler.hardware.counters import RateCounter
 from llmtop.profiler.hardware.host import HostReader
 from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.hardware.processes import descendants, tree_memory
 
 SLOW_EVERY = 5
-"""Samples between readings that cost milliseconds: PSS, process trees, the processes of a device."""
+"""Samples between readings that cost milliseconds: PSS, process trees, the processes of a device, and
+whatever else of a device turns out to."""
+_WHOLE_AT_FIRST = 2
+"""What a reading costs is known only after its second time."""
 
 
 class _Tree(Struct):
@@ -45,6 +48,7 @@ class Sampler:
         self._slow_every = slow_every
         self._clock = clock
         self._count = 0
+        self._nvml.watch_xids(self._indices)
         self._trees: dict[int, _Tree] = {}
         self._devices: dict[int, DeviceSample] = {}
         """Newest sample of each device that had its processes listed."""
@@ -53,14 +57,23 @@ class Sampler:
         """Read everything once. A process or device that has gone gives None, never an error."""
         roots = {rank: tree.pids[0] for rank, tree in self._trees.items()}
         slow = self._count % self._slow_every == 0 or roots != rank_pids
+        fast_devices = not slow and self._count >= _WHOLE_AT_FIRST
         self._count += 1
         if slow:
             self._find_trees(rank_pids)
         return HardwareSampled(
-            devices=self._sample_devices(slow),
+            devices=self._sample_devices(slow, fast_devices),
             host=self._host.read(),
             processes=tuple(self._sample_rank(rank, slow) for rank in sorted(self._trees)),
         )
+
+    def take_xids(self, *, poll: bool = False) -> tuple[XidSeen, ...]:
+        """Xid errors that the samples came upon; with `poll`, also those since the last sample."""
+        return self._nvml.take_xids(poll=poll)
+
+    def topology(self) -> Topology:
+        """How the run's devices are connected."""
+        return self._nvml.topology(self._indices)
 
     def close(self) -> None:
         self._nvml.close()
@@ -74,17 +87,18 @@ class Sampler:
             self._trees[rank] = tree if tree is not None and same else _Tree(pids=(pid,), cpu=RateCounter())
             self._trees[rank].pids = found[pid]
 
-    def _sample_devices(self, slow: bool) -> tuple[DeviceSample, ...]:
+    def _sample_devices(self, slow: bool, fast: bool) -> tuple[DeviceSample, ...]:
         if slow:
             own = frozenset(pid for tree in self._trees.values() for pid in tree.pids)
             samples = self._nvml.sample(self._indices, own_pids=own)
             self._devices = {sample.index: sample for sample in samples}
             return samples
-        return tuple(self._with_processes(sample) for sample in self._nvml.sample(self._indices))
+        samples = self._nvml.sample(self._indices, fast=fast)
+        return tuple(self._with_processes(sample) for sample in samples)
 
     def _with_processes(self, sample: DeviceSample) -> DeviceSample:
         listed = self._devices.get(sample.index)
-        if listed is None:
+        if listed is None or sample.is_lost:
             return sample
         return replace(sample, process_count=listed.process_count, own_memory_bytes=listed.own_memory_bytes)
 

@@ -48,7 +48,7 @@ def test_links_are_rates_over_all_links_in_bytes() -> None:
     nvml, fake, time = reader(gpu)
     (first,) = nvml.sample()
     assert first.nvlink_tx_bytes_per_second is None and first.pcie_rx_bytes_per_second is None
-    assert fake.requested[0] == [(138, ALL_LINKS), (139, ALL_LINKS), 197, 198]
+    assert fake.requested[:2] == [[(138, ALL_LINKS), (139, ALL_LINKS)], [(197, 0), (198, 0)]]
     gpu.fields = {138: 2000, 139: 1000, 197: 500, 198: 300}
     time.advance(2.0)
     (second,) = nvml.sample()
@@ -75,7 +75,7 @@ def test_links_that_do_not_exist_are_asked_for_once() -> None:
     nvml.sample()
     time.advance(1.0)
     (sample,) = nvml.sample()
-    assert fake.requested[1] == [197, 198]
+    assert fake.requested[2:] == [[(197, 0), (198, 0)]]
     assert sample.nvlink_tx_bytes_per_second is None
     assert sample.pcie_tx_bytes_per_second == 0.0
 
@@ -150,7 +150,7 @@ def test_chosen_devices_come_in_the_order_asked_for() -> None:
 def test_no_driver_and_no_binding_are_reasons_and_not_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = NvmlReader(FakeNvml(FakeGpu(), init_error=9))
     assert nvml.sample() == () and nvml.devices == ()
-    assert nvml.problem == "NVML: error 9"
+    assert nvml.problem == "NVML: Driver Not Loaded"
     nvml.close()
 
     real_import = builtins.__import__

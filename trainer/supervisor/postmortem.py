@@ -7,9 +7,10 @@ import shlex
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode
-from llmtop.profiler.events import CheckpointSaved, RankFailed, RankFinished, RunEnded
+from llmtop.profiler.events import CheckpointSaved, RankFailed, RankFinished, RunEnded, XidSeen
 from llmtop.trainer.supervisor.ranks import RankExit
 
 _LOST_PEER = re.compile(
@@ -73,6 +74,10 @@ class Story(Struct, frozen=True, kw_only=True):
     """Whether this attempt finished a step, so that there was something to save."""
     oom_evidence: str | None = None
     """Why a SIGKILL was the kernel's; None where nothing says so."""
+    xids: tuple[XidSeen, ...] = ()
+    """What the driver reported of the run's GPUs while it ran."""
+    lost_devices: tuple[int, ...] = ()
+    """GPUs that did not answer any more in the newest sample."""
     memory_fixes: tuple[str, ...] = ()
     """What the prediction suggests to save device memory."""
     logs: dict[int, Path] = {}
@@ -96,11 +101,31 @@ def name_end(story: Story) -> RunEnded:
     """The last event of a run."""
     at_fault = _first_fault(story)
     if at_fault is not None:
-        return _failure(story, at_fault)
+        return _with_gpu_errors(story, _failure(story, at_fault))
     clean = [exit_ for exit_ in story.exits if _clean(story, exit_)]
     if len(clean) == story.world_size:
         return _good_end(story)
     return _impatient_end(story)
+
+
+def _with_gpu_errors(story: Story, end: RunEnded) -> RunEnded:
+    """What the driver said of the GPUs explains a failure better than what a rank made of it."""
+    if end.state != "failed":
+        return end
+    # Most often 45, the cleaning up, follows what was the cause.
+    worst = min(story.xids, key=lambda seen: (not seen.is_hardware, seen.xid == 45), default=None)
+    if worst is not None:
+        reason = f"{end.reason}; the driver reported Xid {worst.xid} of GPU {worst.device}: {worst.meaning}"
+        fix = worst.fix if worst.is_hardware or not end.fix else f"{end.fix}; Xid {worst.xid}: {worst.fix}"
+        return replace(end, reason=reason, fix=fix)
+    if story.lost_devices:
+        names = ", ".join(map(str, story.lost_devices))
+        return replace(
+            end,
+            reason=f"{end.reason}; the driver has lost GPU {names}",
+            fix="see dmesg for NVRM: Xid; restart the machine, and have the GPU's seat and power looked at",
+        )
+    return end
 
 
 def _clean(story: Story, exit_: RankExit) -> bool:
