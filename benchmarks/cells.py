@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -33,7 +31,7 @@ from llmtop.trainer.preflight import preflight
 CELL_SECONDS = 300.0
 """The first cell with DeepSpeed's fused Adam compiles it, which alone takes over a minute."""
 DEFAULTS: Cell = {"steps": 4, "classify_every": 2, "tokenizer": "bytes"}
-"""Of every cell: memory is steady after two steps, and asks for no tokens beyond those of the model's size."""
+"""Of every cell: memory is steady after two steps, and does not depend on what the tokens say."""
 _STAMPS = ("v", "t", "m", "src", "kind", "traceback")
 
 
@@ -123,7 +121,7 @@ def row_of(planned: Planned, run: RunDir, *, alone: bool, wall_seconds: float) -
         "device": _device_name(state) or planned.spec.gpu.name,
         "seed": planned.spec.options.seed,
         "versions": next((r.model.versions for r in state.ranks.values() if r.model), {}),
-        "predicted": _predicted(planned.prediction),
+        "predicted": predicted_row(planned.prediction),
         "measured": {
             "ranks": [_rank(rank, run) for _, rank in sorted(state.ranks.items())],
             "device_bytes": state.peak_device_bytes if alone else None,
@@ -135,7 +133,8 @@ def row_of(planned: Planned, run: RunDir, *, alone: bool, wall_seconds: float) -
     }
 
 
-def _predicted(prediction: Prediction) -> Row:
+def predicted_row(prediction: Prediction) -> Row:
+    """A prediction as it stands in a row."""
     whole: Row = msgspec.to_builtins(prediction)
     for long in ("suggestions", "assumptions"):
         whole.pop(long)
@@ -161,7 +160,7 @@ def _rank(rank: RankState, run: RunDir) -> Row:
 
 
 def newest_events(events: list[AnyEvent]) -> dict[str, Row]:
-    """The newest event of each kind (and moment) without its stamps: what a later version adds comes along."""
+    """The newest event of each kind and moment, whole but for its stamps: what a later version adds comes too."""
     newest: dict[str, Row] = {}
     for event in events:
         if isinstance(event, StageBegan | StageFinished):
@@ -201,12 +200,3 @@ def _device_name(state: RunState) -> str | None:
 
 def _tail(log: Path) -> str:
     return log.read_text(errors="replace")[-1500:] if log.exists() else ""
-
-
-def failure_of(call: Callable[[], Any]) -> str:
-    """The words of an error that a person can act on; empty when there is none."""
-    try:
-        call()
-    except LlmtopError as error:
-        return str(error)
-    return ""

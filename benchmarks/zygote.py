@@ -315,7 +315,7 @@ def cuda_touched() -> str:
 
 
 def forget_nvml() -> None:
-    """Undo each nvmlInit that an import has called (torch counts devices so), so that ranks start their own."""
+    """Undo each nvmlInit of an import (torch counts devices with it), so that ranks start their own."""
     if any("libnvidia-ml" in line for line in Path("/proc/self/maps").read_text().splitlines()):
         library = ctypes.CDLL("libnvidia-ml.so.1")
         while library.nvmlShutdown() != _NVML_UNINITIALIZED:

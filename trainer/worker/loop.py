@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Literal
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol
 
 import torch
 from msgspec import Struct
 
-from llmtop.profiler.probes.training import StepReading, TrainingProbes
+from llmtop.profiler.events import Phase
+from llmtop.profiler.probes.training import StepReading
 from llmtop.trainer.worker.agreement import Agreed, Agreement, Pending
 from llmtop.trainer.worker.callbacks import Callback, StepOutcome
 from llmtop.trainer.worker.data import Batches
 from llmtop.trainer.worker.stages import StageLog
 from llmtop.trainer.worker.stopping import StopRequest
+
+
+class Probes(Protocol):
+    """What watches the loop: `TrainingProbes`, or nothing at all where the loop itself is measured."""
+
+    def step(self, step: int) -> AbstractContextManager[None]: ...
+
+    def phase(self, phase: Phase, *, last: bool) -> AbstractContextManager[None]: ...
+
+    def finish_step(self) -> StepReading: ...
 
 
 class LoopEnd(Struct, frozen=True, kw_only=True):
@@ -45,7 +57,7 @@ class Loop:
         device: torch.device,
         world_size: int,
         grad_accum: int,
-        probes: TrainingProbes,
+        probes: Probes,
         callbacks: Sequence[Callback],
         stages: StageLog,
         stop: StopRequest,

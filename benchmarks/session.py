@@ -1,0 +1,86 @@
+"""What every benchmark of many cells shares: options, the time limit, a runner, and rows that are kept."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.admission import Gate, Room
+from benchmarks.cells import Runner
+from benchmarks.forkserver import ForkServer
+from benchmarks.rows import Cell, Row, RowLog
+from llmtop.presets.resolve import Machine
+from llmtop.profiler.hardware.machine import detect_machine
+
+RESULTS = Path(__file__).parent / "results"
+_HOST_SHARE = 0.85
+_DEVICE_SHARE = 0.97
+
+
+def add_options(parser: argparse.ArgumentParser, out: Path) -> None:
+    """The options of a benchmark that runs cells."""
+    parser.add_argument("--out", type=Path, default=out, help=f"rows, one a line (default: {out.name})")
+    parser.add_argument("--minutes", type=float, default=8.5, help="start nothing after this long")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time while their upper bounds fit")
+    parser.add_argument("--limit", type=int, help="only so many cells")
+    parser.add_argument("--supervised", action="store_true", help="by the real supervisor, a start for each")
+    parser.add_argument("--cpu", action="store_true", help="on the CPU kind, whatever devices there are")
+
+
+@contextmanager
+def runner(options: argparse.Namespace) -> Iterator[Runner]:
+    """Carries out cells as the options say; its folder of runs goes when it ends."""
+    machine = machine_of(options)
+    on_cpu = machine.gpu == "cpu"
+    host = None if machine.host_memory_bytes is None else int(_HOST_SHARE * machine.host_memory_bytes)
+    device = host if on_cpu else machine.gpu_memory_bytes
+    room = Room(device_bytes=None if device is None else int(_DEVICE_SHARE * device), host_bytes=host)
+    root = Path(tempfile.mkdtemp(prefix="llmtop-bench-"))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, root, ignore_errors=True)
+        server = None if options.supervised else stack.enter_context(ForkServer(on_cpu=on_cpu))
+        yield Runner(root, machine, Gate(room), server)
+
+
+def machine_of(options: argparse.Namespace) -> Machine:
+    found = detect_machine()
+    if options.cpu:
+        return Machine(gpu="cpu", gpus=1, host_memory_bytes=found.host_memory_bytes)
+    return found
+
+
+def run_all(
+    cells: Iterable[Cell],
+    options: argparse.Namespace,
+    row_of: Callable[[Cell], Row],
+    *,
+    facts: Row | None = None,
+) -> None:
+    """Rows for the cells that have none yet, in order, while there is time."""
+    log = RowLog(options.out)
+    todo = [cell for cell in cells if cell not in log][: options.limit]
+    deadline = time.monotonic() + 60 * options.minutes
+    began = time.monotonic()
+
+    def work(cell: Cell) -> None:
+        if time.monotonic() > deadline:
+            return
+        row: dict[str, Any] = {**row_of(cell), **(facts or {})}
+        log.add(row)
+        words = " ".join(f"{key}={value}" for key, value in cell.items())
+        reason = " ".join(str(row.get("reason") or "").split())
+        passed = time.monotonic() - began
+        print(f"{passed:6.1f} s  {row['status']:<13} {words}  {reason}"[:400], flush=True)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for done in [pool.submit(work, cell) for cell in todo]:
+            done.result()
+    left = sum(cell not in log for cell in todo)
+    print(f"{len(todo) - left} of {len(todo)} cells done" + (", call again for the rest" if left else ""))
