@@ -15,6 +15,8 @@ from msgspec import Struct, field
 EVENT_VERSION = 1
 
 Phase = Literal["data", "forward", "backward", "optimizer"]
+OutsideMoment = Literal["untouched", "context", "process_group", "engine", "first_step", "second_step", "end"]
+"""Before the device was touched; with a context; after the first collective; and so on."""
 StartupStage = Literal[
     "import", "process_group", "model", "weights", "data", "op_build", "engine", "partition", "first_step"
 ]
@@ -390,6 +392,37 @@ class MemoryClassified(Event, frozen=True, kw_only=True, tag="memory_classified"
     """What the allocator (CUDA) or the kernel (CPU: resident set) says at that time."""
 
 
+class PeakClassified(Event, frozen=True, kw_only=True, tag="peak_classified"):
+    """What a phase's peak itself held, from a replay of the allocator's trace of one step (CUDA)."""
+
+    step: int
+    phase: str
+    moment: str
+    """A `Moment` value; within the backward pass told from what was alive."""
+    components: dict[str, int]
+    total_bytes: int
+    """The allocator's own peak of the phase; the components and what is unnamed add up to it."""
+    unnamed_bytes: int = 0
+    """Of allocations that nobody recognised and that live across a border of the phase, and what the replay
+    missed."""
+    largest_unnamed: tuple[int, ...] = ()
+    replay_error_bytes: int = 0
+    """The allocator's own peak of what was asked for minus the replayed one: zero unless events were lost."""
+
+
+class OutsideMeasured(Event, frozen=True, kw_only=True, tag="outside_measured"):
+    """The device at a known moment of a rank's life, to tell by difference what lies outside the allocator."""
+
+    moment: str
+    """An `OutsideMoment` value."""
+    device_used_bytes: int | None = None
+    """NVML, the whole device."""
+    process_used_bytes: int | None = None
+    """NVML, this process; None where the driver does not tell or numbers processes otherwise."""
+    reserved_bytes: int = 0
+    """By this process's allocator."""
+
+
 class KernelTime(Struct, frozen=True, kw_only=True):
     """One kernel (on the CPU: one operator, without those that it called) over a micro-batch."""
 
@@ -470,6 +503,8 @@ AnyEvent = (
     | ModelBuilt
     | StepFinished
     | MemoryClassified
+    | PeakClassified
+    | OutsideMeasured
     | KernelsSeen
     | CheckpointSaved
     | RankFinished

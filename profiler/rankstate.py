@@ -11,6 +11,8 @@ from llmtop.profiler.events import (
     MemoryClassified,
     ModelBuilt,
     OpBuilt,
+    OutsideMeasured,
+    PeakClassified,
     PhaseMemory,
     RankExited,
     RankFailed,
@@ -60,6 +62,10 @@ class RankState(Struct, frozen=True, kw_only=True):
     """Phase to its time after warm-up."""
     classified: dict[str, MemoryClassified] = field(default_factory=dict)
     """Moment to its newest classification."""
+    peaks_classified: dict[str, PeakClassified] = field(default_factory=dict)
+    """Phase to what its largest traced peak held (CUDA)."""
+    outside: dict[str, OutsideMeasured] = field(default_factory=dict)
+    """Moment of the rank's life to the device's reading."""
     kernels: KernelsSeen | None = None
     """What the profiler saw run, once it has looked (rank 0)."""
     exited: RankExited | None = None
@@ -83,6 +89,17 @@ def finish_stage(rank: RankState, event: StageFinished) -> RankState:
 
 def classify(rank: RankState, event: MemoryClassified) -> RankState:
     return replace(rank, classified={**rank.classified, event.moment: event})
+
+
+def classify_peak(rank: RankState, event: PeakClassified) -> RankState:
+    known = rank.peaks_classified.get(event.phase)
+    if known is not None and known.total_bytes > event.total_bytes:
+        return rank
+    return replace(rank, peaks_classified={**rank.peaks_classified, event.phase: event})
+
+
+def measure_outside(rank: RankState, event: OutsideMeasured) -> RankState:
+    return replace(rank, outside={**rank.outside, event.moment: event})
 
 
 def finish_step(rank: RankState, event: StepFinished) -> RankState:

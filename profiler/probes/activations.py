@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from msgspec import Struct
 
+from llmtop.profiler.memory.result import Component
 from llmtop.profiler.probes.classify import parameter_storages
+
+See = Callable[[torch.Tensor, Component], None]
+"""Told of each tensor that is recognised, at the time when it is."""
 
 
 class SavedBytes(Struct, frozen=True, kw_only=True):
@@ -19,18 +22,25 @@ class SavedBytes(Struct, frozen=True, kw_only=True):
 
 
 class ActivationCounter:
-    """Watches forward passes on request. Weights that autograd keeps are not counted."""
+    """Watches forward passes on request. Weights that autograd keeps are not counted.
+
+    It must not keep anything alive that autograd would not: only numbers are remembered here, and what the
+    hooks hand back is what autograd would have kept.
+    """
 
     def __init__(self, module: torch.nn.Module, vocab_size: int) -> None:
         self._module = module
         self._vocab_size = vocab_size
         self._storages: dict[int, tuple[int, bool]] = {}
         self._weights: set[int] = set()
+        self._see: See | None = None
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self, see: See | None = None) -> Iterator[None]:
+        """During a forward pass. `see` goes on being called in its backward, when weights are used again."""
         self._storages, self._weights = {}, set()
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
+        self._see = see
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
             yield
 
     def saved_bytes(self) -> SavedBytes:
@@ -46,10 +56,13 @@ class ActivationCounter:
                 activations += size
         return SavedBytes(activations=activations, logits=logits)
 
+    def forget_observer(self) -> None:
+        self._see = None
+
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
-        if _is_weight(tensor):
+        if is_weight(tensor):
             # ZeRO-3 frees a gathered weight after use and its address may then hold an activation.
             if address not in self._storages:
                 self._weights.add(address)
@@ -57,13 +70,37 @@ class ActivationCounter:
             is_logits = tensor.dim() > 1 and tensor.shape[-1] == self._vocab_size
             known = self._storages.get(address)
             self._storages[address] = (storage.nbytes(), is_logits or (known is not None and known[1]))
-        # An output saved as itself would keep its own graph alive in a cycle.
-        return tensor.detach()
+        if self._see is not None:
+            self._see(tensor, saved_as(tensor, self._vocab_size))
+        return to_keep(tensor)
+
+    def _unpack(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._see is not None and isinstance(tensor, torch.nn.Parameter):
+            self._see(tensor, Component.PARAMETERS)
+        return tensor
 
 
-def _unpack(tensor: Any) -> Any:
-    return tensor
+def to_keep(tensor: torch.Tensor) -> torch.Tensor:
+    """What stands for a tensor in the graph without keeping more than the graph itself would.
+
+    An output saved as itself would keep its own graph alive in a cycle. A weight is a leaf, so it may stand
+    for itself, and must: ZeRO-3 frees a gathered weight by giving it another storage, and an alias made
+    before would keep the old one until the backward pass.
+    """
+    return tensor if isinstance(tensor, torch.nn.Parameter) else tensor.detach()
 
 
-def _is_weight(tensor: torch.Tensor) -> bool:
+def saved_as(tensor: torch.Tensor, vocab_size: int) -> Component:
+    """What a saved tensor is, by its kind and its shape."""
+    if is_weight(tensor):
+        return Component.PARAMETERS
+    if tensor.dim() > 1 and tensor.shape[-1] == vocab_size:
+        return Component.LOGITS
+    if tensor.dim() == 2 and tensor.shape[0] == vocab_size:
+        # Liger's fused loss makes the head's gradient in the forward pass.
+        return Component.GRADIENTS
+    return Component.ACTIVATIONS
+
+
+def is_weight(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, torch.nn.Parameter) or isinstance(tensor._base, torch.nn.Parameter)

@@ -20,6 +20,8 @@ class Peaks(Struct, frozen=True, kw_only=True):
 
 
 class MemoryMeter(Protocol):
+    def start_step(self) -> None: ...
+
     def start_phase(self) -> None: ...
 
     def stop_phase(self) -> PhaseMemory: ...
@@ -51,41 +53,83 @@ def largest(*values: int | None) -> int | None:
     return max(known) if known else None
 
 
+class AllocatorCounters(Struct, frozen=True, kw_only=True):
+    """The caching allocator's counters at one time. Peaks are since the last reset."""
+
+    allocated_bytes: int
+    allocated_peak_bytes: int
+    reserved_bytes: int
+    reserved_peak_bytes: int
+    requested_bytes: int
+    """What was asked for; allocated is that with the ends of the blocks."""
+    requested_peak_bytes: int
+    events: int
+    """Allocations and frees since the process began: a place in the allocator's trace, without a clock."""
+
+
+def read_counters(device: torch.device) -> AllocatorCounters:
+    """One read for all: the counters are the host's, and `torch.cuda.memory_allocated` reads them all too."""
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+    requested, count = stats["requested_bytes"]["all"], stats["allocation"]["all"]
+    return AllocatorCounters(
+        allocated_bytes=allocated["current"],
+        allocated_peak_bytes=allocated["peak"],
+        reserved_bytes=reserved["current"],
+        reserved_peak_bytes=reserved["peak"],
+        requested_bytes=requested["current"],
+        requested_peak_bytes=requested["peak"],
+        events=count["allocated"] + count["freed"],
+    )
+
+
 class CudaMemoryMeter:
-    """Reads the caching allocator's counters, which are the host's: nothing waits for the device."""
+    """Reads the caching allocator's counters, which are the host's: nothing waits for the device.
+
+    One read a border: what is allocated between two phases of a step counts to the second.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._allocated_peak = 0
         self._reserved_peak = 0
 
+    def start_step(self) -> None:
+        # Saving and the like between two steps is not part of a phase. A reset loses what was reached
+        # since the last one, so keep it first.
+        self._read_and_reset()
+
     def start_phase(self) -> None:
-        # A reset loses what was reached since the last one, so keep it first.
-        self._keep_peaks()
-        torch.cuda.reset_peak_memory_stats(self._device)
+        """Nothing: the end of the phase before, or the step's start, has set the counters back."""
 
     def stop_phase(self) -> PhaseMemory:
-        self._keep_peaks()
+        counters = self._read_and_reset()
         return PhaseMemory(
-            allocated_bytes=torch.cuda.memory_allocated(self._device),
-            peak_bytes=torch.cuda.max_memory_allocated(self._device),
-            reserved_bytes=torch.cuda.memory_reserved(self._device),
+            allocated_bytes=counters.allocated_bytes,
+            peak_bytes=counters.allocated_peak_bytes,
+            reserved_bytes=counters.reserved_bytes,
         )
 
     def total_bytes(self) -> int | None:
-        return torch.cuda.memory_allocated(self._device)
+        return read_counters(self._device).allocated_bytes
 
     def peaks(self) -> Peaks:
-        self._keep_peaks()
+        self._keep_peaks(read_counters(self._device))
         return Peaks(
             allocated_bytes=self._allocated_peak,
             reserved_bytes=self._reserved_peak,
             rss_bytes=peak_rss_bytes(),
         )
 
-    def _keep_peaks(self) -> None:
-        self._allocated_peak = max(self._allocated_peak, torch.cuda.max_memory_allocated(self._device))
-        self._reserved_peak = max(self._reserved_peak, torch.cuda.max_memory_reserved(self._device))
+    def _read_and_reset(self) -> AllocatorCounters:
+        counters = read_counters(self._device)
+        self._keep_peaks(counters)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return counters
+
+    def _keep_peaks(self, counters: AllocatorCounters) -> None:
+        self._allocated_peak = max(self._allocated_peak, counters.allocated_peak_bytes)
+        self._reserved_peak = max(self._reserved_peak, counters.reserved_peak_bytes)
 
 
 class ResidentMeter:
@@ -94,6 +138,9 @@ class ResidentMeter:
     def __init__(self) -> None:
         self._peak: int | None = None
         self._resettable = True
+
+    def start_step(self) -> None:
+        """Nothing: each phase sets the mark back."""
 
     def start_phase(self) -> None:
         self._peak = largest(self._peak, peak_rss_bytes())

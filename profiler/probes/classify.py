@@ -7,7 +7,7 @@ they change between releases and an absent one only means that the tensor does n
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from msgspec import Struct
@@ -53,11 +53,19 @@ _UNTOUCHED_FROM_BYTES = 1 << 20
 """On the CPU kind larger storages may be buffers that nobody filled: only touched pages count."""
 
 
+class Storage(NamedTuple):
+    address: int
+    size_bytes: int
+    component: Component
+
+
 class Classified(Struct, frozen=True, kw_only=True):
     """Bytes by component, on the device that computes and in host memory."""
 
     device: dict[str, int]
     host: dict[str, int]
+    storages: tuple[Storage, ...] = ()
+    """Those on a device that is not the CPU."""
 
 
 class _Ledger:
@@ -66,6 +74,7 @@ class _Ledger:
         self._seen: set[int] = set()
         self.device: dict[str, int] = {}
         self.host: dict[str, int] = {}
+        self.storages: list[Storage] = []
 
     def add(self, component: Component, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
@@ -76,6 +85,8 @@ class _Ledger:
             self._seen.add(address)
             if self._on_cpu and size > _UNTOUCHED_FROM_BYTES:
                 size = resident_bytes(address, size)
+            elif tensor.device.type != "cpu":
+                self.storages.append(Storage(address, size, component))
             # On the CPU kind the process is the device: nothing is offloaded from it.
             side = self.device if self._on_cpu or tensor.device.type != "cpu" else self.host
             side[component] = side.get(component, 0) + size
@@ -96,7 +107,7 @@ def classify(engine: Any, *, on_cpu: bool) -> Classified:
     ledger.add(Component.COMMUNICATION_BUFFERS, _group_tensors(wrapper, _BUFFER_GROUPS))
     ledger.add(Component.GRADIENTS, _group_tensors(wrapper, _GRADIENT_GROUPS))
     ledger.add(Component.GRADIENTS, _gradients(parameters, inner))
-    return Classified(device=ledger.device, host=ledger.host)
+    return Classified(device=ledger.device, host=ledger.host, storages=tuple(ledger.storages))
 
 
 def parameter_storages(module: torch.nn.Module) -> set[int]:

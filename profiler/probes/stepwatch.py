@@ -1,0 +1,132 @@
+"""Recognises storages while one step runs: weights that come and go, gradients, what recomputation saves.
+
+Everything that it hooks into is there for one step only; between sampled steps nothing is hooked. It
+remembers numbers, never tensors.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils import checkpoint
+
+from llmtop.profiler.memory.result import Component
+from llmtop.profiler.probes.activations import saved_as, to_keep
+from llmtop.profiler.probes.classify import Storage
+from llmtop.profiler.probes.peaktrace import Seen
+
+logger = logging.getLogger(__name__)
+
+_RECOMPUTATION = "_recomputation_hook"
+"""torch `utils/checkpoint.py`: the saved-tensor hooks of non-reentrant recomputation, which hide any others."""
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000
+
+
+class StepWatch:
+    """Attach before a step's last micro-batch, detach after the step."""
+
+    def __init__(self, module: torch.nn.Module, device: torch.device, vocab_size: int) -> None:
+        self._module = module
+        self._device_type = device.type
+        self._vocab_size = vocab_size
+        self._handles: list[Any] = []
+        self._broken = False
+        self.seen: list[Seen] = []
+        self.batch_shape: tuple[int, ...] = ()
+        """Of the token ids that the model was given."""
+
+    def attach(self) -> None:
+        self.seen, self.batch_shape = [], ()
+        self._handles = [self._module.register_forward_pre_hook(self._see_batch, with_kwargs=True)]
+        parameters = list(self._module.parameters())
+        if any(hasattr(parameter, "ds_id") for parameter in parameters):
+            self._handles += [
+                module.register_forward_pre_hook(self._see_gathered)
+                for module in self._module.modules()
+                if module._parameters
+            ]
+        self._handles += [
+            parameter.register_hook(self._see_gradient) for parameter in parameters if parameter.requires_grad
+        ]
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def see(self, tensor: torch.Tensor, component: Component) -> None:
+        """Remember what a tensor's storage is now. Runs inside the training's own calls, so never raises."""
+        if self._broken or tensor.device.type != self._device_type:
+            return
+        try:
+            storage = tensor.untyped_storage()
+            size = storage.nbytes()
+            if size:
+                self.seen.append(Seen(now_us(), storage.data_ptr(), size, component))
+        except Exception:
+            self._broken = True
+            logger.exception("storages are not recognised from here on")
+
+    def see_storages(self, storages: Iterable[Storage]) -> None:
+        now = now_us()
+        self.seen += [Seen(now, address, size, component) for address, size, component in storages]
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Around a backward pass: what recomputation saves is activations too."""
+        plain = getattr(checkpoint, _RECOMPUTATION, None)
+        if plain is not None:
+            setattr(checkpoint, _RECOMPUTATION, self._watched(plain))
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
+                yield
+        finally:
+            if plain is not None:
+                setattr(checkpoint, _RECOMPUTATION, plain)
+
+    def _watched(self, plain: Any) -> Any:
+        watch = self
+
+        class Watched(plain):  # type: ignore[misc]
+            def __init__(self, *arguments: Any, **options: Any) -> None:
+                super().__init__(*arguments, **options)
+                pack = self.pack_hook
+
+                def see_and_pack(tensor: torch.Tensor) -> Any:
+                    watch.see(tensor, saved_as(tensor, watch._vocab_size))
+                    return pack(tensor)
+
+                self.pack_hook = see_and_pack
+
+        return Watched
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.see(tensor, saved_as(tensor, self._vocab_size))
+        return to_keep(tensor)
+
+    def _see_batch(self, _: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        ids = options.get("input_ids", arguments[0] if arguments else None)
+        if isinstance(ids, torch.Tensor):
+            self.batch_shape = tuple(ids.shape)
+            self.see(ids, Component.ACTIVATIONS)
+
+    def _see_gathered(self, module: torch.nn.Module, _: Any) -> None:
+        # Registered after DeepSpeed's own hook, so the weights are gathered by now.
+        for parameter in list(module._parameters.values()):
+            if parameter is not None:
+                self.see(parameter, Component.PARAMETERS)
+
+    def _see_gradient(self, gradient: torch.Tensor) -> None:
+        self.see(gradient, Component.GRADIENTS)
+
+
+def _unpack(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
