@@ -56,9 +56,7 @@ _UNUSED_LOSS = "it replaces a name that the family's code in transformers 5 no l
 _INTERLEAVED = "the family's rotary positions are interleaved, and Liger skips the switch with a warning"
 _USUAL = LigerFamily()
 _GEGLU = LigerFamily(glu_keyword="geglu")
-_UNUSED_CROSS_ENTROPY = LigerFamily(
-    kernels=_NO_CROSS_ENTROPY, without_effect={"cross_entropy": _UNUSED_LOSS}
-)
+_UNUSED_CROSS_ENTROPY = LigerFamily(kernels=_NO_CROSS_ENTROPY, without_effect={"cross_entropy": _UNUSED_LOSS})
 _LATENT = LigerFamily(kernels=_NO_ROPE, without_effect={"rope": _INTERLEAVED})
 LIGER: dict[str, LigerFamily] = {
     "deepseek_v2": _LATENT,

@@ -19,6 +19,10 @@ class Refusal(Struct, frozen=True, kw_only=True):
     fix: str
 
 
+def _no_words(_: RunSpec) -> dict[str, str]:
+    return {}
+
+
 class Rule(Struct, frozen=True, kw_only=True):
     """One row of a table of rules; the texts may name `{o.option}`, `{gpu.x}`, `{model.x}` and `{spec.x}`."""
 
@@ -29,11 +33,14 @@ class Rule(Struct, frozen=True, kw_only=True):
     fix: str
     source: str
     """Where it was read or seen that the combination cannot work."""
+    words: Callable[[RunSpec], dict[str, str]] = _no_words
+    """Further `{words}` of the texts."""
 
     def refusal(self, spec: RunSpec) -> Refusal:
         """The rule's texts filled in for one run."""
 
         def fill(text: str) -> str:
-            return text.format(o=spec.options, gpu=spec.gpu, model=spec.model, spec=spec)
+            return text.format(o=spec.options, gpu=spec.gpu, model=spec.model, spec=spec, **words)
 
+        words = self.words(spec)
         return Refusal(rule=self.name, what=fill(self.what), why=fill(self.why), fix=fill(self.fix))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from llmtop.presets.liger import LIGER
 from llmtop.presets.rule import Refusal, Rule
 from llmtop.presets.rules_deepspeed import DEEPSPEED_RULES, contradictions
+from llmtop.presets.rules_kernels import KERNEL_CHOICE_RULES
 from llmtop.presets.spec import Attention, GpuSpec, ModelShape, RunSpec
 
 BITSANDBYTES_OPTIMIZERS = frozenset({"adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"})
@@ -11,33 +13,9 @@ NO_SDPA = frozenset({"gemma2", "gpt_oss", "bloom", "mpt", "gpt_neo"})
 """Families whose class says `_supports_sdpa = False`, or does not say it, in transformers 5.24."""
 NO_FLASH_ATTENTION = frozenset({"bloom", "mpt", "llama4_text"})
 """The same for `_supports_flash_attn`."""
-LIGER_FAMILIES = frozenset(
-    {
-        "deepseek_v2",
-        "deepseek_v3",
-        "exaone4",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "glm4",
-        "gpt_oss",
-        "granite",
-        "llama",
-        "llama4_text",
-        "ministral",
-        "mistral",
-        "mixtral",
-        "nemotron",
-        "olmo2",
-        "olmo3",
-        "phi3",
-        "qwen2",
-        "qwen3",
-        "qwen3_moe",
-        "smollm3",
-    }
-)
-"""Those of `MODEL_TYPE_TO_APPLY_LIGER_FN` in liger-kernel 0.8.5 that have a row in the family tables."""
+ONLY_FLASH: dict[str, tuple[str, ...]] = {"gpt_oss": ("flash_attention_4",)}
+"""Families that name the kinds that they work with (`_compatible_flash_implementations`): those of them that
+are an option here."""
 MAX_TOKENS_PER_MICRO_BATCH = 100_000_000
 FLASH_HEAD_DIM = 256
 
@@ -219,6 +197,17 @@ _KERNEL_RULES = (
         source="transformers 5.24: _supports_flash_attn of the family's class",
     ),
     Rule(
+        name="family with another flash attention",
+        refuses=lambda spec: (
+            _flash(spec)
+            and spec.options.attention not in ONLY_FLASH.get(spec.model.family, (spec.options.attention,))
+        ),
+        what="attention = {o.attention} with a {model.family} model",
+        why="it needs attention sinks, which this kernel lacks: transformers would fetch another one",
+        fix="--attention eager, or flash_attention_4",
+        source="transformers 5.24: _compatible_flash_implementations of the family's class",
+    ),
+    Rule(
         name="family without SDPA",
         refuses=lambda spec: spec.options.attention == "sdpa" and spec.model.family in NO_SDPA,
         what="attention = sdpa with a {model.family} model",
@@ -236,7 +225,7 @@ _KERNEL_RULES = (
     ),
     Rule(
         name="family without liger",
-        refuses=lambda spec: spec.options.liger and spec.model.family not in LIGER_FAMILIES,
+        refuses=lambda spec: spec.options.liger and spec.model.family not in LIGER,
         what="liger with a {model.family} model",
         why="Liger has no kernels for this family and would change nothing",
         fix="--no-liger",
@@ -272,5 +261,6 @@ RULES: tuple[Rule, ...] = (
     *_ADAPTER_RULES,
     *_PRECISION_RULES,
     *_KERNEL_RULES,
+    *KERNEL_CHOICE_RULES,
     *_SHAPE_RULES,
 )

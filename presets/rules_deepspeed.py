@@ -28,6 +28,8 @@ REMOVED_BLOCKS = frozenset(
 REMOVED_ZERO_KEYS = frozenset({"mics_hierarchical_params_gather", "mics_shard_size", "zeropp_loco_param"})
 """Both refused by deepspeed 0.19.8, runtime/config.py:_reject_removed_config_keys."""
 
+QUANTIZED_KEYS = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
+"""ZeRO++ (arXiv 2306.10209): fewer bits on the wire."""
 _SPLITS = (
     "tensor_parallel.autotp_size",
     "sequence_parallel_size",
@@ -137,7 +139,30 @@ def _number(spec: RunSpec, path: str) -> float | None:
 
 
 def _secondary_ranks(spec: RunSpec) -> int:
-    return int(_number(spec, "zero_optimization.zero_hpz_partition_size") or 1)
+    given = _number(spec, "zero_optimization.zero_hpz_partition_size")
+    return 1 if given is None else int(given)
+
+
+def _ratio(spec: RunSpec) -> float:
+    """The part of the optimizer that is offloaded."""
+    given = _number(spec, "zero_optimization.offload_optimizer.ratio")
+    return 1.0 if given is None else given
+
+
+def _quantized(spec: RunSpec) -> bool:
+    """Whether ZeRO++ is to send weights or gradients in fewer bits."""
+    return any(_on(spec, f"zero_optimization.{key}") for key in QUANTIZED_KEYS)
+
+
+def _on(spec: RunSpec, path: str) -> bool:
+    """Whether a switch is on, also where it is written as a text."""
+    value = raw(spec, path)
+    return value is True or str(value).lower() in ("true", "1", "yes", "on")
+
+
+def _odd_bucket(spec: RunSpec) -> bool:
+    given = _number(spec, "zero_optimization.allgather_bucket_size")
+    return spec.options.zero in (1, 2) and given is not None and given % 2 != 0
 
 
 def _split(spec: RunSpec) -> bool:
@@ -232,12 +257,79 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="partial offload needs stage 3",
-        refuses=lambda spec: (
-            (_number(spec, "zero_optimization.offload_optimizer.ratio") or 1) < 1 and spec.options.zero != 3
-        ),
+        refuses=lambda spec: _ratio(spec) < 1 and spec.options.zero != 3,
         what="deepspeed.zero_optimization.offload_optimizer.ratio below 1 with zero = {o.zero}",
         why="only stage 3 offloads a part of the optimizer",
         fix="--zero 3, or leave ratio out",
         source="deepspeed 0.19.8 runtime/zero/config.py:offload_ratio_check",
+    ),
+    Rule(
+        name="partial offload needs DeepSpeed's Adam",
+        refuses=lambda spec: (
+            _ratio(spec) < 1
+            and spec.options.zero == 3
+            and spec.options.offload_optimizer != "none"
+            and (spec.options.optimizer == "adamw_torch" or spec.on_cpu)
+        ),
+        what="deepspeed.zero_optimization.offload_optimizer.ratio below 1 with torch's AdamW",
+        why="the part on the host steps with DeepSpeed's CPU Adam, and only that one can be divided"
+        " (on the CPU kind torch's is used)",
+        fix="--optimizer adamw on a GPU, or leave ratio out",
+        source="deepspeed 0.19.8 runtime/zero/stage3.py: Hybrid Optimizer Only Supports DeepSpeedCPUAdam",
+    ),
+    Rule(
+        name="ZeRO++ quantization needs stage 3",
+        refuses=lambda spec: _quantized(spec) and spec.options.zero != 3,
+        what="deepspeed.zero_optimization.zero_quantized_... with zero = {o.zero}",
+        why="only stage 3 gathers weights and scatters gradients through its quantized collectives",
+        fix="--zero 3, or leave the keys out",
+        source="deepspeed 0.19.8 runtime/engine.py:_configure_zero_optimizer",
+    ),
+    Rule(
+        name="ZeRO++ quantization on a CPU",
+        refuses=lambda spec: _quantized(spec) and spec.on_cpu,
+        what="deepspeed.zero_optimization.zero_quantized_... on the CPU",
+        why="its quantizer is a CUDA kernel, and DeepSpeed's CPU backend has none",
+        fix="leave the keys out, or --gpu NAME to plan for a GPU",
+        source="deepspeed 0.19.8 ops/op_builder/cpu: no QuantizerBuilder",
+    ),
+    Rule(
+        name="ZeRO++ and packed weights",
+        refuses=lambda spec: (
+            _on(spec, "zero_optimization.zero_quantized_weights") and spec.options.quantization != "none"
+        ),
+        what="deepspeed.zero_optimization.zero_quantized_weights with quantization = {o.quantization}",
+        why="it would round the packed bits of the weights as if they were numbers",
+        fix="--quantization none, or leave the key out: packed weights are already small to send",
+        source="deepspeed 0.19.8 runtime/zero/partition_parameters.py:CUDAQuantizer.quantize",
+    ),
+    Rule(
+        name="weights frozen after sharding",
+        refuses=lambda spec: _on(spec, "zero_optimization.zero_quantized_nontrainable_weights"),
+        what="deepspeed.zero_optimization.zero_quantized_nontrainable_weights",
+        why="it looks at what is frozen while weights are sharded; here adapters freeze them after that",
+        fix="leave the key out; --quantization nf4 stores frozen weights in 4 bits",
+        source="deepspeed 0.19.8 runtime/zero/stage3.py:quantize_nontrainable_params",
+    ),
+    Rule(
+        name="quantized gradients over nodes need fp16",
+        refuses=lambda spec: (
+            _on(spec, "zero_optimization.zero_quantized_gradients")
+            and spec.options.nodes > 1
+            and spec.options.precision != "fp16"
+            and raw(spec, "communication_data_type") not in DTYPE_SPELLINGS["fp16"]
+        ),
+        what="deepspeed.zero_optimization.zero_quantized_gradients with precision = {o.precision}",
+        why="its kernel reads gradients as fp16 whatever they are, so others come out as noise",
+        fix="--precision fp16, or --set deepspeed.communication_data_type=fp16, or leave the key out",
+        source="deepspeed 0.19.8 ops/csrc/quantization/pt_binding.cpp:ds_swizzle_quant",
+    ),
+    Rule(
+        name="odd all-gather bucket",
+        refuses=_odd_bucket,
+        what="deepspeed.zero_optimization.allgather_bucket_size is odd with zero = {o.zero}",
+        why="buckets start at multiples of 4 bytes, which are two 16-bit numbers",
+        fix="an even number of elements, or leave it out",
+        source="deepspeed 0.19.8 runtime/zero/stage_1_and_2.py: nccl_start_alignment_factor",
     ),
 )

@@ -122,9 +122,9 @@ def _query_key_norms(spec: RunSpec, sizes: Sizes, query: int, kv: int) -> int:
         return 0
     trained = sizes.lora_rank == 0
     by_head = model.qk_norm != "full"
-    return _norm(
-        model, sizes, trained=trained, width=query, rows=model.num_heads if by_head else 1
-    ) + _norm(model, sizes, trained=trained, width=kv, rows=model.num_kv_heads if by_head else 1)
+    return _norm(model, sizes, trained=trained, width=query, rows=model.num_heads if by_head else 1) + _norm(
+        model, sizes, trained=trained, width=kv, rows=model.num_kv_heads if by_head else 1
+    )
 
 
 def _latent_attention_saved(spec: RunSpec, sizes: Sizes) -> int:

@@ -91,6 +91,31 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "family without SDPA": ({"model": "gemma-2-2b", "attention": "sdpa"}, {"attention": "eager"}),
     "liger on a CPU": ({"gpu": "cpu", "liger": True}, {"liger": False}),
     "family without liger": ({"model": "gpt2", "liger": True}, {"liger": False}),
+    "family with another flash attention": (
+        {"model": "GPT_OSS", "gpu": "h200", "attention": "flash_attention_2"},
+        {"attention": "eager"},
+    ),
+    "liger_kernels without liger": ({"liger_kernels": "rope"}, {"liger": True}),
+    "kernel that the family does not have": (
+        {"model": "MISTRAL", "liger": True, "liger_kernels": "rms_norm,cross_entropy"},
+        {"liger_kernels": "rms_norm,fused_linear_cross_entropy"},
+    ),
+    "two cross-entropies": (
+        {"liger": True, "liger_kernels": "cross_entropy,fused_linear_cross_entropy"},
+        {"liger_kernels": "fused_linear_cross_entropy"},
+    ),
+    "liger's MLP is another one": (
+        {"model": "GELU", "liger": True},
+        {"liger_kernels": "rms_norm,rope,fused_linear_cross_entropy"},
+    ),
+    "checkpointing_every without checkpointing": (
+        {"checkpointing_every": 2},
+        {"gradient_checkpointing": True},
+    ),
+    "checkpointing_every beyond the layers": (
+        {"gradient_checkpointing": True, "checkpointing_every": 17},
+        {"checkpointing_every": 16},
+    ),
     "longer than the position table": ({"model": "gpt2", "seq_len": 1025}, {"seq_len": 1024}),
     "more tokens than there can be": ({"micro_batch": 10**6}, {"micro_batch": 1}),
     "removed DeepSpeed block": ({"deepspeed": {"amp": {"enabled": True}}}, {"deepspeed": {}}),
@@ -117,8 +142,53 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"deepspeed": zero_block(offload_optimizer={"ratio": 0.3}), "zero": 2, "offload_optimizer": "cpu"},
         {"zero": 3},
     ),
+    "partial offload needs DeepSpeed's Adam": (
+        {
+            "deepspeed": zero_block(offload_optimizer={"ratio": 0.3}),
+            "zero": 3,
+            "offload_optimizer": "cpu",
+            "optimizer": "adamw_torch",
+        },
+        {"optimizer": "adamw"},
+    ),
+    "ZeRO++ quantization needs stage 3": (
+        {"deepspeed": zero_block(zero_quantized_gradients=True), "zero": 2},
+        {"zero": 3},
+    ),
+    "ZeRO++ quantization on a CPU": (
+        {"deepspeed": zero_block(zero_quantized_weights=True), "zero": 3, "gpu": "cpu"},
+        {"gpu": "h200"},
+    ),
+    "ZeRO++ and packed weights": (
+        {
+            "deepspeed": zero_block(zero_quantized_weights=True),
+            "zero": 3,
+            "quantization": "nf4",
+            "lora_rank": 8,
+        },
+        {"quantization": "none"},
+    ),
+    "weights frozen after sharding": (
+        {"deepspeed": zero_block(zero_quantized_nontrainable_weights=True), "zero": 3, "lora_rank": 8},
+        {"deepspeed": {}, "quantization": "nf4"},
+    ),
+    "quantized gradients over nodes need fp16": (
+        {"deepspeed": zero_block(zero_quantized_gradients=True), "zero": 3, "nodes": 2},
+        {"precision": "fp16"},
+    ),
+    "odd all-gather bucket": (
+        {"deepspeed": zero_block(allgather_bucket_size=5_000_001), "zero": 1},
+        {"deepspeed": zero_block(allgather_bucket_size=5_000_000)},
+    ),
 }
 CONFIGS = {
+    "GPT_OSS": '{"model_type": "gpt_oss", "vocab_size": 99, "hidden_size": 64, "intermediate_size": 64,'
+    ' "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,'
+    ' "num_local_experts": 4, "num_experts_per_tok": 2}',
+    "MISTRAL": '{"model_type": "mistral", "vocab_size": 99, "hidden_size": 64, "intermediate_size": 64,'
+    ' "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}',
+    "GELU": '{"model_type": "llama", "vocab_size": 99, "hidden_size": 64, "intermediate_size": 64,'
+    ' "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "hidden_act": "gelu"}',
     "WIDE": '{"model_type": "gemma", "vocab_size": 99, "hidden_size": 64, "intermediate_size": 64,'
     ' "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 512}',
     "BLOOM": '{"model_type": "bloom", "vocab_size": 99, "hidden_size": 64, "n_layer": 1, "n_head": 2}',
@@ -179,12 +249,59 @@ def test_what_works_is_not_refused() -> None:
         {"attention": "flash_attention_4", "gpu": "b200"},
         {"model": "gemma-2-2b", "attention": "flash_attention_2"},
         {"gradient_checkpointing": True, "liger": True},
+        {"liger": True, "liger_kernels": "rope,cross_entropy", "quantization": "nf4", "lora_rank": 8},
+        {"gradient_checkpointing": True, "checkpointing_reentrant": True, "checkpointing_every": 3},
+        {"zero": 3, "deepspeed": zero_block(zero_quantized_weights=True, zero_hpz_partition_size=8)},
+        {"zero": 3, "deepspeed": zero_block(zero_quantized_gradients=True)},
+        {"zero": 2, "deepspeed": zero_block(zero_quantized_weights=False, zero_hpz_partition_size=0)},
+        {"zero": 1, "deepspeed": zero_block(overlap_comm=True, allgather_bucket_size=2e8)},
+        {"precision": "fp16", "deepspeed": {"fp16": {"initial_scale_power": 12, "loss_scale": 0}}},
         {"seq_len": 200_000, "gradient_checkpointing": True},
         {"deepspeed": {"optimizer": {"type": "AdamW", "params": {"betas": [0.9, 0.95]}}}},
         {"deepspeed": zero_block(stage=2, reduce_bucket_size="auto")},
         {"deepspeed": {"train_batch_size": 8, "gradient_clipping": "auto"}},
     ):
         assert refused_by(**values) == []
+
+
+@pytest.mark.parametrize("ratio", [0, 0.0, 0.5])
+def test_nothing_offloaded_is_less_than_all(ratio: float) -> None:
+    block = zero_block(offload_optimizer={"ratio": ratio})
+    assert refused_by(zero=2, offload_optimizer="cpu", deepspeed=block) == ["partial offload needs stage 3"]
+    assert refused_by(zero=3, offload_optimizer="cpu", deepspeed=block) == []
+
+
+def test_biases_are_not_in_ligers_mlp(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(CONFIGS["GELU"].replace('"hidden_act": "gelu"', '"mlp_bias": true'))
+    assert refused_by(model=str(path), liger=True) == ["liger's MLP is another one"]
+    assert refused_by(model=str(path), liger=True, liger_kernels="rms_norm,rope") == []
+
+
+def test_a_missing_kernel_is_told_with_those_that_there_are() -> None:
+    refusal = rules.refusals(spec(model="qwen2.5-7b", liger=True, liger_kernels="layer_norm"))[0]
+    assert "no layer_norm" in refusal.what
+    assert "rms_norm,rope,glu,cross_entropy,fused_linear_cross_entropy" in refusal.fix
+
+
+@pytest.mark.parametrize(
+    ("typed", "kept"),
+    [
+        ("all", "all"),
+        ("ALL", "all"),
+        ("rope, RMS-norm", "rms_norm,rope"),
+        ("swiglu", "glu"),
+        ("geglu,glu,rope", "rope,glu"),
+    ],
+)
+def test_kernels_are_kept_in_one_spelling(typed: str, kept: str) -> None:
+    assert spec(liger=True, liger_kernels=typed).options.liger_kernels == kept
+
+
+@pytest.mark.parametrize("typed", ["", "rms", "rope,,glu", "all,rope", "fused"])
+def test_an_unknown_kernel_is_refused(typed: str) -> None:
+    with pytest.raises(UsageError, match="liger_kernels"):
+        spec(liger=True, liger_kernels=typed)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,9 @@ def test_the_table_is_what_the_installed_liger_takes(family: str) -> None:
     assert on == {name for name, default in known.items() if default} - useless
 
 
-@pytest.mark.parametrize("family", [name for name, row in LIGER.items() if "cross_entropy" in row.without_effect])
+@pytest.mark.parametrize(
+    "family", [name for name, row in LIGER.items() if "cross_entropy" in row.without_effect]
+)
 def test_the_loss_that_liger_would_replace_is_not_in_the_code_of_transformers(family: str) -> None:
     folder = family.removesuffix("_text")
     found = importlib.util.find_spec(f"transformers.models.{folder}.modeling_{folder}")
