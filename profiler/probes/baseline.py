@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pynvml
 
@@ -15,7 +16,7 @@ def device_used_bytes(local_rank: int) -> int | None:
     try:
         pynvml.nvmlInit()
         try:
-            handle = _device_handle(local_rank)
+            handle = device_handle(local_rank)
             return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
         finally:
             pynvml.nvmlShutdown()
@@ -32,10 +33,10 @@ def baseline(*, local_rank: int, device_used_before_bytes: int | None, on_cpu: b
     )
 
 
-def _device_handle(local_rank: int) -> object:
+def device_handle(local_rank: int, nvml: Any = pynvml) -> Any:
     """NVML counts all devices, CUDA only those that CUDA_VISIBLE_DEVICES names (by index or UUID)."""
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     name = visible[local_rank] if local_rank < len(visible) else str(local_rank)
     if name.isdigit():
-        return pynvml.nvmlDeviceGetHandleByIndex(int(name))
-    return pynvml.nvmlDeviceGetHandleByUUID(name)
+        return nvml.nvmlDeviceGetHandleByIndex(int(name))
+    return nvml.nvmlDeviceGetHandleByUUID(name)

@@ -65,7 +65,7 @@ class Classified(Struct, frozen=True, kw_only=True):
     device: dict[str, int]
     host: dict[str, int]
     storages: tuple[Storage, ...] = ()
-    """Those on a device that is not the CPU."""
+    """Those on the device that computes, whole."""
 
 
 class _Ledger:
@@ -83,12 +83,13 @@ class _Ledger:
             if not size or address in self._seen:
                 continue
             self._seen.add(address)
+            # On the CPU kind the process is the device: nothing is offloaded from it.
+            on_device = self._on_cpu or tensor.device.type != "cpu"
+            if on_device:
+                self.storages.append(Storage(address, size, component))
             if self._on_cpu and size > _UNTOUCHED_FROM_BYTES:
                 size = resident_bytes(address, size)
-            elif tensor.device.type != "cpu":
-                self.storages.append(Storage(address, size, component))
-            # On the CPU kind the process is the device: nothing is offloaded from it.
-            side = self.device if self._on_cpu or tensor.device.type != "cpu" else self.host
+            side = self.device if on_device else self.host
             side[component] = side.get(component, 0) + size
 
 

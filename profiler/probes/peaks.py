@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +10,6 @@ import torch
 from llmtop.profiler.events import PeakClassified, Phase
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.probes.allocator import AllocatorCounters
-from llmtop.profiler.probes.classify import Storage
 from llmtop.profiler.probes.peaktrace import (
     PhasePeak,
     Replay,
@@ -51,7 +49,7 @@ class PeakProbe:
         self._hidden_size = hidden_size
         self._emit = emit
         self._traced_peak = 0
-        self._step = 0
+        self.last_step = 0
         self._spans: list[tuple[Span, AllocatorCounters]] = []
         self._first_event = 0
         self._border = 0
@@ -63,7 +61,7 @@ class PeakProbe:
         return self._traced_peak == 0 or (highest_so_far or 0) > GROWN * self._traced_peak
 
     def begin(self, step: int) -> None:
-        self._step, self._spans = step, []
+        self.last_step, self._spans = step, []
         self.active = True
         self.watch.attach()
         self._tracer.start()
@@ -78,15 +76,8 @@ class PeakProbe:
         self._spans.append((span, counters))
         self._border, self._border_us = border, now
 
-    def see_storages(self, storages: Iterable[Storage]) -> None:
-        self.watch.see_storages(storages)
-
-    def backward(self) -> AbstractContextManager[None]:
-        return self.watch.backward()
-
     def finish(self) -> None:
         """Replay the step and say what its peaks held."""
-        self.active = False
         self.watch.detach()
         replay = Replay(self._tracer.stop())
         shift = replay.clock_shift_us([span for span, _ in self._spans])
@@ -96,6 +87,7 @@ class PeakProbe:
             self._traced_peak = max(self._traced_peak, counters.allocated_peak_bytes)
             if span.phase != "data":
                 self._emit(self._event(phase_peak(replay, span, seen, sizes), counters))
+        self.active = False
         self._forget()
 
     def abandon(self) -> None:
@@ -115,7 +107,7 @@ class PeakProbe:
         components = dict(peak.components)
         components[Component.ROUNDING] = max(0, total - counters.requested_peak_bytes)
         return PeakClassified(
-            step=self._step,
+            step=self.last_step,
             phase=peak.phase,
             moment=peak.moment,
             components={str(name): size for name, size in components.items() if size},

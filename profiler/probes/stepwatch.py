@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ from llmtop.profiler.probes.peaktrace import Seen
 logger = logging.getLogger(__name__)
 
 _RECOMPUTATION = "_recomputation_hook"
-"""torch `utils/checkpoint.py`: the saved-tensor hooks of non-reentrant recomputation, which hide any others."""
+"""torch `utils/checkpoint.py`: the saved-tensor hooks of non-reentrant recomputation, which hide others."""
 
 
 def now_us() -> int:
@@ -54,7 +54,9 @@ class StepWatch:
                 if module._parameters
             ]
         self._handles += [
-            parameter.register_hook(self._see_gradient) for parameter in parameters if parameter.requires_grad
+            parameter.register_hook(self._see_gradient)  # type: ignore[no-untyped-call]
+            for parameter in parameters
+            if parameter.requires_grad
         ]
 
     def detach(self) -> None:
@@ -98,7 +100,7 @@ class StepWatch:
         class Watched(plain):  # type: ignore[misc]
             def __init__(self, *arguments: Any, **options: Any) -> None:
                 super().__init__(*arguments, **options)
-                pack = self.pack_hook
+                pack: Callable[[torch.Tensor], Any] = self.pack_hook  # type: ignore[has-type]
 
                 def see_and_pack(tensor: torch.Tensor) -> Any:
                     watch.see(tensor, saved_as(tensor, watch._vocab_size))

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from msgspec import Struct
 
-from llmtop.profiler.events import AnyEvent, MemoryClassified, Phase, PhaseMemory
+from llmtop.profiler.events import AnyEvent, MemoryClassified, OutsideMoment, Phase, PhaseMemory
 from llmtop.profiler.kernelnames import recognise
 from llmtop.profiler.memory.result import Component, Moment
 from llmtop.profiler.probes.activations import ActivationCounter
@@ -21,11 +21,16 @@ from llmtop.profiler.probes.allocator import Peaks, memory_meter, merge
 from llmtop.profiler.probes.classify import classify
 from llmtop.profiler.probes.heap import read_heap
 from llmtop.profiler.probes.kernels import KernelRecorder
+from llmtop.profiler.probes.outside import OutsideProbe
+from llmtop.profiler.probes.peaks import PeakProbe, hidden_size_of
 from llmtop.profiler.probes.phases import StepTimes, phase_timer
+from llmtop.profiler.probes.tracer import CudaTracer, Tracer
 
 logger = logging.getLogger(__name__)
 
 _ALWAYS_CLASSIFIED = (1, 2)
+_OUTSIDE_AFTER: dict[int, OutsideMoment] = {1: "first_step", 2: "second_step"}
+"""Steps since this process began: kernels are loaded when they are first used."""
 
 
 def is_classified(step: int, every: int) -> bool:
@@ -55,9 +60,14 @@ class TrainingProbes:
         heap_free_before_bytes: int = 0,
         kernel_step: int | None = None,
         records_kernels: bool = False,
+        outside: OutsideProbe | None = None,
+        tracer: Tracer | None = None,
         emit: Callable[[AnyEvent], None],
     ) -> None:
-        """In `kernel_step` the rank that `records_kernels` names what runs; the other ranks wait for it."""
+        """In `kernel_step` the rank that `records_kernels` names what runs; the other ranks wait for it.
+
+        `tracer` is the record of the device's allocator; on CUDA there always is one.
+        """
         self._engine = engine
         self._on_cpu = device.type == "cpu"
         self._emit = emit
@@ -70,6 +80,11 @@ class TrainingProbes:
         self._kernels = KernelRecorder(device)
         self._kernel_step = kernel_step
         self._records_kernels = records_kernels
+        self._outside = outside
+        if tracer is None and device.type == "cuda":
+            tracer = CudaTracer(device)
+        self._peaks = None if tracer is None else self._peak_probe(tracer, device, vocab_size)
+        self._steps = 0
         self._broken: set[str] = set()
         self._step = 0
         self._phase_memory: dict[str, PhaseMemory] = {}
@@ -81,6 +96,7 @@ class TrainingProbes:
         self._step = step
         self._phase_memory = {}
         self._inside_step = None
+        self._guarded("memory", self._memory.start_step)
         self._guarded("times", self._timer.start_step)
         # A step that fails leaves its recording on: to end it waits for the device, which may never come.
         yield
@@ -91,12 +107,15 @@ class TrainingProbes:
         sampled = last and self.sampled
         if last and phase == "forward" and self._records_kernels and self._step == self._kernel_step:
             self._guarded("kernels", self._kernels.start)
+        if sampled:
+            self._guarded("peak", self._begin_trace)
         self._guarded("memory", self._memory.start_phase)
         self._guarded("times", lambda: self._timer.start(phase))
-        watch = sampled and phase == "forward" and "activations" not in self._broken
-        with self._activations.watching() if watch else nullcontext():
+        with self._watching(phase) if sampled else nullcontext():
             yield
         self._guarded("times", lambda: self._timer.stop(phase))
+        if self._tracing is not None:
+            self._guarded("peak", lambda: self._end_traced_phase(phase))
         self._guarded("memory", lambda: self._keep_memory(phase))
         if sampled:
             self._guarded("classification", lambda: self._classify_after(phase))
@@ -107,6 +126,10 @@ class TrainingProbes:
         """Call at the end of a step, after its last phase."""
         if self.sampled:
             self._guarded("classification", lambda: self._emit(self._classified(Moment.STEADY)))
+        if self._tracing is not None:
+            self._guarded("peak", self._tracing.finish)
+            self._activations.forget_observer()
+        self._measure_outside()
         times: list[StepTimes] = []
         self._guarded("times", lambda: times.append(self._timer.finish_step()))
         return StepReading(
@@ -122,6 +145,49 @@ class TrainingProbes:
     def sampled(self) -> bool:
         """Whether this step's tensors are classified."""
         return is_classified(self._step, self._classify_every)
+
+    @property
+    def _tracing(self) -> PeakProbe | None:
+        """The peak probe while it records."""
+        return self._peaks if self._peaks is not None and self._peaks.active else None
+
+    def _peak_probe(self, tracer: Tracer, device: torch.device, vocab_size: int) -> PeakProbe:
+        return PeakProbe(
+            self._engine.module,
+            tracer,
+            device=device,
+            vocab_size=vocab_size,
+            hidden_size=hidden_size_of(self._engine.module),
+            emit=self._emit,
+        )
+
+    def _begin_trace(self) -> None:
+        """At the first phase of a sampled step's last micro-batch."""
+        probe = self._peaks
+        if probe is None or probe.active or probe.last_step == self._step:
+            return
+        if self._step in _ALWAYS_CLASSIFIED or probe.is_due(self._memory.peaks().allocated_bytes):
+            probe.begin(self._step)
+
+    def _end_traced_phase(self, phase: Phase) -> None:
+        if self._tracing is not None:
+            self._tracing.end_phase(phase)
+
+    def _watching(self, phase: Phase) -> AbstractContextManager[None]:
+        """What watches a phase of a sampled step from inside."""
+        tracing = self._tracing
+        if phase == "forward" and "activations" not in self._broken:
+            return self._activations.watching(None if tracing is None else tracing.watch.see)
+        if phase == "backward" and tracing is not None:
+            return tracing.watch.backward()
+        return nullcontext()
+
+    def _measure_outside(self) -> None:
+        self._steps += 1
+        moment = _OUTSIDE_AFTER.get(self._steps)
+        outside = self._outside
+        if outside is not None and moment is not None:
+            self._guarded("outside", lambda: outside.measure(moment))
 
     def _tell_kernels(self) -> None:
         self._emit(recognise(self._step, self._kernels.stop()))
@@ -139,6 +205,8 @@ class TrainingProbes:
 
     def _classified(self, moment: Moment) -> MemoryClassified:
         found = classify(self._engine, on_cpu=self._on_cpu)
+        if self._tracing is not None:
+            self._tracing.watch.see_storages(found.storages)
         components = dict(found.device)
         if moment is Moment.FORWARD_END and "activations" not in self._broken:
             saved = self._activations.saved_bytes()
@@ -180,4 +248,6 @@ class TrainingProbes:
             call()
         except Exception:
             self._broken.add(probe)
+            if probe == "peak" and self._peaks is not None:
+                self._peaks.abandon()
             logger.exception("the probe of %s failed in step %d and is off from here on", probe, self._step)

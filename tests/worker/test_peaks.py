@@ -1,0 +1,210 @@
+"""The peak probe on small trainings on the CPU, whose every storage is counted by a dispatch mode."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from llmtop.profiler.events import AnyEvent, PeakClassified
+from llmtop.profiler.probes.peaks import logits_sizes
+from llmtop.profiler.probes.training import TrainingProbes
+from tests.worker.dispatch_tracer import DispatchTracer
+
+CPU = torch.device("cpu")
+VOCAB, HIDDEN, BATCH, LENGTH, BLOCKS = 50, 16, 4, 8, 3
+TOKENS = BATCH * LENGTH
+WEIGHTS = 4 * (2 * VOCAB * HIDDEN + BLOCKS * HIDDEN * HIDDEN)
+
+
+class Tiny(torch.nn.Module):
+    def __init__(self, checkpointed: str | None) -> None:
+        super().__init__()
+        self.checkpointed = checkpointed
+        self.embedding = torch.nn.Embedding(VOCAB, HIDDEN)
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(BLOCKS)
+        )
+        self.head = torch.nn.Linear(HIDDEN, VOCAB, bias=False)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(input_ids)
+        for block in self.blocks:
+            hidden = self._block(block, hidden)
+        logits = self.head(hidden)
+        loss: torch.Tensor = functional.cross_entropy(logits.view(-1, VOCAB), input_ids.view(-1))
+        return loss
+
+    def _block(self, block: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+        def run(value: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(block(torch.sigmoid(value)))
+
+        if self.checkpointed is None:
+            return run(hidden)
+        made: torch.Tensor = checkpoint(run, hidden, use_reentrant=self.checkpointed == "reentrant")
+        return made
+
+
+def traced(
+    checkpointed: str | None = None, *, steps: int = 3, classify_every: int = 0
+) -> tuple[list[PeakClassified], list[torch.Tensor]]:
+    torch.manual_seed(0)
+    module = Tiny(checkpointed)
+    optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
+    engine: Any = SimpleNamespace(module=module, optimizer=optimizer, basic_optimizer=optimizer)
+    events: list[AnyEvent] = []
+    tracer = DispatchTracer()
+    with tracer:
+        for parameter in module.parameters():
+            tracer.adopt(parameter)
+        probes = TrainingProbes(
+            engine,
+            device=CPU,
+            vocab_size=VOCAB,
+            classify_every=classify_every,
+            tracer=tracer,
+            emit=events.append,
+        )
+        for step in range(1, steps + 1):
+            train_step(probes, engine, step)
+    return [event for event in events if isinstance(event, PeakClassified)], list(module.parameters())
+
+
+def train_step(probes: TrainingProbes, engine: Any, step: int) -> None:
+    with probes.step(step):
+        with probes.phase("data", last=True):
+            ids = torch.randint(VOCAB, (BATCH, LENGTH))
+        with probes.phase("forward", last=True):
+            loss = engine.module(input_ids=ids)
+        with probes.phase("backward", last=True):
+            loss.backward()
+        del loss
+        with probes.phase("optimizer", last=True):
+            engine.basic_optimizer.step()
+            engine.basic_optimizer.zero_grad()
+        probes.finish_step()
+
+
+@pytest.mark.parametrize("checkpointed", [None, "reentrant", "plain"])
+def test_every_byte_of_every_peak_has_a_name(checkpointed: str | None) -> None:
+    events, _ = traced(checkpointed)
+    assert [(event.step, event.phase) for event in events] == [
+        (step, phase) for step in (1, 2) for phase in ("forward", "backward", "optimizer")
+    ]
+    for event in events:
+        assert event.replay_error_bytes == 0
+        assert sum(event.components.values()) + event.unnamed_bytes == event.total_bytes
+        # The loss itself, and the gradient that backward starts with, live across a border.
+        assert event.unnamed_bytes <= 16, (event, event.largest_unnamed)
+        assert event.components["parameters"] == WEIGHTS
+        assert event.components["rounding"] == 1
+
+
+def test_the_backward_peak_of_a_wide_vocabulary_is_the_loss() -> None:
+    events, _ = traced()
+    backward = events[4]
+    assert (backward.step, backward.phase, backward.moment) == (2, "backward", "loss_backward")
+    # The log-probabilities that were kept, and the gradient of the logits.
+    assert backward.components["logits"] >= 2 * 4 * TOKENS * VOCAB
+
+
+def test_the_optimizer_step_holds_gradients_and_both_moments() -> None:
+    events, parameters = traced()
+    held = events[5].components
+    assert held["gradients"] == WEIGHTS
+    assert held["optimizer_state"] == 2 * WEIGHTS + 4 * len(parameters)
+
+
+def test_recomputation_is_named_and_smaller_than_keeping_everything() -> None:
+    kept = {name: traced(name)[0][3].components["activations"] for name in (None, "plain", "reentrant")}
+    assert kept["plain"] < kept[None]
+    assert kept["reentrant"] < kept[None]
+
+
+def test_a_later_sampled_step_is_traced_only_if_the_peak_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    events, _ = traced(steps=6, classify_every=3)
+    assert {event.step for event in events} == {1, 2}
+    monkeypatch.setattr("llmtop.profiler.probes.peaks.PeakProbe.is_due", lambda self, highest: True)
+    events, _ = traced(steps=6, classify_every=3)
+    assert {event.step for event in events} == {1, 2, 3, 6}
+
+
+def test_steps_between_the_sampled_ones_hook_and_trace_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for target in (
+        "llmtop.profiler.probes.stepwatch.StepWatch.attach",
+        "llmtop.profiler.probes.stepwatch.StepWatch.see",
+        "llmtop.profiler.probes.activations.ActivationCounter.watching",
+        "llmtop.profiler.probes.training.classify",
+        "tests.worker.dispatch_tracer.DispatchTracer.start",
+        "tests.worker.dispatch_tracer.DispatchTracer.counters",
+    ):
+        monkeypatch.setattr(target, lambda *_, name=target, **__: calls.append(name))
+    module = Tiny(None)
+    optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
+    engine: Any = SimpleNamespace(module=module, optimizer=optimizer, basic_optimizer=optimizer)
+    tracer = DispatchTracer()
+    probes = TrainingProbes(
+        engine, device=CPU, vocab_size=VOCAB, classify_every=0, tracer=tracer, emit=lambda _: None
+    )
+    for step in range(3, 6):
+        train_step(probes, engine, step)
+    assert calls == []
+    assert not module._forward_pre_hooks
+    assert all(not parameter._backward_hooks for parameter in module.parameters())
+
+
+def test_hooks_are_gone_after_a_traced_step_and_gradients_are_the_same() -> None:
+    _, watched = traced(steps=2)
+    torch.manual_seed(0)
+    module = Tiny(None)
+    optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
+    for _ in range(2):
+        module(torch.randint(VOCAB, (BATCH, LENGTH))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for seen, plain in zip(watched, module.parameters(), strict=True):
+        assert torch.equal(seen, plain)
+        assert not seen._backward_hooks
+
+
+def test_watching_a_gradient_does_not_copy_it() -> None:
+    weight = torch.nn.Parameter(torch.ones(8))
+    seen: list[int] = []
+    handle = weight.register_hook(  # type: ignore[no-untyped-call]
+        lambda gradient: seen.append(gradient.untyped_storage().data_ptr())
+    )
+    (weight * torch.ones(8)).sum().backward()  # type: ignore[no-untyped-call]
+    handle.remove()
+    assert weight.grad is not None
+    # AccumulateGrad takes over a gradient that nobody else holds; a copy would have another address.
+    assert seen == [weight.grad.untyped_storage().data_ptr()]
+
+
+def test_a_trace_that_fails_ends_the_recording_and_not_the_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lost(_: DispatchTracer) -> None:
+        raise RuntimeError("events were lost")
+
+    abandoned: list[bool] = []
+    monkeypatch.setattr(DispatchTracer, "stop", lost)
+    monkeypatch.setattr(DispatchTracer, "abandon", lambda _: abandoned.append(True))
+    with caplog.at_level(logging.ERROR):
+        events, _ = traced()
+    assert events == []
+    assert abandoned == [True]
+    assert "the probe of peak failed in step 1" in caplog.text
+
+
+def test_sizes_of_logits_know_shifts_and_chunks_and_spare_weights() -> None:
+    sizes = logits_sizes((4, 8), 100, 16, [])
+    # 32 tokens, 28 shifted ones; Liger: ceil(100 / 16) = 7 chunks of ceil(32 / 7) = 5, up to 8.
+    for rows in (32, 28, 8, 4):
+        assert {rows * 100 * 2, rows * 100 * 4} <= sizes
+    assert logits_sizes((), 100, 16, []) == frozenset()
