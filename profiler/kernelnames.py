@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple
 
 from llmtop.profiler.events import KernelsSeen, KernelTime
 
+_NOT_FORWARD = re.compile(r"[Bb]wd|[Bb]ackward|bprop|cutlassB_|combine")
+_FUSED_LOSS = "liger_fused_linear_cross_entropy"
 TOP_KERNELS = 20
 NAME_LENGTH = 200
 """Characters of a kernel's name that are kept: template arguments run to thousands."""
@@ -145,11 +147,12 @@ PATTERNS: tuple[KernelPattern, ...] = (
     ),
     _row(
         "liger",
-        "swiglu",
+        "glu",
         r"^_(swiglu_(forward|backward|fwd|bwd|fused|kernel)|fused_up_proj_swiglu)",
         f"{_LIGER}/swiglu.py, mlp.py and fused_moe_kernels.py",
     ),
-    _row("liger", "geglu", r"^_geglu_(tanh_)?(forward|backward|fwd|bwd)", f"{_LIGER}/geglu.py"),
+    _row("liger", "glu", r"^_geglu_(tanh_)?(forward|backward|fwd|bwd)", f"{_LIGER}/geglu.py"),
+    _row("liger", "relu_squared", r"^_relu_squared_(forward|backward)", f"{_LIGER}/relu_squared.py"),
     _row(
         "liger",
         "cross_entropy",
@@ -255,13 +258,19 @@ def recognise(step: int, kernels: Sequence[KernelTime]) -> KernelsSeen:
             of_kind[name] = KernelTime(
                 name=name, seconds=so_far.seconds + kernel.seconds, calls=so_far.calls + kernel.calls
             )
+    attention = _attention(found.get("attention", {}))
+    loss = _loss(found.get("loss", {}))
+    liger = set(found.get("liger", {}))
+    if loss == _FUSED_LOSS:
+        liger = liger - {"cross_entropy"} | {"fused_linear_cross_entropy"}
     longest = sorted(kernels, key=lambda kernel: -kernel.seconds)[:TOP_KERNELS]
     return KernelsSeen(
         step=step,
-        attention=_attention(found.get("attention", {})),
-        liger=tuple(sorted(found.get("liger", {}))),
+        attention=attention,
+        attention_calls=_forward_calls(attention, kernels),
+        liger=tuple(sorted(liger)),
         optimizer=_longest(found.get("optimizer", {})),
-        loss=_loss(found.get("loss", {})),
+        loss=loss,
         quantization=tuple(sorted(found.get("quantization", {}))),
         communication=tuple(sorted(found.get("communication", {}))),
         top=tuple(
@@ -285,11 +294,21 @@ def _attention(found: dict[str, KernelTime]) -> str | None:
     return _longest(fused or found)
 
 
+def _forward_calls(attention: str | None, kernels: Sequence[KernelTime]) -> int:
+    return sum(
+        kernel.calls
+        for kernel in kernels
+        if attention is not None
+        and not _NOT_FORWARD.search(kernel.name)
+        and dict(kinds_of(kernel.name)).get("attention") == attention
+    )
+
+
 def _loss(found: dict[str, KernelTime]) -> str | None:
     """A micro-batch has one loss, so Liger's kernel more than once is the fused one, chunk by chunk."""
     name = _longest(found)
     if name == "liger_cross_entropy" and found[name].calls > 1:
-        return "liger_fused_linear_cross_entropy"
+        return _FUSED_LOSS
     return name
 
 

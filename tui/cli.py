@@ -75,6 +75,12 @@ COMMANDS: tuple[Command, ...] = (
         "llmtop report latest",
     ),
     Command(
+        "compare",
+        "RUN RUN [--json]",
+        "two runs side by side: options, time, memory, and what really ran",
+        "llmtop compare 20261129-1845 latest",
+    ),
+    Command(
         "import",
         "DS_JSON [--world-size N] [--json]",
         "read a DeepSpeed configuration: its problems and the equivalent options",
@@ -89,7 +95,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
 )
 
-LATER = ("set", "tune", "snapshot", "export", "compare", "replay")
+LATER = ("set", "tune", "snapshot", "export", "replay")
 """Words that are reserved for commands of a later version."""
 
 

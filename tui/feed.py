@@ -20,6 +20,7 @@ from llmtop.profiler.feed import RunReader
 from llmtop.profiler.findings.find import findings
 from llmtop.profiler.rundir import SUPERVISOR, RunDir, list_runs
 from llmtop.profiler.runstate import RunState
+from llmtop.profiler.switches import Measured
 from llmtop.tui.view import ENDED, LogText, RunRow, RunView, steady_speed
 from llmtop.tui.widgets.paint import harmless
 
@@ -48,6 +49,14 @@ class LogArrived(Replaceable):
     def __init__(self, text: LogText) -> None:
         super().__init__()
         self.text = text
+
+
+class OthersArrived(Replaceable):
+    """Runs that differ from the watched one in one switch, as they were when they were read."""
+
+    def __init__(self, others: tuple[Measured, ...]) -> None:
+        super().__init__()
+        self.others = others
 
 
 class RunsArrived(Replaceable):

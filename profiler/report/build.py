@@ -9,7 +9,7 @@ from msgspec import Struct
 from llmtop.presets.inputs import Inputs, inputs
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import Breakdown, breakdown
-from llmtop.profiler.events import CheckpointSaved
+from llmtop.profiler.events import CheckpointSaved, KernelsSeen
 from llmtop.profiler.feed import read_state
 from llmtop.profiler.findings.find import findings
 from llmtop.profiler.findings.finding import Finding, first_line
@@ -18,6 +18,7 @@ from llmtop.profiler.rankstate import WARMUP_STEPS
 from llmtop.profiler.rundir import HARDWARE, SUPERVISOR, RunDir
 from llmtop.profiler.runstate import RankState, RunState, Status
 from llmtop.profiler.series import steady_steps
+from llmtop.profiler.switches import Measured, Switch, measure, read_others, switches
 
 REPORT_SCHEMA_VERSION = 1
 
@@ -139,6 +140,10 @@ class Report(Struct, frozen=True, kw_only=True):
     ranks: tuple[RankReport, ...]
     checkpoints: tuple[CheckpointSaved, ...]
     findings: tuple[Finding, ...]
+    switches: tuple[Switch, ...]
+    """What was asked for, whether it runs, and what it changed against runs that differ in it alone."""
+    kernels: KernelsSeen | None
+    """What the profiler saw run in one micro-batch of rank 0."""
     versions: dict[str, str]
     files: dict[str, str]
     skipped_lines: int
@@ -147,10 +152,12 @@ class Report(Struct, frozen=True, kw_only=True):
 
 def build_report(run: RunDir) -> Report:
     """Read everything that the run's folder says now."""
-    return report_of(run, read_state(run))
+    state = read_state(run)
+    return report_of(run, state, read_others(run, state.host))
 
 
-def report_of(run: RunDir, state: RunState) -> Report:
+def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -> Report:
+    """`others` are the runs that its switches are compared with."""
     spec, prediction = run.spec(), run.prediction()
     found = breakdown(state, spec, prediction)
     first = state.ranks.get(0)
@@ -208,6 +215,8 @@ def report_of(run: RunDir, state: RunState) -> Report:
         ranks=tuple(_rank(state, rank) for _, rank in sorted(state.ranks.items())),
         checkpoints=state.checkpoints,
         findings=findings(state, spec, prediction),
+        switches=switches(measure(run.run_id, spec, state, prediction), first, prediction, others),
+        kernels=first.kernels if first else None,
         versions={"llmtop": state.llmtop_version, **(built.versions if built else {})},
         files=_files(run, spec),
         skipped_lines=state.skipped_lines,

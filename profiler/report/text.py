@@ -9,6 +9,7 @@ from datetime import datetime
 
 from llmtop.profiler.report.build import ComponentReport, RankReport, Report
 from llmtop.profiler.report.columns import ColumnUnit, print_addends, print_one, unit_for
+from llmtop.profiler.switches import Switch
 from llmtop.profiler.units import (
     NOT_AVAILABLE,
     counted,
@@ -196,6 +197,34 @@ def _numbers(ranks: list[int]) -> str:
     return shown + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
 
+def _switches(report: Report, width: int) -> Iterator[str]:
+    """Those that are on, or that another run was measured without."""
+    told = [s for s in report.switches if not s.is_off or s.compared_run is not None or s.on is False]
+    if not told:
+        return
+    yield "Switches"
+    for switch in told:
+        on = {True: "on", False: "NOT ON", None: "not known whether on"}[switch.on]
+        parts = [f"{switch.asked}: {on} ({switch.evidence})", *_switch_change(switch)]
+        yield from _hanging(switch.label, "; ".join(parts), width)
+
+
+def _switch_change(switch: Switch) -> Iterator[str]:
+    if switch.compared_run is not None:
+        yield (
+            f"step time {format_percent(switch.step_percent, signed=True)}, "
+            f"peak {format_bytes(switch.peak_bytes_change, signed=True)} "
+            f"against {switch.compared_setting} ({switch.compared_run})"
+        )
+        if switch.note:
+            yield switch.note
+        return
+    yield "not measured: no run differs in it alone"
+    if switch.predicted_bytes_change is not None:
+        size = format_bytes(switch.predicted_bytes_change, signed=True)
+        yield f"predicted peak {size} against {switch.compared_setting}"
+
+
 def _findings(report: Report, width: int) -> Iterator[str]:
     yield "Findings"
     if not report.findings:
@@ -219,7 +248,7 @@ def _record(report: Report, width: int) -> Iterator[str]:
         yield from _hanging("not understood", text, width)
 
 
-_SECTIONS: tuple[Section, ...] = (_head, _training, _memory, _hardware, _findings, _record)
+_SECTIONS: tuple[Section, ...] = (_head, _training, _memory, _hardware, _switches, _findings, _record)
 
 
 def _words(component: ComponentReport) -> str:

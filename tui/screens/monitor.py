@@ -14,9 +14,11 @@ from textual.screen import Screen
 from textual.widgets import Footer
 
 from llmtop.profiler.rundir import SUPERVISOR, RunDir
-from llmtop.tui.feed import FeedFailed, LogArrived, MonitorFeed, ViewArrived, follow_run
+from llmtop.profiler.switches import Measured, read_others
+from llmtop.tui.feed import FeedFailed, LogArrived, MonitorFeed, OthersArrived, ViewArrived, follow_run
 from llmtop.tui.keys import MONITOR_KEYS, bindings
 from llmtop.tui.panels.components import ComponentsPanel
+from llmtop.tui.panels.devices import DevicesPanel
 from llmtop.tui.panels.findings import FindingsPanel
 from llmtop.tui.panels.host import HostPanel
 from llmtop.tui.panels.links import LinksPanel
@@ -25,6 +27,7 @@ from llmtop.tui.panels.loss import LossPanel
 from llmtop.tui.panels.memory import MemoryPanel
 from llmtop.tui.panels.startup import StartupPanel
 from llmtop.tui.panels.steps import StepsPanel
+from llmtop.tui.panels.switches import SwitchesPanel
 from llmtop.tui.requests import RunsAsked, StopAsked
 from llmtop.tui.view import ENDED, LogText, RunView
 from llmtop.tui.widgets.paint import harmless
@@ -38,9 +41,11 @@ PANELS: tuple[tuple[str, type[Panel]], ...] = (
     ("loss", LossPanel),
     ("steps", StepsPanel),
     ("host", HostPanel),
+    ("devices", DevicesPanel),
     ("links", LinksPanel),
     ("findings", FindingsPanel),
     ("log", LogPanel),
+    ("switches", SwitchesPanel),
 )
 """Identifier to panel, in the order of the grid."""
 
@@ -54,6 +59,8 @@ class MonitorScreen(Screen[None]):
 
     view: reactive[RunView | None] = reactive(None)
     log_text: reactive[LogText | None] = reactive(None)
+    others: reactive[tuple[Measured, ...] | None] = reactive(None)
+    """Runs that differ in one switch; read when their panel is opened."""
 
     def __init__(self, run: RunDir) -> None:
         super().__init__()
@@ -69,7 +76,11 @@ class MonitorScreen(Screen[None]):
         with Container(id="panels"):
             for name, kind in PANELS:
                 panel = kind(id=name).data_bind(MonitorScreen.view)
-                yield panel.data_bind(MonitorScreen.log_text) if isinstance(panel, LogPanel) else panel
+                if isinstance(panel, LogPanel):
+                    panel.data_bind(MonitorScreen.log_text)
+                if isinstance(panel, SwitchesPanel):
+                    panel.data_bind(MonitorScreen.others)
+                yield panel
         yield Footer(show_command_palette=False, compact=True)
 
     def on_mount(self) -> None:
@@ -89,10 +100,25 @@ class MonitorScreen(Screen[None]):
         before, status = self.view, message.view.state.status
         self.view = message.view
         self.set_class(message.view.state.steps_finished == 0 and status not in ENDED, "-starting")
+        self._choose_panels(message.view)
         if before is None or (before.state.status in ENDED) != (status in ENDED):
             self.refresh_bindings()
             if before is not None:
                 self.app.bell()
+
+    def _choose_panels(self, view: RunView) -> None:
+        """A small overview of a run on GPUs shows these in place of the host, unless it offloads to the host."""
+        options = view.spec.options
+        offloads = options.offload_optimizer != "none" or options.offload_param != "none"
+        self.set_class(not view.spec.on_cpu, "-gpu")
+        self.set_class(offloads, "-offload")
+
+    @work(thread=True, exclusive=True, group="others")
+    def _read_others(self, host: str) -> None:
+        self.post_message(OthersArrived(read_others(self.run, host)))
+
+    def on_others_arrived(self, message: OthersArrived) -> None:
+        self.others = message.others
 
     def on_log_arrived(self, message: LogArrived) -> None:
         self.log_text = message.text
@@ -138,6 +164,8 @@ class MonitorScreen(Screen[None]):
             panel.zoomed = panel is wanted
         if wanted is not None:
             wanted.focus()
+        if isinstance(wanted, SwitchesPanel) and self.view is not None:
+            self._read_others(self.view.state.host)
 
     def action_back(self) -> None:
         if self.zoomed is not None:

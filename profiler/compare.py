@@ -1,0 +1,276 @@
+"""Two runs side by side: which options differ, how time and memory changed, what really ran in each.
+
+Pure over two reports, so that the command and the app say the same. The change is always the second run
+against the first; what makes the comparison unfair is said, not corrected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import fields
+
+from llmtop.presets.spec import Provenance, RunOptions, RunSpec, ValueSource
+from llmtop.profiler.breakdown import DRIVER_RESERVE_BYTES, breakdown
+from llmtop.profiler.evidence import ran_words
+from llmtop.profiler.feed import read_state
+from llmtop.profiler.memory.result import Component
+from llmtop.profiler.rankstate import WARMUP_STEPS
+from llmtop.profiler.report.build import Report, report_of
+from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.runstate import RunState
+from llmtop.profiler.series import steady_steps
+from llmtop.profiler.switches import FEW_STEPS
+from llmtop.profiler.units import counted
+
+COMPARE_SCHEMA_VERSION = 1
+FOREIGN_BYTES = 256 * 1024**2
+"""Held on the device by others, beyond the driver's own reserve."""
+
+Unit = Literal["seconds", "tokens_per_second", "bytes", "loss"]
+
+
+class Side(Struct, frozen=True, kw_only=True):
+    """One of the two runs, in what has to be alike for a comparison to be fair."""
+
+    run_id: str
+    name: str
+    status: str
+    model: str
+    gpu: str
+    world_size: int
+    host: str
+    data: str
+    seq_len: int
+    tokens_per_step: int
+    steps_finished: int
+    timed_steps: int
+    """Those that the step time is taken from."""
+    versions: dict[str, str]
+
+
+class OptionDifference(Struct, frozen=True, kw_only=True):
+    option: str
+    first: Any
+    second: Any
+    first_from: Provenance
+    second_from: Provenance
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """One measured figure of both runs; null where it was not measured."""
+
+    name: str
+    unit: Unit
+    first: float | None
+    second: float | None
+    change: float | None
+    """Second minus first."""
+    percent: float | None
+
+
+class RanDifference(Struct, frozen=True, kw_only=True):
+    what: str
+    first: str | None
+    """None: nothing of it was seen."""
+    second: str | None
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    schema_version: int = COMPARE_SCHEMA_VERSION
+    first: Side
+    second: Side
+    options: tuple[OptionDifference, ...]
+    """Those that differ."""
+    changes: tuple[Change, ...]
+    loss_step: int | None
+    """The step at which both losses were taken: the last one that both have."""
+    ran: tuple[RanDifference, ...]
+    """What the profiler and the modules say, whether it differs or not."""
+    unfair: tuple[str, ...]
+    """Why a difference may not come from the options."""
+
+
+def compare(first: RunDir, second: RunDir) -> Comparison:
+    """Read both runs and put them side by side."""
+    return comparison(_read(first), _read(second))
+
+
+class _Read(Struct, frozen=True, kw_only=True):
+    run: RunDir
+    spec: RunSpec
+    state: RunState
+    report: Report
+    reserved_bytes: int | None
+
+
+def _read(run: RunDir) -> _Read:
+    state, spec = read_state(run), run.spec()
+    found = breakdown(state, spec, run.prediction())
+    return _Read(
+        run=run,
+        spec=spec,
+        state=state,
+        report=report_of(run, state),
+        reserved_bytes=found.reserved_bytes,
+    )
+
+
+def comparison(first: _Read, second: _Read) -> Comparison:
+    loss_step, losses = _last_common_loss(first.state, second.state)
+    sides = _side(first), _side(second)
+    return Comparison(
+        first=sides[0],
+        second=sides[1],
+        options=tuple(_option_differences(first.spec, second.spec)),
+        changes=(*_changes(first, second), change("loss", "loss", *losses)),
+        loss_step=loss_step,
+        ran=tuple(_ran(first.state, second.state)),
+        unfair=tuple(_unfair(first, second, *sides)),
+    )
+
+
+def change(name: str, unit: Unit, first: float | None, second: float | None) -> Change:
+    known = first is not None and second is not None
+    difference = second - first if first is not None and second is not None else None
+    return Change(
+        name=name,
+        unit=unit,
+        first=first,
+        second=second,
+        change=difference,
+        percent=100 * difference / first if known and first and difference is not None else None,
+    )
+
+
+def _side(read: _Read) -> Side:
+    report, spec = read.report, read.spec
+    return Side(
+        run_id=report.run_id,
+        name=report.name,
+        status=report.status,
+        model=report.model,
+        gpu=report.gpu,
+        world_size=report.world_size,
+        host=report.host,
+        data=spec.options.data,
+        seq_len=spec.options.seq_len,
+        tokens_per_step=report.tokens_per_step,
+        steps_finished=report.steps_finished,
+        timed_steps=len(steady_steps(read.state.series, WARMUP_STEPS)),
+        versions=report.versions,
+    )
+
+
+def _option_differences(first: RunSpec, second: RunSpec) -> Iterator[OptionDifference]:
+    for option in fields(RunOptions):
+        name = option.name
+        one, two = getattr(first.options, name), getattr(second.options, name)
+        if one != two:
+            yield OptionDifference(
+                option=name,
+                first=one,
+                second=two,
+                first_from=_source(first, name),
+                second_from=_source(second, name),
+            )
+
+
+def _source(spec: RunSpec, option: str) -> Provenance:
+    return spec.provenance.get(option) or Provenance(source=ValueSource.DEFAULT)
+
+
+def _changes(first: _Read, second: _Read) -> Iterator[Change]:
+    one, two = first.report, second.report
+    yield change("step_seconds", "seconds", one.step_seconds, two.step_seconds)
+    yield change("tokens_per_second", "tokens_per_second", one.tokens_per_second, two.tokens_per_second)
+    yield change("peak_bytes", "bytes", one.actual_peak_bytes, two.actual_peak_bytes)
+    components = [{c.component: c.actual_bytes for c in side.components if c.in_peak} for side in (one, two)]
+    for name in (component for component in Component if component in components[0] | components[1]):
+        # A component that the breakdown leaves out was zero wherever another one was measured.
+        values = [
+            parts.get(name, 0 if side.actual_peak_bytes is not None else None)
+            for parts, side in zip(components, (one, two), strict=True)
+        ]
+        yield change(name, "bytes", *values)
+    yield change("unexplained", "bytes", one.unexplained_bytes, two.unexplained_bytes)
+    yield change("reserved_bytes", "bytes", first.reserved_bytes, second.reserved_bytes)
+    yield change("device_bytes", "bytes", one.actual_device_bytes, two.actual_device_bytes)
+    yield change("host_bytes", "bytes", one.host_memory.ranks_pss_bytes, two.host_memory.ranks_pss_bytes)
+
+
+def _last_common_loss(
+    first: RunState, second: RunState
+) -> tuple[int | None, tuple[float | None, float | None]]:
+    losses = [
+        {step: loss for step, loss in zip(s.series.steps, s.series.losses, strict=True) if loss is not None}
+        for s in (first, second)
+    ]
+    step = max(losses[0].keys() & losses[1].keys(), default=None)
+    return (None, (None, None)) if step is None else (step, (losses[0][step], losses[1][step]))
+
+
+def _ran(first: RunState, second: RunState) -> Iterator[RanDifference]:
+    ranks = [state.ranks.get(0) for state in (first, second)]
+    words = [ran_words(rank.kernels if rank else None) for rank in ranks]
+    built = [rank.model if rank else None for rank in ranks]
+    for what in words[0]:
+        yield RanDifference(what=what, first=words[0][what], second=words[1][what])
+    modules = [model.attention if model else None for model in built]
+    yield RanDifference(what="attention in the modules", first=modules[0], second=modules[1])
+    kernels = [", ".join(model.liger) or None if model else None for model in built]
+    yield RanDifference(what="Liger in the modules", first=kernels[0], second=kernels[1])
+    classes = [model.optimizer if model else None for model in built]
+    yield RanDifference(what="optimizer's class", first=classes[0], second=classes[1])
+
+
+def _unfair(first: _Read, second: _Read, one: Side, two: Side) -> Iterator[str]:
+    for what, left, right in (
+        ("machines", one.host, two.host),
+        ("GPUs", one.gpu, two.gpu),
+        ("numbers of ranks", one.world_size, two.world_size),
+        ("models", one.model, two.model),
+        ("data", one.data, two.data),
+        ("sequence lengths", one.seq_len, two.seq_len),
+        ("tokens a step", one.tokens_per_step, two.tokens_per_step),
+    ):
+        if left != right:
+            yield f"different {what}: {left} and {right}"
+    if first.spec.model != second.spec.model and one.model == two.model:
+        yield f"both models are called {one.model}, but their shapes differ"
+    unlike = [
+        f"{name} {one.versions[name]} and {version}"
+        for name, version in two.versions.items()
+        if one.versions.get(name, version) != version
+    ]
+    if unlike:
+        yield f"different versions: {', '.join(unlike)}"
+    moments = [read.report.actual_moment for read in (first, second)]
+    if None not in moments and moments[0] != moments[1]:
+        named = " and ".join(str(moment).replace("_", " ") for moment in moments)
+        yield f"different moments of the peak, and so components of different moments: {named}"
+    for read, side in ((first, one), (second, two)):
+        yield from _not_settled(read, side)
+
+
+def _not_settled(read: _Read, side: Side) -> Iterator[str]:
+    if side.steps_finished == 0:
+        yield f"{side.run_id} has finished no step" + (
+            ": it is still starting" if side.status == "starting" else ""
+        )
+    elif side.timed_steps < FEW_STEPS:
+        steps = counted(side.timed_steps, "step")
+        yield f"{side.run_id} has only {steps} after warm-up; small differences are noise"
+    if side.status in ("failed", "out_of_memory", "lost"):
+        yield f"{side.run_id} ended as {side.status.replace('_', ' ')}"
+    if read.spec.on_cpu:
+        return
+    held = [
+        rank.baseline.device_used_before_bytes
+        for rank in read.state.ranks.values()
+        if rank.baseline is not None and rank.baseline.device_used_before_bytes is not None
+    ]
+    if held and max(held) > DRIVER_RESERVE_BYTES + FOREIGN_BYTES:
+        yield f"other processes were on a device of {side.run_id} when it started"

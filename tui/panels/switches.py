@@ -1,0 +1,74 @@
+"""The switches of the run: asked for, really on, and what each changed on this machine."""
+
+from __future__ import annotations
+
+from textual.content import Content
+from textual.reactive import reactive
+
+from llmtop.profiler.switches import Measured, Switch, measure, switches
+from llmtop.profiler.units import format_bytes, format_percent
+from llmtop.tui.view import RunView
+from llmtop.tui.widgets.paint import fit, fit_right, harmless, lines
+from llmtop.tui.widgets.panel import Panel
+
+_MARKS = {True: ("✓", "$text-success"), False: ("✗", "$text-error"), None: ("?", "$muted")}
+_LABEL_CELLS, _TIME_CELLS, _PEAK_CELLS = 14, 9, 12
+_LEAST_ASKED_CELLS, _MOST_ASKED_CELLS = 12, 32
+_UNIT_SUFFIX_CELLS = 2
+
+
+class SwitchesPanel(Panel):
+    TITLE = "Switches"
+    KEY = "w"
+
+    others: reactive[tuple[Measured, ...] | None] = reactive(None)
+    """Runs that differ in one switch; None until they have been read."""
+
+    def headline(self, view: RunView) -> tuple[str, ...]:
+        return ("measured against runs that differ in one switch alone", "against runs unlike in one switch")
+
+    def watch_others(self) -> None:
+        self.repaint()
+
+    def draw(self, view: RunView, width: int, height: int) -> Content:
+        own = measure(view.state.run_id, view.spec, view.state, view.prediction)
+        found = switches(own, view.state.ranks.get(0), view.prediction, self.others or ())
+        rest = width - _UNIT_SUFFIX_CELLS - _LABEL_CELLS - _TIME_CELLS - _PEAK_CELLS
+        asked = max(_LEAST_ASKED_CELLS, min(_MOST_ASKED_CELLS, rest // 2))
+        head = fit("", 2) + fit("switch", _LABEL_CELLS) + fit("asked for", asked)
+        head += fit_right("step time", _TIME_CELLS) + fit_right("peak", _PEAK_CELLS) + "  against"
+        rows = [Content.styled(fit(head, width), "$muted")]
+        for switch in found:
+            rows += _rows(switch, asked, width)
+        if self.others is None:
+            rows.append(Content.styled("reading the other runs", "$muted"))
+        return lines(rows)
+
+
+def _rows(switch: Switch, asked: int, width: int) -> list[Content]:
+    mark, style = _MARKS[switch.on]
+    setting = harmless(switch.asked)
+    name = Content.assemble((f"{mark} ", style), fit(switch.label, _LABEL_CELLS))
+    change = Content.assemble(name, fit(setting, asked), _change(switch))
+    told = [harmless(switch.evidence)]
+    if switch.compared_run is not None:
+        told.append(f"measured against {harmless(switch.compared_run)}")
+        told += [harmless(switch.note)] if switch.note else []
+    detail = Content.styled("  " + "; ".join(told), "$muted")
+    return [change.truncate(width, ellipsis=True), detail.truncate(width, ellipsis=True)]
+
+
+def _change(switch: Switch) -> Content:
+    if switch.compared_run is not None:
+        return Content.assemble(
+            (fit_right(format_percent(switch.step_percent, signed=True), _TIME_CELLS), "bold"),
+            (fit_right(format_bytes(switch.peak_bytes_change, signed=True), _PEAK_CELLS), "bold"),
+            (f"  {harmless(switch.compared_setting or '')}", "$muted"),
+        )
+    if switch.predicted_bytes_change is not None:
+        size = format_bytes(switch.predicted_bytes_change, signed=True)
+        words = f"  {harmless(switch.compared_setting or '')} (predicted)"
+        return Content.assemble(
+            fit_right("", _TIME_CELLS), (fit_right(size, _PEAK_CELLS), "italic"), (words, "$muted")
+        )
+    return Content.styled("  not measured: no run differs in it alone", "$muted")
