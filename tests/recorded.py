@@ -21,6 +21,7 @@ from llmtop.profiler.events import (
     DeviceSample,
     HardwareSampled,
     HostSample,
+    LinkSample,
     MemoryClassified,
     ModelBuilt,
     PhaseMemory,
@@ -36,6 +37,10 @@ from llmtop.profiler.events import (
     StageFinished,
     StartupStage,
     StepFinished,
+    Topology,
+    TopologyDevice,
+    TopologyPair,
+    TopologySeen,
 )
 from llmtop.profiler.memory.result import Moment
 from llmtop.profiler.rundir import RunDir
@@ -143,6 +148,8 @@ class Recorder:
         for rank in range(self.spec.world_size):
             self.supervisor.write(RankStarted(rank=rank, pid=self.pid(rank)))
             self.run.log_path(rank).write_text(f"[rank {rank}] building {self.spec.model.name}\n")
+        if not self.spec.on_cpu:
+            self.supervisor.write(TopologySeen(topology=recorded_topology(len(self.ranks))))
         for stage, seconds in _STAGES:
             for writer in self.ranks:
                 writer.write(StageBegan(stage=stage))
@@ -172,7 +179,7 @@ class Recorder:
                     params=params,
                     trainable_params=params,
                     attention=self.spec.options.attention,
-                    optimizer="AdamW",
+                    optimizer="AdamW" if self.spec.on_cpu else "FusedAdam",
                     engine_optimizer="DeepSpeedZeroOptimizer",
                     versions={"torch": "2.13.0", "deepspeed": "0.19.8", "transformers": "5.24.0"},
                 )
@@ -291,6 +298,23 @@ class Recorder:
             pcie_tx_bytes_per_second=2.1e8,
             pcie_rx_bytes_per_second=1.4e8,
             process_count=1,
+            sm_active_percent=93.0,
+            sm_occupancy_percent=41.0,
+            tensor_active_percent=58.0,
+            dram_active_percent=44.0,
+            fp32_active_percent=3.0,
+            fp16_active_percent=0.0,
+            energy_joules=5e6 + 612.0 * (self.time.now - BEGAN),
+            ecc_corrected=2,
+            ecc_uncorrected=0,
+            remapped_rows=0,
+            remap_pending=False,
+            remap_failed=False,
+            pcie_generation=5,
+            pcie_width=16,
+            pcie_replays=0,
+            nvlinks_active=18,
+            links=tuple(LinkSample(link, 2_280_000_000, 2_270_000_000, 0, 0, 0) for link in range(18)),
         )
 
     def end(self, end: RunEnd | None, last_step: int) -> None:
@@ -331,6 +355,37 @@ class Recorder:
                 )
             )
         self.supervisor.write(RunEnded(state=end, reason=_REASON[end], fix=_FIX.get(end, "")))
+
+
+def recorded_topology(gpus: int) -> Topology:
+    """An H200 baseboard: every device has 18 links to the switches."""
+    return Topology(
+        devices=tuple(
+            TopologyDevice(
+                index=index,
+                name="NVIDIA H200",
+                numa_node=index // 4,
+                cpus="0-47" if index < 4 else "48-95",
+                pcie_generation=5,
+                pcie_generation_max=5,
+                pcie_width=16,
+                pcie_width_max=16,
+                nvlinks=18,
+                nvlink_peer="switch",
+                nvlink_bytes_per_second=18 * 26.562e9,
+                has_gpm=True,
+                ecc_enabled=True,
+                mig_enabled=False,
+            )
+            for index in range(gpus)
+        ),
+        pairs=tuple(
+            TopologyPair(first=first, second=second, road="NV18", nvlinks=18, peer_access=True)
+            for first in range(gpus)
+            for second in range(first + 1, gpus)
+        ),
+        own_cpus="0-95",
+    )
 
 
 _REASON: dict[str, str] = {

@@ -95,8 +95,8 @@ def _pair(calls: NvmlCalls, first: _Found, second: _Found) -> TopologyPair:
     road = f"NV{nvlinks}" if nvlinks else None if ancestor is None else _ANCESTORS.get(ancestor)
     peer = calls.number("nvmlDeviceGetP2PStatus", first.handle, second.handle, _P2P_READ)
     return TopologyPair(
-        first=first.index,
-        second=second.index,
+        first=min(first.index, second.index),
+        second=max(first.index, second.index),
         road=road,
         nvlinks=nvlinks,
         peer_access=None if peer is None else peer == _P2P_OK,

@@ -37,7 +37,7 @@ async def test_everything_important_stands_on_80x24(live: LiveRun, root: Path) -
         for words in ("tok/s", "fwd 33%", "RAM", "cgroup", "NVLink  n/a", "step 20 loss", "left", "elapsed"):
             assert words in shown
         for panel in app.screen.query(Panel):
-            assert panel.TITLE in shown or panel.id == "startup"
+            assert panel.TITLE in shown or panel.id in ("startup", "devices")
         assert "Quit (run goes on)" in shown and "Stop" in shown and "Help" in shown
 
 
@@ -133,7 +133,8 @@ async def test_zoomed_panels_tell_more(root: Path) -> None:
             "0": ("weights   random", "data      builtin:english", "tokenizer made from the data"),
             "4": ("backward", "slowest rank", "step seconds"),
             "5": ("swap", "peak RSS", "no offload"),
-            "6": ("NVLink send", "GPU7", "PCIe recv"),
+            "6": ("NVLink send", "GPU7", "PCIe recv", "GPU7    PCIe gen5 x16 of gen5 x16"),
+            "9": ("GPU0  NVIDIA H200", "tensor", "612/700 W", "throttled: no", "J a token", "Xid: none"),
         }.items():
             await pilot.press(key)
             await wait_for_text(pilot, *words)
@@ -202,7 +203,7 @@ async def test_any_terminal_size(size: tuple[int, int], live: LiveRun, root: Pat
     app = LlmtopApp("monitor", live.run, root)
     async with app.run_test(size=size) as pilot:
         await wait_for(pilot, lambda: app.screen.view is not None)  # type: ignore[attr-defined]
-        for key in ("1", "2", "3", "4", "5", "6", "7", "8", "escape", "tab", "down"):
+        for key in ("1", "2", "3", "4", "5", "6", "7", "8", "9", "escape", "tab", "down"):
             await pilot.press(key)
         await pilot.pause()
         assert screen_text(app)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from textual.content import Content
 
-from llmtop.profiler.events import DeviceSample
-from llmtop.profiler.units import format_rate
+from llmtop.profiler import topology
+from llmtop.profiler.events import DeviceSample, LinkSample
+from llmtop.profiler.units import counted, format_rate
 from llmtop.tui.view import RunView
-from llmtop.tui.widgets.paint import NOT_KNOWN, fit, fit_right, lines, sparkline
+from llmtop.tui.widgets.paint import NOT_KNOWN, fit, fit_right, harmless, lines, sparkline
 from llmtop.tui.widgets.panel import Panel
 
 _LABEL_CELLS = 8
 _RATE_CELLS = 12
+_LINK_CELLS = 26
 
 
 class LinksPanel(Panel):
@@ -32,6 +34,7 @@ class LinksPanel(Panel):
         ]
         if self.zoomed:
             rows += [Content(""), *_device_rows(devices), Content(""), *_histories(view, width)]
+            rows += [*_pcie_rows(view), *_topology_rows(view), *_link_rows(view, width)]
         return lines(rows if self.zoomed else rows[: max(height, 1)])
 
 
@@ -53,7 +56,7 @@ def _sum_row(label: str, devices: tuple[DeviceSample, ...], send: str, receive: 
         return Content.assemble((fit(label, _LABEL_CELLS), "$muted"), f"{NOT_KNOWN}: this run has no GPU")
     sent, received = _total(devices, send), _total(devices, receive)
     if sent is None and received is None:
-        why = "there is none" if label == "NVLink" else "the driver does not tell"
+        why = "the driver tells of none" if label == "NVLink" else "the driver does not tell"
         return Content.assemble((fit(label, _LABEL_CELLS), "$muted"), f"{NOT_KNOWN}: {why}")
     return _pair(label, sent, received)
 
@@ -97,3 +100,84 @@ def _histories(view: RunView, width: int) -> list[Content]:
         if drawn:
             rows.append(Content.assemble((fit(label, _LABEL_CELLS), "$muted"), (drawn, "$primary")))
     return rows
+
+
+def _pcie_rows(view: RunView) -> list[Content]:
+    """Generation and width now and at most; a device that idles goes down to an older generation."""
+    sample, described = view.state.hardware, view.state.topology
+    most = {device.index: device for device in described.devices} if described else {}
+    rows = []
+    for device in sample.devices if sample else ():
+        if device.pcie_generation is None and device.pcie_width is None:
+            continue
+        words = topology.pcie_words(device.pcie_generation, device.pcie_width)
+        best = most.get(device.index)
+        if best is not None:
+            words += f" of {topology.pcie_words(best.pcie_generation_max, best.pcie_width_max)}"
+        if device.pcie_replays:
+            words += f", {counted(device.pcie_replays, 'replay')}"
+        rows.append(Content(fit(f"GPU{device.index}", _LABEL_CELLS) + f"PCIe {words}"))
+    return [Content(""), *rows] if rows else []
+
+
+def _newest_links(view: RunView) -> dict[int, tuple[LinkSample, ...]]:
+    """Of each device; single links are read less often than the rest."""
+    found: dict[int, tuple[LinkSample, ...]] = {}
+    for sample in reversed(view.state.hardware_history):
+        for device in sample.devices:
+            if device.links:
+                found.setdefault(device.index, device.links)
+        if len(found) == len(sample.devices):
+            break
+    return dict(sorted(found.items()))
+
+
+def _link_rows(view: RunView, width: int) -> list[Content]:
+    """Every NVLink: send and receive, several to a row, and its errors where there are any."""
+    rows: list[Content] = []
+    across = max(1, width // _LINK_CELLS)
+    for index, links in _newest_links(view).items():
+        words = f"GPU{index}  {counted(len(links), 'NVLink')} up: send and receive of each"
+        rows += [Content(""), Content.styled(words, "$muted")]
+        for at in range(0, len(links), across):
+            rows.append(Content("".join(_link_cell(link) for link in links[at : at + across])))
+        rows += [Content.styled(_link_errors(link), "$warning") for link in links if _has_errors(link)]
+    return rows
+
+
+def _link_cell(link: LinkSample) -> str:
+    rates = fit_right(format_rate(link.tx_bytes_per_second), 11)
+    rates += fit_right(format_rate(link.rx_bytes_per_second), 11)
+    return fit(f"{link.link:2d}{rates}", _LINK_CELLS)
+
+
+def _has_errors(link: LinkSample) -> bool:
+    return any((link.crc_errors, link.replays, link.recoveries))
+
+
+def _link_errors(link: LinkSample) -> str:
+    parts = (
+        counted(link.crc_errors or 0, "CRC error"),
+        counted(link.replays or 0, "replay"),
+        counted(link.recoveries or 0, "recovery", "recoveries"),
+    )
+    return f"link {link.link}: {', '.join(parts)} since the driver was loaded"
+
+
+def _topology_rows(view: RunView) -> list[Content]:
+    described = view.state.topology
+    if described is None or not described.devices:
+        return []
+    table = topology.matrix(described)
+    widths = [max(len(row[column]) for row in table) + 2 for column in range(len(table[0]))]
+    rows = [
+        "".join(fit(cell, cells) for cell, cells in zip(row, widths, strict=True)).rstrip() for row in table
+    ]
+    used = {pair.road for pair in described.pairs}
+    meanings = [f"{road} {words}" for road, words in topology.ROADS.items() if road in used]
+    if any((road or "").startswith("NV") for road in used):
+        meanings.insert(0, "NV# that many NVLinks")
+    notes = [f"GPU{device.index}  {topology.nvlink_words(device)}" for device in described.devices]
+    notes += [problem.what for problem in topology.problems(described)]
+    told = [Content.styled(harmless(note), "$muted") for note in ("; ".join(meanings), *notes) if note]
+    return [Content(""), Content.styled(rows[0], "$muted"), *map(Content, map(harmless, rows[1:])), *told]
