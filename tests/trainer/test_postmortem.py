@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from llmtop.profiler.events import CheckpointSaved, RankFailed, RankFinished
+from llmtop.profiler.hardware.xid import xid_seen
 from llmtop.trainer.supervisor.postmortem import Story, how_to_go_on, name_end
 from llmtop.trainer.supervisor.ranks import RankExit
 
@@ -161,3 +162,23 @@ def test_a_run_that_somebody_ended_says_what_continues_it(signal_name: str, tmp_
     end = name_end(story(exited(0, None, signal_name), go_on=later))
     assert end.fix.endswith(f"; its checkpoints are in {checkpoints}; {command} goes on from the newest")
     assert "{" not in name_end(story(exited(0, None, signal_name))).fix
+
+
+def test_an_error_of_the_gpu_explains_a_failure() -> None:
+    victim = exited(0, 1)
+    failure = {0: failed("CUDA error: unspecified launch failure")}
+    end = name_end(story(victim, failed=failure, xids=(xid_seen(0, 45), xid_seen(1, 79))))
+    assert end.reason.endswith("the driver reported Xid 79 of GPU 1: the GPU has fallen off the bus")
+    assert end.fix.startswith("take the GPU out of use")
+    own = name_end(story(victim, failed=failure, xids=(xid_seen(0, 45), xid_seen(0, 31))))
+    assert "Xid 31 of GPU 0" in own.reason and "CUDA_LAUNCH_BLOCKING" in own.fix
+    gone = name_end(story(victim, failed=failure, lost_devices=(3,)))
+    assert gone.reason.endswith("the driver has lost GPU 3") and "dmesg" in gone.fix
+
+
+def test_an_error_of_the_gpu_changes_no_other_end() -> None:
+    noise = {"xids": (xid_seen(0, 63),), "lost_devices": (1,)}
+    assert "Xid" not in name_end(story(exited(0, 0), finished={0: DONE}, **noise)).reason
+    told = failed("CUDA out of memory", out_of_memory=True)
+    end = name_end(story(exited(0, 5), failed={0: told}, **noise))
+    assert end.state == "out_of_memory" and "Xid" not in end.reason
