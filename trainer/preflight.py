@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-import tempfile
 from pathlib import Path
 
 from msgspec import Struct
@@ -17,7 +16,18 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.hardware.libaio import libaio
 from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.units import counted
+from llmtop.trainer.dsconfig import deepspeed_config
+from llmtop.trainer.folders import why_not_writable
+from llmtop.trainer.ops import ops_of
 from llmtop.trainer.records import check_first_record, check_regular, files_under, is_json_lines
+from llmtop.trainer.toolchain import (
+    TRITON_CACHE,
+    build_problem,
+    compiler_problem,
+    mended,
+    torch_cuda,
+    triton_cache,
+)
 
 _STACK = ("torch", "deepspeed", "transformers", "tokenizers", "safetensors")
 _BUILTIN_DATA = ("builtin:english",)
@@ -72,6 +82,7 @@ def preflight(spec: RunSpec) -> None:
     _devices(spec)
     _data(spec)
     _folders(spec)
+    _build(spec)
 
 
 def _one_machine(spec: RunSpec) -> None:
@@ -218,6 +229,24 @@ def _nvme(folder: str | None) -> None:
         )
 
 
+def _build(spec: RunSpec) -> None:
+    """What the run's ops are compiled with, in the environment that the ranks will get."""
+    version = None if spec.on_cpu else torch_cuda()
+    environment = mended(os.environ, version)
+    problem = build_problem(ops_of(deepspeed_config(spec)), environment, version)
+    if problem is None and spec.options.liger and not spec.on_cpu:
+        problem = compiler_problem("liger = true needs one", environment)
+        reason = why_not_writable(triton_cache(environment))
+        if problem is None and reason:
+            problem = UsageError(
+                f"Triton's cache {triton_cache(environment)} cannot be written",
+                why=f"liger = true needs it: {reason}",
+                fix=f"set {TRITON_CACHE} to a folder that is yours, or leave it out",
+            )
+    if problem is not None:
+        raise problem
+
+
 def _readable(path: Path, option: str) -> None:
     if not path.exists():
         siblings = [entry.name for entry in _entries(path.parent)]
@@ -231,18 +260,13 @@ def _readable(path: Path, option: str) -> None:
 
 
 def _writable(path: Path) -> None:
-    """The folder itself, or the nearest one above it that exists and in which it would be made."""
-    existing = next((p for p in (path, *path.parents) if p.exists()), path)
-    try:
-        # Trying tells more than permissions do: a file system may be full, read-only or not a real one.
-        with tempfile.TemporaryFile(dir=existing):
-            pass
-    except OSError as error:
+    reason = why_not_writable(path)
+    if reason:
         raise UsageError(
             f"nvme_path {path} cannot be written",
-            why=f"a file in {existing}: {error.strerror or error}",
+            why=reason,
             fix="give a folder on an NVMe drive that is yours",
-        ) from error
+        )
 
 
 def _is_saved_dataset(path: Path) -> bool:

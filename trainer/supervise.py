@@ -43,6 +43,7 @@ from llmtop.trainer.supervisor.progress import HangWatch, Progress
 from llmtop.trainer.supervisor.rankenv import free_port, rank_environment, worker_command
 from llmtop.trainer.supervisor.ranks import RankExit, Ranks, adopt_orphans
 from llmtop.trainer.supervisor.wakeup import Wakeup
+from llmtop.trainer.toolchain import mended, torch_cuda
 
 _TURN_SECONDS = 0.2
 _QUIET_SECONDS = 2.0
@@ -118,10 +119,9 @@ class Supervisor:
         for lock in remove_stale_locks(extensions):
             _log(f"removed {lock}, which a build that was killed had left")
         port, command = free_port(), worker_command(run, self.environment)
+        usual = mended(self.environment, None if self.spec.on_cpu else torch_cuda())
         for rank in range(self.spec.world_size):
-            environment = rank_environment(
-                run, rank, port=port, extensions=extensions, environment=self.environment
-            )
+            environment = rank_environment(run, rank, port=port, extensions=extensions, environment=usual)
             pid = self.ranks.start(rank, command, environment, run.log_path(rank))
             self.events.write(RankStarted(rank=rank, pid=pid))
         # The first sample shows the machine before the ranks have taken anything.

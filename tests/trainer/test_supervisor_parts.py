@@ -211,7 +211,7 @@ def test_cuda_numbers_devices_as_nvml_does_unless_told(run: RunDir) -> None:
         ("9.0a", "9.0"),
         (" 8.0 9.0a;9.0 10.0f+PTX;", "8.0;9.0;10.0+PTX"),
         ("9.0a+PTX;9.0", "9.0+PTX;9.0"),
-        ("Hopper", "Hopper"),
+        ("Hopper", "9.0"),
     ],
 )
 def test_ranks_get_an_arch_list_that_deepspeed_can_read(

@@ -22,6 +22,15 @@ WORKER_COMMAND = "LLMTOP_WORKER_COMMAND"
 """Started in place of the worker, with the run directory as last argument; for tests."""
 ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
 """The GPU architectures that torch compiles ops for."""
+_NAMED_ARCHS: dict[str, str] = {
+    "Volta": "7.0",
+    "Turing": "7.5",
+    "Ampere": "8.0;8.6",
+    "Ada": "8.9",
+    "Hopper": "9.0",
+    "Blackwell": "10.0",
+}
+"""Names that torch takes (torch 2.13 `utils/cpp_extension.py`); it takes `native` too, for what is there."""
 _ADDRESS = "127.0.0.1"
 
 
@@ -59,9 +68,16 @@ def rank_environment(
 
 
 def deepspeed_archs(arch_list: str) -> str:
-    """A TORCH_CUDA_ARCH_LIST that DeepSpeed can read: it takes the `0a` of `9.0a` for a number."""
-    items = re.split(r"[;\s]+", arch_list.strip(";" + string.whitespace))
-    return ";".join(dict.fromkeys(re.sub(r"^(\d+\.\d+)[a-z]+", r"\1", item) for item in items))
+    """A TORCH_CUDA_ARCH_LIST that DeepSpeed can read; empty where it then asks the devices.
+
+    It takes every part of an item for a number: the `0a` of `9.0a`, and torch's names of generations
+    (deepspeed 0.19.8 `ops/op_builder/builder.py:compute_capability_args`).
+    """
+    for name, numbers in _NAMED_ARCHS.items():
+        arch_list = re.sub(rf"\b{re.escape(name)}(?!\w|\+Tegra)", numbers, arch_list, flags=re.IGNORECASE)
+    items = re.split(r"[;,\s]+", arch_list.strip(";," + string.whitespace))
+    plain = [re.sub(r"^(\d+\.\d+)[a-z]+", r"\1", item) for item in items]
+    return ";".join(dict.fromkeys(item for item in plain if re.fullmatch(r"\d+\.\d+(\+PTX)?", item)))
 
 
 def free_port() -> int:

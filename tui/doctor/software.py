@@ -6,18 +6,32 @@ rest from NVML and the tools' own version flags.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
 import sys
-import sysconfig
 from collections.abc import Iterator
-from pathlib import Path
 
 from msgspec import Struct
 
-from llmtop.tui.doctor.check import Check, Machine, Status, installed_version, output_of
+from llmtop.trainer.folders import why_not_writable
+from llmtop.trainer.supervisor.extensions import VARIABLE as EXTENSIONS
+from llmtop.trainer.supervisor.extensions import extensions_dir
+from llmtop.trainer.toolchain import (
+    TRITON_CACHE,
+    compiler,
+    fits_torch,
+    gcc_below,
+    gcc_major,
+    mended,
+    ninja_folder,
+    other_toolkit,
+    python_header,
+    toolkit,
+    torch_cuda,
+    triton_cache,
+)
+from llmtop.tui.doctor.check import Check, Machine, Status, installed_version
 
 
 class PackageRow(Struct, frozen=True):
@@ -50,7 +64,7 @@ def look_at_machine() -> Machine:
     names, driver, cuda = _nvml()
     return Machine(
         torch_version=torch_version,
-        torch_cuda=_torch_cuda() if torch_version else None,
+        torch_cuda=torch_cuda() if torch_version else None,
         gpu_names=names,
         driver_version=driver,
         driver_cuda=cuda,
@@ -59,19 +73,6 @@ def look_at_machine() -> Machine:
 
 def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.split("+")[0])[:3])
-
-
-def _torch_cuda() -> str | None:
-    """torch.version.cuda read from its file: importing torch would take seconds."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
-        return None
-    try:
-        text = (Path(found.origin).parent / "version.py").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
-    return match.group(1) if match else None
 
 
 def _nvml() -> tuple[tuple[str, ...], str | None, tuple[int, int] | None]:
@@ -160,52 +161,64 @@ def _torch_build(machine: Machine) -> Check:
 
 
 def _nvcc(machine: Machine) -> Check:
-    """DeepSpeed compiles its CUDA ops on first use and refuses an nvcc of another major version."""
-    version = _nvcc_version()
+    """DeepSpeed compiles its CUDA ops on first use, with the toolkit that torch finds."""
+    name = "nvcc"
+    kit = toolkit(os.environ)
+    found = f"CUDA {_dotted(kit.release)} in {kit.home}" if kit and kit.release else ""
     if machine.torch_cuda is None:
-        found = f"{version or 'none'}; not needed without a CUDA build of torch"
-        return Check(name="nvcc", status="ok", found=found)
+        return Check(
+            name=name, status="ok", found=f"{found or 'none'}; not needed without a CUDA build of torch"
+        )
+    if kit is not None and fits_torch(kit, machine.torch_cuda):
+        return Check(name=name, status="ok", found=found)
+    other = other_toolkit(machine.torch_cuda)
+    if other is not None and not (kit and kit.chosen):
+        return Check(
+            name=name, status="ok", found=f"ranks will use CUDA {_dotted(other.release)} in {other.home}"
+        )
+    wanted = f"CUDA {machine.torch_cuda} toolkit"
+    mend = f"export CUDA_HOME={other.home}" if other else f"install the {wanted} and set CUDA_HOME"
+    mend += "; or --optimizer adamw_torch"
+    if kit is None or kit.release is None:
+        where = f"none in {kit.home}; " if kit else ""
+        found = f"{where}DeepSpeed's fused Adam is compiled with it on first use"
+        return Check(name=name, status="missing", found=found, mend=mend)
+    found += f"; torch is built for CUDA {machine.torch_cuda}: what it compiles does not fit"
+    return Check(name=name, status="warn", found=found, mend=mend)
+
+
+def _dotted(number: tuple[int, int] | None) -> str:
+    return ".".join(map(str, number or ()))
+
+
+def _compiler(machine: Machine) -> Check:
+    name = "c++ compiler"
+    command, version = compiler(os.environ)
     if version is None:
         return Check(
-            name="nvcc",
-            status="missing",
-            found="DeepSpeed's fused Adam is compiled with it on first use",
-            mend=f"install the CUDA {machine.torch_cuda} toolkit, set CUDA_HOME; or --optimizer adamw_torch",
-        )
-    wanted = _release(machine.torch_cuda)[0]
-    if _release(version)[0] != wanted:
-        return Check(
-            name="nvcc",
-            status="warn",
-            found=f"{version}; torch is built for CUDA {machine.torch_cuda}: DeepSpeed refuses to compile",
-            mend=f"point CUDA_HOME to a CUDA {wanted} toolkit; or --optimizer adamw_torch",
-        )
-    return Check(name="nvcc", status="ok", found=version)
-
-
-def _nvcc_version() -> str | None:
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    path = str(Path(home) / "bin" / "nvcc") if home else shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-    text = output_of([path, "--version"])
-    match = re.search(r"release (\d+\.\d+)", text or "")
-    return match.group(1) if match else None
-
-
-def _compiler(_machine: Machine) -> Check:
-    command = os.environ.get("CXX") or "c++"
-    text = output_of([command, "--version"])
-    if text is None:
-        return Check(
-            name="c++ compiler",
+            name=name,
             status="missing",
             found=f"{command} does not run; DeepSpeed's ops and CPU Adam are compiled on first use",
             mend="install g++ (Debian: apt install g++)",
         )
-    return Check(name="c++ compiler", status="ok", found=text.splitlines()[0])
+    usual = mended(os.environ, machine.torch_cuda)
+    kit = toolkit(usual)
+    bound, major = gcc_below(kit.release if kit else None), gcc_major(os.environ, command)
+    if machine.torch_cuda is None or bound is None or major is None or major < bound:
+        return Check(name=name, status="ok", found=version)
+    chosen = usual.get("CXX")
+    if chosen and chosen != command:
+        return Check(name=name, status="ok", found=f"{version}, too new for nvcc; ranks will use {chosen}")
+    return Check(
+        name=name,
+        status="warn",
+        found=f"{version}; this nvcc takes gcc below {bound}",
+        mend=f"install g++-{bound - 1}, export CC=gcc-{bound - 1} CXX=g++-{bound - 1}",
+    )
 
 
 def _python_headers(_machine: Machine) -> Check:
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    header = python_header()
     if header.exists():
         return Check(name="python headers", status="ok", found=str(header))
     return Check(
@@ -217,16 +230,49 @@ def _python_headers(_machine: Machine) -> Check:
 
 
 def _ninja(_machine: Machine) -> Check:
-    found = installed_version("ninja")
     path = shutil.which("ninja")
-    if found or path:
-        return Check(name="ninja", status="ok", found=found or str(path))
+    if path:
+        return Check(name="ninja", status="ok", found=path)
+    folder = ninja_folder(os.environ)
+    if folder:
+        return Check(
+            name="ninja", status="ok", found=f"in {folder}, which is not on PATH; for ranks it will be"
+        )
     return Check(
         name="ninja",
         status="missing",
-        found="torch compiles DeepSpeed's ops with it",
+        found="torch compiles and loads DeepSpeed's ops through it",
         mend="pip install ninja",
     )
+
+
+def _extensions(_machine: Machine) -> Check:
+    name, folder = "compiled ops", extensions_dir(os.environ)
+    reason = why_not_writable(folder)
+    if reason:
+        return Check(
+            name=name,
+            status="missing",
+            found=f"{folder} cannot be written: {reason}",
+            mend=f"make room, or export {EXTENSIONS}=DIR, a folder that is yours",
+        )
+    built = sorted(file.stem for file in folder.glob("*/*.so"))
+    return Check(name=name, status="ok", found=f"{folder}: {', '.join(built) or 'none built yet'}")
+
+
+def _triton_cache(_machine: Machine) -> Check:
+    name, folder = "triton cache", triton_cache(os.environ)
+    reason = why_not_writable(folder)
+    if reason is None:
+        return Check(name=name, status="ok", found=str(folder))
+    if TRITON_CACHE in os.environ:
+        return Check(
+            name=name,
+            status="warn",
+            found=f"{folder} cannot be written: {reason}; Liger's kernels are kept there",
+            mend=f"export {TRITON_CACHE}=DIR, a folder that is yours, or unset it",
+        )
+    return Check(name=name, status="ok", found=f"{folder} cannot be written; ranks will use another folder")
 
 
 def software_checks(machine: Machine) -> Iterator[Check]:
@@ -234,5 +280,8 @@ def software_checks(machine: Machine) -> Iterator[Check]:
     yield _python(machine)
     yield _driver(machine)
     yield from (_package(row, machine) for row in PACKAGES)
-    for check in (_torch_build, _nvcc, _compiler, _python_headers, _ninja):
+    for check in _TOOLS:
         yield check(machine)
+
+
+_TOOLS = (_torch_build, _nvcc, _compiler, _python_headers, _ninja, _extensions, _triton_cache)

@@ -1,0 +1,23 @@
+"""Whether a folder can be written, found out by writing."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+_TRIAL_BYTES = 1 << 16
+"""A full disk takes an empty file without a word."""
+
+
+def why_not_writable(folder: Path) -> str | None:
+    """The reason, for the folder itself or the nearest one above it that exists; None when it can be written.
+
+    Trying tells more than permissions do: a file system may be full, read-only or not a real one.
+    """
+    existing = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    try:
+        with tempfile.TemporaryFile(dir=existing, buffering=0) as trial:
+            trial.write(bytes(_TRIAL_BYTES))
+    except OSError as error:
+        return f"a file in {existing}: {error.strerror or error}"
+    return None
