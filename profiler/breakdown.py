@@ -1,9 +1,12 @@
 """Predicted against actual memory, component by component, for the rank that held the most.
 
 The actual peak is what the allocator (CUDA) or the kernel (CPU: resident set) reported inside a phase
-of a step. Tensors are classified only at some moments, so the components are those of the classified
-moment nearest to that peak: of the moments at the borders of its phase, the one that held the most.
-What the peak held beyond that moment came and went inside the phase: `workspace`. What that moment held
+of a step. On CUDA the allocator's trace of a step tells what the peak itself held (`PeakClassified`): then
+the components are exact, and `unexplained` is what nobody recognised and what the peak of the whole run has
+beyond the traced one.
+Without that, as on the CPU kind, tensors are classified only at some moments, and the components are those of
+the classified moment nearest to the peak: of the moments at the borders of its phase, the one that held the
+most. What the peak held beyond that moment came and went inside the phase: `workspace`. What that moment held
 beyond its classified tensors (and, on the CPU kind, beyond the runtime) is `unexplained`, which may be
 negative. So the rows inside the peak add up to it exactly.
 A process whose tensors are much larger than its resident set had pages taken by the kernel: then neither
@@ -16,9 +19,10 @@ from __future__ import annotations
 from msgspec import Struct
 
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.events import MemoryClassified
+from llmtop.profiler.events import MemoryClassified, PeakClassified
 from llmtop.profiler.memory.allocator import context_bytes
 from llmtop.profiler.memory.result import Component, Moment, Prediction
+from llmtop.profiler.outside import outside_peak_parts
 from llmtop.profiler.runstate import RankState, RunState
 
 _NEAR: dict[str, tuple[Moment, ...]] = {
@@ -43,7 +47,14 @@ _CLASSIFIED = (
 _AFTER_BACKWARD = (Moment.FIRST_BLOCK_BACKWARD, Moment.OPTIMIZER_STEP, Moment.STEADY)
 """Classified when the graph, and all it had saved, is gone."""
 _GONE_AFTER_BACKWARD = (Component.ACTIVATIONS, Component.LOGITS)
-_ON_DEVICE = (Component.CUDA_CONTEXT, Component.OTHER_PROCESSES)
+_ON_DEVICE = (
+    Component.CUDA_CONTEXT,
+    Component.NCCL,
+    Component.LOADED_KERNELS,
+    Component.OTHER_PROCESSES,
+)
+_IN_CONTEXT = (Component.NCCL, Component.LOADED_KERNELS)
+"""Predicted as part of the context."""
 NEARLY = 0.98
 RECLAIMED_SHARE = 0.05
 """Of the peak; by less the classified tensors exceed the resident set when some were never touched."""
@@ -64,11 +75,14 @@ class BreakdownRow(Struct, frozen=True, kw_only=True):
     """None: not measured at the moment that is shown."""
     in_peak: bool = True
     """Part of the allocated (CPU: resident) peak; False for what lies outside the allocator."""
+    compared_bytes: int | None = None
+    """Actual bytes of all that the prediction covers, where that is more than this row."""
 
     @property
     def error_percent(self) -> float | None:
         """How far the prediction is above the actual bytes."""
-        return error_percent(self.predicted_bytes, self.actual_bytes)
+        actual = self.actual_bytes if self.compared_bytes is None else self.compared_bytes
+        return error_percent(self.predicted_bytes, actual)
 
 
 class Breakdown(Struct, frozen=True, kw_only=True):
@@ -80,7 +94,11 @@ class Breakdown(Struct, frozen=True, kw_only=True):
     unexplained_bytes: int | None = None
     predicted_moment: str = ""
     actual_moment: str | None = None
-    """The classified moment whose components are shown."""
+    """The moment of the peak, or the classified moment whose components are shown in its place."""
+    exact: bool = False
+    """The components are those of the peak itself."""
+    largest_unnamed: tuple[int, ...] = ()
+    """Sizes of the largest allocations that nobody recognised, where the peak was traced."""
     peak_rank: int | None = None
     peak_phase: str | None = None
     """Phase of a step in which the peak was reached."""
@@ -114,27 +132,27 @@ def error_percent(predicted: int | None, actual: int | None) -> float | None:
 def breakdown(state: RunState, spec: RunSpec, prediction: Prediction) -> Breakdown:
     """Compare. Before anything was measured only the predicted side is filled."""
     rank, phase, peak = _largest_peak(state)
-    seen = None if rank is None else _nearest(rank, phase, prediction.peak_moment)
+    traced = None if rank is None or spec.on_cpu else rank.peaks_classified.get(phase or "")
+    seen = None if rank is None or traced else _nearest(rank, phase, prediction.peak_moment)
     predicted = _predicted(spec, prediction, seen, phase)
-    actual: dict[Component, int] = {}
-    if rank is not None:
-        actual = _classified(seen, spec.on_cpu)
-        if spec.on_cpu and rank.baseline is not None and rank.baseline.rss_bytes is not None:
-            actual[Component.RUNTIME] = rank.baseline.rss_bytes
-        if peak is not None and seen is not None and seen.total_bytes is not None:
-            actual.setdefault(Component.WORKSPACE, max(0, peak - seen.total_bytes))
+    actual = _traced(traced) if traced else _at_moment(spec, rank, seen, peak)
     unexplained = None if peak is None else peak - sum(actual.values())
     reserved = None if rank is None or spec.on_cpu else _reserved(rank)
     device = None if rank is None or spec.on_cpu else _device_peak(state, spec, rank.rank)
     if rank is not None and peak is not None and not spec.on_cpu:
-        actual.update(_outside(rank, peak, reserved, device))
+        outside = outside_peak_parts(rank, peak, reserved, device)
+        actual.update(outside.components)
+        device = outside.device_bytes
+    shown = traced or seen
     return Breakdown(
         rows=_rows(predicted, actual, unexplained, outside_peak(spec.on_cpu)),
         predicted_peak_bytes=prediction.peak_allocated_bytes,
         actual_peak_bytes=peak,
         unexplained_bytes=unexplained,
         predicted_moment=prediction.peak_moment,
-        actual_moment=seen.moment if seen else None,
+        actual_moment=shown.moment if shown else None,
+        exact=traced is not None,
+        largest_unnamed=traced.largest_unnamed if traced else (),
         peak_rank=rank.rank if rank else None,
         peak_phase=phase,
         predicted_device_bytes=prediction.peak_device_bytes,
@@ -142,6 +160,29 @@ def breakdown(state: RunState, spec: RunSpec, prediction: Prediction) -> Breakdo
         reserved_bytes=reserved,
         reclaimed=spec.on_cpu and _too_small(peak, unexplained),
     )
+
+
+def _at_moment(
+    spec: RunSpec, rank: RankState | None, seen: MemoryClassified | None, peak: int | None
+) -> dict[Component, int]:
+    """Components of a classified moment, and as workspace what the peak of its phase held beyond it."""
+    if rank is None:
+        return {}
+    actual = _classified(seen, spec.on_cpu)
+    if spec.on_cpu and rank.baseline is not None and rank.baseline.rss_bytes is not None:
+        actual[Component.RUNTIME] = rank.baseline.rss_bytes
+    if peak is not None and seen is not None and seen.total_bytes is not None:
+        actual.setdefault(Component.WORKSPACE, max(0, peak - seen.total_bytes))
+    return actual
+
+
+def _traced(event: PeakClassified) -> dict[Component, int]:
+    """Components of a traced peak. It names all that there was, so one that is absent was zero."""
+    foreign = (*outside_peak(on_cpu=False), Component.RUNTIME, Component.UNEXPLAINED)
+    words = {str(component): component for component in Component if component not in foreign}
+    found = dict.fromkeys(words.values(), 0)
+    found.update({words[name]: size for name, size in event.components.items() if name in words})
+    return found
 
 
 def process_peaks(state: RunState, spec: RunSpec) -> dict[int, int]:
@@ -170,6 +211,7 @@ def _rows(
             predicted_bytes=predicted.get(component, None if component in outside else 0),
             actual_bytes=actual.get(component),
             in_peak=component not in outside,
+            compared_bytes=_context_sum(actual) if component is Component.CUDA_CONTEXT else None,
         )
         for component in Component
         if predicted.get(component) or actual.get(component)
@@ -179,6 +221,12 @@ def _rows(
             BreakdownRow(component=Component.UNEXPLAINED, predicted_bytes=None, actual_bytes=unexplained)
         )
     return tuple(rows)
+
+
+def _context_sum(actual: dict[Component, int]) -> int | None:
+    """The context with what is predicted as part of it; None where it was measured as one."""
+    parts = [actual[component] for component in _IN_CONTEXT if component in actual]
+    return actual.get(Component.CUDA_CONTEXT, 0) + sum(parts) if parts else None
 
 
 def _at_peak(
@@ -193,7 +241,9 @@ def _at_peak(
     peak = moments.get(prediction.peak_moment)
     if peak is None:
         return {}
-    other = next((moments[name] for name in moments if seen is not None and name == seen.moment), peak)
+    if seen is None:
+        return dict(peak.components)
+    other = next((moments[name] for name in moments if name == seen.moment), peak)
     if prediction.peak_moment not in _NEAR.get(phase or "", ()):
         return dict(peak.components)
     parts = dict(other.components)
@@ -271,15 +321,3 @@ def _device_peak(state: RunState, spec: RunSpec, rank: int) -> int | None:
     devices = state.hardware.devices if state.hardware else ()
     local = rank % spec.options.gpus
     return state.peak_device_bytes.get(devices[local].index) if local < len(devices) else None
-
-
-def _outside(rank: RankState, peak: int, reserved: int | None, device: int | None) -> dict[Component, int]:
-    found: dict[Component, int] = {}
-    others = rank.baseline.device_used_before_bytes if rank.baseline else None
-    if others is not None:
-        found[Component.OTHER_PROCESSES] = others
-    if reserved is not None:
-        found[Component.FRAGMENTATION] = reserved - peak
-        if device is not None and others is not None:
-            found[Component.CUDA_CONTEXT] = device - reserved - others
-    return found

@@ -17,14 +17,17 @@ from llmtop.profiler.kernelnames import profiled_step
 from llmtop.profiler.probes.allocator import Peaks
 from llmtop.profiler.probes.baseline import baseline, device_used_bytes
 from llmtop.profiler.probes.heap import read_heap
+from llmtop.profiler.probes.outside import OutsideProbe, first_collective, make_context
 from llmtop.profiler.probes.training import TrainingProbes, is_classified
 from llmtop.profiler.rundir import RunDir
+from llmtop.trainer.ops import ops_of
 from llmtop.trainer.worker import checkpoint
 from llmtop.trainer.worker.build import DTYPES, build_model, count_parameters, import_model_code
 from llmtop.trainer.worker.callbacks import Checkpointer, StepLog, StepReporter
 from llmtop.trainer.worker.data import Batches
 from llmtop.trainer.worker.kernels import attention_in, liger_kernels_in
 from llmtop.trainer.worker.loop import Loop, LoopEnd
+from llmtop.trainer.worker.opbuild import build_ops
 from llmtop.trainer.worker.optimizer import client_optimizer, client_schedule, parameter_groups
 from llmtop.trainer.worker.place import Place
 from llmtop.trainer.worker.process_group import join_process_group, leave_process_group
@@ -54,9 +57,27 @@ def train(run: RunDir, place: Place, events: EventWriter, stages: StageLog, stop
     """Everything between the imports and the end of the process."""
     on_cpu = run.spec().on_cpu
     device_used_before = None if on_cpu else device_used_bytes(place.local_rank)
+    outside = None if on_cpu else OutsideProbe(place.local_rank, events.write)
     with stages("process_group"):
+        if outside is not None:
+            # Each reading shows what was added since the one before: first the context alone.
+            outside.measure("untouched")
+            make_context(torch.device("cuda", place.local_rank))
+            outside.measure("context")
         device = join_process_group(place, on_cpu=on_cpu)
-    train_in_group(run, place, device, events, stages, stop, device_used_before_bytes=device_used_before)
+        if outside is not None:
+            first_collective(device)
+            outside.measure("process_group")
+    train_in_group(
+        run,
+        place,
+        device,
+        events,
+        stages,
+        stop,
+        device_used_before_bytes=device_used_before,
+        outside=outside,
+    )
     leave_process_group(device)
 
 
@@ -69,12 +90,18 @@ def train_in_group(
     stop: StopRequest,
     *,
     device_used_before_bytes: int | None = None,
+    outside: OutsideProbe | None = None,
 ) -> None:
     """One run from its data to its last step, in a process group that is up."""
     spec, deepspeed_config = run.spec(), run.deepspeed_config()
     options = spec.options
     with stages("data"):
         batches = _batches(run, spec, place)
+    ops = ops_of(deepspeed_config)
+    if ops:
+        # Before the model: at stage 3 with parameters on NVMe its shards are written as it is made.
+        with stages("op_build"):
+            build_ops(ops, events.write)
     heap = read_heap() if spec.on_cpu else None
     events.write(
         baseline(
@@ -83,9 +110,11 @@ def train_in_group(
     )
     with stages("weights" if spec.weights_dir else "model"):
         model = build_model(spec, deepspeed_config, device, events.write)
-    with stages("engine"):
+    with stages("partition"):
         engine = build_engine(model, spec, deepspeed_config)
         first_step = 1 + _resume(run, engine, batches, spec)
+    if outside is not None:
+        outside.measure("engine")
     events.write(describe(engine, model))
     # Alike weights came from one seed; dropout must differ between ranks.
     torch.manual_seed(options.seed + 1 + place.rank)
@@ -102,6 +131,7 @@ def train_in_group(
             lambda step: is_classified(step, options.classify_every),
         ),
         records_kernels=place.rank == 0,
+        outside=outside,
         emit=events.write,
     )
     loop = Loop(
@@ -120,6 +150,8 @@ def train_in_group(
         stop=stop,
     )
     end = loop.run(first_step, options.steps)
+    if outside is not None:
+        outside.measure("end")
     events.write(_finished(end, probes.peaks()))
 
 

@@ -67,7 +67,7 @@ class ComponentsPanel(Panel):
 
 def _component_row(row: BreakdownRow, found: Breakdown, label_cells: int) -> Content:
     swatch = component(row.component)
-    return _row(swatch.letter, swatch.label, *_pair(row, found), label_cells, "")
+    return _row(swatch.letter, swatch.label, *_pair(row, found), label_cells, "", row.compared_bytes)
 
 
 def _pair(row: BreakdownRow, found: Breakdown) -> tuple[int | None, int | None]:
@@ -77,9 +77,16 @@ def _pair(row: BreakdownRow, found: Breakdown) -> tuple[int | None, int | None]:
 
 
 def _row(
-    letter: str, label: str, predicted: int | None, actual: int | None, label_cells: int, style: str
+    letter: str,
+    label: str,
+    predicted: int | None,
+    actual: int | None,
+    label_cells: int,
+    style: str,
+    compared: int | None = None,
 ) -> Content:
-    words, words_style = _error(predicted, actual)
+    """`compared` stands for the actual bytes where the prediction covers more than they are."""
+    words, words_style = _error(predicted, actual if compared is None else compared)
     return Content.assemble(
         (fit(letter, 2), "$muted"),
         (fit(label, label_cells), style),
