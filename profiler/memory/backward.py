@@ -46,25 +46,28 @@ class _Pass(Struct, frozen=True, kw_only=True):
 
 def pass_bytes(spec: RunSpec, sizes: Sizes, states: StateBytes) -> PassBytes:
     """Forward and backward of one micro-batch, the last of a step."""
-    block = block_bytes(spec, sizes)
-    # Cosine and sine tables of rotary positions, token ids and labels.
-    table = 2 * spec.model.head_dim * sizes.dtype_bytes * sizes.seq_len
-    rotary = 0 if spec.model.learned_positions else table
-    walk = _Pass(
-        spec=spec,
-        sizes=sizes,
-        states=states,
-        block=block,
-        loss=loss_bytes(spec, sizes),
-        final_norm=final_norm_saved(spec, sizes) * sizes.tokens,
-        constant=rotary + 8 * sizes.tokens + _kept_inputs(spec, sizes),
-        accumulated=_accumulated(spec, sizes),
-    )
+    walk = _pass(spec, sizes, states)
     return PassBytes(
         forward_end=_forward_end(walk),
         loss_backward=_loss_backward(walk),
         last_block=_largest_block(walk),
         first_block=_end_of_backward(walk),
+    )
+
+
+def _pass(spec: RunSpec, sizes: Sizes, states: StateBytes) -> _Pass:
+    # Cosine and sine tables of rotary positions, token ids and labels.
+    table = 2 * spec.model.head_dim * sizes.dtype_bytes * sizes.seq_len
+    rotary = 0 if spec.model.learned_positions else table
+    return _Pass(
+        spec=spec,
+        sizes=sizes,
+        states=states,
+        block=block_bytes(spec, sizes),
+        loss=loss_bytes(spec, sizes),
+        final_norm=final_norm_saved(spec, sizes) * sizes.tokens,
+        constant=rotary + 8 * sizes.tokens + _kept_inputs(spec, sizes),
+        accumulated=_accumulated(spec, sizes),
     )
 
 

@@ -85,8 +85,7 @@ def _slower_changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
             {"micro_batch": size, "grad_accum": accumulate},
             f"micro-batch {size}, accumulated {accumulate} times (less efficient kernels)",
         )
-    if not options.gradient_checkpointing:
-        yield {"gradient_checkpointing": True}, "gradient checkpointing (about a third more compute)"
+    yield from _recomputing_more(spec)
     if options.optimizer in ("adamw", "adamw_torch") and options.offload_optimizer == "none":
         yield {"optimizer": "adamw_8bit"}, "8-bit AdamW (states in 8 bits; needs bitsandbytes)"
     if options.offload_optimizer == "none":
@@ -100,6 +99,20 @@ def _slower_changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
             {"zero": 3, "offload_optimizer": "cpu", "offload_param": "cpu", "optimizer": "adamw"},
             "optimizer and weights on the CPU (slowest)",
         )
+
+
+def _recomputing_more(spec: RunSpec) -> Iterator[tuple[Change, str]]:
+    """Checkpointing of one layer in four, of one in two, of all: as far as the run is not there yet."""
+    options = spec.options
+    before = options.checkpointing_every if options.gradient_checkpointing else spec.model.num_layers + 1
+    for every, cost in ((4, "a twelfth"), (2, "a sixth"), (1, "a third")):
+        if every < before:
+            change = {"gradient_checkpointing": True, "checkpointing_every": every}
+            yield change, f"{_checkpointing(every)} (about {cost} more compute)"
+
+
+def _checkpointing(every: int) -> str:
+    return "gradient checkpointing" if every == 1 else f"gradient checkpointing of one layer in {every}"
 
 
 def _different_changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
@@ -136,17 +149,23 @@ def _making_it_fit(spec: RunSpec, prediction: Prediction, predict: Predict) -> t
     fitting = sorted(
         (t for t in tried if t.suggestion.fits), key=lambda t: (not t.same_training, t.step_seconds)
     )
-    fitting = _without_smaller_batches(fitting)
-    rest = [t.suggestion for t in tried if not t.suggestion.fits and "micro_batch" not in t.suggestion.change]
+    fitting = _largest_alone(fitting, "micro_batch")
+    fitting = _largest_alone(fitting, "checkpointing_every")
+    rest = [t.suggestion for t in tried if not t.suggestion.fits and not _is_half_way(t.suggestion.change)]
     combined = [] if together is None or any(t.same_training for t in fitting) else [together]
     return tuple([*combined, *(t.suggestion for t in fitting), *rest][:MOST])
 
 
-def _without_smaller_batches(fitting: list[_Tried]) -> list[_Tried]:
-    """Of the micro-batches that fit, the largest alone."""
-    sizes = [size for t in fitting if isinstance(size := t.suggestion.change.get("micro_batch"), int)]
+def _largest_alone(fitting: list[_Tried], option: str) -> list[_Tried]:
+    """Of the values of an option that fit, the largest alone: it costs least."""
+    sizes = [size for t in fitting if isinstance(size := t.suggestion.change.get(option), int)]
     largest = max(sizes, default=None)
-    return [t for t in fitting if t.suggestion.change.get("micro_batch", largest) == largest]
+    return [t for t in fitting if t.suggestion.change.get(option, largest) == largest]
+
+
+def _is_half_way(change: Change) -> bool:
+    """Whether another change does the same further, so that this one is no use where it does not fit."""
+    return "micro_batch" in change or change.get("checkpointing_every", 1) > 1
 
 
 def _alone(spec: RunSpec, prediction: Prediction, predict: Predict) -> Iterator[_Tried]:
@@ -206,12 +225,7 @@ def _using_room(spec: RunSpec, prediction: Prediction, predict: Predict) -> Iter
         change: Change = {"offload_param": "none", "offload_optimizer": "none"}
         yield from _if_fits(spec, change, "no offload (several times faster)", predict)
     if options.gradient_checkpointing:
-        yield from _if_fits(
-            spec,
-            {"gradient_checkpointing": False},
-            "no checkpointing (about a quarter less compute)",
-            predict,
-        )
+        yield from _recomputing_less(spec, predict)
     larger: Suggestion | None = None
     size = options.micro_batch * 2
     while size <= 1024:
@@ -221,6 +235,23 @@ def _using_room(spec: RunSpec, prediction: Prediction, predict: Predict) -> Iter
         larger, size = found[0], size * 2
     if larger is not None:
         yield larger
+
+
+def _recomputing_less(spec: RunSpec, predict: Predict) -> Iterator[Suggestion]:
+    """No checkpointing where that fits; else that of the fewest layers."""
+    before = spec.options.checkpointing_every
+    none: Change = {"gradient_checkpointing": False, "checkpointing_every": 1}
+    changes: list[tuple[Change, str]] = [(none, "no checkpointing (about a quarter less compute)")]
+    changes += [
+        ({"checkpointing_every": every}, f"{_checkpointing(every)} (less compute)")
+        for every in (4, 2)
+        if every > before
+    ]
+    for change, text in changes:
+        found = list(_if_fits(spec, change, text, predict))
+        if found:
+            yield found[0]
+            return
 
 
 def _if_fits(spec: RunSpec, change: Change, text: str, predict: Predict) -> Iterator[Suggestion]:

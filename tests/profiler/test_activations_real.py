@@ -11,11 +11,16 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from llmtop.presets.hf.config import read_shape
 from llmtop.presets.spec import GpuSpec, RunOptions, RunSpec
+from llmtop.profiler.memory.backward import pass_bytes
 from llmtop.profiler.memory.blocks import block_bytes
+from llmtop.profiler.memory.result import Component
 from llmtop.profiler.memory.sizes import sizes_of
+from llmtop.profiler.memory.states import state_bytes
+from llmtop.trainer.worker.kernels import enable_checkpointing
 
 BATCH, LENGTH, VOCAB = 2, 64, 300
 BASE: dict[str, Any] = {
@@ -73,6 +78,11 @@ def build(family: str, layers: int, attention: str, dtype: torch.dtype) -> tuple
 
 def kept_bytes(model: Any) -> int:
     """Bytes of the distinct storages that the model's body keeps for backward, weights not included."""
+    return sum(kept_storages(model).values())
+
+
+def kept_storages(model: Any) -> dict[int, int]:
+    """Those storages: address and bytes."""
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     kept: dict[int, tuple[int, torch.Tensor]] = {}
 
@@ -85,9 +95,9 @@ def kept_bytes(model: Any) -> int:
     ids = torch.randint(0, VOCAB, (BATCH, LENGTH))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = model.base_model(input_ids=ids)
-    total = sum(size for size, _ in kept.values())
+    sizes = {address: size for address, (size, _) in kept.items()}
     del output
-    return total
+    return sizes
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
@@ -97,7 +107,12 @@ def test_a_block_keeps_what_the_formula_says(family: str, attention: str, precis
     config, two = build(family, 2, attention, dtype)
     _, three = build(family, 3, attention, dtype)
     measured = (kept_bytes(three) - kept_bytes(two)) / (BATCH * LENGTH)
-    spec = RunSpec(
+    spec = run_spec(config, family, attention, precision)
+    assert block_bytes(spec, sizes_of(spec)).saved == pytest.approx(measured, rel=0.012)
+
+
+def run_spec(config: Any, family: str, attention: str, precision: str, **options: Any) -> RunSpec:
+    return RunSpec(
         name="test",
         model=read_shape(config.to_dict(), family, family),
         gpu=GpuSpec(name="cpu", kind="cpu"),
@@ -109,6 +124,81 @@ def test_a_block_keeps_what_the_formula_says(family: str, attention: str, precis
             attention="eager" if attention == "eager" else "sdpa",
             micro_batch=BATCH,
             seq_len=LENGTH,
+            **options,
         ),
     )
-    assert block_bytes(spec, sizes_of(spec)).saved == pytest.approx(measured, rel=0.012)
+
+
+LAYERS = 6
+
+
+@pytest.mark.parametrize(
+    ("family", "precision", "every", "reentrant"),
+    [
+        ("llama", "bf16", 2, False),
+        ("llama", "bf16", 3, True),
+        ("llama", "fp32", 2, True),
+        ("llama", "fp32", 3, False),
+        ("qwen3", "bf16", 2, False),
+        ("gemma", "bf16", 3, False),
+        ("gpt_neox", "bf16", 3, False),
+        ("gpt_neox", "fp32", 2, False),
+        ("gpt2", "bf16", 2, True),
+        ("gpt2", "fp32", 3, False),
+    ],
+)
+def test_every_kth_block_keeps_its_input_and_the_others_everything(
+    family: str, precision: str, every: int, reentrant: bool
+) -> None:
+    """All blocks together, as what they keep beyond a model whose blocks are all checkpointed."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    config, model = build(family, LAYERS, "sdpa", dtype)
+    kept = {}
+    for step in (1, every):
+        checkpoint_every(model, step, reentrant)
+        kept[step] = kept_with_checkpoints(model)
+    predicted = {
+        step: _activations(
+            run_spec(
+                config,
+                family,
+                "sdpa",
+                precision,
+                gradient_checkpointing=True,
+                checkpointing_every=step,
+                checkpointing_reentrant=reentrant,
+            )
+        )
+        for step in (1, every)
+    }
+    assert predicted[every] - predicted[1] == pytest.approx(kept[every] - kept[1], rel=0.012)
+
+
+def checkpoint_every(model: Any, every: int, reentrant: bool) -> None:
+    enable_checkpointing(model, reentrant=reentrant, every=every)
+    blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    assert sum(block.gradient_checkpointing for block in blocks) == -(-LAYERS // every)
+
+
+def kept_with_checkpoints(model: Any) -> int:
+    """As `kept_bytes`, with what checkpointed blocks hold: their inputs, which no hook from outside sees."""
+    inputs: dict[int, int] = {}
+
+    def note(block: Any, arguments: tuple[Any, ...]) -> None:
+        if block.gradient_checkpointing:
+            storage = arguments[0].untyped_storage()
+            inputs[storage.data_ptr()] = storage.nbytes()
+            alive.append(arguments[0])
+
+    alive: list[torch.Tensor] = []
+    blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    hooks = [block.register_forward_pre_hook(note) for block in blocks]
+    kept = kept_storages(model)
+    for hook in hooks:
+        hook.remove()
+    return sum({**inputs, **kept}.values())
+
+
+def _activations(spec: RunSpec) -> int:
+    sizes = sizes_of(spec)
+    return pass_bytes(spec, sizes, state_bytes(spec, sizes)).forward_end[Component.ACTIVATIONS]
