@@ -73,7 +73,7 @@ def _missing_nvlink(topology: Topology) -> list[Problem]:
             Problem(
                 "no_nvlink",
                 f"GPU {named}{more}: no NVLink between them, traffic takes {' or '.join(ways)}",
-                "if there should be NVLink: nvidia-smi nvlink --status, and the fabric manager where there are "
+                "if there should be NVLink: nvidia-smi nvlink --status, and the fabric manager if there are "
                 "NVSwitches; without it, exchange less: a lower --zero stage, more --grad-accum",
             )
         )

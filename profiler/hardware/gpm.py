@@ -26,7 +26,7 @@ _METRICS: tuple[tuple[str, str, int, float], ...] = (
     ("nvlink_rx_bytes_per_second", "NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC", 60, _MIB),
     ("nvlink_tx_bytes_per_second", "NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC", 61, _MIB),
 )
-"""Field of a device sample, metric by its name and number in nvml.h, the metric's unit in that of the field."""
+"""Field of a device sample, metric by its name and number in nvml.h, and what one of its units is."""
 
 
 def gpm_supported(calls: NvmlCalls, handle: Any) -> bool | None:

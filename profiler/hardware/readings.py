@@ -114,9 +114,7 @@ READINGS: tuple[Reading, ...] = (
         "nvmlDeviceGetEnforcedPowerLimit",
         _scaled("nvmlDeviceGetEnforcedPowerLimit", "power_limit_watts", 1e-3),
     ),
-    Reading(
-        "nvmlDeviceGetTemperature", _scaled("nvmlDeviceGetTemperature", "temperature_celsius", 1.0, 0)
-    ),
+    Reading("nvmlDeviceGetTemperature", _scaled("nvmlDeviceGetTemperature", "temperature_celsius", 1.0, 0)),
     Reading("nvmlDeviceGetClockInfo SM", _scaled("nvmlDeviceGetClockInfo", "sm_clock_hz", 1e6, _CLOCK_SM)),
     Reading(
         "nvmlDeviceGetClockInfo memory",

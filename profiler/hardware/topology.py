@@ -58,9 +58,7 @@ class _Found:
 
     def links_to(self, calls: NvmlCalls, bus_id: str | None) -> int:
         """Links whose other end is that device itself."""
-        ends = [
-            calls.ask("nvmlDeviceGetNvLinkRemotePciInfo", self.handle, link) for link in self.links or ()
-        ]
+        ends = [calls.ask("nvmlDeviceGetNvLinkRemotePciInfo", self.handle, link) for link in self.links or ()]
         return sum(end is not None and bus_id is not None and text(end.busId) == bus_id for end in ends)
 
 
@@ -139,9 +137,7 @@ def _near_cpus(calls: NvmlCalls, handle: Any) -> str | None:
     words = calls.ask("nvmlDeviceGetCpuAffinity", handle, _CPU_WORDS)
     if words is None:
         return None
-    near = [
-        64 * place + bit for place, word in enumerate(words) for bit in range(64) if int(word) >> bit & 1
-    ]
+    near = [64 * place + bit for place, word in enumerate(words) for bit in range(64) if int(word) >> bit & 1]
     return cpu_ranges(near) or None
 
 

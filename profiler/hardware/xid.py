@@ -80,9 +80,7 @@ XIDS: dict[int, Xid] = {
     149: Xid("NVLink error (fifth generation)", "restart the fabric manager; " + _RESET, True),
     154: Xid("the driver asks for a recovery", "nvidia-smi -q -d GPU_RECOVERY_ACTION names it", True),
 }
-_UNKNOWN = Xid(
-    "not in this table", "see dmesg (NVRM: Xid), and NVIDIA's Xid catalogue for the number", False
-)
+_UNKNOWN = Xid("not in this table", "see dmesg (NVRM: Xid), and NVIDIA's Xid catalogue for the number", False)
 
 
 def xid_seen(device: int, number: int) -> XidSeen:

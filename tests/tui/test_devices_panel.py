@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from llmtop.profiler.breakdown import breakdown
-from llmtop.profiler.events import DeviceSample, HardwareSampled, LinkSample, TopologySeen, XidSeen
+from llmtop.profiler.events import AnyEvent, DeviceSample, HardwareSampled, LinkSample, TopologySeen, XidSeen
 from llmtop.profiler.hardware.xid import xid_seen
 from llmtop.profiler.runstate import RunState, fold
 from llmtop.tui.app import LlmtopApp
@@ -39,9 +40,9 @@ WELL = DeviceSample(
 
 
 def draw(panel: Panel, *devices: DeviceSample, xids: tuple[XidSeen, ...] = (), height: int = 3) -> str:
-    spec = recorded_spec("cuda", ranks=max(1, len(devices)))
     topology = TopologySeen(topology=recorded_topology(len(devices)))
-    events = [topology, HardwareSampled(devices=devices), HardwareSampled(devices=devices), *xids]
+    sample = HardwareSampled(devices=devices)
+    events: list[AnyEvent] = [topology, sample, sample, *xids]
     return draw_state(panel, fold(RunState(), events), height)
 
 
@@ -113,7 +114,7 @@ def test_a_lost_device_says_so_in_both_sizes() -> None:
 def test_links_one_by_one_come_from_the_newest_sample_that_has_them() -> None:
     links = (LinkSample(0, 20 * GIB, 10 * GIB, 0, 0, 0), LinkSample(3, 5 * GIB, None, 4, 1, 0))
     device = replace(WELL, pcie_generation=4, pcie_width=8, links=links)
-    events = [
+    events: list[AnyEvent] = [
         TopologySeen(topology=recorded_topology(2)),
         HardwareSampled(devices=(device,)),
         HardwareSampled(devices=(replace(device, links=()),)),
@@ -143,7 +144,7 @@ async def test_a_run_on_gpus_shows_them_in_place_of_the_host(root: Path) -> None
 
 @pytest.mark.parametrize(("options", "size"), [({"offload_optimizer": "cpu"}, (80, 24)), ({}, (140, 40))])
 async def test_the_host_stays_where_it_has_a_part_or_there_is_room(
-    options: dict[str, str], size: tuple[int, int], root: Path
+    options: dict[str, Any], size: tuple[int, int], root: Path
 ) -> None:
     run = make_recorded_run(root, kind="cuda", ranks=2, steps=6, end=None, **options)
     app = LlmtopApp("monitor", run, root)

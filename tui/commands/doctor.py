@@ -9,8 +9,10 @@ from typing import get_args
 import msgspec
 
 from llmtop.presets.errors import ExitCode
+from llmtop.profiler.events import Topology
+from llmtop.profiler.hardware.costs import CallCost
 from llmtop.tui.commands.output import print_json, text_width, wrapped
-from llmtop.tui.doctor import software, system
+from llmtop.tui.doctor import gpus, software, system
 from llmtop.tui.doctor.check import Check, Status
 
 
@@ -19,6 +21,10 @@ class Doctor(msgspec.Struct, frozen=True, kw_only=True):
 
     schema_version: int = 1
     checks: tuple[Check, ...]
+    topology: Topology = Topology()
+    """How the GPUs are connected."""
+    nvml_calls: tuple[CallCost, ...] = ()
+    """What reading each GPU takes, the dearest first; those above a millisecond are on the slow clock."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,10 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitCode:
     machine = software.look_at_machine()
-    checks = [*software.software_checks(machine)]
+    look = gpus.look_at_gpus()
+    checks = [*software.software_checks(machine), *look.checks]
     checks += [check(machine) for check in system.CHECKS]
     if args.json:
-        print_json(Doctor(checks=tuple(checks)))
+        print_json(Doctor(checks=tuple(checks), topology=look.topology, nvml_calls=look.call_costs))
         return ExitCode.DONE
     width = max(len(check.name) for check in checks)
     columns = text_width()
@@ -38,6 +45,8 @@ def run(args: argparse.Namespace) -> ExitCode:
         print("\n".join(wrapped(check.found, f"{check.status:<10}{check.name:<{width}}  ", columns)))
         if check.mend:
             print("\n".join(wrapped(f"mend: {check.mend}", f"{'':<10}{'':<{width}}  ", columns)))
+    if look.topology.devices:
+        print("\n".join(["", *gpus.matrix_lines(look.topology), ""]))
     counts = Counter(check.status for check in checks)
     print(", ".join(f"{counts[status]} {status}" for status in get_args(Status) if counts[status]))
     if counts["missing"]:
