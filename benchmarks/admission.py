@@ -38,34 +38,43 @@ def need_of(prediction: Prediction) -> Room:
     return Room(device_bytes=needed, host_bytes=prediction.host_bytes)
 
 
+class Pass:
+    """One run's stay inside."""
+
+    def __init__(self, need: Room) -> None:
+        self.need = need
+        self.alone = True
+        """Whether nobody else has been inside so far."""
+
+
 class Gate:
     """`enter` waits until the run fits beside those inside; one that fits nowhere goes in alone."""
 
     def __init__(self, room: Room) -> None:
         self._room = room
         self._changed = threading.Condition()
-        self._inside: list[Room] = []
-        self._queue: deque[object] = deque()
+        self._inside: list[Pass] = []
+        self._queue: deque[Pass] = deque()
 
     @contextmanager
-    def enter(self, need: Room) -> Iterator[bool]:
-        """Whether it is alone when it goes in."""
-        ticket = object()
+    def enter(self, need: Room) -> Iterator[Pass]:
+        ticket = Pass(need)
         with self._changed:
             self._queue.append(ticket)
             self._changed.wait_for(
-                lambda: (
-                    self._queue[0] is ticket
-                    and (not self._inside or self._room.holds([*self._inside, need]))
-                )
+                lambda: self._queue[0] is ticket and (not self._inside or self._room.holds(self._with(need)))
             )
             self._queue.popleft()
-            alone = not self._inside
-            self._inside.append(need)
+            self._inside.append(ticket)
+            for each in self._inside if len(self._inside) > 1 else ():
+                each.alone = False
             self._changed.notify_all()
         try:
-            yield alone
+            yield ticket
         finally:
             with self._changed:
-                self._inside.remove(need)
+                self._inside.remove(ticket)
                 self._changed.notify_all()
+
+    def _with(self, need: Room) -> list[Room]:
+        return [*(each.need for each in self._inside), need]

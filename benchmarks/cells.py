@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Struct
 
 from benchmarks.admission import Gate, need_of
-from benchmarks.forkserver import ForkServer
+from benchmarks.forkserver import WORKER, ForkServer
 from benchmarks.rows import Cell, Row
-from llmtop.presets.errors import LlmtopError
+from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.resolve import Layer, Machine, resolve
 from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.profiler.breakdown import breakdown
@@ -62,13 +62,17 @@ class Runner:
     def row(self, cell: Cell, *, name: str = "cell", seconds: float = CELL_SECONDS) -> Row:
         """The cell's row; a refusal is a row as well."""
         try:
-            planned = plan(cell, self._machine, name=name)
-            with self._gate.enter(need_of(planned.prediction)) as alone:
+            planned = self.plan(cell, name=name)
+            with self._gate.enter(need_of(planned.prediction)) as gate:
                 began = time.monotonic()
                 run = self.run(planned, seconds)
-            return row_of(planned, run, alone=alone, wall_seconds=time.monotonic() - began)
+                alone, wall_seconds = gate.alone, time.monotonic() - began
+            return row_of(planned, run, alone=alone, wall_seconds=wall_seconds)
         except LlmtopError as error:
             return {"cell": cell, "status": "refused", "reason": str(error)}
+
+    def plan(self, cell: Cell, *, name: str) -> Planned:
+        return plan(cell, self._machine, name=name)
 
     def run(self, planned: Planned, seconds: float) -> RunDir:
         """From nothing to the end of the run."""
@@ -76,10 +80,16 @@ class Runner:
             run = start_run(planned.spec, planned.prediction, root=self._root)
             wait_for_end(run, seconds)
             return run
+        return self.forked(planned, seconds)
+
+    def forked(self, planned: Planned, seconds: float, *, entry: str = WORKER) -> RunDir:
+        """The same by forking, of whatever carries a run out."""
+        if self._server is None:
+            raise UsageError("only our own worker can be supervised", fix="leave --supervised out")
         run = make_run(planned, self._root)
         sampled = _Sampled(run, on_cpu=planned.spec.on_cpu)
         try:
-            self._server.run(run, seconds=seconds, while_running=sampled)
+            self._server.run(run, seconds=seconds, entry=entry, while_running=sampled)
         finally:
             sampled.close()
         return run
@@ -160,7 +170,7 @@ def _rank(rank: RankState, run: RunDir) -> Row:
 
 
 def newest_events(events: list[AnyEvent]) -> dict[str, Row]:
-    """The newest event of each kind and moment, whole but for its stamps: what a later version adds comes too."""
+    """The newest event of each kind and moment without its stamps; what a later version adds comes along."""
     newest: dict[str, Row] = {}
     for event in events:
         if isinstance(event, StageBegan | StageFinished):

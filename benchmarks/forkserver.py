@@ -22,7 +22,7 @@ from benchmarks.zygote import TOUCHES_CUDA, Answer, Order
 from llmtop.presets.errors import JobFailedError
 from llmtop.profiler.rundir import RunDir
 
-_WORKER = "llmtop.trainer.worker.__main__:main"
+WORKER = "llmtop.trainer.worker.__main__:main"
 _POLL_SECONDS = 0.15
 _LONGEST_IMPORT_SECONDS = 300.0
 _END_SECONDS = 20.0
@@ -57,7 +57,7 @@ class ForkServer:
         run: RunDir,
         *,
         seconds: float,
-        entry: str = _WORKER,
+        entry: str = WORKER,
         while_running: Callable[[dict[int, int]], None] = lambda pids: None,
     ) -> str:
         """Carry out a run and wait for its end; its state. `while_running` is called a few times a second

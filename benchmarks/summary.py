@@ -17,7 +17,7 @@ _BANDS = ((1024, "up to 1k"), (4096, "to 4k"), (16384, "to 16k"))
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """One completed row, reduced to what is judged. Percents are of the measured figure, above it if positive."""
+    """What is judged of a completed row. Percents are of the measured figure; above zero is too high."""
 
     row: Row
     peak_percent: float

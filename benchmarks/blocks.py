@@ -1,0 +1,165 @@
+"""One engine in this process, and blocks of steps on it with or without what is to be measured.
+
+Needs torch and DeepSpeed. The process is rank 0 of a run of one; it must end when the blocks are done.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from msgspec import Struct
+
+from benchmarks.cells import Planned, make_run
+from benchmarks.overhead import BlockTime
+from llmtop.profiler.eventlog import EventWriter
+from llmtop.profiler.events import Phase
+from llmtop.profiler.probes.training import StepReading, TrainingProbes
+from llmtop.profiler.rundir import RunDir
+from llmtop.trainer.supervisor.extensions import extensions_dir
+from llmtop.trainer.supervisor.rankenv import free_port, rank_environment
+from llmtop.trainer.worker.build import build_model
+from llmtop.trainer.worker.callbacks import Callback, StepLog, StepReporter
+from llmtop.trainer.worker.data import Batches
+from llmtop.trainer.worker.loop import Loop, Probes
+from llmtop.trainer.worker.place import place_from_environment
+from llmtop.trainer.worker.process_group import join_process_group
+from llmtop.trainer.worker.session import build_engine, import_libraries
+from llmtop.trainer.worker.stages import StageLog
+from llmtop.trainer.worker.stopping import StopRequest
+from llmtop.trainer.worker.tokens import load_tokens
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+class NoProbes:
+    """Looks like the probes and does nothing."""
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        yield
+
+    @contextmanager
+    def phase(self, phase: Phase, *, last: bool) -> Iterator[None]:
+        yield
+
+    def finish_step(self) -> StepReading:
+        return StepReading(times=None, phase_memory={})
+
+
+class Arm(Struct):
+    """One way to run a block: what watches, what reports, and the hooks that belong to it."""
+
+    probes: Probes
+    callbacks: tuple[Callback, ...]
+    hooks: list[dict[Any, Any]]
+
+
+class Bench:
+    """An engine, its data, and the arms that blocks of steps are run by."""
+
+    def __init__(self, planned: Planned, root: Path) -> None:
+        self.spec = planned.spec
+        self.run_dir = run = make_run(planned, root)
+        extensions = extensions_dir(os.environ)
+        extensions.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.environ.update(
+            rank_environment(run, 0, port=free_port(), extensions=extensions, environment=os.environ)
+        )
+        import_libraries(self.spec)
+        self._place = place_from_environment()
+        self.device = join_process_group(self._place, on_cpu=self.spec.on_cpu)
+        self.events = EventWriter(run.events_path(0), self._place.source)
+        self._batches = _batches(run, planned, self._place)
+        config = run.deepspeed_config()
+        self.engine = build_engine(build_model(self.spec, config, self.device), self.spec, config)
+        self._stages = StageLog(self.events)
+        self._step = 0
+        self._bare = self._hooks()
+
+    def bare(self) -> Arm:
+        """Training alone."""
+        return Arm(probes=NoProbes(), callbacks=(), hooks=self._bare)
+
+    def watched(self, *, classify_every: int) -> Arm:
+        """Training as the worker does it: probes, a line in the log of events, a line in the log."""
+        self._install(self._bare)
+        options = self.spec.options
+        probes = TrainingProbes(
+            self.engine,
+            device=self.device,
+            vocab_size=self.spec.model.vocab_size,
+            classify_every=classify_every,
+            emit=self.events.write,
+        )
+        log = os.open(self.run_dir.log_path(0), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        callbacks = (
+            StepReporter(self.spec, self._place.rank, self.events.write),
+            StepLog(options.steps, self._place.rank, lambda line: _write(log, line)),
+        )
+        return Arm(probes=probes, callbacks=callbacks, hooks=self._hooks())
+
+    def step_seconds(self, arm: Arm, steps: int) -> BlockTime:
+        """Means over a block of `steps`, from an idle device to an idle device."""
+        self._install(arm.hooks)
+        loop = Loop(
+            self.engine,
+            self._batches,
+            device=self.device,
+            world_size=1,
+            grad_accum=self.spec.options.grad_accum,
+            probes=arm.probes,
+            callbacks=arm.callbacks,
+            stages=self._stages,
+            stop=StopRequest(),
+        )
+        first = self._step + 1
+        self._step += steps
+        self._wait()
+        began, busy = time.perf_counter(), time.process_time()
+        loop.run(first, self._step)
+        self._wait()
+        wall, cpu = time.perf_counter() - began, time.process_time() - busy
+        return BlockTime(wall=wall / steps, cpu=cpu / steps)
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _hook_tables(self) -> Iterator[Any]:
+        for module in self.engine.module.modules():
+            for name in _HOOKS:
+                yield getattr(module, name)
+        for name in _OPTIMIZER_HOOKS:
+            yield getattr(self.engine.basic_optimizer, name, {})
+
+    def _hooks(self) -> list[dict[Any, Any]]:
+        return [dict(table) for table in self._hook_tables()]
+
+    def _install(self, hooks: list[dict[Any, Any]]) -> None:
+        for table, wanted in zip(self._hook_tables(), hooks, strict=True):
+            if len(table) != len(wanted):
+                table.clear()
+                table.update(wanted)
+
+
+def _write(log: int, line: str) -> None:
+    os.write(log, f"{line}\n".encode())
+
+
+def _batches(run: RunDir, planned: Planned, place: Any) -> Batches:
+    options = planned.spec.options
+    return Batches(
+        load_tokens(run, planned.spec, place),
+        seq_len=options.seq_len,
+        micro_batch=options.micro_batch,
+        place=place,
+        seed=options.seed,
+        where=options.data,
+    )

@@ -1,0 +1,263 @@
+"""What watching costs: the same training with and without the probes, in one process, in turns.
+
+    python -m benchmarks.overhead [--minutes 5] [--model llama-3.2-1b]
+
+Blocks of steps run on one engine and one stream of data, in random order within each round: without
+anything (`bare`), with the worker's probes and reports (`watched`), and with one exact classification of
+all tensors in the block (`classified`). A second series compares bare blocks with and without the hardware
+sampler of a supervisor running in its own process. Differences are taken within a round; the interval
+is a bootstrap of their trimmed mean over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from benchmarks.cells import plan
+from benchmarks.rows import Cell, Row
+from benchmarks.session import RESULTS
+from benchmarks.stats import Interval, bootstrap, percentile
+from llmtop.presets.resolve import Machine
+from llmtop.profiler.hardware.machine import detect_machine
+from llmtop.profiler.hardware.sampler import Sampler
+
+if TYPE_CHECKING:
+    from benchmarks.blocks import Arm, Bench
+
+GOAL_MS = 0.1
+GOAL_PERCENT = 0.5
+CLASSIFY_EVERY = 100
+"""The default of the option: a classification's cost is spread over so many steps."""
+_BLOCK_SECONDS = 0.5
+_SAMPLED_BLOCK_SECONDS = 2.0
+"""The sampler reads once a second."""
+_SHORTEST_BLOCK = 5
+_TRIM = 0.1
+_GPU: Cell = {"model": "llama-3.2-1b", "zero": 2, "micro_batch": 4, "seq_len": 1024}
+"""About 100 ms a step on an H200."""
+_CPU: Cell = {"model": "tiny-llama-cpu", "zero": 2, "micro_batch": 8, "seq_len": 128, "threads_per_rank": 1}
+
+
+class BlockTime(Struct, frozen=True, kw_only=True):
+    """Seconds a step of one block."""
+
+    wall: float
+    cpu: float
+    """Processor time of all threads: on a machine with other work the steadier of the two."""
+
+
+Round = dict[str, BlockTime]
+Block = Callable[[], BlockTime]
+
+
+class Cost(Struct, frozen=True, kw_only=True):
+    """What something adds to a step, by one clock."""
+
+    name: str
+    milliseconds: Interval
+    percent: Interval
+    rounds: int
+
+    @property
+    def verdict(self) -> str:
+        """Against the goal, as far as the interval lets one tell."""
+        if self.milliseconds.high <= GOAL_MS and self.percent.high <= GOAL_PERCENT:
+            return "within"
+        if self.milliseconds.low > GOAL_MS or self.percent.low > GOAL_PERCENT:
+            return "beyond"
+        return "too noisy to tell from"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name:<44} {self.milliseconds} ms, {self.percent} % of a step "
+            f"({self.verdict} the goal of {GOAL_MS} ms and {GOAL_PERCENT} %; {self.rounds} rounds)"
+        )
+
+
+def cost(name: str, added_seconds: Sequence[float], bare_seconds: Sequence[float]) -> Cost:
+    """From the seconds that each round's blocks took longer a step."""
+    added = bootstrap(added_seconds, trimmed_mean)
+    return Cost(
+        name=name,
+        milliseconds=added.scaled(1e3),
+        percent=added.scaled(100 / statistics.median(bare_seconds)),
+        rounds=len(added_seconds),
+    )
+
+
+def trimmed_mean(values: Sequence[float]) -> float:
+    """The mean without the tenth at either end: a block that was disturbed from outside says nothing."""
+    cut = int(_TRIM * len(values))
+    return statistics.fmean(sorted(values)[cut : len(values) - cut])
+
+
+def probe_costs(rounds: Sequence[Round], steps: int) -> list[Cost]:
+    """Of plain steps, and with a classification spread over the steps between two of them."""
+    found: list[Cost] = []
+    for clock in ("wall", "cpu"):
+        bare, watched, classified = (
+            [float(getattr(times[arm], clock)) for times in rounds]
+            for arm in ("bare", "watched", "classified")
+        )
+        plain = [w - b for w, b in zip(watched, bare, strict=True)]
+        once = [(c - w) * steps for c, w in zip(classified, watched, strict=True)]
+        spread = [p + o / CLASSIFY_EVERY for p, o in zip(plain, once, strict=True)]
+        found.append(cost(f"{clock} time: probes, plain steps", plain, bare))
+        found.append(cost(f"{clock} time: probes, classified every {CLASSIFY_EVERY}", spread, bare))
+    return found
+
+
+def in_turns(
+    arms: dict[str, Block], seconds: float, *, seed: int = 0, at_least: int = 3
+) -> list[Round]:
+    """Rounds of all arms in random order, until the time is up; each round arm to its time."""
+    order = random.Random(seed)
+    deadline = time.monotonic() + seconds
+    rounds: list[Round] = []
+    while len(rounds) < at_least or time.monotonic() < deadline:
+        names = list(arms)
+        order.shuffle(names)
+        rounds.append({name: arms[name]() for name in names})
+    return rounds
+
+
+class SamplerProcess:
+    """Samples this process and its devices as a supervisor does; halted outside its blocks."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.overhead", "--sample", str(os.getpid())],
+            cwd=Path(__file__).resolve().parents[1],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
+        self._process.send_signal(signal.SIGSTOP)
+
+    def during(self, block: Block) -> BlockTime:
+        self._process.send_signal(signal.SIGCONT)
+        try:
+            return block()
+        finally:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def sample_for_ever(pid: int, every_seconds: float = 1.0) -> None:
+    """Until stdin is closed, which it is with the process that is measured."""
+    sampler = Sampler()
+    print("ready", flush=True)
+    while os.getppid() == pid:
+        began = time.monotonic()
+        sampler.sample({0: pid})
+        time.sleep(max(0.0, every_seconds - (time.monotonic() - began)))
+
+
+def measure(bench: Bench, minutes: float) -> Row:
+    """All series on one engine."""
+    bare = bench.bare()
+    bench.step_seconds(bare, _SHORTEST_BLOCK)
+    step = bench.step_seconds(bare, 2 * _SHORTEST_BLOCK).wall
+    steps = max(_SHORTEST_BLOCK, math.ceil(_BLOCK_SECONDS / step))
+    arms = {
+        "bare": bare,
+        "watched": bench.watched(classify_every=0),
+        # One block has one step of which this many is a factor.
+        "classified": bench.watched(classify_every=steps),
+    }
+    blocks = {name: _block(bench, arm, steps) for name, arm in arms.items()}
+    in_turns(blocks, 0.0, at_least=2)  # the first blocks of an arm import and allocate
+    rounds = in_turns(blocks, 60 * minutes * 0.65)
+    sampled_steps = max(_SHORTEST_BLOCK, math.ceil(_SAMPLED_BLOCK_SECONDS / step))
+    sampler = SamplerProcess()
+    try:
+        plain = _block(bench, bare, sampled_steps)
+        sampled = in_turns({"bare": plain, "sampled": lambda: sampler.during(plain)}, 60 * minutes * 0.35)
+    finally:
+        sampler.close()
+    by_sampler = cost(
+        "wall time: the supervisor's sampler",
+        [times["sampled"].wall - times["bare"].wall for times in sampled],
+        [times["bare"].wall for times in sampled],
+    )
+    costs = [*probe_costs(rounds, steps), by_sampler]
+    bare_seconds = [times["bare"].wall for times in rounds]
+    return {
+        "step_seconds": statistics.median(bare_seconds),
+        "step_seconds_p95": percentile(bare_seconds, 0.95),
+        "steps_of_block": steps,
+        "costs": [
+            {
+                "name": each.name,
+                "milliseconds": [each.milliseconds.value, each.milliseconds.low, each.milliseconds.high],
+                "percent": [each.percent.value, each.percent.low, each.percent.high],
+                "rounds": each.rounds,
+                "verdict": each.verdict,
+            }
+            for each in costs
+        ],
+        "rounds": msgspec.to_builtins(rounds),
+        "sampler_rounds": msgspec.to_builtins(sampled),
+        "text": [str(each) for each in costs],
+    }
+
+
+def _block(bench: Bench, arm: Arm, steps: int) -> Block:
+    return lambda: bench.step_seconds(arm, steps)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--minutes", type=float, default=4.0)
+    parser.add_argument("--cpu", action="store_true", help="the CPU demo's model, whatever devices there are")
+    parser.add_argument("--cell", type=json.loads, default={}, help="run options as JSON, over the default's")
+    parser.add_argument("--out", type=Path, default=RESULTS / "overhead.jsonl")
+    parser.add_argument("--sample", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.sample is not None:
+        sample_for_ever(options.sample)
+        return
+    machine = detect_machine()
+    if options.cpu:
+        machine = Machine(gpu="cpu", gpus=1, host_memory_bytes=machine.host_memory_bytes)
+    cell = {**(_CPU if machine.gpu == "cpu" else _GPU), **options.cell, "gpus": 1}
+    planned = plan({"steps": 10**9, "lr_schedule": "constant", **cell}, machine, name="overhead")
+    root = Path(tempfile.mkdtemp(prefix="llmtop-overhead-"))
+    try:
+        from benchmarks.blocks import Bench
+
+        row = {"cell": cell, "device": machine.gpu, **measure(Bench(planned, root), options.minutes)}
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with options.out.open("a") as log:
+        log.write(json.dumps(row) + "\n")
+    print(f"step {1e3 * row['step_seconds']:.2f} ms, blocks of {row['steps_of_block']} steps")
+    print("\n".join(row["text"]), flush=True)
+    # Taking a process group of gloo down can abort the process.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
