@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -126,7 +126,7 @@ class Supervisor:
             self.events.write(RankStarted(rank=rank, pid=pid))
         # The first sample shows the machine before the ranks have taken anything.
         self._sample()
-        self._write_topology()
+        self._look(self._write_topology)
 
     def _turn(self) -> None:
         for number in self._wakeup.wait(_TURN_SECONDS):
@@ -175,7 +175,7 @@ class Supervisor:
         if left:
             _log(f"cannot end processes {', '.join(map(str, left))}")
         self.progress.poll()
-        self._write_xids(poll=True)
+        self._look(lambda sampler: self._write_xids(sampler.take_xids(poll=True)))
         end = name_end(self._story())
         for accepted in self._accepted:
             self._answer(accepted, "done", end.reason)
@@ -291,13 +291,16 @@ class Supervisor:
 
     def _sample(self) -> None:
         now = time.monotonic()
-        if self._sampler is None or now < self._sample_due:
+        if now >= self._sample_due:
+            self._sample_due = now + self.spec.options.sample_seconds
+            self._look(self._take_sample)
+
+    def _look(self, look: Callable[[Sampler], None]) -> None:
+        """Whatever happens while the hardware is looked at, the run goes on."""
+        if self._sampler is None:
             return
-        self._sample_due = now + self.spec.options.sample_seconds
         try:
-            self._last_sample = self._sampler.sample(self.ranks.alive)
-            self._write_xids()
-            self._hardware.write(self._last_sample)
+            look(self._sampler)
             self._samples_fail = False
         except OSError as error:
             # Most likely a full disk, which may have room again at the next sample.
@@ -308,17 +311,20 @@ class Supervisor:
             _log(f"hardware is no longer sampled:\n{traceback.format_exc()}")
             self._sampler = None
 
-    def _write_topology(self) -> None:
+    def _take_sample(self, sampler: Sampler) -> None:
+        self._last_sample = sampler.sample(self.ranks.alive)
+        self._write_xids(sampler.take_xids())
+        self._hardware.write(self._last_sample)
+
+    def _write_topology(self, sampler: Sampler) -> None:
         """How the devices of this run are connected, for a run that has any."""
-        topology = self._sampler.topology() if self._sampler is not None else None
-        if topology is not None and topology.devices:
+        topology = sampler.topology()
+        if topology.devices:
             self.events.write(TopologySeen(topology=topology))
 
-    def _write_xids(self, *, poll: bool = False) -> None:
-        """New Xid errors, as far as a flood of them leaves room in the record."""
-        if self._sampler is None:
-            return
-        for seen in self._sampler.take_xids(poll=poll):
+    def _write_xids(self, found: Iterable[XidSeen]) -> None:
+        """As far as a flood of them leaves room in the record."""
+        for seen in found:
             if len(self._xids) < _XIDS_WRITTEN:
                 self._xids.append(seen)
                 self.events.write(seen)
