@@ -52,6 +52,8 @@ class DeviceReport(Struct, frozen=True, kw_only=True):
     name: str | None
     peak_bytes: int | None
     total_bytes: int | None
+    energy_joules: float | None = None
+    """Drawn since the run began."""
 
 
 class HostReport(Struct, frozen=True, kw_only=True):
@@ -111,6 +113,9 @@ class Report(Struct, frozen=True, kw_only=True):
     steps_planned: int
     steps_finished: int
     skipped_steps: int
+    first_loss_scale: float | None
+    """fp16: of the first step; None in another precision."""
+    last_loss_scale: float | None
     first_loss: float | None
     last_loss: float | None
     step_seconds: float | None
@@ -136,6 +141,8 @@ class Report(Struct, frozen=True, kw_only=True):
     predicted_device_bytes: int | None
     actual_device_bytes: int | None
     devices: tuple[DeviceReport, ...]
+    joules_per_token: float | None
+    """Of all devices, over the steps and without start-up."""
     host_memory: HostReport
     ranks: tuple[RankReport, ...]
     checkpoints: tuple[CheckpointSaved, ...]
@@ -189,6 +196,8 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         steps_planned=spec.options.steps,
         steps_finished=state.steps_finished,
         skipped_steps=state.skipped_steps,
+        first_loss_scale=state.first_loss_scale,
+        last_loss_scale=first.last_step.loss_scale if first is not None and first.last_step else None,
         first_loss=state.first_loss,
         last_loss=state.last_loss,
         step_seconds=step_seconds,
@@ -211,6 +220,7 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         predicted_device_bytes=found.predicted_device_bytes,
         actual_device_bytes=found.actual_device_bytes,
         devices=_devices(state),
+        joules_per_token=state.energy.joules_per_token,
         host_memory=_host(state, prediction),
         ranks=tuple(_rank(state, rank) for _, rank in sorted(state.ranks.items())),
         checkpoints=state.checkpoints,
@@ -278,6 +288,7 @@ def _devices(state: RunState) -> tuple[DeviceReport, ...]:
             name=device.name,
             peak_bytes=state.peak_device_bytes.get(device.index),
             total_bytes=device.memory_total_bytes,
+            energy_joules=state.energy.joules.get(device.index),
         )
         for device in (state.hardware.devices if state.hardware else ())
     )

@@ -60,11 +60,17 @@ def _head(report: Report, width: int) -> Iterator[str]:
         yield from _hanging(name, getattr(report.inputs, name), width)
 
 
+def _scale(value: float | None) -> str:
+    return NOT_AVAILABLE if value is None else f"{value:,.10g}"
+
+
 def _training(report: Report, width: int) -> Iterator[str]:
     yield "Training"
     skipped = f", {report.skipped_steps} of them skipped" if report.skipped_steps else ""
     yield f"  {'steps':<16}{report.steps_finished} of {report.steps_planned}{skipped}"
     yield f"  {'loss':<16}{_number(report.first_loss)} -> {_number(report.last_loss)}{_fall(report)}"
+    if report.last_loss_scale is not None:
+        yield f"  {'loss scale':<16}{_scale(report.first_loss_scale)} -> {_scale(report.last_loss_scale)}"
     yield (
         f"  {'step time':<16}{_median(report)} (predicted {format_seconds(report.predicted_step_seconds)})"
     )
@@ -153,6 +159,10 @@ def _hardware(report: Report, width: int) -> Iterator[str]:
             f"  GPU {device.index:<12}{format_bytes(device.peak_bytes)} of {format_bytes(device.total_bytes)}"
             f" at most ({device.name or NOT_AVAILABLE})"
         )
+    drawn = [device.energy_joules for device in report.devices if device.energy_joules is not None]
+    if drawn:
+        per_token = format_joules(report.joules_per_token)
+        yield f"  {'energy':<16}{format_joules(sum(drawn))} of all GPUs, {per_token} a token"
     host = report.host_memory
     yield f"  {'host memory':<16}{format_bytes(host.peak_bytes)} of {format_bytes(host.total_bytes)} at most"
     yield (

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.eventlog import EventWriter
-from llmtop.profiler.events import RankExited, RankStarted, StageBegan
+from llmtop.profiler.events import RankExited, RankStarted, StageBegan, StepFinished
 from llmtop.profiler.report.build import Report, build_report
 from llmtop.profiler.report.columns import GIB, MIB, ColumnUnit, print_addends
 from llmtop.profiler.report.text import render
 from llmtop.profiler.rundir import RunDir
-from tests.recorded import make_recorded_run
+from tests.recorded import BEGAN, Recorder, make_recorded_run
 from tests.recorded_spec import Kind, recorded_prediction, recorded_spec
 
 
@@ -63,6 +63,25 @@ def test_facts_of_a_completed_run(tmp_path: Path) -> None:
     assert report.versions["torch"] == "2.13.0" and report.versions["llmtop"] == "0.1.0"
     assert all(Path(path).exists() for path in report.files.values())
     assert len(report.checkpoints) == 2
+
+
+def test_skipped_steps_and_loss_scale_of_fp16_are_shown(tmp_path: Path) -> None:
+    spec = recorded_spec("cuda", ranks=1, steps=3, precision="fp16")
+    run = RunDir.create(tmp_path, spec, recorded_prediction(spec), {})
+    recorder = Recorder(run, spec, BEGAN)
+    recorder.start()
+    for step, scale in enumerate((65536.0, 32768.0, 32768.0), start=1):
+        recorder.ranks[0].write(
+            StepFinished(step=step, loss=2.0, loss_scale=scale, skipped=step == 2, step_seconds=0.5)
+        )
+    recorder.end("completed", 3)
+    recorder.close()
+    report = build_report(run)
+    assert (report.skipped_steps, report.first_loss_scale, report.last_loss_scale) == (1, 65536, 32768)
+    shown = render(report)
+    assert "3 of 3, 1 of them skipped" in shown and "65,536 -> 32,768" in shown
+    plain = render(build_report(make_recorded_run(tmp_path, kind="cuda", steps=3)))
+    assert "of them skipped" not in plain and "loss scale" not in plain
 
 
 def test_weights_data_and_tokenizer_are_named(tmp_path: Path) -> None:

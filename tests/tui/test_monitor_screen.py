@@ -318,3 +318,19 @@ async def test_findings_are_told_whole_where_there_is_room(live: LiveRun, root: 
     app = LlmtopApp("monitor", live.run, root)
     async with app.run_test(size=(150, 50)) as pilot:
         await wait_for_text(pilot, "cpu_adam is being compiled", "wait; the next run finds it built")
+
+
+async def test_skipped_steps_and_the_loss_scale_stand_with_the_steps(root: Path) -> None:
+    live = LiveRun(root, kind="cuda", ranks=1, precision="fp16")
+    live.start()
+    live.steps(1, 2)
+    for step, scale in ((3, 65536.0), (4, 32768.0)):
+        live.recorder.ranks[0].write(
+            StepFinished(step=step, loss=2.0, loss_scale=scale, skipped=step == 4, step_seconds=0.5)
+        )
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await wait_for_text(pilot, "1 of 4 steps skipped, loss scale 32,768")
+        await pilot.press("4")
+        await wait_for_text(pilot, "Steps", "1 of 4 steps skipped, loss scale 32,768", "backward")
+    live.close()

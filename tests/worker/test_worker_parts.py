@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
 from llmtop.presets.spec import LrSchedule
@@ -195,6 +196,11 @@ def test_rank_0_logs_its_first_every_tenth_and_last_step(capfd: pytest.CaptureFi
     assert [line.split(",")[0] for line in lines] == ["step 3/25", "step 10/25", "step 20/25", "step 25/25"]
     assert lines[0] == "step 3/25, loss 5.2500, step time n/a"
     assert "loss not finite" in lines[2] and lines[2].endswith("skipped")
+
+
+def test_the_log_tells_the_scale_of_a_loss_in_fp16(capfd: pytest.CaptureFixture[str]) -> None:
+    StepLog(25, 0).after_outcome(replace(outcome(1, None), loss_scale=65536.0))
+    assert capfd.readouterr().out.rstrip().endswith("loss scale 65536, skipped")
 
 
 def test_a_full_disk_under_the_log_ends_no_training(caplog: pytest.LogCaptureFixture) -> None:

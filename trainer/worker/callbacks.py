@@ -128,8 +128,9 @@ class StepLog:
         loss, times = outcome.agreed.loss, outcome.reading.times
         words = "not finite" if loss is None else f"{loss:.4f}"
         skipped = ", skipped" if outcome.skipped else ""
+        scale = "" if outcome.loss_scale is None else f", loss scale {outcome.loss_scale:g}"
         seconds = format_seconds(times.step_seconds() if times else None)
-        return f"step {outcome.step}/{self._steps}, loss {words}, step time {seconds}{skipped}"
+        return f"step {outcome.step}/{self._steps}, loss {words}, step time {seconds}{scale}{skipped}"
 
     def at_end(self, step: int, *, save_asked: bool) -> None:
         """Nothing more to say."""

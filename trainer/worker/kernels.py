@@ -123,8 +123,8 @@ def _checkpoint_every(model: Any, every: int) -> None:
     blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not blocks:
         raise UsageError(
-            f"checkpointing_every = {every}: the code of {type(model).__name__} checkpoints all blocks or none",
-            why="its blocks have no switch of their own",
+            f"checkpointing_every = {every} with {type(model).__name__}",
+            why="its code checkpoints all blocks or none: they have no switch of their own",
             fix="use --checkpointing-every 1",
         )
     for index, block in enumerate(blocks):

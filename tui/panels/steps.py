@@ -46,9 +46,14 @@ class StepsPanel(Panel):
         bar.append(Segment(REST.letter, REST.colour, phases["rest"]))
         rows = [_speed(view), stacked(bar, seconds or 1.0, width)]
         if self.zoomed:
-            rows += [*_phase_table(view, phases), *_rank_rows(view), Content("step seconds:")]
+            rows += [
+                *_skipped(view),
+                *_phase_table(view, phases),
+                *_rank_rows(view),
+                Content("step seconds:"),
+            ]
             return lines(rows)
-        rows.append(_shares(phases, seconds, width))
+        rows += [_shares(phases, seconds, width), *_skipped(view)]
         if height > 4:
             rows.append(Content(""))
         if plot.display:
@@ -89,6 +94,18 @@ def _speed(view: RunView) -> Content:
     seconds, predicted = median(_steady(view)), view.prediction.step_seconds
     foretold = "" if predicted is None else f"   predicted {format_seconds(predicted)}"
     return Content.assemble((format_seconds(seconds), "bold"), " a step", (foretold, "$muted"))
+
+
+def _skipped(view: RunView) -> list[Content]:
+    """fp16: steps that changed nothing because gradients overflowed, and the scale of the loss by now."""
+    state = view.state
+    last = state.ranks[0].last_step if 0 in state.ranks else None
+    scale = last.loss_scale if last is not None else None
+    if not state.skipped_steps and scale is None:
+        return []
+    words = f"{state.skipped_steps} of {state.steps_finished} steps skipped"
+    style = "$text-warning" if last is not None and last.skipped else "$muted"
+    return [Content.styled(words + ("" if scale is None else f", loss scale {scale:,.10g}"), style)]
 
 
 def _shares(phases: dict[str, float], seconds: float, width: int) -> Content:
