@@ -132,6 +132,14 @@ def format_rate(bytes_per_second: float | None) -> str:
     return text if text == NOT_AVAILABLE else f"{text}/s"
 
 
+def format_joules(joules: float | None) -> str:
+    """`25.2 kJ`, `0.37 J`."""
+    if joules is None or not math.isfinite(joules):
+        return NOT_AVAILABLE
+    scaled, unit = _scaled(joules, 1000, ("J", "kJ", "MJ", "GJ", "TJ"))
+    return f"{_three_digits(scaled)} {unit}"
+
+
 def format_tokens_rate(tokens_per_second: float | None) -> str:
     """`12.3K tok/s`."""
     text = format_count(tokens_per_second)

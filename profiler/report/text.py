@@ -15,6 +15,7 @@ from llmtop.profiler.units import (
     counted,
     format_bytes,
     format_count,
+    format_joules,
     format_percent,
     format_seconds,
     format_tokens_rate,

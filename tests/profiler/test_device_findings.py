@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +23,11 @@ from llmtop.profiler.events import (
 )
 from llmtop.profiler.findings.find import Finding, findings
 from llmtop.profiler.hardware.xid import xid_seen
+from llmtop.profiler.report.build import build_report
+from llmtop.profiler.report.text import render
 from llmtop.profiler.runstate import RunState, fold
-from tests.recorded import recorded_topology
+from llmtop.profiler.units import format_joules
+from tests.recorded import make_recorded_run, recorded_topology
 from tests.recorded_spec import recorded_prediction, recorded_spec
 
 
@@ -146,3 +151,12 @@ def test_energy_does_not_depend_on_the_cuts(totals: list[float], cut: int) -> No
     whole = fold(RunState(), events)
     assert fold(fold(RunState(), events[:cut]), events[cut:]).energy == whole.energy
     assert whole.energy.total_joules is not None and whole.energy.total_joules >= 0
+
+
+def test_a_report_tells_what_was_drawn(tmp_path: Path) -> None:
+    report = build_report(make_recorded_run(tmp_path, kind="cuda"))
+    assert all(device.energy_joules for device in report.devices)
+    assert report.joules_per_token is not None and report.joules_per_token > 0
+    assert re.search(r"energy +[\d.]+ kJ of all GPUs, [\d.]+ J a token", render(report))
+    assert build_report(make_recorded_run(tmp_path)).joules_per_token is None
+    assert (format_joules(None), format_joules(0.371), format_joules(2.52e7)) == ("n/a", "0.37 J", "25.2 MJ")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from textual.content import Content
 
 from llmtop.profiler.events import DeviceSample
+from llmtop.profiler.units import format_joules
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.paint import fit, fit_right, gauge, harmless, lines, used_of
 from llmtop.tui.widgets.panel import Panel
@@ -28,7 +29,7 @@ class DevicesPanel(Panel):
             return ("",)
         per_token = view.state.energy.joules_per_token
         power = _watts(_sum([device.power_watts for device in devices]))
-        drawn = power if per_token is None else f"{power}  {per_token:.3g} J/token"
+        drawn = power if per_token is None else f"{power}  {format_joules(per_token)}/token"
         return (drawn, power, "") if _has_gpm(devices) else (f"{_NO_GPM}  {power}", _NO_GPM, power, "")
 
     def draw(self, view: RunView, width: int, height: int) -> Content:
@@ -106,9 +107,9 @@ def _energy_rows(view: RunView) -> list[Content]:
     use = view.state.energy
     if use.total_joules is None:
         return []
-    words = f"energy {_joules(use.total_joules)} since the run began"
+    words = f"energy {format_joules(use.total_joules)} since the run began"
     if use.joules_per_token is not None:
-        words += f", {use.joules_per_token:.3g} J a token over the steps"
+        words += f", {format_joules(use.joules_per_token)} a token over the steps"
     return [Content.styled(words, "$muted"), Content("")]
 
 
@@ -232,13 +233,6 @@ def _watts(watts: float | None) -> str:
 def _power_of(used: float | None, limit: float | None) -> str:
     left = "n/a" if used is None else f"{used:.0f}"
     return f"{left}/{'n/a' if limit is None else f'{limit:.0f} W'}"
-
-
-def _joules(joules: float) -> str:
-    for size, unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")):
-        if joules >= size:
-            return f"{joules / size:.3g} {unit}"
-    return f"{joules:.0f} J"
 
 
 def _percent(value: float | None) -> str:
