@@ -14,11 +14,11 @@ from llmtop.profiler.probes.allocator import AllocatorCounters
 from llmtop.profiler.probes.peaktrace import Trace
 
 
-class DispatchTracer(TorchDispatchMode):
+class DispatchTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Enter it around a training; it counts always and records between `start` and `stop`."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live: dict[int, int] = {}
         self.events: list[tuple[int, int, int]] = []
         self.count = 0
