@@ -8,14 +8,24 @@ from llmtop.profiler.findings.devices import DEVICE_RULES
 from llmtop.profiler.findings.finding import Finding, Rule, Seen, Severity
 from llmtop.profiler.findings.health import HEALTH_RULES
 from llmtop.profiler.findings.memory import MEMORY_RULES
+from llmtop.profiler.findings.nvme import NVME_RULES
 from llmtop.profiler.findings.seen import SEEN_RULES
 from llmtop.profiler.findings.speed import SPEED_RULES
+from llmtop.profiler.findings.startup import STARTUP_RULES
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.runstate import RunState
 
 __all__ = ["Finding", "Severity", "findings"]
 
-_RULES: tuple[Rule, ...] = (*HEALTH_RULES, *DEVICE_RULES, *MEMORY_RULES, *SPEED_RULES, *SEEN_RULES)
+_RULES: tuple[Rule, ...] = (
+    *HEALTH_RULES,
+    *DEVICE_RULES,
+    *MEMORY_RULES,
+    *SPEED_RULES,
+    *STARTUP_RULES,
+    *NVME_RULES,
+    *SEEN_RULES,
+)
 _ORDER: tuple[Severity, ...] = ("critical", "warning", "info")
 
 

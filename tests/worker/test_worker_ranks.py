@@ -36,7 +36,7 @@ from tests.worker.launching import (
 pytestmark = pytest.mark.slow
 
 STEPS = 150
-STAGES = ["import", "process_group", "data", "model", "engine", "first_step"]
+STAGES = ["import", "process_group", "data", "model", "partition", "first_step"]
 MIB = 1 << 20
 
 

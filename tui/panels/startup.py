@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from textual.content import Content
 
-from llmtop.profiler.runstate import RankState
+from llmtop.profiler.findings.startup import stage_hint
+from llmtop.profiler.runstate import ENDED, RankState, StageTime
 from llmtop.profiler.units import format_seconds
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.inputrows import input_rows
@@ -14,13 +17,21 @@ from llmtop.tui.widgets.panel import Panel
 STAGES: dict[str, str] = {
     "import": "import torch and DeepSpeed",
     "process_group": "join the ranks",
+    "data": "prepare data",
+    "op_build": "build ops",
     "model": "build the model",
     "weights": "load weights",
-    "data": "prepare data",
     "engine": "build the engine",
+    "partition": "hand over to DeepSpeed",
     "first_step": "first step",
 }
-"""By the value of `events.StartupStage`, in the order of a start."""
+"""By the value of `events.StartupStage`, in the order of a start; `engine` is of older records."""
+_PASSED_OVER = frozenset({"op_build", "engine"})
+"""Stages that a start may leave out, as it leaves out one of building a model and loading its weights:
+no news before they begin."""
+_UNEVEN = 1.25
+"""The slowest rank is named when it takes this many times as long as the fastest."""
+_UNEVEN_FLOOR_SECONDS = 0.5
 
 
 class StartupPanel(Panel):
@@ -35,23 +46,24 @@ class StartupPanel(Panel):
         if not ranks:
             return Content.styled("waiting for the first rank", "$muted")
         begun = {time.stage for rank in ranks for time in rank.stages}
-        newest = max((number for number, name in enumerate(STAGES) if name in begun), default=0)
-        # A stage that was passed over, such as loading weights for a run from random ones, is no news.
-        shown = [name for number, name in enumerate(STAGES) if name in begun or number >= newest]
-        rows = [_stage_row(name, STAGES[name], ranks, view) for name in shown]
+        left_out = _PASSED_OVER | {"model" if view.spec.weights_dir else "weights"}
+        rows: list[Content] = []
+        for name in (name for name in STAGES if name in begun or name not in left_out):
+            rows.append(_stage_row(name, STAGES[name], ranks, view))
+            if self.zoomed:
+                rows += _rank_rows(name, ranks, width)
+            rows += _hint_rows(name, ranks, view, width)
         reads = input_rows(view.spec)
-        if self.zoomed:
-            return lines([*rows, Content(""), *reads])
-        room = max(0, height - len(rows))
-        return lines([*rows, *(row.truncate(width, ellipsis=True) for row in reads[:room])])
+        rows += [Content(""), *reads] if self.zoomed else reads[: max(0, height - len(rows))]
+        return lines([row.truncate(width, ellipsis=True) for row in rows])
 
 
 def _stage_row(name: str, words: str, ranks: list[RankState], view: RunView) -> Content:
     """One stage over all ranks: done by all, going on (and where), or still to come."""
-    times = {rank.rank: time for rank in ranks for time in rank.stages if time.stage == name}
-    finished = [time.seconds for time in times.values() if time.seconds is not None]
+    times = _times(name, ranks)
+    finished = {rank: time.seconds for rank, time in times.items() if time.seconds is not None}
     if len(finished) == len(ranks):
-        mark, style, note = "✓", "$text-success", format_seconds(max(finished))
+        mark, style, note = "✓", "$text-success", _finished_note(finished)
     elif times:
         waiting = sorted(rank for rank, time in times.items() if time.seconds is None)
         began = min(time.began for time in times.values())
@@ -64,3 +76,35 @@ def _stage_row(name: str, words: str, ranks: list[RankState], view: RunView) -> 
     else:
         mark, style, note = "·", "$muted", ""
     return Content.assemble((f"{mark} {fit(words, 28)}", style), (fit_right("", 1) + note, "$muted"))
+
+
+def _times(name: str, ranks: list[RankState]) -> dict[int, StageTime]:
+    return {rank.rank: time for rank in ranks for time in rank.stages if time.stage == name}
+
+
+def _finished_note(seconds: dict[int, float]) -> str:
+    """The longest time, and whose it is where the ranks differ."""
+    slowest = max(seconds, key=lambda rank: seconds[rank])
+    longest, shortest = seconds[slowest], min(seconds.values())
+    note = format_seconds(longest)
+    if longest > _UNEVEN * shortest and longest - shortest > _UNEVEN_FLOOR_SECONDS:
+        note += f"  rank {slowest} slowest"
+    return note
+
+
+def _rank_rows(name: str, ranks: list[RankState], width: int) -> list[Content]:
+    """Each rank's own seconds."""
+    finished = {rank: time.seconds for rank, time in sorted(_times(name, ranks).items()) if time.seconds}
+    if len(ranks) < 2 or not finished:
+        return []
+    told = ", ".join(f"rank {rank} {format_seconds(seconds)}" for rank, seconds in finished.items())
+    return [Content.styled(f"    {row}", "$muted") for row in textwrap.wrap(told, max(20, width - 4))]
+
+
+def _hint_rows(name: str, ranks: list[RankState], view: RunView, width: int) -> list[Content]:
+    """What a stage that goes on is doing."""
+    if view.state.status in ENDED or all(time.seconds is not None for time in _times(name, ranks).values()):
+        return []
+    hint = harmless(stage_hint(view.state, view.spec, view.prediction, name))
+    rows = textwrap.wrap(hint, max(20, width - 4))[:2]
+    return [Content.styled(f"    {row}", "$text-warning") for row in rows]
