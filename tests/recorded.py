@@ -21,6 +21,7 @@ from llmtop.profiler.events import (
     DeviceSample,
     HardwareSampled,
     HostSample,
+    KernelsSeen,
     LinkSample,
     MemoryClassified,
     ModelBuilt,
@@ -94,12 +95,19 @@ def make_recorded_run(
     steps: int = 60,
     end: RunEnd | None = "completed",
     began: float = BEGAN,
+    pace: float = 1.0,
+    kernels: KernelsSeen | None = None,
     **options: Any,
 ) -> RunDir:
-    """Write a whole run under `root`. `options` are further RunOptions of its spec."""
+    """Write a whole run under `root`. `options` are further RunOptions of its spec.
+
+    Its steps take `pace` times the usual time; `kernels` is what rank 0 records in its step.
+    """
     spec = recorded_spec(kind, ranks=ranks, steps=steps, **options)
     run = RunDir.create(root, spec, recorded_prediction(spec), {"train_micro_batch_size_per_gpu": 4})
     recorder = Recorder(run, spec, began)
+    recorder.steady_seconds *= pace
+    recorder.kernels = kernels
     try:
         recorder.start()
         for step in range(1, steps + 1):
@@ -126,6 +134,7 @@ class Recorder:
         ]
         self.baseline = 440 * MIB if spec.on_cpu else 2 * GIB
         self.steady_seconds = 0.4 if spec.on_cpu else 1.25
+        self.kernels: KernelsSeen | None = None
 
     def close(self) -> None:
         for writer in (self.supervisor, self.hardware, *self.ranks):
@@ -211,6 +220,10 @@ class Recorder:
     def step(self, step: int) -> None:
         slow = {1: 1.6, 2: 1.2}.get(step, 1.0 + 0.04 * math.sin(step))
         seconds = self.steady_seconds * slow
+        profiled = self.kernels is not None and self.kernels.step == step
+        if self.kernels is not None and profiled:
+            seconds *= 5
+            self.ranks[0].write(self.kernels)
         self.time.advance(seconds)
         loss = 1.9 + 5.7 * math.exp(-step / 18) + 0.05 * math.sin(step * 2.1)
         for rank, writer in enumerate(self.ranks):
@@ -226,6 +239,7 @@ class Recorder:
                     step_seconds=seconds * (1 + 0.002 * rank),
                     phase_seconds={phase: seconds * share for phase, share in _PHASE_SHARE.items()},
                     phase_memory=self._memory(),
+                    profiled=profiled,
                 )
             )
             if step == 1:

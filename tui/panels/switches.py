@@ -13,8 +13,10 @@ from llmtop.tui.widgets.panel import Panel
 
 _MARKS = {True: ("✓", "$text-success"), False: ("✗", "$text-error"), None: ("?", "$muted")}
 _LABEL_CELLS, _TIME_CELLS, _PEAK_CELLS = 14, 9, 12
-_LEAST_ASKED_CELLS, _MOST_ASKED_CELLS = 12, 32
-_UNIT_SUFFIX_CELLS = 2
+_LEAST_ASKED_CELLS, _MOST_ASKED_CELLS = 10, 32
+_MARK_CELLS = 2
+_ID_END = 4
+"""Characters of a run's id that tell it from those of the same second and name."""
 
 
 class SwitchesPanel(Panel):
@@ -33,16 +35,21 @@ class SwitchesPanel(Panel):
     def draw(self, view: RunView, width: int, height: int) -> Content:
         own = measure(view.state.run_id, view.spec, view.state, view.prediction)
         found = switches(own, view.state.ranks.get(0), view.prediction, self.others or ())
-        rest = width - _UNIT_SUFFIX_CELLS - _LABEL_CELLS - _TIME_CELLS - _PEAK_CELLS
+        rest = width - _MARK_CELLS - _LABEL_CELLS - _TIME_CELLS - _PEAK_CELLS
         asked = max(_LEAST_ASKED_CELLS, min(_MOST_ASKED_CELLS, rest // 2))
-        head = fit("", 2) + fit("switch", _LABEL_CELLS) + fit("asked for", asked)
+        head = fit("", _MARK_CELLS) + fit("switch", _LABEL_CELLS) + fit("asked for", asked)
         head += fit_right("step time", _TIME_CELLS) + fit_right("peak", _PEAK_CELLS) + "  against"
         rows = [Content.styled(fit(head, width), "$muted")]
-        for switch in found:
+        for switch in sorted(found, key=_quiet):
             rows += _rows(switch, asked, width)
         if self.others is None:
             rows.append(Content.styled("reading the other runs", "$muted"))
         return lines(rows)
+
+
+def _quiet(switch: Switch) -> bool:
+    """A switch that is off, as asked, and that nothing was measured of."""
+    return switch.is_off and switch.compared_run is None and switch.on is not False
 
 
 def _rows(switch: Switch, asked: int, width: int) -> list[Content]:
@@ -52,23 +59,26 @@ def _rows(switch: Switch, asked: int, width: int) -> list[Content]:
     change = Content.assemble(name, fit(setting, asked), _change(switch))
     told = [harmless(switch.evidence)]
     if switch.compared_run is not None:
-        told.append(f"measured against {harmless(switch.compared_run)}")
         told += [harmless(switch.note)] if switch.note else []
+        told.append(f"against {harmless(switch.compared_run)}")
+    elif not switch.is_off:
+        told.append("no run differs in it alone")
     detail = Content.styled("  " + "; ".join(told), "$muted")
     return [change.truncate(width, ellipsis=True), detail.truncate(width, ellipsis=True)]
 
 
 def _change(switch: Switch) -> Content:
+    against = (f"  {harmless(switch.compared_setting or '')}", "$muted")
     if switch.compared_run is not None:
         return Content.assemble(
             (fit_right(format_percent(switch.step_percent, signed=True), _TIME_CELLS), "bold"),
             (fit_right(format_bytes(switch.peak_bytes_change, signed=True), _PEAK_CELLS), "bold"),
-            (f"  {harmless(switch.compared_setting or '')}", "$muted"),
+            against,
+            (f" …{harmless(switch.compared_run[-_ID_END:])}", "$muted"),
         )
     if switch.predicted_bytes_change is not None:
         size = format_bytes(switch.predicted_bytes_change, signed=True)
-        words = f"  {harmless(switch.compared_setting or '')} (predicted)"
         return Content.assemble(
-            fit_right("", _TIME_CELLS), (fit_right(size, _PEAK_CELLS), "italic"), (words, "$muted")
+            (fit_right("predicted", _TIME_CELLS), "$muted"), fit_right(size, _PEAK_CELLS), against
         )
-    return Content.styled("  not measured: no run differs in it alone", "$muted")
+    return Content.styled(fit_right("not measured", _TIME_CELLS + _PEAK_CELLS), "$muted")

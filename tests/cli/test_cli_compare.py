@@ -1,0 +1,34 @@
+"""`llmtop compare` as it is typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llmtop.presets.errors import ExitCode
+from tests.cli.conftest import Llmtop
+from tests.recorded import make_recorded_run
+
+
+def test_two_runs_by_part_of_their_ids(llmtop: Llmtop, runs_root: Path) -> None:
+    one = make_recorded_run(runs_root, steps=12)
+    two = make_recorded_run(runs_root, steps=12, zero=1)
+    answer = llmtop("compare", one.run_id, "latest")
+    assert answer.code == ExitCode.DONE and answer.err == ""
+    for words in (one.run_id, two.run_id, "zero: 2 (default) -> 1 (default)", "step time (median)", "B - A"):
+        assert words in answer.out
+    assert all(len(line) <= 100 for line in answer.out.splitlines())
+    found = llmtop("compare", one.run_id[-4:], two.run_id[-4:], "--json").json()
+    assert (found["first"]["run_id"], found["second"]["run_id"]) == (one.run_id, two.run_id)
+    assert [option["option"] for option in found["options"]] == ["zero"]
+
+
+def test_a_run_that_is_not_there_and_one_run_alone_are_wrong_usage(llmtop: Llmtop, runs_root: Path) -> None:
+    run = make_recorded_run(runs_root, steps=4)
+    answer = llmtop("compare", run.run_id, "nothing-like-it")
+    assert answer.code == ExitCode.USAGE and "there is no run" in answer.err
+    assert llmtop("compare", run.run_id).code == ExitCode.USAGE
+
+
+def test_help_shows_an_example(llmtop: Llmtop) -> None:
+    answer = llmtop("compare", "--help")
+    assert answer.code == ExitCode.DONE and "llmtop compare 20261129-1845 latest" in answer.out

@@ -1,0 +1,106 @@
+"""Two recorded runs side by side: options that differ, changes that add up, and what makes it unfair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from llmtop.profiler.compare import Comparison, compare
+from llmtop.profiler.events import KernelsSeen
+from llmtop.profiler.kernelnames import AttentionKernel
+from llmtop.tui.commands.compare import render
+from tests.recorded import make_recorded_run
+
+
+def flash(attention: str = AttentionKernel.FLASH_2) -> KernelsSeen:
+    return KernelsSeen(step=3, src="rank0", attention=attention, optimizer="deepspeed_fused_adam")
+
+
+def rows(found: Comparison) -> dict[str, Any]:
+    return {change.name: change for change in found.changes}
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_components_add_up_to_the_peak_in_each_column(tmp_path: Path, kind: Any) -> None:
+    one = make_recorded_run(tmp_path, kind=kind)
+    two = make_recorded_run(tmp_path, kind=kind, micro_batch=8, pace=1.5)
+    found = compare(one, two)
+    names = [c.name for c in found.changes]
+    inside = found.changes[names.index("peak_bytes") + 1 : names.index("unexplained") + 1]
+    for column in ("first", "second", "change"):
+        values = [getattr(change, column) for change in inside]
+        assert None not in values
+        assert sum(values) == getattr(rows(found)["peak_bytes"], column)
+    step = rows(found)["step_seconds"]
+    assert step.percent == pytest.approx(50, abs=1)
+    assert step.change == pytest.approx(step.second - step.first)
+
+
+def test_a_run_against_itself_differs_in_nothing(tmp_path: Path) -> None:
+    run = make_recorded_run(tmp_path, kind="cuda", kernels=flash())
+    found = compare(run, run)
+    assert found.options == () and found.unfair == ()
+    assert all(change.change in (0, None) for change in found.changes)
+    assert all(row.first == row.second for row in found.ran)
+
+
+def test_options_say_where_they_came_from(tmp_path: Path) -> None:
+    found = compare(make_recorded_run(tmp_path, zero=2), make_recorded_run(tmp_path, zero=3, seed=5))
+    assert {option.option: (option.first, option.second) for option in found.options} == {
+        "zero": (2, 3),
+        "seed": (0, 5),
+    }
+    assert {str(option.first_from.source) for option in found.options} == {"default"}
+
+
+def test_losses_are_taken_at_the_last_step_that_both_have(tmp_path: Path) -> None:
+    one, two = make_recorded_run(tmp_path, steps=20), make_recorded_run(tmp_path, steps=45)
+    found = compare(one, two)
+    assert found.loss_step == 20
+    assert rows(found)["loss"].change == 0
+    none = compare(one, make_recorded_run(tmp_path, steps=0, end="failed"))
+    assert none.loss_step is None and rows(none)["loss"].first is None
+
+
+def test_what_ran_is_shown_beside_what_the_modules_hold(tmp_path: Path) -> None:
+    one = make_recorded_run(tmp_path, kind="cuda", kernels=flash(AttentionKernel.UNFUSED))
+    two = make_recorded_run(tmp_path, kind="cuda", attention="flash_attention_2", kernels=flash())
+    ran = {row.what: (row.first, row.second) for row in compare(one, two).ran}
+    assert ran["attention"][1] == "FlashAttention-2"
+    assert ran["attention in the modules"] == ("sdpa", "flash_attention_2")
+    assert ran["optimizer"] == ("DeepSpeed's fused Adam", "DeepSpeed's fused Adam")
+    assert ran["liger"] == (None, None)
+
+
+def test_what_makes_it_unfair_is_said(tmp_path: Path) -> None:
+    one = make_recorded_run(tmp_path, kind="cuda")
+    two = make_recorded_run(tmp_path, kind="cuda", ranks=4, seq_len=512, steps=5, data="other.txt")
+    reasons = "\n".join(compare(one, two).unfair)
+    for words in ("numbers of ranks: 2 and 4", "sequence lengths", "data", "only 3 steps after warm-up"):
+        assert words in reasons
+    starting = make_recorded_run(tmp_path, kind="cuda", steps=0, end=None)
+    assert f"{starting.run_id} has finished no step: it is still starting" in compare(one, starting).unfair
+    cpu = "\n".join(compare(one, make_recorded_run(tmp_path)).unfair)
+    assert "different GPUs: h200 and cpu" in cpu and "different models" in cpu
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_text_keeps_to_its_width_and_json_to_its_keys(tmp_path: Path, width: int) -> None:
+    one = make_recorded_run(tmp_path, kind="cuda", kernels=flash(AttentionKernel.UNFUSED))
+    two = make_recorded_run(
+        tmp_path, kind="cuda", attention="flash_attention_2", liger=True, pace=0.5, kernels=flash()
+    )
+    found = compare(one, two)
+    text = list(render(found, width))
+    # A wide table of figures is never broken; 80 columns hold it.
+    assert all(len(line) <= max(width, 74) for line in text), max(text, key=len)
+    shown = "\n".join(text)
+    assert "attention: sdpa (default) -> flash_attention_2 (default)" in shown
+    assert "-50.0%" in shown and "loss at step 60" in shown
+    plain = msgspec.json.decode(msgspec.json.encode(found))
+    assert {"schema_version", "first", "second", "options", "changes", "ran", "unfair"} <= set(plain)
+    for change in plain["changes"]:
+        assert set(change) == {"name", "unit", "first", "second", "change", "percent"}
