@@ -6,6 +6,7 @@ from typing import Any
 
 from llmtop.presets.rules_deepspeed import raw
 from llmtop.presets.spec import DTYPE_SPELLINGS, RunSpec
+from llmtop.profiler.memory.lora import in_some_layers
 from llmtop.profiler.memory.sizes import Sizes
 
 COUNTED_FAMILIES = frozenset(
@@ -99,6 +100,8 @@ def assumptions(spec: RunSpec, sizes: Sizes, bucket: int) -> tuple[str, ...]:
         )
     if model.family not in COUNTED_FAMILIES:
         found.append(f"activations of family '{model.family}' follow formulas not yet compared with its code")
+    if options.lora_rank and in_some_layers(model, options.lora_targets):
+        found.append("adapters sit in some layers only; activations are counted as if they sat in all")
     if model.moe is not None:
         found.append("tokens are spread evenly over the experts")
     if spec.world_size > 1 and spec.options.nodes > 1:

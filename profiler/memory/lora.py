@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from msgspec.structs import replace
+
 from llmtop.presets.errors import UsageError, nearest
 from llmtop.presets.spec import ModelShape, RunSpec
 from llmtop.profiler.shape import Role, TensorGroup, tensors
@@ -37,6 +39,56 @@ MODULE_NAMES = {
 }
 """Family to the names that its modules have in transformers, where they differ from the tensors' here."""
 
+_GPT_BLOCKS = "transformer.h"
+_BLOCKS = {
+    **dict.fromkeys(("bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gptj"), _GPT_BLOCKS),
+    "gpt_neox": "gpt_neox.layers",
+    "mpt": "transformer.blocks",
+    "opt": "model.decoder.layers",
+}
+"""Family to where its code keeps the blocks; elsewhere `model.layers`."""
+_ATTENTION = {
+    **dict.fromkeys(("codegen", "gpt2", "gpt_bigcode", "gptj", "mpt"), "attn"),
+    **dict.fromkeys(("bloom", "falcon"), "self_attention"),
+    "gpt_neo": "attn.attention",
+    "gpt_neox": "attention",
+}
+"""The attention of a block; elsewhere `self_attn`."""
+_MLP = {"llama4_text": "feed_forward", "mpt": "ffn", "opt": ""}
+"""Its MLP; elsewhere `mlp`."""
+_ONE_SHARED_EXPERT = ("llama4_text", "qwen2_moe")
+"""Families that write `shared_expert`; the others write `shared_experts`."""
+
+
+def module_path(model: ModelShape, group: TensorGroup, layer: int) -> str:
+    """The module's whole name in one layer of the model's code."""
+    family = model.family
+    if group.role is Role.ATTENTION:
+        part = _ATTENTION.get(family, "self_attn")
+    else:
+        part = _MLP.get(family, "mlp")
+        if group.name.startswith("shared_expert."):
+            part += ".shared_expert" if family in _ONE_SHARED_EXPERT else ".shared_experts"
+    path = (_BLOCKS.get(family, "model.layers"), str(layer), part, module_name(model, group))
+    return ".".join(word for word in path if word)
+
+
+def _layers(model: ModelShape, group: TensorGroup) -> range:
+    """The layers that have the matrix: those with experts follow those without (Llama-4: any may)."""
+    everywhere = range(model.num_layers)
+    if model.moe is None or group.role is Role.ATTENTION or model.family == "llama4_text":
+        return everywhere
+    dense = model.moe.first_dense_layers
+    return everywhere[dense:] if group.name.startswith("shared_expert.") else everywhere[:dense]
+
+
+@lru_cache(maxsize=64)
+def _paths(model: ModelShape) -> dict[str, TensorGroup]:
+    """Every matrix of every layer by its whole name."""
+    return {
+        module_path(model, group, layer): group for group in linear(model) for layer in _layers(model, group)
+    }
+
 
 def module_name(model: ModelShape, group: TensorGroup) -> str:
     """The last part of the module's name in the model's code."""
@@ -57,12 +109,24 @@ def linear(model: ModelShape) -> tuple[TensorGroup, ...]:
 def adapted(model: ModelShape, targets: str) -> tuple[TensorGroup, ...]:
     """The matrices that get an adapter: those of the targeted roles or names."""
     roles = LORA_ROLES.get(targets)
+    if roles is not None:
+        return tuple(group for group in linear(model) if group.role in roles)
     names = _names(targets)
-    return tuple(
-        group
-        for group in linear(model)
-        if (group.role in roles if roles is not None else module_name(model, group) in names)
-    )
+    # Whole names choose single layers.
+    single = [_paths(model)[name] for name in names if "." in name and name in _paths(model)]
+    found = []
+    for group in linear(model):
+        count = group.count if module_name(model, group) in names else single.count(group)
+        if count:
+            found.append(replace(group, count=count))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def in_some_layers(model: ModelShape, targets: str) -> bool:
+    """Whether a matrix gets its adapter in some of the layers that have it."""
+    whole = {group.name: group.count for group in linear(model)}
+    return any(group.count < whole[group.name] for group in adapted(model, targets))
 
 
 @lru_cache(maxsize=1024)
@@ -85,7 +149,8 @@ def check_targets(spec: RunSpec) -> None:
         return
     model, targets = spec.model, spec.options.lora_targets
     known, unknown = _known(model), _unknown(model, targets)
-    guess = nearest(unknown[0], [*known, *LORA_ROLES]) if unknown else None
+    candidates = _paths(model) if unknown and "." in unknown[0] else [*known, *LORA_ROLES]
+    guess = nearest(unknown[0], candidates) if unknown else None
     raise UsageError(
         f"lora_targets = {targets!r}: "
         + (f"{model.name} has no matrix '{unknown[0]}'" if unknown else f"{model.name} has no such matrix"),
@@ -99,7 +164,10 @@ def _known(model: ModelShape) -> list[str]:
 
 
 def _unknown(model: ModelShape, targets: str) -> list[str]:
-    return [] if targets in LORA_ROLES else sorted(_names(targets) - set(_known(model)))
+    if targets in LORA_ROLES:
+        return []
+    names = _names(targets) - set(_known(model))
+    return sorted(name for name in names if "." not in name or name not in _paths(model))
 
 
 def _names(targets: str) -> set[str]:

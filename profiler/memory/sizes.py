@@ -150,7 +150,7 @@ def sizes_of(spec: RunSpec) -> Sizes:
         packed_bytes = round(packed * per_packed)
         frozen_bytes = packed_bytes + (frozen - packed) * dtype_bytes
         groups = adapted(model, options.lora_targets)
-        modules = sum(group.count // model.num_layers for group in groups)
+        modules = sum(-(-group.count // model.num_layers) for group in groups)
         roles = {group.role for group in groups}
         layer_params = trainable // model.num_layers
         largest = max((options.lora_rank * max(group.shape) for group in groups), default=0)
