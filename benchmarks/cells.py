@@ -11,6 +11,7 @@ from msgspec import Struct
 from benchmarks.admission import Gate, need_of
 from benchmarks.forkserver import WORKER, ForkServer
 from benchmarks.rows import Cell, Row
+from benchmarks.window import tokens_per_second
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.resolve import Layer, Machine, resolve
 from llmtop.presets.spec import RunSpec, ValueSource
@@ -139,6 +140,7 @@ def row_of(planned: Planned, run: RunDir, *, alone: bool, wall_seconds: float) -
             "pss_bytes": state.peak_pss_bytes,
             "log_tail": _tail(run.log_path(0)) if failed else "",
         },
+        "tokens_per_second": tokens_per_second(run),
         "breakdown": _breakdown(state, planned),
     }
 
