@@ -51,6 +51,8 @@ class FakeGpu:
         self.pcie = {"gen": 5, "gen_max": 5, "width": 16, "width_max": 16}
         self.links: list[int] = []
         """State of each NVLink."""
+        self.missing_links: set[int] = set()
+        """Of these, the ones that are not there."""
         self.link_peer = 2
         self.link_bus_ids: dict[int, str] = {}
         """Link to the bus id of what is at its other end."""
@@ -230,9 +232,18 @@ def _own_pci(gpu: FakeGpu) -> Any:
 
 
 def _link_state(gpu: FakeGpu, link: int) -> int:
-    if link >= len(gpu.links):
+    if link >= len(gpu.links) or link in gpu.missing_links:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT if gpu.links else NOT_SUPPORTED)
     return gpu.links[link]
+
+
+def _peer_status(gpu: FakeGpu, other: FakeGpu, index: int) -> int:
+    if index != pynvml.NVML_P2P_CAPS_INDEX_NVLINK:
+        return max(gpu.peer_to_peer, other.peer_to_peer)
+    switched = gpu.link_peer == other.link_peer == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
+    ends = [gpu.link_bus_ids.get(link) for link, state in enumerate(gpu.links) if state]
+    met = any(gpu.links) and any(other.links) and (switched or other.bus_id in ends)
+    return int(pynvml.NVML_P2P_STATUS_OK if met else pynvml.NVML_P2P_STATUS_NOT_SUPPORTED)
 
 
 def _affinity(gpu: FakeGpu, words: int) -> Any:
@@ -270,7 +281,7 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetNvLinkRemotePciInfo": _remote,
     "nvmlDeviceGetPciInfo": _own_pci,
     "nvmlDeviceGetTopologyCommonAncestor": lambda gpu, other: max(gpu.road, other.road),
-    "nvmlDeviceGetP2PStatus": lambda gpu, other, index: max(gpu.peer_to_peer, other.peer_to_peer),
+    "nvmlDeviceGetP2PStatus": _peer_status,
     "nvmlDeviceGetCpuAffinity": _affinity,
     "nvmlDeviceGetEccMode": lambda gpu: [1, 1],
     "nvmlDeviceGetMigMode": lambda gpu: [0, 0],

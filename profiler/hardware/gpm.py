@@ -80,7 +80,8 @@ class GpmReader:
             metric = request.metrics[place]
             # Not a number, and numbers below zero, are what a counter gives that does not run.
             sound = metric.nvmlReturn == 0 and metric.value >= 0
-            found[field] = metric.value * scale if sound else None
+            # To a hundredth: more digits would only fill the record.
+            found[field] = round(metric.value * scale, 2) if sound else None
         return found
 
     def close(self) -> None:

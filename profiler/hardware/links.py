@@ -41,8 +41,10 @@ class LinkReader:
     def __init__(self, calls: NvmlCalls, handle: Any, clock: Callable[[], float]) -> None:
         self._calls, self._handle, self._clock = calls, handle, clock
         self._rates: dict[tuple[int, int], RateCounter] = {}
-        self._unsupported: set[int] = set()
-        """Field numbers."""
+        self._unsupported: set[tuple[int, int]] = set()
+        """(Field, scope): a driver may tell the sum of all links and not single ones."""
+        self._numbers: tuple[int, ...] | None = None
+        """Links that the device has, up or down; None before they were looked for."""
 
     def totals(self) -> LinkTotals:
         nvlink = self._values([(_NVLINK_TX, ALL_LINKS), (_NVLINK_RX, ALL_LINKS)])
@@ -63,15 +65,15 @@ class LinkReader:
 
     def active(self) -> tuple[int, ...] | None:
         """Numbers of the links that are up; None for a device that tells of none."""
-        found: list[int] = []
-        for link in range(self._calls.constant("NVML_NVLINK_MAX_LINKS", MAX_LINKS)):
-            state = self._calls.number("nvmlDeviceGetNvLinkState", self._handle, link)
-            if state is None:
-                # Links are numbered without gaps: the device has no more.
-                return tuple(found) if link else None
-            if state:
-                found.append(link)
-        return tuple(found)
+        all_numbers = range(self._calls.constant("NVML_NVLINK_MAX_LINKS", MAX_LINKS))
+        states = {
+            link: self._calls.number("nvmlDeviceGetNvLinkState", self._handle, link)
+            for link in (all_numbers if self._numbers is None else self._numbers)
+        }
+        if self._numbers is None and not self._calls.met_lost_device:
+            self._numbers = tuple(link for link, state in states.items() if state is not None)
+        known = [link for link, state in states.items() if state is not None]
+        return tuple(link for link in known if states[link]) if known else None
 
     def each(self) -> dict[str, Any]:
         """Every link that is up, as fields of a device sample."""
@@ -115,13 +117,13 @@ class LinkReader:
 
     def _values(self, requests: list[tuple[int, int]]) -> dict[tuple[int, int], float | None]:
         """Values by (field, scope)."""
-        wanted = [request for request in requests if request[0] not in self._unsupported]
+        wanted = [request for request in requests if request not in self._unsupported]
         answers = self._calls.fields(self._handle, wanted)
         if not answers:
             return {}
         for request, answer in zip(wanted, answers, strict=True):
             if not answer.is_supported:
-                self._unsupported.add(request[0])
+                self._unsupported.add(request)
         return {request: answer.value for request, answer in zip(wanted, answers, strict=True)}
 
 

@@ -51,10 +51,11 @@ class _Found:
         pci = calls.ask("nvmlDeviceGetPciInfo", handle)
         self.bus_id = None if pci is None else text(pci.busId)
         self.links = LinkReader(calls, handle, lambda: 0.0).active()
-        peers = {
+        kinds = {
             calls.number("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) for link in self.links or ()
         }
-        self.peer = _PEERS.get(next(iter(peers)) or 0) if len(peers) == 1 and None not in peers else None
+        peers = {None if kind is None else _PEERS.get(kind) for kind in kinds}
+        self.peer = peers.pop() if len(peers) == 1 else None
 
     def links_to(self, calls: NvmlCalls, bus_id: str | None) -> int:
         """Links whose other end is that device itself."""
@@ -104,13 +105,14 @@ def _pair(calls: NvmlCalls, first: _Found, second: _Found) -> TopologyPair:
 def _nvlinks_between(calls: NvmlCalls, first: _Found, second: _Found) -> int | None:
     if first.links is None or second.links is None:
         return None
-    if first.peer == second.peer == "switch":
-        # Every link goes to the switches, which connect all devices of one fabric.
-        status = calls.number("nvmlDeviceGetP2PStatus", first.handle, second.handle, _P2P_NVLINK)
-        if status is None:
-            return None
-        return min(len(first.links), len(second.links)) if status == _P2P_OK else 0
-    return first.links_to(calls, second.bus_id)
+    direct = first.links_to(calls, second.bus_id)
+    if direct:
+        return direct
+    # Through switches every link serves every other device of the fabric.
+    status = calls.number("nvmlDeviceGetP2PStatus", first.handle, second.handle, _P2P_NVLINK)
+    if status is None:
+        return None
+    return min(len(first.links), len(second.links)) if status == _P2P_OK else 0
 
 
 def _link_speed(calls: NvmlCalls, found: _Found) -> float | None:

@@ -133,6 +133,26 @@ def test_each_link_has_its_rates_and_errors() -> None:
     assert none.links == () and none.nvlinks_active == 0
 
 
+def test_a_sum_is_told_where_single_links_are_not() -> None:
+    gpu = FakeGpu()
+    gpu.links = [1, 1]
+    nvml, _, time = reader(gpu)
+    nvml.sample()
+    time.advance(1.0)
+    gpu.fields |= {138: 2048}
+    (sample,) = nvml.sample()
+    assert sample.nvlink_tx_bytes_per_second == 2048 * 1024
+    # The fake, as the driver does, gives a field of link 0 with no scope as that of all.
+    assert sample.links[1] == LinkSample(1, None, None, None, None, None)
+
+
+def test_a_link_that_the_device_lacks_does_not_hide_those_after_it() -> None:
+    gpu = with_links(FakeGpu(), 1, 1, 1)
+    gpu.missing_links = {1}
+    (sample,) = reader(gpu)[0].sample()
+    assert [link.link for link in sample.links] == [0, 2]
+
+
 def test_link_errors_of_older_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = with_links(FakeGpu(), 1)
     for field in (161, 162, 163):

@@ -90,6 +90,7 @@ def test_devices_without_nvlink(level: int, road: str) -> None:
 
 def test_what_a_driver_refuses_is_not_told() -> None:
     first, second = gpus(2, 18)
+    assert read(first, second).pairs[0].road == "NV18"
     refused = (
         "nvmlDeviceGetTopologyCommonAncestor",
         "nvmlDeviceGetP2PStatus",
