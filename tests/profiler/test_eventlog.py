@@ -17,6 +17,8 @@ from llmtop.profiler.events import (
     Compiling,
     HangSuspected,
     MemoryClassified,
+    OutsideMeasured,
+    PeakClassified,
     RankExited,
     StepFinished,
 )
@@ -25,6 +27,16 @@ from tests.recorded import BEGAN, ManualClock
 EXAMPLES: tuple[AnyEvent, ...] = (
     StepFinished(step=1, loss=2.5, tokens=64, step_seconds=0.5, phase_seconds={"data": None}),
     MemoryClassified(step=1, moment="end_of_forward", components={"parameters": 5}, total_bytes=9),
+    PeakClassified(
+        step=2,
+        phase="backward",
+        moment="loss_backward",
+        components={"logits": 5},
+        total_bytes=9,
+        unnamed_bytes=4,
+        largest_unnamed=(3, 1),
+    ),
+    OutsideMeasured(moment="context", device_used_bytes=7, reserved_bytes=2),
     RankExited(rank=1, pid=7, signal="SIGKILL"),
     CheckpointSaved(step=3, path="/ü\n", size_bytes=1, seconds=0.5),
     Compiling(what="cpu_adam"),

@@ -8,53 +8,23 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from llmtop.profiler.events import AnyEvent, PeakClassified
 from llmtop.profiler.probes.peaks import logits_sizes
 from llmtop.profiler.probes.training import TrainingProbes
 from tests.worker.dispatch_tracer import DispatchTracer
+from tests.worker.tiny_training import Shape, Tiny, token_ids, train_step
 
 CPU = torch.device("cpu")
-VOCAB, HIDDEN, BATCH, LENGTH, BLOCKS = 50, 16, 4, 8, 3
-TOKENS = BATCH * LENGTH
-WEIGHTS = 4 * (2 * VOCAB * HIDDEN + BLOCKS * HIDDEN * HIDDEN)
-
-
-class Tiny(torch.nn.Module):
-    def __init__(self, checkpointed: str | None) -> None:
-        super().__init__()
-        self.checkpointed = checkpointed
-        self.embedding = torch.nn.Embedding(VOCAB, HIDDEN)
-        self.blocks = torch.nn.ModuleList(
-            torch.nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(BLOCKS)
-        )
-        self.head = torch.nn.Linear(HIDDEN, VOCAB, bias=False)
-
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        hidden = self.embedding(input_ids)
-        for block in self.blocks:
-            hidden = self._block(block, hidden)
-        logits = self.head(hidden)
-        loss: torch.Tensor = functional.cross_entropy(logits.view(-1, VOCAB), input_ids.view(-1))
-        return loss
-
-    def _block(self, block: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-        def run(value: torch.Tensor) -> torch.Tensor:
-            return torch.tanh(block(torch.sigmoid(value)))
-
-        if self.checkpointed is None:
-            return run(hidden)
-        made: torch.Tensor = checkpoint(run, hidden, use_reentrant=self.checkpointed == "reentrant")
-        return made
+SHAPE = Shape()
+WEIGHTS = SHAPE.weight_bytes
 
 
 def traced(
     checkpointed: str | None = None, *, steps: int = 3, classify_every: int = 0
 ) -> tuple[list[PeakClassified], list[torch.Tensor]]:
     torch.manual_seed(0)
-    module = Tiny(checkpointed)
+    module = Tiny(SHAPE, checkpointed)
     optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
     engine: Any = SimpleNamespace(module=module, optimizer=optimizer, basic_optimizer=optimizer)
     events: list[AnyEvent] = []
@@ -65,29 +35,14 @@ def traced(
         probes = TrainingProbes(
             engine,
             device=CPU,
-            vocab_size=VOCAB,
+            vocab_size=SHAPE.vocab,
             classify_every=classify_every,
             tracer=tracer,
             emit=events.append,
         )
         for step in range(1, steps + 1):
-            train_step(probes, engine, step)
+            train_step(probes, engine, step, CPU)
     return [event for event in events if isinstance(event, PeakClassified)], list(module.parameters())
-
-
-def train_step(probes: TrainingProbes, engine: Any, step: int) -> None:
-    with probes.step(step):
-        with probes.phase("data", last=True):
-            ids = torch.randint(VOCAB, (BATCH, LENGTH))
-        with probes.phase("forward", last=True):
-            loss = engine.module(input_ids=ids)
-        with probes.phase("backward", last=True):
-            loss.backward()
-        del loss
-        with probes.phase("optimizer", last=True):
-            engine.basic_optimizer.step()
-            engine.basic_optimizer.zero_grad()
-        probes.finish_step()
 
 
 @pytest.mark.parametrize("checkpointed", [None, "reentrant", "plain"])
@@ -110,7 +65,7 @@ def test_the_backward_peak_of_a_wide_vocabulary_is_the_loss() -> None:
     backward = events[4]
     assert (backward.step, backward.phase, backward.moment) == (2, "backward", "loss_backward")
     # The log-probabilities that were kept, and the gradient of the logits.
-    assert backward.components["logits"] >= 2 * 4 * TOKENS * VOCAB
+    assert backward.components["logits"] >= 2 * 4 * SHAPE.tokens * SHAPE.vocab
 
 
 def test_the_optimizer_step_holds_gradients_and_both_moments() -> None:
@@ -145,15 +100,15 @@ def test_steps_between_the_sampled_ones_hook_and_trace_nothing(monkeypatch: pyte
         "tests.worker.dispatch_tracer.DispatchTracer.counters",
     ):
         monkeypatch.setattr(target, lambda *_, name=target, **__: calls.append(name))
-    module = Tiny(None)
+    module = Tiny(SHAPE, None)
     optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
     engine: Any = SimpleNamespace(module=module, optimizer=optimizer, basic_optimizer=optimizer)
     tracer = DispatchTracer()
     probes = TrainingProbes(
-        engine, device=CPU, vocab_size=VOCAB, classify_every=0, tracer=tracer, emit=lambda _: None
+        engine, device=CPU, vocab_size=SHAPE.vocab, classify_every=0, tracer=tracer, emit=lambda _: None
     )
     for step in range(3, 6):
-        train_step(probes, engine, step)
+        train_step(probes, engine, step, CPU)
     assert calls == []
     assert not module._forward_pre_hooks
     assert all(not parameter._backward_hooks for parameter in module.parameters())
@@ -162,10 +117,10 @@ def test_steps_between_the_sampled_ones_hook_and_trace_nothing(monkeypatch: pyte
 def test_hooks_are_gone_after_a_traced_step_and_gradients_are_the_same() -> None:
     _, watched = traced(steps=2)
     torch.manual_seed(0)
-    module = Tiny(None)
+    module = Tiny(SHAPE, None)
     optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
     for _ in range(2):
-        module(torch.randint(VOCAB, (BATCH, LENGTH))).backward()
+        module(token_ids(SHAPE, CPU)).backward()
         optimizer.step()
         optimizer.zero_grad()
     for seen, plain in zip(watched, module.parameters(), strict=True):
