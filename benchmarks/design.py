@@ -140,7 +140,7 @@ _OPTIMIZERS = ("adamw", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_
 H200 = Space(
     gpu="h200",
     host_bytes=90_000_000_000,
-    max_step_seconds=4.0,
+    max_step_seconds=2.5,
     axes=(
         _options("model", _MODELS),
         _options("zero", (0, 1, 2, 3)),
@@ -178,8 +178,8 @@ H200 = Space(
         ),
         2: ({"model": "llama-3.2-1b", "zero": "3", "attention": "flash_attention_2"},),
     },
-    cells={1: 80, 2: 50},
-    least_of_level=3,
+    cells={1: 80, 2: 60},
+    least_of_level=4,
 )
 CPU = Space(
     gpu="cpu",

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.design import SPACES, Drawn, counts, design
 from benchmarks.rows import Cell, read_rows
-from benchmarks.session import RESULTS, add_options, run_all, runner
+from benchmarks.session import RESULTS, add_options, run_all, run_main, runner
 from benchmarks.summary import repredicted, summary
 
 SLOWEST_SECONDS = 240.0
@@ -74,4 +74,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -32,7 +32,7 @@ from msgspec import Struct
 
 from benchmarks.cells import plan
 from benchmarks.rows import Cell, Row
-from benchmarks.session import RESULTS
+from benchmarks.session import RESULTS, run_main
 from benchmarks.stats import Interval, bootstrap, percentile
 from llmtop.presets.resolve import Machine
 from llmtop.profiler.hardware.machine import detect_machine
@@ -260,4 +260,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

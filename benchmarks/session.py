@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +17,7 @@ from benchmarks.admission import Gate, Room
 from benchmarks.cells import Runner
 from benchmarks.forkserver import ForkServer
 from benchmarks.rows import Cell, Row, RowLog
+from llmtop.presets.errors import LlmtopError
 from llmtop.presets.resolve import Machine
 from llmtop.profiler.hardware.machine import detect_machine
 
@@ -47,6 +49,15 @@ def runner(options: argparse.Namespace) -> Iterator[Runner]:
         stack.callback(shutil.rmtree, root, ignore_errors=True)
         server = None if options.supervised else stack.enter_context(ForkServer(on_cpu=on_cpu))
         yield Runner(root, machine, Gate(room), server)
+
+
+def run_main(main: Callable[[], None]) -> None:
+    """A script's main; what a person can mend is told without a traceback."""
+    try:
+        main()
+    except LlmtopError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(error.exit_code)
 
 
 def machine_of(options: argparse.Namespace) -> Machine:

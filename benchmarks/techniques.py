@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.cells import Runner
 from benchmarks.rows import Cell, Row, read_rows
 from benchmarks.series import cells, cpu_cells
-from benchmarks.session import RESULTS, add_options, run_all, runner
+from benchmarks.session import RESULTS, add_options, run_all, run_main, runner
 from benchmarks.techniques_doc import write_document
 
 RUN_SECONDS = 240.0
@@ -59,4 +59,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -39,8 +39,8 @@ class Results:
         return ", ".join(sorted({str(row["device"]) for row in self._rows.values() if row.get("device")}))
 
     def versions(self) -> str:
-        found: dict[str, str] = next((row["versions"] for row in self._rows.values() if row.get("versions")), {})
-        return ", ".join(f"{name} {version}" for name, version in found.items())
+        known: list[dict[str, str]] = [r["versions"] for r in self._rows.values() if r.get("versions")]
+        return ", ".join(f"{name} {version}" for name, version in (known[0] if known else {}).items())
 
 
 def _key(row: Row) -> tuple[str, str, int, int]:

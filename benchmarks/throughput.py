@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.cells import Planned, Runner, plan
 from benchmarks.rows import Cell, Row, RowLog, read_rows
-from benchmarks.session import RESULTS, add_options, machine_of, run_all, runner
+from benchmarks.session import RESULTS, add_options, machine_of, run_all, run_main, runner
 from benchmarks.stats import bootstrap
 from benchmarks.window import tokens_per_second
 from llmtop.presets.errors import LlmtopError
@@ -243,4 +243,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)
