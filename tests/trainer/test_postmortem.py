@@ -172,6 +172,9 @@ def test_an_error_of_the_gpu_explains_a_failure() -> None:
     assert end.fix.startswith("take the GPU out of use")
     own = name_end(story(victim, failed=failure, xids=(xid_seen(0, 45), xid_seen(0, 31))))
     assert "Xid 31 of GPU 0" in own.reason and "CUDA_LAUNCH_BLOCKING" in own.fix
+    stuck = {"killed": frozenset({0}), "stop_asked": True, "save_asked": True, "waited_for": "did not stop"}
+    hung = name_end(story(exited(0, None, "SIGKILL"), xids=(xid_seen(0, 119),), **stuck))
+    assert hung.state == "failed" and "Xid 119 of GPU 0" in hung.reason
     gone = name_end(story(victim, failed=failure, lost_devices=(3,)))
     assert gone.reason.endswith("the driver has lost GPU 3") and "dmesg" in gone.fix
 

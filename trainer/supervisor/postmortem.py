@@ -105,7 +105,7 @@ def name_end(story: Story) -> RunEnded:
     clean = [exit_ for exit_ in story.exits if _clean(story, exit_)]
     if len(clean) == story.world_size:
         return _good_end(story)
-    return _impatient_end(story)
+    return _with_gpu_errors(story, _impatient_end(story))
 
 
 def _with_gpu_errors(story: Story, end: RunEnded) -> RunEnded:
