@@ -1,0 +1,184 @@
+"""The allocator's trace on a real GPU, without DeepSpeed: replayed to the byte of torch's own counters."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from llmtop.profiler.events import AnyEvent, PeakClassified
+from llmtop.profiler.memory.result import Component
+from llmtop.profiler.probes.peaktrace import Replay, Seen, Span, TransientSizes, phase_peak
+from llmtop.profiler.probes.stepwatch import now_us
+from llmtop.profiler.probes.tracer import CudaTracer
+from llmtop.profiler.probes.training import TrainingProbes
+from tests.worker.tiny_training import Shape, Tiny, train_step
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+KIB = 1 << 10
+
+
+def device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+class Recording:
+    """A trace with its borders, as the probe takes them."""
+
+    def __init__(self) -> None:
+        torch.zeros(1, device=device())
+        self.tracer = CudaTracer(device())
+        torch.cuda.reset_peak_memory_stats()
+        self.tracer.start()
+        self.first = self.tracer.counters().events
+        self._border, self._border_us = 0, now_us()
+        self.spans: list[Span] = []
+        self.requested_peaks: list[int] = []
+
+    def border(self) -> None:
+        counters, now = self.tracer.counters(), now_us()
+        state = counters.events - self.first
+        self.spans.append(
+            Span(phase="forward", first=self._border, last=state, began_us=self._border_us, ended_us=now)
+        )
+        self.requested_peaks.append(counters.requested_peak_bytes)
+        torch.cuda.reset_peak_memory_stats()
+        self._border, self._border_us = state, now
+
+
+def churn(rng: random.Random, held: dict[int, torch.Tensor], times: int) -> None:
+    for _ in range(times):
+        if held and rng.random() < 0.45:
+            del held[rng.choice(sorted(held))]
+        else:
+            tensor = torch.empty(rng.randrange(1, 6000 * KIB), dtype=torch.uint8, device=device())
+            held[tensor.data_ptr()] = tensor
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_replay_is_the_allocators_own_count(seed: int) -> None:
+    rng, held = random.Random(seed), dict[int, torch.Tensor]()
+    churn(rng, held, 100)
+    recording = Recording()
+    lives: list[dict[int, int]] = []
+    for _ in range(4):
+        churn(rng, held, 200)
+        recording.border()
+        lives.append({address: tensor.numel() for address, tensor in held.items()})
+    requested = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    replay = Replay(recording.tracer.stop())
+    assert replay.totals[-1] == requested
+    for span, peak, live in zip(recording.spans, recording.requested_peaks, lives, strict=True):
+        assert replay.totals[replay.peak_state(span.first, span.last)] == peak
+        alive = {life.address: life.size_bytes for life in replay.alive(span.last)}
+        assert live.items() <= alive.items()
+        assert sum(alive.values()) == replay.totals[span.last]
+
+
+def test_the_hosts_clock_and_the_traces_agree() -> None:
+    recording = Recording()
+    for _ in range(200):
+        torch.empty(1000, device=device())
+        recording.border()
+    replay = Replay(recording.tracer.stop())
+    assert replay.clock_shift_us(recording.spans) == pytest.approx(0, abs=50)
+
+
+def test_an_address_that_is_used_again_at_once_keeps_its_names_apart() -> None:
+    recording, seen = Recording(), list[Seen]()
+    names = (Component.PARAMETERS, Component.ACTIVATIONS, Component.GRADIENTS)
+    addresses = set()
+    for name in names:
+        tensor = torch.empty(3_000_000, dtype=torch.uint8, device=device())
+        seen.append(Seen(now_us(), tensor.data_ptr(), 3_000_000, name))
+        addresses.add(tensor.data_ptr())
+        # An operator, and a wait for it, so that the birth of the next one is some microseconds away.
+        tensor.fill_(1)
+        torch.cuda.synchronize()
+        del tensor
+        recording.border()
+    replay = Replay(recording.tracer.stop())
+    assert len(addresses) == 1
+    for name, span in zip(names, recording.spans, strict=True):
+        assert phase_peak(replay, span, seen, TransientSizes()).components[name] == 3_000_000
+
+
+def test_what_another_stream_still_uses_is_freed_when_it_is_asked_for() -> None:
+    recording = Recording()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    for _ in range(50):
+        tensor = torch.ones(1_000_000, device=device())
+        with torch.cuda.stream(side):
+            side.wait_stream(torch.cuda.default_stream())
+            tensor.mul_(2)
+        tensor.record_stream(side)
+        del tensor
+    recording.border()
+    torch.cuda.synchronize()
+    recording.border()
+    replay = Replay(recording.tracer.stop())
+    peaks = [replay.totals[replay.peak_state(span.first, span.last)] for span in recording.spans]
+    assert peaks == recording.requested_peaks
+
+
+def test_nothing_is_recorded_after_the_end() -> None:
+    recording = Recording()
+    recording.tracer.stop()
+    torch.empty(1000, device=device())
+    traces = torch.cuda.memory._snapshot()["device_traces"]
+    assert sum(len(entries) for entries in traces) == 0
+
+
+SHAPE = Shape(vocab=32_000, hidden=1024, batch=4, length=512, blocks=8)
+
+
+def trained(
+    checkpointed: str | None, steps: int, record: Callable[[str, object], None] | None = None
+) -> list[PeakClassified]:
+    torch.manual_seed(0)
+    module = Tiny(SHAPE, checkpointed).to(device())
+    optimizer = torch.optim.AdamW(module.parameters())
+    engine: Any = SimpleNamespace(module=module, optimizer=optimizer, basic_optimizer=optimizer)
+    events: list[AnyEvent] = []
+    probes = TrainingProbes(
+        engine, device=device(), vocab_size=SHAPE.vocab, classify_every=0, emit=events.append
+    )
+    for step in range(1, steps + 1):
+        began = time.perf_counter()
+        train_step(probes, engine, step, device())
+        if record is not None:
+            record(f"step_{step}_host_seconds", time.perf_counter() - began)
+    return [event for event in events if isinstance(event, PeakClassified)]
+
+
+@pytest.mark.parametrize("checkpointed", [None, "plain", "reentrant"])
+def test_a_training_has_every_peak_explained(
+    checkpointed: str | None, record_property: Callable[[str, object], None]
+) -> None:
+    events = trained(checkpointed, 4, record_property)
+    assert [(event.step, event.phase) for event in events] == [
+        (step, phase) for step in (1, 2) for phase in ("forward", "backward", "optimizer")
+    ]
+    for event in events:
+        assert event.replay_error_bytes == 0, event
+        assert 0 <= event.unnamed_bytes <= 0.01 * event.total_bytes, event
+        assert event.components["parameters"] == SHAPE.weight_bytes
+    backward, optimizer = events[4], events[5]
+    logits = 4 * SHAPE.tokens * SHAPE.vocab
+    assert backward.moment == "loss_backward"
+    assert backward.components["logits"] >= 2 * logits
+    assert optimizer.components["gradients"] == SHAPE.weight_bytes
+    assert optimizer.components["optimizer_state"] == pytest.approx(2 * SHAPE.weight_bytes, abs=4096)
+
+
+def test_recomputation_holds_less() -> None:
+    kept = {name: trained(name, 2)[3].components["activations"] for name in (None, "plain")}
+    assert kept["plain"] < 0.75 * kept[None]
