@@ -14,16 +14,18 @@ from llmtop.presets.errors import bad_value
 from llmtop.presets.spec import RunSpec
 
 ALL = "all"
-KERNELS = (
-    "rms_norm",
-    "layer_norm",
-    "rope",
-    "glu",
-    "relu_squared",
-    "cross_entropy",
-    "fused_linear_cross_entropy",
-)
-"""The words of `liger_kernels`, in the order in which they are written."""
+ABOUT: dict[str, str] = {
+    "rms_norm": "RMSNorm that keeps its input and no fp32 copies",
+    "layer_norm": "LayerNorm in one kernel",
+    "rope": "rotary positions, written in place",
+    "glu": "SwiGLU or GeGLU that keeps gate and up alone",
+    "relu_squared": "squared ReLU (Nemotron)",
+    "cross_entropy": "loss whose gradient takes the place of the logits",
+    "fused_linear_cross_entropy": "head and loss in pieces, without logits",
+}
+"""Each word of `liger_kernels` and what the kernel does."""
+KERNELS = tuple(ABOUT)
+"""The words in the order in which they are written."""
 ALIASES = {"swiglu": "glu", "geglu": "glu"}
 SILU = ("silu", "swish")
 """Activations that `LigerSwiGLUMLP` and `LigerExperts` accept."""

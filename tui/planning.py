@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llmtop.presets import catalog, option_values, resolve, rules
+from llmtop.presets import catalog, liger, option_values, resolve, rules
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.rule import Refusal
 from llmtop.presets.spec import RunSpec, ValueSource
@@ -110,6 +110,8 @@ def choices(key: str) -> tuple[tuple[str, str], ...]:
         return (*extra.get(key, []), *found)
     if key == RAW:
         return ()
+    if key == "liger_kernels":
+        return ((liger.ALL, "what Liger switches on for the family"), *liger.ABOUT.items())
     wanted = option_values.field_types()[key]
     if wanted is bool:
         return (("true", ""), ("false", ""))
@@ -125,8 +127,8 @@ def broken(key: str) -> str:
 
 
 def is_open(key: str) -> bool:
-    """Whether a row takes a path beside its choices."""
-    return key in ("model", RECIPE)
+    """Whether a row takes more than its choices: a path, or several of them joined by commas."""
+    return key in ("model", RECIPE, "liger_kernels")
 
 
 def shown(key: str, plan: Plan, last_spec: RunSpec | None) -> str:

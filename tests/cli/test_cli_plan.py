@@ -199,3 +199,13 @@ def test_presets_keep_to_the_width_and_name_a_folder_once(words: tuple[str, ...]
     lines = llmtop("presets", *words).out.splitlines()
     assert all(len(line) <= output.WIDTH for line in lines if "/llmtop" not in line)
     assert sum(str(BUILT_IN) in line for line in lines) <= 1
+
+
+def test_kernels_and_layers_that_are_chosen_stand_in_the_plan(llmtop: Llmtop) -> None:
+    words = ("--liger", "--liger-kernels", "swiglu, rope", "--gradient-checkpointing")
+    shown = llmtop("plan", *LLAMA, *words, "--set", "checkpointing_every=2").out
+    assert "gradient checkpointing of one layer in 2" in shown and "liger: rope, glu\n" in shown
+    plain = llmtop("plan", *LLAMA, "--liger", "--gradient-checkpointing").out
+    assert "gradient checkpointing, liger\n" in plain
+    refused = llmtop("plan", *LLAMA, "--liger-kernels", "rope")
+    assert refused.code == ExitCode.USAGE and "--liger" in refused.err

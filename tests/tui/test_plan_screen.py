@@ -352,3 +352,26 @@ async def test_says_what_a_run_would_start_from(root: Path) -> None:
     app = plan_app(root)
     async with app.run_test(size=(140, 40)) as pilot:
         await wait_for_text(pilot, "weights random", "data    builtin:english", "tokens  made from the data")
+
+
+async def test_several_kernels_can_be_typed_where_one_can_be_chosen(root: Path) -> None:
+    app = plan_app(root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "✓ fits")
+        cursor_to(app, "liger")
+        await type_in(app, pilot, "true")
+        cursor_to(app, "liger_kernels")
+        await pilot.press("enter")
+        await wait_for_text(pilot, "rotary positions")
+        app.screen.query_one(Entry).value = "rope,swiglu"
+        await pilot.press("enter")
+        await wait_for_text(pilot, "rope,glu", "2 edited")
+        cursor_to(app, "gradient_checkpointing")
+        await type_in(app, pilot, "true")
+        cursor_to(app, "checkpointing_every")
+        await pilot.press("right", "right")
+        await wait_for_text(pilot, "4 edited")
+        assert isinstance(app.screen, PlanScreen) and app.screen.plan is not None
+        spec = app.screen.plan.spec
+        assert spec is not None and app.screen.plan.launchable
+        assert (spec.options.liger_kernels, spec.options.checkpointing_every) == ("rope,glu", 4)
