@@ -314,7 +314,7 @@ class WeightsRead(Event, frozen=True, kw_only=True, tag="weights_read"):
 
 class WeightsLoaded(Event, frozen=True, kw_only=True, tag="weights_loaded"):
     way: Literal["streamed", "transformers"]
-    """`streamed`: each tensor from the file into its place. `transformers`: its own loader, because `reason`."""
+    """`streamed`: each tensor from its file into its place; `transformers`: its own loader, for `reason`."""
     reason: str = ""
     read_bytes: int | None = None
     seconds: float = 0.0

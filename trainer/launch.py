@@ -26,7 +26,7 @@ def start_run(spec: RunSpec, prediction: Prediction, *, root: Path | None = None
 
     Raises UsageError for a run that cannot start here, JobFailedError when its supervisor does not.
     """
-    preflight(spec)
+    preflight(spec, nvme_bytes=prediction.nvme_bytes)
     run = RunDir.create(root or runs_root(), spec, prediction, deepspeed_config(spec))
     start_supervisor(run)
     return run

@@ -13,9 +13,15 @@ from llmtop.presets.errors import UsageError, nearest
 from llmtop.presets.inputs import TOKENIZER_FILES, holds_tokenizer
 from llmtop.presets.paths import expand_user
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.hardware.disk import (
+    MEMORY_FILE_SYSTEMS,
+    NETWORK_FILE_SYSTEMS,
+    file_system,
+    free_bytes,
+)
 from llmtop.profiler.hardware.libaio import libaio
 from llmtop.profiler.hardware.nvml import NvmlReader
-from llmtop.profiler.units import counted
+from llmtop.profiler.units import counted, format_bytes
 from llmtop.trainer.dsconfig import deepspeed_config
 from llmtop.trainer.folders import why_not_writable
 from llmtop.trainer.ops import ops_of
@@ -75,13 +81,16 @@ class Need(Struct, frozen=True, kw_only=True):
         return bool(self.distribution) and not _has_distribution(self.distribution)
 
 
-def preflight(spec: RunSpec) -> None:
-    """Raise UsageError for the first thing that is missing. Imports nothing of what it looks for."""
+def preflight(spec: RunSpec, *, nvme_bytes: int = 0) -> None:
+    """Raise UsageError for the first thing that is missing. Imports nothing of what it looks for.
+
+    `nvme_bytes` is what the run will keep in its NVMe folder.
+    """
     _one_machine(spec)
     _modules(spec)
     _devices(spec)
     _data(spec)
-    _folders(spec)
+    _folders(spec, nvme_bytes)
     _build(spec)
 
 
@@ -198,14 +207,14 @@ def _data(spec: RunSpec) -> None:
         check_first_record(first, spec.options.text_field)
 
 
-def _folders(spec: RunSpec) -> None:
+def _folders(spec: RunSpec, nvme_bytes: int) -> None:
     options = spec.options
     if options.tokenizer not in ("auto", "bytes"):
         _tokenizer(Path(expand_user(options.tokenizer)))
     if spec.weights_dir is not None:
         _readable(Path(spec.weights_dir), "model")
     if "nvme" in (options.offload_optimizer, options.offload_param):
-        _nvme(options.nvme_path)
+        _nvme(options.nvme_path, nvme_bytes)
 
 
 def _tokenizer(folder: Path) -> None:
@@ -218,9 +227,11 @@ def _tokenizer(folder: Path) -> None:
         )
 
 
-def _nvme(folder: str | None) -> None:
+def _nvme(folder: str | None, needed_bytes: int) -> None:
     if folder is not None:
-        _writable(Path(expand_user(folder)))
+        path = Path(expand_user(folder))
+        _writable(path)
+        _drive(path, needed_bytes)
     if libaio() is None:
         raise UsageError(
             "offload to NVMe needs libaio with its header, and this machine has not both",
@@ -266,6 +277,31 @@ def _writable(path: Path) -> None:
             f"nvme_path {path} cannot be written",
             why=reason,
             fix="give a folder on an NVMe drive that is yours",
+        )
+
+
+def _drive(path: Path, needed_bytes: int) -> None:
+    """A local drive with room enough."""
+    system = file_system(path)
+    fix = "give a folder on a local NVMe drive (lsblk and df -T name them)"
+    if system is not None and system.kind in MEMORY_FILE_SYSTEMS:
+        raise UsageError(
+            f"nvme_path {path} lies in memory ({system.kind} on {system.mount})",
+            why="what is moved there takes the memory that the offload is to spare",
+            fix=fix + "; or offload to cpu, which is what this would be",
+        )
+    if system is not None and system.kind in NETWORK_FILE_SYSTEMS:
+        raise UsageError(
+            f"nvme_path {path} lies on a network file system ({system.kind} on {system.mount})",
+            why="each step reads and writes all of the offloaded state",
+            fix=fix,
+        )
+    room = free_bytes(path)
+    if room is not None and room < needed_bytes:
+        raise UsageError(
+            f"nvme_path {path} has {format_bytes(room)} free",
+            why=f"the run keeps {format_bytes(needed_bytes)} on {system.mount if system else 'it'}",
+            fix="make room, give another drive, or offload less",
         )
 
 

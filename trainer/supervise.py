@@ -36,6 +36,7 @@ from llmtop.profiler.rundir import HARDWARE, SUPERVISOR, RunDir
 from llmtop.trainer import control
 from llmtop.trainer.supervisor.extensions import compiling, extensions_dir, remove_stale_locks
 from llmtop.trainer.supervisor.journal import Journal
+from llmtop.trainer.supervisor.nvmetrial import report_nvme
 from llmtop.trainer.supervisor.oom import OomWatch
 from llmtop.trainer.supervisor.patience import Graces, Patience
 from llmtop.trainer.supervisor.postmortem import Story, how_to_go_on, name_end
@@ -114,6 +115,8 @@ class Supervisor:
                 llmtop_version=llmtop_version(),
             )
         )
+        # Before the ranks, which would disturb it.
+        report_nvme(run, self.spec, self.events.write, _log)
         extensions = extensions_dir(self.environment)
         extensions.mkdir(parents=True, exist_ok=True, mode=0o700)
         for lock in remove_stale_locks(extensions):

@@ -10,6 +10,16 @@ RANK_PROCESS_BYTES = 2_100_000_000
 """Resident set of a CUDA rank without offload: libraries and context (H200 runs: 1.9 to 2.1 GiB)."""
 NVME_BUFFERS = 4
 """`offload_optimizer.buffer_count` of deepspeed 0.19.8."""
+MAX_IN_CPU = 1_000_000_000
+"""`offload_param.max_in_cpu` of deepspeed 0.19.8, in elements."""
+
+
+def max_in_cpu(spec: RunSpec) -> int:
+    """Elements of a rank's parameters that stay in host memory under `offload_param = nvme`."""
+    block: object = spec.options.deepspeed
+    for name in ("zero_optimization", "offload_param", "max_in_cpu"):
+        block = block.get(name) if isinstance(block, dict) else None
+    return int(block) if isinstance(block, int | float) else MAX_IN_CPU
 
 
 def pinned_block(size_bytes: int) -> int:
@@ -50,7 +60,7 @@ def _offloaded(spec: RunSpec, sizes: Sizes) -> tuple[int, int, int]:
             pageable += 4 * shard
             blocks += [4 * shard, width * shard]
     elif options.offload_optimizer == "nvme":
-        nvme += 12 * shard
+        nvme += 16 * shard  # master, moments, and the fp32 gradients on their way to the step
         sub_group = min(shard, sizes.zero.sub_group_size)
         blocks += [NVME_BUFFERS * 4 * sub_group, 4 * shard, width * shard]
     if options.offload_param == "cpu":
@@ -58,7 +68,8 @@ def _offloaded(spec: RunSpec, sizes: Sizes) -> tuple[int, int, int]:
         pinned_params = pinned_block(weights)
     elif options.offload_param == "nvme":
         nvme += width * shard
-        pinned_params = pinned_block(5 * 100_000_000 * width)
+        kept = min(shard, max_in_cpu(spec))
+        pinned_params = pinned_block(5 * 100_000_000 * width) + pinned_block(width * kept)
     else:
         pinned_params = 0
     pinned = pinned_params

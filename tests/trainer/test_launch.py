@@ -14,6 +14,7 @@ import pytest
 
 from llmtop.presets.errors import UsageError
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.hardware.disk import FileSystem
 from llmtop.profiler.rundir import RunDir
 from llmtop.trainer import control, preflight
 from llmtop.trainer.launch import start_run
@@ -220,7 +221,7 @@ def test_a_run_outlives_whoever_launched_it(spec: RunSpec, tmp_path: Path) -> No
         "from pathlib import Path\n"
         "from llmtop.trainer import launch\n"
         "from tests.recorded_spec import recorded_prediction, recorded_spec\n"
-        "launch.preflight = lambda spec: None\n"
+        "launch.preflight = lambda spec, **_: None\n"
         "spec = recorded_spec('cpu', sample_seconds=0.2)\n"
         "run = launch.start_run(spec, recorded_prediction(spec), root=Path(sys.argv[1]))\n"
         "sys.stdout.write(f'{run.run_id} {os.getsid(0)}')\n"
@@ -259,3 +260,28 @@ def test_start_run_writes_what_the_ranks_use(
     end = control.wait_for_end(run, TIMEOUT_SECONDS)
     assert end is not None
     assert end.state == "completed"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("tmpfs", "lies in memory"), ("nfs4", "network file system"), ("fuse.sshfs", "network")],
+)
+def test_nvme_offload_needs_a_local_drive(
+    kind: str, words: str, installed: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "file_system", lambda _path: FileSystem(kind=kind, mount="/there"))
+    with pytest.raises(UsageError, match=words) as caught:
+        check(zero=3, offload_optimizer="nvme", nvme_path=str(tmp_path))
+    assert f"{kind} on /there" in caught.value.what
+
+
+def test_nvme_offload_needs_room(
+    installed: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "free_bytes", lambda _path: 10 << 30)
+    monkeypatch.setattr(preflight, "_build", lambda _spec: None)
+    spec = recorded_spec(zero=3, offload_optimizer="nvme", nvme_path=str(tmp_path))
+    preflight.preflight(spec, nvme_bytes=10 << 30)
+    with pytest.raises(UsageError, match="has 10.0 GiB free") as caught:
+        preflight.preflight(spec, nvme_bytes=11 << 30)
+    assert "11.0 GiB" in caught.value.why

@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator
 
 from llmtop.presets.errors import ExitCode, JobFailedError, OutOfMemoryError
+from llmtop.profiler.events import NvmeMeasured
 from llmtop.profiler.feed import RunReader
 from llmtop.profiler.rundir import RunDir
 from llmtop.profiler.runstate import RunState
-from llmtop.profiler.units import format_seconds
+from llmtop.profiler.units import format_bytes, format_rate, format_seconds
 from llmtop.tui.view import ENDED
 
 POLL_SECONDS = 0.25
@@ -31,6 +32,7 @@ class Narrator:
         self._stage = ""
         self._compiling: str | None = None
         self._hanging = False
+        self._nvme_told = False
 
     def lines(self, state: RunState, now: float) -> Iterator[str]:
         """Lines for `state`; `now` is monotonic."""
@@ -43,6 +45,9 @@ class Narrator:
             yield self._progress(state)
 
     def _start_up(self, state: RunState) -> Iterator[str]:
+        if state.nvme is not None and not self._nvme_told:
+            self._nvme_told = True
+            yield nvme_words(state.nvme)
         rank = state.ranks.get(0)
         if rank is None or not rank.stages or state.steps_finished:
             return
@@ -71,6 +76,19 @@ class Narrator:
             f"step {state.steps_finished}/{self._total}  loss {loss}"
             f"  {format_seconds(seconds)} a step  {rate_text} tokens/s"
         )
+
+
+def nvme_words(measured: NvmeMeasured) -> str:
+    """What the drive can do, and what that means for a step."""
+    if measured.step_seconds is None:
+        return f"{measured.path}: its speed could not be measured"
+    cached = "" if measured.direct else ", through the page cache"
+    return (
+        f"{measured.path} reads {format_rate(measured.read_bytes_per_second)} and writes"
+        f" {format_rate(measured.write_bytes_per_second)}{cached}: a step moves"
+        f" {format_bytes(measured.step_read_bytes)} and {format_bytes(measured.step_write_bytes)},"
+        f" which takes about {format_seconds(measured.step_seconds)}"
+    )
 
 
 def follow(run: RunDir) -> RunState:

@@ -1,0 +1,55 @@
+"""What an offload to NVMe reads and writes in a step, and what that takes at a measured speed."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.memory.host import max_in_cpu
+from llmtop.profiler.memory.sizes import sizes_of
+
+STATE_BYTES = 12
+"""Of an element: the fp32 master and Adam's two moments, read and written back in each step."""
+GRADIENT_BYTES = 4
+"""Of an element: its fp32 gradient is written at the end of backward and read in the step."""
+PARAM_PASSES = 2
+"""Reads of each parameter in a micro-batch: for forward and for backward."""
+
+
+class NvmeTraffic(Struct, frozen=True, kw_only=True):
+    """Of all ranks of a host, in one optimizer step."""
+
+    read_bytes: int
+    write_bytes: int
+
+
+def uses_nvme(spec: RunSpec) -> bool:
+    return "nvme" in (spec.options.offload_optimizer, spec.options.offload_param)
+
+
+def nvme_traffic(spec: RunSpec) -> NvmeTraffic:
+    """An estimate (deepspeed 0.19.8 `zero/stage3.py`, `swap_tensor/partitioned_optimizer_swapper.py`).
+
+    What stays in memory because it is smaller than a block is counted too.
+    """
+    options, sizes = spec.options, sizes_of(spec)
+    read = write = 0
+    if options.offload_optimizer == "nvme":
+        read += (STATE_BYTES + GRADIENT_BYTES) * sizes.shard
+        write += (STATE_BYTES + GRADIENT_BYTES) * sizes.shard
+    if options.offload_param == "nvme":
+        # The first elements stay in host memory, beside their copy on the drive.
+        weights = sizes.dtype_bytes * max(0, sizes.shard - max_in_cpu(spec))
+        frozen = -(-sizes.frozen_bytes // sizes.ranks)
+        read += PARAM_PASSES * (weights + frozen) * options.grad_accum
+        write += weights
+    return NvmeTraffic(read_bytes=options.gpus * read, write_bytes=options.gpus * write)
+
+
+def traffic_seconds(
+    traffic: NvmeTraffic, read_bytes_per_second: float | None, write_bytes_per_second: float | None
+) -> float | None:
+    """One after the other, as DeepSpeed does it unless told to overlap them; None without a speed."""
+    if not read_bytes_per_second or not write_bytes_per_second:
+        return None
+    return traffic.read_bytes / read_bytes_per_second + traffic.write_bytes / write_bytes_per_second

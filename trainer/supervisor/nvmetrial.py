@@ -1,0 +1,53 @@
+"""Measures the folder of an NVMe offload before the ranks start, and says what a step will take of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from llmtop.presets.errors import LlmtopError
+from llmtop.presets.paths import expand_user
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.events import NvmeMeasured
+from llmtop.profiler.hardware.disk import TRIAL_BYTES, DiskSpeed, file_system, free_bytes, measure
+from llmtop.profiler.nvme import nvme_traffic, traffic_seconds, uses_nvme
+from llmtop.profiler.rundir import RunDir
+
+_LEAST_ROOM_BYTES = 2 * TRIAL_BYTES
+"""A disk that is nearly full is not tried."""
+
+
+def report_nvme(
+    run: RunDir, spec: RunSpec, write: Callable[[NvmeMeasured], object], log: Callable[[str], None]
+) -> None:
+    """Measure the run's folder, where it has one. A trial that fails stops nothing."""
+    folder = spec.options.nvme_path
+    if folder is None or not uses_nvme(spec):
+        return
+    try:
+        write(measure_nvme(folder, spec, run.prediction().nvme_bytes))
+    except (OSError, LlmtopError) as error:
+        log(f"the speed of {folder} is not known: {error}")
+
+
+def measure_nvme(folder: str, spec: RunSpec, needed_bytes: int) -> NvmeMeasured:
+    """A few seconds of direct reading and writing. Raises OSError where the folder cannot be written."""
+    path = Path(expand_user(folder))
+    room = free_bytes(path)
+    system = file_system(path)
+    speed = DiskSpeed(write_bytes_per_second=None, read_bytes_per_second=None, direct=False)
+    if room is None or room >= _LEAST_ROOM_BYTES:
+        speed = measure(path)
+    traffic = nvme_traffic(spec)
+    return NvmeMeasured(
+        path=str(path),
+        file_system=system.kind if system else None,
+        free_bytes=room,
+        needed_bytes=needed_bytes,
+        direct=speed.direct,
+        read_bytes_per_second=speed.read_bytes_per_second,
+        write_bytes_per_second=speed.write_bytes_per_second,
+        step_read_bytes=traffic.read_bytes,
+        step_write_bytes=traffic.write_bytes,
+        step_seconds=traffic_seconds(traffic, speed.read_bytes_per_second, speed.write_bytes_per_second),
+    )
