@@ -33,8 +33,8 @@ ENOUGH_STEPS = 3
 """Steps after warm-up that a step time is taken from."""
 FEW_STEPS = 10
 """Fewer tell no difference of a few percent."""
-MOST_OTHERS = 60
-"""Comparable runs that are read, the newest first."""
+MOST_TRIED = 8
+"""Runs whose logs are read for one switch, until one of them measured something here."""
 
 
 def _liger(spec: RunSpec) -> str:
@@ -236,21 +236,45 @@ def differing_switch(spec: RunSpec, other: RunSpec) -> SwitchRow | None:
 
 
 def read_others(run: RunDir, host: str) -> tuple[Measured, ...]:
-    """Runs beside this one that differ from it in one switch, the newest first. Reads many files."""
-    spec = run.spec()
+    """For each switch a run beside this one that differs in it alone. Reads every spec, and few logs.
+
+    A run without the switch is preferred, then a newer one.
+    """
+    spec, candidates = run.spec(), _candidates(run)
     found: list[Measured] = []
+    for row in SWITCHES:
+        off = row.setting(_without(spec, row))
+        ordered = sorted(candidates.get(row.key, []), key=lambda other: row.setting(other.spec()) != off)
+        measured = filter(None, (_measured_on(other, host) for other in ordered[:MOST_TRIED]))
+        found += [other for other in [next(measured, None)] if other is not None]
+    return tuple(found)
+
+
+def _candidates(run: RunDir) -> dict[str, list[RunDir]]:
+    """Switch to the runs that differ in it alone, the newest first, by their specs."""
+    found: dict[str, list[RunDir]] = {}
     for other in list_runs(run.path.parent):
-        if other.run_id == run.run_id or len(found) >= MOST_OTHERS:
-            continue
         try:
-            if differing_switch(spec, other.spec()) is None:
-                continue
-            measured = measure(other.run_id, other.spec(), read_state(other), other.prediction())
+            row = differing_switch(run.spec(), other.spec())
         except LlmtopError:
             continue  # not readable, so it says nothing about this run; `llmtop ls` tells of it
-        if measured.host == host and (measured.step_seconds or measured.peak_bytes):
-            found.append(measured)
-    return tuple(found)
+        if row is not None:
+            found.setdefault(row.key, []).append(other)
+    return found
+
+
+def _measured_on(run: RunDir, host: str) -> Measured | None:
+    """What a run measured; None where that was on another machine, is nothing, or cannot be read."""
+    try:
+        measured = measure(run.run_id, run.spec(), read_state(run), run.prediction())
+    except LlmtopError:
+        return None
+    has_figures = measured.step_seconds is not None or measured.peak_bytes is not None
+    return measured if measured.host == host and has_figures else None
+
+
+def _without(spec: RunSpec, row: SwitchRow) -> RunSpec:
+    return replace(spec, options=replace(spec.options, **row.off))
 
 
 def switches(
@@ -269,7 +293,7 @@ def _switch(
     row: SwitchRow, own: Measured, rank: RankState | None, prediction: Prediction, others: list[Measured]
 ) -> Switch:
     seen = row.evidence(own.spec, rank)
-    without = replace(own.spec, options=replace(own.spec.options, **row.off))
+    without = _without(own.spec, row)
     asked, off = row.setting(own.spec), row.setting(without)
     plain = Switch(
         key=row.key, label=row.label, asked=asked, on=seen.on, evidence=seen.words, is_off=asked == off

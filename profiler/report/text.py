@@ -24,6 +24,7 @@ from llmtop.profiler.units import (
 _QUANTITY = re.compile(r"(\d) (us|ms|s|B|[KMGTP]iB|tok/s)\b")
 """A number and its unit, which no line break may part."""
 _LABEL, _VALUE = 24, 13
+_TOP_KERNELS = 6
 _MARKS = {"critical": "!!", "warning": "! ", "info": "i "}
 
 Section = Callable[[Report, int], Iterator[str]]
@@ -224,6 +225,7 @@ def _switch_change(switch: Switch) -> Iterator[str]:
     if switch.compared_run is not None:
         yield (
             f"step time {format_percent(switch.step_percent, signed=True)}, "
+            f"tokens/s {format_percent(switch.tokens_percent, signed=True)}, "
             f"peak {format_bytes(switch.peak_bytes_change, signed=True)} "
             f"against {switch.compared_setting} ({switch.compared_run})"
         )
@@ -234,6 +236,18 @@ def _switch_change(switch: Switch) -> Iterator[str]:
     if switch.predicted_bytes_change is not None:
         size = format_bytes(switch.predicted_bytes_change, signed=True)
         yield f"predicted peak {size} against {switch.compared_setting}"
+
+
+def _kernels(report: Report, width: int) -> Iterator[str]:
+    """The few that took longest, of the one micro-batch that was recorded."""
+    seen = report.kernels
+    if seen is None or seen.total_seconds <= 0:
+        return
+    what = "operators" if report.device_kind == "cpu" else "kernels"
+    yield f"Longest {what} of a micro-batch (step {seen.step}, {format_seconds(seen.total_seconds)} in all)"
+    for kernel in seen.top[:_TOP_KERNELS]:
+        share = format_percent(100 * kernel.seconds / seen.total_seconds)
+        yield f"  {share:>6}{kernel.calls:>7} x  {kernel.name}"[:width]
 
 
 def _findings(report: Report, width: int) -> Iterator[str]:
@@ -259,7 +273,10 @@ def _record(report: Report, width: int) -> Iterator[str]:
         yield from _hanging("not understood", text, width)
 
 
-_SECTIONS: tuple[Section, ...] = (_head, _training, _memory, _hardware, _switches, _findings, _record)
+_SECTIONS: tuple[Section, ...] = (
+    *(_head, _training, _memory, _hardware, _switches, _kernels),
+    *(_findings, _record),
+)
 
 
 def _words(component: ComponentReport) -> str:

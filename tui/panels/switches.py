@@ -15,6 +15,8 @@ _MARKS = {True: ("✓", "$text-success"), False: ("✗", "$text-error"), None: (
 _LABEL_CELLS, _TIME_CELLS, _PEAK_CELLS = 14, 9, 12
 _LEAST_ASKED_CELLS, _MOST_ASKED_CELLS = 10, 32
 _MARK_CELLS = 2
+_CHANGE_THE_STEP = ("micro_batch", "grad_accum")
+"""Switches that give a step more tokens: its time alone says little."""
 _ID_END = 4
 """Characters of a run's id that tell it from those of the same second and name."""
 
@@ -59,6 +61,8 @@ def _rows(switch: Switch, asked: int, width: int) -> list[Content]:
     change = Content.assemble(name, fit(setting, asked), _change(switch))
     told = [harmless(switch.evidence)]
     if switch.compared_run is not None:
+        if switch.key in _CHANGE_THE_STEP:
+            told.append(f"tokens/s {format_percent(switch.tokens_percent, signed=True)}")
         told += [harmless(switch.note)] if switch.note else []
         told.append(f"against {harmless(switch.compared_run)}")
     elif not switch.is_off:
