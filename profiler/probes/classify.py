@@ -106,6 +106,7 @@ def classify(engine: Any, *, on_cpu: bool) -> Classified:
     ledger.add(Component.MASTER_PARAMETERS, _group_tensors(wrapper, _MASTER_GROUPS))
     ledger.add(Component.OPTIMIZER_STATE, _state_tensors(inner))
     ledger.add(Component.COMMUNICATION_BUFFERS, _group_tensors(wrapper, _BUFFER_GROUPS))
+    ledger.add(Component.COMMUNICATION_BUFFERS, _in_flight(wrapper))
     ledger.add(Component.GRADIENTS, _group_tensors(wrapper, _GRADIENT_GROUPS))
     ledger.add(Component.GRADIENTS, _gradients(parameters, inner))
     return Classified(device=ledger.device, host=ledger.host, storages=tuple(ledger.storages))
@@ -150,6 +151,17 @@ def _gradients(parameters: list[torch.nn.Parameter], optimizer: Any) -> Iterator
     for group in getattr(optimizer, "param_groups", []):
         for parameter in group["params"]:
             yield from _tensors(parameter.grad)
+
+
+def _in_flight(wrapper: Any) -> Iterator[torch.Tensor]:
+    """ZeRO-3: what weights are being gathered into ahead of their use."""
+    coordinator = getattr(getattr(wrapper, "parameter_offload", None), "param_coordinator", None)
+    registry = getattr(coordinator, "_PartitionedParameterCoordinator__inflight_param_registry", {})
+    for handle in list(registry.values()):
+        for one in getattr(handle, "handles", [handle]):
+            yield from _tensors(getattr(one, "partitions", None))
+            yield from _tensors(getattr(one, "_AllGatherHandle__param_buffer", None))
+            yield from _tensors(getattr(getattr(one, "quantization", None), "quantized_param", None))
 
 
 def _group_tensors(owner: Any, names: tuple[str, ...]) -> Iterator[torch.Tensor]:

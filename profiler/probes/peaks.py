@@ -13,7 +13,6 @@ from llmtop.profiler.probes.allocator import AllocatorCounters
 from llmtop.profiler.probes.peaktrace import (
     PhasePeak,
     Replay,
-    Seen,
     Span,
     TransientSizes,
     in_trace_time,
@@ -119,14 +118,12 @@ class PeakProbe:
 
     def _sizes(self) -> TransientSizes:
         return TransientSizes(
-            logits=logits_sizes(self.watch.batch_shape, self._vocab_size, self._hidden_size, self.watch.seen),
+            logits=logits_sizes(self.watch.batch_shape, self._vocab_size, self._hidden_size),
             workspaces=_WORKSPACE_BYTES,
         )
 
 
-def logits_sizes(
-    batch_shape: tuple[int, ...], vocab_size: int, hidden_size: int | None, seen: list[Seen]
-) -> frozenset[int]:
+def logits_sizes(batch_shape: tuple[int, ...], vocab_size: int, hidden_size: int | None) -> frozenset[int]:
     """Bytes of whole and of shifted logits and of Liger's chunks of them, in 16 and in 32 bits."""
     if len(batch_shape) != 2:
         return frozenset()
@@ -139,10 +136,7 @@ def logits_sizes(
             per_chunk = -(-whole // -(-vocab_size // hidden_size))
             chunk = min(whole, 1 << max(0, per_chunk - 1).bit_length())
             rows |= {chunk, whole % chunk or chunk}
-    sizes = {count * vocab_size * width for count in rows for width in (2, 4)}
-    # A weight of the same size would be mistaken for it.
-    lasting = {one.size_bytes for one in seen if one.component is Component.PARAMETERS}
-    return frozenset(sizes - lasting)
+    return frozenset(count * vocab_size * width for count in rows for width in (2, 4))
 
 
 def hidden_size_of(module: Any) -> int | None:

@@ -74,7 +74,8 @@ class TransientSizes(Struct, frozen=True, kw_only=True):
     """What unseen instances of exactly these sizes are."""
 
     logits: frozenset[int] = frozenset()
-    """Copies and gradients of the logits, which only the loss function sees."""
+    """Copies and gradients of the logits, which only the loss function sees: made in the forward pass, or in
+    the backward pass before the first gradient of a weight."""
     workspaces: frozenset[int] = frozenset()
     """Of the math libraries: they live on from their first use."""
 
@@ -111,11 +112,14 @@ class Replay:
     def alive(self, state: int) -> list[Instance]:
         return [life for life in self._instances if life.born < state <= life.died]
 
+    def time_us(self, event: int) -> float:
+        return self._trace.times_us[event] if event < self.events else float("inf")
+
     def born_us(self, instance: Instance) -> float:
         return self._trace.times_us[instance.born] if instance.born >= 0 else float("-inf")
 
     def died_us(self, instance: Instance) -> float:
-        return self._trace.times_us[instance.died] if instance.died < self.events else float("inf")
+        return self.time_us(instance.died)
 
     def clock_shift_us(self, spans: Sequence[Span]) -> int:
         """What to add to the host's times to get the trace's: zero unless a border proves otherwise.
@@ -156,11 +160,12 @@ def phase_peak(replay: Replay, span: Span, seen: list[Seen], sizes: TransientSiz
     state = replay.peak_state(span.first, span.last)
     alive = replay.alive(state)
     names = _names(replay, alive, seen)
+    until_us = _loss_until_us(replay, span, seen)
     components: dict[Component, int] = {}
     unnamed: list[int] = []
     kept = 0
     for instance in alive:
-        name = names.get(instance.address) or _by_size(instance, span, sizes)
+        name = names.get(instance.address) or _by_size(replay, instance, span, sizes, until_us)
         if name is None:
             unnamed.append(instance.size_bytes)
         else:
@@ -196,8 +201,25 @@ def _names(replay: Replay, alive: list[Instance], seen: list[Seen]) -> dict[int,
     return names
 
 
-def _by_size(instance: Instance, span: Span, sizes: TransientSizes) -> Component | None:
-    if instance.size_bytes in sizes.logits:
+def _loss_until_us(replay: Replay, span: Span, seen: list[Seen]) -> float:
+    """Until when what a phase makes may belong to the loss."""
+    if span.phase == "forward":
+        return float("inf")
+    if span.phase != "backward":
+        return float("-inf")
+    began = replay.time_us(span.first)
+    return min((one.time_us for one in seen if _is_gradient_after(one, began)), default=float("inf"))
+
+
+def _is_gradient_after(one: Seen, began_us: float) -> bool:
+    return one.component is Component.GRADIENTS and one.time_us >= began_us
+
+
+def _by_size(
+    replay: Replay, instance: Instance, span: Span, sizes: TransientSizes, loss_until_us: float
+) -> Component | None:
+    in_trace = instance.born >= 0
+    if in_trace and instance.size_bytes in sizes.logits and replay.born_us(instance) <= loss_until_us:
         return Component.LOGITS
     if instance.size_bytes in sizes.workspaces:
         return Component.WORKSPACE

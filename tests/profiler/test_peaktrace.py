@@ -140,6 +140,22 @@ def test_the_loss_backward_is_known_by_its_logits() -> None:
     assert peak.unnamed == ()
 
 
+def test_a_gradient_of_the_size_of_logits_is_not_taken_for_them() -> None:
+    heap = Heap()
+    _, seen = backward_of(heap)
+    first = heap.state
+    heap.free(512 * 4)
+    gradient = heap.alloc(30)
+    seen.append(heap.seen(gradient, Component.GRADIENTS))
+    temporary = heap.alloc(800)
+    heap.free(temporary)
+    sizes = TransientSizes(logits=frozenset({800}))
+    peak = phase_peak(Replay(heap.trace()), span("backward", first, heap.state), seen, sizes)
+    assert (peak.components[Component.WORKSPACE], Component.LOGITS in peak.components) == (800, False)
+    optimizer = phase_peak(Replay(heap.trace()), span("optimizer", first, heap.state), seen, sizes)
+    assert Component.LOGITS not in optimizer.components
+
+
 def blocks_backward(heap: Heap, *, wide_block: int) -> PhasePeak:
     _, seen = backward_of(heap)
     first = heap.state

@@ -157,9 +157,9 @@ def test_a_trace_that_fails_ends_the_recording_and_not_the_training(
     assert "the probe of peak failed in step 1" in caplog.text
 
 
-def test_sizes_of_logits_know_shifts_and_chunks_and_spare_weights() -> None:
-    sizes = logits_sizes((4, 8), 100, 16, [])
+def test_sizes_of_logits_know_shifts_and_chunks() -> None:
+    sizes = logits_sizes((4, 8), 100, 16)
     # 32 tokens, 28 shifted ones; Liger: ceil(100 / 16) = 7 chunks of ceil(32 / 7) = 5, up to 8.
     for rows in (32, 28, 8, 4):
         assert {rows * 100 * 2, rows * 100 * 4} <= sizes
-    assert logits_sizes((), 100, 16, []) == frozenset()
+    assert logits_sizes((), 100, 16) == frozenset()

@@ -64,6 +64,17 @@ def test_nested_holders_of_buckets_are_read() -> None:
     assert classify(engine, on_cpu=True).device["communication_buffers"] == 80
 
 
+def test_weights_that_are_being_gathered_are_buffers() -> None:
+    engine = bare_engine(torch.nn.Linear(4, 4, bias=False))
+    flat = torch.zeros(40)
+    coalesced = SimpleNamespace(partitions=[flat[:20], flat[20:]], quantization=None)
+    single = SimpleNamespace(_AllGatherHandle__param_buffer=torch.zeros(6))
+    registry = {"a": coalesced, "b": coalesced, "c": SimpleNamespace(handles=[single])}
+    coordinator = SimpleNamespace(_PartitionedParameterCoordinator__inflight_param_registry=registry)
+    engine.optimizer = SimpleNamespace(parameter_offload=SimpleNamespace(param_coordinator=coordinator))
+    assert classify(engine, on_cpu=True).device["communication_buffers"] == 184
+
+
 def test_only_touched_pages_of_a_large_buffer_count() -> None:
     buffer = torch.empty(64 * MIB, dtype=torch.uint8)
     buffer[: 4 * MIB] = 1
