@@ -1,0 +1,194 @@
+"""Rows, admission, statistics, summaries: what the benchmarks are put together from."""
+
+from __future__ import annotations
+
+import json
+import threading
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import overhead, throughput
+from benchmarks.admission import Gate, Room, need_of
+from benchmarks.cells import newest_events, plan
+from benchmarks.overhead import BlockTime, in_turns, probe_costs, trimmed_mean
+from benchmarks.rows import RowLog, read_rows
+from benchmarks.stats import bootstrap, percentile
+from benchmarks.summary import STRATA, summary
+from benchmarks.svgplot import Line, Plot, powers, svg
+from benchmarks.window import first_and_last, tokens_per_second
+from llmtop.presets.resolve import Machine
+from llmtop.profiler.eventlog import Clock, EventWriter
+from llmtop.profiler.events import BaselineMeasured, MemoryClassified, StageBegan, StepFinished
+from tests.worker.launching import make_run, tiny_spec
+
+H200 = Machine(gpu="h200", gpus=1, host_memory_bytes=None)
+
+
+def test_a_log_knows_its_cells_and_mends_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "rows.jsonl"
+    RowLog(path).add({"cell": {"zero": 1, "gpus": 2}, "status": "completed"})
+    with path.open("a") as file:
+        file.write('{"cell": {"zero": 2')
+    log = RowLog(path)
+    assert {"gpus": 2, "zero": 1} in log and {"zero": 2} not in log
+    log.add({"cell": {"zero": 3}})
+    assert [row["cell"] for row in read_rows(path)] == [{"zero": 1, "gpus": 2}, {"zero": 3}]
+
+
+def test_runs_share_a_device_only_while_their_bounds_fit() -> None:
+    gate = Gate(Room(device_bytes=100, host_bytes=None))
+    small, large = Room(device_bytes=40, host_bytes=0), Room(device_bytes=90, host_bytes=0)
+    entered, leave = threading.Event(), threading.Event()
+
+    def third() -> None:
+        with gate.enter(large) as stay:
+            entered.set()
+            assert stay.alone
+            leave.wait(60)
+
+    with gate.enter(small) as first:
+        assert first.alone
+        with gate.enter(small) as second:
+            assert not any(stay.alone for stay in (first, second))
+            waiting = threading.Thread(target=third)
+            waiting.start()
+            assert not entered.is_set()
+        assert not entered.is_set(), "40 and 90 are more than 100"
+    assert entered.wait(60)
+    leave.set()
+    waiting.join(60)
+
+
+def test_a_run_larger_than_the_device_goes_in_alone() -> None:
+    with Gate(Room(device_bytes=10, host_bytes=10)).enter(Room(device_bytes=99, host_bytes=99)) as stay:
+        assert stay.alone
+
+
+def test_a_need_holds_the_allocators_pool() -> None:
+    prediction = plan({"model": "llama-3.2-1b", "gpu": "h200"}, H200, name="test").prediction
+    need = need_of(prediction)
+    assert need.device_bytes is not None and need.device_bytes >= prediction.peak_reserved_bytes[1]
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40))
+def test_an_interval_holds_its_value(values: list[float]) -> None:
+    found = bootstrap(values, trimmed_mean, rounds=200)
+    assert min(values) - 1e-6 <= found.low <= found.high <= max(values) + 1e-6
+    assert percentile(values, 1.0) == max(values)
+    assert percentile(values, 0.0) == min(values)
+
+
+def test_costs_come_from_differences_within_a_round() -> None:
+    """A step of 100 ms that drifts, probes of 0.05 ms, a classification of 30 ms in each block of 10."""
+    rounds = []
+    for number in range(30):
+        bare = 0.1 + 0.001 * number
+        times = {"bare": bare, "watched": bare + 5e-5, "classified": bare + 5e-5 + 0.03 / 10}
+        rounds.append({name: BlockTime(wall=wall, cpu=wall / 2) for name, wall in times.items()})
+    plain, classified = probe_costs(rounds, 10)[:2]
+    assert plain.milliseconds.value == pytest.approx(0.05)
+    assert plain.verdict == "within"
+    assert classified.milliseconds.value == pytest.approx(0.05 + 30 / overhead.CLASSIFY_EVERY)
+    assert classified.verdict == "beyond"
+
+
+def test_arms_take_turns_in_an_order_that_the_seed_decides() -> None:
+    calls: list[str] = []
+
+    def arm(name: str) -> overhead.Block:
+        def block() -> BlockTime:
+            calls.append(name)
+            return BlockTime(wall=1.0, cpu=1.0)
+
+        return block
+
+    rounds = in_turns({"a": arm("a"), "b": arm("b")}, 0.0, at_least=20)
+    assert len(rounds) == 20 and all(set(times) == {"a", "b"} for times in rounds)
+    firsts = calls[::2]
+    assert {"a", "b"} == set(firsts)
+
+
+def test_a_summary_covers_every_stratum_of_the_recorded_matrix() -> None:
+    rows = read_rows(Path(__file__).parents[2] / "benchmarks" / "results" / "memory_matrix.jsonl")
+    text = summary([*rows, {"cell": {"model": "x"}, "status": "out_of_memory", "reason": "CUDA"}])
+    assert text.startswith(f"{len(rows) + 1} cells: {len(rows)} completed, 1 out_of_memory")
+    assert all(f"allocated peak by {name}" in text for name in STRATA)
+    assert "out_of_memory: model=x: CUDA" in text
+
+
+def test_rows_keep_the_newest_event_of_each_kind_and_moment() -> None:
+    def classified(step: int, moment: str) -> MemoryClassified:
+        return MemoryClassified(step=step, moment=moment, components={"parameters": step})
+
+    stage, baseline = StageBegan(stage="data"), BaselineMeasured(rss_bytes=7)
+    kept = newest_events([stage, baseline, classified(1, "init"), classified(2, "init")])
+    assert set(kept) == {"baseline_measured", "memory_classified.init"}
+    assert kept["memory_classified.init"]["components"] == {"parameters": 2}
+    assert kept["baseline_measured"] == {"rss_bytes": 7}
+
+
+def test_a_window_leaves_warm_up_and_the_last_step_out(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", tiny_spec(steps=12))
+    assert tokens_per_second(run) is None
+    now = [0.0]
+    with EventWriter(run.events_path(0), "rank0", clock=Clock(monotonic=lambda: now[0])) as events:
+        for step in range(1, 13):
+            now[0] += 5.0 if step <= 4 else 0.5
+            events.write(StepFinished(step=step, tokens=100))
+    assert first_and_last(12) == (4, 11)
+    assert tokens_per_second(run) == pytest.approx(200.0)
+
+
+def test_utilisation_by_the_two_conventions() -> None:
+    """Llama-3.1-8B at 4,096 tokens: 6 N and 12 L H Q T of the published shape, by hand."""
+    spec = plan({"model": "llama-3.1-8b", "gpu": "h200", "seq_len": 4096, "gpus": 2}, H200, name="test").spec
+    flops = throughput.model_flops_per_token(spec)
+    assert flops["mfu"] == pytest.approx(6 * 8_030_261_248 + 12 * 32 * 4096 * 4096)
+    lookup = 128_256 * 4096
+    assert flops["mfu_needed"] == pytest.approx(6 * (8_030_261_248 - lookup) + 6 * 32 * 4096 * 4096, rel=1e-3)
+    peak = spec.gpu.dense_flops_per_second["bf16"]
+    half = 0.5 * 2 * peak / flops["mfu"]
+    assert throughput.utilisation(spec, half)["mfu"] == pytest.approx(0.5)
+    assert throughput.utilisation(spec, None) == {"mfu": None, "mfu_needed": None}
+
+
+def test_candidates_fit_and_come_fastest_first() -> None:
+    found = throughput.candidates(2, Machine(gpu="h200", gpus=2, host_memory_bytes=None))
+    rates = [planned.prediction.tokens_per_second or 0.0 for planned in found]
+    assert len(found) >= 10 and rates == sorted(rates, reverse=True)
+    assert all(planned.prediction.fits for planned in found)
+
+
+def test_a_comparison_pairs_the_sides_by_configuration() -> None:
+    rows: list[dict[str, Any]] = []
+    for turn, (side, rate) in enumerate(zip(throughput.ORDER, (110.0, 100.0, 100.0, 110.0), strict=True)):
+        cell = {"model": "m", "side": side, "turn": turn}
+        rows.append({"cell": cell, "status": "completed", "tokens_per_second": rate})
+    (line,) = throughput.comparison(rows).splitlines()
+    assert line.startswith("1.1 [1.1, 1.1] x of Trainer (goal 1.0 met)")
+    assert "110 tokens/s against 100 tokens/s, 2 pairs" in line
+
+
+@given(st.floats(1e-3, 1e9), st.floats(1e-3, 1e9))
+def test_ticks_hold_all_values(one: float, other: float) -> None:
+    ticks = powers(min(one, other), max(one, other))
+    assert ticks[0] <= min(one, other) and max(one, other) <= ticks[-1] and len(ticks) >= 2
+
+
+def test_a_plot_is_well_formed_and_has_its_names() -> None:
+    lines = tuple(Line(name=f"a < b {n}", points=((1024.0, 2.0 + n), (4096.0, 9.0))) for n in range(3))
+    text = svg(Plot(title="t & u", x_title="x", y_title="y", lines=lines))
+    root = ElementTree.fromstring(text)
+    assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 3
+    assert "a < b 2" in [element.text for element in root.iter()]
+    with pytest.raises(ValueError, match="no points"):
+        svg(Plot(title="empty", x_title="", y_title="", lines=()))
+
+
+def test_rows_are_json() -> None:
+    assert json.loads(json.dumps(throughput.COMPARED[1][0])) == throughput.COMPARED[1][0]

@@ -1,0 +1,101 @@
+"""Forked runs against supervised ones: the same record, and nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from benchmarks.admission import Gate, Room
+from benchmarks.cells import Planned, Runner, make_run, plan
+from benchmarks.forkserver import ForkServer
+from benchmarks.rows import Cell
+from llmtop.presets.resolve import Machine
+from llmtop.profiler.eventlog import EventTail
+from llmtop.profiler.feed import read_state
+from llmtop.profiler.rundir import SUPERVISOR, RunDir, process_identity
+
+pytestmark = pytest.mark.slow
+MACHINE = Machine(gpu="cpu", gpus=1, host_memory_bytes=None)
+CELL: Cell = {
+    "model": "tiny-llama-cpu",
+    "gpus": 1,
+    "zero": 2,
+    "seq_len": 32,
+    "micro_batch": 2,
+    "threads_per_rank": 1,
+}
+EVERYWHERE = Room(device_bytes=None, host_bytes=None)
+CHANGING = {
+    "v", "t", "m", "src", "pid", "run_id", "phase_memory", "total_bytes", "rss_bytes", "pss_bytes",
+    "peak_rss_bytes", "top",
+}  # fmt: skip
+"""Fields that differ from run to run, besides all that are times."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer(on_cpu=True) as server:
+        yield server
+
+
+def planned(**options: Any) -> Planned:
+    return plan({**CELL, **options}, MACHINE, name="test")
+
+
+def record(run: RunDir, src: str | int) -> list[dict[str, Any]]:
+    """A log without what differs from run to run, nor what depends on the heap's state."""
+    kept = []
+    for event in EventTail(run.events_path(src)).poll():
+        fields = msgspec.to_builtins(event).items()
+        whole = {key: value for key, value in fields if key not in CHANGING and "seconds" not in key}
+        whole.get("components", {}).pop("fragmentation", None)
+        kept.append(whole)
+    return kept
+
+
+def test_a_forked_run_leaves_the_record_of_a_supervised_one(server: ForkServer, tmp_path: Path) -> None:
+    forked = Runner(tmp_path / "forked", MACHINE, Gate(EVERYWHERE), server).run(planned(), 120)
+    supervised = Runner(tmp_path / "supervised", MACHINE, Gate(EVERYWHERE), None).run(planned(), 240)
+    assert read_state(forked).status == read_state(supervised).status == "completed"
+    assert record(forked, 0) == record(supervised, 0)
+    kinds = [event["kind"] for event in record(forked, SUPERVISOR)]
+    assert kinds == ["run_started", "rank_started", "rank_exited", "run_ended"]
+    assert record(forked, SUPERVISOR)[-1] == record(supervised, SUPERVISOR)[-1]
+
+
+def test_a_row_holds_both_sides(server: ForkServer, tmp_path: Path) -> None:
+    row = Runner(tmp_path, MACHINE, Gate(EVERYWHERE), server).row({**CELL, "gpus": 2, "zero": 3})
+    assert (row["status"], row["gpus"], row["alone"]) == ("completed", 2, True)
+    assert len(row["measured"]["ranks"]) == 2
+    events = row["measured"]["ranks"][1]["events"]
+    assert events["memory_classified.between_steps"]["step"] == 4
+    assert events["baseline_measured"]["rss_bytes"] > 0
+    assert row["predicted"]["moments"]["between_steps"]["parameters"] > 0
+    assert row["breakdown"]["rows"] and row["versions"]["torch"]
+    assert msgspec.json.decode(msgspec.json.encode(row))["cell"] == row["cell"]
+
+
+def test_a_rank_that_takes_too_long_is_killed_with_all_that_it_started(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    run = make_run(planned(), tmp_path)
+    seen: dict[int, int] = {}
+    state = server.run(run, seconds=3, entry="tests.benchmarks.entries:hang", while_running=seen.update)
+    assert state == "failed" and "did not finish within 3 s" in str(read_state(run).ended)
+    for pid in (seen[0], int((run.path / "left.pid").read_text())):
+        assert process_identity(pid) is None
+
+
+def test_a_rank_that_fails_ends_the_run_with_its_reason(server: ForkServer, tmp_path: Path) -> None:
+    run = make_run(planned(), tmp_path)
+    assert server.run(run, seconds=60, entry="tests.benchmarks.entries:crash") == "failed"
+    assert "RuntimeError: no training in" in run.log_path(0).read_text()
+
+
+def test_what_is_refused_is_a_row(tmp_path: Path) -> None:
+    row = Runner(tmp_path, MACHINE, Gate(EVERYWHERE), None).row({**CELL, "precision": "fp16"})
+    assert row["status"] == "refused" and "fp16" in row["reason"]
