@@ -13,6 +13,8 @@ NO_SDPA = frozenset({"gemma2", "gpt_oss", "bloom", "mpt", "gpt_neo"})
 """Families whose class says `_supports_sdpa = False`, or does not say it, in transformers 5.24."""
 NO_FLASH_ATTENTION = frozenset({"bloom", "mpt", "llama4_text"})
 """The same for `_supports_flash_attn`."""
+NOT_PACKED = frozenset({"falcon"})
+"""Families whose matrices are of a class derived from `Linear`, which loading in 4 or 8 bits passes over."""
 ONLY_FLASH: dict[str, tuple[str, ...]] = {"gpt_oss": ("flash_attention_4",)}
 """Families that name the kinds that they work with (`_compatible_flash_implementations`): those of them that
 are an option here."""
@@ -105,6 +107,14 @@ _ADAPTER_RULES = (
         why="quantized weights take no gradient; only adapters beside them can be trained",
         fix="--lora-rank 16, or --quantization none",
         source="transformers 5.x trainer.py:validate_quantization_for_training",
+    ),
+    Rule(
+        name="family that is not packed",
+        refuses=lambda spec: spec.options.quantization != "none" and spec.model.family in NOT_PACKED,
+        what="quantization = {o.quantization} with a {model.family} model",
+        why="its matrices are of a class of their own, which transformers leaves in full precision",
+        fix="--quantization none",
+        source="transformers 5.24 integrations/bitsandbytes.py:replace_with_bnb_linear",
     ),
     Rule(
         name="int8 is wrong at stage 3",

@@ -325,6 +325,17 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
         source="deepspeed 0.19.8 ops/csrc/quantization/pt_binding.cpp:ds_swizzle_quant",
     ),
     Rule(
+        name="quantized gradients without reduce_scatter",
+        refuses=lambda spec: (
+            _on(spec, "zero_optimization.zero_quantized_gradients")
+            and raw(spec, "zero_optimization.reduce_scatter") is False
+        ),
+        what="deepspeed.zero_optimization.zero_quantized_gradients with reduce_scatter false",
+        why="quantized gradients go by a reduce-scatter made of two all-to-alls",
+        fix="leave reduce_scatter out, or zero_quantized_gradients",
+        source="deepspeed 0.19.8 runtime/zero/stage3.py: an assertion",
+    ),
+    Rule(
         name="odd all-gather bucket",
         refuses=_odd_bucket,
         what="deepspeed.zero_optimization.allgather_bucket_size is odd with zero = {o.zero}",

@@ -198,7 +198,7 @@ class RunOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Steps between exact classifications of the engine's tensors; steps 1 and 2 are always classified."""
     kernel_profile_step: NonNegativeInt = 3
     """The step, counted from the start of the processes, in which rank 0 records the names of its kernels;
-    0: never. A shorter run takes its last step; a step whose tensors are counted makes way to its neighbour."""
+    0: never. A shorter run takes its last step; a classified step makes way to its neighbour."""
     sample_seconds: PositiveFloat = 1.0
     hang_factor: PositiveFloat = 30.0
     """No step for this many times the median step counts as a hang."""

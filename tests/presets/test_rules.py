@@ -55,6 +55,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"quantization": "int8", "lora_rank": 8, "zero": 3},
         {"quantization": "nf4"},
     ),
+    "family that is not packed": (
+        {"model": "FALCON", "quantization": "nf4", "lora_rank": 8},
+        {"quantization": "none"},
+    ),
     "fp16 on a CPU": ({"gpu": "cpu", "precision": "fp16"}, {"precision": "fp32"}),
     "bf16 needs compute capability 8.0": (
         {"gpu": "v100-32gb", "precision": "bf16"},
@@ -176,12 +180,18 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"deepspeed": zero_block(zero_quantized_gradients=True), "zero": 3, "nodes": 2},
         {"precision": "fp16"},
     ),
+    "quantized gradients without reduce_scatter": (
+        {"deepspeed": zero_block(zero_quantized_gradients=True, reduce_scatter=False), "zero": 3},
+        {"deepspeed": zero_block(zero_quantized_gradients=True)},
+    ),
     "odd all-gather bucket": (
         {"deepspeed": zero_block(allgather_bucket_size=5_000_001), "zero": 1},
         {"deepspeed": zero_block(allgather_bucket_size=5_000_000)},
     ),
 }
 CONFIGS = {
+    "FALCON": '{"model_type": "falcon", "vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 1,'
+    ' "num_attention_heads": 2}',
     "GPT_OSS": '{"model_type": "gpt_oss", "vocab_size": 99, "hidden_size": 64, "intermediate_size": 64,'
     ' "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,'
     ' "num_local_experts": 4, "num_experts_per_tok": 2}',

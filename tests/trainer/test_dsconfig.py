@@ -111,6 +111,32 @@ def test_raw_keys_win_over_generated_ones() -> None:
     assert refusal_of(config) is None
 
 
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_settings_of_fp16_and_of_communication_pass_through(zero: int) -> None:
+    scaling = {"initial_scale_power": 12, "loss_scale_window": 500, "hysteresis": 3, "min_loss_scale": 2}
+    block = {"overlap_comm": True, "reduce_bucket_size": 1_000_000, "allgather_bucket_size": 2_000_000}
+    raw = {"fp16": scaling, "communication_data_type": "fp32", "zero_optimization": block}
+    config = deepspeed_config(gpu_spec(zero=zero, precision="fp16", deepspeed=raw))
+    assert config["fp16"] == {"enabled": True, **scaling}
+    assert config["communication_data_type"] == "fp32"
+    assert config["zero_optimization"] == {"stage": zero, **block}
+    assert refusal_of(config) is None
+    static = deepspeed_config(
+        gpu_spec(zero=zero, precision="fp16", deepspeed={"fp16": {"loss_scale": 128.0}})
+    )
+    assert static["fp16"] == {"enabled": True, "loss_scale": 128.0}
+
+
+def test_zero_plus_plus_passes_through() -> None:
+    block = {
+        "zero_quantized_weights": True,
+        "zero_quantized_gradients": True,
+        "zero_hpz_partition_size": 2,
+    }
+    config = deepspeed_config(gpu_spec(ranks=2, zero=3, deepspeed={"zero_optimization": block}))
+    assert config["zero_optimization"] == {"stage": 3, **block}
+
+
 def test_auto_is_filled_as_transformers_does() -> None:
     raw = {
         "zero_optimization": {

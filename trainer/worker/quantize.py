@@ -41,10 +41,11 @@ def random_quantized(
     spread = float(getattr(model.config, "initializer_range", None) or 0.02)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, torch.nn.Linear) and child is not head:
-                weight = torch.empty_like(child.weight, device=device).normal_(0.0, spread)
+            if _is_packed(child) and child is not head:
+                weight = torch.empty(_shape(child), dtype=dtype, device=device).normal_(0.0, spread)
                 made = _quantized_linear(bnb, child, weight, kind, dtype).to(device)
-                made._is_hf_initialized = True
+                # Said of the weight too: GPT-2 draws those of its children anew from above.
+                made._is_hf_initialized = made.weight._is_hf_initialized = True
                 setattr(parent, name, made)
     for module in model.modules():
         _leave_meta(module, device)
@@ -55,12 +56,29 @@ def random_quantized(
     return model
 
 
+def _is_packed(module: torch.nn.Module) -> bool:
+    """Whether transformers would pack it too (`integrations/bitsandbytes.py`): no class that derives from it.
+
+    Llama-4's router is such a class, and does more than multiply.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, Conv1D) or type(module) is torch.nn.Linear
+
+
+def _shape(linear: Any) -> tuple[int, int]:
+    """Outputs and inputs; GPT-2's `Conv1D` keeps its weight the other way round."""
+    rows, columns = linear.weight.shape
+    return (rows, columns) if isinstance(linear, torch.nn.Linear) else (columns, rows)
+
+
 def _quantized_linear(
-    bnb: Any, linear: torch.nn.Linear, weight: torch.Tensor, kind: Quantization, dtype: torch.dtype
+    bnb: Any, linear: Any, weight: torch.Tensor, kind: Quantization, dtype: torch.dtype
 ) -> Any:
     """A layer in place of `linear`; moving it to its device is what quantizes it."""
-    sizes = (linear.in_features, linear.out_features)
-    bias = None if linear.bias is None else torch.zeros(linear.out_features, dtype=dtype)
+    outputs, inputs = _shape(linear)
+    sizes = (inputs, outputs)
+    bias = None if linear.bias is None else torch.zeros(outputs, dtype=dtype)
     if kind == "int8":
         made = bnb.nn.Linear8bitLt(*sizes, bias is not None, has_fp16_weights=False)
         made.weight = bnb.nn.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
