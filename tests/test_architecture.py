@@ -52,6 +52,7 @@ def test_help_loads_only_the_standard_library(tmp_path: Path) -> None:
         ("plan", "--help"),
         ("presets",),
         ("ls", "--json"),
+        ("compare", "--help"),
         ("import", "ds.json", "--json"),
         ("doctor", "--json"),
     ],

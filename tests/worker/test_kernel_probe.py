@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from llmtop.profiler.events import AnyEvent, KernelsSeen
+from llmtop.profiler.probes import kernels
 from llmtop.profiler.probes.kernels import KernelRecorder, collect
 from llmtop.profiler.probes.training import TrainingProbes
 from llmtop.trainer.worker.kernels import enable_checkpointing
@@ -180,3 +183,27 @@ def test_on_a_gpu_the_calls_of_its_runtime_are_no_kernels() -> None:
     ]
     (kernel,) = collect(records, on_cpu=False)
     assert (kernel.name, round(kernel.seconds * 1e9), kernel.calls) == ("gemm", 200, 2)
+
+
+def test_a_gpu_is_asked_for_kernels_alone_and_cupti_is_taken_out_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[list[ProfilerActivity]] = []
+    records = [Record("gemm", 5, 100, device=DeviceType.CUDA), Record("cudaLaunchKernel", 0, 9)]
+
+    def fake_profile(activities: list[ProfilerActivity]) -> Any:
+        asked.append(activities)
+        results = SimpleNamespace(events=lambda: records)
+        return SimpleNamespace(
+            start=lambda: None, stop=lambda: None, profiler=SimpleNamespace(kineto_results=results)
+        )
+
+    monkeypatch.setattr(kernels, "profile", fake_profile)
+    monkeypatch.setenv("TEARDOWN_CUPTI", "")  # so that it is put back whatever it was
+    monkeypatch.delenv("TEARDOWN_CUPTI")
+    recorder = KernelRecorder(torch.device("cuda"))
+    recorder.start()
+    assert os.environ["TEARDOWN_CUPTI"] == "1"
+    assert [kernel.name for kernel in recorder.stop()] == ["gemm"]
+    assert not recorder.running
+    assert asked == [[ProfilerActivity.CUDA]]

@@ -97,4 +97,3 @@ def test_packed_weights(tmp_path: Path, quantization: str) -> None:
     need("peft")
     report, kernels = trained(tmp_path, quantization=quantization, lora_rank=8)
     assert (on(report, "quantization"), on(report, "lora")) == (True, True), kernels
-
