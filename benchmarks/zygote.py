@@ -74,7 +74,7 @@ _PEER_SECONDS = 15.0
 """How long the other ranks may outlive one that failed."""
 _TURN_SECONDS = 0.05
 _CUDA_NOT_INITIALIZED = 3
-_NVML_UNINITIALIZED = 1
+_MOST_INITS = 1000
 
 
 class Order(Struct, frozen=True, kw_only=True):
@@ -273,6 +273,7 @@ def _become_rank(order: Order, environment: dict[str, str], log: Path, close: tu
         os.dup2(nothing, 0)
         for descriptor in (stream, nothing, *close):
             os.close(descriptor)
+        restart_nvml()
         module, _, function = order.entry.partition(":")
         getattr(importlib.import_module(module), function)([order.run])
         code = 0
@@ -318,14 +319,23 @@ def forget_nvml() -> None:
     """Undo each nvmlInit of an import (torch counts devices with it), so that ranks start their own."""
     if any("libnvidia-ml" in line for line in Path("/proc/self/maps").read_text().splitlines()):
         library = ctypes.CDLL("libnvidia-ml.so.1")
-        while library.nvmlShutdown() != _NVML_UNINITIALIZED:
-            continue
+        for _ in range(_MOST_INITS):
+            if library.nvmlShutdown() != 0:
+                break
+
+
+def restart_nvml() -> None:
+    """DeepSpeed opens NVML at its import and counts on that later (0.19.8, `cuda_accelerator.py`)."""
+    nvml = sys.modules.get("pynvml")
+    if nvml is not None and os.environ.get("DS_ACCELERATOR") == "cuda":
+        with suppress(nvml.NVMLError):
+            nvml.nvmlInit()
 
 
 def preload(leave: frozenset[str]) -> str:
     """Import everything but `leave`; the module that touched CUDA, or nothing."""
     for name in PRELOADED:
-        if name in leave or importlib.util.find_spec(name.partition(".")[0]) is None:
+        if _left(name, leave) or importlib.util.find_spec(name.partition(".")[0]) is None:
             continue
         try:
             importlib.import_module(name)
@@ -336,6 +346,10 @@ def preload(leave: frozenset[str]) -> str:
             sys.stderr.write(f"{name}: {cuda_touched()}\n")
             return name
     return ""
+
+
+def _left(name: str, leave: frozenset[str]) -> bool:
+    return any(name == left or name.startswith(f"{left}.") for left in leave)
 
 
 def main() -> None:
