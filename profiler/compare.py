@@ -272,5 +272,8 @@ def _not_settled(read: _Read, side: Side) -> Iterator[str]:
         for rank in read.state.ranks.values()
         if rank.baseline is not None and rank.baseline.device_used_before_bytes is not None
     ]
-    if held and max(held) > DRIVER_RESERVE_BYTES + FOREIGN_BYTES:
-        yield f"other processes were on a device of {side.run_id} when it started"
+    crowded = any(
+        (device.process_count or 0) > 1 for sample in read.state.hardware_history for device in sample.devices
+    )
+    if crowded or (held and max(held) > DRIVER_RESERVE_BYTES + FOREIGN_BYTES):
+        yield f"other processes were on a device of {side.run_id}"

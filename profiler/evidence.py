@@ -105,7 +105,7 @@ def optimizer(spec: RunSpec, rank: RankState | None) -> Evidence:
         return Evidence(on=None, words="; ".join([*words, "the DeepSpeed configuration names another"]))
     by_class = None if built is None else built in _OPTIMIZER_CLASSES[asked]
     if spec.on_cpu and asked == "adamw":
-        # DeepSpeed's own falls back to torch's where it has no compiled kernel for the CPU.
+        # There DeepSpeed is told to take torch's, which it has not to compile (`trainer.dsconfig`).
         by_class = None if built is None else built in _OPTIMIZER_CLASSES[asked] | {"AdamW"}
     elif ran is not None and by_class is not False:
         return Evidence(on=asked in _OPTIMIZER_OF_KERNEL.get(ran, ()), words="; ".join(words))

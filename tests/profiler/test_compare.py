@@ -9,10 +9,18 @@ import msgspec
 import pytest
 
 from llmtop.profiler.compare import Comparison, compare
-from llmtop.profiler.events import KernelsSeen
+from llmtop.profiler.eventlog import EventWriter
+from llmtop.profiler.events import (
+    AnyEvent,
+    BaselineMeasured,
+    DeviceSample,
+    HardwareSampled,
+    KernelsSeen,
+)
 from llmtop.profiler.kernelnames import AttentionKernel
 from llmtop.tui.commands.compare import render
 from tests.recorded import make_recorded_run
+from tests.recorded_spec import GIB
 
 
 def flash(attention: str = AttentionKernel.FLASH_2) -> KernelsSeen:
@@ -85,6 +93,23 @@ def test_what_makes_it_unfair_is_said(tmp_path: Path) -> None:
     assert f"{starting.run_id} has finished no step: it is still starting" in compare(one, starting).unfair
     cpu = "\n".join(compare(one, make_recorded_run(tmp_path)).unfair)
     assert "different GPUs: h200 and cpu" in cpu and "different models" in cpu
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ("rank0", BaselineMeasured(device_used_before_bytes=9 * GIB)),
+        ("hardware", HardwareSampled(devices=(DeviceSample(index=0, process_count=3),))),
+    ],
+)
+def test_strangers_on_the_device_are_told(tmp_path: Path, event: tuple[str, AnyEvent]) -> None:
+    one, two = (make_recorded_run(tmp_path, kind="cuda", ranks=1) for _ in range(2))
+    source, strange = event
+    writer = EventWriter(two.events_path(source), source)
+    writer.write(strange)
+    writer.close()
+    assert f"other processes were on a device of {two.run_id}" in compare(one, two).unfair
+    assert not any(one.run_id in reason for reason in compare(one, two).unfair)
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
