@@ -100,14 +100,21 @@ SWITCHES: tuple[SwitchRow, ...] = (
         evidence.attention,
         {"attention": "eager"},
     ),
-    SwitchRow("liger", "Liger", ("liger", "liger_kernels"), _liger, evidence.liger, {"liger": False}),
+    SwitchRow(
+        "liger",
+        "Liger",
+        ("liger", "liger_kernels"),
+        _liger,
+        evidence.liger,
+        {"liger": False, "liger_kernels": "all"},
+    ),
     SwitchRow(
         "checkpointing",
         "checkpointing",
         ("gradient_checkpointing", "checkpointing_reentrant", "checkpointing_every"),
         _checkpointing,
         evidence.checkpointing,
-        {"gradient_checkpointing": False},
+        {"gradient_checkpointing": False, "checkpointing_every": 1},
     ),
     SwitchRow(
         "optimizer",

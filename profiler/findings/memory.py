@@ -85,7 +85,8 @@ def _use_of_room(seen: Seen) -> str:
     if options.zero == 3:
         return "ZeRO-3 gathers weights that may fit whole: try --zero 2"
     if options.gradient_checkpointing:
-        return "stop recomputing: --no-gradient-checkpointing"
+        every = " --checkpointing-every 1" if options.checkpointing_every > 1 else ""
+        return f"stop recomputing: --no-gradient-checkpointing{every}"
     return f"raise --micro-batch from {options.micro_batch} to {2 * options.micro_batch}"
 
 

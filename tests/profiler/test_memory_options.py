@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from llmtop.presets.catalog import load_gpu, load_model
 from llmtop.presets.liger import LIGER
+from llmtop.presets.rules import refusals
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory import backward
 from llmtop.profiler.memory.backward import pass_bytes
@@ -20,6 +21,7 @@ from llmtop.profiler.memory.result import Component, Moment, Prediction
 from llmtop.profiler.memory.sizes import sizes_of
 from llmtop.profiler.memory.states import state_bytes
 from llmtop.profiler.steptime import predict_step_seconds
+from llmtop.profiler.switches import SWITCHES
 from tests.profiler.test_memory import MODELS, make
 
 ALL = "rms_norm,rope,glu,fused_linear_cross_entropy"
@@ -200,3 +202,13 @@ def test_a_run_with_some_room_is_told_to_recompute_less() -> None:
     changes = [suggestion.change for suggestion in predict_with_suggestions(between).suggestions]
     assert {"checkpointing_every": 4} in changes or {"checkpointing_every": 2} in changes
     assert load_model("llama-3.1-8b").shape.num_layers == 32
+
+
+def test_a_switch_that_is_taken_back_leaves_nothing_that_is_refused() -> None:
+    spec = make(
+        liger=True, liger_kernels="rope,glu", gradient_checkpointing=True, checkpointing_every=2, zero=1
+    )
+    assert refusals(spec) == ()
+    for row in SWITCHES:
+        if row.key in ("liger", "checkpointing"):
+            assert refusals(with_options(spec, **row.off)) == ()
