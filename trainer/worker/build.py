@@ -14,6 +14,7 @@ from msgspec import Struct
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.spec import RunSpec
 from llmtop.trainer.worker.adapters import add_lora
+from llmtop.trainer.worker.exact import exact_arange
 from llmtop.trainer.worker.kernels import apply_liger, enable_checkpointing
 from llmtop.trainer.worker.quantize import random_quantized
 from llmtop.trainer.worker.weights import Report, model_from_stream, model_from_weights, plan_weights
@@ -92,16 +93,17 @@ def build_model(
     # Packed weights cannot be made in shards: they are whole on every rank until the engine takes them.
     in_shards = options.zero == 3 and options.quantization == "none"
     stage3 = _zero3(deepspeed_config) if in_shards else None
-    if isinstance(plan, str):
-        model = model_from_weights(spec, config, dtype, device, plan, report)
-    elif plan is not None:
-        model = model_from_stream(spec, plan, make, dtype, device, report)
-    elif options.quantization != "none":
-        model = random_quantized(make, options.quantization, dtype, device)
-    else:
-        # At stage 3 each layer goes to its shards as it is made; the full model never exists.
-        with nullcontext() if stage3 is not None else device:
-            model = make()
+    with exact_arange() if in_shards else nullcontext():
+        if isinstance(plan, str):
+            model = model_from_weights(spec, config, dtype, device, plan, report)
+        elif plan is not None:
+            model = model_from_stream(spec, plan, make, dtype, device, report)
+        elif options.quantization != "none":
+            model = random_quantized(make, options.quantization, dtype, device)
+        else:
+            # At stage 3 each layer goes to its shards as it is made; the full model never exists.
+            with nullcontext() if in_shards else device:
+                model = make()
     # Transformers only knows of stage 3 as long as this object lives.
     model.llmtop_zero3 = stage3
     if options.gradient_checkpointing:

@@ -103,7 +103,9 @@ def model_from_weights(
     """The model by transformers' own loader. Raises LlmtopError when a tensor is missing or does not fit."""
     from transformers import AutoModelForCausalLM
 
-    _log(f"loaded by transformers, not streamed, because {reason}; host memory may hold them twice meanwhile")
+    whole = spec.options.zero == 3 and spec.options.quantization == "none"
+    held = "; a rank may hold all of them in host memory meanwhile" if whole else ""
+    _log(f"loaded by transformers, not streamed, because {reason}{held}")
     began = time.perf_counter()
     placed = {"device_map": {"": device}} if spec.options.quantization != "none" else {}
     with _problems_told(spec):
