@@ -17,7 +17,14 @@ from llmtop.presets.resolve import Layer, Machine, resolve
 from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.eventlog import EventTail, EventWriter
-from llmtop.profiler.events import AnyEvent, DeviceSample, HardwareSampled, StageBegan, StageFinished
+from llmtop.profiler.events import (
+    AnyEvent,
+    DeviceSample,
+    HardwareSampled,
+    StageBegan,
+    StageFinished,
+    StepFinished,
+)
 from llmtop.profiler.feed import read_state
 from llmtop.profiler.hardware.sampler import Sampler
 from llmtop.profiler.memory.predict import predict
@@ -31,8 +38,9 @@ from llmtop.trainer.preflight import preflight
 
 CELL_SECONDS = 300.0
 """The first cell with DeepSpeed's fused Adam compiles it, which alone takes over a minute."""
-DEFAULTS: Cell = {"steps": 4, "classify_every": 2, "tokenizer": "bytes"}
-"""Of every cell: memory is steady after two steps, and does not depend on what the tokens say."""
+DEFAULTS: Cell = {"steps": 4, "classify_every": 2, "tokenizer": "bytes", "kernel_profile_step": 0}
+"""Of every cell: memory is steady after two steps, and does not depend on what the tokens say. The profiler
+of kernel names takes device memory of its own."""
 _STAMPS = ("v", "t", "m", "src", "kind", "traceback")
 
 
@@ -156,6 +164,7 @@ def predicted_row(prediction: Prediction) -> Row:
 
 def _rank(rank: RankState, run: RunDir) -> Row:
     last = rank.last_step
+    events = EventTail(run.events_path(rank.rank)).poll()
     return {
         "rank": rank.rank,
         "peaks": {
@@ -164,10 +173,10 @@ def _rank(rank: RankState, run: RunDir) -> Row:
         },
         "largest": {phase: memory.peak_bytes for phase, memory in rank.peaks.items()},
         "reserved": max((m.reserved_bytes or 0 for m in rank.peaks.values()), default=None),
-        "step_seconds": last.step_seconds if last else None,
+        "step_seconds": [event.step_seconds for event in events if isinstance(event, StepFinished)],
         "loss": last.loss if last else None,
         "stages": {stage.stage: stage.seconds for stage in rank.stages},
-        "events": newest_events(EventTail(run.events_path(rank.rank)).poll()),
+        "events": newest_events(events),
     }
 
 

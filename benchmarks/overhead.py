@@ -37,6 +37,7 @@ from benchmarks.stats import Interval, bootstrap, percentile
 from llmtop.presets.resolve import Machine
 from llmtop.profiler.hardware.machine import detect_machine
 from llmtop.profiler.hardware.sampler import Sampler
+from llmtop.trainer.pdeath import die_with_parent
 
 if TYPE_CHECKING:
     from benchmarks.blocks import Arm, Bench
@@ -165,10 +166,12 @@ class SamplerProcess:
 
 
 def sample_for_ever(pid: int, every_seconds: float = 1.0) -> None:
-    """Until stdin is closed, which it is with the process that is measured."""
+    """Until the process that is measured ends."""
+    # It is halted most of the time, and could not see the end of the process that is measured.
+    die_with_parent()
     sampler = Sampler()
     print("ready", flush=True)
-    while os.getppid() == pid:
+    while True:
         began = time.monotonic()
         sampler.sample({0: pid})
         time.sleep(max(0.0, every_seconds - (time.monotonic() - began)))
@@ -245,6 +248,7 @@ def main() -> None:
     planned = plan({"steps": 10**9, "lr_schedule": "constant", **cell}, machine, name="overhead")
     root = Path(tempfile.mkdtemp(prefix="llmtop-overhead-"))
     try:
+        os.environ["DS_ACCELERATOR"] = "cpu" if machine.gpu == "cpu" else "cuda"
         from benchmarks.blocks import Bench
 
         row = {"cell": cell, "device": machine.gpu, **measure(Bench(planned, root), options.minutes)}

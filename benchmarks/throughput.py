@@ -38,6 +38,8 @@ ROUNDS = 3
 GOAL_RATIO = 1.0
 GOAL_MFU = 0.5
 RUN_SECONDS = 240.0
+AS_SHIPPED: Cell = {"classify_every": 100, "kernel_profile_step": 3}
+"""What our worker does besides training, at its defaults."""
 _LLAMA: Cell = {"attention": "flash_attention_2", "liger": True}
 COMPARED: dict[int, tuple[Cell, ...]] = {
     1: (
@@ -92,7 +94,7 @@ def compare(cell: Cell, run: Runner, log: RowLog, deadline: float) -> None:
 def _timed(cell: Cell, entry: str, run: Runner) -> Row:
     """One run from its start to its rate."""
     try:
-        planned = run.plan({"classify_every": 100, **cell}, name="throughput")
+        planned = run.plan({**AS_SHIPPED, **cell}, name="throughput")
         folder = run.forked(planned, RUN_SECONDS, entry=entry)
     except LlmtopError as error:
         return {"cell": cell, "status": "refused", "reason": str(error)}

@@ -10,10 +10,11 @@ from llmtop.profiler.rundir import RunDir
 def first_and_last(steps: int) -> tuple[int, int]:
     """The window begins when the first of these steps is done and ends when the second is.
 
-    A third of the steps is warm-up. The last step does not count: our worker reports a step when the next
-    one has been handed to the device, and the last one at once.
+    A third of the steps, and four at least, is warm-up: the worker looks closely at its first three. The
+    last step does not count: the worker reports a step when the next one has been handed to the device, and
+    the last one at once.
     """
-    return max(3, steps // 3), steps - 1
+    return max(4, steps // 3), steps - 1
 
 
 def tokens_per_second(run: RunDir) -> float | None:
