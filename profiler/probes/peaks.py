@@ -55,9 +55,9 @@ class PeakProbe:
         self._border_us = 0
         self.active = False
 
-    def is_due(self, highest_so_far: int | None) -> bool:
-        """Whether a sampled step is worth a trace, by the largest peak of the run."""
-        return self._traced_peak == 0 or (highest_so_far or 0) > GROWN * self._traced_peak
+    def is_due(self, highest_so_far: int) -> bool:
+        """Whether a sampled step is worth a trace, by the largest peak of any phase so far."""
+        return self._traced_peak == 0 or highest_so_far > GROWN * self._traced_peak
 
     def begin(self, step: int) -> None:
         self.last_step, self._spans = step, []

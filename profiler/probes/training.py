@@ -84,6 +84,8 @@ class TrainingProbes:
         if tracer is None and device.type == "cuda":
             tracer = CudaTracer(device)
         self._peaks = None if tracer is None else self._peak_probe(tracer, device, vocab_size)
+        self._highest_phase_peak = 0
+        """The allocator's, of any phase so far: what start-up reached is not a peak of training."""
         self._steps = 0
         self._broken: set[str] = set()
         self._step = 0
@@ -166,7 +168,7 @@ class TrainingProbes:
         probe = self._peaks
         if probe is None or probe.active or probe.last_step == self._step:
             return
-        if self._step in _ALWAYS_CLASSIFIED or probe.is_due(self._memory.peaks().allocated_bytes):
+        if self._step in _ALWAYS_CLASSIFIED or probe.is_due(self._highest_phase_peak):
             probe.begin(self._step)
 
     def _end_traced_phase(self, phase: Phase) -> None:
@@ -193,7 +195,10 @@ class TrainingProbes:
         self._emit(recognise(self._step, self._kernels.stop()))
 
     def _keep_memory(self, phase: Phase) -> None:
-        self._phase_memory[phase] = merge(self._phase_memory.get(phase), self._memory.stop_phase())
+        memory = self._memory.stop_phase()
+        self._phase_memory[phase] = merge(self._phase_memory.get(phase), memory)
+        if memory.reserved_bytes is not None:
+            self._highest_phase_peak = max(self._highest_phase_peak, memory.peak_bytes or 0)
 
     def _classify_after(self, phase: Phase) -> None:
         if phase == "forward":

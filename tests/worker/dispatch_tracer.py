@@ -39,7 +39,8 @@ class DispatchTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Count a tensor's storage from now on."""
         storage = tensor.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
-        if not size or address in self.live:
+        # A meta tensor has a size and no address.
+        if not size or not address or address in self.live:
             return
         self.live[address] = size
         self._write(address, size)

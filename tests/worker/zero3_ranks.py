@@ -1,7 +1,8 @@
 """One rank that trains a few layers at ZeRO-3 and counts what stays gathered: `RUNDIR PRECISION`.
 
 Writes to RUNDIR/gatheredN.json, for each step, the gathered bytes that live at the end of the forward pass
-and the most that lived at any module's entry. The steps that the probes sample are `SAMPLED`.
+and the most that lived at any module's entry; and what the traced peaks leave without a name. Beside the
+first two the probes sample the step `SAMPLED`.
 """
 
 from __future__ import annotations
@@ -16,20 +17,21 @@ from typing import Any
 import deepspeed
 import torch
 
+from llmtop.profiler.events import AnyEvent, PeakClassified
 from llmtop.profiler.probes.training import TrainingProbes
 from llmtop.trainer.pdeath import die_with_parent
 from llmtop.trainer.worker.place import place_from_environment
 from llmtop.trainer.worker.process_group import join_process_group, leave_process_group
 from tests.worker.dispatch_tracer import DispatchTracer
 
-WIDTH, LAYERS, STEPS, SAMPLED = 64, 6, 6, 5
+WIDTH, VOCAB, LAYERS, STEPS, SAMPLED = 64, 80, 6, 6, 5
 WIDTH_BYTES = {"fp32": 4, "bf16": 2}
 
 
 class Layers(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = torch.nn.Embedding(WIDTH, WIDTH)
+        self.embedding = torch.nn.Embedding(VOCAB, WIDTH)
         self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
         self.norm = torch.nn.LayerNorm(WIDTH)
         self.head = torch.nn.Linear(WIDTH, WIDTH, bias=False)
@@ -89,19 +91,35 @@ def main(folder: Path, precision: str) -> None:
     ds_config = config(precision)
     with deepspeed.zero.Init(config_dict_or_path=ds_config):
         model = Layers()
+    with DispatchTracer() as tracer:
+        for parameter in list[Any](model.parameters()):
+            tracer.adopt(parameter.ds_tensor)
+        seen = train(model, device, ds_config, tracer)
+    (folder / f"gathered{place.rank}.json").write_text(json.dumps(seen))
+    leave_process_group(device)
+
+
+def train(
+    model: Layers, device: torch.device, ds_config: dict[str, Any], tracer: DispatchTracer
+) -> dict[str, Any]:
     engine, _, _, _ = deepspeed.initialize(
         model=model, model_parameters=list(model.parameters()), config=ds_config, dist_init_required=False
     )
-    tracer = DispatchTracer()
+    peaks: list[AnyEvent] = []
     probes = TrainingProbes(
-        engine, device=device, vocab_size=WIDTH, classify_every=SAMPLED, tracer=tracer, emit=lambda _: None
+        engine,
+        device=device,
+        vocab_size=VOCAB,
+        classify_every=SAMPLED,
+        tracer=tracer,
+        emit=peaks.append,
     )
     gathered = Gathered(model)
     seen: list[tuple[int, int]] = []
     for step in range(1, STEPS + 1):
         gathered.most = 0
         with probes.step(step):
-            ids = torch.randint(WIDTH, (2, 8))
+            ids = torch.randint(VOCAB, (2, 8))
             with probes.phase("forward", last=True):
                 loss = engine(input_ids=ids)
             gc.collect()
@@ -112,8 +130,12 @@ def main(folder: Path, precision: str) -> None:
                 engine.step()
             probes.finish_step()
         seen.append((at_end, gathered.most))
-    (folder / f"gathered{place.rank}.json").write_text(json.dumps(seen))
-    leave_process_group(device)
+    traced = [event for event in peaks if isinstance(event, PeakClassified)]
+    return {
+        "gathered": seen,
+        "peaks": [(event.step, event.phase, event.unnamed_bytes, event.total_bytes) for event in traced],
+        "replay_errors": [event.replay_error_bytes for event in traced],
+    }
 
 
 if __name__ == "__main__":
