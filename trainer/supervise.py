@@ -117,10 +117,8 @@ class Supervisor:
         )
         # Before the ranks, which would disturb it.
         report_nvme(run, self.spec, self.events.write, _log)
-        extensions = extensions_dir(self.environment)
-        extensions.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for lock in remove_stale_locks(extensions):
-            _log(f"removed {lock}, which a build that was killed had left")
+        (extensions := extensions_dir(self.environment)).mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._remove_stale_locks()
         port, command = free_port(), worker_command(run, self.environment)
         usual = mended(self.environment, None if self.spec.on_cpu else torch_cuda())
         for rank in range(self.spec.world_size):
@@ -130,6 +128,11 @@ class Supervisor:
         # The first sample shows the machine before the ranks have taken anything.
         self._sample()
         self._look(self._write_topology)
+
+    def _remove_stale_locks(self) -> None:
+        """Whoever meets a lock of a build that was killed waits for ever."""
+        for lock in remove_stale_locks(extensions_dir(self.environment)):
+            _log(f"removed {lock}, which a build that was killed had left")
 
     def _turn(self) -> None:
         for number in self._wakeup.wait(_TURN_SECONDS):
@@ -341,12 +344,13 @@ class Supervisor:
             if found is not None and found != self._compiling:
                 self.events.write(Compiling(what=found))
             self._compiling = found
+            if found is None and not self.progress.stepped:
+                self._remove_stale_locks()
         elif now - self.progress.moved_at <= _QUIET_SECONDS:
             self._compiling = None
         if self.patience.waiting_for:
             return
-        suspicion = self._hang.check(self.progress, compiling=self._compiling is not None)
-        if suspicion is not None:
+        if suspicion := self._hang.check(self.progress, compiling=self._compiling is not None):
             self.events.write(suspicion)
 
 

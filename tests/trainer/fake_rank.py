@@ -198,6 +198,16 @@ def compiles() -> None:
     finishes()
 
 
+def meets_a_lock() -> None:
+    """Another program's build is killed while this rank waits for it."""
+    EVENTS.write(StageBegan(stage="op_build"))
+    lock = Path(os.environ["TORCH_EXTENSIONS_DIR"]) / "cpu_adam" / "lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.touch()
+    if wait_for(lambda: not lock.exists()):
+        finishes()
+
+
 def shows_environment() -> None:
     tell("environment", json.dumps(dict(os.environ)))
     finishes()

@@ -283,6 +283,15 @@ def test_stale_locks_are_gone_before_the_ranks_start(
     assert "removed" in run.log()
 
 
+def test_a_lock_that_becomes_stale_while_ranks_wait_is_removed(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "ext"))
+    run = start("meets_a_lock")
+    assert run.end().state == "completed"
+    assert "removed" in run.log()
+
+
 def test_a_worker_that_cannot_be_started(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

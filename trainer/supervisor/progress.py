@@ -13,11 +13,13 @@ from llmtop.profiler.events import (
     AnyEvent,
     CheckpointSaved,
     HangSuspected,
+    OpBuilt,
     RankFailed,
     RankFinished,
     StageBegan,
     StageFinished,
     StepFinished,
+    WeightsRead,
 )
 from llmtop.profiler.rundir import RunDir
 
@@ -37,7 +39,7 @@ class Progress:
         self.stepped = False
         """Whether any rank of this attempt has finished a step."""
         self.moved_at = clock()
-        """When a rank last got on: a step, a stage of start-up, a checkpoint."""
+        """When a rank last got on: a step, a stage of start-up or a part of one, a checkpoint."""
         self._clock = clock
         self._seconds: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
         self._tails = {rank: EventTail(run.events_path(rank)) for rank in range(world_size)}
@@ -64,7 +66,7 @@ class Progress:
             case CheckpointSaved():
                 self.checkpoint = event
                 self.moved_at = self._clock()
-            case StageBegan() | StageFinished():
+            case StageBegan() | StageFinished() | OpBuilt() | WeightsRead():
                 self.moved_at = self._clock()
             case RankFinished():
                 self.finished[rank] = event
