@@ -411,7 +411,7 @@ class PeakClassified(Event, frozen=True, kw_only=True, tag="peak_classified"):
 
 
 class OutsideMeasured(Event, frozen=True, kw_only=True, tag="outside_measured"):
-    """The device at a known moment of a rank's life, to tell by difference what lies outside the allocator."""
+    """The device at a known moment of a rank's life: differences tell what lies outside the allocator."""
 
     moment: str
     """An `OutsideMoment` value."""

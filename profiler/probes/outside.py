@@ -8,6 +8,7 @@ from typing import Any
 
 import pynvml
 import torch
+import torch.distributed
 
 from llmtop.profiler.events import OutsideMeasured, OutsideMoment
 from llmtop.profiler.probes.baseline import device_handle
@@ -24,13 +25,17 @@ class OutsideProbe:
     def measure(self, moment: OutsideMoment) -> None:
         """Tell what NVML and the allocator say now. Touches no CUDA context."""
         device, process = self._read()
+        # Zero as long as there is no context.
+        reserved = torch.cuda.memory_reserved()
+        if process is not None and process < reserved:
+            # In a container another process of the host may bear this one's number.
+            process = None
         self._emit(
             OutsideMeasured(
                 moment=moment,
                 device_used_bytes=device,
                 process_used_bytes=process,
-                # Zero as long as there is no context.
-                reserved_bytes=torch.cuda.memory_reserved(),
+                reserved_bytes=reserved,
             )
         )
 

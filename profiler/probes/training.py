@@ -126,14 +126,15 @@ class TrainingProbes:
 
     def finish_step(self) -> StepReading:
         """Call at the end of a step, after its last phase."""
+        times: list[StepTimes] = []
+        # First, so that what the probes do now is not part of the step.
+        self._guarded("times", lambda: times.append(self._timer.finish_step()))
         if self.sampled:
             self._guarded("classification", lambda: self._emit(self._classified(Moment.STEADY)))
         if self._tracing is not None:
             self._guarded("peak", self._tracing.finish)
             self._activations.forget_observer()
         self._measure_outside()
-        times: list[StepTimes] = []
-        self._guarded("times", lambda: times.append(self._timer.finish_step()))
         return StepReading(
             times=times[0] if times else None,
             phase_memory=self._phase_memory,

@@ -52,3 +52,13 @@ def test_the_visible_device_is_the_one_that_is_read(monkeypatch: pytest.MonkeyPa
     first, second = FakeGpu(), FakeGpu()
     second.used = 77 * GIB
     assert measured(FakeNvml(first, second)).device_used_bytes == 77 * GIB
+
+
+def test_a_process_that_uses_less_than_the_allocator_holds_is_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda: 4 * GIB)
+    gpu = FakeGpu()
+    gpu.processes = [process(os.getpid(), 3 * GIB)]
+    seen = measured(FakeNvml(gpu))
+    assert (seen.process_used_bytes, seen.reserved_bytes) == (None, 4 * GIB)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from llmtop.profiler.events import AnyEvent, PeakClassified
-from llmtop.profiler.probes.peaks import logits_sizes
+from llmtop.profiler.probes.peaks import PeakProbe, logits_sizes
 from llmtop.profiler.probes.training import TrainingProbes
 from tests.worker.dispatch_tracer import DispatchTracer
 from tests.worker.tiny_training import Shape, Tiny, token_ids, train_step
@@ -87,6 +87,20 @@ def test_a_later_sampled_step_is_traced_only_if_the_peak_has_grown(monkeypatch: 
     monkeypatch.setattr("llmtop.profiler.probes.peaks.PeakProbe.is_due", lambda self, highest: True)
     events, _ = traced(steps=6, classify_every=3)
     assert {event.step for event in events} == {1, 2, 3, 6}
+
+
+def test_a_trace_is_due_when_the_peak_is_larger_than_the_traced_one() -> None:
+    tracer, module = DispatchTracer(), torch.nn.Linear(2, 2)
+    probe = PeakProbe(
+        module, tracer, device=CPU, vocab_size=9, hidden_size=None, emit=lambda event: None
+    )
+    assert probe.is_due(0)
+    tracer.current = 1_000_000
+    probe.begin(1)
+    probe.end_phase("forward")
+    probe.finish()
+    assert not probe.is_due(1_000_500)
+    assert probe.is_due(1_100_000)
 
 
 def test_steps_between_the_sampled_ones_hook_and_trace_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
