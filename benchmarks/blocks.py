@@ -144,7 +144,7 @@ class Bench:
 
     def _install(self, hooks: list[dict[Any, Any]]) -> None:
         for table, wanted in zip(self._hook_tables(), hooks, strict=True):
-            if len(table) != len(wanted):
+            if list(table) != list(wanted):
                 table.clear()
                 table.update(wanted)
 
