@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +14,7 @@ from llmtop.profiler.memory.result import Component
 from llmtop.profiler.probes.peaktrace import Replay, Seen, Span, TransientSizes, phase_peak
 from llmtop.profiler.probes.stepwatch import now_us
 from llmtop.profiler.probes.tracer import CudaTracer
-from llmtop.profiler.probes.training import TrainingProbes
+from llmtop.profiler.probes.training import StepReading, TrainingProbes
 from tests.worker.tiny_training import Shape, Tiny, train_step
 
 pytestmark = [
@@ -140,9 +138,7 @@ def test_nothing_is_recorded_after_the_end() -> None:
 SHAPE = Shape(vocab=32_000, hidden=1024, batch=4, length=512, blocks=8)
 
 
-def trained(
-    checkpointed: str | None, steps: int, record: Callable[[str, object], None] | None = None
-) -> list[PeakClassified]:
+def trained(checkpointed: str | None, steps: int) -> tuple[list[PeakClassified], list[StepReading]]:
     torch.manual_seed(0)
     module = Tiny(SHAPE, checkpointed).to(device())
     optimizer = torch.optim.AdamW(module.parameters())
@@ -151,19 +147,13 @@ def trained(
     probes = TrainingProbes(
         engine, device=device(), vocab_size=SHAPE.vocab, classify_every=0, emit=events.append
     )
-    for step in range(1, steps + 1):
-        began = time.perf_counter()
-        train_step(probes, engine, step, device())
-        if record is not None:
-            record(f"step_{step}_host_seconds", time.perf_counter() - began)
-    return [event for event in events if isinstance(event, PeakClassified)]
+    readings = [train_step(probes, engine, step, device()) for step in range(1, steps + 1)]
+    return [event for event in events if isinstance(event, PeakClassified)], readings
 
 
 @pytest.mark.parametrize("checkpointed", [None, "plain", "reentrant"])
-def test_a_training_has_every_peak_explained(
-    checkpointed: str | None, record_property: Callable[[str, object], None]
-) -> None:
-    events = trained(checkpointed, 4, record_property)
+def test_a_training_has_every_peak_explained(checkpointed: str | None) -> None:
+    events, _ = trained(checkpointed, 2)
     assert [(event.step, event.phase) for event in events] == [
         (step, phase) for step in (1, 2) for phase in ("forward", "backward", "optimizer")
     ]
@@ -180,5 +170,15 @@ def test_a_training_has_every_peak_explained(
 
 
 def test_recomputation_holds_less() -> None:
-    kept = {name: trained(name, 2)[3].components["activations"] for name in (None, "plain")}
+    kept = {name: trained(name, 2)[0][3].components["activations"] for name in (None, "plain")}
     assert kept["plain"] < 0.75 * kept[None]
+
+
+@pytest.mark.parametrize("checkpointed", [None, "plain", "reentrant"])
+def test_a_traced_step_holds_no_more_than_another(checkpointed: str | None) -> None:
+    _, readings = trained(checkpointed, 4)
+    for phase in ("forward", "backward", "optimizer"):
+        watched, *others = [reading.phase_memory[phase].peak_bytes for reading in readings[1:]]
+        assert watched is not None
+        for other in others:
+            assert watched == pytest.approx(other, rel=0.005), phase

@@ -14,10 +14,13 @@ from tests.worker.zero3_ranks import LAYERS, SAMPLED, WIDTH, WIDTH_BYTES
 pytestmark = pytest.mark.slow
 
 
-def test_a_watched_step_keeps_no_more_weights_gathered(tmp_path: Path) -> None:
+def test_a_watched_step_keeps_no_more_weights_gathered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     precision = "fp32"
     run = make_run(tmp_path / "run", tiny_spec(gpus=2))
     # As a module, so that it finds the other test files.
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     command = [sys.executable, "-m", "tests.worker.zero3_ranks", str(tmp_path), precision]
     assert wait_for_ranks(start_ranks(run, command)) == [0, 0], run.log_path(0).read_text()[-3000:]
     for rank in range(2):

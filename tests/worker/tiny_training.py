@@ -9,7 +9,7 @@ from msgspec import Struct
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from llmtop.profiler.probes.training import TrainingProbes
+from llmtop.profiler.probes.training import StepReading, TrainingProbes
 
 
 class Shape(Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ def token_ids(shape: Shape, device: torch.device) -> torch.Tensor:
     return torch.randint(shape.vocab, (shape.batch, shape.length), device=device)
 
 
-def train_step(probes: TrainingProbes, engine: Any, step: int, device: torch.device) -> None:
+def train_step(probes: TrainingProbes, engine: Any, step: int, device: torch.device) -> StepReading:
     """A step of `engine.module`, a `Tiny`, inside the probes as the loop has them."""
     with probes.step(step):
         with probes.phase("data", last=True):
@@ -75,4 +75,4 @@ def train_step(probes: TrainingProbes, engine: Any, step: int, device: torch.dev
         with probes.phase("optimizer", last=True):
             engine.basic_optimizer.step()
             engine.basic_optimizer.zero_grad()
-        probes.finish_step()
+        return probes.finish_step()
