@@ -25,7 +25,7 @@ GROWN = 1.001
 """A later sampled step is traced only if the peak has grown by so much since the last trace: the same peak
 has the same parts, and reading a trace costs tens of milliseconds."""
 _LARGEST_UNNAMED = 8
-_WORKSPACE_BYTES = frozenset({4096 * 8 * 1024, 4096 * 8 * 1024 + 16 * 8 * 1024, 4096 * 2048 + 16 * 8 * 1024})
+_WORKSPACE_BYTES = frozenset({4096 * 8 * 1024, 4096 * 1024 * 2 + 16 * 1024 * 8})
 """cuBLAS workspaces: from Hopper on, and before (torch `aten/src/ATen/cuda/CublasHandlePool.cpp`)."""
 
 
