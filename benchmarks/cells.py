@@ -36,8 +36,6 @@ from llmtop.trainer.dsconfig import deepspeed_config
 from llmtop.trainer.launch import start_run
 from llmtop.trainer.preflight import preflight
 
-CELL_SECONDS = 300.0
-"""The first cell with DeepSpeed's fused Adam compiles it, which alone takes over a minute."""
 DEFAULTS: Cell = {"steps": 4, "classify_every": 2, "tokenizer": "bytes", "kernel_profile_step": 0}
 """Of every cell: memory is steady after two steps, and does not depend on what the tokens say. The profiler
 of kernel names takes device memory of its own."""
@@ -68,7 +66,7 @@ class Runner:
         self._gate = gate
         self._server = server
 
-    def row(self, cell: Cell, *, name: str = "cell", seconds: float = CELL_SECONDS) -> Row:
+    def row(self, cell: Cell, seconds: float, *, name: str = "cell") -> Row:
         """The cell's row; a refusal is a row as well."""
         try:
             planned = self.plan(cell, name=name)

@@ -1,6 +1,6 @@
 """Predicted against measured memory over many configurations, each in fresh processes.
 
-    python -m benchmarks.memory_matrix --design 1 --gpus 1 --jobs 4 --minutes 8.5
+    python -m benchmarks.memory_matrix --design 1 --gpus 1 --jobs 4 --minutes 8
     python -m benchmarks.memory_matrix --cells CELLS.jsonl
     python -m benchmarks.memory_matrix --list --design 1 --gpus 2
     python -m benchmarks.memory_matrix --summary benchmarks/results/memory_h200.jsonl
@@ -21,8 +21,6 @@ from benchmarks.design import SPACES, Drawn, counts, design
 from benchmarks.rows import Cell, read_rows
 from benchmarks.session import RESULTS, add_options, run_all, run_main, runner
 from benchmarks.summary import repredicted, summary
-
-SLOWEST_SECONDS = 240.0
 
 
 def cells_of(options: argparse.Namespace) -> list[Cell]:
@@ -69,8 +67,7 @@ def main() -> None:
     if options.cpu and options.cells is None:
         facts["space"] = "cpu"
     with runner(options) as run:
-        row_of = partial(run.row, name="matrix", seconds=SLOWEST_SECONDS)
-        run_all(cells_of(options), options, row_of, facts=facts)
+        run_all(cells_of(options), options, partial(run.row, name="matrix"), facts=facts)
 
 
 if __name__ == "__main__":

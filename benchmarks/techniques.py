@@ -1,6 +1,6 @@
 """What each technique buys: peak memory and tokens a second, one technique after the other, by length.
 
-    python -m benchmarks.techniques --gpus 1 --minutes 8.5
+    python -m benchmarks.techniques --gpus 1 --minutes 8
     python -m benchmarks.techniques --document
 
 A run that does not fit is a row as well. `--document` writes `docs/techniques.md` and its plots from the
@@ -10,6 +10,7 @@ rows, and refuses while one that it speaks of is missing.
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from benchmarks.cells import Runner
@@ -18,13 +19,12 @@ from benchmarks.series import cells, cpu_cells
 from benchmarks.session import RESULTS, add_options, run_all, run_main, runner
 from benchmarks.techniques_doc import write_document
 
-RUN_SECONDS = 240.0
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
-def row_of(cell: Cell, run: Runner) -> Row:
+def row_of(cell: Cell, seconds: float, run: Runner) -> Row:
     """The few figures that the document needs."""
     options = {key: value for key, value in cell.items() if key not in ("series", "name")}
-    row = run.row(options, name="techniques", seconds=RUN_SECONDS)
+    row = run.row(options, seconds, name="techniques")
     kept: Row = {"cell": cell}
     for key in ("status", "reason", "device", "versions", "wall_seconds", "tokens_per_second"):
         kept[key] = row.get(key)
@@ -55,7 +55,7 @@ def main() -> None:
         return
     wanted = cpu_cells() if options.cpu else cells(options.gpus)
     with runner(options) as run:
-        run_all(wanted, options, lambda cell: row_of(cell, run))
+        run_all(wanted, options, partial(row_of, run=run))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Tokens a second: our worker against Hugging Face's Trainer, and the best setting for a large model.
 
-    python -m benchmarks.throughput --gpus 1 --minutes 8.5
-    python -m benchmarks.throughput --best --gpus 2 --minutes 8.5
+    python -m benchmarks.throughput --gpus 1 --minutes 8
+    python -m benchmarks.throughput --best --gpus 2 --minutes 8
     python -m benchmarks.throughput --summary benchmarks/results/throughput.jsonl
 
 Both sides get the same model and kernels, DeepSpeed JSON, data order and processes, in runs of their own that
@@ -14,14 +14,13 @@ import argparse
 import itertools
 import json
 import statistics
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from benchmarks.cells import Planned, Runner, plan
 from benchmarks.rows import Cell, Row, RowLog, read_rows
-from benchmarks.session import RESULTS, add_options, machine_of, run_all, run_main, runner
+from benchmarks.session import RESULTS, TimeLeft, add_options, machine_of, run_all, run_main, runner
 from benchmarks.stats import bootstrap
 from benchmarks.window import tokens_per_second
 from llmtop.presets.errors import LlmtopError
@@ -37,7 +36,6 @@ ORDER = (OURS, THEIRS, THEIRS, OURS)
 ROUNDS = 3
 GOAL_RATIO = 1.0
 GOAL_MFU = 0.5
-RUN_SECONDS = 240.0
 AS_SHIPPED: Cell = {"classify_every": 100, "kernel_profile_step": 3}
 """What our worker does besides training, at its defaults."""
 _LLAMA: Cell = {"attention": "flash_attention_2", "liger": True}
@@ -79,23 +77,26 @@ COMPARED_ON_CPU: tuple[Cell, ...] = (
 # --- against Trainer ------------------------------------------------------------------------------
 
 
-def compare(cell: Cell, run: Runner, log: RowLog, deadline: float) -> None:
+def compare(cell: Cell, run: Runner, log: RowLog, time_left: TimeLeft) -> None:
     """Runs of both sides in turns, a row each; what the log has already is not run again."""
     for number, side in enumerate(ORDER * ROUNDS):
         key: Cell = {**cell, "side": side, "turn": number}
-        if key in log or time.monotonic() > deadline:
+        seconds = time_left.seconds_for_a_run()
+        if key in log or seconds is None:
             continue
-        row = _timed(cell, ENTRIES[side], run)
+        row = _timed(cell, seconds, ENTRIES[side], run)
+        if time_left.cut(row, seconds):
+            return
         log.add({**row, "cell": key})
         rate = row.get("tokens_per_second")
         print(f"{side:<22}{_rate(rate)}  {json.dumps(cell)}  {row.get('reason') or ''}"[:300], flush=True)
 
 
-def _timed(cell: Cell, entry: str, run: Runner) -> Row:
+def _timed(cell: Cell, seconds: float, entry: str, run: Runner) -> Row:
     """One run from its start to its rate."""
     try:
         planned = run.plan({**AS_SHIPPED, **cell}, name="throughput")
-        folder = run.forked(planned, RUN_SECONDS, entry=entry)
+        folder = run.forked(planned, seconds, entry=entry)
     except LlmtopError as error:
         return {"cell": cell, "status": "refused", "reason": str(error)}
     state = read_state(folder)
@@ -103,7 +104,7 @@ def _timed(cell: Cell, entry: str, run: Runner) -> Row:
     return {
         "cell": cell,
         "status": state.status,
-        "reason": state.ended.reason if state.ended and state.status != "completed" else None,
+        "reason": state.ended.reason if state.ended and state.status != "completed" else "",
         "tokens_per_second": rate,
         "device": planned.spec.gpu.name,
         "predicted_tokens_per_second": planned.prediction.tokens_per_second,
@@ -236,11 +237,11 @@ def main() -> None:
         best_rows(options)
         return
     cells = COMPARED_ON_CPU if options.cpu else COMPARED[options.gpus]
-    deadline = time.monotonic() + 60 * options.minutes
+    time_left = TimeLeft(options.minutes)
     log = RowLog(options.out)
     with runner(options) as run:
         for cell in cells[: options.limit]:
-            compare({"gpus": options.gpus, **cell}, run, log, deadline)
+            compare({"gpus": options.gpus, **cell}, run, log, time_left)
     print(comparison(read_rows(options.out)))
 
 

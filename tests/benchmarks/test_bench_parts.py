@@ -17,6 +17,7 @@ from benchmarks.admission import Gate, Room, need_of
 from benchmarks.cells import newest_events, plan
 from benchmarks.overhead import BlockTime, in_turns, probe_costs, trimmed_mean
 from benchmarks.rows import RowLog, read_rows
+from benchmarks.session import LONGEST_SECONDS, TimeLeft
 from benchmarks.stats import bootstrap, percentile
 from benchmarks.summary import STRATA, summary
 from benchmarks.svgplot import Line, Plot, powers, svg
@@ -188,6 +189,16 @@ def test_a_plot_is_well_formed_and_has_its_names() -> None:
     assert "a < b 2" in [element.text for element in root.iter()]
     with pytest.raises(ValueError, match="no points"):
         svg(Plot(title="empty", x_title="", y_title="", lines=()))
+
+
+def test_the_clock_cuts_late_runs_and_forgets_them() -> None:
+    late = {"reason": "rank 0 did not finish within 57 s and was killed"}
+    assert TimeLeft(-0.01).seconds_for_a_run() is None
+    short = TimeLeft(0.1).seconds_for_a_run()
+    assert short is not None and 0 < short < 60 and TimeLeft(0.1).cut(late, short)
+    assert TimeLeft(99).seconds_for_a_run() == LONGEST_SECONDS
+    assert not TimeLeft(99).cut(late, LONGEST_SECONDS), "too slow by itself is a result"
+    assert not TimeLeft(0.1).cut({"reason": "CUDA out of memory"}, short)
 
 
 def test_rows_are_json() -> None:

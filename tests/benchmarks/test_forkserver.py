@@ -68,7 +68,7 @@ def test_a_forked_run_leaves_the_record_of_a_supervised_one(server: ForkServer, 
 
 
 def test_a_row_holds_both_sides(server: ForkServer, tmp_path: Path) -> None:
-    row = Runner(tmp_path, MACHINE, Gate(EVERYWHERE), server).row({**CELL, "gpus": 2, "zero": 3})
+    row = Runner(tmp_path, MACHINE, Gate(EVERYWHERE), server).row({**CELL, "gpus": 2, "zero": 3}, 120)
     assert (row["status"], row["gpus"], row["alone"]) == ("completed", 2, True)
     assert len(row["measured"]["ranks"]) == 2
     events = row["measured"]["ranks"][1]["events"]
@@ -97,5 +97,5 @@ def test_a_rank_that_fails_ends_the_run_with_its_reason(server: ForkServer, tmp_
 
 
 def test_what_is_refused_is_a_row(tmp_path: Path) -> None:
-    row = Runner(tmp_path, MACHINE, Gate(EVERYWHERE), None).row({**CELL, "precision": "fp16"})
+    row = Runner(tmp_path, MACHINE, Gate(EVERYWHERE), None).row({**CELL, "precision": "fp16"}, 120)
     assert row["status"] == "refused" and "fp16" in row["reason"]
