@@ -162,7 +162,7 @@ def _on(spec: RunSpec, path: str) -> bool:
 
 def _odd_bucket(spec: RunSpec) -> bool:
     given = _number(spec, "zero_optimization.allgather_bucket_size")
-    return spec.options.zero in (1, 2) and given is not None and given % 2 != 0
+    return spec.options.zero in (1, 2) and given is not None and (given % 2 != 0 or given == 0)
 
 
 def _split(spec: RunSpec) -> bool:
@@ -338,9 +338,9 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
     Rule(
         name="odd all-gather bucket",
         refuses=_odd_bucket,
-        what="deepspeed.zero_optimization.allgather_bucket_size is odd with zero = {o.zero}",
-        why="buckets start at multiples of 4 bytes, which are two 16-bit numbers",
-        fix="an even number of elements, or leave it out",
-        source="deepspeed 0.19.8 runtime/zero/stage_1_and_2.py: nccl_start_alignment_factor",
+        what="deepspeed.zero_optimization.allgather_bucket_size is odd or 0 with zero = {o.zero}",
+        why="buckets start at multiples of 4 bytes, which are two 16-bit numbers, and their number is a quotient",
+        fix="an even number of elements above 0, or leave it out",
+        source="deepspeed 0.19.8 runtime/zero/stage_1_and_2.py: nccl_start_alignment_factor; runtime/utils.py",
     ),
 )

@@ -274,6 +274,11 @@ def test_what_works_is_not_refused() -> None:
         assert refused_by(**values) == []
 
 
+def test_an_empty_all_gather_bucket_is_refused() -> None:
+    assert refused_by(zero=2, deepspeed=zero_block(allgather_bucket_size=0)) == ["odd all-gather bucket"]
+    assert refused_by(zero=3, deepspeed=zero_block(allgather_bucket_size=0)) == []
+
+
 @pytest.mark.parametrize("ratio", [0, 0.0, 0.5])
 def test_nothing_offloaded_is_less_than_all(ratio: float) -> None:
     block = zero_block(offload_optimizer={"ratio": ratio})
