@@ -107,7 +107,7 @@ class MonitorScreen(Screen[None]):
                 self.app.bell()
 
     def _choose_panels(self, view: RunView) -> None:
-        """A small overview of a run on GPUs shows these in place of the host, unless it offloads to the host."""
+        """A small overview of a run on GPUs shows these in place of the host, unless it offloads to it."""
         options = view.spec.options
         offloads = options.offload_optimizer != "none" or options.offload_param != "none"
         self.set_class(not view.spec.on_cpu, "-gpu")
