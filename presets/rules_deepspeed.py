@@ -339,8 +339,8 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
         name="odd all-gather bucket",
         refuses=_odd_bucket,
         what="deepspeed.zero_optimization.allgather_bucket_size is odd or 0 with zero = {o.zero}",
-        why="buckets start at multiples of 4 bytes, which are two 16-bit numbers, and their number is a quotient",
+        why="buckets start at multiples of 4 bytes, two 16-bit numbers, and DeepSpeed divides by the size",
         fix="an even number of elements above 0, or leave it out",
-        source="deepspeed 0.19.8 runtime/zero/stage_1_and_2.py: nccl_start_alignment_factor; runtime/utils.py",
+        source="deepspeed 0.19.8 runtime/zero/stage_1_and_2.py: nccl_start_alignment_factor; utils.py",
     ),
 )
