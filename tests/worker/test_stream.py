@@ -13,6 +13,7 @@ import torch
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.events import WeightsLoaded, WeightsRead
 from llmtop.profiler.rundir import RunDir
+from llmtop.trainer.worker import shards
 from llmtop.trainer.worker.build import DTYPES, build_model
 from tests.worker.launching import events_of, log_end, make_run, start_ranks, tiny_spec, wait_for_ranks
 
@@ -246,3 +247,29 @@ def test_no_rank_holds_a_second_copy(sharded: dict[str, RunDir]) -> None:
         (loaded,) = events_of(run, rank, WeightsLoaded)
         assert loaded.read_bytes is not None
         assert 0.45 * stored < loaded.read_bytes < 0.55 * stored
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+def test_adapters_are_laid_on_the_loaded_weights(tmp_path: Path) -> None:
+    save(tmp_path, FAMILIES["llama"])
+    model = built(tmp_path, FAMILIES["llama"], [], lora_rank=4)
+    # An adapter that has not been trained adds nothing.
+    assert torch.equal(logits_of(model), reference(tmp_path, FAMILIES["llama"], "fp32"))
+    assert {name for name, p in model.named_parameters() if p.requires_grad and "lora" not in name} == set()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_weights_go_straight_to_the_device(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "_CHUNK_ELEMENTS", 1000)
+    keys = FAMILIES[family]
+    save(tmp_path, keys)
+    spec = tiny_spec({**COMMON, **keys}, weights_dir=str(tmp_path), precision="bf16")
+    model = build_model(spec, {}, torch.device("cuda:0"))
+    assert {tensor.device.type for tensor in model.state_dict().values()} == {"cuda"}
+    whole = by_transformers(tmp_path, keys, "bf16").state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor.cpu(), whole[name]), name
