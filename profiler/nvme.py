@@ -5,8 +5,10 @@ from __future__ import annotations
 from msgspec import Struct
 
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.events import NvmeMeasured
 from llmtop.profiler.memory.host import max_in_cpu
 from llmtop.profiler.memory.sizes import sizes_of
+from llmtop.profiler.units import format_bytes, format_rate, format_seconds
 
 STATE_BYTES = 12
 """Of an element: the fp32 master and Adam's two moments, read and written back in each step."""
@@ -53,3 +55,16 @@ def traffic_seconds(
     if not read_bytes_per_second or not write_bytes_per_second:
         return None
     return traffic.read_bytes / read_bytes_per_second + traffic.write_bytes / write_bytes_per_second
+
+
+def nvme_words(measured: NvmeMeasured) -> str:
+    """What the drive can do, and what that means for a step."""
+    if measured.step_seconds is None:
+        return f"{measured.path}: its speed could not be measured"
+    cached = "" if measured.direct else ", through the page cache"
+    return (
+        f"{measured.path} reads {format_rate(measured.read_bytes_per_second)} and writes"
+        f" {format_rate(measured.write_bytes_per_second)}{cached}: a step moves"
+        f" {format_bytes(measured.step_read_bytes)} and {format_bytes(measured.step_write_bytes)},"
+        f" which takes about {format_seconds(measured.step_seconds)}"
+    )

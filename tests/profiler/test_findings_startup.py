@@ -23,6 +23,7 @@ from llmtop.profiler.events import (
 from llmtop.profiler.findings.find import Finding, findings
 from llmtop.profiler.findings.startup import USUAL_SECONDS, stage_hint
 from llmtop.profiler.runstate import RunState, fold
+from llmtop.tui.commands.follow import Narrator
 from tests.recorded_spec import recorded_prediction, recorded_spec
 
 GB = 10**9
@@ -128,3 +129,18 @@ def test_a_step_that_is_bound_by_the_drive(seconds: float | None, bound: bool) -
     )
     steps = [StepFinished(step=n, step_seconds=1.0, t=10.0 + n, src="rank0") for n in range(1, 9)]
     assert ("nvme_bound" in found(measured, *steps)) is bound
+
+
+def test_whoever_follows_a_run_hears_what_a_long_stage_does() -> None:
+    spec = recorded_spec("cuda", zero=2)
+    narrator = Narrator(60, spec)
+    state = state_of(began("weights", 0), began("weights", 1))
+    assert list(narrator.lines(state, 0.0)) == ["starting: weights"]
+    assert list(narrator.lines(state, 5.0)) == []
+    read = [
+        WeightsRead(read_bytes=GB, total_bytes=4 * GB, t=15.0, src="rank0"),
+        WeightsRead(read_bytes=GB, total_bytes=4 * GB, t=15.0, src="rank1"),
+    ]
+    (line,) = narrator.lines(fold(state, read), 11.0)
+    assert "25%" in line
+    assert list(narrator.lines(fold(state, read), 12.0)) == []

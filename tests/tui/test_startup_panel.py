@@ -9,6 +9,7 @@ from llmtop.profiler.events import (
     AnyEvent,
     Compiling,
     HardwareSampled,
+    NvmeMeasured,
     RankStarted,
     RunStarted,
     StageBegan,
@@ -77,6 +78,21 @@ def test_an_op_in_the_making_is_named_and_stages_that_may_not_come_are_not_shown
 def test_records_of_older_versions_show_their_engine_stage() -> None:
     rows = drawn(IMPORTED, [*stage("engine", 0, 10.0, 2.0), *stage("engine", 1, 10.0, 2.0)])
     assert "2.0" in row(rows, "build the engine")
+
+
+def test_a_measured_drive_is_shown() -> None:
+    measured = NvmeMeasured(
+        path="/drive",
+        read_bytes_per_second=3e9,
+        write_bytes_per_second=2e9,
+        step_read_bytes=6 * 10**9,
+        step_write_bytes=2 * 10**9,
+        step_seconds=3.0,
+        direct=True,
+        t=2.0,
+    )
+    text = " ".join(drawn(IMPORTED, [measured]))
+    assert "/drive reads" in text and "which takes about 3.00 s" in text.replace("  ", " ")
 
 
 def test_alone_on_the_screen_it_shows_each_rank() -> None:

@@ -7,11 +7,13 @@ import time
 from collections.abc import Iterator
 
 from llmtop.presets.errors import ExitCode, JobFailedError, OutOfMemoryError
-from llmtop.profiler.events import NvmeMeasured
+from llmtop.presets.spec import RunSpec
 from llmtop.profiler.feed import RunReader
+from llmtop.profiler.findings.startup import stage_hint
+from llmtop.profiler.nvme import nvme_words
 from llmtop.profiler.rundir import RunDir
 from llmtop.profiler.runstate import RunState
-from llmtop.profiler.units import format_bytes, format_rate, format_seconds
+from llmtop.profiler.units import format_seconds
 from llmtop.tui.view import ENDED
 
 POLL_SECONDS = 0.25
@@ -24,8 +26,9 @@ QUIET_SECONDS = 10.0
 class Narrator:
     """Says what changed between two states of a run; remembers only what it has said."""
 
-    def __init__(self, total_steps: int) -> None:
+    def __init__(self, total_steps: int, spec: RunSpec | None = None) -> None:
         self._total = total_steps
+        self._spec = spec
         self._every = max(1, total_steps // LINES_PER_RUN)
         self._said_step = 0
         self._said_time = 0.0
@@ -36,7 +39,7 @@ class Narrator:
 
     def lines(self, state: RunState, now: float) -> Iterator[str]:
         """Lines for `state`; `now` is monotonic."""
-        yield from self._start_up(state)
+        yield from self._start_up(state, now)
         yield from self._trouble(state)
         step = state.steps_finished
         due = step - self._said_step >= self._every or now - self._said_time >= QUIET_SECONDS
@@ -44,7 +47,7 @@ class Narrator:
             self._said_step, self._said_time = step, now
             yield self._progress(state)
 
-    def _start_up(self, state: RunState) -> Iterator[str]:
+    def _start_up(self, state: RunState, now: float) -> Iterator[str]:
         if state.nvme is not None and not self._nvme_told:
             self._nvme_told = True
             yield nvme_words(state.nvme)
@@ -53,8 +56,12 @@ class Narrator:
             return
         stage = rank.stages[-1].stage
         if stage != self._stage:
-            self._stage = stage
+            self._stage, self._said_time = stage, now
             yield f"starting: {stage.replace('_', ' ')}"
+        elif self._spec is not None and now - self._said_time >= QUIET_SECONDS:
+            self._said_time = now
+            if hint := stage_hint(state, self._spec, None, stage):
+                yield f"  {hint}"
 
     def _trouble(self, state: RunState) -> Iterator[str]:
         if state.compiling != self._compiling:
@@ -78,23 +85,10 @@ class Narrator:
         )
 
 
-def nvme_words(measured: NvmeMeasured) -> str:
-    """What the drive can do, and what that means for a step."""
-    if measured.step_seconds is None:
-        return f"{measured.path}: its speed could not be measured"
-    cached = "" if measured.direct else ", through the page cache"
-    return (
-        f"{measured.path} reads {format_rate(measured.read_bytes_per_second)} and writes"
-        f" {format_rate(measured.write_bytes_per_second)}{cached}: a step moves"
-        f" {format_bytes(measured.step_read_bytes)} and {format_bytes(measured.step_write_bytes)},"
-        f" which takes about {format_seconds(measured.step_seconds)}"
-    )
-
-
 def follow(run: RunDir) -> RunState:
     """Tell the run's progress on stderr until it ends; its last state. Ctrl-C leaves the run going."""
-    reader = RunReader(run)
-    narrator = Narrator(run.spec().options.steps)
+    spec, reader = run.spec(), RunReader(run)
+    narrator = Narrator(spec.options.steps, spec)
     try:
         while True:
             state = reader.poll()

@@ -7,6 +7,7 @@ import textwrap
 from textual.content import Content
 
 from llmtop.profiler.findings.startup import stage_hint
+from llmtop.profiler.nvme import nvme_words
 from llmtop.profiler.runstate import ENDED, RankState, StageTime
 from llmtop.profiler.units import format_seconds
 from llmtop.tui.view import RunView
@@ -53,6 +54,10 @@ class StartupPanel(Panel):
             if self.zoomed:
                 rows += _rank_rows(name, ranks, width)
             rows += _hint_rows(name, ranks, view, width)
+        if view.state.nvme is not None:
+            rows += [
+                Content.styled(row, "$muted") for row in textwrap.wrap(nvme_words(view.state.nvme), width)
+            ]
         reads = input_rows(view.spec)
         rows += [Content(""), *reads] if self.zoomed else reads[: max(0, height - len(rows))]
         return lines([row.truncate(width, ellipsis=True) for row in rows])
