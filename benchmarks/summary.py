@@ -12,6 +12,7 @@ from benchmarks.cells import plan, predicted_row
 from benchmarks.rows import Row
 from benchmarks.stats import percentile
 from llmtop.presets.resolve import Machine
+from llmtop.profiler.breakdown import DRIVER_RESERVE_BYTES
 
 _BANDS = ((1024, "up to 1k"), (4096, "to 4k"), (16384, "to 16k"))
 
@@ -24,7 +25,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     """Predicted allocated peak against the largest rank's."""
     bound_holds: bool
     device_percent: float | None
-    """Predicted device use against NVML's, without the other processes that shared the device."""
+    """Predicted device use against NVML's, or against its own processes where it was not alone."""
     unexplained_percent: float | None
 
 
@@ -65,7 +66,11 @@ def _percent(predicted: float, measured: float) -> float:
 def _device_percent(row: Row) -> float | None:
     predicted = row["predicted"].get("peak_device_bytes")
     used = (row["measured"].get("device_bytes") or {}).values()
-    return _percent(predicted, max(used)) if predicted and used else None
+    own = (row["measured"].get("own_device_bytes") or {}).values()
+    if predicted and used:
+        return _percent(predicted, max(used))
+    # What the driver holds for itself is no process's.
+    return _percent(predicted - DRIVER_RESERVE_BYTES, max(own)) if predicted and own else None
 
 
 def _checkpointing(cell: Row) -> str:
@@ -127,7 +132,7 @@ def _lines(rows: Sequence[Row], worst: int) -> Iterator[str]:
     yield ""
     yield _line("percent of the measured figure", ("n", "bias", "mean", "p95", "worst"))
     yield _line("allocated peak", _figures([seen.peak_percent for seen in found]))
-    yield _line("device (runs that were alone)", _figures(_known(seen.device_percent for seen in found)))
+    yield _line("device, or own processes on it", _figures(_known(seen.device_percent for seen in found)))
     yield _line("unexplained of the peak", _figures(_known(seen.unexplained_percent for seen in found)))
     for title, level in STRATA.items():
         yield ""
