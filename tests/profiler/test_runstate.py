@@ -20,6 +20,8 @@ from llmtop.profiler.events import (
     HardwareSampled,
     HostSample,
     MemoryClassified,
+    NvmeMeasured,
+    OpBuilt,
     OutsideMeasured,
     PeakClassified,
     PhaseMemory,
@@ -33,6 +35,8 @@ from llmtop.profiler.events import (
     StageBegan,
     StageFinished,
     StepFinished,
+    WeightsLoaded,
+    WeightsRead,
 )
 from llmtop.profiler.feed import RunTail
 from llmtop.profiler.runstate import RunState, fold, rank_of
@@ -71,6 +75,10 @@ any_event = st.one_of(
     stamped(Compiling, what=st.sampled_from(["a", "b"])),
     stamped(StageBegan, stage=st.sampled_from(["import", "engine"])),
     stamped(StageFinished, stage=st.sampled_from(["import", "engine"]), seconds=times),
+    stamped(OpBuilt, name=st.just("cpu_adam"), seconds=times, compiled=st.booleans()),
+    stamped(WeightsRead, read_bytes=small, total_bytes=small),
+    stamped(WeightsLoaded, way=st.sampled_from(["streamed", "transformers"]), read_bytes=maybe),
+    stamped(NvmeMeasured, path=st.just("/drive"), free_bytes=maybe),
     stamped(MemoryClassified, step=small, moment=st.sampled_from(["a", "b"]), components=st.just({})),
     stamped(
         PeakClassified,
