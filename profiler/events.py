@@ -407,7 +407,8 @@ class PeakClassified(Event, frozen=True, kw_only=True, tag="peak_classified"):
     missed."""
     largest_unnamed: tuple[int, ...] = ()
     replay_error_bytes: int = 0
-    """The allocator's own peak of what was asked for minus the replayed one: zero unless events were lost."""
+    """The allocator's own peak of what was asked for minus the replayed one, both with the blocks that were
+    freed while another stream used them: zero unless events were lost."""
 
 
 class OutsideMeasured(Event, frozen=True, kw_only=True, tag="outside_measured"):

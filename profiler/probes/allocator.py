@@ -61,10 +61,11 @@ class AllocatorCounters(Struct, frozen=True, kw_only=True):
     reserved_bytes: int
     reserved_peak_bytes: int
     requested_bytes: int
-    """What was asked for; allocated is that with the ends of the blocks."""
+    """What was asked for of active blocks: of those allocated, and of those freed that another stream uses."""
     requested_peak_bytes: int
     events: int
-    """Allocations and frees since the process began: a place in the allocator's trace, without a clock."""
+    """Allocations, frees asked for and frees completed since the process began: a place in the allocator's
+    trace, without a clock."""
 
 
 def read_counters(device: torch.device) -> AllocatorCounters:
@@ -72,6 +73,8 @@ def read_counters(device: torch.device) -> AllocatorCounters:
     stats = torch.cuda.memory_stats_as_nested_dict(device)
     allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
     requested, count = stats["requested_bytes"]["all"], stats["allocation"]["all"]
+    # A block leaves the allocated ones when its free is asked for and the active ones when it is completed.
+    completed = stats["active"]["all"]["freed"]
     return AllocatorCounters(
         allocated_bytes=allocated["current"],
         allocated_peak_bytes=allocated["peak"],
@@ -79,7 +82,7 @@ def read_counters(device: torch.device) -> AllocatorCounters:
         reserved_peak_bytes=reserved["peak"],
         requested_bytes=requested["current"],
         requested_peak_bytes=requested["peak"],
-        events=count["allocated"] + count["freed"],
+        events=count["allocated"] + count["freed"] + completed,
     )
 
 

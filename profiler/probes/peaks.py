@@ -104,7 +104,9 @@ class PeakProbe:
     def _event(self, peak: PhasePeak, counters: AllocatorCounters) -> PeakClassified:
         total = counters.allocated_peak_bytes
         components = dict(peak.components)
-        components[Component.ROUNDING] = max(0, total - counters.requested_peak_bytes)
+        # The two peaks may be of two states, for blocks are rounded. But at its own the allocator's total is
+        # no less than at the replay's, where it is no less than what was asked for.
+        components[Component.ROUNDING] = max(0, total - peak.requested_bytes)
         return PeakClassified(
             step=self.last_step,
             phase=peak.phase,
@@ -113,7 +115,7 @@ class PeakProbe:
             total_bytes=total,
             unnamed_bytes=total - sum(components.values()),
             largest_unnamed=peak.unnamed[:_LARGEST_UNNAMED],
-            replay_error_bytes=counters.requested_peak_bytes - peak.requested_bytes,
+            replay_error_bytes=counters.requested_peak_bytes - peak.active_peak_bytes,
         )
 
     def _sizes(self) -> TransientSizes:

@@ -2,6 +2,11 @@
 
 Pure arithmetic, without torch. A *state* is a number of events: state k is what lives after the first k of
 them. An *instance* is one allocation from its birth to its death; an address may serve many of them.
+
+A block dies when its free is asked for: that is what the allocator counts as allocated. It stays *active*
+until the free is completed, which is at once unless another stream still uses the block. The allocator counts
+what was asked for of active blocks only, so that is what a replay can be compared with to the byte. What is
+allocated follows from the same events, because each completion belongs to a request, which is checked too.
 """
 
 from __future__ import annotations
@@ -36,10 +41,14 @@ class Trace(Struct, frozen=True, kw_only=True):
 
     addresses: list[int]
     deltas: list[int]
-    """Bytes asked for: positive when allocated, negative when freed."""
+    """Bytes asked for: positive when allocated, negative when a free is asked for, zero when one is completed."""
+    active_deltas: list[int]
+    """The same of active blocks: zero when a free is asked for, negative when it is completed."""
     times_us: list[int]
     live_at_end: dict[int, int]
     """Address to bytes asked for, of what lives after the last event."""
+    pending_at_end: dict[int, int] = {}
+    """The same of what is active and no longer lives."""
 
 
 class Span(Struct, frozen=True, kw_only=True):
@@ -86,6 +95,8 @@ class PhasePeak(Struct, frozen=True, kw_only=True):
     phase: str
     state: int
     requested_bytes: int
+    active_peak_bytes: int
+    """The largest of the same states' active totals, maybe another one's."""
     components: dict[Component, int]
     unnamed: tuple[int, ...]
     """Instances that nobody recognised and that live across a border of the phase, largest first."""
@@ -96,9 +107,14 @@ class Replay:
     """A trace with the totals of all its states and the life of every instance."""
 
     def __init__(self, trace: Trace) -> None:
+        """Raises ValueError for a trace whose frees do not belong together."""
+        _check_pairs(trace)
         self._trace = trace
-        base = sum(trace.live_at_end.values()) - sum(trace.deltas)
-        self.totals = list(accumulate(trace.deltas, initial=base))
+        live, pending = sum(trace.live_at_end.values()), sum(trace.pending_at_end.values())
+        self.totals = list(accumulate(trace.deltas, initial=live - sum(trace.deltas)))
+        self.active_totals = list(
+            accumulate(trace.active_deltas, initial=live + pending - sum(trace.active_deltas))
+        )
         self._instances = list(_lives(trace))
 
     @property
@@ -108,6 +124,10 @@ class Replay:
     def peak_state(self, first: int, last: int) -> int:
         """The earliest state of the largest total, borders included."""
         return max(range(first, last + 1), key=self.totals.__getitem__)
+
+    def active_peak_bytes(self, first: int, last: int) -> int:
+        """The largest active total, borders included."""
+        return max(self.active_totals[first : last + 1])
 
     def alive(self, state: int) -> list[Instance]:
         return [life for life in self._instances if life.born < state <= life.died]
@@ -138,13 +158,24 @@ class Replay:
         return int(most) if most < 0 else 0
 
 
+def _check_pairs(trace: Trace) -> None:
+    """What was asked to be freed is completed with the same size, or pending at the end."""
+    asked: dict[int, int] = {}
+    for address, delta, active in zip(trace.addresses, trace.deltas, trace.active_deltas, strict=True):
+        if delta < 0:
+            asked[address] = -delta
+        if active < 0 and asked.pop(address, -active) != -active:
+            raise ValueError(f"the free of {-active} bytes at {address:#x} was asked for with another size")
+    if not asked.items() <= trace.pending_at_end.items():
+        raise ValueError("frees were asked for that are neither completed nor pending")
+
+
 def _lives(trace: Trace) -> Iterable[Instance]:
     born: dict[int, int] = {}
-    sizes: dict[int, int] = {}
     for index, (address, delta) in enumerate(zip(trace.addresses, trace.deltas, strict=True)):
         if delta > 0:
-            born[address], sizes[address] = index, delta
-        else:
+            born[address] = index
+        elif delta < 0:
             yield Instance(address, -delta, born.pop(address, -1), index)
     end = len(trace.deltas)
     for address, size in trace.live_at_end.items():
@@ -176,6 +207,7 @@ def phase_peak(replay: Replay, span: Span, seen: list[Seen], sizes: TransientSiz
         phase=span.phase,
         state=state,
         requested_bytes=replay.totals[state],
+        active_peak_bytes=replay.active_peak_bytes(span.first, span.last),
         components=components,
         unnamed=tuple(sorted(unnamed, reverse=True)),
         moment=_moment(replay, span, components, kept, seen),

@@ -12,8 +12,10 @@ from llmtop.profiler.probes.allocator import AllocatorCounters, read_counters
 from llmtop.profiler.probes.peaktrace import Trace
 
 _MOST_EVENTS = 4_000_000
-_NOT_NEEDED = ["free_completed", "segment_alloc", "segment_free", "oom", "snapshot"]
-"""What is allocated falls when a free is asked for, whenever the block may be used again."""
+_NOT_NEEDED = ["segment_alloc", "segment_free", "oom", "snapshot"]
+_SIGNS = {"alloc": (1, 1), "free_requested": (-1, 0), "free_completed": (0, -1)}
+"""What an event adds to what is allocated, and to what is active: torch `c10/cuda/CUDACachingAllocator.cpp`
+takes a block from the former in `free` and from the latter in `free_block`, each next to its trace entry."""
 
 
 class Tracer(Protocol):
@@ -70,16 +72,22 @@ def read_snapshot(snapshot: dict[str, Any], device_index: int) -> Trace:
     """The allocations and frees of one device in what `torch.cuda.memory._snapshot` returns."""
     traces = snapshot["device_traces"]
     entries = traces[device_index] if device_index < len(traces) else []
-    kept = [entry for entry in entries if entry["action"] in ("alloc", "free_requested")]
+    kept = [entry for entry in entries if entry["action"] in _SIGNS]
     return Trace(
         addresses=[entry["addr"] for entry in kept],
-        deltas=[entry["size"] if entry["action"] == "alloc" else -entry["size"] for entry in kept],
+        deltas=[_SIGNS[entry["action"]][0] * entry["size"] for entry in kept],
+        active_deltas=[_SIGNS[entry["action"]][1] * entry["size"] for entry in kept],
         times_us=[entry["time_us"] for entry in kept],
-        live_at_end={
-            block["address"]: block["requested_size"]
-            for segment in snapshot["segments"]
-            if segment["device"] == device_index
-            for block in segment["blocks"]
-            if block["state"] == "active_allocated"
-        },
+        live_at_end=_blocks(snapshot, device_index, "active_allocated"),
+        pending_at_end=_blocks(snapshot, device_index, "active_pending_free"),
     )
+
+
+def _blocks(snapshot: dict[str, Any], device_index: int, state: str) -> dict[int, int]:
+    return {
+        block["address"]: block["requested_size"]
+        for segment in snapshot["segments"]
+        if segment["device"] == device_index
+        for block in segment["blocks"]
+        if block["state"] == state
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,30 +28,42 @@ class Heap:
     """An allocator that keeps a trace, as the real one does. Freed addresses are used again at once."""
 
     live: dict[int, int] = field(default_factory=dict)
+    pending: dict[int, int] = field(default_factory=dict)
+    """Freed while another stream used it."""
     spare: list[int] = field(default_factory=list)
     addresses: list[int] = field(default_factory=list)
     deltas: list[int] = field(default_factory=list)
+    active_deltas: list[int] = field(default_factory=list)
     times: list[int] = field(default_factory=list)
     now: int = 1000
     recording: bool = False
 
     def alloc(self, size: int) -> int:
         address = self.spare.pop() if self.spare else 512 * (1 + len(self.live) + len(self.spare))
-        while address in self.live:
+        while address in self.live or address in self.pending:
             address += 512
         self.live[address] = size
-        self._write(address, size)
+        self._write(address, size, size)
         return address
 
     def free(self, address: int) -> None:
-        self._write(address, -self.live.pop(address))
+        self.ask(address)
+        self.complete(address)
+
+    def ask(self, address: int) -> None:
+        self.pending[address] = self.live.pop(address)
+        self._write(address, -self.pending[address], 0)
+
+    def complete(self, address: int) -> None:
+        self._write(address, 0, -self.pending.pop(address))
         self.spare.append(address)
 
-    def _write(self, address: int, delta: int) -> None:
+    def _write(self, address: int, delta: int, active_delta: int) -> None:
         self.now += 20
         if self.recording:
             self.addresses.append(address)
             self.deltas.append(delta)
+            self.active_deltas.append(active_delta)
             self.times.append(self.now)
 
     @property
@@ -62,7 +75,12 @@ class Heap:
 
     def trace(self) -> Trace:
         return Trace(
-            addresses=self.addresses, deltas=self.deltas, times_us=self.times, live_at_end=dict(self.live)
+            addresses=self.addresses,
+            deltas=self.deltas,
+            active_deltas=self.active_deltas,
+            times_us=self.times,
+            live_at_end=dict(self.live),
+            pending_at_end=dict(self.pending),
         )
 
 
@@ -70,35 +88,43 @@ def span(phase: str, first: int, last: int, *, began_us: int = 0, ended_us: int 
     return Span(phase=phase, first=first, last=last, began_us=began_us, ended_us=ended_us)
 
 
-steps = st.lists(st.tuples(st.booleans(), st.integers(1, 9999), st.integers(0, 99)), max_size=60)
+Steps = list[tuple[str, int, int]]
+DOINGS = st.sampled_from(["alloc", "alloc", "ask", "complete"])
+steps = st.lists(st.tuples(DOINGS, st.integers(1, 9999), st.integers(0, 99)), max_size=60)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(steps, steps, st.integers(0, 60), st.integers(0, 60))
 def test_totals_lives_and_peaks_are_those_of_the_allocator(
-    before: list[tuple[bool, int, int]],
-    during: list[tuple[bool, int, int]],
-    one: int,
-    other: int,
+    before: Steps, during: Steps, one: int, other: int
 ) -> None:
+    """Frees are completed late or not at all, some of those from before the recording within it."""
     heap = Heap()
     snapshots: list[dict[int, int]] = []
+    active: list[int] = []
 
-    def play(history: list[tuple[bool, int, int]]) -> None:
-        for allocates, size, which in history:
-            if allocates or not heap.live:
-                heap.alloc(size)
+    def snapshot() -> None:
+        snapshots.append(dict(heap.live))
+        active.append(sum(heap.live.values()) + sum(heap.pending.values()))
+
+    def play(history: Steps) -> None:
+        for doing, size, which in history:
+            if doing == "ask" and heap.live:
+                heap.ask(sorted(heap.live)[which % len(heap.live)])
+            elif doing == "complete" and heap.pending:
+                heap.complete(sorted(heap.pending)[which % len(heap.pending)])
             else:
-                heap.free(sorted(heap.live)[which % len(heap.live)])
+                heap.alloc(size)
             if heap.recording:
-                snapshots.append(dict(heap.live))
+                snapshot()
 
     play(before)
     heap.recording = True
-    snapshots.append(dict(heap.live))
+    snapshot()
     play(during)
     replay = Replay(heap.trace())
     assert replay.totals == [sum(live.values()) for live in snapshots]
+    assert replay.active_totals == active
     for state, live in enumerate(snapshots):
         alive = replay.alive(state)
         assert {instance.address: instance.size_bytes for instance in alive} == live
@@ -106,7 +132,62 @@ def test_totals_lives_and_peaks_are_those_of_the_allocator(
     first, last = sorted(min(at, replay.events) for at in (one, other))
     peak = phase_peak(replay, span("forward", first, last), [], NO_SIZES)
     assert peak.requested_bytes == max(replay.totals[first : last + 1])
+    assert peak.active_peak_bytes == max(active[first : last + 1]) >= peak.requested_bytes
     assert sum(peak.components.values()) + sum(peak.unnamed) == peak.requested_bytes
+
+
+def rounded(size: int) -> int:
+    return -(-size // 512) * 512
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps)
+def test_what_rounding_adds_is_never_negative_and_bounded(history: Steps) -> None:
+    """Though the largest state of the rounded sizes may be another one than that of those asked for."""
+    heap = Heap(recording=True)
+    largest = 0
+    for doing, size, which in history:
+        if doing == "ask" and heap.live:
+            heap.ask(sorted(heap.live)[which % len(heap.live)])
+        elif doing == "complete" and heap.pending:
+            heap.complete(sorted(heap.pending)[which % len(heap.pending)])
+        else:
+            heap.alloc(size)
+        largest = max(largest, sum(map(rounded, heap.live.values())))
+    replay = Replay(heap.trace())
+    peak = phase_peak(replay, span("forward", 0, replay.events), [], NO_SIZES)
+    most_alive = max(len(replay.alive(state)) for state in range(replay.events + 1))
+    assert 0 <= largest - peak.requested_bytes < 512 * max(1, most_alive)
+
+
+def test_what_another_stream_uses_is_active_and_not_alive() -> None:
+    heap = Heap(recording=True)
+    first, second = heap.alloc(100), heap.alloc(30)
+    heap.ask(first)
+    third = heap.alloc(50)
+    assert third not in (first, second)
+    heap.complete(first)
+    replay = Replay(heap.trace())
+    assert replay.totals == [0, 100, 130, 30, 80, 80]
+    assert replay.active_totals == [0, 100, 130, 130, 180, 80]
+    late = phase_peak(replay, span("backward", 3, 5), [], NO_SIZES)
+    assert (late.requested_bytes, late.active_peak_bytes) == (80, 180)
+    assert late.unnamed == (50, 30)
+
+
+def test_frees_that_do_not_belong_together_are_refused() -> None:
+    heap = Heap(recording=True)
+    heap.ask(heap.alloc(100))
+    heap.pending.clear()
+    with pytest.raises(ValueError, match="neither completed nor pending"):
+        Replay(heap.trace())
+    other = Heap(recording=True)
+    address = other.alloc(100)
+    other.ask(address)
+    other.pending[address] = 90
+    other.complete(address)
+    with pytest.raises(ValueError, match="asked for with another size"):
+        Replay(other.trace())
 
 
 def backward_of(heap: Heap) -> tuple[int, list[Seen]]:

@@ -77,6 +77,7 @@ class DispatchTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Trace(
             addresses=[address for address, _, _ in self.events],
             deltas=[delta for _, delta, _ in self.events],
+            active_deltas=[delta for _, delta, _ in self.events],
             times_us=[at for _, _, at in self.events],
             live_at_end=dict(self.live),
         )

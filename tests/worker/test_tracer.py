@@ -26,7 +26,9 @@ def snapshot() -> dict[str, Any]:
                 entry("alloc", 4096, 300, 2),
                 entry("alloc", 8192, 100, 3),
                 entry("free_requested", 8192, 100, 5),
-                entry("free_completed", 8192, 100, 5),
+                entry("free_completed", 8192, 100, 6),
+                # Asked for before the recording.
+                entry("free_completed", 9999, 70, 7),
             ],
             [entry("alloc", 1, 1, 1)],
         ],
@@ -35,7 +37,7 @@ def snapshot() -> dict[str, Any]:
                 "device": 0,
                 "blocks": [
                     block,
-                    {**block, "address": 8192, "state": "active_pending_free"},
+                    {**block, "address": 5000, "state": "active_pending_free"},
                     {**block, "address": 9000, "state": "inactive"},
                 ],
             },
@@ -46,9 +48,11 @@ def snapshot() -> dict[str, Any]:
 
 def test_allocations_and_frees_of_one_device_are_read() -> None:
     trace = read_snapshot(snapshot(), 0)
-    assert (trace.addresses, trace.deltas) == ([4096, 8192, 8192], [300, 100, -100])
-    assert trace.times_us == [2, 3, 5]
-    assert trace.live_at_end == {4096: 300}
+    assert trace.addresses == [4096, 8192, 8192, 8192, 9999]
+    assert trace.deltas == [300, 100, -100, 0, 0]
+    assert trace.active_deltas == [300, 100, 0, -100, -70]
+    assert trace.times_us == [2, 3, 5, 6, 7]
+    assert (trace.live_at_end, trace.pending_at_end) == ({4096: 300}, {5000: 300})
     assert read_snapshot(snapshot(), 7).deltas == []
 
 
@@ -57,15 +61,16 @@ class FakeAllocator:
 
     def __init__(self) -> None:
         self.allocated, self.peak = 700, 900
-        self.allocations, self.frees = 40, 30
+        self.allocations, self.frees, self.completed = 40, 30, 28
         self.calls: list[str] = []
 
     def stats(self, device: torch.device) -> dict[str, Any]:
         self.calls.append("stats")
         size = {"current": self.allocated, "peak": self.peak}
         count = {"current": 10, "peak": 12, "allocated": self.allocations, "freed": self.frees}
+        active = {**count, "freed": self.completed}
         names = ("allocated_bytes", "reserved_bytes", "requested_bytes")
-        return {**{name: {"all": size} for name in names}, "allocation": {"all": count}}
+        return {**{name: {"all": size} for name in names}, "allocation": {"all": count}, "active": {"all": active}}
 
     def reset(self, device: torch.device) -> None:
         self.calls.append("reset")
@@ -87,7 +92,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
 
 def test_counters_are_one_read(allocator: FakeAllocator) -> None:
     counters = read_counters(DEVICE)
-    assert (counters.allocated_bytes, counters.requested_peak_bytes, counters.events) == (700, 900, 70)
+    assert (counters.allocated_bytes, counters.requested_peak_bytes, counters.events) == (700, 900, 98)
     assert allocator.calls == ["stats"]
 
 
@@ -112,15 +117,15 @@ def test_a_peak_between_two_steps_counts_for_the_run_and_not_for_a_phase(allocat
 def test_a_recording_without_stacks_that_is_ended(allocator: FakeAllocator) -> None:
     tracer = CudaTracer(DEVICE)
     tracer.start()
-    allocator.allocations, allocator.frees = 42, 31
-    assert tracer.stop().deltas == [300, 100, -100]
+    allocator.allocations, allocator.frees, allocator.completed = 42, 31, 30
+    assert tracer.stop().deltas == [300, 100, -100, 0, 0]
     assert [call for call in allocator.calls if call != "stats"] == ["record all None", "record None None"]
 
 
 def test_lost_events_are_not_passed_over(allocator: FakeAllocator) -> None:
     tracer = CudaTracer(DEVICE)
     tracer.start()
-    allocator.allocations += 5
-    with pytest.raises(RuntimeError, match="counted 5 events and recorded 3"):
+    allocator.allocations += 4
+    with pytest.raises(RuntimeError, match="counted 4 events and recorded 5"):
         tracer.stop()
     assert allocator.calls[-1] == "record None None"
