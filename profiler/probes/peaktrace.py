@@ -41,7 +41,7 @@ class Trace(Struct, frozen=True, kw_only=True):
 
     addresses: list[int]
     deltas: list[int]
-    """Bytes asked for: positive when allocated, negative when a free is asked for, zero when one is completed."""
+    """Bytes asked for: more when allocated, less when a free is asked for, zero when it is completed."""
     active_deltas: list[int]
     """The same of active blocks: zero when a free is asked for, negative when it is completed."""
     times_us: list[int]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -95,7 +96,8 @@ class StepWatch:
                 setattr(checkpoint, _RECOMPUTATION, plain)
 
     def _watched(self, plain: Any) -> Any:
-        watch = self
+        # A class is a reference cycle: what it keeps stays until garbage is collected.
+        watch: StepWatch = weakref.proxy(self)
 
         class Watched(plain):  # type: ignore[misc]
             def __init__(self, *arguments: Any, **options: Any) -> None:

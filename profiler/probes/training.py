@@ -91,7 +91,7 @@ class TrainingProbes:
         self._step = 0
         self._phase_memory: dict[str, PhaseMemory] = {}
         self._inside_step: MemoryClassified | None = None
-        self._watch_optimizer_step()
+        self._optimizer_hook = self._watch_optimizer_step()
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
@@ -140,6 +140,19 @@ class TrainingProbes:
             phase_memory=self._phase_memory,
             profiled=self._step == self._kernel_step,
         )
+
+    def close(self) -> None:
+        """After the last step: nothing of the engine refers to the probes any more.
+
+        Its optimizer would keep them, and they it, until garbage is collected: a model's worth of memory
+        where another engine is to follow.
+        """
+        if self._optimizer_hook is not None:
+            self._optimizer_hook.remove()
+            self._optimizer_hook = None
+        if self._peaks is not None:
+            self._peaks.abandon()
+        self._activations.forget_observer()
 
     def peaks(self) -> Peaks:
         return self._memory.peaks()
@@ -229,12 +242,12 @@ class TrainingProbes:
             total_bytes=self._memory.total_bytes(),
         )
 
-    def _watch_optimizer_step(self) -> None:
-        """See the tensors at the end of the inner optimizer's step, where its gradients still exist."""
+    def _watch_optimizer_step(self) -> Any:
+        """See the tensors at the end of the inner optimizer's step, where its gradients still exist. The
+        hook's handle."""
         inner = getattr(self._engine, "basic_optimizer", None)
         register = getattr(inner, "register_step_post_hook", None)
-        if register is not None:
-            register(self._after_inner_step)
+        return None if register is None else register(self._after_inner_step)
 
     def _after_inner_step(self, *_: Any) -> None:
         # ZeRO steps group by group: the fullest of the calls is the moment's.

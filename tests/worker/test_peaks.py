@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -140,6 +142,51 @@ def test_hooks_are_gone_after_a_traced_step_and_gradients_are_the_same() -> None
     for seen, plain in zip(watched, module.parameters(), strict=True):
         assert torch.equal(seen, plain)
         assert not seen._backward_hooks
+
+
+@pytest.mark.parametrize("checkpointed", [None, "plain", "reentrant"])
+def test_closed_probes_leave_nothing_that_keeps_the_engine(checkpointed: str | None) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        module = Tiny(SHAPE, checkpointed)
+        optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
+        engine: Any = SimpleNamespace(module=module, optimizer=optimizer, basic_optimizer=optimizer)
+        tracer = DispatchTracer()
+        with tracer:
+            probes = TrainingProbes(
+                engine,
+                device=CPU,
+                vocab_size=SHAPE.vocab,
+                classify_every=0,
+                tracer=tracer,
+                emit=lambda _: None,
+            )
+            for step in range(1, 4):
+                train_step(probes, engine, step, CPU)
+        probes.close()
+        assert not optimizer._optimizer_step_post_hooks
+        left = [weakref.ref(kept) for kept in (module, optimizer, probes, *module.parameters())]
+        del probes, engine, optimizer, module, tracer
+        assert [kept() for kept in left] == [None] * len(left)
+    finally:
+        gc.enable()
+
+
+def test_probes_are_closed_in_the_middle_of_a_trace() -> None:
+    module, tracer = Tiny(SHAPE, None), DispatchTracer()
+    optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
+    engine: Any = SimpleNamespace(module=module, optimizer=optimizer, basic_optimizer=optimizer)
+    probes = TrainingProbes(
+        engine, device=CPU, vocab_size=SHAPE.vocab, classify_every=0, tracer=tracer, emit=lambda _: None
+    )
+    with probes.step(1), probes.phase("data", last=True):
+        assert tracer.recording and module._forward_pre_hooks
+    probes.close()
+    probes.close()
+    assert not tracer.recording
+    assert not module._forward_pre_hooks
+    assert all(not parameter._backward_hooks for parameter in module.parameters())
 
 
 def test_watching_a_gradient_does_not_copy_it() -> None:

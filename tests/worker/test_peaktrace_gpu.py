@@ -120,7 +120,7 @@ def test_what_another_stream_still_uses_is_active_and_not_alive() -> None:
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(side):
         # So that what follows on this stream is still to be done at the first border.
-        torch.cuda._sleep(1_000_000_000)
+        torch.cuda._sleep(1_000_000_000)  # type: ignore[no-untyped-call]
     for _ in range(times):
         tensor = torch.empty(size, dtype=torch.uint8, device=device())
         with torch.cuda.stream(side):
@@ -170,6 +170,7 @@ def trained(checkpointed: str | None, steps: int) -> tuple[list[PeakClassified],
         engine, device=device(), vocab_size=SHAPE.vocab, classify_every=0, emit=events.append
     )
     readings = [train_step(probes, engine, step, device()) for step in range(1, steps + 1)]
+    probes.close()
     return [event for event in events if isinstance(event, PeakClassified)], readings
 
 

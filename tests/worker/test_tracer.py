@@ -70,7 +70,8 @@ class FakeAllocator:
         count = {"current": 10, "peak": 12, "allocated": self.allocations, "freed": self.frees}
         active = {**count, "freed": self.completed}
         names = ("allocated_bytes", "reserved_bytes", "requested_bytes")
-        return {**{name: {"all": size} for name in names}, "allocation": {"all": count}, "active": {"all": active}}
+        bytes_ = {name: {"all": size} for name in names}
+        return {**bytes_, "allocation": {"all": count}, "active": {"all": active}}
 
     def reset(self, device: torch.device) -> None:
         self.calls.append("reset")

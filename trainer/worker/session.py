@@ -152,6 +152,7 @@ def train_in_group(
     end = loop.run(first_step, options.steps)
     if outside is not None:
         outside.measure("end")
+    probes.close()
     events.write(_finished(end, probes.peaks()))
 
 
