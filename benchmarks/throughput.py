@@ -25,10 +25,8 @@ from benchmarks.stats import bootstrap
 from benchmarks.window import tokens_per_second
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.resolve import Machine
-from llmtop.presets.spec import RunSpec
 from llmtop.profiler.feed import read_state
-from llmtop.profiler.shape import param_count
-from llmtop.profiler.steptime import active_params
+from llmtop.profiler.flops import utilisation
 
 OURS, THEIRS = "llmtop", "transformers.Trainer"
 ENTRIES = {OURS: "llmtop.trainer.worker.__main__:main", THEIRS: "benchmarks.hf_trainer:main"}
@@ -101,6 +99,7 @@ def _timed(cell: Cell, seconds: float, entry: str, run: Runner) -> Row:
         return {"cell": cell, "status": "refused", "reason": str(error)}
     state = read_state(folder)
     rate = tokens_per_second(folder)
+    share = utilisation(planned.spec, rate)
     return {
         "cell": cell,
         "status": state.status,
@@ -111,32 +110,12 @@ def _timed(cell: Cell, seconds: float, entry: str, run: Runner) -> Row:
         "peak_allocated_bytes": [
             rank.finished.peak_allocated_bytes for rank in state.ranks.values() if rank.finished
         ],
-        **utilisation(planned.spec, rate),
+        "mfu": share.mfu if share else None,
+        "mfu_needed": share.needed if share else None,
     }
 
 
 # --- the best setting -----------------------------------------------------------------------------
-
-
-def model_flops_per_token(spec: RunSpec) -> dict[str, float]:
-    """By PaLM's convention (6 for each weight and 12 L H Q T, arXiv 2204.02311, appendix B), and of the
-    products that are needed: no embedding lookup, half of the square that causality leaves. Neither counts
-    anything twice for being recomputed."""
-    model = spec.model
-    width = model.num_layers * model.num_heads * model.head_dim * spec.options.seq_len
-    return {
-        "mfu": 6.0 * param_count(model) + 12.0 * width,
-        "mfu_needed": 6.0 * active_params(model) + 6.0 * width,
-    }
-
-
-def utilisation(spec: RunSpec, rate: float | None) -> dict[str, float | None]:
-    """Model FLOP/s as a share of the GPUs' dense peak; None where that is not known."""
-    peak = spec.gpu.dense_flops_per_second.get(spec.options.precision)
-    flops = model_flops_per_token(spec)
-    if rate is None or peak is None:
-        return dict.fromkeys(flops)
-    return {name: each * rate / (peak * spec.world_size) for name, each in flops.items()}
 
 
 def candidates(gpus: int, machine: Machine, seq_len: int = 4096) -> list[Planned]:

@@ -1,20 +1,17 @@
 """Step-time prediction, first version: a roofline of arithmetic, memory traffic, links and the host.
 
-FLOPs follow the standard count (Kaplan et al., arXiv 2001.08361, section 2.1; PaLM, arXiv 2204.02311,
-appendix B): 2 per weight and token forward, 4 backward (2 where the weights are frozen), and
-4 * layers * width * length per token for attention, halved by causality.
+Operations are those that the model needs (`flops.py`) and what is recomputed of them.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from msgspec import Struct
 
-from llmtop.presets.spec import ModelShape, RunSpec
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.flops import active_weights, head_weights, model_flops
 from llmtop.profiler.memory.blocks import block_bytes, eager_square, plain_attention
 from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks, quantized_weights, sizes_of
-from llmtop.profiler.shape import Role, param_count, tensors
+from llmtop.profiler.nvme import nvme_traffic, traffic_seconds, uses_nvme
 
 # Fitted to 27 H200 runs (torch 2.11, transformers 5.17, DeepSpeed 0.19.8); the sum is within about 10 %
 # of most of them. Calibration on the machine itself will replace these.
@@ -41,6 +38,9 @@ DEQUANTIZED_PER_SECOND = 1.2e11
 CPU_ADAM_BYTES_PER_SECOND = 60e9
 """Host memory traffic of a CPU optimizer step on one socket."""
 
+NVME_BYTES_PER_SECOND = 5e9
+"""Of a drive that nobody has measured yet, each way; the ranks of a host share it."""
+
 
 class StepTime(Struct, frozen=True, kw_only=True):
     """Seconds of one optimizer step, by what they are spent on."""
@@ -60,19 +60,6 @@ class StepTime(Struct, frozen=True, kw_only=True):
         return max(device, self.host_floor) + self.offload
 
 
-@lru_cache(maxsize=1024)
-def active_params(model: ModelShape) -> int:
-    """Weights that one token passes through in matrix products; a tied head counts, a lookup does not."""
-    lookup = {Role.EMBEDDING, Role.POSITION, Role.NORM, Role.BIAS}
-    count = sum(g.total for g in tensors(model) if g.role not in lookup and g.role is not Role.EXPERT)
-    if model.tied_embeddings:
-        count += model.vocab_size * (model.embedding_dim or model.hidden_size)
-    if model.moe is not None:
-        experts = sum(g.total for g in tensors(model) if g.role is Role.EXPERT)
-        count += experts * model.moe.experts_per_token // model.moe.num_experts
-    return count
-
-
 def _recomputed(spec: RunSpec) -> float:
     """The share of the blocks that run forward a second time."""
     options, layers = spec.options, spec.model.num_layers
@@ -84,14 +71,11 @@ def step_flops(spec: RunSpec) -> float:
     """Floating-point operations of one optimizer step on one GPU, recompute included."""
     options, model = spec.options, spec.model
     tokens = options.micro_batch * options.seq_len * options.grad_accum
-    weights = active_params(model)
-    passes = 2 + (2 if options.lora_rank else 4)
-    blocks = weights - model.vocab_size * model.hidden_size
-    again = _recomputed(spec)
-    recompute = 2 * blocks * again
-    attention = 4 * model.num_layers * model.num_heads * model.head_dim * options.seq_len / 2
-    attention_passes = 3 + again
-    return tokens * (passes * weights + recompute + attention_passes * attention)
+    flops = model_flops(spec)
+    # Forward is a third of the attention's three passes.
+    forward = 2 * (active_weights(model) - head_weights(model)) + flops.needed_attention / 3
+    # What adapters take is in `ADAPTER_LAUNCH`: their matrices are too thin to be limited by arithmetic.
+    return tokens * (flops.needed - flops.adapters + _recomputed(spec) * forward)
 
 
 def _cuda_step(spec: RunSpec, sizes: Sizes) -> StepTime | None:
@@ -157,8 +141,8 @@ def _offload(spec: RunSpec, sizes: Sizes) -> float:
         gpus = options.gpus
         seconds += 2 * width * sizes.shard / pcie
         seconds += 28 * sizes.shard * gpus / CPU_ADAM_BYTES_PER_SECOND
-    if options.offload_optimizer == "nvme":
-        seconds += 24 * sizes.shard / 5e9
+    if uses_nvme(spec):
+        seconds += traffic_seconds(nvme_traffic(spec), NVME_BYTES_PER_SECOND, NVME_BYTES_PER_SECOND) or 0.0
     if options.offload_param != "none":
         passes = 2 + _recomputed(spec)
         seconds += passes * width * (sizes.shard + sizes.frozen // sizes.ranks) * options.grad_accum / pcie
@@ -179,12 +163,3 @@ def predict_step_seconds(spec: RunSpec, sizes: Sizes | None = None) -> float | N
     """
     parts = step_time(spec, sizes)
     return None if parts is None else parts.total
-
-
-def model_flops_per_step(spec: RunSpec) -> float:
-    """FLOPs of the model itself over the whole job: what MFU counts, without recompute."""
-    options = spec.options
-    weights = param_count(spec.model) if spec.model.moe is None else active_params(spec.model)
-    attention = 4 * spec.model.num_layers * spec.model.num_heads * spec.model.head_dim * options.seq_len / 2
-    passes = 2 + (2 if options.lora_rank else 4)
-    return spec.tokens_per_step * (passes * weights + 3 * attention)

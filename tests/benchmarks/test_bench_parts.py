@@ -145,19 +145,6 @@ def test_a_window_leaves_warm_up_and_the_last_step_out(tmp_path: Path) -> None:
     assert tokens_per_second(run) == pytest.approx(200.0)
 
 
-def test_utilisation_by_the_two_conventions() -> None:
-    """Llama-3.1-8B at 4,096 tokens: 6 N and 12 L H Q T of the published shape, by hand."""
-    spec = plan({"model": "llama-3.1-8b", "gpu": "h200", "seq_len": 4096, "gpus": 2}, H200, name="test").spec
-    flops = throughput.model_flops_per_token(spec)
-    assert flops["mfu"] == pytest.approx(6 * 8_030_261_248 + 12 * 32 * 4096 * 4096)
-    lookup = 128_256 * 4096
-    assert flops["mfu_needed"] == pytest.approx(6 * (8_030_261_248 - lookup) + 6 * 32 * 4096 * 4096, rel=1e-3)
-    peak = spec.gpu.dense_flops_per_second["bf16"]
-    half = 0.5 * 2 * peak / flops["mfu"]
-    assert throughput.utilisation(spec, half)["mfu"] == pytest.approx(0.5)
-    assert throughput.utilisation(spec, None) == {"mfu": None, "mfu_needed": None}
-
-
 def test_candidates_fit_and_come_fastest_first() -> None:
     found = throughput.candidates(2, Machine(gpu="h200", gpus=2, host_memory_bytes=None))
     rates = [planned.prediction.tokens_per_second or 0.0 for planned in found]
