@@ -29,7 +29,7 @@ COMPARE_SCHEMA_VERSION = 1
 FOREIGN_BYTES = 256 * 1024**2
 """Held on the device by others, beyond the driver's own reserve."""
 
-Unit = Literal["seconds", "tokens_per_second", "bytes", "loss"]
+Unit = Literal["seconds", "tokens_per_second", "percent", "bytes", "loss"]
 
 
 class Side(Struct, frozen=True, kw_only=True):
@@ -186,6 +186,8 @@ def _changes(first: _Read, second: _Read) -> Iterator[Change]:
     one, two = first.report, second.report
     yield change("step_seconds", "seconds", one.step_seconds, two.step_seconds)
     yield change("tokens_per_second", "tokens_per_second", one.tokens_per_second, two.tokens_per_second)
+    yield change("mfu_percent", "percent", one.mfu_percent, two.mfu_percent)
+    yield change("needed_mfu_percent", "percent", one.needed_mfu_percent, two.needed_mfu_percent)
     yield change("peak_bytes", "bytes", one.actual_peak_bytes, two.actual_peak_bytes)
     components = [{c.component: c.actual_bytes for c in side.components if c.in_peak} for side in (one, two)]
     for name in (component for component in Component if component in components[0] | components[1]):

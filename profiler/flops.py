@@ -143,11 +143,18 @@ def windowed_layers(spec: RunSpec) -> int:
     return model.num_layers - model.num_layers // every
 
 
+def peak_flops_per_second(spec: RunSpec) -> float | None:
+    """Dense peak of all GPUs in the run's precision; None where it is not known, as on a CPU."""
+    peak = None if spec.on_cpu else spec.gpu.dense_flops_per_second.get(spec.options.precision)
+    return peak * spec.world_size if peak else None
+
+
 def utilisation(spec: RunSpec, tokens_per_second: float | None) -> Utilisation | None:
-    """Of the whole job's rate; None without a rate, or where the GPU's peak is not known (as on a CPU)."""
-    peak = spec.gpu.dense_flops_per_second.get(spec.options.precision)
-    if tokens_per_second is None or not peak or spec.on_cpu:
+    """Of the whole job's rate; None without a rate or a known peak."""
+    peak = peak_flops_per_second(spec)
+    if tokens_per_second is None or peak is None:
         return None
     flops = model_flops(spec)
-    share = tokens_per_second / (peak * spec.world_size)
-    return Utilisation(mfu=flops.palm * share, needed=flops.needed * share)
+    return Utilisation(
+        mfu=flops.palm * tokens_per_second / peak, needed=flops.needed * tokens_per_second / peak
+    )

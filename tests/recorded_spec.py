@@ -68,7 +68,8 @@ def recorded_spec(kind: Kind = "cpu", *, ranks: int = 2, steps: int = 60, **opti
         chosen = RunOptions(
             **{"model": "llama-3.1-8b", "gpu": "h200", "gpus": ranks, "zero": 2, "steps": steps, **options}
         )
-        gpu = GpuSpec(name="h200", memory_bytes=150_754_820_096)
+        flops = {"bf16": 989.4e12}
+        gpu = GpuSpec(name="h200", memory_bytes=150_754_820_096, dense_flops_per_second=flops)
         model = llama_8b()
     return RunSpec(
         name="cpu-demo" if kind == "cpu" else "full-zero2",

@@ -13,6 +13,7 @@ from llmtop.profiler.events import CheckpointSaved, KernelsSeen
 from llmtop.profiler.feed import read_state
 from llmtop.profiler.findings.find import findings
 from llmtop.profiler.findings.finding import Finding, first_line
+from llmtop.profiler.flops import peak_flops_per_second, utilisation
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rankstate import WARMUP_STEPS
 from llmtop.profiler.rundir import HARDWARE, SUPERVISOR, RunDir
@@ -124,6 +125,13 @@ class Report(Struct, frozen=True, kw_only=True):
     tokens_per_second: float | None
     """After warm-up."""
     predicted_tokens_per_second: float | None
+    mfu_percent: float | None
+    """Model FLOP/s of the dense peak in the run's precision, by PaLM's convention (`flops.py`); None where
+    that peak is not known, and on the CPU kind."""
+    needed_mfu_percent: float | None
+    """The same of the products that the causal mask leaves."""
+    peak_flops_per_second: float | None
+    """That peak, of all GPUs together."""
     phases: tuple[PhaseReport, ...]
     startup: tuple[StageReport, ...]
     components: tuple[ComponentReport, ...]
@@ -170,6 +178,7 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
     first = state.ranks.get(0)
     built = first.model if first else None
     step_seconds, tokens_per_second = _throughput(state)
+    share = utilisation(spec, tokens_per_second)
     return Report(
         run_id=run.run_id,
         name=spec.name,
@@ -204,6 +213,9 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         predicted_step_seconds=prediction.step_seconds,
         tokens_per_second=tokens_per_second,
         predicted_tokens_per_second=prediction.tokens_per_second,
+        mfu_percent=100 * share.mfu if share else None,
+        needed_mfu_percent=100 * share.needed if share else None,
+        peak_flops_per_second=peak_flops_per_second(spec),
         phases=_phases(first),
         startup=_startup(state),
         components=_components(found),

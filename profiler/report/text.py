@@ -80,6 +80,7 @@ def _training(report: Report, width: int) -> Iterator[str]:
         f"  {'throughput':<16}{format_tokens_rate(report.tokens_per_second)}"
         f" (predicted {format_tokens_rate(report.predicted_tokens_per_second)})"
     )
+    yield from _hanging("MFU", _utilisation(report), width)
     if report.phases:
         parts = ", ".join(f"{p.phase} {format_seconds(p.seconds)} ({p.percent:.0f}%)" for p in report.phases)
         yield from _hanging("phases", parts, width)
@@ -94,6 +95,22 @@ def _training(report: Report, width: int) -> Iterator[str]:
         size = format_bytes(saved.size_bytes)
         text = f"{len(report.checkpoints)} saved, the last at step {saved.step} ({size})"
         yield from _hanging("checkpoints", text, width)
+
+
+def _utilisation(report: Report) -> str:
+    """Model FLOP/s of the peak, and by which count."""
+    if report.peak_flops_per_second is None:
+        reason = (
+            "a CPU's peak is not known" if report.device_kind == "cpu" else "this GPU's peak is not known"
+        )
+        return f"{NOT_AVAILABLE}, {reason}"
+    peak = report.peak_flops_per_second / 1e12
+    if report.mfu_percent is None:
+        return f"{NOT_AVAILABLE} of {peak:,.0f} TFLOP/s"
+    return (
+        f"{format_percent(report.mfu_percent)} of {peak:,.0f} TFLOP/s ({report.precision}, dense), by PaLM's"
+        f" count; {format_percent(report.needed_mfu_percent)} without what the causal mask leaves out"
+    )
 
 
 def _memory(report: Report, width: int) -> Iterator[str]:

@@ -42,6 +42,10 @@ def test_components_add_up_to_the_peak_in_each_column(tmp_path: Path, kind: Any)
         values = [getattr(change, column) for change in inside]
         assert None not in values
         assert sum(values) == getattr(rows(found)["peak_bytes"], column)
+    share = rows(found)["mfu_percent"]
+    assert (share.first is None) is (kind == "cpu")
+    shown = any(line.startswith("MFU (PaLM's count)") for line in render(found, 100))
+    assert shown is (kind == "cuda")
     step = rows(found)["step_seconds"]
     assert step.percent == pytest.approx(50, abs=1)
     assert step.change == pytest.approx(step.second - step.first)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.eventlog import EventWriter
 from llmtop.profiler.events import RankExited, RankStarted, StageBegan, StepFinished
+from llmtop.profiler.flops import utilisation
 from llmtop.profiler.report.build import Report, build_report
 from llmtop.profiler.report.columns import GIB, MIB, ColumnUnit, print_addends
 from llmtop.profiler.report.text import render
@@ -63,6 +64,19 @@ def test_facts_of_a_completed_run(tmp_path: Path) -> None:
     assert report.versions["torch"] == "2.13.0" and report.versions["llmtop"] == "0.1.0"
     assert all(Path(path).exists() for path in report.files.values())
     assert len(report.checkpoints) == 2
+
+
+def test_utilisation_stands_beside_the_rate(tmp_path: Path) -> None:
+    run = make_recorded_run(tmp_path, kind="cuda")
+    report = build_report(run)
+    spec, share = run.spec(), utilisation(run.spec(), report.tokens_per_second)
+    assert share is not None and report.mfu_percent == pytest.approx(100 * share.mfu)
+    assert report.needed_mfu_percent == pytest.approx(100 * share.needed)
+    assert report.peak_flops_per_second == spec.world_size * 989.4e12
+    assert f"{share.mfu:.1%} of 1,979 TFLOP/s (bf16, dense)" in render(report)
+    on_cpu = build_report(make_recorded_run(tmp_path, kind="cpu"))
+    assert on_cpu.mfu_percent is None and on_cpu.peak_flops_per_second is None
+    assert "MFU             n/a" in render(on_cpu)
 
 
 def test_skipped_steps_and_loss_scale_of_fp16_are_shown(tmp_path: Path) -> None:

@@ -283,6 +283,18 @@ async def test_no_title_is_cut(kind: Kind, width: int, root: Path) -> None:
         assert titles(app) and not [line for line in titles(app) if "…" in line], shown
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"), [("cuda", ("by PaLM's count", "by needed products")), ("cpu", ("MFU n/a",))]
+)
+async def test_the_steps_panel_says_the_utilisation(kind: Kind, words: tuple[str, ...], root: Path) -> None:
+    run = make_recorded_run(root, kind=kind, steps=12, end=None)
+    app = LlmtopApp("monitor", run, root)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await wait_for_text(pilot, "12/12")
+        await pilot.press("4")
+        await wait_for_text(pilot, *words)
+
+
 async def test_peaks_agree_between_panels(live: LiveRun, root: Path) -> None:
     """The newest sample comes before the step in which a rank reached its peak."""
     reached = 2 * GIB

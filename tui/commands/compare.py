@@ -21,6 +21,8 @@ from llmtop.tui.commands.output import print_json, short_path, table, text_width
 _NAMES = {
     "step_seconds": "step time (median)",
     "tokens_per_second": "throughput",
+    "mfu_percent": "MFU (PaLM's count)",
+    "needed_mfu_percent": "MFU (needed products)",
     "peak_bytes": "peak memory",
     "reserved_bytes": "reserved",
     "device_bytes": "device (NVML)",
@@ -130,6 +132,8 @@ def _amount(change: Change, value: float | None) -> str:
         return format_seconds(value)
     if change.unit == "tokens_per_second":
         return format_tokens_rate(value)
+    if change.unit == "percent":
+        return format_percent(value)
     return NOT_AVAILABLE if value is None else f"{value:.4f}"
 
 
@@ -139,6 +143,8 @@ def _difference(change: Change) -> str:
         return NOT_AVAILABLE
     if change.unit == "bytes":
         return format_bytes(value, signed=True)
+    if change.unit == "percent":
+        return f"{value:+.1f} points"
     sign = "-" if value < 0 else "+"
     return sign + _amount(change, abs(value))
 

@@ -7,9 +7,10 @@ from statistics import mean, median
 from textual.app import ComposeResult
 from textual.content import Content
 
+from llmtop.profiler.flops import utilisation
 from llmtop.profiler.rankstate import WARMUP_STEPS
 from llmtop.profiler.series import steady_steps
-from llmtop.profiler.units import format_seconds, format_tokens_rate
+from llmtop.profiler.units import NOT_AVAILABLE, format_percent, format_seconds, format_tokens_rate
 from llmtop.tui.view import RunView, steady_speed
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, lines, sparkline, stacked
 from llmtop.tui.widgets.palette import PHASES, REST
@@ -47,6 +48,7 @@ class StepsPanel(Panel):
         rows = [_speed(view), stacked(bar, seconds or 1.0, width)]
         if self.zoomed:
             rows += [
+                _utilisation(view),
                 *_skipped(view),
                 *_phase_table(view, phases),
                 *_rank_rows(view),
@@ -93,7 +95,19 @@ def _steady(view: RunView) -> tuple[float, ...]:
 def _speed(view: RunView) -> Content:
     seconds, predicted = median(_steady(view)), view.prediction.step_seconds
     foretold = "" if predicted is None else f"   predicted {format_seconds(predicted)}"
-    return Content.assemble((format_seconds(seconds), "bold"), " a step", (foretold, "$muted"))
+    share = utilisation(view.spec, steady_speed(view.state.series))
+    mfu = "" if share is None else f"   MFU {format_percent(100 * share.mfu)}"
+    return Content.assemble((format_seconds(seconds), "bold"), " a step", mfu, (foretold, "$muted"))
+
+
+def _utilisation(view: RunView) -> Content:
+    """Both counts of the model's operations, as a share of the GPUs' dense peak."""
+    share = utilisation(view.spec, steady_speed(view.state.series))
+    if share is None:
+        return Content.styled(f"MFU {NOT_AVAILABLE}", "$muted")
+    needed = format_percent(100 * share.needed)
+    words = f"MFU {format_percent(100 * share.mfu)} by PaLM's count, {needed} by needed products"
+    return Content.styled(words, "$muted")
 
 
 def _skipped(view: RunView) -> list[Content]:
