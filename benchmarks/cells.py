@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from pathlib import Path
 
@@ -9,8 +11,9 @@ import msgspec
 from msgspec import Struct
 
 from benchmarks.admission import Gate, need_of
-from benchmarks.forkserver import WORKER, ForkServer
+from benchmarks.forkserver import WORKER, ForkServer, ForkServerError
 from benchmarks.rows import Cell, Row
+from benchmarks.timeleft import TOO_LATE, TimeLeft
 from benchmarks.window import tokens_per_second
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.resolve import Layer, Machine, resolve
@@ -34,11 +37,16 @@ from llmtop.profiler.runstate import RankState, RunState
 from llmtop.trainer.control import wait_for_end
 from llmtop.trainer.dsconfig import deepspeed_config
 from llmtop.trainer.launch import start_run
+from llmtop.trainer.ops import ops_of
 from llmtop.trainer.preflight import preflight
+from llmtop.trainer.supervisor.extensions import extensions_dir
 
 DEFAULTS: Cell = {"steps": 4, "classify_every": 2, "tokenizer": "bytes", "kernel_profile_step": 0}
 """Of every cell: memory is steady after two steps, and does not depend on what the tokens say. The profiler
 of kernel names takes device memory of its own."""
+BUILDER = "benchmarks.opbuild:main"
+BUILD_SECONDS = 300.0
+"""DeepSpeed's fused Adam alone takes over a minute."""
 _STAMPS = ("v", "t", "m", "src", "kind", "traceback")
 
 
@@ -58,28 +66,57 @@ def plan(cell: Cell, machine: Machine, *, name: str) -> Planned:
 
 
 class Runner:
-    """Carries out cells under a root folder, by forking or (without a server) through the supervisor."""
+    """Carries out cells under a root folder, by forking or (without a server) through the supervisor.
 
-    def __init__(self, root: Path, machine: Machine, gate: Gate, server: ForkServer | None) -> None:
+    May be called from several threads.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        machine: Machine,
+        gate: Gate,
+        server: ForkServer | None,
+        time_left: TimeLeft | None = None,
+    ) -> None:
         self._root = root
         self._machine = machine
         self._gate = gate
         self._server = server
+        self._time_left = time_left
+        self._building = threading.Lock()
+        self._ops: set[str] = set()
+        """Those that need not be looked for any more."""
 
     def row(self, cell: Cell, seconds: float, *, name: str = "cell") -> Row:
         """The cell's row; a refusal is a row as well."""
         try:
             planned = self.plan(cell, name=name)
+            # Not in the gate: while one op is built the runs that do not need it go on.
+            self._build_ops(planned)
             with self._gate.enter(need_of(planned.prediction)) as gate:
                 began = time.monotonic()
-                run = self.run(planned, seconds)
+                allowed = self._allowed(seconds)
+                if allowed is None:
+                    return {"cell": cell, "status": TOO_LATE, "reason": ""}
+                run = self.run(planned, allowed)
                 alone, wall_seconds = gate.alone, time.monotonic() - began
             return row_of(planned, run, alone=alone, wall_seconds=wall_seconds)
+        except ForkServerError:
+            # Not the cell's fault, so nothing that a later call may skip.
+            raise
         except LlmtopError as error:
             return {"cell": cell, "status": "refused", "reason": str(error)}
 
     def plan(self, cell: Cell, *, name: str) -> Planned:
         return plan(cell, self._machine, name=name)
+
+    def _allowed(self, seconds: float) -> float | None:
+        """Of the seconds that a run was to have, what is left after waiting."""
+        if self._time_left is None:
+            return seconds
+        left = self._time_left.seconds_for_a_run()
+        return None if left is None else min(left, seconds)
 
     def run(self, planned: Planned, seconds: float) -> RunDir:
         """From nothing to the end of the run."""
@@ -93,13 +130,41 @@ class Runner:
         """The same by forking, of whatever carries a run out."""
         if self._server is None:
             raise UsageError("only our own worker can be supervised", fix="leave --supervised out")
+        self._build_ops(planned)
+        return self._carry_out(self._server, planned, seconds, entry)
+
+    def _carry_out(self, server: ForkServer, planned: Planned, seconds: float, entry: str) -> RunDir:
         run = make_run(planned, self._root)
         sampled = _Sampled(run, on_cpu=planned.spec.on_cpu)
         try:
-            self._server.run(run, seconds=seconds, entry=entry, while_running=sampled)
+            server.run(run, seconds=seconds, entry=entry, while_running=sampled)
         finally:
             sampled.close()
         return run
+
+    def _build_ops(self, planned: Planned) -> None:
+        """Have DeepSpeed's ops that a run needs built once, before and outside of its own time.
+
+        By the zygote only; the supervisor's runs build for themselves.
+        """
+        if self._server is None:
+            return
+        ops = {op.name for op in ops_of(deepspeed_config(planned.spec))}
+        if ops <= self._ops:
+            return
+        with self._building:
+            folder = extensions_dir(os.environ)
+            missing = {op for op in ops - self._ops if not (folder / op / f"{op}.so").exists()}
+            if missing:
+                began = time.monotonic()
+                run = self._carry_out(self._server, planned, BUILD_SECONDS, BUILDER)
+                took = f"{time.monotonic() - began:.1f} s"
+                built = {op for op in missing if (folder / op / f"{op}.so").exists()}
+                print(f"{took} to build {', '.join(sorted(missing))}", flush=True)
+                if missing - built:
+                    print(_tail(run.log_path(0)), flush=True)
+            # What cannot be built is not tried again here: each run that needs it says so.
+            self._ops |= ops
 
 
 def make_run(planned: Planned, root: Path) -> RunDir:

@@ -11,6 +11,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -18,14 +19,24 @@ from typing import Self
 
 import msgspec
 
-from benchmarks.zygote import TOUCHES_CUDA, Answer, Order
+from benchmarks.zygote import PRELOAD_SECONDS, PRELOADED, TOUCHES_CUDA, Answer, Order
 from llmtop.presets.errors import JobFailedError
 from llmtop.profiler.rundir import RunDir
 
 WORKER = "llmtop.trainer.worker.__main__:main"
 _POLL_SECONDS = 0.15
-_LONGEST_IMPORT_SECONDS = 300.0
+_LONGEST_IMPORT_SECONDS = 180.0
+"""One import cannot be cut short: for a slow disk."""
+_MOST_RESTARTS = 2
+_LEAST_PRELOAD_SECONDS = 20.0
+"""For a restart, however long the start before it took."""
 _END_SECONDS = 20.0
+_SILENT_SECONDS = 60.0
+"""Beyond a run's own limit, after which the zygote ends it."""
+
+
+class ForkServerError(JobFailedError):
+    """The zygote failed, not what it was to run."""
 
 
 class ForkServer:
@@ -39,10 +50,14 @@ class ForkServer:
         self._lock = threading.Lock()
         self._jobs = 0
         self._waiting: dict[int, queue.Queue[Answer]] = {}
+        self.ready = ""
+        """What loading took, in words."""
+        began = time.monotonic()
         leave = [] if on_cpu else list(TOUCHES_CUDA)
-        while touched := self._start(leave):
-            # That module belongs into the ranks. The others are loaded anew, for this process is spoilt.
-            leave.append(touched)
+        restarts = 0
+        while touched := self._start(leave, began + PRELOAD_SECONDS - time.monotonic()):
+            restarts += 1
+            leave += left_after(touched, restarts)
 
     def __enter__(self) -> Self:
         return self
@@ -69,14 +84,19 @@ class ForkServer:
             self._waiting[job] = answers
             self._send(Order(job=job, run=str(run.path.resolve()), entry=entry, seconds=seconds))
         pids: dict[int, int] = {}
+        latest = time.monotonic() + seconds + _SILENT_SECONDS
         while True:
             try:
                 answer = answers.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 while_running(pids)
+                if time.monotonic() > latest:
+                    raise ForkServerError(
+                        "the process that forks the ranks does not answer", fix="run with --supervised"
+                    ) from None
                 continue
             if answer.what == "broken":
-                raise JobFailedError(
+                raise ForkServerError(
                     "the process that forks the ranks ended", why=answer.detail, fix="run with --supervised"
                 )
             if answer.what == "ended":
@@ -98,10 +118,13 @@ class ForkServer:
         assert self._process.stdout is not None
         self._process.stdout.close()
 
-    def _start(self, leave: list[str]) -> str:
+    def _start(self, leave: list[str], seconds: float) -> str:
         """Start a zygote; the module that spoilt it, or nothing when it is ready."""
+        began = time.monotonic()
+        seconds = max(_LEAST_PRELOAD_SECONDS, seconds)
+        options = [*(["--leave", *leave] if leave else []), "--seconds", f"{seconds:.0f}"]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.zygote", *(["--leave", *leave] if leave else [])],
+            [sys.executable, "-m", "benchmarks.zygote", *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path(__file__).resolve().parents[1],
@@ -124,11 +147,12 @@ class ForkServer:
         except queue.Empty:
             answer = Answer(what="broken", detail=f"no word after {_LONGEST_IMPORT_SECONDS:g} s")
         if answer.what == "ready":
+            self.ready = f"ready to fork after {time.monotonic() - began:.1f} s, imports {answer.detail}"
             return ""
         self.close()
         if answer.what == "touched":
             return answer.detail
-        raise JobFailedError("the process that forks the ranks did not start", why=answer.detail)
+        raise ForkServerError("the process that forks the ranks did not start", why=answer.detail)
 
     def _send(self, order: Order) -> None:
         assert self._process.stdin is not None
@@ -136,7 +160,7 @@ class ForkServer:
             self._process.stdin.write(msgspec.json.encode(order) + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise JobFailedError("the process that forks the ranks is gone") from error
+            raise ForkServerError("the process that forks the ranks is gone") from error
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -146,3 +170,11 @@ class ForkServer:
         broken = Answer(what="broken", detail="its own output says why")
         for answers in list(self._waiting.values()):
             answers.put(broken)
+
+
+def left_after(touched: str, restarts: int) -> list[str]:
+    """What a spoilt zygote's successor leaves to the ranks: at first only the module that touched CUDA, in
+    the end all that it had not loaded before, so that the next start is sure to be the last."""
+    if restarts < _MOST_RESTARTS:
+        return [touched]
+    return list(PRELOADED[PRELOADED.index(touched) :])

@@ -16,15 +16,12 @@ from benchmarks.admission import Gate, Room
 from benchmarks.cells import Runner
 from benchmarks.forkserver import ForkServer
 from benchmarks.rows import Cell, Row, RowLog
+from benchmarks.timeleft import LONGEST_SECONDS, TimeLeft
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.resolve import Machine
 from llmtop.profiler.hardware.machine import detect_machine
 
 RESULTS = Path(__file__).parent / "results"
-LONGEST_SECONDS = 240.0
-"""Of one run; the first one with DeepSpeed's fused Adam compiles it, which alone takes over a minute."""
-_OVERTIME_SECONDS = 50.0
-"""What was started before the time was up may take so much longer."""
 _HOST_SHARE = 0.85
 _DEVICE_SHARE = 0.97
 
@@ -36,6 +33,11 @@ def add_options(parser: argparse.ArgumentParser, out: Path) -> None:
         "--minutes", type=float, default=8.0, help="start nothing after this long, end all a minute later"
     )
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time while their upper bounds fit")
+    parser.add_argument(
+        "--cell-seconds", type=float, default=LONGEST_SECONDS, help="a run that takes longer is ended"
+    )
+    # What loading the libraries takes is part of the call.
+    parser.set_defaults(began=time.monotonic())
     parser.add_argument("--limit", type=int, help="only so many cells")
     parser.add_argument("--supervised", action="store_true", help="by the real supervisor, a start for each")
     parser.add_argument("--cpu", action="store_true", help="on the CPU kind, whatever devices there are")
@@ -53,7 +55,9 @@ def runner(options: argparse.Namespace) -> Iterator[Runner]:
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, root, ignore_errors=True)
         server = None if options.supervised else stack.enter_context(ForkServer(on_cpu=on_cpu))
-        yield Runner(root, machine, Gate(room), server)
+        if server is not None:
+            print(server.ready, flush=True)
+        yield Runner(root, machine, Gate(room), server, time_left(options))
 
 
 def run_main(main: Callable[[], None]) -> None:
@@ -72,21 +76,8 @@ def machine_of(options: argparse.Namespace) -> Machine:
     return found
 
 
-class TimeLeft:
-    """The time that a call has."""
-
-    def __init__(self, minutes: float) -> None:
-        self._deadline = time.monotonic() + 60 * minutes
-
-    def seconds_for_a_run(self) -> float | None:
-        """How long a run that starts now may take; None when it is too late to start one."""
-        left = self._deadline - time.monotonic()
-        return None if left < 0 else min(LONGEST_SECONDS, left + _OVERTIME_SECONDS)
-
-    def cut(self, row: Row, seconds: float) -> bool:
-        """Whether a run was ended for our lack of time and says nothing."""
-        late = "did not finish within" in str(row.get("reason"))
-        return late and seconds < LONGEST_SECONDS
+def time_left(options: argparse.Namespace) -> TimeLeft:
+    return TimeLeft(options.minutes, longest_seconds=options.cell_seconds, began=options.began)
 
 
 def run_all(
@@ -102,24 +93,23 @@ def run_all(
     """
     log = RowLog(options.out)
     todo = [cell for cell in cells if cell not in log][: options.limit]
-    time_left = TimeLeft(options.minutes)
-    began = time.monotonic()
+    left = time_left(options)
 
     def work(cell: Cell) -> None:
-        seconds = time_left.seconds_for_a_run()
+        seconds = left.seconds_for_a_run()
         if seconds is None:
             return
         row: Row = {**row_of(cell, seconds), **(facts or {})}
-        if time_left.cut(row, seconds):
+        if left.cut(row):
             return
         log.add(row)
         words = " ".join(f"{key}={value}" for key, value in cell.items())
         reason = " ".join(str(row.get("reason") or "").split())
-        passed = time.monotonic() - began
+        passed = time.monotonic() - options.began
         print(f"{passed:6.1f} s  {row['status']:<13} {words}  {reason}"[:400], flush=True)
 
     with ThreadPoolExecutor(options.jobs) as pool:
         for done in [pool.submit(work, cell) for cell in todo]:
             done.result()
-    left = sum(cell not in log for cell in todo)
-    print(f"{len(todo) - left} of {len(todo)} cells done" + (", call again for the rest" if left else ""))
+    open_ = sum(cell not in log for cell in todo)
+    print(f"{len(todo) - open_} of {len(todo)} cells done" + (", call again for the rest" if open_ else ""))

@@ -19,9 +19,19 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.cells import Planned, Runner, plan
+from benchmarks.forkserver import ForkServerError
 from benchmarks.rows import Cell, Row, RowLog, read_rows
-from benchmarks.session import RESULTS, TimeLeft, add_options, machine_of, run_all, run_main, runner
+from benchmarks.session import (
+    RESULTS,
+    add_options,
+    machine_of,
+    run_all,
+    run_main,
+    runner,
+    time_left,
+)
 from benchmarks.stats import bootstrap
+from benchmarks.timeleft import TimeLeft
 from benchmarks.window import tokens_per_second
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.resolve import Machine
@@ -75,15 +85,15 @@ COMPARED_ON_CPU: tuple[Cell, ...] = (
 # --- against Trainer ------------------------------------------------------------------------------
 
 
-def compare(cell: Cell, run: Runner, log: RowLog, time_left: TimeLeft) -> None:
+def compare(cell: Cell, run: Runner, log: RowLog, left: TimeLeft) -> None:
     """Runs of both sides in turns, a row each; what the log has already is not run again."""
     for number, side in enumerate(ORDER * ROUNDS):
         key: Cell = {**cell, "side": side, "turn": number}
-        seconds = time_left.seconds_for_a_run()
+        seconds = left.seconds_for_a_run()
         if key in log or seconds is None:
             continue
         row = _timed(cell, seconds, ENTRIES[side], run)
-        if time_left.cut(row, seconds):
+        if left.cut(row):
             return
         log.add({**row, "cell": key})
         rate = row.get("tokens_per_second")
@@ -95,6 +105,8 @@ def _timed(cell: Cell, seconds: float, entry: str, run: Runner) -> Row:
     try:
         planned = run.plan({**AS_SHIPPED, **cell}, name="throughput")
         folder = run.forked(planned, seconds, entry=entry)
+    except ForkServerError:
+        raise
     except LlmtopError as error:
         return {"cell": cell, "status": "refused", "reason": str(error)}
     state = read_state(folder)
@@ -216,11 +228,11 @@ def main() -> None:
         best_rows(options)
         return
     cells = COMPARED_ON_CPU if options.cpu else COMPARED[options.gpus]
-    time_left = TimeLeft(options.minutes)
+    left = time_left(options)
     log = RowLog(options.out)
     with runner(options) as run:
         for cell in cells[: options.limit]:
-            compare({"gpus": options.gpus, **cell}, run, log, time_left)
+            compare({"gpus": options.gpus, **cell}, run, log, left)
     print(comparison(read_rows(options.out)))
 
 

@@ -22,6 +22,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -68,8 +69,12 @@ PRELOADED = (
     "llmtop.trainer.worker.session",
 )
 """In the order of loading; what is not installed is passed over."""
-TOUCHES_CUDA = ("bitsandbytes",)
-"""Asks the device for its capability when it is imported (0.50, `cuda_specs.py`): left to the ranks."""
+TOUCHES_CUDA = ("bitsandbytes", "peft", "transformers.trainer", "liger_kernel")
+"""Left to the ranks where there is CUDA: bitsandbytes asks the device for its capability when it is imported
+(0.50, `cuda_specs.py`), peft imports it, transformers' Trainer imports peft, Liger asks the device too."""
+PRELOAD_SECONDS = 60.0
+"""After this long what is loaded is enough."""
+_SHOWN_SECONDS = 0.5
 _PEER_SECONDS = 15.0
 """How long the other ranks may outlive one that failed."""
 _TURN_SECONDS = 0.05
@@ -295,18 +300,11 @@ def _kill_session(pid: int) -> None:
 def cuda_touched() -> str:
     """How this process has touched CUDA; empty when it has not.
 
-    NVML does not count: its descriptors survive a fork, and `forget_nvml` gives them up.
+    NVML does not count, though it opens `/dev/nvidia-uvm` too (driver 580): `forget_nvml` gives it up.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return "torch has initialized CUDA"
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            target = entry.readlink()
-        except OSError:
-            continue  # the descriptor of this very listing
-        if target.name.startswith("nvidia-uvm"):
-            return f"{target} is open"
     if not any("libcuda.so" in line for line in Path("/proc/self/maps").read_text().splitlines()):
         return ""
     count = ctypes.c_int()
@@ -332,20 +330,43 @@ def restart_nvml() -> None:
             nvml.nvmlInit()
 
 
-def preload(leave: frozenset[str]) -> str:
-    """Import everything but `leave`; the module that touched CUDA, or nothing."""
+class Preloaded(Struct, frozen=True, kw_only=True):
+    touched: str = ""
+    """The module that touched CUDA, which ended the loading."""
+    words: str
+    """What it took, and what is left to the ranks."""
+
+
+def preload(
+    leave: frozenset[str], seconds: float = PRELOAD_SECONDS, clock: Callable[[], float] = time.monotonic
+) -> Preloaded:
+    """Import everything but `leave`, as far as the time goes."""
+    began = clock()
+    took: list[str] = []
+    left: list[str] = []
+    touched = ""
     for name in PRELOADED:
         if _left(name, leave) or importlib.util.find_spec(name.partition(".")[0]) is None:
             continue
+        if clock() - began > seconds:
+            left.append(name)
+            continue
+        since = clock()
         try:
             importlib.import_module(name)
         except ImportError as error:
             # A rank that needs it will say the same, in its own log.
             sys.stderr.write(f"{name} is not preloaded: {error}\n")
-        if cuda_touched():
-            sys.stderr.write(f"{name}: {cuda_touched()}\n")
-            return name
-    return ""
+        if clock() - since >= _SHOWN_SECONDS:
+            took.append(f"{name} {clock() - since:.1f} s")
+        if how := cuda_touched():
+            touched = name
+            took.append(f"then {how} by {name}")
+            break
+    words = f"{clock() - began:.1f} s ({', '.join(took)})"
+    if leave or left:
+        words += f", left to the ranks: {', '.join([*sorted(leave), *left])}"
+    return Preloaded(touched=touched, words=words)
 
 
 def _left(name: str, leave: frozenset[str]) -> bool:
@@ -355,7 +376,8 @@ def _left(name: str, leave: frozenset[str]) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--leave", nargs="*", default=[], help="modules that the ranks import themselves")
-    leave = frozenset(parser.parse_args().leave)
+    parser.add_argument("--seconds", type=float, default=PRELOAD_SECONDS, help="no import begins after that")
+    options = parser.parse_args()
     die_with_parent()
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -363,15 +385,16 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)
     zygote = Zygote(os.dup(0), answers)
-    touched = preload(leave)
-    if touched:
-        zygote.answer(Answer(what="touched", detail=touched))
+    loaded = preload(frozenset(options.leave), options.seconds)
+    if loaded.touched:
+        sys.stderr.write(f"not ready after {loaded.words}\n")
+        zygote.answer(Answer(what="touched", detail=loaded.touched))
         return
     forget_nvml()
     # Collected objects of the parent would be written to, and so copied, in every rank.
     gc.collect()
     gc.freeze()
-    zygote.answer(Answer(what="ready"))
+    zygote.answer(Answer(what="ready", detail=loaded.words))
     zygote.serve()
 
 

@@ -61,7 +61,7 @@ class AllocatorCounters(Struct, frozen=True, kw_only=True):
     reserved_bytes: int
     reserved_peak_bytes: int
     requested_bytes: int
-    """What was asked for of active blocks: those allocated, and those freed that another stream still uses."""
+    """What was asked for of active blocks: those allocated, and those freed that another stream uses."""
     requested_peak_bytes: int
     events: int
     """Allocations, frees asked for and frees completed since the process began: a place in the allocator's

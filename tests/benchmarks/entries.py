@@ -17,3 +17,7 @@ def hang(arguments: list[str]) -> None:
 
 def crash(arguments: list[str]) -> None:
     raise RuntimeError(f"no training in {arguments[0]}")
+
+
+def build(arguments: list[str]) -> None:
+    raise RuntimeError("the compiler is missing")

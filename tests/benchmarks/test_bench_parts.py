@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from benchmarks import overhead, throughput
 from benchmarks.admission import Gate, Room, need_of
-from benchmarks.cells import newest_events, plan
+from benchmarks.cells import Runner, newest_events, plan
 from benchmarks.overhead import BlockTime, in_turns, probe_costs, trimmed_mean
 from benchmarks.rows import RowLog, read_rows
-from benchmarks.session import LONGEST_SECONDS, TimeLeft
 from benchmarks.stats import bootstrap, percentile
 from benchmarks.summary import STRATA, summary
 from benchmarks.svgplot import Line, Plot, powers, svg
+from benchmarks.timeleft import LONGEST_SECONDS, TOO_LATE, TimeLeft
 from benchmarks.window import first_and_last, tokens_per_second
 from llmtop.presets.resolve import Machine
 from llmtop.profiler.eventlog import Clock, EventWriter
@@ -179,13 +179,24 @@ def test_a_plot_is_well_formed_and_has_its_names() -> None:
 
 
 def test_the_clock_cuts_late_runs_and_forgets_them() -> None:
-    late = {"reason": "rank 0 did not finish within 57 s and was killed"}
+    late = {"reason": "rank 0 did not finish within 57.25 s and was killed"}
     assert TimeLeft(-0.01).seconds_for_a_run() is None
     short = TimeLeft(0.1).seconds_for_a_run()
-    assert short is not None and 0 < short < 60 and TimeLeft(0.1).cut(late, short)
+    assert short is not None and 0 < short < 60 and TimeLeft(0.1).cut(late)
     assert TimeLeft(99).seconds_for_a_run() == LONGEST_SECONDS
-    assert not TimeLeft(99).cut(late, LONGEST_SECONDS), "too slow by itself is a result"
-    assert not TimeLeft(0.1).cut({"reason": "CUDA out of memory"}, short)
+    assert TimeLeft(99, longest_seconds=30).seconds_for_a_run() == 30
+    assert not TimeLeft(99, longest_seconds=57.25).cut(late), "too slow by itself is a result"
+    assert not TimeLeft(0.1).cut({"reason": "CUDA out of memory"})
+    assert TimeLeft(99).cut({"status": TOO_LATE})
+    assert TimeLeft(8, began=-1e6).seconds_for_a_run() is None, "loading took all the time"
+
+
+def test_a_run_that_waited_too_long_is_not_begun(tmp_path: Path) -> None:
+    room = Gate(Room(device_bytes=None, host_bytes=None))
+    run = Runner(tmp_path, H200, room, None, TimeLeft(8, began=-1e6))
+    row = run.row({"model": "llama-3.2-1b", "gpu": "h200"}, 120)
+    assert row["status"] == TOO_LATE and TimeLeft(8).cut(row)
+    assert not list(tmp_path.iterdir())
 
 
 def test_rows_are_json() -> None:

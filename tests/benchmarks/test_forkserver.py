@@ -17,6 +17,7 @@ from llmtop.presets.resolve import Machine
 from llmtop.profiler.eventlog import EventTail
 from llmtop.profiler.feed import read_state
 from llmtop.profiler.rundir import SUPERVISOR, RunDir, process_identity
+from llmtop.trainer.ops import FUSED_ADAM
 
 pytestmark = pytest.mark.slow
 MACHINE = Machine(gpu="cpu", gpus=1, host_memory_bytes=None)
@@ -65,6 +66,27 @@ def test_a_forked_run_leaves_the_record_of_a_supervised_one(server: ForkServer, 
     kinds = [event["kind"] for event in record(forked, SUPERVISOR)]
     assert kinds == ["run_started", "rank_started", "rank_exited", "run_ended"]
     assert record(forked, SUPERVISOR)[-1] == record(supervised, SUPERVISOR)[-1]
+
+
+def test_it_says_what_loading_took(server: ForkServer) -> None:
+    assert server.ready.startswith("ready to fork after ") and "torch" in server.ready
+
+
+def test_an_op_is_built_once_and_before_the_runs_that_need_it(
+    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    extensions = tmp_path / "extensions"
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(extensions))
+    monkeypatch.setattr("benchmarks.cells.ops_of", lambda config: (FUSED_ADAM,))
+    monkeypatch.setattr("benchmarks.cells.BUILDER", "tests.benchmarks.entries:build")
+    runner = Runner(tmp_path / "runs", MACHINE, Gate(EVERYWHERE), server)
+    (extensions / "fused_adam").mkdir(parents=True)
+    for _ in range(2):
+        run = runner.forked(planned(), 60, entry="tests.benchmarks.entries:crash")
+        assert read_state(run).status == "failed"
+    told = capsys.readouterr().out
+    assert told.count("to build fused_adam") == 1
+    assert told.count("RuntimeError: the compiler is missing") == 1
 
 
 def test_a_row_holds_both_sides(server: ForkServer, tmp_path: Path) -> None:

@@ -181,7 +181,8 @@ def test_probes_are_closed_in_the_middle_of_a_trace() -> None:
         engine, device=CPU, vocab_size=SHAPE.vocab, classify_every=0, tracer=tracer, emit=lambda _: None
     )
     with probes.step(1), probes.phase("data", last=True):
-        assert tracer.recording and module._forward_pre_hooks
+        recording = tracer.recording
+        assert recording and module._forward_pre_hooks
     probes.close()
     probes.close()
     assert not tracer.recording
