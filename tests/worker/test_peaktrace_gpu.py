@@ -113,8 +113,11 @@ def test_an_address_that_is_used_again_at_once_keeps_its_names_apart() -> None:
 
 def test_what_another_stream_still_uses_is_active_and_not_alive() -> None:
     gc.collect()
-    torch.cuda.synchronize()
     size, times = 10 << 20, 20
+    # Memory and kernels are there already, so that nothing below waits for the device.
+    ready = [torch.empty(size, dtype=torch.uint8, device=device()).fill_(1) for _ in range(times)]
+    del ready
+    torch.cuda.synchronize()
     recording = Recording()
     before = recording.tracer.counters()
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
