@@ -136,24 +136,27 @@ class CudaMemoryMeter:
 
 
 class ResidentMeter:
-    """The resident set: reset of the kernel's high-water mark where permitted, else the phase's ends."""
+    """The resident set: reset of the kernel's high-water mark where permitted, else the phase's ends.
+
+    One read and one reset a border, as on CUDA.
+    """
 
     def __init__(self) -> None:
         self._peak: int | None = None
         self._resettable = True
 
     def start_step(self) -> None:
-        """Nothing: each phase sets the mark back."""
+        # What was reached between two steps is not part of a phase.
+        self._read_and_reset()
 
     def start_phase(self) -> None:
-        self._peak = largest(self._peak, peak_rss_bytes())
-        self._resettable = reset_peak_rss()
+        """Nothing: the end of the phase before, or the step's start, has set the mark back."""
 
     def stop_phase(self) -> PhaseMemory:
+        resettable = self._resettable
         now = rss_bytes()
-        peak = peak_rss_bytes() if self._resettable else now
-        self._peak = largest(self._peak, peak, now)
-        return PhaseMemory(allocated_bytes=now, peak_bytes=largest(peak, now))
+        peak = self._read_and_reset()
+        return PhaseMemory(allocated_bytes=now, peak_bytes=largest(peak, now) if resettable else now)
 
     def total_bytes(self) -> int | None:
         return rss_bytes()
@@ -161,3 +164,9 @@ class ResidentMeter:
     def peaks(self) -> Peaks:
         self._peak = largest(self._peak, peak_rss_bytes())
         return Peaks(rss_bytes=self._peak)
+
+    def _read_and_reset(self) -> int | None:
+        peak = peak_rss_bytes()
+        self._peak = largest(self._peak, peak)
+        self._resettable = reset_peak_rss()
+        return peak

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,13 @@ from llmtop.profiler.probes.allocator import ResidentMeter, merge
 from llmtop.profiler.probes.classify import classify
 from llmtop.profiler.probes.heap import read_heap
 from llmtop.profiler.probes.phases import CpuPhaseTimer
-from llmtop.profiler.probes.resident import pss_bytes, resident_bytes, rss_bytes
+from llmtop.profiler.probes.resident import (
+    peak_rss_bytes,
+    pss_bytes,
+    reset_peak_rss,
+    resident_bytes,
+    rss_bytes,
+)
 from llmtop.profiler.probes.training import TrainingProbes
 
 CPU = torch.device("cpu")
@@ -131,6 +138,40 @@ def test_the_peak_of_a_phase_outlives_its_memory() -> None:
     assert first.peak_bytes >= second.peak_bytes + 32 * MIB
     peaks = meter.peaks()
     assert peaks.rss_bytes is not None and peaks.rss_bytes >= first.peak_bytes
+
+
+def test_what_is_reached_between_two_steps_is_no_phase_s_peak() -> None:
+    meter = ResidentMeter()
+    meter.start_step()
+    meter.stop_phase()
+    held = torch.ones(64 * MIB, dtype=torch.uint8)
+    assert held.sum() > 0
+    del held
+    meter.start_step()
+    phase, run = meter.stop_phase().peak_bytes, meter.peaks().rss_bytes
+    assert phase is not None and run is not None
+    assert run >= phase + 32 * MIB
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_process_reads_itself() -> None:
+    held = torch.ones(256 * MIB, dtype=torch.uint8)
+    assert held.sum() > 0 and reset_peak_rss()
+    mark, now = peak_rss_bytes(), rss_bytes()
+    assert mark is not None and now is not None and abs(mark - now) < 32 * MIB
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        # The parent's memory goes from the child alone.
+        del held
+        reset_peak_rss()
+        os.write(writing, f"{rss_bytes()} {peak_rss_bytes()}".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    after, peak = map(int, os.read(reading, 100).split())
+    os.close(reading)
+    os.close(writing)
+    assert after < now - 128 * MIB and peak < now - 128 * MIB
 
 
 def test_a_phase_of_several_parts_keeps_the_latest_end_and_the_largest_peak() -> None:
