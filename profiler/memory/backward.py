@@ -118,7 +118,7 @@ def _forward_end(walk: _Pass) -> Bytes:
     if "fused_linear_cross_entropy" in walk.sizes.liger:
         # The fused loss keeps its gradients for backward, and no logits.
         return _with_resident(
-            walk, activations=kept + walk.loss.kept + walk.loss.head_gradient, gradients=walk.accumulated
+            walk, activations=kept + walk.loss.kept, gradients=walk.accumulated + walk.loss.head_gradient
         )
     return _with_resident(walk, activations=kept, logits=walk.loss.kept, gradients=walk.accumulated)
 
@@ -127,9 +127,10 @@ def _loss_backward(walk: _Pass) -> Bytes:
     layers = walk.spec.model.num_layers
     return _with_resident(
         walk,
-        activations=_kept(walk, layers) + walk.final_norm + walk.constant,
-        logits=max(walk.loss.backward_peak, walk.loss.forward_peak),
+        activations=_kept(walk, layers) + walk.final_norm + walk.constant + walk.loss.peak_activations,
+        logits=walk.loss.peak_logits,
         gradients=walk.accumulated + walk.loss.head_gradient,
+        workspace=walk.loss.peak_workspace,
         buffers=_kept_bucket(walk),
     )
 
@@ -161,20 +162,31 @@ def _kept_bucket(walk: _Pass) -> int:
     return 0
 
 
-def _block_alive(walk: _Pass, index: int) -> tuple[int, int]:
-    """(activations, workspace) at the worst point of the backward of block `index`, counted from 0."""
+class _BlockAlive(Struct, frozen=True, kw_only=True):
+    """The worst point of one block's backward."""
+
+    activations: int
+    """What was saved and is not used up yet."""
+    weight_gradient: int
+    """Of the matrix whose product is being differentiated."""
+    workspace: int
+    """Gradients of activations, and what nobody saved."""
+
+
+def _block_alive(walk: _Pass, index: int) -> _BlockAlive:
+    """Of block `index`, counted from 0."""
     block, tokens = walk.block, walk.sizes.tokens
-    kept = _kept(walk, index + 1)
+    kept, workspace = _kept(walk, index + 1) + walk.constant, block.gradient * tokens
     if _is_checkpointed(walk.sizes, index):
-        recomputed = block.saved - block.input_saved
+        kept += (block.saved - block.input_saved) * tokens
         if walk.spec.options.checkpointing_reentrant:
-            recomputed += block.gradient  # the reentrant form also keeps the block's recomputed output
-        kept += recomputed * tokens
-    transient = block.gradient * tokens
+            workspace += block.gradient * tokens  # the reentrant form also holds the recomputed output
     matrix = 0 if walk.sizes.lora_rank else walk.sizes.wide_linear * walk.sizes.dtype_bytes
-    first_product = _first_product(walk) * tokens + matrix
-    transient += max((block.backward_extra - block.backward_freed) * tokens, first_product)
-    return kept + walk.constant, transient
+    product = _first_product(walk) * tokens
+    extra, freed = block.backward_extra * tokens, block.backward_freed * tokens
+    if extra - freed >= product + matrix:
+        return _BlockAlive(activations=kept - freed, weight_gradient=0, workspace=workspace + extra)
+    return _BlockAlive(activations=kept, weight_gradient=matrix, workspace=workspace + product)
 
 
 def _first_product(walk: _Pass) -> int:
@@ -252,12 +264,12 @@ def _largest_block(walk: _Pass) -> Bytes:
 
 
 def _at_block(walk: _Pass, blocks_done: int, *, flushed: bool) -> Bytes:
-    activations, transient = _block_alive(walk, walk.spec.model.num_layers - 1 - blocks_done)
-    held = _gradients_after(walk, blocks_done, flushed=flushed)
+    alive = _block_alive(walk, walk.spec.model.num_layers - 1 - blocks_done)
+    held = _gradients_after(walk, blocks_done, flushed=flushed) + alive.weight_gradient
     return _with_resident(
         walk,
-        activations=activations,
-        workspace=transient,
+        activations=alive.activations,
+        workspace=alive.workspace,
         gradients=walk.accumulated + _tied_head_gradient(walk) + held,
         buffers=_bucket_at(walk, blocks_done),
     )
@@ -291,8 +303,9 @@ def _end_of_backward(walk: _Pass) -> Bytes:
         buffers += flattened
     return _with_resident(
         walk,
-        activations=walk.constant + walk.block.gradient * sizes.tokens,
+        activations=walk.constant,
         gradients=walk.accumulated + gradients + beside,
+        workspace=walk.block.gradient * sizes.tokens,
         buffers=buffers,
     )
 

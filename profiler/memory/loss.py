@@ -21,6 +21,16 @@ class LossBytes(Struct, frozen=True, kw_only=True):
     """Alive at the worst point of its backward."""
     head_gradient: int
     """The head's gradient where the forward already makes it (Liger); 0 otherwise."""
+    peak_activations: int = 0
+    """Of the worst point of all: the gradient of the head's input, which Liger's fused loss keeps."""
+    peak_workspace: int = 0
+    """The same for what nobody keeps: the head's input, gone after the forward pass of that loss."""
+
+    @property
+    def peak_logits(self) -> int:
+        """Of the worst point of all: the logits, their gradient and copies of both."""
+        worst = max(self.forward_peak, self.backward_peak)
+        return worst - self.peak_activations - self.peak_workspace
 
 
 def liger_chunk_tokens(tokens: int, vocab: int, hidden: int) -> int:
@@ -47,6 +57,8 @@ def loss_bytes(spec: RunSpec, sizes: Sizes) -> LossBytes:
             forward_peak=forward,
             backward_peak=input_gradient,
             head_gradient=head_gradient,
+            peak_activations=input_gradient,
+            peak_workspace=input_gradient,
         )
     elements = tokens * vocab
     softcap = elements * width if model.logit_softcap else 0

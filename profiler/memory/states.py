@@ -33,11 +33,11 @@ class StateBytes(Struct, frozen=True, kw_only=True):
     outside_allocator: int
     """Managed memory of paged optimizers: on the device, not in the allocator."""
     step_fp32_gradients: int
-    """What the optimizer itself reads: in fp32, beside the ZeRO-3 buffer."""
+    """Of `step_extra`, the fp32 copy that the optimizer itself reads."""
     step_gradients: int
-    """Gradients alive when the optimizer step begins, residents not included."""
+    """Gradients of the backward pass that are alive at the step's worst point, residents not included."""
     step_extra: int
-    """Copies that the step makes at its worst point, on top of everything else here."""
+    """Copies that the step makes at that point, on top of everything else here."""
     init_peak: int
     """Largest sum while the engine is being made."""
 
@@ -77,11 +77,21 @@ def sub_group_elements(sizes: Sizes) -> int:
 def step_components(states: StateBytes) -> tuple[int, int]:
     """(gradients, workspace) at the worst point of the optimizer step.
 
-    Gradients are what the optimizer reads; the 16-bit ones and their flat copy, gone a moment later, are
-    workspace, as a measurement taken inside the optimizer sees it.
+    Gradients are those of the backward pass and the fp32 copy that the optimizer reads; flat copies on the
+    way from one to the other and the optimizer's own temporaries are workspace.
     """
+    read = states.step_fp32_gradients
+    gradients = states.gradients_resident + states.step_gradients + read
+    return gradients, states.workspace + states.step_extra - read
+
+
+def components_in_optimizer(states: StateBytes) -> tuple[int, int]:
+    """The same as a look at the tensors inside the optimizer sees them: what it reads is all there is.
+
+    The gradients of the backward pass are gone by then, so what the peak had of them is workspace.
+    """
+    read = states.step_fp32_gradients or states.step_gradients
     transient = states.step_gradients + states.step_extra
-    read = min(states.step_fp32_gradients, transient)
     return states.gradients_resident + read, states.workspace + transient - read
 
 
@@ -137,7 +147,6 @@ def _stage0(spec: RunSpec, sizes: Sizes) -> StateBytes:
     optimizer, outside = _optimizer_bytes(spec, count)
     mixed = width == 2
     fused = spec.options.optimizer == "adamw"
-    read = width * count if not mixed or not fused else 4 * count
     # Every 16-bit gradient is cast to fp32, then the casts are flattened; unfused casts tensor by tensor.
     # A plain fp32 optimizer on the CPU goes tensor by tensor.
     plain = _optimizer_temporary(spec) * (sizes.largest_tensor if spec.on_cpu else count)
@@ -152,7 +161,7 @@ def _stage0(spec: RunSpec, sizes: Sizes) -> StateBytes:
         bucket_resident=0,
         workspace=cublas_workspace(spec),
         outside_allocator=outside,
-        step_fp32_gradients=read,
+        step_fp32_gradients=4 * count if mixed else 0,
         step_gradients=width * count,
         step_extra=step_extra,
         init_peak=init + sizes.frozen_bytes,
@@ -165,8 +174,10 @@ def _stage12(spec: RunSpec, sizes: Sizes) -> StateBytes:
     optimizer, outside = (0, 0) if offloaded else _optimizer_bytes(spec, shard)
     # Gradients of the share are flattened in 16 bits and cast to fp32 while the old ones are still held;
     # later the optimizer's own temporary lies beside the fp32 copy alone.
-    cast = (width + 4 if width == 2 else 4) * shard
-    own = (4 + _optimizer_temporary(spec)) * shard - width * sizes.held_gradients
+    held, cast = width * sizes.held_gradients, (width + 4 if width == 2 else 4) * shard
+    own = (4 + _optimizer_temporary(spec)) * shard
+    if own > held + cast:
+        held, cast = 0, own
     init = (width * count + 8 * shard) if not offloaded else 2 * width * count
     return StateBytes(
         parameters=width * count + sizes.frozen_bytes,
@@ -178,8 +189,8 @@ def _stage12(spec: RunSpec, sizes: Sizes) -> StateBytes:
         workspace=cublas_workspace(spec),
         outside_allocator=outside,
         step_fp32_gradients=0 if offloaded else 4 * shard,
-        step_gradients=0 if offloaded else width * sizes.held_gradients,
-        step_extra=0 if offloaded else max(cast, own),
+        step_gradients=0 if offloaded else held,
+        step_extra=0 if offloaded else cast,
         init_peak=max(init, 2 * width * count) + sizes.frozen_bytes,
     )
 
