@@ -112,6 +112,11 @@ def classify(engine: Any, *, on_cpu: bool) -> Classified:
     return Classified(device=ledger.device, host=ledger.host, storages=tuple(ledger.storages))
 
 
+def buffer_tensors(engine: Any) -> Iterator[torch.Tensor]:
+    """Buckets and buffers that the engine keeps now: those of ZeRO-1/2 live in the backward pass only."""
+    yield from _group_tensors(engine.optimizer, _BUFFER_GROUPS)
+
+
 def parameter_storages(module: torch.nn.Module) -> set[int]:
     """Addresses of the storages that hold weights now."""
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -41,8 +41,9 @@ class PeakProbe:
         vocab_size: int,
         hidden_size: int | None,
         emit: Callable[[PeakClassified], None],
+        buffers: Callable[[], Iterable[torch.Tensor]] = tuple,
     ) -> None:
-        self.watch = StepWatch(module, device, vocab_size)
+        self.watch = StepWatch(module, device, vocab_size, buffers)
         self._tracer = tracer
         self._vocab_size = vocab_size
         self._hidden_size = hidden_size

@@ -34,8 +34,16 @@ def now_us() -> int:
 class StepWatch:
     """Attach before a step's last micro-batch, detach after the step."""
 
-    def __init__(self, module: torch.nn.Module, device: torch.device, vocab_size: int) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        device: torch.device,
+        vocab_size: int,
+        buffers: Callable[[], Iterable[torch.Tensor]] = tuple,
+    ) -> None:
+        """`buffers` lists the engine's communication buffers as they are when it is called."""
         self._module = module
+        self._buffers = buffers
         self._device_type = device.type
         self._vocab_size = vocab_size
         self._handles: list[Any] = []
@@ -130,6 +138,9 @@ class StepWatch:
 
     def _see_gradient(self, gradient: torch.Tensor) -> None:
         self.see(gradient, Component.GRADIENTS)
+        # ZeRO-1/2 make their bucket after the first gradient and drop it before the pass is over.
+        for buffer in self._buffers():
+            self.see(buffer, Component.COMMUNICATION_BUFFERS)
 
 
 def _unpack(tensor: torch.Tensor) -> torch.Tensor:

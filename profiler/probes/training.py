@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from llmtop.profiler.kernelnames import recognise
 from llmtop.profiler.memory.result import Component, Moment
 from llmtop.profiler.probes.activations import ActivationCounter
 from llmtop.profiler.probes.allocator import Peaks, memory_meter, merge
-from llmtop.profiler.probes.classify import classify
+from llmtop.profiler.probes.classify import buffer_tensors, classify
 from llmtop.profiler.probes.heap import read_heap
 from llmtop.profiler.probes.kernels import KernelRecorder
 from llmtop.profiler.probes.outside import OutsideProbe
@@ -175,6 +176,7 @@ class TrainingProbes:
             vocab_size=vocab_size,
             hidden_size=hidden_size_of(self._engine.module),
             emit=self._emit,
+            buffers=partial(buffer_tensors, self._engine),
         )
 
     def _begin_trace(self) -> None:

@@ -77,6 +77,34 @@ def test_the_optimizer_step_holds_gradients_and_both_moments() -> None:
     assert held["optimizer_state"] == 2 * WEIGHTS + 4 * len(parameters)
 
 
+def test_a_bucket_that_lives_in_the_backward_pass_only_is_a_buffer() -> None:
+    """As ZeRO-1/2 have it: made after the first gradient, gone with the last."""
+    module, size, tracer = Tiny(SHAPE, None), 100_000, DispatchTracer()
+    optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
+    wrapper = SimpleNamespace(optimizer=optimizer, ipg_buckets=list[torch.Tensor]())
+    engine: Any = SimpleNamespace(module=module, optimizer=wrapper, basic_optimizer=optimizer)
+
+    def after_gradient(parameter: torch.Tensor) -> None:
+        if parameter is module.embedding.weight:
+            wrapper.ipg_buckets.clear()
+        elif not wrapper.ipg_buckets:
+            wrapper.ipg_buckets.append(torch.empty(size, dtype=torch.uint8))
+
+    for parameter in module.parameters():
+        parameter.register_post_accumulate_grad_hook(after_gradient)  # type: ignore[no-untyped-call]
+    events: list[AnyEvent] = []
+    with tracer:
+        for parameter in module.parameters():
+            tracer.adopt(parameter)
+        probes = TrainingProbes(
+            engine, device=CPU, vocab_size=SHAPE.vocab, classify_every=0, tracer=tracer, emit=events.append
+        )
+        train_step(probes, engine, 1, CPU)
+    (backward,) = (e for e in events if isinstance(e, PeakClassified) and e.phase == "backward")
+    assert backward.components["communication_buffers"] == size
+    assert backward.unnamed_bytes <= 16
+
+
 def test_recomputation_is_named_and_smaller_than_keeping_everything() -> None:
     kept = {name: traced(name)[0][3].components["activations"] for name in (None, "plain", "reentrant")}
     assert kept["plain"] < kept[None]
@@ -93,9 +121,7 @@ def test_a_later_sampled_step_is_traced_only_if_the_peak_has_grown(monkeypatch: 
 
 def test_a_trace_is_due_when_the_peak_is_larger_than_the_traced_one() -> None:
     tracer, module = DispatchTracer(), torch.nn.Linear(2, 2)
-    probe = PeakProbe(
-        module, tracer, device=CPU, vocab_size=9, hidden_size=None, emit=lambda event: None
-    )
+    probe = PeakProbe(module, tracer, device=CPU, vocab_size=9, hidden_size=None, emit=lambda event: None)
     assert probe.is_due(0)
     tracer.current = 1_000_000
     probe.begin(1)
