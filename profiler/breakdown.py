@@ -1,7 +1,9 @@
 """Predicted against actual memory, component by component, for the rank that held the most.
 
 The actual peak is what the allocator (CUDA) or the kernel (CPU: resident set) reported inside a phase
-of a step. On CUDA the allocator's trace of a step tells what the peak itself held (`PeakClassified`): then
+of a step. On the CPU kind that is of the steps in which a rank kept no freed memory, so it is what was in
+use; what its process held beyond it in any other step is `fragmentation`, outside the peak as on CUDA.
+On CUDA the allocator's trace of a step tells what the peak itself held (`PeakClassified`): then
 the components are exact, and `unexplained` is what nobody recognised and what the peak of the whole run has
 beyond the traced one.
 Without that, as on the CPU kind, tensors are classified only at some moments, and the components are those of
@@ -17,6 +19,7 @@ On CUDA the rows outside the allocator add up, with the peak, to what NVML read 
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.events import MemoryClassified, PeakClassified
@@ -62,10 +65,10 @@ DRIVER_RESERVE_BYTES = 640_000_000
 """Of the predicted context, what the driver holds before any process comes (H200, driver 580)."""
 
 
-def outside_peak(on_cpu: bool) -> tuple[Component, ...]:
-    """What the peak does not hold. A process keeps freed heap, so fragmentation is resident on the CPU kind;
-    on CUDA the peak is what was allocated, and fragmentation is what was reserved beyond it."""
-    return _ON_DEVICE if on_cpu else (Component.FRAGMENTATION, *_ON_DEVICE)
+def outside_peak(*, kept_inside: bool) -> tuple[Component, ...]:
+    """What the peak does not hold. Freed memory that is kept is inside only where a resident set could not be
+    told from what is in use."""
+    return _ON_DEVICE if kept_inside else (Component.FRAGMENTATION, *_ON_DEVICE)
 
 
 class BreakdownRow(Struct, frozen=True, kw_only=True):
@@ -131,7 +134,8 @@ def error_percent(predicted: int | None, actual: int | None) -> float | None:
 
 def breakdown(state: RunState, spec: RunSpec, prediction: Prediction) -> Breakdown:
     """Compare. Before anything was measured only the predicted side is filled."""
-    rank, phase, peak = _largest_peak(state)
+    rank, phase, peak = _largest_peak(state, spec)
+    kept_inside = spec.on_cpu and rank is not None and not rank.peaks_in_use
     traced = None if rank is None or spec.on_cpu else rank.peaks_classified.get(phase or "")
     seen = None if rank is None or traced else _nearest(rank, phase, prediction.peak_moment)
     predicted = _predicted(spec, prediction, seen, phase)
@@ -143,9 +147,11 @@ def breakdown(state: RunState, spec: RunSpec, prediction: Prediction) -> Breakdo
         outside = outside_peak_parts(rank, peak, reserved, device)
         actual.update(outside.components)
         device = outside.device_bytes
+    if rank is not None and peak is not None and spec.on_cpu and not kept_inside:
+        actual[Component.FRAGMENTATION] = max(0, process_peaks(state, spec).get(rank.rank, 0) - peak)
     shown = traced or seen
     return Breakdown(
-        rows=_rows(predicted, actual, unexplained, outside_peak(spec.on_cpu)),
+        rows=_rows(predicted, actual, unexplained, outside_peak(kept_inside=kept_inside)),
         predicted_peak_bytes=prediction.peak_allocated_bytes,
         actual_peak_bytes=peak,
         unexplained_bytes=unexplained,
@@ -168,7 +174,7 @@ def _at_moment(
     """Components of a classified moment, and as workspace what the peak of its phase held beyond it."""
     if rank is None:
         return {}
-    actual = _classified(seen, spec.on_cpu)
+    actual = _classified(seen, kept_inside=spec.on_cpu and not rank.peaks_in_use)
     if spec.on_cpu and rank.baseline is not None and rank.baseline.rss_bytes is not None:
         actual[Component.RUNTIME] = rank.baseline.rss_bytes
     if peak is not None and seen is not None and seen.total_bytes is not None:
@@ -178,7 +184,7 @@ def _at_moment(
 
 def _traced(event: PeakClassified) -> dict[Component, int]:
     """Components of a traced peak. It names all that there was, so one that is absent was zero."""
-    foreign = (*outside_peak(on_cpu=False), Component.RUNTIME, Component.UNEXPLAINED)
+    foreign = (*outside_peak(kept_inside=False), Component.RUNTIME, Component.UNEXPLAINED)
     words = {str(component): component for component in Component if component not in foreign}
     found = dict.fromkeys(words.values(), 0)
     found.update({words[name]: size for name, size in event.components.items() if name in words})
@@ -258,7 +264,10 @@ def _predicted(
 ) -> dict[Component, int]:
     parts = _at_peak(prediction, seen, phase)
     parts.pop(Component.UNEXPLAINED, None)
-    if spec.on_cpu or prediction.peak_device_bytes is None:
+    if spec.on_cpu:
+        parts[Component.FRAGMENTATION] = prediction.peak_reserved_bytes[0] - prediction.peak_allocated_bytes
+        return parts
+    if prediction.peak_device_bytes is None:
         return parts
     context = context_bytes(spec)
     parts.setdefault(Component.CUDA_CONTEXT, context - DRIVER_RESERVE_BYTES)
@@ -270,11 +279,11 @@ def _predicted(
     return parts
 
 
-def _largest_peak(state: RunState) -> tuple[RankState | None, str | None, int | None]:
-    """The rank, its phase and its bytes at the largest peak of any rank."""
+def _largest_peak(state: RunState, spec: RunSpec) -> tuple[RankState | None, str | None, int | None]:
+    """The rank, its phase and its bytes at the largest peak of any rank; of what was in use where known."""
     best: tuple[RankState | None, str | None, int | None] = (None, None, None)
     for rank in state.ranks.values():
-        for phase, memory in rank.peaks.items():
+        for phase, memory in ((rank.peaks_in_use if spec.on_cpu else {}) or rank.peaks).items():
             if memory.peak_bytes is not None and memory.peak_bytes > (best[2] or -1):
                 best = (rank, phase, memory.peak_bytes)
     return best
@@ -282,6 +291,8 @@ def _largest_peak(state: RunState) -> tuple[RankState | None, str | None, int | 
 
 def _nearest(rank: RankState, phase: str | None, predicted: Moment) -> MemoryClassified | None:
     known, near = rank.classified, _NEAR.get(phase or "", ())
+    if rank.peaks_in_use:
+        known = {moment: _in_use(event) for moment, event in known.items()}
     candidates = [known[moment] for moment in near if moment in known] or list(known.values())
     largest = max(candidates, key=_held, default=None)
     likely = known.get(predicted)
@@ -297,13 +308,21 @@ def _held(event: MemoryClassified | None) -> int:
     return sum(event.components.values()) if event.total_bytes is None else event.total_bytes
 
 
-def _classified(event: MemoryClassified | None, on_cpu: bool) -> dict[Component, int]:
+def _in_use(event: MemoryClassified) -> MemoryClassified:
+    """Without what the heap kept at that moment: the peak holds nothing of it."""
+    parts = dict(event.components)
+    kept = parts.pop(Component.FRAGMENTATION, 0)
+    total = None if event.total_bytes is None else event.total_bytes - kept
+    return replace(event, components=parts, total_bytes=total)
+
+
+def _classified(event: MemoryClassified | None, *, kept_inside: bool) -> dict[Component, int]:
     if event is None:
         return {}
     found = dict.fromkeys(_CLASSIFIED, 0)
     if event.moment in _AFTER_BACKWARD:
         found.update(dict.fromkeys(_GONE_AFTER_BACKWARD, 0))
-    foreign = (*outside_peak(on_cpu), Component.UNEXPLAINED)
+    foreign = (*outside_peak(kept_inside=kept_inside), Component.UNEXPLAINED)
     words = {str(component): component for component in Component if component not in foreign}
     for name, size in event.components.items():
         # A word of a later version is part of what this one cannot explain.

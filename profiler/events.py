@@ -376,6 +376,9 @@ class StepFinished(Event, frozen=True, kw_only=True, tag="step_finished"):
     phase_memory: dict[str, PhaseMemory] = field(default_factory=dict)
     profiled: bool = False
     """Kernels were recorded in this step: its times are not those of a step, on any rank."""
+    in_use_only: bool = False
+    """CPU kind: freed memory left the process at once, so its resident set was what was in use. In other
+    steps the heap keeps freed memory, which is resident too."""
 
 
 class MemoryClassified(Event, frozen=True, kw_only=True, tag="memory_classified"):

@@ -58,6 +58,8 @@ class RankState(Struct, frozen=True, kw_only=True):
     """Steps since this process started."""
     peaks: dict[str, PhaseMemory] = field(default_factory=dict)
     """Phase to the largest readings of any step so far."""
+    peaks_in_use: dict[str, PhaseMemory] = field(default_factory=dict)
+    """The same of the steps in which the process kept no freed memory (CPU)."""
     phase_totals: dict[str, PhaseTotal] = field(default_factory=dict)
     """Phase to its time after warm-up."""
     classified: dict[str, MemoryClassified] = field(default_factory=dict)
@@ -108,6 +110,10 @@ def finish_step(rank: RankState, event: StepFinished) -> RankState:
         last_step=event,
         steps_seen=rank.steps_seen + 1,
         peaks=_raised_peaks(rank.peaks, event),
+        # The record of kernels takes memory of its own.
+        peaks_in_use=_raised_peaks(rank.peaks_in_use, event)
+        if event.in_use_only and not event.profiled
+        else rank.peaks_in_use,
         phase_totals=_added_times(rank.phase_totals, event)
         if rank.steps_seen >= WARMUP_STEPS and not event.profiled
         else rank.phase_totals,

@@ -77,7 +77,7 @@ class RankReport(Struct, frozen=True, kw_only=True):
     exit_code: int | None
     signal: str | None
     peak_bytes: int | None
-    """Allocated (CUDA) or resident (CPU), within steps."""
+    """Allocated (CUDA) or in use by the process (CPU), within steps."""
     peak_rss_bytes: int | None
     peak_pss_bytes: int | None
     failure: str | None

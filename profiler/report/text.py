@@ -119,7 +119,7 @@ def _memory(report: Report, width: int) -> Iterator[str]:
         report.predicted_device_bytes or 0, report.predicted_peak_bytes, report.actual_peak_bytes or 0
     )
     unit = unit_for(largest)
-    what = "resident" if on_cpu else "allocated"
+    what = "in use" if on_cpu else "allocated"
     where = ""
     if report.peak_rank is not None:
         where = f" on rank {report.peak_rank}, in {report.peak_phase}"
@@ -138,13 +138,12 @@ def _memory(report: Report, width: int) -> Iterator[str]:
     if not inside:
         predicted_sum = print_one(report.predicted_peak_bytes, unit)
     yield _row("sum = peak", predicted_sum, actual_sum, _error(report.peak_error_percent))
-    if not on_cpu:
-        yield from _outside(report, unit)
+    yield from _outside(report, unit)
     yield from _moments(report, width)
 
 
 def _outside(report: Report, unit: ColumnUnit) -> Iterator[str]:
-    """From the allocated peak to what NVML reads."""
+    """From the allocated peak to what NVML reads, or from what was in use to what the process held."""
     outside = [component for component in report.components if not component.in_peak]
     if not outside:
         return
@@ -156,7 +155,8 @@ def _outside(report: Report, unit: ColumnUnit) -> Iterator[str]:
         yield _row(f"+ {_words(component)}", left, right, _error(component.error_percent))
     yield _rule()
     known = all(component.actual_bytes is not None for component in outside)
-    yield _row("sum = device (NVML)", predicted_sum, actual_sum if known else NOT_AVAILABLE, "")
+    whole = "sum = process" if report.device_kind == "cpu" else "sum = device (NVML)"
+    yield _row(whole, predicted_sum, actual_sum if known else NOT_AVAILABLE, "")
 
 
 def _moments(report: Report, width: int) -> Iterator[str]:

@@ -197,3 +197,36 @@ def test_rows_add_up_to_the_peak_for_any_measurement(
     else:
         assert found.actual_peak_bytes == max(peaks.values())
         assert actual_sum(found) == found.actual_peak_bytes
+
+
+def test_freed_memory_that_a_process_keeps_is_outside_of_what_was_in_use() -> None:
+    """The first steps are exact; later the heap keeps 30, of which 20 lie above the peak."""
+    kept = {"parameters": 60, "activations": 20, "fragmentation": 30}
+    late = [
+        MemoryClassified(step=9, moment="end_of_forward", components=kept, total_bytes=115, src="rank0"),
+        StepFinished(step=9, phase_memory={"backward": PhaseMemory(peak_bytes=120)}, src="rank0"),
+    ]
+    first = StepFinished(
+        step=1, phase_memory={"backward": PhaseMemory(peak_bytes=100)}, in_use_only=True, src="rank0"
+    )
+    profiled = StepFinished(
+        step=3,
+        phase_memory={"backward": PhaseMemory(peak_bytes=118)},
+        in_use_only=True,
+        profiled=True,
+        src="rank0",
+    )
+    state = fold(RunState(), [BaselineMeasured(rss_bytes=4, src="rank0"), first, profiled, *late])
+    found = breakdown(state, SPEC, PREDICTION)
+    assert found.actual_peak_bytes == actual_sum(found) == 100
+    outside = {row.component: row.actual_bytes for row in found.rows if not row.in_peak}
+    assert outside == {Component.FRAGMENTATION: 20}
+    assert (rows(found)[Component.WORKSPACE][1], found.unexplained_bytes) == (15, 1)
+    assert process_peaks(state, SPEC) == {0: 120}
+
+
+def test_without_exact_steps_what_the_heap_keeps_is_part_of_the_peak() -> None:
+    kept = {"parameters": 60, "fragmentation": 30}
+    found = breakdown(measured(peaks={"forward": 100}, moments={"end_of_forward": kept}), SPEC, PREDICTION)
+    assert actual_sum(found) == found.actual_peak_bytes == 100
+    assert rows(found)[Component.FRAGMENTATION][1] == 30

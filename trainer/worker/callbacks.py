@@ -38,6 +38,8 @@ class StepOutcome(Struct, frozen=True, kw_only=True):
     loss_scale: float | None
     skipped: bool
     reading: StepReading
+    in_use_only: bool = False
+    """The process kept nothing that was freed (CPU kind)."""
 
 
 class Callback(Protocol):
@@ -89,6 +91,7 @@ class StepReporter:
             phase_seconds=times.phase_seconds() if times else {},
             phase_memory=outcome.reading.phase_memory,
             profiled=outcome.reading.profiled,
+            in_use_only=outcome.in_use_only,
         )
 
     def at_end(self, step: int, *, save_asked: bool) -> None:

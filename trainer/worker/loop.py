@@ -15,6 +15,7 @@ from llmtop.profiler.probes.training import StepReading
 from llmtop.trainer.worker.agreement import Agreed, Agreement, Pending
 from llmtop.trainer.worker.callbacks import Callback, StepOutcome
 from llmtop.trainer.worker.data import Batches
+from llmtop.trainer.worker.malloc import keep_freed_memory
 from llmtop.trainer.worker.stages import StageLog
 from llmtop.trainer.worker.stopping import StopRequest
 
@@ -44,6 +45,7 @@ class _Unread(Struct, frozen=True, kw_only=True):
     loss_scale: float | None
     skipped: bool
     reading: StepReading
+    in_use_only: bool
 
 
 class Loop:
@@ -61,7 +63,9 @@ class Loop:
         callbacks: Sequence[Callback],
         stages: StageLog,
         stop: StopRequest,
+        exact_steps: int = 0,
     ) -> None:
+        """In the first `exact_steps` freed memory leaves the process at once; then the heap keeps it."""
         self._engine = engine
         self._batches = batches
         self._device = device
@@ -70,6 +74,7 @@ class Loop:
         self._callbacks = callbacks
         self._stages = stages
         self._stop = stop
+        self._exact_steps = exact_steps
         self._agreement = Agreement(device, world_size)
         self._unread: deque[_Unread] = deque()
         # On CUDA a step is read when the next one is under way, so that nothing waits for the device.
@@ -130,8 +135,13 @@ class Loop:
                 loss_scale=_loss_scale(engine),
                 skipped=not engine.was_step_applied(),
                 reading=reading,
+                in_use_only=self._exact_steps > 0,
             )
         )
+        if self._exact_steps:
+            self._exact_steps -= 1
+            if not self._exact_steps:
+                keep_freed_memory()
 
     def _next_ids(self) -> torch.Tensor:
         ids = torch.from_numpy(self._batches.next_micro_batch())
@@ -152,6 +162,7 @@ class Loop:
                 loss_scale=unread.loss_scale,
                 skipped=unread.skipped,
                 reading=unread.reading,
+                in_use_only=unread.in_use_only,
             )
             for callback in self._callbacks:
                 callback.after_outcome(outcome)

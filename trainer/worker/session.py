@@ -27,6 +27,7 @@ from llmtop.trainer.worker.callbacks import Checkpointer, StepLog, StepReporter
 from llmtop.trainer.worker.data import Batches
 from llmtop.trainer.worker.kernels import attention_in, liger_kernels_in
 from llmtop.trainer.worker.loop import Loop, LoopEnd
+from llmtop.trainer.worker.malloc import EXACT_STEPS, return_freed_memory
 from llmtop.trainer.worker.opbuild import build_ops
 from llmtop.trainer.worker.optimizer import client_optimizer, client_schedule, parameter_groups
 from llmtop.trainer.worker.place import Place
@@ -148,6 +149,7 @@ def train_in_group(
         ),
         stages=stages,
         stop=stop,
+        exact_steps=EXACT_STEPS if spec.on_cpu and return_freed_memory() else 0,
     )
     end = loop.run(first_step, options.steps)
     if outside is not None:

@@ -125,7 +125,7 @@ def _shares(view: RunView) -> tuple[int, dict[str, tuple[float, float]]]:
     if sample is None:
         return 0, {}
     if view.spec.on_cpu:
-        predicted = view.prediction.peak_allocated_bytes
+        predicted = view.prediction.peak_reserved_bytes[0]
         used = {f"r{p.rank}": p.rss_bytes for p in sample.processes}
         full = dict.fromkeys(used, max([predicted, *(size or 0 for size in used.values())]) * 1.15)
     else:
@@ -140,7 +140,7 @@ def _shares(view: RunView) -> tuple[int, dict[str, tuple[float, float]]]:
 
 
 def _process_rows(view: RunView, width: int) -> list[Content]:
-    state, predicted = view.state, view.prediction.peak_allocated_bytes
+    state, predicted = view.state, view.prediction.peak_reserved_bytes[0]
     peaks = process_peaks(state, view.spec)
     processes = state.hardware.processes if state.hardware else ()
     held = [max(p.rss_bytes or 0, peaks.get(p.rank, 0)) for p in processes]
