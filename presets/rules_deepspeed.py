@@ -38,6 +38,8 @@ _SPLITS = (
 )
 """Ways of splitting a model over ranks that the training loop does not have."""
 _ADAMS = ("adam", "adamw")
+_QUANTIZED_TOGETHER = 8
+"""Numbers that ZeRO++'s quantizer reads at once."""
 
 
 class Owned(Struct, frozen=True, kw_only=True):
@@ -163,6 +165,19 @@ def _on(spec: RunSpec, path: str) -> bool:
 def _odd_bucket(spec: RunSpec) -> bool:
     given = _number(spec, "zero_optimization.allgather_bucket_size")
     return spec.options.zero in (1, 2) and given is not None and (given % 2 != 0 or given == 0)
+
+
+def _ragged_shards(spec: RunSpec) -> bool:
+    """Whether the shard of a norm or bias is no multiple of what the quantizer takes; the matrices' then are."""
+    model = spec.model
+    sizes = [model.hidden_size]
+    if model.qk_norm == "head":
+        sizes.append(model.head_dim)
+    if model.qkv_bias:
+        sizes.append(model.num_kv_heads * model.head_dim)
+    return spec.world_size > 1 and any(
+        -(-size // spec.world_size) % _QUANTIZED_TOGETHER != 0 for size in sizes
+    )
 
 
 def _split(spec: RunSpec) -> bool:
@@ -302,6 +317,18 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
         why="it would round the packed bits of the weights as if they were numbers",
         fix="--quantization none, or leave the key out: packed weights are already small to send",
         source="deepspeed 0.19.8 runtime/zero/partition_parameters.py:CUDAQuantizer.quantize",
+    ),
+    Rule(
+        name="ZeRO++ and ragged shards",
+        refuses=lambda spec: (
+            _on(spec, "zero_optimization.zero_quantized_weights")
+            and spec.options.zero == 3
+            and _ragged_shards(spec)
+        ),
+        what="deepspeed.zero_optimization.zero_quantized_weights, {model.name} over {spec.world_size} ranks",
+        why="each shard must be a multiple of 8 numbers, and those of the norms or biases are not",
+        fix="--gpus with a number that divides them so (2, 4 or 8 as a rule), or leave the key out",
+        source="deepspeed 0.19.8 runtime/zero/partition_parameters.py:CUDAQuantizer.quantize: an assertion",
     ),
     Rule(
         name="weights frozen after sharding",

@@ -172,6 +172,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"quantization": "none"},
     ),
+    "ZeRO++ and ragged shards": (
+        {"deepspeed": zero_block(zero_quantized_weights=True), "zero": 3, "gpus": 3},
+        {"gpus": 4},
+    ),
     "weights frozen after sharding": (
         {"deepspeed": zero_block(zero_quantized_nontrainable_weights=True), "zero": 3, "lora_rank": 8},
         {"deepspeed": {}, "quantization": "nf4"},
@@ -284,6 +288,17 @@ def test_nothing_offloaded_is_less_than_all(ratio: float) -> None:
     block = zero_block(offload_optimizer={"ratio": ratio})
     assert refused_by(zero=2, offload_optimizer="cpu", deepspeed=block) == ["partial offload needs stage 3"]
     assert refused_by(zero=3, offload_optimizer="cpu", deepspeed=block) == []
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "refused"), [(8, 1, False), (8, 2, False), (8, 4, True), (1, 1, False)]
+)
+def test_norms_of_heads_are_cut_in_shards_too(gpus: int, nodes: int, refused: bool) -> None:
+    """Qwen3's are of 128 numbers: over 32 ranks 4 each."""
+    found = refused_by(
+        model="qwen3-8b", zero=3, gpus=gpus, nodes=nodes, deepspeed=zero_block(zero_quantized_weights=True)
+    )
+    assert found == (["ZeRO++ and ragged shards"] if refused else [])
 
 
 def test_biases_are_not_in_ligers_mlp(tmp_path: Path) -> None:
