@@ -12,29 +12,24 @@ import signal
 import socket
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
 from llmtop.presets.version import llmtop_version
-from llmtop.profiler.eventlog import EventWriter
 from llmtop.profiler.events import (
     Compiling,
     ControlAnswered,
-    HardwareSampled,
     RankExited,
     RankStarted,
     RunEnded,
     RunStarted,
-    TopologySeen,
-    XidSeen,
 )
-from llmtop.profiler.hardware.sampler import Sampler
-from llmtop.profiler.rundir import HARDWARE, SUPERVISOR, RunDir
+from llmtop.profiler.rundir import SUPERVISOR, RunDir
 from llmtop.trainer import control
 from llmtop.trainer.supervisor.extensions import compiling, extensions_dir, remove_stale_locks
+from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
 from llmtop.trainer.supervisor.journal import Journal
 from llmtop.trainer.supervisor.nvmetrial import report_nvme
 from llmtop.trainer.supervisor.oom import OomWatch
@@ -50,8 +45,6 @@ _TURN_SECONDS = 0.2
 _QUIET_SECONDS = 2.0
 """Without news from the ranks for this long, compilers are looked for."""
 _STEPS_TO_STOP = 5
-_XIDS_WRITTEN = 200
-"""A program that goes on after an Xid may cause thousands."""
 _SETTLE_SECONDS = 60.0
 """How long the last events wait for room on a full disk."""
 
@@ -75,12 +68,7 @@ class Supervisor:
         self._seen = {_name(asked) for asked in control.read_requests(run)}
         self._hang = HangWatch(self.spec.options)
         self._oom = OomWatch()
-        self._sampler: Sampler | None = Sampler(device_indices=() if self.spec.on_cpu else None)
-        self._hardware = EventWriter(run.events_path(HARDWARE), HARDWARE)
-        self._sample_due = 0.0
-        self._samples_fail = False
-        self._last_sample: HardwareSampled | None = None
-        self._xids: list[XidSeen] = []
+        self._hardware = HardwareWatch(run, self.events.write, _log)
         self._compiling: str | None = None
         self._compilers_due = 0.0
         self._wakeup = Wakeup(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
@@ -117,7 +105,8 @@ class Supervisor:
         )
         # Before the ranks, which would disturb it.
         report_nvme(run, self.spec, self.events.write, _log)
-        (extensions := extensions_dir(self.environment)).mkdir(parents=True, exist_ok=True, mode=0o700)
+        extensions = extensions_dir(self.environment)
+        extensions.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._remove_stale_locks()
         port, command = free_port(), worker_command(run, self.environment)
         usual = mended(self.environment, None if self.spec.on_cpu else torch_cuda())
@@ -126,8 +115,8 @@ class Supervisor:
             pid = self.ranks.start(rank, command, environment, run.log_path(rank))
             self.events.write(RankStarted(rank=rank, pid=pid))
         # The first sample shows the machine before the ranks have taken anything.
-        self._sample()
-        self._look(self._write_topology)
+        self._hardware.sample(self.ranks.alive)
+        self._hardware.tell_topology()
 
     def _remove_stale_locks(self) -> None:
         """Whoever meets a lock of a build that was killed waits for ever."""
@@ -143,7 +132,7 @@ class Supervisor:
         for exit_ in exits:
             self._note_exit(exit_)
         self.events.flush()
-        self._sample()
+        self._hardware.sample(self.ranks.alive)
         self._answer_requests()
         self._look_for_trouble()
         self._lose_patience()
@@ -181,7 +170,7 @@ class Supervisor:
         if left:
             _log(f"cannot end processes {', '.join(map(str, left))}")
         self.progress.poll()
-        self._look(lambda sampler: self._write_xids(sampler.take_xids(poll=True)))
+        self._hardware.tell_xids()
         end = name_end(self._story())
         for accepted in self._accepted:
             self._answer(accepted, "done", end.reason)
@@ -192,7 +181,6 @@ class Supervisor:
 
     def _story(self) -> Story:
         progress = self.progress
-        host = self._last_sample.host if self._last_sample else None
         return Story(
             world_size=self.spec.world_size,
             exits=tuple(self.exits),
@@ -205,11 +193,9 @@ class Supervisor:
             checkpoint=progress.checkpoint,
             last_step=progress.last_step,
             stepped=progress.stepped,
-            oom_evidence=self._oom.evidence(host),
-            xids=tuple(self._xids),
-            lost_devices=tuple(d.index for d in self._last_sample.devices if d.is_lost)
-            if self._last_sample
-            else (),
+            oom_evidence=self._oom.evidence(self._hardware.host),
+            xids=self._hardware.xids,
+            lost_devices=self._hardware.lost_devices,
             memory_fixes=self._memory_fixes(),
             go_on=how_to_go_on(self.run_dir.path, self.run_dir.checkpoints_dir),
             logs={rank: self.run_dir.log_path(rank) for rank in range(self.spec.world_size)},
@@ -295,46 +281,6 @@ class Supervisor:
 
     # --- watching ---------------------------------------------------------------------------------
 
-    def _sample(self) -> None:
-        now = time.monotonic()
-        if now >= self._sample_due:
-            self._sample_due = now + self.spec.options.sample_seconds
-            self._look(self._take_sample)
-
-    def _look(self, look: Callable[[Sampler], None]) -> None:
-        """Whatever happens while the hardware is looked at, the run goes on."""
-        if self._sampler is None:
-            return
-        try:
-            look(self._sampler)
-            self._samples_fail = False
-        except OSError as error:
-            # Most likely a full disk, which may have room again at the next sample.
-            if not self._samples_fail:
-                _log(f"a sample of the hardware is left out: {error}")
-            self._samples_fail = True
-        except Exception:  # noqa: BLE001 - training matters more than its pictures; supervisor.log shows it
-            _log(f"hardware is no longer sampled:\n{traceback.format_exc()}")
-            self._sampler = None
-
-    def _take_sample(self, sampler: Sampler) -> None:
-        self._last_sample = sampler.sample(self.ranks.alive)
-        self._write_xids(sampler.take_xids())
-        self._hardware.write(self._last_sample)
-
-    def _write_topology(self, sampler: Sampler) -> None:
-        """How the devices of this run are connected, for a run that has any."""
-        topology = sampler.topology()
-        if topology.devices:
-            self.events.write(TopologySeen(topology=topology))
-
-    def _write_xids(self, found: Iterable[XidSeen]) -> None:
-        """As far as a flood of them leaves room in the record."""
-        for seen in found:
-            if len(self._xids) < _XIDS_WRITTEN:
-                self._xids.append(seen)
-                self.events.write(seen)
-
     def _look_for_trouble(self) -> None:
         """Long silence: a compiler at work, or a hang."""
         now = time.monotonic()
@@ -350,7 +296,8 @@ class Supervisor:
             self._compiling = None
         if self.patience.waiting_for:
             return
-        if suspicion := self._hang.check(self.progress, compiling=self._compiling is not None):
+        suspicion = self._hang.check(self.progress, compiling=self._compiling is not None)
+        if suspicion is not None:
             self.events.write(suspicion)
 
 

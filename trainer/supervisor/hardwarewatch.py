@@ -1,0 +1,96 @@
+"""Looks at the hardware while a run lasts, and writes what it sees into the run's record."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterable
+
+from llmtop.profiler.eventlog import EventWriter
+from llmtop.profiler.events import HardwareSampled, HostSample, TopologySeen, XidSeen
+from llmtop.profiler.hardware.sampler import Sampler
+from llmtop.profiler.rundir import HARDWARE, RunDir
+
+_XIDS_WRITTEN = 200
+"""A program that goes on after an Xid may cause thousands."""
+
+
+class HardwareWatch:
+    """Samples go to a log of their own; Xid errors and the topology among the supervisor's events.
+
+    Whatever happens while the hardware is looked at, the run goes on.
+    """
+
+    def __init__(
+        self, run: RunDir, write: Callable[[XidSeen | TopologySeen], object], log: Callable[[str], None]
+    ) -> None:
+        spec = run.spec()
+        self._sampler: Sampler | None = Sampler(device_indices=() if spec.on_cpu else None)
+        self._samples = EventWriter(run.events_path(HARDWARE), HARDWARE)
+        self._every_seconds = spec.options.sample_seconds
+        self._write, self._log = write, log
+        self._due = 0.0
+        self._fails = False
+        self._newest: HardwareSampled | None = None
+        self._xids: list[XidSeen] = []
+
+    @property
+    def host(self) -> HostSample | None:
+        """The newest reading of the machine."""
+        return self._newest.host if self._newest else None
+
+    @property
+    def xids(self) -> tuple[XidSeen, ...]:
+        return tuple(self._xids)
+
+    @property
+    def lost_devices(self) -> tuple[int, ...]:
+        """GPUs that did not answer any more in the newest sample."""
+        return tuple(d.index for d in self._newest.devices if d.is_lost) if self._newest else ()
+
+    def sample(self, rank_pids: dict[int, int]) -> None:
+        """One sample, if it is time for one."""
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + self._every_seconds
+            self._look(lambda sampler: self._take_sample(sampler, rank_pids))
+
+    def tell_topology(self) -> None:
+        """How the devices of this run are connected, for a run that has any."""
+        self._look(self._write_topology)
+
+    def tell_xids(self) -> None:
+        """Xid errors since the last sample."""
+        self._look(lambda sampler: self._write_xids(sampler.take_xids(poll=True)))
+
+    def _look(self, look: Callable[[Sampler], None]) -> None:
+        if self._sampler is None:
+            return
+        try:
+            look(self._sampler)
+            self._fails = False
+        except OSError as error:
+            # Most likely a full disk, which may have room again at the next sample.
+            if not self._fails:
+                self._log(f"a sample of the hardware is left out: {error}")
+            self._fails = True
+        except Exception:  # noqa: BLE001 - training matters more than its pictures; supervisor.log shows it
+            self._log(f"hardware is no longer sampled:\n{traceback.format_exc()}")
+            self._sampler = None
+
+    def _take_sample(self, sampler: Sampler, rank_pids: dict[int, int]) -> None:
+        self._newest = sampler.sample(rank_pids)
+        self._write_xids(sampler.take_xids())
+        self._samples.write(self._newest)
+
+    def _write_topology(self, sampler: Sampler) -> None:
+        topology = sampler.topology()
+        if topology.devices:
+            self._write(TopologySeen(topology=topology))
+
+    def _write_xids(self, found: Iterable[XidSeen]) -> None:
+        """As far as a flood of them leaves room in the record."""
+        for seen in found:
+            if len(self._xids) < _XIDS_WRITTEN:
+                self._xids.append(seen)
+                self._write(seen)
