@@ -11,10 +11,11 @@ import msgspec
 from msgspec import Struct
 
 from benchmarks.admission import Gate, need_of
-from benchmarks.forkserver import WORKER, ForkServer, ForkServerError
+from benchmarks.forkserver import ForkServer, ForkServerError
 from benchmarks.rows import Cell, Row
 from benchmarks.timeleft import TOO_LATE, TimeLeft
 from benchmarks.window import tokens_per_second
+from benchmarks.zygote import WORKER
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.resolve import Layer, Machine, resolve
 from llmtop.presets.spec import RunSpec, ValueSource
@@ -39,7 +40,7 @@ from llmtop.trainer.dsconfig import deepspeed_config
 from llmtop.trainer.launch import start_run
 from llmtop.trainer.ops import ops_of
 from llmtop.trainer.preflight import preflight
-from llmtop.trainer.supervisor.extensions import extensions_dir
+from llmtop.trainer.supervisor.extensions import extensions_dir, op_library
 
 DEFAULTS: Cell = {"steps": 4, "classify_every": 2, "tokenizer": "bytes", "kernel_profile_step": 0}
 """Of every cell: memory is steady after two steps, and does not depend on what the tokens say. The profiler
@@ -154,14 +155,13 @@ class Runner:
             return
         with self._building:
             folder = extensions_dir(os.environ)
-            missing = {op for op in ops - self._ops if not (folder / op / f"{op}.so").exists()}
+            missing = {op for op in ops - self._ops if not op_library(folder, op).exists()}
             if missing:
                 began = time.monotonic()
                 run = self._carry_out(self._server, planned, BUILD_SECONDS, BUILDER)
                 took = f"{time.monotonic() - began:.1f} s"
-                built = {op for op in missing if (folder / op / f"{op}.so").exists()}
                 print(f"{took} to build {', '.join(sorted(missing))}", flush=True)
-                if missing - built:
+                if not all(op_library(folder, op).exists() for op in missing):
                     print(_tail(run.log_path(0)), flush=True)
             # What cannot be built is not tried again here: each run that needs it says so.
             self._ops |= ops

@@ -5,6 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from llmtop.profiler.hardware.disk import existing
+
 _TRIAL_BYTES = 1 << 16
 """A full disk takes an empty file without a word."""
 
@@ -14,10 +16,10 @@ def why_not_writable(folder: Path) -> str | None:
 
     Trying tells more than permissions do: a file system may be full, read-only or not a real one.
     """
-    existing = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    place = existing(folder)
     try:
-        with tempfile.TemporaryFile(dir=existing, buffering=0) as trial:
+        with tempfile.TemporaryFile(dir=place, buffering=0) as trial:
             trial.write(bytes(_TRIAL_BYTES))
     except OSError as error:
-        return f"a file in {existing}: {error.strerror or error}"
+        return f"a file in {place}: {error.strerror or error}"
     return None

@@ -22,7 +22,7 @@ from llmtop.presets.errors import UsageError
 from llmtop.profiler.hardware.libaio import libaio_folders
 from llmtop.trainer.folders import why_not_writable
 from llmtop.trainer.ops import Op
-from llmtop.trainer.supervisor.extensions import extensions_dir
+from llmtop.trainer.supervisor.extensions import extensions_dir, op_library
 
 TRITON_CACHE = "TRITON_CACHE_DIR"
 _TOOLKITS = Path("/usr/local")
@@ -176,7 +176,7 @@ def build_problem(
             if problem is not None:
                 return problem
     folder = extensions_dir(environment)
-    unbuilt = [op for op in ops if not (folder / op.name / f"{op.name}.so").is_file()]
+    unbuilt = [op for op in ops if not op_library(folder, op.name).is_file()]
     return _compile_problem(unbuilt, environment, folder, torch_version, root) if unbuilt else None
 
 

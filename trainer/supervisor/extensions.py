@@ -31,6 +31,11 @@ def extensions_dir(environment: Mapping[str, str]) -> Path:
     return base / "llmtop" / "torch_extensions" / hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
+def op_library(folder: Path, op: str) -> Path:
+    """Where torch puts a built op in such a folder."""
+    return folder / op / f"{op}.so"
+
+
 def stale_locks(folder: Path, *, proc: Path = Path("/proc")) -> list[Path]:
     """The locks that no living build holds: a living one has its lock file open.
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.events import OpBuilt
 from llmtop.trainer.ops import Op
+from llmtop.trainer.supervisor.extensions import VARIABLE, op_library
 
 _SHOWN = 300
 """Characters of a compiler's complaint that an error repeats; the rank's log has it whole."""
@@ -67,13 +68,13 @@ def _complaint(text: str) -> str:
 def _built_at(op: Op) -> int | None:
     """When the op's library was written; None where it is not there."""
     try:
-        return (_extensions() / op.name / f"{op.name}.so").stat().st_mtime_ns
+        return op_library(_extensions(), op.name).stat().st_mtime_ns
     except OSError:
         return None
 
 
 def _extensions() -> Path:
-    chosen = os.environ.get("TORCH_EXTENSIONS_DIR")
+    chosen = os.environ.get(VARIABLE)
     if chosen:
         return Path(chosen)
     from torch.utils.cpp_extension import get_default_build_root
