@@ -6,6 +6,7 @@ function, and what the function does with them under transformers 5.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from msgspec import Struct
@@ -109,6 +110,12 @@ FUSED_EXPERTS = frozenset({"deepseek_v2", "deepseek_v3", "mixtral", "qwen3_moe"}
 """Families whose experts `glu` replaces as a whole (`LigerExperts`)."""
 
 
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names of kernels in the usual order; those that are no word of the option come last."""
+    given = set(names)
+    return [*(kernel for kernel in KERNELS if kernel in given), *sorted(given.difference(KERNELS))]
+
+
 @lru_cache(maxsize=256)
 def parse_kernels(text: str) -> tuple[str, ...] | None:
     """The kernels that a value of `liger_kernels` names, in the usual order; None stands for `all`."""
@@ -187,5 +194,4 @@ def liger_text(spec: RunSpec) -> str:
         return ""
     if options.liger_kernels == ALL:
         return "liger"
-    on = kernels_on(spec)
-    return "liger: " + (", ".join(kernel for kernel in KERNELS if kernel in on) or "no kernel")
+    return "liger: " + (", ".join(in_order(kernels_on(spec))) or "no kernel")

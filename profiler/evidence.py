@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from llmtop.presets.liger import KERNELS, kernels_on
+from llmtop.presets.liger import in_order, kernels_on
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.events import KernelsSeen
 from llmtop.profiler.kernelnames import ATTENTION_WORDS, FUSED_ATTENTION, AttentionKernel
@@ -83,15 +83,15 @@ def liger(spec: RunSpec, rank: RankState | None) -> Evidence:
     kernels = rank.kernels
     ran = frozenset(kernels.liger) if kernels is not None else None
     if not wanted:
-        found = _in_order(built | (ran or frozenset()))
+        found = in_order(built | (ran or frozenset()))
         return Evidence(on=not found, words=f"{', '.join(found)} found" if found else "none of it is there")
-    missing = _in_order(wanted - built if ran is None else wanted - ran)
+    missing = in_order(wanted - built if ran is None else wanted - ran)
     if missing:
         where = "in the modules" if ran is None else "among the kernels that ran"
         return Evidence(on=False, words=f"{', '.join(missing)} not {where}")
     if ran is None:
-        return Evidence(on=True, words=f"in the modules: {', '.join(_in_order(built))}")
-    return Evidence(on=True, words=f"ran: {', '.join(_in_order(ran))}")
+        return Evidence(on=True, words=f"in the modules: {', '.join(in_order(built))}")
+    return Evidence(on=True, words=f"ran: {', '.join(in_order(ran))}")
 
 
 def optimizer(spec: RunSpec, rank: RankState | None) -> Evidence:
@@ -219,7 +219,7 @@ def ran_words(kernels: KernelsSeen | None) -> dict[str, str | None]:
         return dict.fromkeys(("attention", "liger", "optimizer", "loss", "quantization", "communication"))
     return {
         "attention": attention_words(kernels.attention) if kernels.attention else None,
-        "liger": ", ".join(_in_order(kernels.liger)) or None,
+        "liger": ", ".join(in_order(kernels.liger)) or None,
         "optimizer": OPTIMIZER_KERNELS.get(kernels.optimizer, kernels.optimizer)
         if kernels.optimizer
         else None,
@@ -227,7 +227,3 @@ def ran_words(kernels: KernelsSeen | None) -> dict[str, str | None]:
         "quantization": ", ".join(kernels.quantization).replace("_", " ") or None,
         "communication": ", ".join(kernels.communication).replace("_", " ") or None,
     }
-
-
-def _in_order(names: frozenset[str] | tuple[str, ...]) -> list[str]:
-    return sorted(names, key=lambda name: (KERNELS.index(name) if name in KERNELS else len(KERNELS), name))

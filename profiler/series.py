@@ -43,6 +43,12 @@ def steady_steps(series: Series, warmup_steps: int) -> tuple[tuple[float, float]
     )
 
 
+def mean_rate(steady: tuple[tuple[float, float], ...]) -> float | None:
+    """Tokens a second over all of `steady_steps`; None where there are none."""
+    spent = sum(seconds for seconds, _ in steady)
+    return sum(seconds * rate for seconds, rate in steady) / spent if steady else None
+
+
 class SeriesBuilder:
     """Adds points as rows. What is kept depends only on how many points there were, not on the cuts."""
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import fields, replace
 
 from llmtop.presets.errors import LlmtopError
-from llmtop.presets.liger import KERNELS, kernels_on
+from llmtop.presets.liger import in_order, kernels_on
 from llmtop.presets.rules import refusals
 from llmtop.presets.spec import RunOptions, RunSpec
 from llmtop.profiler import evidence
@@ -27,7 +27,7 @@ from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rankstate import WARMUP_STEPS, RankState
 from llmtop.profiler.rundir import RunDir, list_runs
 from llmtop.profiler.runstate import RunState
-from llmtop.profiler.series import steady_steps
+from llmtop.profiler.series import mean_rate, steady_steps
 
 ENOUGH_STEPS = 3
 """Steps after warm-up that a step time is taken from."""
@@ -38,8 +38,7 @@ MOST_TRIED = 8
 
 
 def _liger(spec: RunSpec) -> str:
-    on = kernels_on(spec)
-    return ", ".join(kernel for kernel in KERNELS if kernel in on) or "off"
+    return ", ".join(in_order(kernels_on(spec))) or "off"
 
 
 def _offload(spec: RunSpec) -> str:
@@ -219,14 +218,13 @@ def measure(run_id: str, spec: RunSpec, state: RunState, prediction: Prediction)
     enough = len(steady) >= ENOUGH_STEPS
     found = breakdown(state, spec, prediction)
     first = state.ranks.get(0)
-    spent = sum(seconds for seconds, _ in steady)
     return Measured(
         run_id=run_id,
         spec=spec,
         host=state.host,
         versions=first.model.versions if first and first.model else {},
         step_seconds=median(seconds for seconds, _ in steady) if enough else None,
-        tokens_per_second=sum(seconds * rate for seconds, rate in steady) / spent if enough else None,
+        tokens_per_second=mean_rate(steady) if enough else None,
         timed_steps=len(steady),
         peak_bytes=None if found.reclaimed else found.actual_peak_bytes,
     )

@@ -17,6 +17,7 @@ import msgspec
 
 from llmtop.presets import catalog, resolve
 from llmtop.presets.errors import UsageError
+from llmtop.presets.liger import KERNELS
 from llmtop.presets.option_values import field_types, raw_text
 from llmtop.presets.spec import RunOptions, RunSpec, ValueSource
 from llmtop.tui.layering import absolute, check_raw_keys, deepspeed_layer, strongest
@@ -66,8 +67,7 @@ GROUPS: tuple[OptionGroup, ...] = (
             OptionRow(
                 "liger_kernels",
                 "NAMES",
-                "all that are usual for the family, or rms_norm, rope, glu, cross_entropy,"
-                " fused_linear_cross_entropy, layer_norm, relu_squared joined by commas",
+                f"all that are usual for the family, or {', '.join(KERNELS)} joined by commas",
             ),
             OptionRow("gradient_checkpointing", "", "recompute activations in the backward pass"),
             OptionRow("checkpointing_reentrant", "", "the reentrant kind of gradient checkpointing"),

@@ -10,7 +10,7 @@ from llmtop.profiler.findings.find import Finding
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rankstate import WARMUP_STEPS
 from llmtop.profiler.runstate import RunState, Series, Status
-from llmtop.profiler.series import steady_steps
+from llmtop.profiler.series import mean_rate, steady_steps
 
 
 class RunView(Struct, frozen=True, kw_only=True):
@@ -25,10 +25,10 @@ class RunView(Struct, frozen=True, kw_only=True):
 
 def steady_speed(series: Series) -> float | None:
     """Tokens per second over all steps after warm-up, as the report has it; before that the newest."""
-    steady = steady_steps(series, WARMUP_STEPS)
-    if steady:
-        return sum(seconds * rate for seconds, rate in steady) / sum(seconds for seconds, _ in steady)
-    return series.tokens_per_second[-1] if series.tokens_per_second else None
+    rate = mean_rate(steady_steps(series, WARMUP_STEPS))
+    if rate is None and series.tokens_per_second:
+        return series.tokens_per_second[-1]
+    return rate
 
 
 class LogText(Struct, frozen=True, kw_only=True):

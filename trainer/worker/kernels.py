@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from llmtop.presets.errors import UsageError
-from llmtop.presets.liger import KERNELS, switches
+from llmtop.presets.liger import in_order, switches
 
 _CLASS_KERNELS = (
     ("RMSNorm", "rms_norm"),
@@ -74,8 +74,7 @@ def liger_kernels_in(model: torch.nn.Module) -> tuple[str, ...]:
     # The loss of transformers calls this by its full name; the fused loss does not call it.
     if _is_liger(torch.nn.functional.cross_entropy) and "fused_linear_cross_entropy" not in found:
         found.add("cross_entropy")
-    order = {kernel: at for at, kernel in enumerate(KERNELS)}
-    return tuple(sorted(found, key=lambda kernel: (order.get(kernel, len(order)), kernel)))
+    return tuple(in_order(found))
 
 
 def _kernel_of_class(kind: type) -> str:
