@@ -105,6 +105,8 @@ class RunState(Struct, frozen=True, kw_only=True):
     """The first of each device and number."""
     xid_counts: dict[int, int] = field(default_factory=dict)
     """Device index to the number of Xid errors."""
+    first_ecc_uncorrected: dict[int, int] = field(default_factory=dict)
+    """Device index to the first reading of that count, which goes on from before the run."""
     lost_devices: frozenset[int] = frozenset()
     """Devices that any sample found gone."""
     hang_seconds: float | None = None
@@ -256,6 +258,7 @@ def _hardware_sampled(batch: _Batch, event: HardwareSampled) -> None:
         hardware_samples=state.hardware_samples + 1,
         throttled_samples=_count_throttles(state.throttled_samples, event),
         energy=add_energy(state.energy, event),
+        first_ecc_uncorrected=_first_ecc(state.first_ecc_uncorrected, event),
         lost_devices=_lost(state.lost_devices, event),
         peak_device_bytes=_raise(
             state.peak_device_bytes, ((d.index, d.memory_used_bytes) for d in event.devices)
@@ -279,6 +282,11 @@ def _count_throttles(counts: dict[int, dict[str, int]], event: HardwareSampled) 
 def _lost(known: frozenset[int], event: HardwareSampled) -> frozenset[int]:
     gone = {device.index for device in event.devices if device.is_lost}
     return known if gone <= known else known | gone
+
+
+def _first_ecc(known: dict[int, int], event: HardwareSampled) -> dict[int, int]:
+    readings = {d.index: d.ecc_uncorrected for d in event.devices if d.ecc_uncorrected is not None}
+    return known if readings.keys() <= known.keys() else {**readings, **known}
 
 
 def _raise(peaks: dict[int, int], readings: Iterable[tuple[int, int | None]]) -> dict[int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llmtop.profiler import topology
-from llmtop.profiler.events import DeviceSample
 from llmtop.profiler.findings.finding import Finding, Rule, Seen
 from llmtop.profiler.units import counted
 
@@ -54,16 +53,14 @@ def memory_errors(seen: Seen) -> Iterator[Finding]:
     sample = seen.state.hardware
     for device in sample.devices if sample else ():
         name = f"GPU {device.index}"
-        first = _first_reading(seen, device.index)
-        before = first.ecc_uncorrected if first else None
         if device.ecc_uncorrected:
-            new = device.ecc_uncorrected - (before or 0)
+            new = device.ecc_uncorrected - seen.state.first_ecc_uncorrected[device.index]
             yield Finding(
                 key="ecc_uncorrected",
                 severity="critical" if new > 0 else "warning",
                 title=f"{name} has memory errors",
                 evidence=f"{counted(device.ecc_uncorrected, 'error')} that ECC could not correct since the "
-                f"driver was loaded, {max(new, 0)} of them in what is kept of this run",
+                f"driver was loaded, {max(new, 0)} of them during this run",
                 change="reset the device when the run is over; results of the run are in doubt if it went on",
             )
         if device.remap_failed:
@@ -82,14 +79,6 @@ def memory_errors(seen: Seen) -> Iterator[Finding]:
                 evidence="bad memory is to be replaced at the next reset of the device",
                 change="reset the device when the run is over: nvidia-smi --gpu-reset",
             )
-
-
-def _first_reading(seen: Seen, index: int) -> DeviceSample | None:
-    for sample in seen.state.hardware_history:
-        for device in sample.devices:
-            if device.index == index and device.ecc_uncorrected is not None:
-                return device
-    return None
 
 
 def hot(seen: Seen) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ from llmtop.profiler.findings.find import Finding, findings
 from llmtop.profiler.hardware.xid import xid_seen
 from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.text import render
-from llmtop.profiler.runstate import RunState, fold
+from llmtop.profiler.runstate import HISTORY_SAMPLES, RunState, fold
 from llmtop.profiler.units import format_joules
 from tests.recorded import make_recorded_run, recorded_topology
 from tests.recorded_spec import recorded_prediction, recorded_spec
@@ -62,6 +62,8 @@ def test_memory_errors_of_this_run_are_worse_than_old_ones() -> None:
     assert old.severity == "warning" and "2 errors" in old.evidence
     new = found(sample(ecc_uncorrected=2), sample(), sample(ecc_uncorrected=3))["ecc_uncorrected"]
     assert new.severity == "critical" and "1 of them" in new.evidence
+    later = [sample(ecc_uncorrected=3)] * (HISTORY_SAMPLES + 1)
+    assert found(sample(ecc_uncorrected=2), *later)["ecc_uncorrected"].severity == "critical"
     assert "ecc_uncorrected" not in found(sample(ecc_uncorrected=0), sample())
 
 
