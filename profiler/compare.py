@@ -133,15 +133,14 @@ def comparison(first: _Read, second: _Read) -> Comparison:
 
 
 def change(name: str, unit: Unit, first: float | None, second: float | None) -> Change:
-    known = first is not None and second is not None
-    difference = second - first if first is not None and second is not None else None
+    difference = None if first is None or second is None else second - first
     return Change(
         name=name,
         unit=unit,
         first=first,
         second=second,
         change=difference,
-        percent=100 * difference / first if known and first and difference is not None else None,
+        percent=100 * difference / first if first and difference is not None else None,
     )
 
 

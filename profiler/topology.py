@@ -39,6 +39,13 @@ def matrix(topology: Topology) -> list[list[str]]:
     return rows
 
 
+def legend(topology: Topology) -> list[tuple[str, str]]:
+    """The letters of the matrix and what they mean, those alone that stand in it."""
+    used = {pair.road for pair in topology.pairs if pair.road is not None}
+    links = [("NV#", "that many NVLinks")] if any(road.startswith("NV") for road in used) else []
+    return links + [(road, words) for road, words in ROADS.items() if road in used]
+
+
 def pcie_words(generation: int | None, width: int | None) -> str:
     """`gen5 x16`."""
     if generation is None and width is None:
@@ -47,7 +54,7 @@ def pcie_words(generation: int | None, width: int | None) -> str:
 
 
 def nvlink_words(device: TopologyDevice) -> str:
-    """`18 links to a switch, 478 GB/s each way`."""
+    """`18 links to switches, 445 GiB/s each way`."""
     if device.nvlinks is None:
         return NOT_AVAILABLE
     if device.nvlinks == 0:

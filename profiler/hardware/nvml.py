@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -17,13 +18,11 @@ from msgspec import Struct
 
 from llmtop.profiler.events import DeviceSample, Topology, XidSeen
 from llmtop.profiler.hardware.costs import CallCost, CallCosts
-from llmtop.profiler.hardware.links import ALL_LINKS, LinkTotals
+from llmtop.profiler.hardware.links import LinkTotals
 from llmtop.profiler.hardware.nvmlcalls import NvmlCalls, text
 from llmtop.profiler.hardware.readings import READINGS, Device, with_fallbacks
 from llmtop.profiler.hardware.topology import read_topology
 from llmtop.profiler.hardware.xid import XidWatch
-
-__all__ = ["ALL_LINKS", "NvmlDevice", "NvmlReader", "visible_device_indices"]
 
 _PROCESSES = "nvmlDeviceGetComputeRunningProcesses"
 _XID_WAIT = "nvmlEventSetWait_v2"
@@ -157,17 +156,11 @@ class NvmlReader:
         self._calls.met_lost_device = False
         fields: dict[str, Any] = {}
         for reading in READINGS:
-            answer = self._costs.run(
-                reading.call,
-                index,
-                lambda reading=reading: reading.read(device),  # type: ignore[misc]
-                fast=fast,
-                always_slow=reading.always_slow,
-            )
-            with_fallbacks(fields, answer)
+            read = partial(reading.read, device)
+            slow = reading.always_slow
+            with_fallbacks(fields, self._costs.run(reading.call, index, read, fast=fast, always_slow=slow))
         if own_pids is not None:
-            pids = own_pids
-            fields |= self._costs.run(_PROCESSES, index, lambda: _processes(device, pids), fast=False)
+            fields |= self._costs.run(_PROCESSES, index, partial(_processes, device, own_pids), fast=False)
         self._look_for_xids(index, fast)
         if fast:
             # Not again in the record what has not been read again.

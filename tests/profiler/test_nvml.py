@@ -11,8 +11,9 @@ import pytest
 
 from llmtop.presets.resolve import Layer, resolve
 from llmtop.presets.spec import ValueSource
+from llmtop.profiler.hardware.links import ALL_LINKS
 from llmtop.profiler.hardware.machine import detect_machine, preset_name
-from llmtop.profiler.hardware.nvml import ALL_LINKS, NvmlReader, visible_device_indices
+from llmtop.profiler.hardware.nvml import NvmlReader, visible_device_indices
 from tests.fake_nvml import GIB, FakeGpu, FakeNvml, process
 from tests.recorded import ManualClock
 

@@ -12,7 +12,8 @@ from llmtop.profiler.events import DeviceSample, Topology
 from llmtop.profiler.hardware.costs import FAST_SECONDS, CallCost
 from llmtop.profiler.hardware.gpm import SHORTEST_SECONDS
 from llmtop.profiler.hardware.nvml import NvmlReader
-from llmtop.profiler.units import format_seconds
+from llmtop.profiler.units import counted, format_seconds
+from llmtop.tui.commands.output import table
 from llmtop.tui.doctor.check import Check
 
 _SAMPLES = 4
@@ -49,14 +50,8 @@ def look_at_gpus(reader: NvmlReader | None = None, pause: Callable[[float], None
 
 def matrix_lines(described: Topology) -> Iterator[str]:
     """As `nvidia-smi topo -m` prints it, and what the letters mean."""
-    rows = topology.matrix(described)
-    widths = [max(len(row[column]) for row in rows) + 2 for column in range(len(rows[0]))]
-    for row in rows:
-        yield "".join(cell.ljust(cells) for cell, cells in zip(row, widths, strict=True)).rstrip()
-    used = {pair.road for pair in described.pairs}
-    if any((road or "").startswith("NV") for road in used):
-        yield "NV#: that many NVLinks"
-    yield from (f"{road}: {words}" for road, words in topology.ROADS.items() if road in used)
+    yield from table(topology.matrix(described))
+    yield from (f"{road}: {words}" for road, words in topology.legend(described))
 
 
 def _links(described: Topology) -> Iterator[Check]:
@@ -82,8 +77,8 @@ def _memory(samples: Sequence[DeviceSample]) -> Iterator[Check]:
             sound = False
             yield Check(name=name, status="warn", found=f"GPU {device.index} {what[0]}", mend=what[1])
     if sound:
-        counted = [device.ecc_uncorrected for device in samples]
-        told = "ECC errors: n/a" if None in counted else "no error that ECC could not correct"
+        is_told = all(device.ecc_uncorrected is not None for device in samples)
+        told = "no error that ECC could not correct" if is_told else "ECC errors: n/a"
         yield Check(name=name, status="ok", found=told)
 
 
@@ -96,8 +91,8 @@ def _memory_trouble(device: DeviceSample) -> tuple[str, str] | None:
     if device.remap_pending or device.retirement_pending:
         return "waits for a reset that replaces bad memory", "nvidia-smi --gpu-reset while nobody uses it"
     if device.ecc_uncorrected:
-        count = device.ecc_uncorrected
-        return f"had {count} memory errors since the driver was loaded", "test it: dcgmi diag -r 3"
+        errors = counted(device.ecc_uncorrected, "memory error")
+        return f"had {errors} since the driver was loaded", "test it: dcgmi diag -r 3"
     return None
 
 

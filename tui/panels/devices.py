@@ -8,9 +8,9 @@ from typing import NamedTuple
 from textual.content import Content
 
 from llmtop.profiler.events import DeviceSample
-from llmtop.profiler.units import format_joules
+from llmtop.profiler.units import format_joules, format_percent
 from llmtop.tui.view import RunView
-from llmtop.tui.widgets.paint import fit, fit_right, gauge, harmless, lines, used_of
+from llmtop.tui.widgets.paint import NOT_KNOWN, fit, fit_right, gauge, harmless, lines, used_of
 from llmtop.tui.widgets.panel import Panel
 
 _LABEL_CELLS = 6
@@ -57,7 +57,7 @@ class _Column(NamedTuple):
     unit: str
 
     def cell(self, value: float | None) -> str:
-        return fit_right("n/a" if value is None else f"{value:.0f}{self.unit}", self.cells)
+        return fit_right(NOT_KNOWN if value is None else f"{value:.0f}{self.unit}", self.cells)
 
 
 def _activity(device: DeviceSample) -> float | None:
@@ -115,7 +115,7 @@ def _energy_rows(view: RunView) -> list[Content]:
 
 def _device_rows(view: RunView, device: DeviceSample, width: int) -> list[Content]:
     head = Content.assemble(
-        (fit(f"GPU{device.index}", _LABEL_CELLS), "bold"), harmless(device.name or "name n/a")
+        (fit(f"GPU{device.index}", _LABEL_CELLS), "bold"), harmless(device.name or f"name {NOT_KNOWN}")
     )
     if device.is_lost:
         return [head, _words("", "lost: the driver says that it is gone or has to be reset", "$error")]
@@ -182,7 +182,7 @@ def _words(label: str, text: str, style: str = "$foreground") -> Content:
 def _throttle_row(device: DeviceSample) -> Content:
     reasons = device.throttle_reasons
     if reasons is None:
-        return _words("", "throttled: n/a")
+        return _words("", f"throttled: {NOT_KNOWN}")
     held = harmless(", ".join(reasons))
     return _words("", f"throttled: {held or 'no'}", "$warning" if _hard_throttle([device]) else "$foreground")
 
@@ -226,26 +226,26 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _watts(watts: float | None) -> str:
     if watts is None:
-        return "n/a W"
+        return f"{NOT_KNOWN} W"
     return f"{watts:.0f} W" if watts < 10_000 else f"{watts / 1000:.1f} kW"
 
 
 def _power_of(used: float | None, limit: float | None) -> str:
-    left = "n/a" if used is None else f"{used:.0f}"
-    return f"{left}/{'n/a' if limit is None else f'{limit:.0f} W'}"
+    left = NOT_KNOWN if used is None else f"{used:.0f}"
+    return f"{left}/{NOT_KNOWN if limit is None else f'{limit:.0f} W'}"
 
 
 def _percent(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.0f}%"
+    return format_percent(value, digits=0)
 
 
 def _count(value: int | None) -> str:
-    return "n/a" if value is None else str(value)
+    return NOT_KNOWN if value is None else str(value)
 
 
 def _clock(hertz: float | None) -> str:
-    return "n/a" if hertz is None else f"{hertz / 1e6:.0f} MHz"
+    return NOT_KNOWN if hertz is None else f"{hertz / 1e6:.0f} MHz"
 
 
 def _degrees(device: DeviceSample) -> str:
-    return "n/a" if device.temperature_celsius is None else f"{device.temperature_celsius:.0f} C"
+    return NOT_KNOWN if device.temperature_celsius is None else f"{device.temperature_celsius:.0f} C"

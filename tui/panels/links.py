@@ -173,10 +173,7 @@ def _topology_rows(view: RunView) -> list[Content]:
     rows = [
         "".join(fit(cell, cells) for cell, cells in zip(row, widths, strict=True)).rstrip() for row in table
     ]
-    used = {pair.road for pair in described.pairs}
-    meanings = [f"{road} {words}" for road, words in topology.ROADS.items() if road in used]
-    if any((road or "").startswith("NV") for road in used):
-        meanings.insert(0, "NV# that many NVLinks")
+    meanings = [f"{road} {words}" for road, words in topology.legend(described)]
     notes = [f"GPU{device.index}  {topology.nvlink_words(device)}" for device in described.devices]
     notes += [problem.what for problem in topology.problems(described)]
     told = [Content.styled(harmless(note), "$muted") for note in ("; ".join(meanings), *notes) if note]
