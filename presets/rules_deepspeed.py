@@ -168,7 +168,7 @@ def _odd_bucket(spec: RunSpec) -> bool:
 
 
 def _ragged_shards(spec: RunSpec) -> bool:
-    """Whether the shard of a norm or bias is no multiple of what the quantizer takes; the matrices' then are."""
+    """Whether the shard of a norm or bias is no multiple of what the quantizer takes, as matrices' are."""
     model = spec.model
     sizes = [model.hidden_size]
     if model.qk_norm == "head":

@@ -30,8 +30,9 @@ def saved(folder: Path, change: Callable[[Tensors], object] = lambda tensors: No
     return path
 
 
-def load(folder: Path, **keys: Any) -> torch.nn.Module:
-    return build_model(tiny_spec(keys, weights_dir=str(folder)), {}, torch.device("cpu"))
+def load(folder: Path, *, quantization: str = "none", **keys: Any) -> torch.nn.Module:
+    spec = tiny_spec(keys, weights_dir=str(folder), quantization=quantization)
+    return build_model(spec, {}, torch.device("cpu"))
 
 
 def test_the_whole_folder_is_what_the_model_holds(tmp_path: Path) -> None:
@@ -68,3 +69,35 @@ def test_a_file_that_is_cut_short_is_told(tmp_path: Path, kept: int) -> None:
     with pytest.raises(LlmtopError, match="broken or cut short") as told:
         load(tmp_path)
     assert "again" in told.value.fix
+    assert path.name in told.value.why
+
+
+@pytest.mark.parametrize("text", [b"{not json", b"\xff\xfe", b"[]", b'{"weight_map": {}}'])
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_a_broken_index_is_told(tmp_path: Path, text: bytes, quantization: str) -> None:
+    saved(tmp_path).unlink()
+    (tmp_path / "model.safetensors.index.json").write_bytes(text)
+    with pytest.raises(LlmtopError, match="broken or cut short") as told:
+        load(tmp_path, quantization=quantization)
+    assert "model.safetensors.index.json" in told.value.why
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_whole_numbers_are_no_weights(tmp_path: Path, quantization: str) -> None:
+    """As libraries save 8-bit models: same names and shapes, with scales in tensors of other names."""
+
+    def pack(tensors: Tensors) -> None:
+        name = "model.layers.0.mlp.up_proj.weight"
+        tensors[name] = (tensors[name] * 100).to(torch.int8)
+        tensors[f"{name}_scale"] = torch.ones(1)
+
+    saved(tmp_path, pack)
+    with pytest.raises(LlmtopError, match=r"are packed: model\.layers\.0\.mlp\.up_proj\.weight"):
+        load(tmp_path, quantization=quantization)
+
+
+def test_pickled_code_is_not_run(tmp_path: Path) -> None:
+    saved(tmp_path).unlink()
+    torch.save({"model.norm.weight": Path.unlink}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(LlmtopError, match="more than tensors"):
+        load(tmp_path)

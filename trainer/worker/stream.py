@@ -84,7 +84,13 @@ def plan_stream(
         missing=tuple(sorted(absent)),
         unexpected=tuple(sorted(_unexpected(skeleton, set(named) - set(expected)))),
         mismatched=tuple(sorted(mismatched)),
-        packed=tuple(sorted(name for name, tensor in known.items() if tensor.packed)),
+        packed=tuple(
+            sorted(
+                name
+                for name, tensor in known.items()
+                if tensor.packed or (expected[name].is_floating_point() and not tensor.is_float)
+            )
+        ),
     )
 
 

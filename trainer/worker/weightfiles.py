@@ -23,6 +23,7 @@ _DTYPE_BYTES: dict[str, int] = {
     "BOOL": 1,
 }
 """What is read as it is; 8-bit floats and other packed forms need their scales."""
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 class StoredTensor(Struct, frozen=True, kw_only=True):
@@ -40,6 +41,11 @@ class StoredTensor(Struct, frozen=True, kw_only=True):
         return self.dtype not in _DTYPE_BYTES
 
     @property
+    def is_float(self) -> bool:
+        """Numbers that a weight can have; where whole ones stand in their place, those are packed too."""
+        return self.dtype in _FLOATS
+
+    @property
     def size_bytes(self) -> int:
         return math.prod(self.shape) * _DTYPE_BYTES.get(self.dtype, 1)
 
@@ -55,10 +61,7 @@ def safetensors_files(folder: Path) -> list[Path]:
         return [single]
     if not index.is_file():
         return []
-    listed = json.loads(index.read_text(encoding="utf-8"))
-    names = listed.get("weight_map") if isinstance(listed, dict) else None
-    if not isinstance(names, dict):
-        raise json.JSONDecodeError(f"{index.name} has no weight_map", "", 0)
+    names = _weight_map(index)
     files = [folder / name for name in sorted({str(name) for name in names.values()})]
     absent = [file.name for file in files if not file.is_file()]
     if absent:
@@ -67,15 +70,48 @@ def safetensors_files(folder: Path) -> list[Path]:
 
 
 def stored_tensors(files: list[Path]) -> dict[str, StoredTensor]:
-    """Key to tensor, over all files. Raises SafetensorError for a file that is broken or cut short."""
+    """Key to tensor, over all files. Raises SafetensorError, with its name, for a file that is broken."""
+    from safetensors import SafetensorError
+
+    found: dict[str, StoredTensor] = {}
+    for file in files:
+        try:
+            found.update(_tensors_of(file))
+        except SafetensorError as error:
+            raise SafetensorError(f"{file.name}: {error}") from error
+    return found
+
+
+def _tensors_of(file: Path) -> dict[str, StoredTensor]:
     from safetensors import safe_open
 
     found = {}
-    for file in files:
-        with safe_open(file, framework="pt") as opened:
-            for key in opened.keys():  # noqa: SIM118 - not a dictionary
-                part = opened.get_slice(key)
-                found[key] = StoredTensor(
-                    key=key, file=file, shape=tuple(part.get_shape()), dtype=str(part.get_dtype())
-                )
+    with safe_open(file, framework="pt") as opened:
+        for key in opened.keys():  # noqa: SIM118 - not a dictionary
+            part = opened.get_slice(key)
+            shape, dtype = tuple(part.get_shape()), str(part.get_dtype())
+            found[key] = StoredTensor(key=key, file=file, shape=shape, dtype=dtype)
     return found
+
+
+def _weight_map(index: Path) -> dict[str, object]:
+    """Tensor to file, as an index says it."""
+    try:
+        listed = json.loads(index.read_text(encoding="utf-8", errors="replace"))
+    except json.JSONDecodeError as error:
+        raise json.JSONDecodeError(f"{index.name}: {error.msg}", error.doc, error.pos) from error
+    names = listed.get("weight_map") if isinstance(listed, dict) else None
+    if not isinstance(names, dict):
+        raise json.JSONDecodeError(f"{index.name} has no weight_map", "", 0)
+    if not names:
+        raise json.JSONDecodeError(f"{index.name} names no tensor", "", 0)
+    return names
+
+
+def packed_weights(stored: dict[str, StoredTensor]) -> list[str]:
+    """Those that need scales or tables beside them, as far as names and types tell without the model."""
+    return [
+        key
+        for key, tensor in stored.items()
+        if tensor.packed or (key.endswith(".weight") and not tensor.is_float)
+    ]

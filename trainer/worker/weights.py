@@ -19,7 +19,7 @@ from llmtop.profiler.events import WeightsLoaded, WeightsRead
 from llmtop.profiler.units import counted
 from llmtop.trainer.worker.quantize import quantization_config
 from llmtop.trainer.worker.stream import CannotStream, StreamPlan, plan_stream, stream_weights
-from llmtop.trainer.worker.weightfiles import safetensors_files, stored_tensors
+from llmtop.trainer.worker.weightfiles import packed_weights, safetensors_files, stored_tensors
 
 Report = Callable[[WeightsRead | WeightsLoaded], object]
 
@@ -27,6 +27,8 @@ _NAMED = 3
 """Tensors that an error names before it only counts them."""
 _BROKEN_ZIP = "PytorchStreamReader"
 """What torch says of a cut-off .bin file, in a plain RuntimeError."""
+_PICKLED_CODE = "unsupported global"
+"""What torch says of a pickled file that names a function, in its UnpicklingError."""
 _ZERO3_SHAPE = "size mismatch for"
 """What transformers says of a tensor of another shape at stage 3, in a plain RuntimeError."""
 
@@ -37,23 +39,22 @@ def plan_weights(spec: RunSpec, make_model: Callable[[], Any], dtype: torch.dtyp
     To be called before transformers knows of ZeRO-3. Raises LlmtopError for a tensor that is missing,
     has another shape, or cannot be read.
     """
-    if spec.options.quantization != "none":
-        return f"they are packed to {spec.options.quantization} as they are read"
     with _problems_told(spec):
         files = safetensors_files(Path(spec.weights_dir or ""))
-        if not files:
-            return "the folder holds no safetensors files"
-        try:
-            plan = plan_stream(make_model, stored_tensors(files), dtype)
-        except CannotStream as error:
-            return str(error)
+        stored = stored_tensors(files)
+    if spec.options.quantization != "none":
+        _refuse_packed(spec, packed_weights(stored))
+        return f"they are packed to {spec.options.quantization} as they are read"
+    if not files:
+        return "the folder holds no safetensors files"
+    try:
+        with _problems_told(spec):
+            plan = plan_stream(make_model, stored, dtype)
+    except CannotStream as error:
+        _refuse_packed(spec, packed_weights(stored))
+        return str(error)
+    _refuse_packed(spec, plan.packed)
     _refuse_missing(spec, plan.missing)
-    if plan.packed:
-        raise LlmtopError(
-            f"the weights in {spec.weights_dir} are packed: {_some(plan.packed)}",
-            why="8-bit floats and the like mean nothing without the scales beside them",
-            fix="give the folder with the model's 16-bit weights; --quantization packs them itself",
-        )
     if plan.mismatched:
         raise _other_shapes(spec, plan.mismatched)
     return plan
@@ -70,13 +71,11 @@ def model_from_stream(
     """The model with the folder's weights, each copied from its file into its place."""
     if plan.unexpected:
         _log(
-            f"{counted(len(plan.unexpected), 'tensor')} of the files is no part of the model: "
+            f"the files hold {counted(len(plan.unexpected), 'tensor')} that the model does not have: "
             f"{_some(plan.unexpected)}"
         )
     if plan.untied:
-        _log(
-            f"not tied, although the configuration ties them, since the values differ: {_some(plan.untied)}"
-        )
+        _log(f"not tied, although the configuration ties them, since the values differ: {_some(plan.untied)}")
     began, read = time.perf_counter(), 0
 
     def progress(done: int, total: int) -> None:
@@ -134,6 +133,12 @@ def _problems_told(spec: RunSpec) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, EOFError, pickle.UnpicklingError, json.JSONDecodeError) as error:
+        if _PICKLED_CODE in str(error).lower():
+            raise LlmtopError(
+                f"a weights file in {spec.weights_dir} holds more than tensors, and it is not loaded",
+                why="a pickled file can run any program as it is read",
+                fix="give a folder with safetensors files",
+            ) from error
         raise _broken(spec, str(error)) from error
     except RuntimeError as error:
         shapes = [line.strip() for line in str(error).splitlines() if _ZERO3_SHAPE in line]
@@ -161,6 +166,15 @@ def _refuse_gaps(spec: RunSpec, info: dict[str, Any]) -> None:
     )
     if ill:
         raise _other_shapes(spec, ill)
+
+
+def _refuse_packed(spec: RunSpec, packed: Sequence[str]) -> None:
+    if packed:
+        raise LlmtopError(
+            f"the weights in {spec.weights_dir} are packed: {_some(packed)}",
+            why="8-bit and whole numbers mean nothing without the scales beside them",
+            fix="give the folder with the model's 16-bit weights; --quantization packs them itself",
+        )
 
 
 def _refuse_missing(spec: RunSpec, missing: Sequence[str]) -> None:
