@@ -19,11 +19,11 @@ from typing import Self
 
 import msgspec
 
-from benchmarks.zygote import PRELOAD_SECONDS, PRELOADED, TOUCHES_CUDA, Answer, Order
+from benchmarks.preload import PRELOAD_SECONDS, PRELOADED, TOUCHES_CUDA
+from benchmarks.zygote import WORKER, Answer, Order
 from llmtop.presets.errors import JobFailedError
 from llmtop.profiler.rundir import RunDir
 
-WORKER = "llmtop.trainer.worker.__main__:main"
 _POLL_SECONDS = 0.15
 _LONGEST_IMPORT_SECONDS = 180.0
 """One import cannot be cut short: for a slow disk."""

@@ -12,7 +12,7 @@ Cell = dict[str, Any]
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Every whole line; a last one that was torn when the machine went away is passed over."""
+    """Every whole line; one that was torn when the machine went away is passed over."""
     if not path.exists():
         return []
     rows: list[Row] = []

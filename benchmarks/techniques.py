@@ -21,6 +21,7 @@ from benchmarks.techniques_doc import write_document
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
+
 def row_of(cell: Cell, seconds: float, run: Runner) -> Row:
     """The few figures that the document needs."""
     options = {key: value for key, value in cell.items() if key not in ("series", "name")}

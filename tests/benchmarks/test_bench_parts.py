@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -197,7 +196,3 @@ def test_a_run_that_waited_too_long_is_not_begun(tmp_path: Path) -> None:
     row = run.row({"model": "llama-3.2-1b", "gpu": "h200"}, 120)
     assert row["status"] == TOO_LATE and TimeLeft(8).cut(row)
     assert not list(tmp_path.iterdir())
-
-
-def test_rows_are_json() -> None:
-    assert json.loads(json.dumps(throughput.COMPARED[1][0])) == throughput.COMPARED[1][0]

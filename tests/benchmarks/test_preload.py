@@ -1,4 +1,4 @@
-"""The checks that keep a parent of forks away from CUDA."""
+"""What is loaded ahead of time, and the checks that keep a parent of forks away from CUDA."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import zygote
+from benchmarks import preload
 from benchmarks.forkserver import left_after
 
 
@@ -45,23 +45,23 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_counts_as_touching_cuda(
     monkeypatch: pytest.MonkeyPatch, maps: str, answer: int, touched: str
 ) -> None:
-    monkeypatch.setattr(zygote, "Path", FakeMaps(maps))
+    monkeypatch.setattr(preload, "Path", FakeMaps(maps))
     library = SimpleNamespace(cuDeviceGetCount=lambda count: answer)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    assert zygote.cuda_touched() == touched
+    assert preload.cuda_touched() == touched
 
 
 def test_torch_says_whether_it_has_initialized_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True))
     monkeypatch.setitem(sys.modules, "torch", fake)
-    assert zygote.cuda_touched() == "torch has initialized CUDA"
+    assert preload.cuda_touched() == "torch has initialized CUDA"
 
 
 def test_nvml_is_given_up_as_often_as_it_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     left = [0, 0, 1]
-    monkeypatch.setattr(zygote, "Path", FakeMaps("/lib/libnvidia-ml.so.580"))
+    monkeypatch.setattr(preload, "Path", FakeMaps("/lib/libnvidia-ml.so.580"))
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(nvmlShutdown=lambda: left.pop(0)))
-    zygote.forget_nvml()
+    preload.forget_nvml()
     assert left == []
 
 
@@ -73,48 +73,49 @@ class Imports:
         self.now = 0.0
         self._each = each_seconds
         names = ("json", "csv", "csv.part", "not_installed_anywhere", "wave")
-        monkeypatch.setattr(zygote, "PRELOADED", names)
+        monkeypatch.setattr(preload, "PRELOADED", names)
         monkeypatch.setattr(importlib, "import_module", self._load)
-        monkeypatch.setattr(zygote, "cuda_touched", lambda: "cuInit was called" * ("csv" in self.loaded))
+        monkeypatch.setattr(preload, "cuda_touched", lambda: "cuInit was called" * ("csv" in self.loaded))
 
     def _load(self, name: str) -> None:
         self.loaded.append(name)
         self.now += self._each
 
-    def preload(self, *leave: str) -> zygote.Preloaded:
-        return zygote.preload(frozenset(leave), 60.0, lambda: self.now)
+    def load(self, *leave: str) -> preload.Preloaded:
+        return preload.preload(frozenset(leave), 60.0, lambda: self.now)
 
 
 def test_a_module_that_touches_cuda_is_named_and_later_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     imports = Imports(monkeypatch, each_seconds=2)
-    spoilt = imports.preload()
+    spoilt = imports.load()
     assert spoilt.touched == "csv"
     assert spoilt.words == "4.0 s (json 2.0 s, csv 2.0 s, then cuInit was called by csv)"
     imports.loaded.clear()
-    fine = imports.preload("csv")
+    fine = imports.load("csv")
     assert (fine.touched, fine.words) == ("", "4.0 s (json 2.0 s, wave 2.0 s), left to the ranks: csv")
     assert imports.loaded == ["json", "wave"]
 
 
 def test_loading_that_takes_too_long_goes_on_with_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     imports = Imports(monkeypatch, each_seconds=61)
-    slow = imports.preload("csv")
+    slow = imports.load("csv")
     assert imports.loaded == ["json"]
     assert slow.words == "61.0 s (json 61.0 s), left to the ranks: csv, wave"
 
 
 def test_the_second_restart_loads_only_what_is_known_to_be_clean() -> None:
-    names = list(zygote.PRELOADED)
+    names = list(preload.PRELOADED)
     assert left_after("peft", 1) == ["peft"]
     assert left_after("peft", 2) == names[names.index("peft") :]
 
 
+@pytest.mark.slow
 def test_what_is_left_to_the_ranks_is_not_loaded_by_what_is_preloaded() -> None:
     """In a process of its own: the real imports, without those that ask the device."""
     code = (
-        "import sys; from benchmarks import zygote; left = frozenset(zygote.TOUCHES_CUDA)\n"
-        "zygote.preload(left)\n"
-        "print([name for name in zygote.TOUCHES_CUDA if name in sys.modules], 'deepspeed' in sys.modules)"
+        "import sys; from benchmarks import preload; left = frozenset(preload.TOUCHES_CUDA)\n"
+        "preload.preload(left)\n"
+        "print([name for name in preload.TOUCHES_CUDA if name in sys.modules], 'deepspeed' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
