@@ -46,6 +46,7 @@ class FakeGpu:
         self.remapped: tuple[int, int, int, int] | None = None
         self.retired: dict[int, int] | None = None
         """Cause to pages."""
+        self.retirement_pending = False
         self.xids: list[int] = []
         """Waiting for whoever has registered."""
         self.pcie = {"gen": 5, "gen_max": 5, "width": 16, "width_max": 16}
@@ -269,7 +270,7 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetTotalEccErrors": lambda gpu, kind, since: _known(gpu.ecc)[kind],
     "nvmlDeviceGetRemappedRows": lambda gpu: _known(gpu.remapped),
     "nvmlDeviceGetRetiredPages": lambda gpu, cause: [0] * _known(gpu.retired)[cause],
-    "nvmlDeviceGetRetiredPagesPendingStatus": lambda gpu: 0 if _known(gpu.retired) else 0,
+    "nvmlDeviceGetRetiredPagesPendingStatus": lambda gpu: _known(gpu.retired) and int(gpu.retirement_pending),
     "nvmlDeviceGetCurrPcieLinkGeneration": lambda gpu: gpu.pcie["gen"],
     "nvmlDeviceGetMaxPcieLinkGeneration": lambda gpu: gpu.pcie["gen_max"],
     "nvmlDeviceGetCurrPcieLinkWidth": lambda gpu: gpu.pcie["width"],

@@ -119,6 +119,15 @@ def gcc_below(cuda: tuple[int, int] | None) -> int | None:
     return known[-1] if known else None
 
 
+def refused_gcc(
+    environment: Mapping[str, str], command: str, *, root: Path = _TOOLKITS
+) -> tuple[int, int] | None:
+    """Its major version and the first one that nvcc refuses, where this nvcc does not take this compiler."""
+    kit = toolkit(environment, root=root)
+    bound, major = gcc_below(kit.release if kit else None), gcc_major(environment, command)
+    return (major, bound) if bound is not None and major is not None and major >= bound else None
+
+
 def ninja_folder(environment: Mapping[str, str]) -> str | None:
     """Where ninja lies though PATH does not lead there: beside the interpreter that runs the ranks."""
     if shutil.which("ninja", path=environment.get("PATH")):
@@ -211,11 +220,10 @@ def _choose_compiler(environment: dict[str, str], root: Path) -> None:
     """A gcc that nvcc takes, where the usual one is too new for it."""
     if "CXX" in environment or "CC" in environment:
         return
-    kit = toolkit(environment, root=root)
-    bound = gcc_below(kit.release if kit else None)
-    major = gcc_major(environment, "c++")
-    if bound is None or major is None or major < bound:
+    refused = refused_gcc(environment, "c++", root=root)
+    if refused is None:
         return
+    _, bound = refused
     path = environment.get("PATH")
     for number in range(bound - 1, _OLDEST_GCC - 1, -1):
         if shutil.which(f"g++-{number}", path=path) and shutil.which(f"gcc-{number}", path=path):
@@ -264,9 +272,9 @@ def _compile_problem(
     cuda_op = next((each for each in ops if each.with_nvcc), None)
     if torch_version is None or cuda_op is None:
         return None
-    kit = toolkit(environment, root=root)
-    bound, major = gcc_below(kit.release if kit else None), gcc_major(environment, command)
-    if bound is not None and major is not None and major >= bound:
+    refused = refused_gcc(environment, command, root=root)
+    if refused is not None:
+        major, bound = refused
         return _missing(
             cuda_op,
             f"{command} is gcc {major}, and nvcc takes gcc below {bound}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llmtop.profiler import topology
+from llmtop.profiler.events import DeviceSample
 from llmtop.profiler.findings.finding import Finding, Rule, Seen
 from llmtop.profiler.units import counted
 
@@ -105,16 +106,22 @@ def hot(seen: Seen) -> Iterator[Finding]:
 
 def link_errors(seen: Seen) -> Iterator[Finding]:
     """Those of the last minutes. What a replay repeats is not lost, but takes time."""
+    history = seen.state.hardware_history
     first: dict[tuple[int, int], int] = {}
-    newest: dict[tuple[int, int], int] = {}
-    for sample in seen.state.hardware_history:
+    told: set[int] = set()
+    for sample in history:
         for device in sample.devices:
-            for link in device.links:
-                counts = (link.crc_errors, link.replays, link.recoveries)
-                total = sum(count for count in counts if count is not None)
-                first.setdefault((device.index, link.link), total)
-                newest[device.index, link.link] = total
-    grown = {key: newest[key] - first[key] for key in newest if newest[key] > first[key]}
+            if device.links and device.index not in told:
+                told.add(device.index)
+                first |= _link_totals(device)
+    newest: dict[tuple[int, int], int] = {}
+    for sample in reversed(history):
+        # A link that went down is in older samples only; as a rule the newest has all.
+        if first.keys() <= newest.keys():
+            break
+        for device in sample.devices:
+            newest = _link_totals(device) | newest
+    grown = {key: newest[key] - total for key, total in first.items() if newest[key] > total}
     if grown:
         named = ", ".join(f"GPU {gpu} link {link}: {n}" for (gpu, link), n in sorted(grown.items())[:4])
         yield Finding(
@@ -124,6 +131,14 @@ def link_errors(seen: Seen) -> Iterator[Finding]:
             evidence=f"CRC errors, replays and recoveries in the last minutes: {named}",
             change="nvidia-smi nvlink --errorcounters; if they go on, have bridge or baseboard looked at",
         )
+
+
+def _link_totals(device: DeviceSample) -> dict[tuple[int, int], int]:
+    """Device and link to all its errors since the driver was loaded."""
+    return {
+        (device.index, link.link): sum(filter(None, (link.crc_errors, link.replays, link.recoveries)))
+        for link in device.links
+    }
 
 
 def slow_roads(seen: Seen) -> Iterator[Finding]:

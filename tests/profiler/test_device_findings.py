@@ -90,6 +90,8 @@ def test_link_errors_are_those_of_the_run() -> None:
     assert "nvlink_errors" not in found(links(100), sample(), links(100))
     told = found(links(100), sample(), links(103))["nvlink_errors"]
     assert told.evidence.endswith("GPU 0 link 4: 3")
+    down = sample(links=(LinkSample(0, 1, 1, 7, 0, 0),))
+    assert found(links(100), links(103), down, sample())["nvlink_errors"].evidence.endswith("GPU 0 link 4: 3")
 
 
 def test_a_slow_road_is_worth_a_word() -> None:

@@ -92,12 +92,12 @@ def test_a_refused_activity_leaves_the_utilisation(function: str) -> None:
 def test_energy_and_memory_errors() -> None:
     gpu = FakeGpu()
     gpu.energy_mj, gpu.ecc = 1_234_567_890, {0: 12, 1: 1}
-    gpu.remapped, gpu.retired = (1, 2, 1, 0), {0: 3, 1: 1}
+    gpu.remapped, gpu.retired, gpu.retirement_pending = (1, 2, 1, 0), {0: 3, 1: 1}, True
     (sample,) = reader(gpu)[0].sample()
     assert sample.energy_joules == pytest.approx(1_234_567.89)
     assert (sample.ecc_corrected, sample.ecc_uncorrected) == (12, 1)
     assert (sample.remapped_rows, sample.remap_pending, sample.remap_failed) == (3, True, False)
-    assert (sample.retired_pages, sample.retirement_pending) == (4, False)
+    assert (sample.retired_pages, sample.retirement_pending) == (4, True)
     assert (sample.pcie_generation, sample.pcie_width, sample.pcie_replays) == (5, 16, 0)
 
 

@@ -21,12 +21,11 @@ from llmtop.trainer.toolchain import (
     TRITON_CACHE,
     compiler,
     fits_torch,
-    gcc_below,
-    gcc_major,
     mended,
     ninja_folder,
     other_toolkit,
     python_header,
+    refused_gcc,
     toolkit,
     torch_cuda,
     triton_cache,
@@ -202,10 +201,10 @@ def _compiler(machine: Machine) -> Check:
             mend="install g++ (Debian: apt install g++)",
         )
     usual = mended(os.environ, machine.torch_cuda)
-    kit = toolkit(usual)
-    bound, major = gcc_below(kit.release if kit else None), gcc_major(os.environ, command)
-    if machine.torch_cuda is None or bound is None or major is None or major < bound:
+    refused = None if machine.torch_cuda is None else refused_gcc(usual, command)
+    if refused is None:
         return Check(name=name, status="ok", found=version)
+    _, bound = refused
     chosen = usual.get("CXX")
     if chosen and chosen != command:
         return Check(name=name, status="ok", found=f"{version}, too new for nvcc; ranks will use {chosen}")
