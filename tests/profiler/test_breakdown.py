@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from llmtop.profiler.breakdown import Breakdown, breakdown, process_peaks
 from llmtop.profiler.events import (
+    AnyEvent,
     BaselineMeasured,
     HardwareSampled,
     MemoryClassified,
@@ -202,7 +203,7 @@ def test_rows_add_up_to_the_peak_for_any_measurement(
 def test_freed_memory_that_a_process_keeps_is_outside_of_what_was_in_use() -> None:
     """The first steps are exact; later the heap keeps 30, of which 20 lie above the peak."""
     kept = {"parameters": 60, "activations": 20, "fragmentation": 30}
-    late = [
+    late: list[AnyEvent] = [
         MemoryClassified(step=9, moment="end_of_forward", components=kept, total_bytes=115, src="rank0"),
         StepFinished(step=9, phase_memory={"backward": PhaseMemory(peak_bytes=120)}, src="rank0"),
     ]
