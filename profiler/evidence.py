@@ -60,6 +60,8 @@ class Evidence(Struct, frozen=True, kw_only=True):
 
 
 _NOTHING = Evidence(on=None, words="nothing recorded yet")
+_NO_KERNELS = Evidence(on=None, words="no step's kernels are recorded")
+"""The profiler was not asked, or the run has not come, or will not come, to the step that it looks at."""
 
 
 def attention(spec: RunSpec, rank: RankState | None) -> Evidence:
@@ -72,7 +74,8 @@ def attention(spec: RunSpec, rank: RankState | None) -> Evidence:
         return _NOTHING
     if built != asked:
         return Evidence(on=False, words=f"the modules use {built}")
-    return Evidence(on=None, words=f"the modules use {built}; no kernel of it was recognised")
+    seen = _NO_KERNELS.words if rank is None or rank.kernels is None else "no kernel of it was recognised"
+    return Evidence(on=None, words=f"the modules use {built}; {seen}")
 
 
 def liger(spec: RunSpec, rank: RankState | None) -> Evidence:
@@ -116,7 +119,7 @@ def quantization(spec: RunSpec, rank: RankState | None) -> Evidence:
     asked = spec.options.quantization
     kernels = rank.kernels if rank else None
     if kernels is None:
-        return _NOTHING
+        return _NO_KERNELS
     ran = ", ".join(kernels.quantization)
     if asked == "none":
         return Evidence(on=not ran, words=f"ran: {ran}" if ran else "no kernel of it ran")
@@ -139,7 +142,7 @@ def checkpointing(spec: RunSpec, rank: RankState | None) -> Evidence:
     """A block that is recomputed computes its attention twice."""
     kernels, layers = rank.kernels if rank else None, spec.model.num_layers
     if kernels is None:
-        return _NOTHING
+        return _NO_KERNELS
     calls = kernels.attention_calls
     if not calls or (kernels.attention == AttentionKernel.UNFUSED and spec.model.moe is not None):
         # A router's softmax cannot be told from an attention's.

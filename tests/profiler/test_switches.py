@@ -159,6 +159,18 @@ def test_what_ran_decides_and_where_nothing_was_seen_the_modules_do() -> None:
     assert seen(flash, {"attention": "flash_attention_2"}, ran)["attention"] is True
 
 
+def test_a_profiler_that_did_not_look_is_not_one_that_saw_nothing() -> None:
+    spec = recorded_spec(kind="cuda")
+    model = ModelBuilt(params=100, trainable_params=100, attention=spec.options.attention)
+    words = [
+        {row.key: row.evidence(spec, RankState(rank=0, model=model, kernels=ran)).words for row in SWITCHES}
+        for ran in (None, kernels(attention=None))
+    ]
+    assert "no step's kernels are recorded" in words[0]["attention"]
+    assert "no kernel of it was recognised" in words[1]["attention"]
+    assert words[0]["checkpointing"] == "no step's kernels are recorded"
+
+
 def test_liger_kernels_are_looked_for_one_by_one() -> None:
     spec = recorded_spec("cuda", liger=True, liger_kernels="rms_norm,rope")
     assert seen(spec, {"liger": ("rms_norm", "rope")})["liger"] is True
