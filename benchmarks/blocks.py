@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from llmtop.profiler.rundir import RunDir
 from llmtop.trainer.supervisor.extensions import extensions_dir
 from llmtop.trainer.supervisor.rankenv import free_port, rank_environment
 from llmtop.trainer.worker.build import build_model
-from llmtop.trainer.worker.callbacks import Callback, StepLog, StepReporter
+from llmtop.trainer.worker.callbacks import Callback, StepLog, StepOutcome, StepReporter
 from llmtop.trainer.worker.data import Batches
 from llmtop.trainer.worker.loop import Loop, Probes
 from llmtop.trainer.worker.place import place_from_environment
@@ -51,6 +51,64 @@ class NoProbes:
 
     def finish_step(self) -> StepReading:
         return StepReading(times=None, phase_memory={})
+
+
+class Stopwatch:
+    """Processor time of this thread inside what is measured: steady whatever else the machine does."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        began = time.thread_time()
+        yield
+        self.seconds += time.thread_time() - began
+
+
+class TimedProbes:
+    """Probes and how long their own calls take; what they make the training do is not seen."""
+
+    def __init__(self, probes: Probes, watch: Stopwatch) -> None:
+        self._probes = probes
+        self._watch = watch
+
+    def step(self, step: int) -> AbstractContextManager[None]:
+        return self._around(self._probes.step(step))
+
+    def phase(self, phase: Phase, *, last: bool) -> AbstractContextManager[None]:
+        return self._around(self._probes.phase(phase, last=last))
+
+    def finish_step(self) -> StepReading:
+        with self._watch():
+            return self._probes.finish_step()
+
+    @contextmanager
+    def _around(self, inner: AbstractContextManager[None]) -> Iterator[None]:
+        with self._watch():
+            inner.__enter__()
+        yield
+        with self._watch():
+            inner.__exit__(None, None, None)
+
+
+class TimedCallback:
+    """A callback and how long it takes."""
+
+    def __init__(self, callback: Callback, watch: Stopwatch) -> None:
+        self._callback = callback
+        self._watch = watch
+
+    def after_step(self, step: int) -> None:
+        with self._watch():
+            self._callback.after_step(step)
+
+    def after_outcome(self, outcome: StepOutcome) -> None:
+        with self._watch():
+            self._callback.after_outcome(outcome)
+
+    def at_end(self, step: int, *, save_asked: bool) -> None:
+        self._callback.at_end(step, save_asked=save_asked)
 
 
 class Arm(Struct):
@@ -104,6 +162,23 @@ class Bench:
             StepLog(options.steps, self._place.rank, lambda line: _write(log, line)),
         )
         return Arm(probes=probes, callbacks=callbacks, hooks=self._hooks())
+
+    def inside_seconds(self, steps: int) -> float:
+        """Processor time a step inside the calls of probes and reports, over a block of `steps`."""
+        nothing = self._inside(Arm(probes=NoProbes(), callbacks=(), hooks=self._bare), steps)
+        return self._inside(self.watched(classify_every=0), steps) - nothing
+
+    def _inside(self, arm: Arm, steps: int) -> float:
+        watch = Stopwatch()
+        timed = Arm(
+            probes=TimedProbes(arm.probes, watch),
+            callbacks=tuple(TimedCallback(callback, watch) for callback in arm.callbacks),
+            hooks=arm.hooks,
+        )
+        self.step_seconds(timed, 2)
+        watch.seconds = 0.0
+        self.step_seconds(timed, steps)
+        return watch.seconds / steps
 
     def step_seconds(self, arm: Arm, steps: int) -> BlockTime:
         """Means over a block of `steps`, from an idle device to an idle device."""

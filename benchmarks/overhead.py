@@ -6,7 +6,8 @@ Blocks of steps run on one engine and one stream of data, in random order within
 anything (`bare`), with the worker's probes and reports (`watched`), and with one exact classification of
 all tensors in the block (`classified`). A second series compares bare blocks with and without the hardware
 sampler of a supervisor running in its own process. Differences are taken within a round; the interval
-is a bootstrap of their trimmed mean over the rounds.
+is a bootstrap of their trimmed mean over the rounds. On a machine with other work that is wide; so the
+processor time inside the probes' own calls is measured too.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ _BLOCK_SECONDS = 0.5
 _SAMPLED_BLOCK_SECONDS = 2.0
 """The sampler reads once a second."""
 _SHORTEST_BLOCK = 5
+_INSIDE_BLOCKS = 10
 _TRIM = 0.1
 _GPU: Cell = {"model": "llama-3.2-1b", "zero": 2, "micro_batch": 4, "seq_len": 1024}
 """About 100 ms a step on an H200."""
@@ -107,6 +109,18 @@ def trimmed_mean(values: Sequence[float]) -> float:
     """The mean without the tenth at either end: a block that was disturbed from outside says nothing."""
     cut = int(_TRIM * len(values))
     return statistics.fmean(sorted(values)[cut : len(values) - cut])
+
+
+def inside_text(inside_seconds: Sequence[float], step_seconds: float) -> str:
+    """What the probes' own calls take, which no other work on the machine blurs."""
+    spent = bootstrap(inside_seconds, statistics.fmean)
+    share = spent.scaled(100 / step_seconds)
+    verdict = "within" if 1e3 * spent.high <= GOAL_MS and share.high <= GOAL_PERCENT else "beyond"
+    name = "cpu time: inside the probes' calls"
+    return (
+        f"{name:<44} {spent.scaled(1e3)} ms, {share} % of a step "
+        f"({verdict} the goal; {len(inside_seconds)} blocks)"
+    )
 
 
 def probe_costs(rounds: Sequence[Round], steps: int) -> list[Cost]:
@@ -192,6 +206,7 @@ def measure(bench: Bench, minutes: float) -> Row:
     blocks = {name: _block(bench, arm, steps) for name, arm in arms.items()}
     in_turns(blocks, 0.0, at_least=2)  # the first blocks of an arm import and allocate
     rounds = in_turns(blocks, 60 * minutes * 0.65)
+    inside = [bench.inside_seconds(steps) for _ in range(_INSIDE_BLOCKS)]
     sampled_steps = max(_SHORTEST_BLOCK, math.ceil(_SAMPLED_BLOCK_SECONDS / step))
     sampler = SamplerProcess()
     try:
@@ -210,6 +225,7 @@ def measure(bench: Bench, minutes: float) -> Row:
         "step_seconds": statistics.median(bare_seconds),
         "step_seconds_p95": percentile(bare_seconds, 0.95),
         "steps_of_block": steps,
+        "inside_milliseconds": [1e3 * seconds for seconds in inside],
         "costs": [
             {
                 "name": each.name,
@@ -222,7 +238,7 @@ def measure(bench: Bench, minutes: float) -> Row:
         ],
         "rounds": msgspec.to_builtins(rounds),
         "sampler_rounds": msgspec.to_builtins(sampled),
-        "text": [str(each) for each in costs],
+        "text": [*map(str, costs), inside_text(inside, statistics.median(bare_seconds))],
     }
 
 

@@ -8,7 +8,12 @@ import torch
 from msgspec import Struct
 
 from llmtop.profiler.events import PhaseMemory
-from llmtop.profiler.probes.resident import peak_rss_bytes, reset_peak_rss, rss_bytes
+from llmtop.profiler.probes.resident import (
+    peak_rss_bytes,
+    reset_peak_rss,
+    rss_after_reset_bytes,
+    rss_bytes,
+)
 
 
 class Peaks(Struct, frozen=True, kw_only=True):
@@ -138,7 +143,7 @@ class CudaMemoryMeter:
 class ResidentMeter:
     """The resident set: reset of the kernel's high-water mark where permitted, else the phase's ends.
 
-    One read and one reset a border, as on CUDA.
+    Read and set back once a border, as on CUDA.
     """
 
     def __init__(self) -> None:
@@ -154,8 +159,8 @@ class ResidentMeter:
 
     def stop_phase(self) -> PhaseMemory:
         resettable = self._resettable
-        now = rss_bytes()
         peak = self._read_and_reset()
+        now = rss_after_reset_bytes() if self._resettable else rss_bytes()
         return PhaseMemory(allocated_bytes=now, peak_bytes=largest(peak, now) if resettable else now)
 
     def total_bytes(self) -> int | None:

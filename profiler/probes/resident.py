@@ -49,6 +49,12 @@ def reset_peak_rss() -> bool:
     return True
 
 
+def rss_after_reset_bytes() -> int | None:
+    """Resident set right after the mark was set back to it; the mark costs a third of a read of /proc when
+    the caches are cold."""
+    return peak_rss_bytes() if _PROCESS.usage_follows else rss_bytes()
+
+
 def _usage_follows() -> bool:
     """Right after a reset: whether getrusage tells it too. It never falls below the peak of the program that
     called exec, which may have been larger than this one."""

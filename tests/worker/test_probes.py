@@ -127,6 +127,7 @@ def test_phases_of_several_micro_batches_are_summed() -> None:
 
 def test_the_peak_of_a_phase_outlives_its_memory() -> None:
     meter = ResidentMeter()
+    meter.start_step()
     meter.start_phase()
     held = torch.ones(64 * MIB, dtype=torch.uint8)
     assert held.sum() > 0
