@@ -177,7 +177,7 @@ def why_missing(spec: RunSpec) -> str:
     return reason or "Liger has no such kernel for this family and would change nothing"
 
 
-def switches(family: str, text: str) -> dict[str, bool]:
+def apply_arguments(family: str, text: str) -> dict[str, bool]:
     """Keyword arguments for the family's apply function: none for `all`, else every switch it has."""
     has = LIGER.get(family)
     if has is None or parse_kernels(text) is None:

@@ -7,7 +7,7 @@ operators. A kernel that no row knows stays unnamed, never guessed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
@@ -310,14 +310,3 @@ def _loss(found: dict[str, KernelTime]) -> str | None:
     if name == "liger_cross_entropy" and found[name].calls > 1:
         return _FUSED_LOSS
     return name
-
-
-def profiled_step(
-    asked: int, first_step: int, last_step: int, classified: Callable[[int], bool]
-) -> int | None:
-    """The step whose kernels are recorded: nearest to the one asked for, and not one that is classified."""
-    if asked == 0 or last_step < first_step:
-        return None
-    wanted = min(first_step - 1 + asked, last_step)
-    later, earlier = range(wanted, last_step + 1), range(wanted - 1, first_step - 1, -1)
-    return next((step for step in (*later, *earlier) if not classified(step)), None)

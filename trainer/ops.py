@@ -6,6 +6,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from llmtop.profiler.opwords import OP_WORDS
+
 
 class Op(Struct, frozen=True, kw_only=True):
     """One op; torch compiles it on first use and keeps it in its extensions folder."""
@@ -14,7 +16,6 @@ class Op(Struct, frozen=True, kw_only=True):
     """As its builder and its folder are named."""
     builder: str
     """Class in `deepspeed.ops.op_builder`."""
-    words: str
     prebuilt: str
     """Its library's name below `deepspeed/ops` where DeepSpeed was installed with ops built."""
     with_nvcc: bool = False
@@ -22,11 +23,14 @@ class Op(Struct, frozen=True, kw_only=True):
     instead: str = ""
     """What a run can do without it."""
 
+    @property
+    def words(self) -> str:
+        return OP_WORDS[self.name]
+
 
 FUSED_ADAM = Op(
     name="fused_adam",
     builder="FusedAdamBuilder",
-    words="fused Adam",
     prebuilt="adam/fused_adam_op",
     with_nvcc=True,
     instead="--optimizer adamw_torch needs no op",
@@ -34,17 +38,15 @@ FUSED_ADAM = Op(
 CPU_ADAM = Op(
     name="cpu_adam",
     builder="CPUAdamBuilder",
-    words="CPU Adam",
     prebuilt="adam/cpu_adam_op",
     instead="--offload-optimizer none needs no CPU Adam",
 )
 PIN_MEMORY = Op(
-    name="pin_memory", builder="PinMemoryBuilder", words="pinned memory", prebuilt="pin_memory/pin_memory_op"
+    name="pin_memory", builder="PinMemoryBuilder", prebuilt="pin_memory/pin_memory_op"
 )
 ASYNC_IO = Op(
     name="async_io",
     builder="AsyncIOBuilder",
-    words="asynchronous file access",
     prebuilt="aio/async_io_op",
     with_nvcc=True,
     instead="offload to cpu needs no file access",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.findings.finding import Finding, Rule, Seen
 from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.opwords import OP_WORDS
 from llmtop.profiler.rankstate import RankState, StageTime
 from llmtop.profiler.runstate import ENDED, RunState
 from llmtop.profiler.units import format_bytes, format_percent, format_rate, format_seconds
@@ -36,12 +37,6 @@ DOING: dict[str, str] = {
 }
 _TOGETHER = frozenset({"process_group", "engine", "partition", "first_step"})
 """Stages in which each rank waits for all others; so do the model and its weights at ZeRO-3."""
-_OP_WORDS: dict[str, str] = {
-    "fused_adam": "fused Adam",
-    "cpu_adam": "CPU Adam",
-    "async_io": "asynchronous file access",
-    "pin_memory": "pinned memory",
-}
 _OP_TAKES: dict[str, str] = {
     "cpu_adam": "over a minute",
     "async_io": "some minutes",
@@ -106,7 +101,7 @@ def _op_build(state: RunState, _spec: RunSpec, _prediction: Prediction | None) -
     name = state.compiling
     if name is None:
         return "ops are loaded, or another process builds one of them now and keeps its lock"
-    words, takes = _OP_WORDS.get(name, name), _OP_TAKES.get(name, "a minute or more")
+    words, takes = OP_WORDS.get(name, name), _OP_TAKES.get(name, "a minute or more")
     return f"building {words}: {takes} the first time, then it is kept for this environment"
 
 

@@ -8,7 +8,7 @@ on the CPU, where they are all there is. No stacks, no shapes, no tree of events
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -32,6 +32,17 @@ class ProfiledEvent(Protocol):
     def start_ns(self) -> int: ...
 
     def duration_ns(self) -> int: ...
+
+
+def profiled_step(
+    asked: int, first_step: int, last_step: int, classified: Callable[[int], bool]
+) -> int | None:
+    """The step whose kernels are recorded: nearest to the one asked for, and not one that is classified."""
+    if asked == 0 or last_step < first_step:
+        return None
+    wanted = min(first_step - 1 + asked, last_step)
+    later, earlier = range(wanted, last_step + 1), range(wanted - 1, first_step - 1, -1)
+    return next((step for step in (*later, *earlier) if not classified(step)), None)
 
 
 class KernelRecorder:

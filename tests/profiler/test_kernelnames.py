@@ -13,7 +13,6 @@ from llmtop.profiler.kernelnames import (
     TOP_KERNELS,
     AttentionKernel,
     kinds_of,
-    profiled_step,
     recognise,
 )
 
@@ -175,29 +174,3 @@ def test_what_is_kept_is_bounded_and_ordered(found: list[tuple[str, float, int]]
     assert [k.seconds for k in seen.top] == sorted((k.seconds for k in kernels), reverse=True)[:TOP_KERNELS]
     assert all(len(kernel.name) <= NAME_LENGTH for kernel in seen.top)
     assert seen.total_seconds == pytest.approx(sum(kernel.seconds for kernel in kernels))
-
-
-@given(st.integers(0, 300), st.integers(1, 250), st.integers(0, 300), st.integers(0, 5))
-def test_the_profiled_step_is_a_step_of_the_run_and_not_a_classified_one(
-    asked: int, first: int, more: int, every: int
-) -> None:
-    def classified(step: int) -> bool:
-        return step in (1, 2) or (every > 0 and step % every == 0)
-
-    last = first + more - 1
-    step = profiled_step(asked, first, last, classified)
-    free = [step for step in range(first, last + 1) if not classified(step)]
-    if asked == 0 or not free:
-        assert step is None
-    else:
-        assert step in free
-
-
-def test_a_shorter_run_is_profiled_in_its_last_step_and_a_resumed_one_counts_anew() -> None:
-    def never(step: int) -> bool:
-        return False
-
-    assert profiled_step(3, 1, 60, never) == 3
-    assert profiled_step(5, 1, 4, never) == 4
-    assert profiled_step(3, 21, 60, never) == 23
-    assert profiled_step(3, 61, 60, never) is None

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from llmtop.profiler.events import AnyEvent, KernelsSeen
 from llmtop.profiler.probes import kernels
-from llmtop.profiler.probes.kernels import KernelRecorder, collect
+from llmtop.profiler.probes.kernels import KernelRecorder, collect, profiled_step
 from llmtop.profiler.probes.training import TrainingProbes
 from llmtop.trainer.worker.kernels import enable_checkpointing
 
@@ -207,3 +209,29 @@ def test_a_gpu_is_asked_for_kernels_alone_and_cupti_is_taken_out_again(
     assert [kernel.name for kernel in recorder.stop()] == ["gemm"]
     assert not recorder.running
     assert asked == [[ProfilerActivity.CUDA]]
+
+
+@given(st.integers(0, 300), st.integers(1, 250), st.integers(0, 300), st.integers(0, 5))
+def test_the_profiled_step_is_a_step_of_the_run_and_not_a_classified_one(
+    asked: int, first: int, more: int, every: int
+) -> None:
+    def classified(step: int) -> bool:
+        return step in (1, 2) or (every > 0 and step % every == 0)
+
+    last = first + more - 1
+    step = profiled_step(asked, first, last, classified)
+    free = [step for step in range(first, last + 1) if not classified(step)]
+    if asked == 0 or not free:
+        assert step is None
+    else:
+        assert step in free
+
+
+def test_a_shorter_run_is_profiled_in_its_last_step_and_a_resumed_one_counts_anew() -> None:
+    def never(step: int) -> bool:
+        return False
+
+    assert profiled_step(3, 1, 60, never) == 3
+    assert profiled_step(5, 1, 4, never) == 4
+    assert profiled_step(3, 21, 60, never) == 23
+    assert profiled_step(3, 61, 60, never) is None

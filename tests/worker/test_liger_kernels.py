@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmtop.presets.liger import KERNELS, LIGER, switches
+from llmtop.presets.liger import KERNELS, LIGER, apply_arguments
 from llmtop.trainer.worker import kernels
 from llmtop.trainer.worker.kernels import apply_liger, liger_kernels_in
 
@@ -98,7 +98,7 @@ def test_the_apply_function_gets_each_switch(
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, patches.__name__, patches)
     apply_liger(family, chosen, torch.device("cuda"))
-    assert seen == [given] == [switches(family, chosen)]
+    assert seen == [given] == [apply_arguments(family, chosen)]
 
 
 def of_liger(name: str, base: type = torch.nn.Module, module: str = "rms_norm") -> type:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from llmtop.presets.errors import UsageError
-from llmtop.presets.liger import in_order, switches
+from llmtop.presets.liger import apply_arguments, in_order
 
 _CLASS_KERNELS = (
     ("RMSNorm", "rms_norm"),
@@ -48,7 +48,7 @@ def apply_liger(family: str, kernels: str, device: torch.device) -> None:
             why=f"it has: {known}",
             fix="use --no-liger for this model",
         )
-    apply(**switches(family, kernels))
+    apply(**apply_arguments(family, kernels))
 
 
 def liger_kernels_in(model: torch.nn.Module) -> tuple[str, ...]:

@@ -13,10 +13,10 @@ import torch
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.eventlog import EventWriter
 from llmtop.profiler.events import ModelBuilt, RankFinished
-from llmtop.profiler.kernelnames import profiled_step
 from llmtop.profiler.probes.allocator import Peaks
 from llmtop.profiler.probes.baseline import baseline, device_used_bytes
 from llmtop.profiler.probes.heap import read_heap
+from llmtop.profiler.probes.kernels import profiled_step
 from llmtop.profiler.probes.outside import OutsideProbe, first_collective, make_context
 from llmtop.profiler.probes.training import TrainingProbes, is_classified
 from llmtop.profiler.rundir import RunDir
