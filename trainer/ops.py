@@ -41,9 +41,7 @@ CPU_ADAM = Op(
     prebuilt="adam/cpu_adam_op",
     instead="--offload-optimizer none needs no CPU Adam",
 )
-PIN_MEMORY = Op(
-    name="pin_memory", builder="PinMemoryBuilder", prebuilt="pin_memory/pin_memory_op"
-)
+PIN_MEMORY = Op(name="pin_memory", builder="PinMemoryBuilder", prebuilt="pin_memory/pin_memory_op")
 ASYNC_IO = Op(
     name="async_io",
     builder="AsyncIOBuilder",
