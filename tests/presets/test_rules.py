@@ -9,14 +9,18 @@ from typing import Any
 
 import pytest
 
-from llmtop.presets import resolve, rules, rules_deepspeed
+from llmtop.presets import resolve, rules, rules_deepspeed, rules_optimizer
 from llmtop.presets.errors import UsageError
 from llmtop.presets.resolve import Layer, Machine
 from llmtop.presets.rule import Rule
 from llmtop.presets.spec import RunSpec, ValueSource
 
 BOX = Machine(gpu="h100-80gb", gpus=8, host_memory_bytes=2**40)
-TABLES: tuple[Rule, ...] = rules.RULES + rules_deepspeed.DEEPSPEED_RULES
+TABLES: tuple[Rule, ...] = (
+    *rules.RULES,
+    *rules_deepspeed.DEEPSPEED_RULES,
+    *rules_optimizer.OPTIMIZER_RULES,
+)
 
 
 def spec(**values: Any) -> RunSpec:
@@ -172,6 +176,18 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"quantization": "none"},
     ),
+    "optimizer block beside another optimizer": (
+        {"deepspeed": {"optimizer": {"type": "AdamW"}}, "optimizer": "adamw_8bit"},
+        {"optimizer": "adamw"},
+    ),
+    "torch's AdamW by raw key": (
+        {"deepspeed": {"optimizer": {"params": {"torch_adam": True}}}},
+        {"optimizer": "adamw_torch"},
+    ),
+    "parameter that the optimizer does not take": (
+        {"deepspeed": {"optimizer": {"params": {"amsgrad": True}}}},
+        {"deepspeed": {}},
+    ),
     "ZeRO++ and ragged shards": (
         {"deepspeed": zero_block(zero_quantized_weights=True), "zero": 3, "gpus": 3},
         {"gpus": 4},
@@ -299,6 +315,27 @@ def test_norms_of_heads_are_cut_in_shards_too(gpus: int, nodes: int, refused: bo
         model="qwen3-8b", zero=3, gpus=gpus, nodes=nodes, deepspeed=zero_block(zero_quantized_weights=True)
     )
     assert found == (["ZeRO++ and ragged shards"] if refused else [])
+
+
+def optimizer_block(**params: Any) -> dict[str, Any]:
+    return {"optimizer": {"params": params}}
+
+
+def test_each_adam_takes_parameters_of_its_own() -> None:
+    takes = {"bias_correction": ("adamw", "offloaded"), "amsgrad": ("adamw_torch", "offloaded", "cpu")}
+    places: dict[str, dict[str, Any]] = {
+        "adamw": {},
+        "offloaded": {"offload_optimizer": "cpu"},
+        "adamw_torch": {"optimizer": "adamw_torch"},
+        "cpu": {"gpu": "cpu"},
+    }
+    for param, taken_by in takes.items():
+        for place, values in places.items():
+            found = refused_by(**values, deepspeed=optimizer_block(**{param: True}))
+            expected = [] if place in taken_by else ["parameter that the optimizer does not take"]
+            assert found == expected, (param, place)
+    # DeepSpeed's own Adam may be asked for on the CPU, where the usual one is torch's.
+    assert refused_by(gpu="cpu", deepspeed=optimizer_block(torch_adam=False, set_grad_none=True)) == []
 
 
 def test_biases_are_not_in_ligers_mlp(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llmtop.presets.errors import nearest
+from llmtop.presets.rules_optimizer import CPU_PARAMS, FUSED_PARAMS, TORCH_PARAMS
 from llmtop.trainer.dsimport.check import AUTO
 from llmtop.trainer.dsimport.conflicts import section
 from llmtop.trainer.dsimport.keys import (
@@ -27,9 +28,6 @@ _PARAMS: dict[str, tuple[str, Key]] = {
 """Parameters of Adam that are options of llmtop."""
 _BETA = Key(kind="number", low=0, below=1)
 _FLAG = Key(kind="flag")
-_TORCH_PARAMS = frozenset({"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused"})
-_CPU_PARAMS = frozenset({"bias_correction", "amsgrad", "fp32_optimizer_states"})
-_FUSED_PARAMS = frozenset({"bias_correction", "set_grad_none"})
 
 _SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 _RATE = Key(kind="number", above=0)
@@ -58,7 +56,7 @@ def optimizer_options(
         raw = {"type": "Adam", "params": {"adam_w_mode": False}}
     _read_params(params, options, autos, findings)
     offloaded = section(config, "zero_optimization", "offload_optimizer").get("device", "none") != "none"
-    known = _TORCH_PARAMS if torch_adam else _CPU_PARAMS if offloaded else _FUSED_PARAMS
+    known = TORCH_PARAMS if torch_adam else CPU_PARAMS if offloaded else FUSED_PARAMS
     for key, value in params.items():
         if value == AUTO:
             autos.append(f"optimizer.params.{key}")
