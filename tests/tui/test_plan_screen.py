@@ -331,18 +331,18 @@ async def test_no_change_is_cut_short(root: Path) -> None:
         assert "…" not in shown.partition("to make it fit")[2]
 
 
-async def test_the_description_of_a_recipe_is_shown_whole(root: Path) -> None:
+@pytest.mark.parametrize("width", [80, 140])
+async def test_the_description_of_a_recipe_is_shown_whole(root: Path, width: int) -> None:
     app = plan_app(root)
-    for width in (80, 140):
-        async with plan_app(root).run_test(size=(width, 40)) as pilot:
-            await wait_for_text(pilot, "✓ fits")
-            for entry in entries("recipes"):
-                app = pilot.app  # type: ignore[assignment]
-                cursor_to(app, "recipe")
-                await type_in(app, pilot, entry.name)
-                last = entry.description.split()[-1]
-                help_area = app.screen.query_one("#option-help")
-                await wait_for(pilot, lambda area=help_area, word=last: word in str(area.render()))  # type: ignore[misc]
+    async with app.run_test(size=(width, 40)) as pilot:
+        await wait_for_text(pilot, "✓ fits")
+        help_area = app.screen.query_one("#option-help")
+        # The longest ones: what holds them holds the others.
+        for entry in sorted(entries("recipes"), key=lambda entry: len(entry.description))[-2:]:
+            cursor_to(app, "recipe")
+            await type_in(app, pilot, entry.name)
+            last = entry.description.split()[-1]
+            await wait_for(pilot, lambda word=last: word in str(help_area.render()))  # type: ignore[misc]
 
 
 async def test_says_what_a_run_would_start_from(root: Path) -> None:

@@ -37,6 +37,16 @@ class MachineSeen(Message):
         self.machine = machine
 
 
+class HelpArea(Static):
+    """Help of one option; low while something is edited."""
+
+    class Resized(Message):
+        """There is room for more words, or for fewer."""
+
+    def on_resize(self) -> None:
+        self.post_message(self.Resized())
+
+
 class PlanScreen(Screen[None]):
     """Options on the left, their prediction on the right."""
 
@@ -57,7 +67,7 @@ class PlanScreen(Screen[None]):
         with Horizontal(id="plan"):
             with Vertical(id="choosing"):
                 yield PlanRows()
-                yield Static(id="option-help", markup=False)
+                yield HelpArea(id="option-help", markup=False)
                 yield Editor()
             yield PredictedPane()
         yield Footer(show_command_palette=False, compact=True)
@@ -76,8 +86,9 @@ class PlanScreen(Screen[None]):
 
     def on_resize(self) -> None:
         self._paint_head()
-        # The help is wrapped to its area, which is laid out after this.
-        self.call_after_refresh(self._paint_help)
+
+    def on_help_area_resized(self) -> None:
+        self._paint_help()
 
     @property
     def settled(self) -> bool:
@@ -130,7 +141,7 @@ class PlanScreen(Screen[None]):
         if key == RECIPE and self.plan.spec is not None:
             known = dict(choices(RECIPE))
             text = known.get(self._draft.recipe or "", text)
-        area = self.query_one("#option-help", Static)
+        area = self.query_one(HelpArea)
         # All rows but one for the help, one for the source.
         rows = max(1, area.content_size.height - 1)
         source = Content.styled(harmless(source_words(self.plan, self._last_spec, key)), "$muted")
@@ -177,7 +188,6 @@ class PlanScreen(Screen[None]):
         self.query_one("#choosing").remove_class("-editing")
         self.query_one(Editor).close()
         self.query_one(PlanRows).focus()
-        self.call_after_refresh(self._paint_help)
 
     def action_step(self, by: int) -> None:
         if self.plan is None:
