@@ -38,6 +38,15 @@ def test_the_report_adds_up_and_explains_the_peak(demo: Demo) -> None:
     assert abs(report.unexplained_bytes) < 0.15 * report.actual_peak_bytes
 
 
+def test_what_was_in_use_is_as_predicted_and_what_the_heap_kept_lies_beside_it(demo: Demo) -> None:
+    report = _report(demo)
+    assert report.actual_peak_bytes == pytest.approx(report.predicted_peak_bytes, rel=0.03)
+    (kept,) = [row for row in report.components if not row.in_peak]
+    assert kept.component == "fragmentation" and kept.actual_bytes is not None
+    held = {rank.rank: rank.peak_rss_bytes or 0 for rank in report.ranks}
+    assert report.actual_peak_bytes + kept.actual_bytes in held.values()
+
+
 def test_the_run_is_listed_and_its_logs_are_kept(demo: Demo) -> None:
     assert demo.run.run_id in demo.llmtop("ls").stdout
     assert demo.llmtop("logs", "latest").returncode == 0
