@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import types
 from collections.abc import Iterable
@@ -22,6 +23,7 @@ from llmtop.presets.spec import RunOptions
 MAX_INTEGER = 10**12
 """Above this a count is a slip of the hand, and products of counts would leave 64 bits."""
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_PATHS = ("model", "nvme_path", "data", "tokenizer", "deepspeed_config")
 _NOTHING = ("none", "null")
 _SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
@@ -46,7 +48,15 @@ def check(key: str, value: Any, where: str, *, extra_keys: Iterable[str] = ()) -
     too_big = type(converted) is int and converted > MAX_INTEGER
     if too_big or (isinstance(converted, float) and not math.isfinite(converted)):
         raise bad_value(where, key, value, f"{expected(wanted)}, within reason")
+    if key in _PATHS and isinstance(converted, str) and not _can_be_path(converted):
+        raise bad_value(where, key, value, "a path of names of at most 255 bytes, 4,095 in all")
     return check_kernels(converted, where) if key == "liger_kernels" else converted
+
+
+def _can_be_path(text: str) -> bool:
+    """Whether the system may be asked about it: of others it says nothing that can be shown."""
+    path = os.fsencode(text)
+    return b"\0" not in path and len(path) <= 4095 and all(len(name) <= 255 for name in path.split(b"/"))
 
 
 def parse(key: str, text: str, where: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from llmtop.presets.liger import LIGER
 from llmtop.presets.rule import Refusal, Rule
 from llmtop.presets.rules_deepspeed import DEEPSPEED_RULES, contradictions
+from llmtop.presets.rules_engine import ENGINE_RULES
 from llmtop.presets.rules_kernels import KERNEL_CHOICE_RULES
 from llmtop.presets.rules_optimizer import OPTIMIZER_RULES
 from llmtop.presets.spec import Attention, GpuSpec, ModelShape, RunSpec
@@ -27,7 +28,7 @@ def refusals(spec: RunSpec) -> tuple[Refusal, ...]:
     """Everything about the run that cannot work; empty when it can be tried."""
     found = [rule.refusal(spec) for rule in RULES if rule.refuses(spec)]
     if spec.options.deepspeed:
-        raw_rules = (*DEEPSPEED_RULES, *OPTIMIZER_RULES)
+        raw_rules = (*DEEPSPEED_RULES, *OPTIMIZER_RULES, *ENGINE_RULES)
         found += [rule.refusal(spec) for rule in raw_rules if rule.refuses(spec)]
         found += contradictions(spec)
     return tuple(found)

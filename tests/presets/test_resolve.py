@@ -156,6 +156,14 @@ def test_wrong_values_name_layer_key_value_and_mend(values: dict[str, Any], word
         assert word in told
 
 
+@pytest.mark.parametrize("key", ["model", "data", "tokenizer", "nvme_path", "deepspeed_config"])
+@pytest.mark.parametrize("path", ["x" * 256, "a/" * 2048, "a\0b", "ä" * 128])
+def test_what_no_system_takes_for_a_path_is_refused(key: str, path: str) -> None:
+    with pytest.raises(UsageError, match=f"{key} = .* is not valid"):
+        option_values.check(key, path, "recipe.toml")
+    assert option_values.check(key, "x" * 255, "recipe.toml") == "x" * 255
+
+
 def test_texts_are_parsed_on_the_command_line_only() -> None:
     spec = run(given_on_command_line(micro_batch="2", learning_rate="1e-4", liger="true", lora_alpha="none"))
     assert (spec.options.micro_batch, spec.options.learning_rate) == (2, 1e-4)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llmtop.presets import resolve, rules, rules_deepspeed, rules_optimizer
+from llmtop.presets import resolve, rules, rules_deepspeed, rules_engine, rules_optimizer
 from llmtop.presets.errors import UsageError
 from llmtop.presets.resolve import Layer, Machine
 from llmtop.presets.rule import Rule
@@ -20,6 +20,7 @@ TABLES: tuple[Rule, ...] = (
     *rules.RULES,
     *rules_deepspeed.DEEPSPEED_RULES,
     *rules_optimizer.OPTIMIZER_RULES,
+    *rules_engine.ENGINE_RULES,
 )
 
 
@@ -175,6 +176,35 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "lora_rank": 8,
         },
         {"quantization": "none"},
+    ),
+    "gradient accumulation of the caller": (
+        {"deepspeed": {"managed_gradient_accumulation": False}},
+        {"deepspeed": {}},
+    ),
+    "hybrid engine": ({"deepspeed": {"hybrid_engine": {"enabled": True}}}, {"deepspeed": {}}),
+    "weights packed by DeepSpeed": (
+        {
+            "deepspeed": {"weight_quantization": {"quantized_initialization": {"num_bits": 4}}},
+            "zero": 3,
+        },
+        {"deepspeed": {}, "quantization": "nf4", "lora_rank": 16},
+    ),
+    "ZenFlow with torch's AdamW": (
+        {
+            "deepspeed": zero_block(zenflow={"topk_ratio": 0.1}),
+            "offload_optimizer": "cpu",
+            "optimizer": "adamw_torch",
+        },
+        {"optimizer": "adamw"},
+    ),
+    "SuperOffload on a CPU": (
+        {
+            "deepspeed": zero_block(offload_optimizer={"super_offload": True}),
+            "zero": 3,
+            "offload_optimizer": "cpu",
+            "gpu": "cpu",
+        },
+        {"gpu": "h200"},
     ),
     "optimizer block beside another optimizer": (
         {"deepspeed": {"optimizer": {"type": "AdamW"}}, "optimizer": "adamw_8bit"},

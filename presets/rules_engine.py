@@ -1,0 +1,59 @@
+"""Modes of DeepSpeed's engine, chosen by raw key, that the training loop does not serve."""
+
+from __future__ import annotations
+
+from llmtop.presets.rule import Rule
+from llmtop.presets.rules_deepspeed import raw
+
+_FALSE = (False, 0, "false", "False", "0", "no", "off")
+
+ENGINE_RULES: tuple[Rule, ...] = (
+    Rule(
+        name="gradient accumulation of the caller",
+        refuses=lambda spec: raw(spec, "managed_gradient_accumulation") in _FALSE,
+        what="deepspeed.managed_gradient_accumulation is false",
+        why="the training loop says which micro-batch is the last of a step, and DeepSpeed then refuses that",
+        fix="leave it out: --grad-accum {o.grad_accum} decides",
+        source="deepspeed 0.19.8 runtime/engine.py:set_gradient_accumulation_boundary: an assertion",
+    ),
+    Rule(
+        name="hybrid engine",
+        refuses=lambda spec: raw(spec, "hybrid_engine.enabled") not in (None, "auto", *_FALSE),
+        what="deepspeed.hybrid_engine.enabled is true",
+        why="it puts kernels that generate text into the model, and nothing is generated here",
+        fix="leave the block out",
+        source="deepspeed 0.19.8 runtime/hybrid_engine.py; on a CPU: this op had not been implemented",
+    ),
+    Rule(
+        name="weights packed by DeepSpeed",
+        refuses=lambda spec: spec.options.zero == 3 and bool(raw(spec, "weight_quantization")),
+        what="deepspeed.weight_quantization with zero = 3",
+        why="it packs weights for inference, and packed weights take no gradient",
+        fix="leave the block out; --quantization nf4 with --lora-rank 16 packs what is not trained",
+        source="deepspeed 0.19.8 runtime/zero/partition_parameters.py; inference/quantization/utils.py",
+    ),
+    Rule(
+        name="ZenFlow with torch's AdamW",
+        refuses=lambda spec: (
+            bool(raw(spec, "zero_optimization.zenflow"))
+            and (spec.on_cpu or spec.options.optimizer == "adamw_torch")
+        ),
+        what="deepspeed.zero_optimization.zenflow with torch's AdamW",
+        why="its own AdamW is given the parameter that asks for torch's, and does not know it"
+        " (on the CPU kind torch's is used)",
+        fix="--optimizer adamw on a GPU, or leave zenflow out",
+        source="deepspeed 0.19.8 runtime/zenflow/zenflow_stage_1_and_2.py; seen: TypeError torch_adam",
+    ),
+    Rule(
+        name="SuperOffload on a CPU",
+        refuses=lambda spec: (
+            spec.on_cpu
+            and spec.options.offload_optimizer == "cpu"
+            and raw(spec, "zero_optimization.offload_optimizer.super_offload") not in (None, "auto", *_FALSE)
+        ),
+        what="deepspeed.zero_optimization.offload_optimizer.super_offload on the CPU",
+        why="DeepSpeed has it for NVIDIA GPUs alone",
+        fix="leave it out, or --gpu NAME to plan for a GPU",
+        source="deepspeed 0.19.8: an assertion, seen on a CPU",
+    ),
+)
