@@ -12,6 +12,7 @@ from msgspec import Struct
 from llmtop.presets.errors import UsageError, nearest
 from llmtop.presets.inputs import TOKENIZER_FILES, holds_tokenizer
 from llmtop.presets.paths import expand_user
+from llmtop.presets.rules_deepspeed import raw
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.hardware.disk import (
     MEMORY_FILE_SYSTEMS,
@@ -58,6 +59,10 @@ _FLASH = {
 }
 """Module, distribution and installation, as transformers tells the versions apart
 (`utils/import_utils.py`: 2 and 4 share the module's name)."""
+
+
+_MONITORS = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
+"""DeepSpeed's block to the module that it imports (deepspeed 0.19.8 `monitor/`)."""
 
 
 class Need(Struct, frozen=True, kw_only=True):
@@ -120,11 +125,19 @@ def needs(spec: RunSpec) -> list[Need]:
         module, distribution, fix = _FLASH[options.attention]
         because = f"attention = {options.attention}"
         found.append(Need(module=module, distribution=distribution, because=because, fix=fix))
+    for block, module in _MONITORS.items():
+        if _is_on(raw(spec, f"{block}.enabled")):
+            because, fix = f"deepspeed.{block} is on", f"pip install {module}, or leave deepspeed.{block} out"
+            found.append(Need(module=module, because=because, fix=fix))
     if _is_saved_dataset(Path(expand_user(options.data))):
         found.append(
             Need(module="datasets", because=f"data = {options.data}, a saved dataset", fix=_install("data"))
         )
     return found
+
+
+def _is_on(value: object) -> bool:
+    return value is True or str(value).lower() in ("true", "1", "yes", "on")
 
 
 def _modules(spec: RunSpec) -> None:

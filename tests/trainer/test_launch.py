@@ -62,6 +62,7 @@ def test_missing_stack_names_the_extra(installed: set[str]) -> None:
         ({"quantization": "nf4", "lora_rank": 8}, "bitsandbytes", "[kernels]"),
         ({"lora_rank": 8}, "peft", "[kernels]"),
         ({"liger": True}, "liger_kernel", "[kernels]"),
+        ({"deepspeed": {"tensorboard": {"enabled": True}}}, "tensorboard", "deepspeed.tensorboard out"),
         ({"attention": "flash_attention_2"}, "flash-attn", "--no-build-isolation flash-attn"),
         ({"attention": "flash_attention_3"}, "flash-attn-3", "sdpa"),
         ({"attention": "flash_attention_4"}, "flash-attn-4", "flash-attn-4"),
