@@ -7,4 +7,5 @@ OP_WORDS: dict[str, str] = {
     "cpu_adam": "CPU Adam",
     "async_io": "asynchronous file access",
     "pin_memory": "pinned memory",
+    "quantizer": "quantizer of ZeRO++",
 }

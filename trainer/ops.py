@@ -49,6 +49,13 @@ ASYNC_IO = Op(
     with_nvcc=True,
     instead="offload to cpu needs no file access",
 )
+QUANTIZER = Op(
+    name="quantizer",
+    builder="QuantizerBuilder",
+    prebuilt="quantizer/quantizer_op",
+    with_nvcc=True,
+    instead="leave zero_quantized_weights out",
+)
 
 
 _OFFLOADS = ("offload_optimizer", "offload_param")
@@ -62,6 +69,8 @@ def ops_of(config: dict[str, Any]) -> tuple[Op, ...]:
     if "nvme" in devices.values():
         # Its loader loads the other one first.
         found += [PIN_MEMORY, ASYNC_IO]
+    if zero.get("zero_quantized_weights"):
+        found.append(QUANTIZER)
     optimizer = config.get("optimizer") or {}
     of_torch = (optimizer.get("params") or {}).get("torch_adam", False)
     if str(optimizer.get("type", "")).lower() in ("adam", "adamw") and not of_torch:

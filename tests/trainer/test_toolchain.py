@@ -206,4 +206,6 @@ def test_the_ops_of_a_run() -> None:
     assert ops(offload_optimizer="cpu") == ("cpu_adam",)
     nvme = {"zero": 3, "nvme_path": "/x", "offload_optimizer": "nvme"}
     assert ops(**nvme) == ("pin_memory", "async_io", "cpu_adam")
+    quantized = {"zero_optimization": {"zero_quantized_weights": True}}
+    assert ops(zero=3, deepspeed=quantized) == ("quantizer", "fused_adam")
     assert ops("cpu") == ()
