@@ -228,6 +228,10 @@ def _ran(first: RunState, second: RunState) -> Iterator[RanDifference]:
 
 
 def _unfair(first: _Read, second: _Read, one: Side, two: Side) -> Iterator[str]:
+    if one.run_id == two.run_id:
+        yield "A and B are one run"
+        yield from _not_settled(first, one)
+        return
     for what, left, right in (
         ("machines", one.host, two.host),
         ("GPUs", one.gpu, two.gpu),

@@ -17,6 +17,10 @@ def why_not_writable(folder: Path) -> str | None:
     Trying tells more than permissions do: a file system may be full, read-only or not a real one.
     """
     place = existing(folder)
+    links = (path for path in (folder, *folder.parents) if path.is_symlink())
+    broken = next((link for link in links if not link.exists()), None)
+    if broken is not None:
+        return f"{broken} is a link to {broken.readlink()}, which does not exist"
     try:
         with tempfile.TemporaryFile(dir=place, buffering=0) as trial:
             trial.write(bytes(_TRIAL_BYTES))

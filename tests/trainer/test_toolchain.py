@@ -209,3 +209,13 @@ def test_the_ops_of_a_run() -> None:
     quantized = {"zero_optimization": {"zero_quantized_weights": True}}
     assert ops(zero=3, deepspeed=quantized) == ("quantizer", "fused_adam")
     assert ops("cpu") == ()
+
+
+def test_a_link_that_leads_nowhere_is_no_folder_to_be_made(tmp_path: Path) -> None:
+    """Making folders fails there, although the folder above can be written."""
+    link = tmp_path / "drive"
+    link.symlink_to("unmounted")
+    for folder in (link, link / "swap"):
+        assert "unmounted, which does not exist" in (why_not_writable(folder) or "")
+    (tmp_path / "unmounted").mkdir()
+    assert why_not_writable(link / "swap") is None
