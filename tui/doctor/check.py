@@ -1,8 +1,7 @@
-"""What one look at the machine gives, and the two ways of looking that all checks share."""
+"""What one look at the machine gives, and how all checks ask for an installed version."""
 
 from __future__ import annotations
 
-import subprocess
 from importlib import metadata
 from typing import Literal
 
@@ -39,12 +38,3 @@ def installed_version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def output_of(command: list[str]) -> str | None:
-    """A tool's standard output; None when it is not there or fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout
