@@ -262,7 +262,7 @@ def find_run(root: Path, ref: str) -> RunDir:
     """The run that `ref` means: an id, a unique beginning or end of one, `latest`, or a folder's path."""
     if not ref.strip():
         # Every id begins with nothing: it would mean the only run there is.
-        raise UsageError("no run is named", fix="give an id, a unique beginning of one, or latest")
+        raise UsageError("no run is named", fix="give an id, a unique beginning or end of one, or latest")
     if os.sep in ref:
         return RunDir.open(Path(ref))
     runs = list_runs(root)

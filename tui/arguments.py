@@ -8,6 +8,8 @@ from typing import NoReturn
 
 from llmtop.presets.errors import UsageError, nearest
 
+RUN_HELP = "a run's id, a unique beginning or end of it, or latest"
+
 
 class CommandParser(argparse.ArgumentParser):
     """The parser of one command: its help ends with an example, options are never abbreviated."""

@@ -124,8 +124,8 @@ def help_text() -> str:
         "example:",
         f"  {COMMANDS[0].example}",
         "",
-        "exit codes: 0 done, 1 bug, 2 wrong usage, 3 predicted not to fit, 4 the job failed,",
-        "            5 the job ran out of memory, 130 interrupted",
+        "exit codes: 0 done, 1 bug, 2 wrong usage, 3 run predicted not to fit, 4 the job failed,",
+        "            5 the job ran out of memory, 130 interrupted; plan ends with 0 whatever its verdict",
     ]
     return "\n".join(lines)
 
@@ -217,7 +217,7 @@ def _code_of(words: Sequence[str], *, is_open: bool) -> int:
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        _tell("interrupted")
         return 130
     except BrokenPipeError:
         # The reader of our output has seen enough: `llmtop ls | head -1`.
@@ -227,8 +227,14 @@ def _code_of(words: Sequence[str], *, is_open: bool) -> int:
         told = _user_error(error)
         if told is None:
             raise
-        print(f"error: {told}", file=sys.stderr)
+        _tell(f"error: {told}")
         return int(told.exit_code)
+
+
+def _tell(text: str) -> None:
+    from llmtop.tui.telling import tell
+
+    tell(text)
 
 
 def _code_or_help(words: Sequence[str]) -> int:

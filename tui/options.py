@@ -8,7 +8,6 @@ override a preset.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from shlex import quote
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from llmtop.presets.liger import KERNELS
 from llmtop.presets.option_values import field_types, raw_text
 from llmtop.presets.spec import RunOptions, RunSpec, ValueSource
 from llmtop.tui.layering import absolute, check_raw_keys, deepspeed_layer, strongest
+from llmtop.tui.telling import tell
 
 
 class OptionRow(NamedTuple):
@@ -209,14 +209,14 @@ def resolve_run(args: argparse.Namespace) -> RunSpec:
     machine = _machine(layers)
     config, problems = deepspeed_layer(layers, machine)
     for problem in problems:
-        sys.stderr.write(f"warning: {strongest(layers, 'deepspeed_config')}: {problem}\n")
+        tell(f"warning: {strongest(layers, 'deepspeed_config')}: {problem}")
     layers += [config] if config is not None else []
     spec = resolve.resolve(layers, name=recipe.name if recipe is not None else "custom", machine=machine)
     check_raw_keys(spec)
     if spec.on_cpu and spec.provenance["gpu"].source is ValueSource.MACHINE:
-        sys.stderr.write(
+        tell(
             "note: this machine has no GPU, so this is for its CPU; --gpu NAME plans for a GPU"
-            " (llmtop presets gpus)\n"
+            " (llmtop presets gpus)"
         )
     return spec
 

@@ -6,12 +6,13 @@ import argparse
 
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler import rundir
+from llmtop.tui.arguments import RUN_HELP
 from llmtop.tui.commands.launching import follow_to_end, watch
 from llmtop.tui.streams import on_terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's id, a unique beginning of it, or latest")
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
     parser.add_argument(
         "--headless", action="store_true", help="follow on stderr instead of opening the monitor"
     )

@@ -16,6 +16,7 @@ from llmtop.profiler.units import (
     format_seconds,
     format_tokens_rate,
 )
+from llmtop.tui.arguments import RUN_HELP
 from llmtop.tui.commands.output import print_json, short_path, table, text_width, wrapped
 
 _NAMES = {
@@ -33,7 +34,7 @@ _INDENTED = "  "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("first", metavar="RUN", help="a run: its id, a unique part of it, or latest")
+    parser.add_argument("first", metavar="RUN", help=RUN_HELP)
     parser.add_argument("second", metavar="RUN", help="the run whose change against the first is shown")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -11,11 +11,12 @@ from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.text import render
 from llmtop.trainer import launch
 from llmtop.tui import options
-from llmtop.tui.commands.follow import follow, require_success, tell
+from llmtop.tui.commands.follow import follow, require_success
 from llmtop.tui.commands.launching import open_monitor, require_fit
-from llmtop.tui.commands.output import text_width
+from llmtop.tui.commands.output import WIDTH, text_width
 from llmtop.tui.commands.plan_text import plan_text
 from llmtop.tui.streams import on_terminal
+from llmtop.tui.telling import stderr_width, tell
 from llmtop.tui.view import ENDED
 
 RECIPE = "cpu-demo"
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     steps = {"steps": given["steps"]} if "steps" in given else {}
     spec = options.resolve_run(argparse.Namespace(recipe=RECIPE, settings=[], **steps))
     prediction = predict_with_suggestions(spec)
-    tell(plan_text(spec, prediction, text_width()))
+    tell(plan_text(spec, prediction, stderr_width() or WIDTH))
     require_fit(spec, prediction)
     launched = launch.start_run(spec, prediction)
     tell(f"\nrun {launched.run_id} in {launched.path}")

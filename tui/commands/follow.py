@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 
@@ -14,6 +13,7 @@ from llmtop.profiler.nvme import nvme_words
 from llmtop.profiler.rundir import RunDir
 from llmtop.profiler.runstate import RunState
 from llmtop.profiler.units import format_seconds
+from llmtop.tui.telling import tell
 from llmtop.tui.view import ENDED
 
 POLL_SECONDS = 0.25
@@ -100,11 +100,6 @@ def follow(run: RunDir) -> RunState:
     except KeyboardInterrupt:
         tell(f"the run goes on: llmtop attach {run.run_id}, llmtop stop {run.run_id}")
         raise
-
-
-def tell(line: str) -> None:
-    """A line for the person who looks; never data."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def end_in_words(state: RunState) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from llmtop.trainer.dsimport.problem import Problem
 from llmtop.trainer.dsimport.read import import_config
 from llmtop.tui.commands.output import print_json
 from llmtop.tui.options import option_text, setting_texts
+from llmtop.tui.telling import tell
 
 
 class ImportAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,10 +50,10 @@ def run(args: argparse.Namespace) -> ExitCode:
     )
     if args.json:
         print_json(answer)
-    else:
+    elif answer.command_line:
         print(answer.command_line)
     for problem in imported.problems:
-        print(f"{'error' if problem.fatal else 'warning'}: {args.file}: {problem}", file=sys.stderr)
+        tell(f"{'error' if problem.fatal else 'warning'}: {args.file}: {problem}")
     return ExitCode.USAGE if answer.fatal else ExitCode.DONE
 
 

@@ -8,8 +8,9 @@ from llmtop.profiler.feed import read_state
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rundir import RunDir
 from llmtop.profiler.units import format_bytes
-from llmtop.tui.commands.follow import follow, require_success, tell
+from llmtop.tui.commands.follow import follow, require_success
 from llmtop.tui.streams import plain_streams
+from llmtop.tui.telling import tell
 from llmtop.tui.view import ENDED
 
 

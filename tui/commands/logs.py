@@ -11,6 +11,7 @@ from pathlib import Path
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler import rundir
 from llmtop.profiler.feed import RunReader
+from llmtop.tui.arguments import RUN_HELP
 from llmtop.tui.commands.follow import POLL_SECONDS
 from llmtop.tui.streams import write_data
 from llmtop.tui.view import ENDED
@@ -37,7 +38,7 @@ class LogTail:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's id, a unique beginning of it, or latest")
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--rank", type=int, metavar="N", help="one rank only; default: all, each line named")
     parser.add_argument("--follow", action="store_true", help="go on until the run ends")
 

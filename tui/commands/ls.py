@@ -11,8 +11,13 @@ from llmtop.presets.errors import ExitCode, LlmtopError
 from llmtop.profiler import rundir
 from llmtop.profiler.feed import read_state
 from llmtop.profiler.units import NOT_AVAILABLE
-from llmtop.tui.commands.follow import tell
-from llmtop.tui.commands.output import print_json, table
+from llmtop.tui.commands.output import print_json, table, text_width
+from llmtop.tui.telling import tell
+
+_HEADS = ("run", "recipe", "status", "step", "loss", "ranks", "started")
+_NUMBERS = ("step", "loss", "ranks")
+_LESSER = ("started", "recipe", "ranks", "loss")
+"""Left out in this order where the lines would not fit: a run's id says when it began and of what recipe."""
 
 
 class RunLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,10 +55,21 @@ def run(args: argparse.Namespace) -> ExitCode:
     if not lines:
         tell(f"no run in {rundir.runs_root()} yet; start one: llmtop demo")
         return ExitCode.DONE
-    heads = ("run", "recipe", "status", "step", "loss", "ranks", "started")
-    for text in table([heads, *(_cells(line) for line in lines)], right=(3, 4, 5)):
+    for text in _fitting([_HEADS, *(_cells(line) for line in lines)], text_width()):
         print(text)
     return ExitCode.DONE
+
+
+def _fitting(rows: list[tuple[str, ...]], width: int) -> list[str]:
+    """The table without as many of its lesser columns as the width asks for."""
+    shown = list(_HEADS)
+    for dropped in (None, *_LESSER):
+        shown = [head for head in shown if head != dropped]
+        cut = [[cell for head, cell in zip(_HEADS, row, strict=True) if head in shown] for row in rows]
+        lines = table(cut, right=[at for at, head in enumerate(shown) if head in _NUMBERS])
+        if max(map(len, lines)) <= width:
+            break
+    return lines
 
 
 def _line(found: rundir.RunDir) -> RunLine:

@@ -8,11 +8,12 @@ from llmtop.presets.errors import ExitCode
 from llmtop.profiler import rundir
 from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.text import render
+from llmtop.tui.arguments import RUN_HELP
 from llmtop.tui.commands.output import print_json, text_width
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's id, a unique beginning of it, or latest")
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

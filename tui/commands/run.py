@@ -8,10 +8,11 @@ from llmtop.presets.errors import ExitCode
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.trainer import launch
 from llmtop.tui import options
-from llmtop.tui.commands.follow import tell
 from llmtop.tui.commands.launching import follow_to_end, require_fit, watch
+from llmtop.tui.commands.output import WIDTH
 from llmtop.tui.commands.plan_text import input_lines, verdict_line
 from llmtop.tui.streams import on_terminal
+from llmtop.tui.telling import stderr_width, tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitCode:
     spec = options.resolve_run(args)
     prediction = predict_with_suggestions(spec)
-    tell("\n".join([verdict_line(spec, prediction), *input_lines(spec)]))
+    tell("\n".join([verdict_line(spec, prediction), *input_lines(spec, stderr_width() or WIDTH)]))
     if not args.force:
         require_fit(spec, prediction)
     launched = launch.start_run(spec, prediction)

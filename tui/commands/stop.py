@@ -15,8 +15,10 @@ from llmtop.profiler.feed import read_state
 from llmtop.profiler.runstate import RunState
 from llmtop.trainer import control
 from llmtop.trainer.supervisor.rankenv import RUN_ID
-from llmtop.tui.commands.follow import end_in_words, tell
+from llmtop.tui.arguments import RUN_HELP
+from llmtop.tui.commands.follow import end_in_words
 from llmtop.tui.deeds import ANSWER_SECONDS
+from llmtop.tui.telling import tell
 from llmtop.tui.view import ENDED
 
 WAIT_SECONDS = 600.0
@@ -26,7 +28,7 @@ TERM_SECONDS = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's id, a unique beginning of it, or latest")
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--save", action="store_true", help="save a checkpoint first")
     parser.add_argument(
         "--wait",
