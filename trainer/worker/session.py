@@ -10,7 +10,7 @@ from typing import Any
 import deepspeed
 import torch
 
-from llmtop.presets.spec import RunSpec
+from llmtop.presets.spec import RunOptions, RunSpec
 from llmtop.profiler.eventlog import EventWriter
 from llmtop.profiler.events import ModelBuilt, RankFinished
 from llmtop.profiler.probes.allocator import Peaks
@@ -125,12 +125,7 @@ def train_in_group(
         vocab_size=spec.model.vocab_size,
         classify_every=options.classify_every,
         heap_free_before_bytes=heap.free_bytes if heap else 0,
-        kernel_step=profiled_step(
-            options.kernel_profile_step,
-            first_step,
-            options.steps,
-            lambda step: is_classified(step, options.classify_every),
-        ),
+        kernel_step=_kernel_step(options, first_step),
         records_kernels=place.rank == 0,
         outside=outside,
         emit=events.write,
@@ -195,6 +190,13 @@ def _batches(run: RunDir, spec: RunSpec, place: Place) -> Batches:
         place=place,
         seed=options.seed,
         where=options.data,
+    )
+
+
+def _kernel_step(options: RunOptions, first_step: int) -> int | None:
+    every = options.classify_every
+    return profiled_step(
+        options.kernel_profile_step, first_step, options.steps, lambda step: is_classified(step, every)
     )
 
 
