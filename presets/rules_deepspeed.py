@@ -118,9 +118,10 @@ def contradictions(spec: RunSpec) -> Iterator[Refusal]:
         given, wanted = raw(spec, owned.path), owned.value(spec)
         if given is None or given == "auto" or given == wanted:
             continue
+        shown = getattr(spec.options, owned.option, wanted)
         yield Refusal(
             rule=f"contradiction of {owned.option}",
-            what=f"deepspeed.{owned.path} = {given!r}, but {owned.option} = {wanted!r}",
+            what=f"deepspeed.{owned.path} = {given!r}, but {owned.option} = {shown!r}",
             why="the prediction and the training loop follow the option",
             fix=f"say it once: set {owned.to_set} and leave deepspeed.{owned.path} out",
         )

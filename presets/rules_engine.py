@@ -17,6 +17,14 @@ ENGINE_RULES: tuple[Rule, ...] = (
         source="deepspeed 0.19.8 runtime/engine.py:set_gradient_accumulation_boundary: an assertion",
     ),
     Rule(
+        name="gradients in whole numbers",
+        refuses=lambda spec: str(raw(spec, "data_types.grad_accum_dtype")).endswith("int8"),
+        what="deepspeed.data_types.grad_accum_dtype = int8",
+        why="gradients below 1 become 0: at stage 1 the step fails, at stage 3 the weights come out wrong",
+        fix="leave it out, or --set deepspeed.data_types.grad_accum_dtype=fp32",
+        source="seen with deepspeed 0.19.8: result type Float can't be cast to the desired output type Char",
+    ),
+    Rule(
         name="hybrid engine",
         refuses=lambda spec: raw(spec, "hybrid_engine.enabled") not in (None, "auto", *_FALSE),
         what="deepspeed.hybrid_engine.enabled is true",

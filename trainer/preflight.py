@@ -227,7 +227,7 @@ def _folders(spec: RunSpec, nvme_bytes: int) -> None:
     if spec.weights_dir is not None:
         _readable(Path(spec.weights_dir), "model")
     if "nvme" in (options.offload_optimizer, options.offload_param):
-        _nvme(options.nvme_path, nvme_bytes)
+        _nvme(spec, nvme_bytes)
 
 
 def _tokenizer(folder: Path) -> None:
@@ -240,17 +240,26 @@ def _tokenizer(folder: Path) -> None:
         )
 
 
-def _nvme(folder: str | None, needed_bytes: int) -> None:
-    if folder is not None:
+def _nvme(spec: RunSpec, needed_bytes: int) -> None:
+    folders = _nvme_folders(spec)
+    for folder in folders:
         path = Path(expand_user(folder))
         _writable(path)
-        _drive(path, needed_bytes)
+        # How much of it goes to which of two is not known.
+        _drive(path, needed_bytes if len(folders) == 1 else 0)
     if libaio() is None:
         raise UsageError(
             "offload to NVMe needs libaio with its header, and this machine has not both",
             why="DeepSpeed compiles its file access against it",
             fix="Debian: apt install libaio-dev; or offload to cpu",
         )
+
+
+def _nvme_folders(spec: RunSpec) -> list[str]:
+    """Each folder that the ranks will swap to: raw keys can give optimizer and parameters one of their own."""
+    zero = deepspeed_config(spec)["zero_optimization"]
+    blocks = [zero.get(name) or {} for name in ("offload_optimizer", "offload_param")]
+    return list(dict.fromkeys(block["nvme_path"] for block in blocks if block.get("device") == "nvme"))
 
 
 def _build(spec: RunSpec) -> None:

@@ -181,6 +181,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"deepspeed": {"managed_gradient_accumulation": False}},
         {"deepspeed": {}},
     ),
+    "gradients in whole numbers": (
+        {"deepspeed": {"data_types": {"grad_accum_dtype": "int8"}}},
+        {"deepspeed": {"data_types": {"grad_accum_dtype": "fp32"}}},
+    ),
     "hybrid engine": ({"deepspeed": {"hybrid_engine": {"enabled": True}}}, {"deepspeed": {}}),
     "weights packed by DeepSpeed": (
         {

@@ -286,3 +286,18 @@ def test_nvme_offload_needs_room(
     with pytest.raises(UsageError, match="has 10.0 GiB free") as caught:
         preflight.preflight(spec, nvme_bytes=11 << 30)
     assert "11.0 GiB" in caught.value.why
+
+
+def test_a_drive_given_by_raw_key_is_looked_at_too(
+    installed: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, int]] = []
+    monkeypatch.setattr(preflight, "_drive", lambda path, needed: seen.append((path.name, needed)))
+    monkeypatch.setattr(preflight, "_build", lambda _spec: None)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    options: dict[str, Any] = {"zero": 3, "offload_optimizer": "nvme", "nvme_path": str(tmp_path / "one")}
+    second = {"zero_optimization": {"offload_param": {"nvme_path": str(tmp_path / "two")}}}
+    preflight.preflight(recorded_spec(**options), nvme_bytes=5)
+    preflight.preflight(recorded_spec(**options, offload_param="nvme", deepspeed=second), nvme_bytes=5)
+    assert seen == [("one", 5), ("one", 0), ("two", 0)]
