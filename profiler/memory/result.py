@@ -51,6 +51,18 @@ class Moment(StrEnum):
     STEADY = "between_steps"
 
 
+MOMENT_WORDS: dict[str, str] = {
+    Moment.INIT: "start of the run",
+    Moment.FORWARD_END: "end of forward",
+    Moment.LOSS_BACKWARD: "backward of the loss",
+    Moment.LAST_BLOCK_BACKWARD: "backward of the last block",
+    Moment.FIRST_BLOCK_BACKWARD: "backward of the first block",
+    Moment.OPTIMIZER_STEP: "optimizer step",
+    Moment.STEADY: "between steps",
+}
+"""A moment as people write it."""
+
+
 class MomentBytes(Struct, frozen=True, kw_only=True):
     """Bytes on one GPU (the largest rank) at one moment; components of zero are left out."""
 

@@ -202,6 +202,15 @@ def test_cuda_numbers_devices_as_nvml_does_unless_told(run: RunDir) -> None:
     assert order({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}) == "FASTEST_FIRST"
 
 
+def test_the_profiler_writes_nothing_into_the_log_unless_told(run: RunDir) -> None:
+    def level(environment: dict[str, str]) -> str:
+        made = rank_environment(run, 0, port=1, extensions=Path("/e"), environment=environment)
+        return made["KINETO_LOG_LEVEL"]
+
+    assert level({}) == "6"
+    assert level({"KINETO_LOG_LEVEL": "0"}) == "0"
+
+
 @pytest.mark.parametrize(
     ("given", "made"),
     [

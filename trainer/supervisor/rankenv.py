@@ -50,6 +50,9 @@ def rank_environment(
         "TOKENIZERS_PARALLELISM": "false",
         # NVML numbers devices by bus, CUDA by speed unless told: one number must mean one device.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        # Kineto tells each start and end of a profiler above its every other level (torch 2.13); what a
+        # recording held is in the events.
+        "KINETO_LOG_LEVEL": "6",
         **environment,
         **_arch_list(environment),
         RUN_ID: run.run_id,
