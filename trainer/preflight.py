@@ -256,7 +256,7 @@ def _nvme(spec: RunSpec, needed_bytes: int) -> None:
 
 
 def _nvme_folders(spec: RunSpec) -> list[str]:
-    """Each folder that the ranks will swap to: raw keys can give optimizer and parameters one of their own."""
+    """Each folder that the ranks will swap to: raw keys can give optimizer and parameters each one."""
     zero = deepspeed_config(spec)["zero_optimization"]
     blocks = [zero.get(name) or {} for name in ("offload_optimizer", "offload_param")]
     return list(dict.fromkeys(block["nvme_path"] for block in blocks if block.get("device") == "nvme"))
