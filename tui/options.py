@@ -8,7 +8,7 @@ override a preset.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from shlex import quote
 from typing import Any, NamedTuple
 
@@ -241,6 +241,17 @@ def setting_texts(key: str, value: object) -> Iterator[str]:
             yield from setting_texts(f"{key}.{inner}", leaf)
     else:
         yield f"--set {quote(f'{key}={raw_text(value)}')}"
+
+
+def change_text(spec: RunSpec, change: Mapping[str, Any]) -> str:
+    """The command-line words that a suggestion stands for; what the run has already is left out."""
+    words: list[str] = []
+    for key, value in change.items():
+        if "." in key:
+            words += setting_texts(key, value)
+        elif getattr(spec.options, key) != value:
+            words.append(option_text(key, value))
+    return " ".join(words)
 
 
 def _is_dotless(key: str) -> bool:

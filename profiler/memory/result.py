@@ -95,6 +95,11 @@ class Suggestion(Struct, frozen=True, kw_only=True):
     """In words, with what it costs."""
     peak_allocated_bytes: int
     fits: bool | None
+    tokens_per_second: float | None = None
+
+
+TIGHT_SHARE = 0.95
+"""Of the memory: a need above this fits on paper, and a display, another process or an odd batch tips it."""
 
 
 class Prediction(Struct, frozen=True, kw_only=True):
@@ -124,3 +129,10 @@ class Prediction(Struct, frozen=True, kw_only=True):
     gives that back when there is not. None in predictions of older versions."""
     suggestions: tuple[Suggestion, ...] = ()
     assumptions: tuple[str, ...] = ()
+
+    @property
+    def tight(self) -> bool:
+        """Whether it fits with hardly anything to spare."""
+        if not self.fits or self.needed_bytes is None or self.device_memory_bytes is None:
+            return False
+        return self.needed_bytes > TIGHT_SHARE * self.device_memory_bytes

@@ -67,7 +67,7 @@ def _free_changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
         half = "bf16" if has_bf16(spec.gpu) else "fp16"
         yield {"precision": half, "attention": "sdpa"}, f"{half} with SDPA attention (several times faster)"
     if not options.liger:
-        yield {"liger": True}, "Liger kernels (faster, same result)"
+        yield {"liger": True}, "Liger kernels (same result; what they gain in speed is not predicted)"
     if spec.world_size > 1 and options.zero < 3:
         for stage in range(options.zero + 1, 4):
             cost = "more traffic between GPUs" if stage == 3 else "no cost worth naming"
@@ -88,27 +88,40 @@ def _slower_changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
     yield from _recomputing_more(spec)
     if options.optimizer in ("adamw", "adamw_torch") and options.offload_optimizer == "none":
         yield {"optimizer": "adamw_8bit"}, "8-bit AdamW (states in 8 bits; needs bitsandbytes)"
+    if spec.on_cpu:
+        return  # the CPU is where they are
     if options.offload_optimizer == "none":
         stage = max(options.zero, 2)
         yield (
             {"zero": stage, "offload_optimizer": "cpu", "optimizer": "adamw"},
-            "optimizer on the CPU (several times slower)",
+            f"{_with_stage(options.zero, stage)}optimizer on the CPU (several times slower)",
         )
     if options.offload_param == "none":
         yield (
             {"zero": 3, "offload_optimizer": "cpu", "offload_param": "cpu", "optimizer": "adamw"},
-            "optimizer and weights on the CPU (slowest)",
+            f"{_with_stage(options.zero, 3)}optimizer and weights on the CPU (slowest)",
         )
+
+
+def _with_stage(before: int, after: int) -> str:
+    return "" if before == after else f"ZeRO-{after} with "
 
 
 def _recomputing_more(spec: RunSpec) -> Iterator[tuple[Change, str]]:
     """Checkpointing of one layer in four, of one in two, of all: as far as the run is not there yet."""
     options = spec.options
     before = options.checkpointing_every if options.gradient_checkpointing else spec.model.num_layers + 1
-    for every, cost in ((4, "a twelfth"), (2, "a sixth"), (1, "a third")):
+    now = _compute(options.checkpointing_every if options.gradient_checkpointing else None)
+    for every in (4, 2, 1):
         if every < before:
             change = {"gradient_checkpointing": True, "checkpointing_every": every}
-            yield change, f"{_checkpointing(every)} (about {cost} more compute)"
+            more = 100 * (_compute(every) / now - 1)
+            yield change, f"{_checkpointing(every)} (about {more:.0f}% more compute)"
+
+
+def _compute(every: int | None) -> float:
+    """Of a step, against one without checkpointing: forward, a third of that, runs again for its layers."""
+    return 1.0 if every is None else 1 + 1 / (3 * every)
 
 
 def _checkpointing(every: int) -> str:
@@ -119,13 +132,14 @@ def _different_changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
     """Another training: fewer weights or less context."""
     options = spec.options
     if options.lora_rank == 0:
-        yield {"lora_rank": 16}, "LoRA of rank 16 (trains adapters, not the whole model)"
+        yield {"lora_rank": 16}, "LoRA of rank 16 (trains adapters, not the whole model; needs peft)"
         yield (
             {"lora_rank": 16, "quantization": "nf4"},
-            "QLoRA: NF4 weights with LoRA of rank 16 (trains adapters on 4-bit weights)",
+            "QLoRA: NF4 weights with LoRA of rank 16 (trains adapters on 4-bit weights; needs peft and"
+            " bitsandbytes)",
         )
     elif options.quantization == "none":
-        yield {"quantization": "nf4"}, "NF4 base weights (QLoRA)"
+        yield {"quantization": "nf4"}, "NF4 base weights (QLoRA; needs bitsandbytes)"
     if options.seq_len >= 1024:
         yield (
             {"seq_len": options.seq_len // 2},
@@ -241,14 +255,13 @@ def _recomputing_less(spec: RunSpec, predict: Predict) -> Iterator[Suggestion]:
     """No checkpointing where that fits; else that of the fewest layers."""
     before = spec.options.checkpointing_every
     none: Change = {"gradient_checkpointing": False, "checkpointing_every": 1}
-    changes: list[tuple[Change, str]] = [(none, "no checkpointing (about a quarter less compute)")]
+    changes: list[tuple[Change, int | None, str]] = [(none, None, "no checkpointing")]
     changes += [
-        ({"checkpointing_every": every}, f"{_checkpointing(every)} (less compute)")
-        for every in (4, 2)
-        if every > before
+        ({"checkpointing_every": every}, every, _checkpointing(every)) for every in (4, 2) if every > before
     ]
-    for change, text in changes:
-        found = list(_if_fits(spec, change, text, predict))
+    for change, every, text in changes:
+        less = 100 * (1 - _compute(every) / _compute(before))
+        found = list(_if_fits(spec, change, f"{text} (about {less:.0f}% less compute)", predict))
         if found:
             yield found[0]
             return
@@ -269,4 +282,5 @@ def _suggestion(change: Change, text: str, prediction: Prediction) -> Suggestion
         text=text,
         peak_allocated_bytes=prediction.peak_allocated_bytes,
         fits=prediction.fits,
+        tokens_per_second=prediction.tokens_per_second,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from llmtop.presets.catalog import BUILT_IN
 from llmtop.presets.errors import ExitCode
 from llmtop.presets.resolve import Machine
+from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.memory.result import Component, Moment
 from llmtop.tui import options
@@ -44,6 +46,12 @@ KEYS = {
 """What scripts may rely on; more may come."""
 
 
+def resolved(*words: str) -> RunSpec:
+    parser = CommandParser("plan", "", "plan", "plan")
+    options.add_run_arguments(parser)
+    return options.resolve_run(parser.parse(words))
+
+
 @pytest.mark.parametrize("words", [("cpu-demo",), LLAMA, (*LLAMA, "--offload-optimizer", "cpu")])
 def test_plan_json_is_one_object_with_every_key(words: tuple[str, ...], llmtop: Llmtop) -> None:
     answer = llmtop("plan", *words, "--json")
@@ -72,7 +80,7 @@ def test_plan_text_shows_verdict_moments_and_sources(llmtop: Llmtop) -> None:
     answer = llmtop("plan", *LLAMA)
     assert answer.code == ExitCode.DONE
     assert "verdict: " in answer.out
-    for word in ("parameters", "optimizer_state", "total", "host memory", "taken for granted", "--zero 3"):
+    for word in ("parameters", "optimizer state", "total", "host memory", "taken for granted", "--zero 3"):
         assert word in answer.out
     assert max(map(len, answer.out.splitlines())) <= 100
 
@@ -128,9 +136,7 @@ def test_presets_of_an_unknown_kind(llmtop: Llmtop) -> None:
 @pytest.mark.parametrize("words", [("cpu-demo",), LLAMA, ("zero3-offload", "--gpu", "h200")])
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_plan_keeps_to_the_width(words: tuple[str, ...], width: int) -> None:
-    parser = CommandParser("plan", "", "plan", "plan")
-    options.add_run_arguments(parser)
-    spec = options.resolve_run(parser.parse(words))
+    spec = resolved(*words)
     text = plan_text(spec, predict_with_suggestions(spec), width)
     assert all(len(line) <= width or " " not in line.strip() for line in text.splitlines())
     assert sum("total" in line.split()[:1] for line in text.splitlines()) >= 1
@@ -209,3 +215,81 @@ def test_kernels_and_layers_that_are_chosen_stand_in_the_plan(llmtop: Llmtop) ->
     assert "gradient checkpointing, liger\n" in plain
     refused = llmtop("plan", *LLAMA, "--liger-kernels", "rope")
     assert refused.code == ExitCode.USAGE and "--liger" in refused.err
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_a_verdict_near_the_limit_says_so(llmtop: Llmtop) -> None:
+    words = ("--model", "llama-3.1-8b", "--gpu", "h200", "--gpus", "2", "--zero", "3", "--seq-len", "4096")
+    tight = llmtop("plan", *words, "--liger", "--micro-batch", "4")
+    assert "verdict: fits, but tight: each GPU needs up to 140 GiB of 140 GiB" in tight.out
+    roomy = llmtop("plan", *words, "--liger", "--micro-batch", "1")
+    assert "verdict: fits, each GPU" in roomy.out
+
+
+def test_a_reserved_figure_above_the_need_is_explained(llmtop: Llmtop) -> None:
+    plan = llmtop("plan", *LLAMA, "--json").json()
+    most = max(plan["peak_reserved_bytes"][1], plan["peak_device_bytes"])
+    explained = "which the allocator gives back before" in one_line(llmtop("plan", *LLAMA).out)
+    assert explained == (most > plan["needed_bytes"])
+
+
+def test_every_way_out_is_given_as_options_that_lead_to_it(llmtop: Llmtop) -> None:
+    words = ("--model", "llama-3.2-1b", "--gpu", "rtx-4090", "--gpus", "2", "--micro-batch", "4")
+    plan = llmtop("plan", *words, "--json").json()
+    spec = resolved(*words)
+    assert plan["fits"] is False and plan["suggestions"]
+    for suggestion in plan["suggestions"]:
+        typed = options.change_text(spec, suggestion["change"])
+        again = llmtop("plan", *words, *shlex.split(typed), "--json").json()
+        assert again["peak_allocated_bytes"] == suggestion["peak_allocated_bytes"]
+        assert typed in one_line(llmtop("plan", *words).out)
+
+
+def test_an_offload_that_changes_the_stage_says_so(llmtop: Llmtop) -> None:
+    words = ("--model", "llama-3.1-8b", "--gpu", "h100-80gb", "--gpus", "1", "--zero", "0")
+    plan = llmtop("plan", *words, "--json")
+    for suggestion in plan.json()["suggestions"]:
+        stage = suggestion["change"].get("zero", 0)
+        assert stage == 0 or f"ZeRO-{stage}" in suggestion["text"]
+
+
+def test_on_a_cpu_nothing_is_moved_to_the_cpu_and_packages_are_named(llmtop: Llmtop) -> None:
+    plan = llmtop("plan", "--model", "llama-3.1-8b", "--gpu", "cpu", "--gpus", "2", "--json").json()
+    texts = [suggestion["text"] for suggestion in plan["suggestions"]]
+    assert not any("on the CPU" in text for text in texts)
+    assert all("needs" in text for text in texts if "LoRA" in text or "8-bit" in text)
+
+
+@pytest.mark.parametrize(
+    ("words", "caution"),
+    [
+        (("--seq-len", "200000"), "was made for 131,072 positions"),
+        (("--gpus", "16"), "--nodes 2 --gpus 8"),
+        (("--data", "nothere.txt"), "nothere.txt does not exist on this machine"),
+        (("--tokenizer", "no/folder"), "no/folder does not exist on this machine"),
+    ],
+)
+def test_what_is_likely_not_meant_is_noted(words: tuple[str, ...], caution: str, llmtop: Llmtop) -> None:
+    answer = llmtop("plan", *LLAMA, *words)
+    assert answer.code == ExitCode.DONE
+    note = one_line(answer.out).index("note: ")
+    assert caution in one_line(answer.out)[note:]
+    assert any(caution in line for line in llmtop("plan", *LLAMA, *words, "--json").json()["cautions"])
+    assert "note: " not in llmtop("plan", *LLAMA).out
+
+
+def test_checkpointing_says_how_much_compute_it_costs(llmtop: Llmtop) -> None:
+    words = ("--model", "llama-3.2-1b", "--gpu", "h200", "--gpus", "1", "--gradient-checkpointing")
+    for every, less in (("1", 25), ("2", 14)):
+        text = llmtop("plan", *words, "--checkpointing-every", every).out
+        assert f"no checkpointing (about {less}% less compute)" in text
+
+
+def test_values_are_written_as_they_are_typed(llmtop: Llmtop) -> None:
+    text = llmtop("plan", "full-zero3", "--model", "llama-3.1-8b", "--gpu", "h200").out
+    assert "gradient_checkpointing true" in one_line(text) and "learning_rate 1e-5" in one_line(text)
+    assert output.value_text(None) == "none" and output.value_text(2e8) == "200000000"
+    assert output.value_text(1e-05) == "1e-5" and output.value_text(0.1) == "0.1"

@@ -9,6 +9,7 @@ from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rundir import RunDir
 from llmtop.profiler.units import format_bytes
 from llmtop.tui.commands.follow import follow, require_success
+from llmtop.tui.options import change_text
 from llmtop.tui.streams import plain_streams
 from llmtop.tui.telling import tell
 from llmtop.tui.view import ENDED
@@ -24,7 +25,8 @@ def require_fit(spec: RunSpec, prediction: Prediction) -> None:
         why=f"{'the machine' if spec.on_cpu else 'each ' + spec.gpu.name} needs up to"
         f" {format_bytes(prediction.needed_bytes)}, and there is"
         f" {format_bytes(prediction.device_memory_bytes)}",
-        fix=(f"{fitting.text}; " if fitting else "") + "llmtop plan shows every way; --force launches anyway",
+        fix=(f"{fitting.text}: {change_text(spec, fitting.change)}; " if fitting else "")
+        + "llmtop plan shows every way; --force launches anyway",
     )
 
 

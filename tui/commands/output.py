@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import textwrap
@@ -43,6 +44,21 @@ def wrapped(text: str, lead: str, width: int) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def option_lines(text: str, lead: str, width: int) -> list[str]:
+    """Command-line words, an option never parted from its value."""
+    glued = re.sub(r"(--\S+) (?!--)", "\\1\u00a0", text)
+    return [line.replace("\u00a0", " ") for line in wrapped(glued, lead, width)]
+
+
+def value_text(value: object) -> str:
+    """A value of an option as somebody would write it: true, none, 1e-5."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return re.sub(r"e([+-])0+", r"e\1", f"{value:.10g}").replace("e+", "e")
+    return "none" if value is None else str(value)
 
 
 def named_lines(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:

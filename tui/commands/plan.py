@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from llmtop.presets.cautions import cautions
 from llmtop.presets.errors import ExitCode
 from llmtop.presets.inputs import inputs
 from llmtop.presets.spec import RunSpec
@@ -34,4 +35,9 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 def answer(spec: RunSpec, prediction: Prediction) -> dict[str, Any]:
     """The answer of `plan --json`: the prediction, and the run that it is of."""
-    return {**msgspec.to_builtins(prediction), "inputs": inputs(spec), "spec": spec}
+    return {
+        **msgspec.to_builtins(prediction),
+        "cautions": cautions(spec),
+        "inputs": inputs(spec),
+        "spec": spec,
+    }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from llmtop.presets.cautions import cautions
 from llmtop.presets.inputs import inputs
 from llmtop.presets.liger import liger_text
 from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.profiler.memory.result import Component, Moment, Prediction
-from llmtop.profiler.units import counted, format_bytes, format_count, format_seconds
-from llmtop.tui.commands.output import WIDTH, short_path, table, wrapped
+from llmtop.profiler.units import counted, format_bytes, format_count, format_seconds, format_tokens_rate
+from llmtop.tui.commands.output import WIDTH, option_lines, short_path, table, value_text, wrapped
+from llmtop.tui.options import change_text
 
 _HEADS: dict[Moment, str] = {
     Moment.INIT: "init",
@@ -21,15 +23,21 @@ _HEADS: dict[Moment, str] = {
     Moment.STEADY: "between",
 }
 
+_CACHE = (
+    "The verdict counts what is allocated, with a margin, and what lies outside the allocator. Reserved and"
+    " on device hold freed memory too, which the allocator gives back before memory runs out."
+)
+
 
 def plan_text(spec: RunSpec, prediction: Prediction, width: int = WIDTH) -> str:
     """The whole answer of `plan`, in lines of at most `width` columns, long paths aside."""
     sections = (
         _what(spec, prediction, width),
         _verdict(spec, prediction, width),
+        caution_lines(spec, width),
         _moments(spec, prediction, width),
         _host(prediction, width),
-        _suggestions(prediction, width),
+        _suggestions(spec, prediction, width),
         _assumptions(prediction, width),
         input_lines(spec, width),
         _origins(spec, width),
@@ -44,6 +52,8 @@ def verdict_line(spec: RunSpec, prediction: Prediction) -> str:
     have = format_bytes(prediction.device_memory_bytes)
     if prediction.fits is None:
         return f"verdict: n/a, the memory of {spec.gpu.name} is not known; {place} needs up to {need}"
+    if prediction.tight:
+        return f"verdict: fits, but tight: {place} needs up to {need} of {have}"
     if prediction.fits:
         return f"verdict: fits, {place} needs up to {need} of {have}"
     return f"verdict: does not fit, {place} needs up to {need} and there is {have}"
@@ -96,9 +106,13 @@ def input_lines(spec: RunSpec, width: int = WIDTH) -> Iterator[str]:
 def _verdict(spec: RunSpec, prediction: Prediction, width: int) -> Iterator[str]:
     low, high = prediction.peak_reserved_bytes
     yield from wrapped(verdict_line(spec, prediction), "", width)
-    yield f"  peak allocated  {format_bytes(prediction.peak_allocated_bytes)} ({prediction.peak_moment})"
+    moment = prediction.peak_moment.replace("_", " ")
+    yield f"  peak allocated  {format_bytes(prediction.peak_allocated_bytes)} ({moment})"
     yield f"  peak reserved   {format_bytes(low)} to {format_bytes(high)}"
     yield f"  peak on device  {format_bytes(prediction.peak_device_bytes)}"
+    need, most = prediction.needed_bytes, max(high, prediction.peak_device_bytes or 0)
+    if need is not None and most > need and not spec.on_cpu:
+        yield from wrapped(_CACHE, "  ", width)
     if prediction.step_seconds is None or prediction.tokens_per_second is None:
         yield "  time            n/a"
         return
@@ -113,7 +127,7 @@ def _moments(spec: RunSpec, prediction: Prediction, width: int) -> Iterator[str]
     largest = max((moment.total_bytes for moment in prediction.moments), default=0)
     unit, name = (1 << 30, "GiB") if largest >= 1 << 30 else (1 << 20, "MiB")
     present = [c for c in Component if any(c in moment.components for moment in prediction.moments)]
-    columns = [["", name, *present, "total", ""]]
+    columns = [["", name, *(c.replace("_", " ") for c in present), "total", ""]]
     for moment in prediction.moments:
         first, _, second = _HEADS[moment.name].rpartition(" ")
         cells = [_cell(moment.components.get(component), unit) for component in present]
@@ -145,6 +159,12 @@ def _cell(value: int | None, unit: int) -> str:
     return "" if value is None else f"{value / unit:.2f}"
 
 
+def caution_lines(spec: RunSpec, width: int = WIDTH) -> Iterator[str]:
+    """What is not wrong, and likely not meant."""
+    for caution in cautions(spec):
+        yield from wrapped(caution, "note: ", width)
+
+
 def _host(prediction: Prediction, width: int) -> Iterator[str]:
     host = prediction.host
     yield from wrapped(
@@ -157,7 +177,7 @@ def _host(prediction: Prediction, width: int) -> Iterator[str]:
         yield f"  {name:<24}{format_bytes(size)}"
 
 
-def _suggestions(prediction: Prediction, width: int) -> Iterator[str]:
+def _suggestions(spec: RunSpec, prediction: Prediction, width: int) -> Iterator[str]:
     if not prediction.suggestions:
         return
     some_fit = any(suggestion.fits for suggestion in prediction.suggestions)
@@ -166,7 +186,10 @@ def _suggestions(prediction: Prediction, width: int) -> Iterator[str]:
     for number, suggestion in enumerate(prediction.suggestions, 1):
         after = "fits" if suggestion.fits else "does not fit yet"
         text = f"{suggestion.text} -> {format_bytes(suggestion.peak_allocated_bytes)}, {after}"
+        if suggestion.tokens_per_second is not None:
+            text += f", {format_tokens_rate(suggestion.tokens_per_second)}"
         yield from wrapped(text, f"  {number}. ", width)
+        yield from option_lines(change_text(spec, suggestion.change), "     ", width)
 
 
 def _assumptions(prediction: Prediction, width: int) -> Iterator[str]:
@@ -186,11 +209,11 @@ def _origins(spec: RunSpec, width: int) -> Iterator[str]:
         elif origin.source is not ValueSource.DEFAULT or origin.detail:
             value = _value(spec, key)
             settings = by_place.setdefault(origin.detail or origin.source, [])
-            settings += [f"{key} {value}"] if not isinstance(value, dict) else []
+            settings += [f"{key} {value_text(value)}"] if not isinstance(value, dict) else []
     yield "where the values come from (all others are defaults)"
     yield from wrapped(f"{short_path(spec.model_source)}: the model's shape", "  ", width)
     for place, settings in by_place.items():
-        yield from wrapped(f"{short_path(place)}: {', '.join(settings)}", "  ", width)
+        yield from option_lines(f"{short_path(place)}: {', '.join(settings)}", "  ", width)
 
 
 def _value(spec: RunSpec, key: str) -> object:

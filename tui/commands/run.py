@@ -10,7 +10,7 @@ from llmtop.trainer import launch
 from llmtop.tui import options
 from llmtop.tui.commands.launching import follow_to_end, require_fit, watch
 from llmtop.tui.commands.output import WIDTH
-from llmtop.tui.commands.plan_text import input_lines, verdict_line
+from llmtop.tui.commands.plan_text import caution_lines, input_lines, verdict_line
 from llmtop.tui.streams import on_terminal
 from llmtop.tui.telling import stderr_width, tell
 
@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitCode:
     spec = options.resolve_run(args)
     prediction = predict_with_suggestions(spec)
-    tell("\n".join([verdict_line(spec, prediction), *input_lines(spec, stderr_width() or WIDTH)]))
+    width = stderr_width() or WIDTH
+    told = (verdict_line(spec, prediction), *caution_lines(spec, width), *input_lines(spec, width))
+    tell("\n".join(told))
     if not args.force:
         require_fit(spec, prediction)
     launched = launch.start_run(spec, prediction)
