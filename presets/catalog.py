@@ -214,6 +214,14 @@ def _model_folder(folder: Path) -> LoadedModel:
             why="the layout of the saved tensors is not the one that training builds",
             fix=f"give {path} itself: the same shape, from random weights",
         )
+    packed = config.get("quantization_config")
+    if has_weights and packed:
+        method = packed.get("quant_method") if isinstance(packed, dict) else None
+        raise UsageError(
+            f"{folder}: its weights are packed ({method or 'its config.json does not name how'})",
+            why="its config.json says so in quantization_config, and training starts from 16- or 32-bit ones",
+            fix=f"give the folder with those, or {path} itself: the same shape, from random weights",
+        )
     weights_dir = str(folder.resolve()) if has_weights else None
     return _loaded(config, name=folder.resolve().name, source=path, weights_dir=weights_dir)
 

@@ -320,6 +320,15 @@ def test_weights_of_a_larger_model_are_refused(tmp_path: Path) -> None:
     assert catalog.load_model(str(path)).shape.family == "gemma3_text"
 
 
+def test_a_folder_of_packed_weights_is_refused_and_its_shape_is_not(tmp_path: Path) -> None:
+    packed = {**CASES["llama"], "quantization_config": {"quant_method": "fp8"}}
+    path = write_config(tmp_path / "packed", packed, "model.safetensors")
+    with pytest.raises(UsageError, match=r"packed \(fp8\)") as caught:
+        catalog.load_model(str(path.parent))
+    assert str(path) in caught.value.fix
+    assert catalog.load_model(str(path)).weights_dir is None
+
+
 def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
     assert "no such file" in str(refused(catalog.load_model, str(tmp_path / "none.json")))
     assert "no config.json" in str(refused(catalog.load_model, str(tmp_path)))
