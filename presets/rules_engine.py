@@ -25,6 +25,14 @@ ENGINE_RULES: tuple[Rule, ...] = (
         source="seen with deepspeed 0.19.8: result type Float can't be cast to the desired output type Char",
     ),
     Rule(
+        name="checkpoint writer",
+        refuses=lambda spec: bool(raw(spec, "checkpoint.writer")),
+        what="deepspeed.checkpoint.writer sets another way of writing checkpoints",
+        why="it asks for CROSS_SIZE, which only DeepSpeed's own launcher sets: building the engine fails",
+        fix="leave it out",
+        source="deepspeed 0.19.8 runtime/model_checkpointing/utils.py: seen as a KeyError",
+    ),
+    Rule(
         name="hybrid engine",
         refuses=lambda spec: raw(spec, "hybrid_engine.enabled") not in (None, "auto", *_FALSE),
         what="deepspeed.hybrid_engine.enabled is true",

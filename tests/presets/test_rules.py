@@ -185,6 +185,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"deepspeed": {"data_types": {"grad_accum_dtype": "int8"}}},
         {"deepspeed": {"data_types": {"grad_accum_dtype": "fp32"}}},
     ),
+    "checkpoint writer": ({"deepspeed": {"checkpoint": {"writer": {"type": "fast"}}}}, {"deepspeed": {}}),
     "hybrid engine": ({"deepspeed": {"hybrid_engine": {"enabled": True}}}, {"deepspeed": {}}),
     "weights packed by DeepSpeed": (
         {
