@@ -59,6 +59,14 @@ class Planned(Struct, frozen=True, kw_only=True):
     prediction: Prediction
 
 
+class Carried(Struct, frozen=True, kw_only=True):
+    """A run that was carried out."""
+
+    run: RunDir
+    cut_after_seconds: float | None = None
+    """The time that it was given, where nothing but that ended it."""
+
+
 def plan(cell: Cell, machine: Machine, *, name: str) -> Planned:
     """Resolve and predict a cell; raises LlmtopError for one that is refused."""
     layer = Layer(source=ValueSource.COMMAND_LINE, detail="cell", values={**DEFAULTS, **cell})
@@ -100,9 +108,9 @@ class Runner:
                 allowed = self._allowed(seconds)
                 if allowed is None:
                     return {"cell": cell, "status": TOO_LATE, "reason": ""}
-                run = self.run(planned, allowed)
+                carried = self.run(planned, allowed)
                 alone, wall_seconds = gate.alone, time.monotonic() - began
-            return row_of(planned, run, alone=alone, wall_seconds=wall_seconds)
+            return row_of(planned, carried, alone=alone, wall_seconds=wall_seconds)
         except ForkServerError:
             # Not the cell's fault, so nothing that a later call may skip.
             raise
@@ -119,29 +127,29 @@ class Runner:
         left = self._time_left.seconds_for_a_run()
         return None if left is None else min(left, seconds)
 
-    def run(self, planned: Planned, seconds: float) -> RunDir:
+    def run(self, planned: Planned, seconds: float) -> Carried:
         """From nothing to the end of the run."""
         if self._server is None:
             run = start_run(planned.spec, planned.prediction, root=self._root)
             wait_for_end(run, seconds)
-            return run
+            return Carried(run=run)
         return self.forked(planned, seconds)
 
-    def forked(self, planned: Planned, seconds: float, *, entry: str = WORKER) -> RunDir:
+    def forked(self, planned: Planned, seconds: float, *, entry: str = WORKER) -> Carried:
         """The same by forking, of whatever carries a run out."""
         if self._server is None:
             raise UsageError("only our own worker can be supervised", fix="leave --supervised out")
         self._build_ops(planned)
         return self._carry_out(self._server, planned, seconds, entry)
 
-    def _carry_out(self, server: ForkServer, planned: Planned, seconds: float, entry: str) -> RunDir:
+    def _carry_out(self, server: ForkServer, planned: Planned, seconds: float, entry: str) -> Carried:
         run = make_run(planned, self._root)
         sampled = _Sampled(run, on_cpu=planned.spec.on_cpu)
         try:
-            server.run(run, seconds=seconds, entry=entry, while_running=sampled)
+            ended = server.run(run, seconds=seconds, entry=entry, while_running=sampled)
         finally:
             sampled.close()
-        return run
+        return Carried(run=run, cut_after_seconds=ended.cut_after_seconds)
 
     def _build_ops(self, planned: Planned) -> None:
         """Have DeepSpeed's ops that a run needs built once, before and outside of its own time.
@@ -158,7 +166,7 @@ class Runner:
             missing = {op for op in ops - self._ops if not op_library(folder, op).exists()}
             if missing:
                 began = time.monotonic()
-                run = self._carry_out(self._server, planned, BUILD_SECONDS, BUILDER)
+                run = self._carry_out(self._server, planned, BUILD_SECONDS, BUILDER).run
                 took = f"{time.monotonic() - began:.1f} s"
                 print(f"{took} to build {', '.join(sorted(missing))}", flush=True)
                 if not all(op_library(folder, op).exists() for op in missing):
@@ -188,14 +196,16 @@ class _Sampled:
         self._events.close()
 
 
-def row_of(planned: Planned, run: RunDir, *, alone: bool, wall_seconds: float) -> Row:
+def row_of(planned: Planned, carried: Carried, *, alone: bool, wall_seconds: float) -> Row:
     """Predicted and measured side by side."""
+    run = carried.run
     state = read_state(run)
     failed = state.status != "completed"
     return {
         "cell": planned.cell,
         "status": state.status,
         "reason": state.ended.reason if state.ended else None,
+        "cut_after_seconds": carried.cut_after_seconds,
         "wall_seconds": round(wall_seconds, 1),
         "alone": alone,
         "gpus": planned.spec.options.gpus,

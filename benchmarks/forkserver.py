@@ -74,9 +74,9 @@ class ForkServer:
         seconds: float,
         entry: str = WORKER,
         while_running: Callable[[dict[int, int]], None] = lambda pids: None,
-    ) -> str:
-        """Carry out a run and wait for its end; its state. `while_running` is called a few times a second
-        with rank to pid."""
+    ) -> Answer:
+        """Carry out a run and wait for its end. `while_running` is called a few times a second with rank
+        to pid."""
         answers: queue.Queue[Answer] = queue.Queue()
         with self._lock:
             self._jobs += 1
@@ -101,7 +101,7 @@ class ForkServer:
                 )
             if answer.what == "ended":
                 del self._waiting[job]
-                return answer.detail
+                return answer
             pids = answer.pids
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ from msgspec import Struct
 from benchmarks.cells import plan
 from benchmarks.rows import Cell, Row
 from benchmarks.session import RESULTS, run_main
-from benchmarks.stats import Interval, bootstrap, percentile
+from benchmarks.stats import BlockTime, Interval, bootstrap, percentile
 from llmtop.presets.resolve import Machine
 from llmtop.profiler.hardware.machine import detect_machine
 from llmtop.profiler.hardware.sampler import Sampler
@@ -56,14 +56,6 @@ _TRIM = 0.1
 _GPU: Cell = {"model": "llama-3.2-1b", "zero": 2, "micro_batch": 4, "seq_len": 1024}
 """About 100 ms a step on an H200."""
 _CPU: Cell = {"model": "tiny-llama-cpu", "zero": 2, "micro_batch": 8, "seq_len": 128, "threads_per_rank": 1}
-
-
-class BlockTime(Struct, frozen=True, kw_only=True):
-    """Seconds a step of one block."""
-
-    wall: float
-    cpu: float
-    """Processor time of all threads: on a machine with other work the steadier of the two."""
 
 
 Round = dict[str, BlockTime]

@@ -1,4 +1,4 @@
-"""The few statistics that the benchmarks print: mean, percentiles, bootstrap intervals."""
+"""The few statistics that the benchmarks print: times, percentiles, bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -24,6 +24,14 @@ class Interval(Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
+
+
+class BlockTime(Struct, frozen=True, kw_only=True):
+    """Seconds a step of one block."""
+
+    wall: float
+    cpu: float
+    """Processor time of all threads: on a machine with other work the steadier of the two."""
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -33,13 +33,14 @@ from benchmarks.session import (
 from benchmarks.stats import bootstrap
 from benchmarks.timeleft import TimeLeft
 from benchmarks.window import tokens_per_second
+from benchmarks.zygote import WORKER
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.resolve import Machine
 from llmtop.profiler.feed import read_state
 from llmtop.profiler.flops import utilisation
 
 OURS, THEIRS = "llmtop", "transformers.Trainer"
-ENTRIES = {OURS: "llmtop.trainer.worker.__main__:main", THEIRS: "benchmarks.hf_trainer:main"}
+ENTRIES = {OURS: WORKER, THEIRS: "benchmarks.hf_trainer:main"}
 ORDER = (OURS, THEIRS, THEIRS, OURS)
 ROUNDS = 3
 GOAL_RATIO = 1.0
@@ -104,18 +105,19 @@ def _timed(cell: Cell, seconds: float, entry: str, run: Runner) -> Row:
     """One run from its start to its rate."""
     try:
         planned = run.plan({**AS_SHIPPED, **cell}, name="throughput")
-        folder = run.forked(planned, seconds, entry=entry)
+        carried = run.forked(planned, seconds, entry=entry)
     except ForkServerError:
         raise
     except LlmtopError as error:
         return {"cell": cell, "status": "refused", "reason": str(error)}
-    state = read_state(folder)
-    rate = tokens_per_second(folder)
+    state = read_state(carried.run)
+    rate = tokens_per_second(carried.run)
     share = utilisation(planned.spec, rate)
     return {
         "cell": cell,
         "status": state.status,
         "reason": state.ended.reason if state.ended and state.status != "completed" else "",
+        "cut_after_seconds": carried.cut_after_seconds,
         "tokens_per_second": rate,
         "device": planned.spec.gpu.name,
         "predicted_tokens_per_second": planned.prediction.tokens_per_second,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 
 from benchmarks.rows import Row
@@ -13,7 +12,6 @@ TOO_LATE = "too late"
 """The status of a row that says nothing: there was no time left when its run could have begun."""
 _OVERTIME_SECONDS = 50.0
 """What was started before the time was up may take so much longer."""
-_CUT = re.compile(r"did not finish within ([\d.]+) s")
 
 
 class TimeLeft:
@@ -32,5 +30,5 @@ class TimeLeft:
 
     def cut(self, row: Row) -> bool:
         """Whether a run was ended, or not begun, for our lack of time and says nothing."""
-        late = _CUT.search(str(row.get("reason")))
-        return row.get("status") == TOO_LATE or (late is not None and float(late[1]) < self._longest)
+        limit: float | None = row.get("cut_after_seconds")
+        return row.get("status") == TOO_LATE or (limit is not None and limit < self._longest)

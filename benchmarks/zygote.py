@@ -64,6 +64,9 @@ class Answer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     job: int = -1
     pids: dict[int, int] = {}
     detail: str = ""
+    """Of `ended` the run's state, else words."""
+    cut_after_seconds: float | None = None
+    """Of `ended`: the order's limit, where nothing but that ended the run."""
 
 
 class _Run:
@@ -79,6 +82,7 @@ class _Run:
         self.exits: list[RankExit] = []
         self.killed: set[int] = set()
         self.waited_for = ""
+        self.out_of_time = False
         self.deadline = time.monotonic() + order.seconds
 
     def start(self, close: tuple[int, ...]) -> dict[int, int]:
@@ -136,6 +140,7 @@ class _Run:
     def lose_patience(self) -> None:
         if self.alive and time.monotonic() >= self.deadline:
             failed = any(exit_.exit_code != 0 for exit_ in self.exits)
+            self.out_of_time = not failed
             late = f"did not finish within {self.order.seconds:g} s"
             self.waited_for = "could not go on without the others" if failed else late
             self.killed.update(self.alive)
@@ -145,8 +150,8 @@ class _Run:
         for pid in self.alive.values():
             _kill_session(pid)
 
-    def end(self) -> str:
-        """Write the last event; its state."""
+    def end(self) -> Answer:
+        """Write the last event, and what is answered."""
         self.progress.poll()
         ended = name_end(
             Story(
@@ -163,7 +168,12 @@ class _Run:
         )
         self.events.write(ended)
         self.events.close()
-        return ended.state
+        return Answer(
+            what="ended",
+            job=self.order.job,
+            detail=ended.state,
+            cut_after_seconds=self.order.seconds if self.out_of_time and not self.progress.failed else None,
+        )
 
 
 class Zygote:
@@ -216,7 +226,7 @@ class Zygote:
             run.lose_patience()
             if not run.alive:
                 self._runs.remove(run)
-                self.answer(Answer(what="ended", job=run.order.job, detail=run.end()))
+                self.answer(run.end())
 
     def _kill_all(self) -> None:
         for run in self._runs:

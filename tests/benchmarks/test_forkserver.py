@@ -59,8 +59,8 @@ def record(run: RunDir, src: str | int) -> list[dict[str, Any]]:
 
 
 def test_a_forked_run_leaves_the_record_of_a_supervised_one(server: ForkServer, tmp_path: Path) -> None:
-    forked = Runner(tmp_path / "forked", MACHINE, Gate(EVERYWHERE), server).run(planned(), 120)
-    supervised = Runner(tmp_path / "supervised", MACHINE, Gate(EVERYWHERE), None).run(planned(), 240)
+    forked = Runner(tmp_path / "forked", MACHINE, Gate(EVERYWHERE), server).run(planned(), 120).run
+    supervised = Runner(tmp_path / "supervised", MACHINE, Gate(EVERYWHERE), None).run(planned(), 240).run
     assert read_state(forked).status == read_state(supervised).status == "completed"
     assert record(forked, 0) == record(supervised, 0)
     kinds = [event["kind"] for event in record(forked, SUPERVISOR)]
@@ -82,7 +82,7 @@ def test_an_op_is_built_once_and_before_the_runs_that_need_it(
     runner = Runner(tmp_path / "runs", MACHINE, Gate(EVERYWHERE), server)
     (extensions / "fused_adam").mkdir(parents=True)
     for _ in range(2):
-        run = runner.forked(planned(), 60, entry="tests.benchmarks.entries:crash")
+        run = runner.forked(planned(), 60, entry="tests.benchmarks.entries:crash").run
         assert read_state(run).status == "failed"
     told = capsys.readouterr().out
     assert told.count("to build fused_adam") == 1
@@ -106,15 +106,17 @@ def test_a_rank_that_takes_too_long_is_killed_with_all_that_it_started(
 ) -> None:
     run = make_run(planned(), tmp_path)
     seen: dict[int, int] = {}
-    state = server.run(run, seconds=3, entry="tests.benchmarks.entries:hang", while_running=seen.update)
-    assert state == "failed" and "did not finish within 3 s" in str(read_state(run).ended)
+    ended = server.run(run, seconds=8, entry="tests.benchmarks.entries:hang", while_running=seen.update)
+    assert ended.detail == "failed" and ended.cut_after_seconds == 8
+    assert "did not finish within 8 s" in str(read_state(run).ended)
     for pid in (seen[0], int((run.path / "left.pid").read_text())):
         assert process_identity(pid) is None
 
 
 def test_a_rank_that_fails_ends_the_run_with_its_reason(server: ForkServer, tmp_path: Path) -> None:
     run = make_run(planned(), tmp_path)
-    assert server.run(run, seconds=60, entry="tests.benchmarks.entries:crash") == "failed"
+    ended = server.run(run, seconds=60, entry="tests.benchmarks.entries:crash")
+    assert ended.detail == "failed" and ended.cut_after_seconds is None
     assert "RuntimeError: no training in" in run.log_path(0).read_text()
 
 
