@@ -14,25 +14,31 @@ from typing import Any
 
 import torch
 from msgspec import Struct
+from msgspec.structs import replace
 
 from benchmarks.cells import Planned, make_run
-from benchmarks.overhead import BlockTime
+from benchmarks.stats import BlockTime
 from llmtop.profiler.eventlog import EventWriter
 from llmtop.profiler.events import Phase
-from llmtop.profiler.probes.training import StepReading, TrainingProbes
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.probes.outside import OutsideProbe
+from llmtop.profiler.probes.training import StepReading
 from llmtop.trainer.supervisor.extensions import extensions_dir
 from llmtop.trainer.supervisor.rankenv import free_port, rank_environment
 from llmtop.trainer.worker.build import build_model
-from llmtop.trainer.worker.callbacks import Callback, StepLog, StepOutcome, StepReporter
-from llmtop.trainer.worker.data import Batches
-from llmtop.trainer.worker.loop import Loop, Probes
+from llmtop.trainer.worker.callbacks import Callback, StepOutcome
+from llmtop.trainer.worker.loop import Probes
 from llmtop.trainer.worker.place import place_from_environment
 from llmtop.trainer.worker.process_group import join_process_group
-from llmtop.trainer.worker.session import build_engine, import_libraries
+from llmtop.trainer.worker.session import (
+    build_engine,
+    import_libraries,
+    make_batches,
+    make_loop,
+    make_probes,
+    make_reports,
+)
 from llmtop.trainer.worker.stages import StageLog
 from llmtop.trainer.worker.stopping import StopRequest
-from llmtop.trainer.worker.tokens import load_tokens
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
@@ -134,7 +140,7 @@ class Bench:
         self._place = place_from_environment()
         self.device = join_process_group(self._place, on_cpu=self.spec.on_cpu)
         self.events = EventWriter(run.events_path(0), self._place.source)
-        self._batches = _batches(run, planned, self._place)
+        self._batches = make_batches(run, self.spec, self._place)
         config = run.deepspeed_config()
         self.engine = build_engine(build_model(self.spec, config, self.device), self.spec, config)
         self._stages = StageLog(self.events)
@@ -148,19 +154,14 @@ class Bench:
     def watched(self, *, classify_every: int) -> Arm:
         """Training as the worker does it: probes, a line in the log of events, a line in the log."""
         self._install(self._bare)
-        options = self.spec.options
-        probes = TrainingProbes(
-            self.engine,
-            device=self.device,
-            vocab_size=self.spec.model.vocab_size,
-            classify_every=classify_every,
-            emit=self.events.write,
+        spec = replace(self.spec, options=replace(self.spec.options, classify_every=classify_every))
+        emit = self.events.write
+        outside = None if spec.on_cpu else OutsideProbe(self._place.local_rank, emit)
+        probes = make_probes(
+            self.engine, spec, self._place, self.device, emit, first_step=self._step + 1, outside=outside
         )
         log = os.open(self.run_dir.log_path(0), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        callbacks = (
-            StepReporter(self.spec, self._place.rank, self.events.write),
-            StepLog(options.steps, self._place.rank, lambda line: _write(log, line)),
-        )
+        callbacks = make_reports(spec, self._place, emit, lambda line: _write(log, line))
         return Arm(probes=probes, callbacks=callbacks, hooks=self._hooks())
 
     def inside_seconds(self, steps: int) -> float:
@@ -183,12 +184,12 @@ class Bench:
     def step_seconds(self, arm: Arm, steps: int) -> BlockTime:
         """Means over a block of `steps`, from an idle device to an idle device."""
         self._install(arm.hooks)
-        loop = Loop(
+        loop = make_loop(
             self.engine,
             self._batches,
-            device=self.device,
-            world_size=1,
-            grad_accum=self.spec.options.grad_accum,
+            self.spec,
+            self._place,
+            self.device,
             probes=arm.probes,
             callbacks=arm.callbacks,
             stages=self._stages,
@@ -226,15 +227,3 @@ class Bench:
 
 def _write(log: int, line: str) -> None:
     os.write(log, f"{line}\n".encode())
-
-
-def _batches(run: RunDir, planned: Planned, place: Any) -> Batches:
-    options = planned.spec.options
-    return Batches(
-        load_tokens(run, planned.spec, place),
-        seq_len=options.seq_len,
-        micro_batch=options.micro_batch,
-        place=place,
-        seed=options.seed,
-        where=options.data,
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -23,10 +24,17 @@ from llmtop.profiler.rundir import RunDir
 from llmtop.trainer.ops import ops_of
 from llmtop.trainer.worker import checkpoint
 from llmtop.trainer.worker.build import DTYPES, build_model, count_parameters, import_model_code
-from llmtop.trainer.worker.callbacks import Checkpointer, StepLog, StepReporter
+from llmtop.trainer.worker.callbacks import (
+    Callback,
+    Checkpointer,
+    Emit,
+    StepLog,
+    StepReporter,
+    write_line,
+)
 from llmtop.trainer.worker.data import Batches
 from llmtop.trainer.worker.kernels import attention_in, liger_kernels_in
-from llmtop.trainer.worker.loop import Loop, LoopEnd
+from llmtop.trainer.worker.loop import Loop, LoopEnd, Probes
 from llmtop.trainer.worker.malloc import EXACT_STEPS, return_freed_memory
 from llmtop.trainer.worker.opbuild import build_ops
 from llmtop.trainer.worker.optimizer import client_optimizer, client_schedule, parameter_groups
@@ -97,7 +105,7 @@ def train_in_group(
     spec, deepspeed_config = run.spec(), run.deepspeed_config()
     options = spec.options
     with stages("data"):
-        batches = _batches(run, spec, place)
+        batches = make_batches(run, spec, place)
     ops = ops_of(deepspeed_config)
     if ops:
         # Before the model: at stage 3 with parameters on NVMe its shards are written as it is made.
@@ -119,29 +127,25 @@ def train_in_group(
     events.write(describe(engine, model))
     # Alike weights came from one seed; dropout must differ between ranks.
     torch.manual_seed(options.seed + 1 + place.rank)
-    probes = TrainingProbes(
+    probes = make_probes(
         engine,
-        device=device,
-        vocab_size=spec.model.vocab_size,
-        classify_every=options.classify_every,
+        spec,
+        place,
+        device,
+        events.write,
+        first_step=first_step,
         heap_free_before_bytes=heap.free_bytes if heap else 0,
-        kernel_step=_kernel_step(options, first_step),
-        records_kernels=place.rank == 0,
         outside=outside,
-        emit=events.write,
     )
-    loop = Loop(
+    checkpointer = Checkpointer(engine, batches, spec, run.checkpoints_dir, events.write)
+    loop = make_loop(
         engine,
         batches,
-        device=device,
-        world_size=place.world_size,
-        grad_accum=options.grad_accum,
+        spec,
+        place,
+        device,
         probes=probes,
-        callbacks=(
-            StepReporter(spec, place.rank, events.write),
-            StepLog(options.steps, place.rank),
-            Checkpointer(engine, batches, spec, run.checkpoints_dir, events.write),
-        ),
+        callbacks=(*make_reports(spec, place, events.write), checkpointer),
         stages=stages,
         stop=stop,
         exact_steps=EXACT_STEPS if spec.on_cpu and return_freed_memory() else 0,
@@ -181,7 +185,7 @@ def describe(engine: Any, model: Any) -> ModelBuilt:
     )
 
 
-def _batches(run: RunDir, spec: RunSpec, place: Place) -> Batches:
+def make_batches(run: RunDir, spec: RunSpec, place: Place) -> Batches:
     options = spec.options
     return Batches(
         load_tokens(run, spec, place),
@@ -190,6 +194,65 @@ def _batches(run: RunDir, spec: RunSpec, place: Place) -> Batches:
         place=place,
         seed=options.seed,
         where=options.data,
+    )
+
+
+def make_probes(
+    engine: Any,
+    spec: RunSpec,
+    place: Place,
+    device: torch.device,
+    emit: Emit,
+    *,
+    first_step: int,
+    heap_free_before_bytes: int = 0,
+    outside: OutsideProbe | None = None,
+) -> TrainingProbes:
+    """What watches a rank that begins at `first_step`."""
+    return TrainingProbes(
+        engine,
+        device=device,
+        vocab_size=spec.model.vocab_size,
+        classify_every=spec.options.classify_every,
+        heap_free_before_bytes=heap_free_before_bytes,
+        kernel_step=_kernel_step(spec.options, first_step),
+        records_kernels=place.rank == 0,
+        outside=outside,
+        emit=emit,
+    )
+
+
+def make_reports(
+    spec: RunSpec, place: Place, emit: Emit, write: Callable[[str], None] = write_line
+) -> tuple[Callback, ...]:
+    """What tells of each step: an event, and now and then a line of the log."""
+    return StepReporter(spec, place.rank, emit), StepLog(spec.options.steps, place.rank, write)
+
+
+def make_loop(
+    engine: Any,
+    batches: Batches,
+    spec: RunSpec,
+    place: Place,
+    device: torch.device,
+    *,
+    probes: Probes,
+    callbacks: Sequence[Callback],
+    stages: StageLog,
+    stop: StopRequest,
+    exact_steps: int = 0,
+) -> Loop:
+    return Loop(
+        engine,
+        batches,
+        device=device,
+        world_size=place.world_size,
+        grad_accum=spec.options.grad_accum,
+        probes=probes,
+        callbacks=callbacks,
+        stages=stages,
+        stop=stop,
+        exact_steps=exact_steps,
     )
 
 
