@@ -6,14 +6,10 @@ from msgspec import Struct
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.events import NvmeMeasured
-from llmtop.profiler.memory.host import max_in_cpu
+from llmtop.profiler.memory.host import GRADIENT_BYTES, STATE_BYTES, max_in_cpu
 from llmtop.profiler.memory.sizes import sizes_of
 from llmtop.profiler.units import format_bytes, format_rate, format_seconds
 
-STATE_BYTES = 12
-"""Of an element: the fp32 master and Adam's two moments, read and written back in each step."""
-GRADIENT_BYTES = 4
-"""Of an element: its fp32 gradient is written at the end of backward and read in the step."""
 PARAM_PASSES = 2
 """Reads of each parameter in a micro-batch: for forward and for backward."""
 
@@ -37,6 +33,7 @@ def nvme_traffic(spec: RunSpec) -> NvmeTraffic:
     options, sizes = spec.options, sizes_of(spec)
     read = write = 0
     if options.offload_optimizer == "nvme":
+        # The states are read and written back, the gradients written and read.
         read += (STATE_BYTES + GRADIENT_BYTES) * sizes.shard
         write += (STATE_BYTES + GRADIENT_BYTES) * sizes.shard
     if options.offload_param == "nvme":

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from llmtop.presets.rules_deepspeed import raw
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import HostBytes
 from llmtop.profiler.memory.sizes import Sizes
 
 RANK_PROCESS_BYTES = 2_100_000_000
 """Resident set of a CUDA rank without offload: libraries and context (H200 runs: 1.9 to 2.1 GiB)."""
+STATE_BYTES = 12
+"""Of an element in a swapped optimizer: the fp32 master and Adam's two moments."""
+GRADIENT_BYTES = 4
+"""Of an element: its fp32 gradient, written at the end of backward and read in the step."""
 NVME_BUFFERS = 4
 """`offload_optimizer.buffer_count` of deepspeed 0.19.8."""
 MAX_IN_CPU = 1_000_000_000
@@ -16,10 +21,8 @@ MAX_IN_CPU = 1_000_000_000
 
 def max_in_cpu(spec: RunSpec) -> int:
     """Elements of a rank's parameters that stay in host memory under `offload_param = nvme`."""
-    block: object = spec.options.deepspeed
-    for name in ("zero_optimization", "offload_param", "max_in_cpu"):
-        block = block.get(name) if isinstance(block, dict) else None
-    return int(block) if isinstance(block, int | float) else MAX_IN_CPU
+    given = raw(spec, "zero_optimization.offload_param.max_in_cpu")
+    return int(given) if isinstance(given, int | float) else MAX_IN_CPU
 
 
 def pinned_block(size_bytes: int) -> int:
@@ -60,7 +63,7 @@ def _offloaded(spec: RunSpec, sizes: Sizes) -> tuple[int, int, int]:
             pageable += 4 * shard
             blocks += [4 * shard, width * shard]
     elif options.offload_optimizer == "nvme":
-        nvme += 16 * shard  # master, moments, and the fp32 gradients on their way to the step
+        nvme += (STATE_BYTES + GRADIENT_BYTES) * shard
         sub_group = min(shard, sizes.zero.sub_group_size)
         blocks += [NVME_BUFFERS * 4 * sub_group, 4 * shard, width * shard]
     if options.offload_param == "cpu":
