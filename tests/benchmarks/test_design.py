@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.cells import plan
-from benchmarks.design import CPU, FLASH_HEAD_DIM, H200, Drawn, Space, counts, design, fits, halton
+from benchmarks.design import CPU, FLASH_HEAD_DIM, H200, Drawn, counts, design, fits, halton
 from benchmarks.rows import key_of
 from llmtop.presets.resolve import Machine
 
@@ -66,10 +66,10 @@ def test_families_heads_and_vocabularies_are_spread(drawn: dict[int, list[Drawn]
     assert len({model.num_heads / model.num_kv_heads for model in models}) >= 3
 
 
-@pytest.mark.parametrize(("space", "gpus"), [(CPU, 1), (CPU, 2), (H200, 2)])
-def test_a_seed_decides(space: Space, gpus: int) -> None:
-    assert design(3, gpus, space) == design(3, gpus, space)
-    assert design(3, gpus, space) != design(4, gpus, space)
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_seed_decides(gpus: int) -> None:
+    assert design(3, gpus, CPU) == design(3, gpus, CPU)
+    assert design(3, gpus, CPU) != design(4, gpus, CPU)
 
 
 @given(prime=st.sampled_from([2, 3, 5, 7, 11, 13]), seed=st.randoms(use_true_random=False))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import time
-from collections.abc import Callable
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,19 +29,13 @@ from tests.worker.launching import (
     tiny_spec,
     wait_for_ranks,
 )
+from tests.worker.signalled_rank import SIGNALLED_STEP
 
 pytestmark = pytest.mark.slow
 
 STEPS = 150
 STAGES = ["import", "process_group", "data", "model", "partition", "first_step"]
 MIB = 1 << 20
-
-
-def wait_until(condition: Callable[[], object], processes: list[subprocess.Popen[bytes]]) -> None:
-    """Wait for something that running ranks write; the suite's time-out bounds it."""
-    while not condition():
-        assert all(process.poll() is None for process in processes), "a rank ended early"
-        time.sleep(0.02)
 
 
 def losses(run: RunDir) -> dict[int, float | None]:
@@ -101,14 +92,13 @@ def test_a_signal_to_one_rank_stops_all_and_a_relaunch_goes_on_exactly(
     straight: RunDir, tmp_path: Path
 ) -> None:
     run = make_run(tmp_path, straight.spec())
-    processes = start_ranks(run)
-    wait_until(lambda: len(losses(run)) >= 5, processes)
-    processes[1].send_signal(signal.SIGTERM)
+    script = Path(__file__).with_name("signalled_rank.py")
+    processes = start_ranks(run, [sys.executable, str(script), str(run.path)])
     assert wait_for_ranks(processes) == [0, 0], log_end(run, 0) + log_end(run, 1)
     ends = [events_of(run, rank, RankFinished)[0] for rank in (0, 1)]
     stopped_at = ends[0].last_step
     assert [(end.reason, end.last_step) for end in ends] == [("stopped", stopped_at)] * 2
-    assert 5 <= stopped_at < STEPS
+    assert stopped_at == SIGNALLED_STEP + 1, "what the ranks agree on at the end of the next step"
     saved = events_of(run, 0, CheckpointSaved)
     assert [event.step for event in saved] == [stopped_at]
     assert Path(saved[0].path).is_dir() and saved[0].size_bytes > 12 * 123_200
