@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pynvml
 
 from llmtop.profiler.events import BaselineMeasured
+from llmtop.profiler.hardware.nvml import visible_device_indices
+from llmtop.profiler.hardware.nvmlcalls import NvmlCalls, text
 from llmtop.profiler.probes.resident import pss_bytes, rss_bytes
 
 
@@ -17,7 +18,7 @@ def device_used_bytes(local_rank: int) -> int | None:
         pynvml.nvmlInit()
         try:
             handle = device_handle(local_rank)
-            return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+            return None if handle is None else int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
@@ -33,10 +34,9 @@ def baseline(*, local_rank: int, device_used_before_bytes: int | None, on_cpu: b
     )
 
 
-def device_handle(local_rank: int, nvml: Any = pynvml) -> Any:
-    """NVML counts all devices, CUDA only those that CUDA_VISIBLE_DEVICES names (by index or UUID)."""
-    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    name = visible[local_rank] if local_rank < len(visible) else str(local_rank)
-    if name.isdigit():
-        return nvml.nvmlDeviceGetHandleByIndex(int(name))
-    return nvml.nvmlDeviceGetHandleByUUID(name)
+def device_handle(local_rank: int, nvml: Any = pynvml) -> Any | None:
+    """NVML counts all devices, CUDA only the visible ones; None for a rank that has none of them."""
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    calls = NvmlCalls(nvml)
+    visible = visible_device_indices([text(calls.ask("nvmlDeviceGetUUID", handle)) for handle in handles])
+    return handles[visible[local_rank]] if local_rank < len(visible) else None

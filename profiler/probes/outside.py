@@ -45,6 +45,8 @@ class OutsideProbe:
             nvml.nvmlInit()
             try:
                 handle = device_handle(self._local_rank, nvml)
+                if handle is None:
+                    return None, None
                 used = int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
                 return used, self._own(handle)
             finally:

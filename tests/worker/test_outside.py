@@ -11,6 +11,11 @@ from llmtop.profiler.probes.outside import OutsideProbe
 from tests.fake_nvml import GIB, FakeGpu, FakeNvml, process
 
 
+@pytest.fixture(autouse=True)
+def every_device_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
 def measured(nvml: FakeNvml) -> OutsideMeasured:
     seen: list[OutsideMeasured] = []
     OutsideProbe(0, seen.append, nvml).measure("context")
@@ -52,6 +57,19 @@ def test_the_visible_device_is_the_one_that_is_read(monkeypatch: pytest.MonkeyPa
     first, second = FakeGpu(), FakeGpu()
     second.used = 77 * GIB
     assert measured(FakeNvml(first, second)).device_used_bytes == 77 * GIB
+
+
+def test_a_device_is_found_by_the_beginning_of_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bb")
+    first, second = FakeGpu(uuid="GPU-aaaa"), FakeGpu(uuid="GPU-bbbb")
+    second.used = 77 * GIB
+    assert measured(FakeNvml(first, second)).device_used_bytes == 77 * GIB
+
+
+def test_a_rank_without_a_device_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    seen = measured(FakeNvml(FakeGpu()))
+    assert (seen.device_used_bytes, seen.process_used_bytes) == (None, None)
 
 
 def test_a_process_that_uses_less_than_the_allocator_holds_is_another_one(
