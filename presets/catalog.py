@@ -18,7 +18,7 @@ from llmtop.presets import option_values
 from llmtop.presets.errors import UsageError, bad_value, nearest
 from llmtop.presets.hf import canonical as hf_canonical
 from llmtop.presets.hf import config as hf_config
-from llmtop.presets.paths import expand_user
+from llmtop.presets.paths import expand_user, is_hub_id, nearest_sibling
 from llmtop.presets.spec import GpuSpec, ModelShape
 from llmtop.presets.toml_file import TomlFile
 
@@ -35,6 +35,13 @@ _MIN_RATE, _MAX_RATE = 1e6, 1e21
 """Per second: outside of these a figure is a slip of the hand."""
 _CAPABILITY = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
+_MODEL_MARKS = {"model_type", "architectures", "text_config"}
+_DEEPSPEED_MARKS = {
+    *("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "fp16", "bf16", "optimizer"),
+    *("gradient_accumulation_steps", "gradient_clipping", "scheduler", "activation_checkpointing"),
+}
+"""Top keys by which a JSON file is told to be one or the other."""
+_JSON_FIX = "of a model: --model {name}; of DeepSpeed: --deepspeed-config {name}"
 _RECIPE_TEXTS = ("description", "goal", "notes", "base")
 
 
@@ -111,6 +118,7 @@ def _unknown(kind: Kind, name: str, why: str = "") -> UsageError:
     names = [known for known in _names(kind) if _NAME.fullmatch(known)]
     lists = f"`llmtop presets {kind}` lists the {word}s"
     other = _of_another_kind(kind, name)
+    other = other or (_of_a_file(name) if kind == "recipes" else None)
     if other:
         why, fix = f"that is {other[0]}", other[1]
     else:
@@ -121,13 +129,35 @@ def _unknown(kind: Kind, name: str, why: str = "") -> UsageError:
 
 def _of_another_kind(kind: Kind, name: str) -> tuple[str, str] | None:
     """What a preset of this name is instead, and how it is given."""
-    if kind != "models" and (_find("models", name) or name.endswith(".json")):
+    if kind != "models" and _find("models", name):
         return "a model", f"--model {name}"
     if kind != "gpus" and _find("gpus", name):
         return "a GPU", f"--gpu {name}"
     if kind != "recipes" and _find("recipes", name):
         return "a recipe", f"llmtop plan {name}"
     return None
+
+
+def _of_a_file(name: str) -> tuple[str, str] | None:
+    """What a file or folder in the place of a recipe is, and how it is given."""
+    path = Path(expand_user(name))
+    if os.path.isdir(path):  # noqa: PTH112
+        return "a folder", f"--model {name}" if (
+            path / "config.json"
+        ).is_file() else "a recipe is a TOML file"
+    if not os.path.isfile(path):  # noqa: PTH113
+        return ("a file that is not here", _JSON_FIX.format(name=name)) if path.suffix == ".json" else None
+    if path.suffix.lower() != ".json":
+        return (
+            "a file of another kind",
+            "a recipe is a TOML file (llmtop presets recipes lists the built-in ones)",
+        )
+    config = hf_config.read_file(path)
+    if config.keys() & _MODEL_MARKS:
+        return "a model", f"--model {name}"
+    if config.keys() & _DEEPSPEED_MARKS:
+        return "a DeepSpeed configuration", f"--deepspeed-config {name}, with --model"
+    return "a JSON file of neither a model nor DeepSpeed", "a recipe is a TOML file"
 
 
 def entries(kind: Kind) -> tuple[PresetEntry, ...]:
@@ -176,13 +206,28 @@ def load_model(ref: str) -> LoadedModel:
         return _model_folder(Path(expanded))
     if os.path.exists(expanded):  # noqa: PTH110
         return _model_file(Path(expanded))
+    if is_hub_id(ref):
+        raise _on_the_hub(ref)
     if looks_like_path:
         raise UsageError(
             f"{ref[:200]}: no such file or folder",
             why="a model with a slash or a .json ending is looked up as a path",
-            fix="give a config.json, a folder that holds one, or the name of a model preset",
+            fix=f"did you mean {guess}?"
+            if (guess := nearest_sibling(Path(expanded)))
+            else "give a config.json, a folder that holds one, or the name of a model preset",
         )
     raise _unknown("models", ref, why="and no file or folder of that name is here")
+
+
+def _on_the_hub(ref: str) -> UsageError:
+    name = ref.rpartition("/")[2]
+    preset = nearest(name, _names("models"))
+    shape = f"; --model {preset} is a preset of its shape, without weights" if preset else ""
+    return UsageError(
+        f"{ref[:200]}: no such file or folder",
+        why="it reads like a model on the Hugging Face Hub, and nothing is downloaded from there",
+        fix=f"hf download {ref} --local-dir {name}, then --model {name}{shape}",
+    )
 
 
 def _model_preset(path: Path) -> LoadedModel:
@@ -207,7 +252,8 @@ def _model_folder(folder: Path) -> LoadedModel:
             f"{folder}: holds no config.json", fix="give the folder that a model was saved to, or a preset"
         )
     config = hf_config.read_file(path)
-    has_weights = any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
+    hf_canonical.canonical(config, str(path))  # an architecture that is not known is the first thing to tell
+    has_weights = holds_weights(folder)
     if has_weights and not hf_canonical.is_plain(config):
         raise UsageError(
             f"{folder}: its weights are not those of a plain language model",
@@ -224,6 +270,10 @@ def _model_folder(folder: Path) -> LoadedModel:
         )
     weights_dir = str(folder.resolve()) if has_weights else None
     return _loaded(config, name=folder.resolve().name, source=path, weights_dir=weights_dir)
+
+
+def holds_weights(folder: Path) -> bool:
+    return any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
 
 
 def _loaded(config: dict[str, Any], *, name: str, source: Path, weights_dir: str | None) -> LoadedModel:

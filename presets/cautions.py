@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from llmtop.presets.no_effect import idle_keys
 from llmtop.presets.paths import expand_user
 from llmtop.presets.spec import RunSpec
 
@@ -15,9 +16,9 @@ MOST_GPUS_A_NODE = 8
 """What common machines have; a larger number is more often that of a whole cluster."""
 
 
-def cautions(spec: RunSpec) -> tuple[str, ...]:
-    """One sentence each; none for nearly every run."""
-    return (*_positions(spec), *_nodes(spec), *_missing(spec))
+def cautions(spec: RunSpec, *, launching: bool = False) -> tuple[str, ...]:
+    """One sentence each; none for nearly every run. A launch refuses what is missing by itself."""
+    return (*_positions(spec), *_nodes(spec), *_idle(spec), *(() if launching else _missing(spec)))
 
 
 def _positions(spec: RunSpec) -> Iterator[str]:
@@ -39,6 +40,11 @@ def _nodes(spec: RunSpec) -> Iterator[str]:
         f"{options.gpus} GPUs are taken to be in one node, linked as those of one machine"
         + (spread if options.gpus % nodes == 0 else "")
     )
+
+
+def _idle(spec: RunSpec) -> Iterator[str]:
+    for idle in idle_keys(spec.options.deepspeed, nodes=spec.options.nodes):
+        yield f"deepspeed.{idle.path} has no effect here: {idle.why}; {idle.instead}"
 
 
 def _missing(spec: RunSpec) -> Iterator[str]:

@@ -7,7 +7,7 @@ traceback and ends with its exit code. Anything else that is raised is a bug and
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 
 
@@ -65,28 +65,74 @@ class OutOfMemoryError(LlmtopError):
     exit_code = ExitCode.OUT_OF_MEMORY
 
 
+_SLIP, _CLOSE = 0.85, 0.75
+"""Likeness of a word with a letter or two wrong, and of one that may be; below, words are alike by chance."""
+_CLOSE_SHORT, _SHORT = 0.65, 4
+"""For words of few letters, of which one is a large part: gpu and cpu."""
+_SHORTEST_START = 3
+_MOST_NAMED = 12
+
+
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that `word` was most likely meant to be, or None when none is close."""
-    known = list(candidates)
-    folded = {c.lower().replace("_", "-"): c for c in known}
-    hit = difflib.get_close_matches(word.lower().replace("_", "-"), list(folded), n=1, cutoff=0.6)
-    return folded[hit[0]] if hit else None
+    """The candidate that `word` was most likely meant to be, or None when none is close.
+
+    Besides slips of the hand: `h200-141gb` is h200 with more said, `flash` the beginning of
+    flash_attention_2, `4090` the end of rtx-4090, `fa2` initials.
+    """
+    folded = {_folded(known): known for known in candidates}
+    wanted = _folded(word)
+    found = (
+        _close(wanted, folded, _SLIP)
+        or max((name for name in folded if _is_part(name, wanted, wanted.startswith)), key=len, default="")
+        or min((name for name in folded if _is_begun(name, wanted)), key=len, default="")
+        or min((name for name in folded if _is_part(wanted, name, name.endswith)), key=len, default="")
+        or next((name for name in folded if _is_initials(wanted, name)), "")
+        or _close(wanted, folded, _CLOSE_SHORT if len(wanted) <= _SHORT else _CLOSE)
+    )
+    return folded[found] if found else None
 
 
-def unknown_key(where: str, key: str, known: Iterable[str]) -> UsageError:
-    """The error for a key that nothing reads, naming the file or option and the nearest known key."""
+def _folded(word: str) -> str:
+    return word.lower().replace("_", "-")
+
+
+def _close(word: str, names: Iterable[str], cutoff: float) -> str:
+    return next(iter(difflib.get_close_matches(word, list(names), n=1, cutoff=cutoff)), "")
+
+
+def _is_part(part: str, whole: str, stands: Callable[[str], bool]) -> bool:
+    """Whether it stands at that end of the whole, up to a mark."""
+    marked = (part + "-", part + ".", "-" + part, "." + part)
+    return len(part) >= _SHORTEST_START and (part == whole or any(map(stands, marked)))
+
+
+def _is_begun(name: str, start: str) -> bool:
+    return len(start) >= _SHORTEST_START and name.startswith(start)
+
+
+def _is_initials(word: str, name: str) -> bool:
+    """Two letters are too few: `lr` is not lora_rank."""
+    return len(word) >= _SHORTEST_START and word == "".join(part[:1] for part in name.split("-"))
+
+
+def unknown_key(where: str, key: str, known: Iterable[str], *, otherwise: str = "") -> UsageError:
+    """The error for a key that nothing reads, naming the file or option and the nearest known key.
+
+    `otherwise` says where the keys are listed, where there are too many to name.
+    """
     names = sorted(known)
     guess = nearest(key, names)
-    return UsageError(
-        f"{where}: unknown key '{key}'",
-        fix=f"did you mean '{guess}'?" if guess else f"known keys: {', '.join(names)}",
-    )
+    listed = otherwise if otherwise and len(names) > _MOST_NAMED else f"known keys: {', '.join(names)}"
+    return UsageError(f"{where}: unknown key '{key}'", fix=f"did you mean '{guess}'?" if guess else listed)
 
 
 def bad_value(
-    where: str, key: str, value: object, expected: str, candidates: Iterable[str] = ()
+    where: str, key: str, value: object, expected: str, candidates: Iterable[str] = (), fix: str = ""
 ) -> UsageError:
-    """The error for a value that a key cannot take, naming the nearest valid one where there is one."""
+    """The error for a value that a key cannot take, naming the nearest valid one where there is one.
+
+    `fix` is what else to do.
+    """
     guess = nearest(str(value), candidates)
-    fix = f"did you mean '{guess}'?" if guess else f"use {expected}"
+    fix = f"did you mean '{guess}'?" if guess else fix or f"use {expected}"
     return UsageError(f"{where}: {key} = {value!r} is not valid", why=f"{key} takes {expected}", fix=fix)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from llmtop.presets.catalog import holds_weights
 from llmtop.presets.paths import expand_user
 from llmtop.presets.spec import RunSpec
 
@@ -27,6 +28,17 @@ def inputs(spec: RunSpec) -> Inputs:
     return Inputs(weights=_weights(spec), data=_data(spec), tokenizer=_tokenizer(spec))
 
 
+def brief_inputs(spec: RunSpec) -> Inputs:
+    """The same for little room: without what else there could be."""
+    full = inputs(spec)
+    made = full.tokenizer.startswith(("bytes ", "made "))
+    return Inputs(
+        weights=full.weights if spec.weights_dir else "random (real ones: folder)",
+        data=spec.options.data,
+        tokenizer=full.tokenizer.partition(" (")[0] if made else full.tokenizer,
+    )
+
+
 def holds_tokenizer(folder: Path) -> bool:
     return folder.is_dir() and any((folder / name).is_file() for name in TOKENIZER_FILES)
 
@@ -43,6 +55,8 @@ def _weights(spec: RunSpec) -> str:
     if spec.weights_dir is not None:
         return f"from {spec.weights_dir}"
     source = Path(spec.model_source)
+    if source.suffix != ".toml" and holds_weights(source.parent):
+        return f"random (those beside {source.name} are not read; for them --model {source.parent})"
     what = "the preset has none" if source.suffix == ".toml" else f"there are none with {source.name}"
     return f"random ({what}; for real ones --model FOLDER with config.json and safetensors)"
 

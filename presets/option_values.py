@@ -25,6 +25,8 @@ MAX_INTEGER = 10**12
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _PATHS = ("model", "nvme_path", "data", "tokenizer", "deepspeed_config")
 _NOTHING = ("none", "null")
+_THOUSANDS = re.compile(r"(\d{1,6})\s*([km])", re.IGNORECASE)
+_LISTED = "llmtop plan --help lists the options; a key of DeepSpeed goes below deepspeed, as deepspeed.KEY"
 _SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -38,13 +40,14 @@ def check(key: str, value: Any, where: str, *, extra_keys: Iterable[str] = ()) -
     """The value as the option's type has it; raises UsageError for an unknown key or a wrong value."""
     wanted = field_types().get(key)
     if wanted is None:
-        raise unknown_key(where, key, [*field_types(), *extra_keys])
+        raise unknown_key(where, key, [*field_types(), *extra_keys], otherwise=_LISTED)
     if key == "deepspeed":
         return check_raw(value, where)
     try:
         converted = msgspec.convert(value, wanted)
     except msgspec.ValidationError as error:
-        raise bad_value(where, key, value, expected(wanted), _choices(wanted)) from error
+        spelt_out = _spelt_out(value) if _base_type(wanted)[0] is int else ""
+        raise bad_value(where, key, value, expected(wanted), _choices(wanted), spelt_out) from error
     too_big = type(converted) is int and converted > MAX_INTEGER
     if too_big or (isinstance(converted, float) and not math.isfinite(converted)):
         raise bad_value(where, key, value, f"{expected(wanted)}, within reason")
@@ -63,7 +66,7 @@ def parse(key: str, text: str, where: str) -> Any:
     """The value that a text from a command line means for an option."""
     wanted = field_types().get(key)
     if wanted is None:
-        raise unknown_key(where, key, field_types())
+        raise unknown_key(where, key, field_types(), otherwise=_LISTED)
     base, optional = _base_type(wanted)
     if optional and text.lower() in _NOTHING:
         return None
@@ -125,6 +128,15 @@ def _number(text: str, *, whole: bool) -> Any:
             return int(text)
         return int(value) if math.isfinite(value) and value.is_integer() else text
     return value
+
+
+def _spelt_out(value: Any) -> str:
+    """What to write for 4k."""
+    match = _THOUSANDS.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return ""
+    count, power = int(match.group(1)), 1 if match.group(2).lower() == "k" else 2
+    return f"write it out: {count * 1024**power} or {count * 1000**power}"
 
 
 def raw_value(text: str) -> Any:

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
+
+from llmtop.presets.errors import nearest
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def expand_user(text: str) -> str:
@@ -11,3 +17,24 @@ def expand_user(text: str) -> str:
     `Path.expanduser` raises for such a name, and `Path` itself turns an empty text into the current folder.
     """
     return os.path.expanduser(text)  # noqa: PTH111
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether it is written like a model's name on the Hugging Face Hub, and nothing here has that name."""
+    named_so = _HUB_ID.fullmatch(text) is not None and not text.endswith(".json")
+    return named_so and not os.path.exists(text)  # noqa: PTH110
+
+
+def nearest_sibling(path: Path) -> Path | None:
+    """What `path`, which does not exist, was likely meant to be: endings alike say nothing, names do."""
+    try:
+        names = sorted(entry.name for entry in path.parent.iterdir())
+    except OSError:
+        return None
+    alike = [name for name in names if Path(name).suffix == path.suffix]
+    for known in (alike, names):
+        stems = {Path(name).stem: name for name in known}
+        guess = nearest(path.stem, stems)
+        if guess is not None:
+            return path.parent / stems[guess]
+    return None

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from llmtop.presets import catalog, option_values, rules, zero
-from llmtop.presets.errors import UsageError, unknown_key
+from llmtop.presets.errors import UsageError, nearest
 from llmtop.presets.spec import GpuSpec, ModelShape, Provenance, RunOptions, RunSpec, ValueSource
 
 _STRENGTH = {source: rank for rank, source in enumerate(ValueSource)}
@@ -114,7 +114,12 @@ def _dotted(where: str, keys: list[str]) -> UsageError:
         )
     if keys[0] in option_values.field_types():
         return UsageError(f"{where}: {keys[0]} has no keys below it", fix=f"--set {keys[0]}=VALUE")
-    return unknown_key(where, keys[0], option_values.field_types())
+    below = keys[1:] if nearest(keys[0], ["deepspeed"]) else keys
+    return UsageError(
+        f"{where}: unknown key '{keys[0]}'",
+        why="only deepspeed has keys below it",
+        fix=f"did you mean 'deepspeed.{'.'.join(below)}'?",
+    )
 
 
 def _merge(layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str, Provenance]]:

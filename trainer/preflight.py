@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from llmtop.presets.errors import UsageError, nearest
 from llmtop.presets.inputs import TOKENIZER_FILES, holds_tokenizer
-from llmtop.presets.paths import expand_user
+from llmtop.presets.paths import expand_user, nearest_sibling
 from llmtop.presets.rules_deepspeed import raw
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.hardware.disk import (
@@ -282,11 +282,10 @@ def _build(spec: RunSpec) -> None:
 
 def _readable(path: Path, option: str) -> None:
     if not path.exists():
-        siblings = [entry.name for entry in _entries(path.parent)]
-        guess = nearest(path.name, siblings)
+        guess = nearest_sibling(path)
         raise UsageError(
             f"{option} {path} does not exist",
-            fix=f"did you mean {path.parent / guess}?" if guess else "give an existing file or folder",
+            fix=f"did you mean {guess}?" if guess else "give an existing file or folder",
         )
     if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
         raise UsageError(f"{option} {path} is not readable", fix=f"change its permissions: chmod u+r {path}")
@@ -329,10 +328,3 @@ def _drive(path: Path, needed_bytes: int) -> None:
 
 def _is_saved_dataset(path: Path) -> bool:
     return path.is_dir() and any((path / name).is_file() for name in _DATASETS_MARKERS)
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []

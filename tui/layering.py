@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtop.presets.errors import UsageError
-from llmtop.presets.paths import expand_user
+from llmtop.presets.paths import expand_user, is_hub_id
 from llmtop.presets.resolve import Layer, Machine
 from llmtop.presets.spec import RunSpec, ValueSource
 
@@ -24,6 +24,7 @@ def absolute(key: str, value: Any) -> Any:
     if not isinstance(value, str) or value in _NO_PATHS or value.startswith("builtin:"):
         return value
     is_path = key in _PATHS or (key == "model" and ("/" in value or value.endswith(".json")))
+    is_path = is_path and not (key == "model" and is_hub_id(value))  # told by that name
     return str(Path(expand_user(value)).absolute()) if is_path else value
 
 

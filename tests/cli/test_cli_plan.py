@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,8 @@ def test_presets_of_an_unknown_kind(llmtop: Llmtop) -> None:
     answer = llmtop("presets", "model")
     assert answer.code == ExitCode.USAGE
     assert "did you mean 'models'?" in answer.err
+    named = llmtop("presets", "llama-3.1-8b")
+    assert named.code == ExitCode.USAGE and "llmtop presets models llama-3.1-8b" in named.err
 
 
 @pytest.mark.parametrize("words", [("cpu-demo",), LLAMA, ("zero3-offload", "--gpu", "h200")])
@@ -293,3 +296,13 @@ def test_values_are_written_as_they_are_typed(llmtop: Llmtop) -> None:
     assert "gradient_checkpointing true" in one_line(text) and "learning_rate 1e-5" in one_line(text)
     assert output.value_text(None) == "none" and output.value_text(2e8) == "200000000"
     assert output.value_text(1e-05) == "1e-5" and output.value_text(0.1) == "0.1"
+
+
+def test_weights_beside_a_configuration_are_not_said_to_be_none(llmtop: Llmtop, tmp_path: Path) -> None:
+    shape = {"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 2, "vocab_size": 300, "n_positions": 64}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    alone = llmtop("plan", "--model", str(tmp_path / "config.json"), "--gpu", "h200")
+    assert "there are none with config.json" in one_line(alone.out)
+    (tmp_path / "model.safetensors").touch()
+    beside = llmtop("plan", "--model", str(tmp_path / "config.json"), "--gpu", "h200")
+    assert f"not read; for them --model {tmp_path})" in one_line(beside.out)

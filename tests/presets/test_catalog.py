@@ -401,7 +401,11 @@ def test_a_recipe_needs_no_description(mine: Path) -> None:
     [
         (catalog.load_recipe, "llama-3.1-8b", "--model llama-3.1-8b"),
         (catalog.load_recipe, "h200", "--gpu h200"),
-        (catalog.load_recipe, "some/config.json", "--model some/config.json"),
+        (
+            catalog.load_recipe,
+            "some/config.json",
+            "of a model: --model some/config.json; of DeepSpeed: --deepspeed-config some/config.json",
+        ),
         (catalog.load_model, "cpu-demo", "llmtop plan cpu-demo"),
         (catalog.load_gpu, "gpt2", "--model gpt2"),
     ],
@@ -416,3 +420,37 @@ def test_an_unknown_family_gets_the_list_of_all(family: str, tmp_path: Path) -> 
     fix = refused(catalog.load_model, str(tmp_path)).fix
     assert ("did you mean 'llama'?" in fix) == (family == "lama")
     assert "granite" in fix and "qwen3" in fix
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("ds.json", '{"zero_optimization": {"stage": 2}}', "--deepspeed-config"),
+        ("config.json", '{"model_type": "llama"}', "--model"),
+        ("other.json", '{"some": 1}', "neither a model nor DeepSpeed"),
+        ("README.md", "# text", "a recipe is a TOML file"),
+    ],
+)
+def test_a_file_in_the_place_of_a_recipe_is_told_by_what_it_holds(
+    name: str, text: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        catalog.load_recipe(name)
+    assert told in str(caught.value)
+
+
+def test_a_name_of_the_hub_is_told_as_one() -> None:
+    with pytest.raises(UsageError) as caught:
+        catalog.load_model("meta-llama/Llama-3.1-8B")
+    told = str(caught.value)
+    assert "nothing is downloaded" in told and "hf download meta-llama/Llama-3.1-8B" in told
+    assert "--model llama-3.1-8b is a preset" in told
+
+
+def test_an_unknown_architecture_is_told_before_its_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba9"}')
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(UsageError, match="'mamba9' is not known"):
+        catalog.load_model(str(tmp_path))

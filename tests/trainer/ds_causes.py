@@ -488,7 +488,7 @@ CAUSES: dict[str, tuple[Any, str, str, bool]] = {
     "OneBitAdam": ({**zero(), "optimizer": {"type": "OneBitAdam"}}, "optimizer.type", "removed", True),
     "Lion": ({**zero(), "optimizer": {"type": "Lion"}}, "optimizer.type", "llmtop", True),
     "bitsandbytes": ({**zero(), "optimizer": {"type": "AdamW8bit"}}, "optimizer.type", "adamw_8bit", True),
-    "FusedAdam": ({**zero(), "optimizer": {"type": "FusedAdam"}}, "optimizer.type", "did you mean", True),
+    "FusedAdam": ({**zero(), "optimizer": {"type": "FusedAdam"}}, "optimizer.type", 'use "AdamW"', True),
     "norm in the optimizer": (
         adam(max_grad_norm=1.0),
         "optimizer.params.max_grad_norm",

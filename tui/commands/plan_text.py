@@ -159,9 +159,9 @@ def _cell(value: int | None, unit: int) -> str:
     return "" if value is None else f"{value / unit:.2f}"
 
 
-def caution_lines(spec: RunSpec, width: int = WIDTH) -> Iterator[str]:
+def caution_lines(spec: RunSpec, width: int = WIDTH, *, launching: bool = False) -> Iterator[str]:
     """What is not wrong, and likely not meant."""
-    for caution in cautions(spec):
+    for caution in cautions(spec, launching=launching):
         yield from wrapped(caution, "note: ", width)
 
 

@@ -71,6 +71,13 @@ def run(args: argparse.Namespace) -> ExitCode:
 def _kind(word: str) -> Kind:
     if word in KINDS:
         return word
+    of_kind = next((kind for kind in KINDS if catalog.has(kind, word)), None)
+    if of_kind is not None:
+        raise UsageError(
+            f"presets: there is no kind of preset called '{word}'",
+            why=f"it is the name of one of the {of_kind}",
+            fix=f"llmtop presets {of_kind} {word}",
+        )
     guess = nearest(word, KINDS)
     raise UsageError(
         f"presets: there is no kind of preset called '{word}'",

@@ -29,8 +29,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     spec = options.resolve_run(args)
     prediction = predict_with_suggestions(spec)
     width = stderr_width() or WIDTH
-    told = (verdict_line(spec, prediction), *caution_lines(spec, width), *input_lines(spec, width))
-    tell("\n".join(told))
+    notes = caution_lines(spec, width, launching=True)
+    tell("\n".join((verdict_line(spec, prediction), *notes, *input_lines(spec, width))))
     if not args.force:
         require_fit(spec, prediction)
     launched = launch.start_run(spec, prediction)
