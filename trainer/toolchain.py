@@ -14,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from msgspec import Struct
@@ -70,20 +71,22 @@ def toolkit(environment: Mapping[str, str], *, root: Path = _TOOLKITS) -> Toolki
     """As torch looks for it: CUDA_HOME, CUDA_PATH, nvcc on PATH, /usr/local/cuda."""
     chosen = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
     if chosen:
-        return Toolkit(home=chosen, release=_nvcc_release(Path(chosen)), chosen=True)
+        return Toolkit(home=chosen, release=_nvcc_release(Path(chosen), environment), chosen=True)
     nvcc = shutil.which("nvcc", path=environment.get("PATH"))
     home = Path(nvcc).parent.parent if nvcc else root / "cuda"
     if nvcc is None and not home.exists():
         return None
-    return Toolkit(home=str(home), release=_nvcc_release(home), chosen=False)
+    return Toolkit(home=str(home), release=_nvcc_release(home, environment), chosen=False)
 
 
-def other_toolkit(torch_version: str, *, root: Path = _TOOLKITS) -> Toolkit | None:
+def other_toolkit(
+    environment: Mapping[str, str], torch_version: str, *, root: Path = _TOOLKITS
+) -> Toolkit | None:
     """An installed toolkit of torch's own CUDA release, else one of its major version."""
     wanted = release(torch_version)
     found = []
     for home in sorted(root.glob("cuda-*")):
-        number = _nvcc_release(home)
+        number = _nvcc_release(home, environment)
         if number is not None and wanted is not None and number[0] == wanted[0]:
             found.append(Toolkit(home=str(home), release=number, chosen=False))
     return max(found, key=lambda kit: (kit.release == wanted, kit.release or (0, 0)), default=None)
@@ -153,7 +156,10 @@ def triton_cache(environment: Mapping[str, str]) -> Path:
 def mended(
     environment: Mapping[str, str], torch_version: str | None, *, root: Path = _TOOLKITS
 ) -> dict[str, str]:
-    """The environment with what can be put right without asking. What the user has chosen stays."""
+    """The environment with what can be put right without asking. What the user has chosen stays.
+
+    Without a `torch_version` for CUDA nothing is compiled by nvcc or Triton.
+    """
     changed = dict(environment)
     folder = ninja_folder(environment)
     if folder is not None:
@@ -163,8 +169,8 @@ def mended(
     if torch_version is not None:
         _choose_toolkit(changed, torch_version, root)
         _choose_compiler(changed, root)
-    if TRITON_CACHE not in environment and why_not_writable(triton_cache(environment)):
-        changed[TRITON_CACHE] = str(extensions_dir(environment) / "triton")
+        if TRITON_CACHE not in environment and why_not_writable(triton_cache(environment)):
+            changed[TRITON_CACHE] = str(extensions_dir(environment) / "triton")
     return changed
 
 
@@ -211,7 +217,7 @@ def _choose_toolkit(environment: dict[str, str], torch_version: str, root: Path)
     kit = toolkit(environment, root=root)
     if (kit is not None and kit.chosen) or fits_torch(kit, torch_version):
         return
-    other = other_toolkit(torch_version, root=root)
+    other = other_toolkit(environment, torch_version, root=root)
     if other is not None:
         environment["CUDA_HOME"] = other.home
 
@@ -299,8 +305,21 @@ def _prebuilt(op: Op) -> bool:
     return any((Path(found.origin).parent / "ops").glob(f"{op.prebuilt}*.so"))
 
 
-def _nvcc_release(home: Path) -> tuple[int, int] | None:
-    text = _output([str(home / "bin" / "nvcc"), "--version"], os.environ)
+def _nvcc_release(home: Path, environment: Mapping[str, str]) -> tuple[int, int] | None:
+    nvcc = home / "bin" / "nvcc"
+    try:
+        file = nvcc.stat()
+    except OSError:
+        return None
+    return _release_told(str(nvcc), (file.st_mtime_ns, file.st_size), tuple(sorted(environment.items())))
+
+
+@lru_cache(maxsize=16)
+def _release_told(
+    nvcc: str, _file: tuple[int, int], environment: tuple[tuple[str, str], ...]
+) -> tuple[int, int] | None:
+    """What one file says in one environment is asked once: a launch needs it many times."""
+    text = _output([nvcc, "--version"], dict(environment))
     match = re.search(r"release (\d+)\.(\d+)", text or "")
     return (int(match.group(1)), int(match.group(2))) if match else None
 

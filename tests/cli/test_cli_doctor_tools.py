@@ -79,10 +79,10 @@ def test_another_toolkit_that_ranks_will_use(
     bin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool(tmp_path / "cuda" / "bin" / "nvcc", "echo 'Cuda compilation tools, release 12.4, V12.4.1'")
-    monkeypatch.setattr(software, "other_toolkit", lambda _version: None)
+    monkeypatch.setattr(software, "other_toolkit", lambda _environment, _version: None)
     assert "CUDA 13.0 toolkit" in look()["nvcc"].mend
     other = toolchain.Toolkit(home="/usr/local/cuda-13.0", release=(13, 0), chosen=False)
-    monkeypatch.setattr(software, "other_toolkit", lambda _version: other)
+    monkeypatch.setattr(software, "other_toolkit", lambda _environment, _version: other)
     check = look()["nvcc"]
     assert check.status == "warn" and "CUDA_HOME=/usr/local/cuda-13.0" in check.mend, "the user chose one"
     monkeypatch.delenv("CUDA_HOME")

@@ -87,6 +87,17 @@ def test_without_nvcc_the_toolkit_is_named(machine: Machine) -> None:
     assert machine.problem(FUSED_ADAM, cuda=None) is None, "a CPU build of torch compiles without it"
 
 
+def test_nvcc_is_asked_once_in_an_environment_and_in_that_environment(machine: Machine) -> None:
+    nvcc, asked = machine.toolkits / "cuda" / "bin" / "nvcc", machine.home / "asked"
+    machine.tool(nvcc, f'echo >> {asked}; echo "release $SAID, V$SAID"')
+    machine.environment["SAID"] = "13.0"
+    assert machine.problem(FUSED_ADAM) is None
+    assert asked.read_text() == "\n"
+    machine.environment["SAID"] = "12.4"
+    problem = machine.problem(FUSED_ADAM)
+    assert problem is not None and "is CUDA 12.4" in problem.what
+
+
 def test_a_toolkit_of_another_major_version(machine: Machine) -> None:
     machine.nvcc("cuda", "12.4")
     problem = machine.problem(FUSED_ADAM)
@@ -163,6 +174,7 @@ def test_a_triton_cache_that_cannot_be_written_is_moved(machine: Machine) -> Non
     (machine.home / ".triton").touch()
     moved = machine.mended()["TRITON_CACHE_DIR"]
     assert why_not_writable(Path(moved)) is None
+    assert "TRITON_CACHE_DIR" not in machine.mended(cuda=None), "nothing compiles with Triton on the CPU"
     machine.environment["TRITON_CACHE_DIR"] = str(machine.home / ".triton" / "own")
     assert machine.mended()["TRITON_CACHE_DIR"] == machine.environment["TRITON_CACHE_DIR"]
 

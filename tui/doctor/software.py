@@ -170,7 +170,7 @@ def _nvcc(machine: Machine) -> Check:
         )
     if kit is not None and fits_torch(kit, machine.torch_cuda):
         return Check(name=name, status="ok", found=found)
-    other = other_toolkit(machine.torch_cuda)
+    other = other_toolkit(os.environ, machine.torch_cuda)
     if other is not None and not (kit and kit.chosen):
         return Check(
             name=name, status="ok", found=f"ranks will use CUDA {_dotted(other.release)} in {other.home}"
