@@ -19,6 +19,7 @@ from llmtop.tui.commands import stop
 from llmtop.tui.commands.follow import QUIET_SECONDS, Narrator
 from tests.cli.conftest import Llmtop
 from tests.recorded import make_recorded_run
+from tests.recorded_spec import recorded_spec
 
 
 @pytest.fixture
@@ -190,7 +191,7 @@ def test_report_json_has_predicted_and_actual_by_component(llmtop: Llmtop, compl
 
 
 def test_the_narrator_says_each_thing_once() -> None:
-    narrator = Narrator(total_steps=100)
+    narrator = Narrator(recorded_spec(steps=100))
 
     def told(state: RunState, now: float) -> list[str]:
         return list(narrator.lines(state, now))

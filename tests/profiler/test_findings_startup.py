@@ -132,8 +132,7 @@ def test_a_step_that_is_bound_by_the_drive(seconds: float | None, bound: bool) -
 
 
 def test_whoever_follows_a_run_hears_what_a_long_stage_does() -> None:
-    spec = recorded_spec("cuda", zero=2)
-    narrator = Narrator(60, spec)
+    narrator = Narrator(recorded_spec("cuda", zero=2))
     state = state_of(began("weights", 0), began("weights", 1))
     assert list(narrator.lines(state, 0.0)) == ["starting: weights"]
     assert list(narrator.lines(state, 5.0)) == []
@@ -144,3 +143,12 @@ def test_whoever_follows_a_run_hears_what_a_long_stage_does() -> None:
     (line,) = narrator.lines(fold(state, read), 11.0)
     assert "25%" in line
     assert list(narrator.lines(fold(state, read), 12.0)) == []
+
+
+def test_whoever_follows_a_run_hears_of_the_memory_that_is_pinned() -> None:
+    spec = recorded_spec("cuda", zero=2, offload_optimizer="cpu")
+    narrator = Narrator(spec, msgspec.structs.replace(recorded_prediction(spec), pinned_bytes=16 * GB))
+    state = state_of(began("partition", 0), began("partition", 1))
+    assert list(narrator.lines(state, 0.0)) == ["starting: partition"]
+    (line,) = narrator.lines(state, 11.0)
+    assert "of host memory locked" in line

@@ -27,7 +27,7 @@ def test_the_drive_is_measured_and_the_estimate_recorded(tmp_path: Path) -> None
     assert measured.step_seconds is not None and measured.step_seconds > 0
     assert measured.step_read_bytes > 0 and measured.file_system
     assert list((tmp_path / "drive").iterdir()) == []
-    (line,) = Narrator(60).lines(fold(RunState(), [measured]), 0.0)
+    (line,) = Narrator(run.spec()).lines(fold(RunState(), [measured]), 0.0)
     assert str(tmp_path / "drive") in line and "which takes about" in line
 
 

@@ -9,6 +9,7 @@ from llmtop.presets.errors import ExitCode, JobFailedError, OutOfMemoryError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.feed import RunReader
 from llmtop.profiler.findings.startup import stage_hint
+from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.nvme import nvme_words
 from llmtop.profiler.rundir import RunDir
 from llmtop.profiler.runstate import RunState
@@ -26,10 +27,11 @@ QUIET_SECONDS = 10.0
 class Narrator:
     """Says what changed between two states of a run; remembers only what it has said."""
 
-    def __init__(self, total_steps: int, spec: RunSpec | None = None) -> None:
-        self._total = total_steps
+    def __init__(self, spec: RunSpec, prediction: Prediction | None = None) -> None:
         self._spec = spec
-        self._every = max(1, total_steps // LINES_PER_RUN)
+        self._prediction = prediction
+        self._total = spec.options.steps
+        self._every = max(1, self._total // LINES_PER_RUN)
         self._said_step = 0
         self._said_time = 0.0
         self._stage = ""
@@ -58,9 +60,9 @@ class Narrator:
         if stage != self._stage:
             self._stage, self._said_time = stage, now
             yield f"starting: {stage.replace('_', ' ')}"
-        elif self._spec is not None and now - self._said_time >= QUIET_SECONDS:
+        elif now - self._said_time >= QUIET_SECONDS:
             self._said_time = now
-            if hint := stage_hint(state, self._spec, None, stage):
+            if hint := stage_hint(state, self._spec, self._prediction, stage):
                 yield f"  {hint}"
 
     def _trouble(self, state: RunState) -> Iterator[str]:
@@ -87,8 +89,7 @@ class Narrator:
 
 def follow(run: RunDir) -> RunState:
     """Tell the run's progress on stderr until it ends; its last state. Ctrl-C leaves the run going."""
-    spec, reader = run.spec(), RunReader(run)
-    narrator = Narrator(spec.options.steps, spec)
+    reader, narrator = RunReader(run), Narrator(run.spec(), run.prediction())
     try:
         while True:
             state = reader.poll()
