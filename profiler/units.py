@@ -1,4 +1,4 @@
-"""Bytes, seconds, counts, rates and percentages: how they are written for people and read from them.
+"""Bytes, seconds, counts, rates and percentages: how they are written for people.
 
 An unknown value (None) is written "n/a". Bytes are binary and say so: GiB, never GB.
 """
@@ -6,27 +6,11 @@ An unknown value (None) is written "n/a". Bytes are binary and say so: GiB, neve
 from __future__ import annotations
 
 import math
-import re
-
-from llmtop.presets.errors import UsageError
 
 NOT_AVAILABLE = "n/a"
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("", "K", "M", "B", "T")
-_BYTE_UNITS: dict[str, int] = {
-    "": 1,
-    "b": 1,
-    **{unit.lower(): 1024**power for power, unit in enumerate(_BINARY) if power},
-    **{letter: 1024**power for power, letter in enumerate("kmgtp", start=1)},
-    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgtp", start=1)},
-}
-_SECOND_UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_QUANTITY = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(e[+-]?\d+)?\s*([a-z]*)", re.IGNORECASE)
-
-
-def _known(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
 
 
 def _three_digits(value: float) -> str:
@@ -56,29 +40,6 @@ def format_bytes(value: float | None, *, signed: bool = False) -> str:
     return f"{'+' if signed and value >= 0 else ''}{number} {unit}"
 
 
-def format_gib(value: float | None, *, signed: bool = False) -> str:
-    """Always in GiB with two decimals, for columns that are to be compared and added by eye."""
-    if value is None or not math.isfinite(value):
-        return NOT_AVAILABLE
-    return f"{value / 1024**3:{'+' if signed else ''}.2f}"
-
-
-def parse_bytes(text: str, *, where: str = "size") -> int:
-    """Read `80GiB`, `80G` (binary), `80GB` (decimal) or a plain number of bytes."""
-    match = _QUANTITY.fullmatch(text.strip())
-    unit = match.group(3).lower() if match else ""
-    if match is None or unit not in _BYTE_UNITS:
-        raise UsageError(
-            f"{where}: '{text}' is not a size",
-            why="a size is a number and a unit",
-            fix="write for example 80GiB, 512MiB or a number of bytes",
-        )
-    number, exponent = match.group(1), match.group(2)
-    if exponent is None and number.isdigit():
-        return int(number) * _BYTE_UNITS[unit]
-    return round(float(number + (exponent or "")) * _BYTE_UNITS[unit])
-
-
 def format_seconds(value: float | None) -> str:
     """`12.3 ms`, `1.23 s`, `1m 15s`, `2h 05m`, `3d 04h`."""
     if value is None or not math.isfinite(value):
@@ -95,20 +56,6 @@ def format_seconds(value: float | None) -> str:
     if whole < 86400:
         return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
     return f"{whole // 86400}d {whole % 86400 // 3600:02d}h"
-
-
-def parse_seconds(text: str, *, where: str = "time") -> float:
-    """Read `90`, `1.5h`, `2m30s`, `250ms`."""
-    rest, seconds, seen = text.strip(), 0.0, False
-    while rest:
-        match = _QUANTITY.match(rest)
-        if match is None or match.group(3).lower() not in _SECOND_UNITS:
-            break
-        seconds += float(match.group(1) + (match.group(2) or "")) * _SECOND_UNITS[match.group(3).lower()]
-        rest, seen = rest[match.end() :].lstrip(), True
-    if rest or not seen:
-        raise UsageError(f"{where}: '{text}' is not a time", fix="write for example 90s, 2m30s or 1.5h")
-    return seconds
 
 
 def format_count(value: float | None) -> str:

@@ -1,17 +1,26 @@
-"""Units are written for people, read back what was written, and never invent a number."""
+"""Units are written for people, say what was meant, and never invent a number."""
 
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtop.presets.errors import UsageError
 from llmtop.profiler import units
 
 sizes = st.integers(min_value=0, max_value=2**58)
+WORTH: dict[str, float] = {
+    **{unit: 1024**power for power, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB", "PiB"))},
+    **{"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400},
+}
+
+
+def read_back(text: str) -> float:
+    """What someone takes a written size or time for."""
+    return sum(float(number) * WORTH[unit] for number, unit in re.findall(r"([\d.]+) ?([A-Za-z]+)", text))
 
 
 @pytest.mark.parametrize(
@@ -35,47 +44,19 @@ def test_bytes_are_binary_and_named(value: float | None, text: str) -> None:
 
 @given(sizes)
 def test_written_bytes_read_back_within_rounding(value: int) -> None:
-    assert units.parse_bytes(units.format_bytes(value)) == pytest.approx(value, rel=0.01)
-
-
-@given(st.integers(min_value=0, max_value=2**62))
-def test_a_plain_number_of_bytes_is_exact(value: int) -> None:
-    assert units.parse_bytes(str(value)) == value
+    assert read_back(units.format_bytes(value)) == pytest.approx(value, rel=0.01)
 
 
 @given(sizes, sizes)
 def test_larger_bytes_never_read_as_smaller(first: int, second: int) -> None:
     low, high = sorted((first, second))
-    assert units.parse_bytes(units.format_bytes(low)) <= units.parse_bytes(units.format_bytes(high))
+    assert read_back(units.format_bytes(low)) <= read_back(units.format_bytes(high))
 
 
 @given(sizes)
 def test_bytes_never_show_more_than_four_digits(value: int) -> None:
     number = units.format_bytes(value).split()[0]
     assert len(number.replace(".", "")) <= 4
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("80GiB", 80 * 1024**3),
-        ("80 g", 80 * 1024**3),
-        ("80GB", 80 * 10**9),
-        ("1.5KiB", 1536),
-        ("2e8", 200_000_000),
-        (" 512mib ", 512 * 1024**2),
-    ],
-)
-def test_parse_bytes(text: str, value: int) -> None:
-    assert units.parse_bytes(text) == value
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "80 elephants", "-1GiB", "1..5G", "0x10"])
-def test_a_bad_size_says_what_to_write(text: str) -> None:
-    with pytest.raises(UsageError, match="not a size") as caught:
-        units.parse_bytes(text, where="--limit")
-    assert caught.value.what.startswith("--limit")
-    assert "80GiB" in caught.value.fix
 
 
 @pytest.mark.parametrize(
@@ -101,13 +82,7 @@ def test_seconds(value: float | None, text: str) -> None:
 
 @given(st.floats(min_value=0.001, max_value=1e7))
 def test_written_seconds_read_back_within_a_minute_in_the_hour(value: float) -> None:
-    assert units.parse_seconds(units.format_seconds(value)) == pytest.approx(value, rel=0.045)
-
-
-@pytest.mark.parametrize("text", ["", "soon", "5 parsecs", "h", "1h later"])
-def test_a_bad_time_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="not a time"):
-        units.parse_seconds(text)
+    assert read_back(units.format_seconds(value)) == pytest.approx(value, rel=0.045)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +111,6 @@ def test_rates_and_percentages() -> None:
     assert units.format_percent(-0.01, signed=True) == "+0.0%"
     assert units.format_percent(None) == "n/a"
     assert units.format_bytes(0, signed=True) == "+0 B"
-    assert units.format_gib(1.5 * 1024**3, signed=True) == "+1.50"
-    assert units.format_gib(None) == "n/a"
 
 
 def test_one_is_not_many() -> None:
