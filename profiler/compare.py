@@ -21,7 +21,7 @@ from llmtop.profiler.rankstate import WARMUP_STEPS
 from llmtop.profiler.report.build import Report, report_of
 from llmtop.profiler.rundir import RunDir
 from llmtop.profiler.runstate import RunState
-from llmtop.profiler.series import steady_steps
+from llmtop.profiler.series import MiddleHalf, middle_half, steady_steps, within_noise
 from llmtop.profiler.switches import FEW_STEPS
 from llmtop.profiler.units import counted
 
@@ -48,6 +48,8 @@ class Side(Struct, frozen=True, kw_only=True):
     steps_finished: int
     timed_steps: int
     """Those that the step time is taken from."""
+    step_spread: MiddleHalf | None
+    """Between which times the middle half of them lie."""
     versions: dict[str, str]
 
 
@@ -89,6 +91,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     """The step at which both losses were taken: the last one that both have."""
     ran: tuple[RanDifference, ...]
     """What the profiler and the modules say, whether it differs or not."""
+    speed_within_noise: bool
+    """Step time, and with it throughput and MFU, differ by less than steps of one run do."""
     unfair: tuple[str, ...]
     """Why a difference may not come from the options."""
 
@@ -121,11 +125,14 @@ def _read(run: RunDir) -> _Read:
 def comparison(first: _Read, second: _Read) -> Comparison:
     loss_step, losses = _last_common_loss(first.state, second.state)
     sides = _side(first), _side(second)
+    changes = (*_changes(first, second), change("loss", "loss", *losses))
+    slower = next(c.change for c in changes if c.name == "step_seconds")
     return Comparison(
         first=sides[0],
         second=sides[1],
         options=tuple(_option_differences(first.spec, second.spec)),
-        changes=(*_changes(first, second), change("loss", "loss", *losses)),
+        changes=changes,
+        speed_within_noise=within_noise(slower, *(side.step_spread for side in sides)),
         loss_step=loss_step,
         ran=tuple(_ran(first.state, second.state)),
         unfair=tuple(_unfair(first, second, *sides)),
@@ -146,6 +153,7 @@ def change(name: str, unit: Unit, first: float | None, second: float | None) -> 
 
 def _side(read: _Read) -> Side:
     report, spec = read.report, read.spec
+    steady = steady_steps(read.state.series, WARMUP_STEPS)
     return Side(
         run_id=report.run_id,
         name=report.name,
@@ -158,7 +166,8 @@ def _side(read: _Read) -> Side:
         seq_len=spec.options.seq_len,
         tokens_per_step=report.tokens_per_step,
         steps_finished=report.steps_finished,
-        timed_steps=len(steady_steps(read.state.series, WARMUP_STEPS)),
+        timed_steps=len(steady),
+        step_spread=middle_half(steady),
         versions=report.versions,
     )
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from statistics import quantiles
+
 from msgspec import Struct
 
 from llmtop.profiler.events import StepFinished
 
+ENOUGH_STEPS = 3
+"""Steps after warm-up that a step time is taken from."""
 SERIES_POINTS = 2000
 """A longer series is halved. Even, so that halving one point more than this keeps the last."""
 
@@ -47,6 +51,31 @@ def mean_rate(steady: tuple[tuple[float, float], ...]) -> float | None:
     """Tokens a second over all of `steady_steps`; None where there are none."""
     spent = sum(seconds for seconds, _ in steady)
     return sum(seconds * rate for seconds, rate in steady) / spent if steady else None
+
+
+class MiddleHalf(Struct, frozen=True, kw_only=True):
+    """Between which times the middle half of a run's steps lie: how much a step differs from the next."""
+
+    low_seconds: float
+    high_seconds: float
+
+    @property
+    def width_seconds(self) -> float:
+        return self.high_seconds - self.low_seconds
+
+
+def middle_half(steady: tuple[tuple[float, float], ...]) -> MiddleHalf | None:
+    """Of `steady_steps`; None where they are too few to tell."""
+    if len(steady) < ENOUGH_STEPS:
+        return None
+    low, _, high = quantiles((seconds for seconds, _ in steady), n=4, method="inclusive")
+    return MiddleHalf(low_seconds=low, high_seconds=high)
+
+
+def within_noise(change_seconds: float | None, *spreads: MiddleHalf | None) -> bool:
+    """Whether two medians differ by less than steps of one run do, so that the change may be chance."""
+    widths = [spread.width_seconds for spread in spreads if spread is not None]
+    return change_seconds is not None and bool(widths) and abs(change_seconds) < max(widths)
 
 
 class SeriesBuilder:

@@ -27,10 +27,15 @@ from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rankstate import WARMUP_STEPS, RankState
 from llmtop.profiler.rundir import RunDir, list_runs
 from llmtop.profiler.runstate import RunState
-from llmtop.profiler.series import mean_rate, steady_steps
+from llmtop.profiler.series import (
+    ENOUGH_STEPS,
+    MiddleHalf,
+    mean_rate,
+    middle_half,
+    steady_steps,
+    within_noise,
+)
 
-ENOUGH_STEPS = 3
-"""Steps after warm-up that a step time is taken from."""
 FEW_STEPS = 10
 """Fewer tell no difference of a few percent."""
 MOST_TRIED = 8
@@ -184,6 +189,7 @@ class Measured(Struct, frozen=True, kw_only=True):
     tokens_per_second: float | None = None
     timed_steps: int = 0
     """Those that the step time is taken from."""
+    step_spread: MiddleHalf | None = None
     peak_bytes: int | None = None
     """Allocated (CPU: resident), the largest rank."""
 
@@ -204,6 +210,8 @@ class Switch(Struct, frozen=True, kw_only=True):
     step_seconds_change: float | None = None
     """This run's minus the other's."""
     step_percent: float | None = None
+    step_within_noise: bool = False
+    """The change of the step time is smaller than steps of one run differ."""
     tokens_percent: float | None = None
     peak_bytes_change: int | None = None
     peak_percent: float | None = None
@@ -226,6 +234,7 @@ def measure(run_id: str, spec: RunSpec, state: RunState, prediction: Prediction)
         step_seconds=median(seconds for seconds, _ in steady) if enough else None,
         tokens_per_second=mean_rate(steady) if enough else None,
         timed_steps=len(steady),
+        step_spread=middle_half(steady),
         peak_bytes=None if found.reclaimed else found.actual_peak_bytes,
     )
 
@@ -318,6 +327,7 @@ def _switch(
         compared_setting=row.setting(other.spec),
         step_seconds_change=seconds,
         step_percent=seconds_percent,
+        step_within_noise=within_noise(seconds, own.step_spread, other.step_spread),
         tokens_percent=_change(own.tokens_per_second, other.tokens_per_second)[1],
         peak_bytes_change=None if size is None else round(size),
         peak_percent=size_percent,

@@ -18,7 +18,7 @@ from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rankstate import WARMUP_STEPS
 from llmtop.profiler.rundir import HARDWARE, SUPERVISOR, RunDir
 from llmtop.profiler.runstate import RankState, RunState, Status
-from llmtop.profiler.series import steady_steps
+from llmtop.profiler.series import MiddleHalf, middle_half, steady_steps
 from llmtop.profiler.switches import Measured, Switch, measure, read_others, switches
 
 REPORT_SCHEMA_VERSION = 1
@@ -121,6 +121,8 @@ class Report(Struct, frozen=True, kw_only=True):
     last_loss: float | None
     step_seconds: float | None
     """Median after warm-up."""
+    step_spread: MiddleHalf | None
+    """Between which times the middle half of those steps lie."""
     predicted_step_seconds: float | None
     tokens_per_second: float | None
     """After warm-up."""
@@ -210,6 +212,7 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         first_loss=state.first_loss,
         last_loss=state.last_loss,
         step_seconds=step_seconds,
+        step_spread=middle_half(steady_steps(state.series, WARMUP_STEPS)),
         predicted_step_seconds=prediction.step_seconds,
         tokens_per_second=tokens_per_second,
         predicted_tokens_per_second=prediction.tokens_per_second,

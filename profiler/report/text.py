@@ -73,9 +73,8 @@ def _training(report: Report, width: int) -> Iterator[str]:
     yield f"  {'loss':<16}{_number(report.first_loss)} -> {_number(report.last_loss)}{_fall(report)}"
     if report.last_loss_scale is not None:
         yield f"  {'loss scale':<16}{_scale(report.first_loss_scale)} -> {_scale(report.last_loss_scale)}"
-    yield (
-        f"  {'step time':<16}{_median(report)} (predicted {format_seconds(report.predicted_step_seconds)})"
-    )
+    predicted_step = format_seconds(report.predicted_step_seconds)
+    yield from _hanging("step time", f"{_median(report)} (predicted {predicted_step})", width)
     yield (
         f"  {'throughput':<16}{format_tokens_rate(report.tokens_per_second)}"
         f" (predicted {format_tokens_rate(report.predicted_tokens_per_second)})"
@@ -241,7 +240,8 @@ def _switches(report: Report, width: int) -> Iterator[str]:
 def _switch_change(switch: Switch) -> Iterator[str]:
     if switch.compared_run is not None:
         yield (
-            f"step time {format_percent(switch.step_percent, signed=True)}, "
+            f"step time {format_percent(switch.step_percent, signed=True)}"
+            f"{' (within noise)' if switch.step_within_noise else ''}, "
             f"tokens/s {format_percent(switch.tokens_percent, signed=True)}, "
             f"peak {format_bytes(switch.peak_bytes_change, signed=True)} "
             f"against {switch.compared_setting} ({switch.compared_run})"
@@ -311,7 +311,14 @@ def _rule() -> str:
 def _median(report: Report) -> str:
     if report.step_seconds is None:
         return f"{NOT_AVAILABLE}, too few steps after warm-up"
-    return f"{format_seconds(report.step_seconds)} median after warm-up"
+    return f"{format_seconds(report.step_seconds)} median after warm-up{_spread(report)}"
+
+
+def _spread(report: Report) -> str:
+    if report.step_spread is None:
+        return ""
+    low, high = report.step_spread.low_seconds, report.step_spread.high_seconds
+    return f", half of them {format_seconds(low)} to {format_seconds(high)}"
 
 
 def _error(percent: float | None) -> str:

@@ -32,3 +32,19 @@ def test_a_run_that_is_not_there_and_one_run_alone_are_wrong_usage(llmtop: Llmto
 def test_help_shows_an_example(llmtop: Llmtop) -> None:
     answer = llmtop("compare", "--help")
     assert answer.code == ExitCode.DONE and "llmtop compare 20261129-1845 latest" in answer.out
+
+
+def test_a_change_that_is_smaller_than_steps_differ_is_noise(llmtop: Llmtop, runs_root: Path) -> None:
+    one = make_recorded_run(runs_root, steps=30)
+    alike = make_recorded_run(runs_root, steps=30, pace=1.005)
+    slower = make_recorded_run(runs_root, steps=30, pace=1.5)
+    noise = " ".join(llmtop("compare", one.run_id, alike.run_id).out.split())
+    assert "Half of A's took" in noise and "within noise" in noise
+    clear = llmtop("compare", one.run_id, slower.run_id)
+    assert "Half of A's took" in clear.out and "within noise" not in clear.out
+    found = llmtop("compare", one.run_id, alike.run_id, "--json").json()
+    spread = found["first"]["step_spread"]
+    assert found["speed_within_noise"] is True
+    assert spread["low_seconds"] < found["changes"][0]["first"] < spread["high_seconds"]
+    few = make_recorded_run(runs_root, steps=3)
+    assert "Half of B's" not in llmtop("compare", one.run_id, few.run_id).out

@@ -272,6 +272,12 @@ def test_on_a_cpu_nothing_is_moved_to_the_cpu_and_packages_are_named(llmtop: Llm
         (("--seq-len", "200000"), "was made for 131,072 positions"),
         (("--gpus", "16"), "--nodes 2 --gpus 8"),
         (("--data", "nothere.txt"), "nothere.txt does not exist on this machine"),
+        (("--set", "deepspeed.compile.deepcompile=true"), "deepspeed.compile has no effect here"),
+        (("--set", "deepspeed.activation_checkpointing.cpu_checkpointing=true"), "--gradient-checkpointing"),
+        (
+            ("--zero", "3", "--set", "deepspeed.zero_optimization.zero_quantized_gradients=true"),
+            "zero_quantized_gradients has no effect here: on one node",
+        ),
         (("--tokenizer", "no/folder"), "no/folder does not exist on this machine"),
     ],
 )
@@ -299,7 +305,8 @@ def test_values_are_written_as_they_are_typed(llmtop: Llmtop) -> None:
 
 
 def test_weights_beside_a_configuration_are_not_said_to_be_none(llmtop: Llmtop, tmp_path: Path) -> None:
-    shape = {"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 2, "vocab_size": 300, "n_positions": 64}
+    sizes = {"n_embd": 64, "n_layer": 1, "n_head": 2, "vocab_size": 300, "n_positions": 64}
+    shape = {"model_type": "gpt2", **sizes}
     (tmp_path / "config.json").write_text(json.dumps(shape))
     alone = llmtop("plan", "--model", str(tmp_path / "config.json"), "--gpu", "h200")
     assert "there are none with config.json" in one_line(alone.out)

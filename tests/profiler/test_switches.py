@@ -262,3 +262,15 @@ def test_steady_steps_are_those_after_warmup_that_were_not_profiled(marks: list[
     series = fold(RunState(), events).series
     expected = [1.0 + at for at, mark in enumerate(marks) if at >= WARMUP_STEPS and not mark]
     assert [seconds for seconds, _ in steady_steps(series, WARMUP_STEPS)] == expected
+
+
+@pytest.mark.parametrize(("pace", "noise"), [(1.005, True), (1.5, False)])
+def test_a_change_of_speed_smaller_than_steps_differ_is_noise(
+    pace: float, noise: bool, tmp_path: Path
+) -> None:
+    make_recorded_run(tmp_path, kind="cuda", attention="eager", pace=pace, steps=30)
+    run = make_recorded_run(tmp_path, kind="cuda", steps=30)
+    assert switches_of(run)["attention"].step_within_noise is noise
+    text = " ".join(render(build_report(run)).split())
+    assert ("(within noise)" in text) is noise
+    assert "median after warm-up, half of them" in text

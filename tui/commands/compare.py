@@ -17,7 +17,7 @@ from llmtop.profiler.units import (
     format_tokens_rate,
 )
 from llmtop.tui.arguments import RUN_HELP
-from llmtop.tui.commands.output import print_json, short_path, table, text_width, wrapped
+from llmtop.tui.commands.output import print_json, short_path, table, text_width, value_text, wrapped
 
 _NAMES = {
     "step_seconds": "step time (median)",
@@ -56,6 +56,7 @@ def render(found: Comparison, width: int) -> Iterator[str]:
     yield from _options(found, width)
     yield ""
     yield from _changes(found)
+    yield from _spreads(found, width)
     yield ""
     yield from _ran(found, width)
     if found.unfair:
@@ -104,13 +105,28 @@ def _source(found: Provenance) -> str:
 def _value(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
-    return "not set" if value is None or value == {} else str(value)
+    return "not set" if value is None or value == {} else value_text(value)
 
 
 def _changes(found: Comparison) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [("", "A", "B", "B - A", "")]
     rows += [_row(change, found.loss_step) for change in found.changes if _measured(change)]
     yield from table(rows, right=(1, 2, 3, 4))
+
+
+def _spreads(found: Comparison, width: int) -> Iterator[str]:
+    """How much steps of one run differ, which a change of the medians has to be more than."""
+    parts = [
+        f"{letter}'s took {format_seconds(spread.low_seconds)} to {format_seconds(spread.high_seconds)}"
+        for letter, spread in (("A", found.first.step_spread), ("B", found.second.step_spread))
+        if spread is not None
+    ]
+    if not parts:
+        return
+    verdict = (
+        "; step time, throughput and MFU differ by less: within noise" if found.speed_within_noise else ""
+    )
+    yield from wrapped(f"Half of {', of '.join(parts)}{verdict}", "", width)
 
 
 def _measured(change: Change) -> bool:
