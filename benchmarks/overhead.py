@@ -1,6 +1,6 @@
 """What watching costs: the same training with and without the probes, in one process, in turns.
 
-    python -m benchmarks.overhead [--minutes 5] [--model llama-3.2-1b]
+    python -m benchmarks.overhead [--minutes 4] [--cell '{"micro_batch": 8}']
 
 Blocks of steps run on one engine and one stream of data, in random order within each round: without
 anything (`bare`), with the worker's probes and reports (`watched`), and with one exact classification of
