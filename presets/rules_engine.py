@@ -33,6 +33,14 @@ ENGINE_RULES: tuple[Rule, ...] = (
         source="deepspeed 0.19.8 runtime/model_checkpointing/utils.py: seen as a KeyError",
     ),
     Rule(
+        name="autotuning",
+        refuses=lambda spec: raw(spec, "autotuning.enabled") not in (None, "auto", *_FALSE),
+        what="deepspeed.autotuning.enabled is true",
+        why="after a few steps DeepSpeed writes their speed to a file and ends the process",
+        fix="leave the block out; llmtop compare shows two runs side by side",
+        source="deepspeed 0.19.8 runtime/engine.py:_autotuning_exit",
+    ),
+    Rule(
         name="hybrid engine",
         refuses=lambda spec: raw(spec, "hybrid_engine.enabled") not in (None, "auto", *_FALSE),
         what="deepspeed.hybrid_engine.enabled is true",
@@ -49,16 +57,13 @@ ENGINE_RULES: tuple[Rule, ...] = (
         source="deepspeed 0.19.8 runtime/zero/partition_parameters.py; inference/quantization/utils.py",
     ),
     Rule(
-        name="ZenFlow with torch's AdamW",
-        refuses=lambda spec: (
-            bool(raw(spec, "zero_optimization.zenflow"))
-            and (spec.on_cpu or spec.options.optimizer == "adamw_torch")
-        ),
-        what="deepspeed.zero_optimization.zenflow with torch's AdamW",
-        why="its own AdamW is given the parameter that asks for torch's, and does not know it"
-        " (on the CPU kind torch's is used)",
-        fix="--optimizer adamw on a GPU, or leave zenflow out",
-        source="deepspeed 0.19.8 runtime/zenflow/zenflow_stage_1_and_2.py; seen: TypeError torch_adam",
+        name="ZenFlow",
+        refuses=lambda spec: raw(spec, "zero_optimization.zenflow") not in (None, *_FALSE),
+        what="deepspeed.zero_optimization.zenflow",
+        why="it says itself which micro-batches end in a step and divides the loss by its update_interval,"
+        " by 0 where that is auto; here the training loop says which",
+        fix="leave zenflow out; --offload-optimizer cpu works without",
+        source="deepspeed 0.19.8 runtime/zenflow/engine.py:configure_zenflow; engine.py:_scale_loss_by_gas",
     ),
     Rule(
         name="SuperOffload on a CPU",

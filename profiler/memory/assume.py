@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from llmtop.presets.no_effect import idle_keys
 from llmtop.presets.rules_deepspeed import raw
 from llmtop.presets.spec import DTYPE_SPELLINGS, RunSpec
 from llmtop.profiler.memory.lora import in_some_layers
@@ -45,7 +46,6 @@ _FLAGS = (
     "bf16.bf16_optimizer_states",
     "bfloat16.bf16_master_weights_and_grads",
     "bfloat16.bf16_optimizer_states",
-    "compile.deepcompile",
     "torch_autocast.enabled",
     "zero_optimization.offload_optimizer.super_offload",
     "zero_optimization.zero_quantized_weights",
@@ -55,7 +55,6 @@ _FLAGS = (
 """Raw DeepSpeed keys that change memory when they are true."""
 _OTHERS = (
     "data_types.grad_accum_dtype",
-    "zero_optimization.zenflow",
     "zero_optimization.offload_optimizer.ratio",
     "zero_optimization.zero_hpz_partition_size",
 )
@@ -64,14 +63,13 @@ _OTHERS = (
 
 def uncounted_keys(spec: RunSpec) -> tuple[str, ...]:
     """Raw DeepSpeed keys of the run that change its memory and that no formula knows."""
+    idle = {key.path for key in idle_keys(spec.options.deepspeed, nodes=spec.options.nodes)}
     flags = (path for path in _FLAGS if str(raw(spec, path)).lower() in ("true", "1"))
     others = (path for path in _OTHERS if _changes(path, raw(spec, path), spec.options.precision))
-    return (*flags, *others)
+    return tuple(path for path in (*flags, *others) if path not in idle)
 
 
 def _changes(path: str, value: Any, precision: str) -> bool:
-    if path.endswith("zenflow"):
-        return value is not None and value is not False
     if path.endswith("grad_accum_dtype"):
         return value not in (None, "auto", *DTYPE_SPELLINGS[precision])
     # Every rank's state, and one group of shards, are what is counted: both are 1.

@@ -194,13 +194,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"deepspeed": {}, "quantization": "nf4", "lora_rank": 16},
     ),
-    "ZenFlow with torch's AdamW": (
-        {
-            "deepspeed": zero_block(zenflow={"topk_ratio": 0.1}),
-            "offload_optimizer": "cpu",
-            "optimizer": "adamw_torch",
-        },
-        {"optimizer": "adamw"},
+    "autotuning": ({"deepspeed": {"autotuning": {"enabled": True}}}, {"deepspeed": {}}),
+    "ZenFlow": (
+        {"deepspeed": zero_block(zenflow={"topk_ratio": 0.1}), "offload_optimizer": "cpu"},
+        {"deepspeed": {}},
     ),
     "SuperOffload on a CPU": (
         {

@@ -231,8 +231,17 @@ def test_unknown_memory_gives_no_verdict() -> None:
 ZERO = "zero_optimization"
 
 
-def not_counted(raw: dict[str, Any]) -> list[str]:
-    values = {"model": "llama-3.2-1b", "zero": 3, "offload_optimizer": "cpu", "deepspeed": raw}
+def test_quantized_gradients_change_memory_between_nodes_only() -> None:
+    raw = {ZERO: {"zero_quantized_gradients": True}}
+    key = f"not counted, though it changes memory: deepspeed.{ZERO}.zero_quantized_gradients"
+    assert (not_counted(raw), not_counted(raw, nodes=2, precision="fp16")) == ([], [key])
+
+
+def not_counted(raw: dict[str, Any], **options: Any) -> list[str]:
+    values = {
+        **{"model": "llama-3.2-1b", "zero": 3, "offload_optimizer": "cpu"},
+        **{"deepspeed": raw, **options},
+    }
     layer = Layer(source=ValueSource.COMMAND_LINE, detail="test", values=values)
     told = predict(resolve([layer], name="test", machine=MACHINE)).assumptions
     return [line for line in told if line.startswith("not counted")]
@@ -243,15 +252,12 @@ def not_counted(raw: dict[str, Any]) -> list[str]:
     [
         ({"bf16": {"bf16_master_weights_and_grads": True}}, "bf16.bf16_master_weights_and_grads"),
         ({"bf16": {"bf16_optimizer_states": True}}, "bf16.bf16_optimizer_states"),
-        ({"compile": {"deepcompile": True}}, "compile.deepcompile"),
         ({"torch_autocast": {"enabled": "true"}}, "torch_autocast.enabled"),
         ({"data_types": {"grad_accum_dtype": "fp32"}}, "data_types.grad_accum_dtype"),
-        ({ZERO: {"zenflow": {"topk_ratio": 0.1}}}, f"{ZERO}.zenflow"),
         ({ZERO: {"offload_optimizer": {"super_offload": True}}}, f"{ZERO}.offload_optimizer.super_offload"),
         ({ZERO: {"offload_optimizer": {"ratio": 0.3}}}, f"{ZERO}.offload_optimizer.ratio"),
         ({ZERO: {"zero_hpz_partition_size": 2}}, f"{ZERO}.zero_hpz_partition_size"),
         ({ZERO: {"zero_quantized_weights": True}}, f"{ZERO}.zero_quantized_weights"),
-        ({ZERO: {"zero_quantized_gradients": True}}, f"{ZERO}.zero_quantized_gradients"),
     ],
 )
 def test_raw_keys_that_change_memory_uncounted_are_told(raw: dict[str, Any], key: str) -> None:
@@ -259,6 +265,7 @@ def test_raw_keys_that_change_memory_uncounted_are_told(raw: dict[str, Any], key
 
 
 def test_raw_keys_that_change_nothing_are_not_told() -> None:
+    assert not_counted({"compile": {"deepcompile": True}}) == []
     block = {"offload_optimizer": {"ratio": 1.0, "super_offload": False}, "zero_hpz_partition_size": 1}
     assert not_counted({"bf16": {"bf16_optimizer_states": False}, ZERO: block}) == []
     assert not_counted({"data_types": {"grad_accum_dtype": "torch.bfloat16"}}) == []

@@ -288,6 +288,12 @@ CAUSES: dict[str, tuple[Any, str, str, bool]] = {
         "2/8 bytes",
         False,
     ),
+    "quantized gradients on one node": (
+        zero(3, zero_quantized_gradients=True),
+        "zero_optimization.zero_quantized_gradients",
+        "on one node",
+        False,
+    ),
     "quantized with bf16": (
         zero(3, zero_quantized_weights=True),
         "zero_optimization.zero_quantized_weights",
@@ -321,8 +327,8 @@ CAUSES: dict[str, tuple[Any, str, str, bool]] = {
     "zenflow": (
         zero(offload_optimizer=OFFLOAD, zenflow={"topk_ratio": 0.1}),
         "zero_optimization.zenflow",
-        "raw key",
-        False,
+        "delete it",
+        True,
     ),
     "zenflow's range": (
         zero(zenflow={"topk_ratio": 1.0}),
@@ -332,7 +338,7 @@ CAUSES: dict[str, tuple[Any, str, str, bool]] = {
     ),
     "deepcompile": (
         {**zero(3), "compile": {"deepcompile": True}},
-        "compile.deepcompile",
+        "compile",
         "engine.compile()",
         False,
     ),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from llmtop.presets.no_effect import idle_keys
 from llmtop.trainer.dsimport.conflicts import enabled, section
 from llmtop.trainer.dsimport.keys import BLOCKS
 from llmtop.trainer.dsimport.problem import Findings
@@ -37,7 +38,6 @@ _STAGE_3_ONLY: frozenset[str] = frozenset(
 
 _STAGE_1_2_ONLY: frozenset[str] = frozenset(
     {
-        "allgather_partitions",
         "allgather_bucket_size",
         "use_multi_rank_bucket_allreduce",
         "round_robin_gradients",
@@ -66,8 +66,6 @@ def advise(config: dict[str, Any], stage: int | None, autos: list[str], findings
     _frozen_autos(zero, findings)
     _offload_variants(zero, findings)
     _precision(config, stage, autos, findings)
-    _compilation(config, findings)
-    _checkpointing(config, findings)
 
 
 def _without_effect(zero: dict[str, Any], stage: int, findings: Findings) -> None:
@@ -83,10 +81,6 @@ def _without_effect(zero: dict[str, Any], stage: int, findings: Findings) -> Non
                 f"{_ZERO}.{key}",
                 f"has no effect at stage {stage}: only stage 3 reads it",
                 "delete it, or use stage 3",
-            )
-        elif key == "allgather_partitions":
-            findings.warn(
-                f"{_ZERO}.{key}", "has no effect: DeepSpeed accepts it and reads it nowhere", "delete it"
             )
         elif stage == 3 and name in _STAGE_1_2_ONLY:
             findings.warn(
@@ -159,10 +153,9 @@ def _zero_plus_plus(
             " parameter more on each, even with offload_param",
             "set it to 1 where memory is short",
         )
-    quantized = [k for k in ("zero_quantized_weights", "zero_quantized_gradients") if zero.get(k)]
-    if quantized and not enabled(config, "fp16"):
+    if zero.get("zero_quantized_weights") and not enabled(config, "fp16"):
         findings.warn(
-            f"{_ZERO}.{quantized[0]}",
+            f"{_ZERO}.zero_quantized_weights",
             "has failed with bf16 (a gather of tensors of two types)"
             + ("; the precision is open here" if "bf16.enabled" in autos else ""),
             "use fp16, or turn it off",
@@ -201,11 +194,10 @@ def _offload_variants(zero: dict[str, Any], findings: Findings) -> None:
             "trust the measured figures",
         )
     if zero.get("zenflow") is not None:
-        findings.warn(
+        findings.refuse(
             f"{_ZERO}.zenflow",
-            "is kept as a raw key; it keeps part of the optimizer's state on the GPU, which llmtop's"
-            " prediction does not count",
-            "trust the measured figures",
+            "says itself which micro-batches end in a step, and llmtop's training loop says that",
+            "delete it; offload_optimizer works without",
         )
 
 
@@ -248,14 +240,11 @@ def _precision(config: dict[str, Any], stage: int | None, autos: list[str], find
         )
 
 
-def _compilation(config: dict[str, Any], findings: Findings) -> None:
-    if section(config, "compile").get("deepcompile"):
-        findings.warn(
-            "compile.deepcompile",
-            "is kept as a raw key; it takes effect only where engine.compile() is called, and memory"
-            " then behaves in ways that llmtop's prediction does not know",
-            "leave it out to compare with the prediction",
-        )
+def report_idle(raw: dict[str, Any], findings: Findings) -> None:
+    """Raw keys that are kept and change nothing; of some it is told already with their stage."""
+    for idle in idle_keys(raw):
+        if not any(problem.key == idle.path for problem in findings.problems):
+            findings.warn(idle.path, f"has no effect here: {idle.why}", idle.instead)
 
 
 def report_blanks(given: Any, findings: Findings, path: str = "") -> None:
@@ -272,13 +261,3 @@ def report_blanks(given: Any, findings: Findings, path: str = "") -> None:
                 full, f"'{key}' has a blank at its end: it is another key", f"write '{key.strip()}'"
             )
         report_blanks(inner, findings, full)
-
-
-def _checkpointing(config: dict[str, Any], findings: Findings) -> None:
-    block = section(config, "activation_checkpointing")
-    if any(block.values()):
-        findings.warn(
-            "activation_checkpointing",
-            "is read only by models that call deepspeed.checkpointing; Hugging Face models do not",
-            "use --gradient-checkpointing",
-        )

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from llmtop.trainer.dsimport.advice import advise, report_blanks
+from llmtop.trainer.dsimport.advice import advise, report_blanks, report_idle
 from llmtop.trainer.dsimport.batch import KEYS as BATCH_KEYS
 from llmtop.trainer.dsimport.batch import batch_options
 from llmtop.trainer.dsimport.check import check
@@ -94,6 +94,7 @@ def translate(given: dict[str, Any], findings: Findings, *, world_size: int | No
     raw = _remainder(config, autos, findings)
     if raw_optimizer:
         raw["optimizer"] = raw_optimizer
+    report_idle(raw, findings)
     report_blanks(given, findings)
     _report_autos(autos, findings)
     return options | ({"deepspeed": raw} if raw else {})
