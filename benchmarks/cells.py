@@ -20,15 +20,9 @@ from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.resolve import Layer, Machine, resolve
 from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.profiler.breakdown import breakdown
+from llmtop.profiler.deviceevents import DeviceSample
 from llmtop.profiler.eventlog import EventTail, EventWriter
-from llmtop.profiler.events import (
-    AnyEvent,
-    DeviceSample,
-    HardwareSampled,
-    StageBegan,
-    StageFinished,
-    StepFinished,
-)
+from llmtop.profiler.events import AnyEvent, HardwareSampled, StageBegan, StageFinished, StepFinished
 from llmtop.profiler.feed import read_state
 from llmtop.profiler.hardware.sampler import Sampler
 from llmtop.profiler.memory.predict import predict

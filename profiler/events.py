@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
+from llmtop.profiler.deviceevents import DeviceSample, HostSample, ProcessSample, Topology
+
 EVENT_VERSION = 1
 
 Phase = Literal["data", "forward", "backward", "optimizer"]
@@ -107,54 +109,6 @@ class XidSeen(Event, frozen=True, kw_only=True, tag="xid_seen"):
     """Whether the number speaks of the device or its links, not of the program that ran on it."""
 
 
-class TopologyDevice(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one GPU is built in. None: the driver does not tell."""
-
-    index: int
-    name: str | None = None
-    pci_bus_id: str | None = None
-    numa_node: int | None = None
-    cpus: str | None = None
-    """Processors near it, as `0-47,96-143`."""
-    pcie_generation: int | None = None
-    pcie_generation_max: int | None = None
-    """Of device and slot together."""
-    pcie_width: int | None = None
-    pcie_width_max: int | None = None
-    nvlinks: int | None = None
-    """Links that are up; 0 for a device that has none."""
-    nvlink_peer: str | None = None
-    """`switch` or `gpu`: what is at the other end of its links."""
-    nvlink_bytes_per_second: float | None = None
-    """Of all links that are up together, each way."""
-    has_gpm: bool | None = None
-    """Whether it measures the activity of its parts (Hopper and newer)."""
-    slowdown_celsius: float | None = None
-    """Temperature at which it lowers its clocks."""
-    ecc_enabled: bool | None = None
-    mig_enabled: bool | None = None
-
-
-class TopologyPair(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The road between two GPUs."""
-
-    first: int
-    second: int
-    road: str | None = None
-    """As nvidia-smi writes it: NV18 (18 links), PIX, PXB, PHB, NODE or SYS."""
-    nvlinks: int | None = None
-    peer_access: bool | None = None
-    """Whether one may read the other's memory directly."""
-
-
-class Topology(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    devices: tuple[TopologyDevice, ...] = ()
-    pairs: tuple[TopologyPair, ...] = ()
-    """Each pair once, the smaller index first."""
-    own_cpus: str | None = None
-    """Processors that the process may use which read this; the ranks that it starts inherit them."""
-
-
 class TopologySeen(Event, frozen=True, kw_only=True, tag="topology_seen"):
     """How the run's GPUs are connected; read once, after the ranks have been started."""
 
@@ -180,99 +134,6 @@ class NvmeMeasured(Event, frozen=True, kw_only=True, tag="nvme_measured"):
 
 
 # --- samples, written by the sampler ---------------------------------------------------------------
-
-
-class LinkSample(Struct, frozen=True, array_like=True):
-    """One NVLink at one time, written as a list because there are up to 18 of a GPU."""
-
-    link: int
-    tx_bytes_per_second: int | None = None
-    rx_bytes_per_second: int | None = None
-    crc_errors: int | None = None
-    """Since the driver was loaded, as the next two."""
-    replays: int | None = None
-    recoveries: int | None = None
-
-
-class DeviceSample(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One GPU at one time. None: the driver does not tell."""
-
-    index: int
-    name: str | None = None
-    memory_used_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    own_memory_bytes: int | None = None
-    """Used by this run's processes; listed less often, as PSS is."""
-    utilization_percent: float | None = None
-    power_watts: float | None = None
-    power_limit_watts: float | None = None
-    temperature_celsius: float | None = None
-    sm_clock_hz: float | None = None
-    memory_clock_hz: float | None = None
-    throttle_reasons: tuple[str, ...] | None = None
-    nvlink_tx_bytes_per_second: float | None = None
-    nvlink_rx_bytes_per_second: float | None = None
-    pcie_tx_bytes_per_second: float | None = None
-    pcie_rx_bytes_per_second: float | None = None
-    process_count: int | None = None
-    is_lost: bool = False
-    """The driver says that the device is gone or has to be reset."""
-    sm_active_percent: float | None = None
-    """Share of the SMs that had work, as the next ones by GPM and since the sample before."""
-    sm_occupancy_percent: float | None = None
-    """Warps in flight, of the most there can be."""
-    tensor_active_percent: float | None = None
-    dram_active_percent: float | None = None
-    """Memory traffic, of the most there can be."""
-    fp32_active_percent: float | None = None
-    fp16_active_percent: float | None = None
-    energy_joules: float | None = None
-    """Since the driver was loaded."""
-    ecc_corrected: int | None = None
-    """Since the driver was loaded."""
-    ecc_uncorrected: int | None = None
-    remapped_rows: int | None = None
-    """Memory rows that were replaced for good, for errors of both kinds."""
-    remap_pending: bool | None = None
-    """Rows wait for a reset of the device to be replaced."""
-    remap_failed: bool | None = None
-    retired_pages: int | None = None
-    """What devices older than Ampere do in place of remapping."""
-    retirement_pending: bool | None = None
-    pcie_generation: int | None = None
-    pcie_width: int | None = None
-    pcie_replays: int | None = None
-    nvlinks_active: int | None = None
-    links: tuple[LinkSample, ...] = ()
-    """Read less often than the rest, and empty in the samples between."""
-
-
-class HostSample(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    memory_total_bytes: int | None = None
-    memory_available_bytes: int | None = None
-    cgroup_limit_bytes: int | None = None
-    """The tightest memory limit of the run's cgroups; None where there is none."""
-    cgroup_used_bytes: int | None = None
-    """Of the group with that limit, without page cache that the kernel can take back."""
-    swap_used_bytes: int | None = None
-    cpu_percent: float | None = None
-    """Of the whole machine, 0 to 100."""
-    disk_read_bytes_per_second: float | None = None
-    disk_write_bytes_per_second: float | None = None
-    network_receive_bytes_per_second: float | None = None
-    network_send_bytes_per_second: float | None = None
-
-
-class ProcessSample(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One rank's process tree."""
-
-    rank: int
-    rss_bytes: int | None = None
-    pss_bytes: int | None = None
-    """Proportional set size: shared pages divided among those who share them. Read less often than RSS;
-    the samples between two readings repeat the first."""
-    cpu_percent: float | None = None
-    """100 is one core."""
 
 
 class HardwareSampled(Event, frozen=True, kw_only=True, tag="hardware_sampled"):

@@ -14,6 +14,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from llmtop.profiler import rankstate
+from llmtop.profiler.deviceevents import Topology
 from llmtop.profiler.energy import EnergyUse, add_energy
 from llmtop.profiler.events import (
     AnyEvent,
@@ -39,7 +40,6 @@ from llmtop.profiler.events import (
     StageBegan,
     StageFinished,
     StepFinished,
-    Topology,
     TopologySeen,
     WeightsLoaded,
     WeightsRead,

@@ -14,19 +14,24 @@ from typing import Any
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler import shape
+from llmtop.profiler.deviceevents import (
+    DeviceSample,
+    HostSample,
+    LinkSample,
+    ProcessSample,
+    Topology,
+    TopologyDevice,
+    TopologyPair,
+)
 from llmtop.profiler.eventlog import Clock, EventWriter
 from llmtop.profiler.events import (
     BaselineMeasured,
     CheckpointSaved,
-    DeviceSample,
     HardwareSampled,
-    HostSample,
     KernelsSeen,
-    LinkSample,
     MemoryClassified,
     ModelBuilt,
     PhaseMemory,
-    ProcessSample,
     RankExited,
     RankFailed,
     RankFinished,
@@ -38,9 +43,6 @@ from llmtop.profiler.events import (
     StageFinished,
     StartupStage,
     StepFinished,
-    Topology,
-    TopologyDevice,
-    TopologyPair,
     TopologySeen,
 )
 from llmtop.profiler.memory.result import Moment

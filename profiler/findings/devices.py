@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llmtop.profiler import topology
-from llmtop.profiler.events import DeviceSample
+from llmtop.profiler.deviceevents import DeviceSample
 from llmtop.profiler.findings.finding import Finding, Rule, Seen
 from llmtop.profiler.units import counted
 

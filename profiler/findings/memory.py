@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llmtop.profiler.breakdown import DRIVER_RESERVE_BYTES
-from llmtop.profiler.events import HostSample
+from llmtop.profiler.deviceevents import HostSample
 from llmtop.profiler.findings.finding import Finding, Rule, Seen, first_line, words
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.runstate import ENDED, RankState

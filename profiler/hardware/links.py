@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from llmtop.profiler.events import LinkSample
+from llmtop.profiler.deviceevents import LinkSample
 from llmtop.profiler.hardware.counters import RateCounter
 from llmtop.profiler.hardware.nvmlcalls import NvmlCalls
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from llmtop.profiler.events import DeviceSample, Topology, XidSeen
+from llmtop.profiler.deviceevents import DeviceSample, Topology
+from llmtop.profiler.events import XidSeen
 from llmtop.profiler.hardware.costs import CallCost, CallCosts
 from llmtop.profiler.hardware.links import LinkTotals
 from llmtop.profiler.hardware.nvmlcalls import NvmlCalls, text

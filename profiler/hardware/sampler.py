@@ -8,7 +8,8 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llmtop.profiler.events import DeviceSample, HardwareSampled, ProcessSample, Topology, XidSeen
+from llmtop.profiler.deviceevents import DeviceSample, ProcessSample, Topology
+from llmtop.profiler.events import HardwareSampled, XidSeen
 from llmtop.profiler.hardware.counters import RateCounter
 from llmtop.profiler.hardware.host import HostReader
 from llmtop.profiler.hardware.nvml import NvmlReader

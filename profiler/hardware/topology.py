@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from llmtop.profiler.events import Topology, TopologyDevice, TopologyPair
+from llmtop.profiler.deviceevents import Topology, TopologyDevice, TopologyPair
 from llmtop.profiler.hardware.gpm import gpm_supported
 from llmtop.profiler.hardware.links import LinkReader
 from llmtop.profiler.hardware.nvmlcalls import NvmlCalls, scaled, text

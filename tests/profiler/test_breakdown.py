@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtop.profiler.breakdown import Breakdown, breakdown, process_peaks
+from llmtop.profiler.deviceevents import ProcessSample
 from llmtop.profiler.events import (
     AnyEvent,
     BaselineMeasured,
     HardwareSampled,
     MemoryClassified,
     PhaseMemory,
-    ProcessSample,
     StepFinished,
 )
 from llmtop.profiler.feed import read_state

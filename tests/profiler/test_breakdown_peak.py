@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtop.profiler.breakdown import Breakdown, breakdown
+from llmtop.profiler.deviceevents import DeviceSample
 from llmtop.profiler.events import (
     AnyEvent,
     BaselineMeasured,
-    DeviceSample,
     HardwareSampled,
     MemoryClassified,
     OutsideMeasured,

@@ -9,14 +9,9 @@ import msgspec
 import pytest
 
 from llmtop.profiler.compare import Comparison, compare
+from llmtop.profiler.deviceevents import DeviceSample
 from llmtop.profiler.eventlog import EventWriter
-from llmtop.profiler.events import (
-    AnyEvent,
-    BaselineMeasured,
-    DeviceSample,
-    HardwareSampled,
-    KernelsSeen,
-)
+from llmtop.profiler.events import AnyEvent, BaselineMeasured, HardwareSampled, KernelsSeen
 from llmtop.profiler.kernelnames import AttentionKernel
 from llmtop.tui.commands.compare import render
 from tests.recorded import make_recorded_run

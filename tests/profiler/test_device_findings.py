@@ -11,16 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from llmtop.profiler.deviceevents import DeviceSample, LinkSample, Topology
 from llmtop.profiler.energy import EnergyUse
-from llmtop.profiler.events import (
-    AnyEvent,
-    DeviceSample,
-    HardwareSampled,
-    LinkSample,
-    StepFinished,
-    Topology,
-    TopologySeen,
-)
+from llmtop.profiler.events import AnyEvent, HardwareSampled, StepFinished, TopologySeen
 from llmtop.profiler.findings.find import Finding, findings
 from llmtop.profiler.hardware.xid import xid_seen
 from llmtop.profiler.report.build import build_report

@@ -9,17 +9,15 @@ import msgspec
 import pytest
 
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.deviceevents import DeviceSample, HostSample, ProcessSample
 from llmtop.profiler.events import (
     AnyEvent,
     BaselineMeasured,
     Compiling,
-    DeviceSample,
     HangSuspected,
     HardwareSampled,
-    HostSample,
     MemoryClassified,
     PhaseMemory,
-    ProcessSample,
     RankFailed,
     RunEnded,
     StageBegan,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmtop.profiler.events import LinkSample
+from llmtop.profiler.deviceevents import LinkSample
 from llmtop.profiler.hardware.nvml import NvmlReader
 from tests.fake_nvml import GPU_IS_LOST, NOT_SUPPORTED, FakeGpu, FakeNvml
 from tests.recorded import ManualClock

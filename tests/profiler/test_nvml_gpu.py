@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from llmtop.profiler.events import DeviceSample
+from llmtop.profiler.deviceevents import DeviceSample
 from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.tui.doctor.gpus import look_at_gpus
 

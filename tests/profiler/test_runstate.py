@@ -11,21 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtop.profiler import series
+from llmtop.profiler.deviceevents import DeviceSample, HostSample, ProcessSample
 from llmtop.profiler.events import (
     AnyEvent,
     Compiling,
     ControlAnswered,
-    DeviceSample,
     HangSuspected,
     HardwareSampled,
-    HostSample,
     MemoryClassified,
     NvmeMeasured,
     OpBuilt,
     OutsideMeasured,
     PeakClassified,
     PhaseMemory,
-    ProcessSample,
     RankExited,
     RankFailed,
     RankFinished,

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.profiler.deviceevents import HostSample
 from llmtop.profiler.eventlog import EventWriter
-from llmtop.profiler.events import HostSample, StageBegan, StepFinished
+from llmtop.profiler.events import StageBegan, StepFinished
 from llmtop.profiler.rundir import RunDir
 from llmtop.trainer import control
 from llmtop.trainer.pdeath import SUPERVISOR_PID

@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from llmtop.profiler.breakdown import breakdown
-from llmtop.profiler.events import AnyEvent, DeviceSample, HardwareSampled, LinkSample, TopologySeen, XidSeen
+from llmtop.profiler.deviceevents import DeviceSample, LinkSample
+from llmtop.profiler.events import AnyEvent, HardwareSampled, TopologySeen, XidSeen
 from llmtop.profiler.hardware.xid import xid_seen
 from llmtop.profiler.runstate import RunState, fold
 from llmtop.tui.app import LlmtopApp

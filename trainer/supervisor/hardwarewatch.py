@@ -6,8 +6,9 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 
+from llmtop.profiler.deviceevents import HostSample
 from llmtop.profiler.eventlog import EventWriter
-from llmtop.profiler.events import HardwareSampled, HostSample, TopologySeen, XidSeen
+from llmtop.profiler.events import HardwareSampled, TopologySeen, XidSeen
 from llmtop.profiler.hardware.sampler import Sampler
 from llmtop.profiler.rundir import HARDWARE, RunDir
 

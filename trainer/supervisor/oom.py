@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llmtop.profiler.events import HostSample
+from llmtop.profiler.deviceevents import HostSample
 from llmtop.profiler.hardware.cgroup import oom_kills
 
 _NEARLY_FULL = 0.95

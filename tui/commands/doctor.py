@@ -9,7 +9,7 @@ from typing import get_args
 import msgspec
 
 from llmtop.presets.errors import ExitCode
-from llmtop.profiler.events import Topology
+from llmtop.profiler.deviceevents import Topology
 from llmtop.profiler.hardware.costs import CallCost
 from llmtop.tui.commands.output import print_json, text_width, wrapped
 from llmtop.tui.doctor import gpus, software, system

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec import Struct
 
 from llmtop.profiler import topology
-from llmtop.profiler.events import DeviceSample, Topology
+from llmtop.profiler.deviceevents import DeviceSample, Topology
 from llmtop.profiler.hardware.costs import FAST_SECONDS, CallCost
 from llmtop.profiler.hardware.gpm import SHORTEST_SECONDS
 from llmtop.profiler.hardware.nvml import NvmlReader

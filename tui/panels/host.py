@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual.content import Content
 
 from llmtop.profiler.breakdown import process_peaks
-from llmtop.profiler.events import HostSample
+from llmtop.profiler.deviceevents import HostSample
 from llmtop.profiler.units import format_bytes, format_rate
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.paint import fit, fit_right, gauge, lines, used_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual.content import Content
 
 from llmtop.profiler import topology
-from llmtop.profiler.events import DeviceSample, LinkSample
+from llmtop.profiler.deviceevents import DeviceSample, LinkSample
 from llmtop.profiler.units import counted, format_rate
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.paint import NOT_KNOWN, fit, fit_right, harmless, lines, sparkline

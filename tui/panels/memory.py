@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from textual.content import Content
 
 from llmtop.profiler.breakdown import process_peaks
-from llmtop.profiler.events import DeviceSample, ProcessSample
+from llmtop.profiler.deviceevents import DeviceSample, ProcessSample
 from llmtop.profiler.units import format_bytes
 from llmtop.tui.view import ENDED, RunView
 from llmtop.tui.widgets.paint import fit, fit_right, gauge, harmless, lines, used_of
