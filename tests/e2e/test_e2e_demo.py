@@ -40,6 +40,7 @@ def test_the_report_adds_up_and_explains_the_peak(demo: Demo) -> None:
 
 def test_what_was_in_use_is_as_predicted_and_what_the_heap_kept_lies_beside_it(demo: Demo) -> None:
     report = _report(demo)
+    assert report.actual_peak_bytes is not None
     assert report.actual_peak_bytes == pytest.approx(report.predicted_peak_bytes, rel=0.03)
     (kept,) = [row for row in report.components if not row.in_peak]
     assert kept.component == "fragmentation" and kept.actual_bytes is not None
