@@ -26,7 +26,14 @@ from llmtop.profiler.units import counted, format_bytes
 from llmtop.trainer.dsconfig import deepspeed_config
 from llmtop.trainer.folders import why_not_writable
 from llmtop.trainer.ops import ops_of
-from llmtop.trainer.records import check_first_record, check_regular, files_under, is_json_lines
+from llmtop.trainer.records import (
+    check_enough,
+    check_first_record,
+    check_regular,
+    check_text_start,
+    files_under,
+    is_json_lines,
+)
 from llmtop.trainer.toolchain import (
     TRITON_CACHE,
     build_problem,
@@ -35,6 +42,7 @@ from llmtop.trainer.toolchain import (
     torch_cuda,
     triton_cache,
 )
+from llmtop.trainer.weightcheck import check_weights
 
 _STACK = ("torch", "deepspeed", "transformers", "tokenizers", "safetensors")
 _BUILTIN_DATA = ("builtin:english",)
@@ -215,9 +223,13 @@ def _data(spec: RunSpec) -> None:
         )
     if path.is_dir() and _is_saved_dataset(path):
         return
-    first = min(files_under(path)) if path.is_dir() else path
+    files = sorted(files_under(path)) if path.is_dir() else [path]
+    check_enough(path, files, spec.world_size, spec.options.seq_len)
+    first = next(file for file in files if file.stat().st_size)
     if is_json_lines(first):
         check_first_record(first, spec.options.text_field)
+    else:
+        check_text_start(first)
 
 
 def _folders(spec: RunSpec, nvme_bytes: int) -> None:
@@ -226,6 +238,7 @@ def _folders(spec: RunSpec, nvme_bytes: int) -> None:
         _tokenizer(Path(expand_user(options.tokenizer)))
     if spec.weights_dir is not None:
         _readable(Path(spec.weights_dir), "model")
+        check_weights(Path(spec.weights_dir))
     if "nvme" in (options.offload_optimizer, options.offload_param):
         _nvme(spec, nvme_bytes)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from llmtop.presets.errors import UsageError, nearest
+from llmtop.profiler.units import counted
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 
+_START_BYTES = 1 << 16
 TEXT_ENCODING = "utf-8-sig"
 """UTF-8; a byte order mark at the start of a file is no part of its text."""
 
@@ -78,6 +81,41 @@ def no_field(what: str, things: str, wanted: str, known: Iterable[str]) -> Usage
     )
 
 
+def check_text_start(path: Path) -> None:
+    """Raise UsageError for a file whose beginning is no text."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(_START_BYTES)
+        # A character that the cut goes through is no error.
+        codecs.getincrementaldecoder(TEXT_ENCODING)().decode(start)
+    except UnicodeDecodeError as error:
+        raise not_text(path, f"{error.reason} at byte {error.start:,}") from error
+    except OSError as error:
+        raise UsageError(f"cannot read {path}", why=error.strerror or str(error)) from error
+    if b"\0" in start:
+        raise not_text(path, f"byte {start.index(0):,} is NUL")
+
+
+def not_text(path: Path, why: str) -> UsageError:
+    return UsageError(
+        f"{path} is not UTF-8 text", why=why, fix="convert it to UTF-8, or take it out of the data"
+    )
+
+
+def check_enough(path: Path, files: Sequence[Path], ranks: int, seq_len: int) -> None:
+    """Raise UsageError where the files cannot hold a sequence for each rank: no token is less than a byte."""
+    held = sum(file.stat().st_size for file in files)
+    if held == 0:
+        raise UsageError(f"data {path} is empty", fix="give a file or folder that holds text")
+    # Each document may begin and end with a token of its own.
+    if held + 2 * len(files) < ranks * seq_len:
+        raise UsageError(
+            f"data {path} holds too little text: {counted(held, 'byte')}",
+            why=f"{counted(ranks, 'sequence')} of {seq_len:,} tokens are needed, each of a byte or more",
+            fix="give more text, or a smaller --seq-len",
+        )
+
+
 def check_first_record(path: Path, text_field: str) -> None:
     """Read as far as the first record and raise UsageError for what training would stumble over there."""
     try:
@@ -87,10 +125,6 @@ def check_first_record(path: Path, text_field: str) -> None:
                     record_text(path, number, line, text_field)
                     return
     except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path} is not UTF-8 text",
-            why=error.reason,
-            fix="convert it to UTF-8, or take it out of the data",
-        ) from error
+        raise not_text(path, error.reason) from error
     except OSError as error:
         raise UsageError(f"cannot read {path}", why=error.strerror or str(error)) from error

@@ -23,7 +23,8 @@ from tests.trainer.supervised import TIMEOUT_SECONDS, worker_command
 
 
 def check(kind: Any = "cpu", **options: Any) -> None:
-    preflight.preflight(recorded_spec(kind, **options))
+    # Of sequences so short any text is enough.
+    preflight.preflight(recorded_spec(kind, **{"seq_len": 2, **options}))
 
 
 @pytest.fixture
@@ -127,6 +128,28 @@ def test_a_tokenizer_folder_must_hold_one(installed: set[str], tmp_path: Path) -
     assert "tokenizer.json" in caught.value.why
     (tmp_path / "tokenizer.json").write_text("{}")
     check(tokenizer=str(tmp_path))
+
+
+def test_data_that_is_empty_too_little_or_no_text_is_refused(installed: set[str], tmp_path: Path) -> None:
+    file = tmp_path / "data.txt"
+    file.touch()
+    for data in (file, tmp_path):
+        with pytest.raises(UsageError, match="is empty"):
+            check(data=str(data))
+    file.write_text("a")
+    with pytest.raises(UsageError, match="too little text: 1 byte") as caught:
+        check(data=str(file), seq_len=128)
+    assert "--seq-len" in caught.value.fix
+    file.write_bytes(b"text\0text" * 100)
+    with pytest.raises(UsageError, match="not UTF-8 text") as caught:
+        check(data=str(file))
+    assert "byte 4 is NUL" in caught.value.why
+    file.write_bytes(b"\xff\xfe" * 100)
+    with pytest.raises(UsageError, match="not UTF-8 text"):
+        check(data=str(file))
+    # A character lies across the end of what is read.
+    file.write_text("\u00e9" * 40_000, encoding="utf-8-sig")
+    check(data=str(file))
 
 
 @pytest.mark.parametrize("where", ["file", "folder"])

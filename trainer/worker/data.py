@@ -9,6 +9,7 @@ import numpy.typing
 from msgspec import Struct
 
 from llmtop.presets.errors import UsageError
+from llmtop.profiler.units import counted
 from llmtop.trainer.worker.place import Place
 
 Ids = numpy.typing.NDArray[Any]
@@ -66,7 +67,7 @@ class Batches:
         sequences = len(tokens) // seq_len
         if sequences < place.world_size:
             raise UsageError(
-                f"{where}: {len(tokens):,} tokens are too few",
+                f"{where}: {counted(len(tokens), 'token')} {'is' if len(tokens) == 1 else 'are'} too few",
                 why=f"{_each(place.world_size)} needs one sequence of {seq_len:,} tokens",
                 fix="give more text, or a smaller --seq-len",
             )

@@ -16,6 +16,7 @@ from llmtop.trainer.records import (
     files_under,
     is_json_lines,
     no_field,
+    not_text,
     record_text,
 )
 
@@ -77,14 +78,14 @@ def _text_file(path: Path) -> Iterator[Piece]:
         with path.open(encoding=TEXT_ENCODING) as file:
             for number, line in enumerate(file, 1):
                 if "\0" in line:
-                    raise _not_text(path, f"line {number} holds a NUL byte")
+                    raise not_text(path, f"line {number} holds a NUL byte")
                 held.append(line)
                 held_chars += len(line)
                 if held_chars >= _PIECE_BYTES:
                     yield Piece("".join(held), False)
                     held, held_chars = [], 0
     except UnicodeDecodeError as error:
-        raise _not_text(path, f"{error.reason} near byte {error.start} of a block") from error
+        raise not_text(path, f"{error.reason} near byte {error.start} of a block") from error
     except OSError as error:
         raise _unreadable(path, error) from error
     yield Piece("".join(held), True)
@@ -97,7 +98,7 @@ def _json_lines(path: Path, text_field: str) -> Iterator[Piece]:
                 if line.strip():
                     yield Piece(record_text(path, number, line, text_field), True)
     except UnicodeDecodeError as error:
-        raise _not_text(path, error.reason) from error
+        raise not_text(path, error.reason) from error
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -121,12 +122,6 @@ def _saved_dataset(path: Path, text_field: str) -> Iterator[Piece]:
         if not isinstance(text, str):
             raise UsageError(f"{path}, row {number}: '{text_field}' is {type(text).__name__}, not text")
         yield Piece(text, True)
-
-
-def _not_text(path: Path, why: str) -> UsageError:
-    return UsageError(
-        f"{path} is not UTF-8 text", why=why, fix="convert it to UTF-8, or take it out of the data"
-    )
 
 
 def _unreadable(path: Path, error: OSError) -> UsageError:
