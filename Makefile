@@ -30,6 +30,7 @@ $(TEST)/.installed: EXTRAS := train,dev
 $(DEMO)/.installed $(TEST)/.installed: pyproject.toml constraints-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "llmtop needs Python 3.11 or newer; say which: make PYTHON=python3.12" >&2; exit 1; }
+	@echo "Making $(@D): installing torch and DeepSpeed takes some minutes, the first time only." >&2
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --disable-pip-version-check -q $(CONSTRAINTS) -e '.[$(EXTRAS)]'
 	touch $@

@@ -139,6 +139,8 @@ class Report(Struct, frozen=True, kw_only=True):
     components: tuple[ComponentReport, ...]
     predicted_peak_bytes: int
     predicted_peak_upper_bytes: int
+    predicted_held_upper_bytes: int
+    """Upper bound of what the allocator, on the CPU kind the process, may hold."""
     actual_peak_bytes: int | None
     peak_error_percent: float | None
     unexplained_bytes: int | None
@@ -224,6 +226,7 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         components=_components(found),
         predicted_peak_bytes=found.predicted_peak_bytes,
         predicted_peak_upper_bytes=prediction.peak_allocated_upper_bytes,
+        predicted_held_upper_bytes=prediction.peak_reserved_bytes[1],
         actual_peak_bytes=found.actual_peak_bytes,
         peak_error_percent=found.error_percent,
         unexplained_bytes=found.unexplained_bytes,

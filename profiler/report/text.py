@@ -24,6 +24,11 @@ from llmtop.profiler.units import (
 _QUANTITY = re.compile(r"(\d) (us|ms|s|B|[KMGTP]iB|tok/s)\b")
 """A number and its unit, which no line break may part."""
 _LABEL, _VALUE = 24, 13
+SMALL_SHARE = 0.005
+"""Of the peak; no error is given for a component that is smaller on both sides."""
+_ERROR_WORDS = (
+    "Error: + where more was predicted than there was, - where less; none for what is below 0.5% of the peak."
+)
 _TOP_KERNELS = 6
 _MARKS = {"critical": "!!", "warning": "! ", "info": "i "}
 
@@ -128,7 +133,7 @@ def _memory(report: Report, width: int) -> Iterator[str]:
     predicted, predicted_sum = print_addends([c.predicted_bytes for c in inside], unit)
     actual, actual_sum = print_addends([*(c.actual_bytes for c in inside), report.unexplained_bytes], unit)
     for component, left, right in zip(inside, predicted, actual, strict=False):
-        yield _row(_words(component), left, right, _error(component.error_percent))
+        yield _row(_words(component), left, right, _component_error(component, report))
     share = (
         "" if report.unexplained_percent is None else f"{format_percent(report.unexplained_percent)} of peak"
     )
@@ -151,7 +156,7 @@ def _outside(report: Report, unit: ColumnUnit) -> Iterator[str]:
     )
     actual, actual_sum = print_addends([report.actual_peak_bytes, *(c.actual_bytes for c in outside)], unit)
     for component, left, right in zip(outside, predicted[1:], actual[1:], strict=True):
-        yield _row(f"+ {_words(component)}", left, right, _error(component.error_percent))
+        yield _row(f"+ {_words(component)}", left, right, _component_error(component, report))
     yield _rule()
     known = all(component.actual_bytes is not None for component in outside)
     whole = "sum = process" if report.device_kind == "cpu" else "sum = device (NVML)"
@@ -166,8 +171,13 @@ def _moments(report: Report, width: int) -> Iterator[str]:
         text += f"; tensors were classified at '{actual}', and workspace is what the peak holds beyond it."
     else:
         text += "; no tensors have been classified yet."
-    text += f" Upper bound of the prediction: {format_bytes(report.predicted_peak_upper_bytes)}."
-    yield from _wrapped(text, width)
+    upper = format_bytes(report.predicted_peak_upper_bytes)
+    if report.device_kind == "cpu":
+        held = format_bytes(report.predicted_held_upper_bytes)
+        text += f" Upper bounds of the prediction: {upper} in use, {held} held by the process."
+    else:
+        text += f" Upper bound of the prediction: {upper} allocated."
+    yield from _wrapped(f"{text} {_ERROR_WORDS}", width)
 
 
 def _hardware(report: Report, width: int) -> Iterator[str]:
@@ -326,6 +336,13 @@ def _error(percent: float | None) -> str:
     if percent is None or abs(percent) >= 1000:
         return ""
     return format_percent(percent, signed=True)
+
+
+def _component_error(component: ComponentReport, report: Report) -> str:
+    """A percentage of next to nothing alarms for nothing."""
+    sizes = (component.predicted_bytes or 0, component.actual_bytes or 0)
+    peak = report.actual_peak_bytes or report.predicted_peak_bytes
+    return "" if max(sizes) < SMALL_SHARE * peak else _error(component.error_percent)
 
 
 def _number(value: float | None) -> str:

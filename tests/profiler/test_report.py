@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.eventlog import EventWriter
@@ -210,3 +211,18 @@ def test_addends_always_add_up(values: list[int | None], unit: ColumnUnit) -> No
     assert sum(shown for _, shown in known) == Decimal(total.replace(",", ""))
     for value, shown in known:
         assert abs(float(shown) - value / unit.size_bytes) <= 1.0001 / 10**unit.decimals
+
+
+def test_what_error_means_is_said_and_small_components_have_none(tmp_path: Path) -> None:
+    run = make_recorded_run(tmp_path)
+    report = build_report(run)
+    text = " ".join(render(report).split())
+    assert "+ where more was predicted" in text
+    assert "in use, " in text and "held by the process" in text
+    peak = report.actual_peak_bytes or 0
+    small = tuple(
+        replace(c, predicted_bytes=0, actual_bytes=round(0.004 * peak), error_percent=-100.0)
+        for c in report.components
+    )
+    alarming = render(replace(report, components=small, peak_error_percent=None))
+    assert "-100.0%" not in alarming
