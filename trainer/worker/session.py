@@ -10,6 +10,7 @@ from typing import Any
 
 import deepspeed
 import torch
+from msgspec import Struct
 
 from llmtop.presets.spec import RunOptions, RunSpec
 from llmtop.profiler.eventlog import EventWriter
@@ -102,8 +103,63 @@ def train_in_group(
     outside: OutsideProbe | None = None,
 ) -> None:
     """One run from its data to its last step, in a process group that is up."""
+    spec = run.spec()
+    built = _build(
+        run, place, device, events, stages, device_used_before_bytes=device_used_before_bytes, outside=outside
+    )
+    # Alike weights came from one seed; dropout must differ between ranks.
+    torch.manual_seed(spec.options.seed + 1 + place.rank)
+    probes = make_probes(
+        built.engine,
+        spec,
+        place,
+        device,
+        events.write,
+        first_step=built.first_step,
+        heap_free_before_bytes=built.heap_free_before_bytes,
+        outside=outside,
+    )
+    checkpointer = Checkpointer(built.engine, built.batches, spec, run.checkpoints_dir, events.write)
+    loop = make_loop(
+        built.engine,
+        built.batches,
+        spec,
+        place,
+        device,
+        probes=probes,
+        callbacks=(*make_reports(spec, place, events.write), checkpointer),
+        stages=stages,
+        stop=stop,
+        exact_steps=EXACT_STEPS if spec.on_cpu and return_freed_memory() else 0,
+    )
+    end = loop.run(built.first_step, spec.options.steps)
+    if outside is not None:
+        outside.measure("end")
+    probes.close()
+    events.write(_finished(end, probes.peaks()))
+
+
+class _Built(Struct, frozen=True, kw_only=True):
+    """What the loop starts from."""
+
+    engine: Any
+    batches: Batches
+    first_step: int
+    heap_free_before_bytes: int
+
+
+def _build(
+    run: RunDir,
+    place: Place,
+    device: torch.device,
+    events: EventWriter,
+    stages: StageLog,
+    *,
+    device_used_before_bytes: int | None,
+    outside: OutsideProbe | None,
+) -> _Built:
+    """Data, ops, model and engine, each a stage of its own; resumed from the newest checkpoint."""
     spec, deepspeed_config = run.spec(), run.deepspeed_config()
-    options = spec.options
     with stages("data"):
         batches = make_batches(run, spec, place)
     ops = ops_of(deepspeed_config)
@@ -125,36 +181,12 @@ def train_in_group(
     if outside is not None:
         outside.measure("engine")
     events.write(describe(engine, model))
-    # Alike weights came from one seed; dropout must differ between ranks.
-    torch.manual_seed(options.seed + 1 + place.rank)
-    probes = make_probes(
-        engine,
-        spec,
-        place,
-        device,
-        events.write,
+    return _Built(
+        engine=engine,
+        batches=batches,
         first_step=first_step,
         heap_free_before_bytes=heap.free_bytes if heap else 0,
-        outside=outside,
     )
-    checkpointer = Checkpointer(engine, batches, spec, run.checkpoints_dir, events.write)
-    loop = make_loop(
-        engine,
-        batches,
-        spec,
-        place,
-        device,
-        probes=probes,
-        callbacks=(*make_reports(spec, place, events.write), checkpointer),
-        stages=stages,
-        stop=stop,
-        exact_steps=EXACT_STEPS if spec.on_cpu and return_freed_memory() else 0,
-    )
-    end = loop.run(first_step, options.steps)
-    if outside is not None:
-        outside.measure("end")
-    probes.close()
-    events.write(_finished(end, probes.peaks()))
 
 
 def build_engine(model: torch.nn.Module, spec: RunSpec, deepspeed_config: dict[str, Any]) -> Any:
