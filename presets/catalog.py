@@ -27,7 +27,8 @@ Kind = Literal["models", "gpus", "recipes"]
 BUILT_IN = Path(__file__).resolve().parent
 """The folder of the presets that come with the program."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.safetensors.index.json", "pytorch_model*.index.json")
+"""An index whose files are not there is a folder of weights that is not whole."""
 _MODEL_KEYS = ("description", "source", "license", "config")
 _GPU_KEYS = (*GpuSpec.__struct_fields__, "description", "alias_of")
 _RATES = tuple(name for name in GpuSpec.__struct_fields__ if name.endswith("_bytes_per_second"))

@@ -238,7 +238,7 @@ def _folders(spec: RunSpec, nvme_bytes: int) -> None:
         _tokenizer(Path(expand_user(options.tokenizer)))
     if spec.weights_dir is not None:
         _readable(Path(spec.weights_dir), "model")
-        check_weights(Path(spec.weights_dir))
+        check_weights(spec)
     if "nvme" in (options.offload_optimizer, options.offload_param):
         _nvme(spec, nvme_bytes)
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from msgspec import Struct
 
+from llmtop.presets.weightfiles import StoredTensor
 from llmtop.trainer.worker.shards import shard_bytes, write_values
-from llmtop.trainer.worker.weightfiles import StoredTensor
 
 _REPORT_SECONDS = 1.0
 

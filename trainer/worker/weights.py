@@ -15,11 +15,11 @@ import torch
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.spec import RunSpec
+from llmtop.presets.weightfiles import BrokenWeights, packed_weights, safetensors_files, stored_tensors
 from llmtop.profiler.events import WeightsLoaded, WeightsRead
 from llmtop.profiler.units import counted
 from llmtop.trainer.worker.quantize import quantization_config
 from llmtop.trainer.worker.stream import CannotStream, StreamPlan, plan_stream, stream_weights
-from llmtop.trainer.worker.weightfiles import packed_weights, safetensors_files, stored_tensors
 
 Report = Callable[[WeightsRead | WeightsLoaded], object]
 
@@ -132,7 +132,7 @@ def _problems_told(spec: RunSpec) -> Iterator[None]:
 
     try:
         yield
-    except (SafetensorError, EOFError, pickle.UnpicklingError, json.JSONDecodeError) as error:
+    except (BrokenWeights, SafetensorError, EOFError, pickle.UnpicklingError, json.JSONDecodeError) as error:
         if _PICKLED_CODE in str(error).lower():
             raise LlmtopError(
                 f"a weights file in {spec.weights_dir} holds more than tensors, and it is not loaded",
