@@ -10,12 +10,9 @@ from llmtop.presets.weightfiles import (
     BrokenWeights,
     bin_files,
     check_bin,
-    packed_weights,
     safetensors_files,
     stored_tensors,
 )
-
-_NAMED = 3
 
 
 def check_weights(spec: RunSpec) -> None:
@@ -27,7 +24,7 @@ def check_weights(spec: RunSpec) -> None:
     try:
         files = safetensors_files(folder)
         if files:
-            _refuse_packed(folder, packed_weights(stored_tensors(files)))
+            stored_tensors(files)
             return
         files = bin_files(folder)
         for file in files:
@@ -49,14 +46,4 @@ def check_weights(spec: RunSpec) -> None:
             f"{folder} holds weights under names that are not looked for",
             why="it must be model.safetensors or pytorch_model.bin, or their parts with an index.json",
             fix="complete the folder, or give its config.json itself to start from random weights",
-        )
-
-
-def _refuse_packed(folder: Path, packed: list[str]) -> None:
-    if packed:
-        rest = f" and {len(packed) - _NAMED} more" if len(packed) > _NAMED else ""
-        raise UsageError(
-            f"the weights in {folder} are packed: {', '.join(packed[:_NAMED])}{rest}",
-            why="8-bit and whole numbers mean nothing without the scales beside them",
-            fix="give the folder with the model's 16-bit weights; --quantization packs them itself",
         )
