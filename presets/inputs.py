@@ -33,7 +33,7 @@ def brief_inputs(spec: RunSpec) -> Inputs:
     full = inputs(spec)
     made = full.tokenizer.startswith(("bytes ", "made "))
     return Inputs(
-        weights=full.weights if spec.weights_dir else "random (real ones: folder)",
+        weights=full.weights if spec.weights_dir else "random (real: a folder)",
         data=spec.options.data,
         tokenizer=full.tokenizer.partition(" (")[0] if made else full.tokenizer,
     )

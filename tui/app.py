@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -18,7 +19,7 @@ from llmtop.profiler.rundir import RunDir, runs_root
 from llmtop.profiler.runstate import Status
 from llmtop.profiler.units import format_bytes
 from llmtop.tui.deeds import Deeds
-from llmtop.tui.feed import ViewArrived
+from llmtop.tui.feed import RunsArrived, ViewArrived
 from llmtop.tui.keys import APP_KEYS, bindings
 from llmtop.tui.requests import LaunchAsked, MonitorAsked, StopAsked
 from llmtop.tui.theme import THEME
@@ -52,6 +53,14 @@ class StopAnswered(Message):
         super().__init__()
         self.refusal = refusal
         self.error = error
+
+
+class StopDialog(ChoiceDialog):
+    """Goes away by itself when its run has ended."""
+
+    def __init__(self, run_id: str, text: Sequence[str], choices: Sequence[Choice]) -> None:
+        super().__init__("Stop this run?", text, choices, "go back, the run goes on")
+        self.run_id = run_id
 
 
 class LlmtopApp(App[int]):
@@ -128,7 +137,7 @@ class LlmtopApp(App[int]):
     def action_help(self) -> None:
         from llmtop.tui.screens.help import HelpScreen
 
-        self.push_screen(HelpScreen())
+        self.push_screen(HelpScreen(getattr(self.screen, "HELP_TITLE", "")))
 
     def _watch(self, run: RunDir) -> None:
         from llmtop.tui.screens.monitor import MonitorScreen
@@ -160,7 +169,7 @@ class LlmtopApp(App[int]):
             Choice("n", "stop without saving", "drop"),
         )
         text = (harmless(run.run_id), "The run ends after the step that it is in.")
-        self.push_screen(ChoiceDialog("Stop this run?", text, choices, "go back, the run goes on"), answered)
+        self.push_screen(StopDialog(run.run_id, text, choices), answered)
 
     @work(thread=True, group="stop")
     def _stop(self, run: RunDir, save: bool) -> None:
@@ -222,6 +231,18 @@ class LlmtopApp(App[int]):
 
     def on_view_arrived(self, message: ViewArrived) -> None:
         self._watched = message.view
+        self._note_end(message.view.state.run_id, message.view.state.status)
+
+    def on_runs_arrived(self, message: RunsArrived) -> None:
+        for row in message.rows:
+            self._note_end(row.run_id, row.status)
+
+    def _note_end(self, run_id: str, status: Status) -> None:
+        """There is nothing left to ask about a run that has ended."""
+        dialog = self.screen
+        if status in ENDED and isinstance(dialog, StopDialog) and dialog.run_id == run_id:
+            dialog.dismiss(None)
+            self.notify(f"The run {_in_words(status)}.")
 
     def action_help_quit(self) -> None:
         """Control and C by habit: it ends nothing, and says what does."""
@@ -239,12 +260,21 @@ class LlmtopApp(App[int]):
         """Leave; what was watched goes on."""
         state = self._watched.state if self._watched is not None else None
         if state is not None and self._watched_goes_on:
-            self.farewell = f"The run goes on. See it again: llmtop attach {state.run_id}"
+            self.farewell = f"The run goes on.\nSee it again: llmtop attach {state.run_id}"
             self.exit(int(ExitCode.DONE), message=self.farewell)
-        elif state is not None and self._start == "monitor":
-            self.exit(int(EXIT_CODES.get(state.status, ExitCode.DONE)))
+        elif state is not None:
+            run_id = state.run_id
+            self.farewell = f"The run {_in_words(state.status)}.\nIts report: llmtop report {run_id}"
+            code = EXIT_CODES.get(state.status, ExitCode.DONE) if self._start == "monitor" else ExitCode.DONE
+            self.exit(int(code), message=self.farewell)
         else:
             self.exit(int(ExitCode.DONE))
+
+
+def _in_words(status: Status) -> str:
+    """After `the run`."""
+    words = {"out_of_memory": "ran out of memory", "lost": "is lost", "stopped": "was stopped"}
+    return words.get(status, status)
 
 
 def run_app(

@@ -18,27 +18,29 @@ class Key(NamedTuple):
     display: str = ""
     """How the key is written; empty: as Textual writes it."""
     footer: bool = True
+    drop: int = 0
+    """In the footer: 0 always stays; the largest goes first when the terminal is narrow."""
 
 
 APP_KEYS: tuple[Key, ...] = (
     Key("q", "quit", "Quit", "leave llmtop; every run goes on"),
     Key("ctrl+q", "quit", "Quit", "the same, also while typing", footer=False),
-    Key("r", "runs", "Runs", "the list of runs"),
-    Key("p", "plan", "Plan", "plan a new run"),
+    Key("r", "runs", "Runs", "the list of runs", drop=9),
+    Key("p", "plan", "Plan", "plan a new run", drop=8),
     Key("question_mark", "help", "Help", "this help", display="?"),
 )
 
 RUNS_KEYS: tuple[Key, ...] = (
     Key("enter", "open", "", "watch the run under the cursor", display="⏎", footer=False),
     Key("s", "stop", "Stop", "end the run under the cursor; asks whether to save first"),
-    Key("f5", "refresh", "Refresh", "read the list again now", display="F5"),
+    Key("f5", "refresh", "Refresh", "read the list again now", display="F5", drop=7),
 )
 
 PLAN_KEYS: tuple[Key, ...] = (
     Key("enter", "edit", "", "type or choose the value under the cursor", display="⏎", footer=False),
     Key("left", "step(-1)", "Less", "previous choice, or half the number", display="←", footer=False),
     Key("right", "step(1)", "More", "next choice, or double the number", display="→", footer=False),
-    Key("backspace", "reset", "Reset", "back to the recipe's value", display="⌫"),
+    Key("backspace", "reset", "Reset", "back to the recipe's value", display="⌫", drop=2),
     Key("x", "clear", "Clear", "take back all edits", footer=False),
     Key("tab", "app.focus_next", "", "to the prediction, to scroll it, and back", footer=False),
     Key("1", "fix(1)", "Apply", "apply a suggested change; 1 is the cheapest", display="1-5"),
@@ -53,8 +55,9 @@ PLAN_KEYS: tuple[Key, ...] = (
 MONITOR_KEYS: tuple[Key, ...] = (
     Key("q", "leave", "Quit (run goes on)", ""),
     Key("s", "stop", "Stop", "end the run; asks whether to save first"),
-    Key("l", "open('log')", "Log", "the job's own output; ← → for other ranks, f to follow"),
-    Key("1", "open('memory')", "Panel", "open a panel over the whole screen", display="1-9"),
+    Key("l", "open('log')", "Log", "the job's own output; ← → for other ranks, f to follow", drop=5),
+    Key("w", "open('switches')", "Switches", "switches: asked for, really on, what each changed", drop=4),
+    Key("1", "open('memory')", "Panel", "open a panel over the whole screen", display="0-9", drop=1),
     Key("2", "open('components')", "", "", footer=False),
     Key("3", "open('loss')", "", "", footer=False),
     Key("4", "open('steps')", "", "", footer=False),
@@ -63,9 +66,10 @@ MONITOR_KEYS: tuple[Key, ...] = (
     Key("7", "open('findings')", "", "", footer=False),
     Key("8", "open('log')", "", "", footer=False),
     Key("9", "open('devices')", "GPUs", "the GPUs: activity, power, clocks, heat, errors", footer=False),
-    Key("w", "open('switches')", "Switches", "asked for, really on, what each changed", footer=False),
-    Key("0", "open('startup')", "Start-up", "how the start went; weights, data and tokenizer", footer=False),
-    Key("escape", "back", "Back", "from a panel to all panels, from there to the runs", display="Esc"),
+    Key(
+        "0", "open('startup')", "Start-up", "start-up: how it went; weights, data and tokenizer", footer=False
+    ),
+    Key("escape", "back", "Back", "from a panel to all panels, then to the runs", display="Esc", drop=2),
     Key("down", "focus_panel(1)", "", "", footer=False),
     Key("up", "focus_panel(-1)", "", "", footer=False),
     Key("right", "focus_panel(1)", "", "", footer=False),
@@ -78,6 +82,25 @@ HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
     ("Plan", PLAN_KEYS),
     ("Monitor", MONITOR_KEYS),
 )
+
+
+_DROPS: dict[str, int] = {key.action: key.drop for _, keys in HELP for key in keys}
+
+
+def leads_here(action: str, title: str) -> bool:
+    """Whether an action opens the screen of that title in `HELP`."""
+    return action in ("runs", "plan") and action == title.lower()
+
+
+def of_least_use(actions: Iterable[str]) -> str | None:
+    """The action to leave out of a footer first; None where all stay."""
+    first = max(actions, key=lambda action: _DROPS.get(action, 0), default=None)
+    return first if first is not None and _DROPS.get(first, 0) else None
+
+
+def help_for(title: str) -> tuple[tuple[str, tuple[Key, ...]], ...]:
+    """All of `HELP`, the keys of the screen of that title first."""
+    return tuple(sorted(HELP, key=lambda section: section[0] != title))
 
 
 def bindings(keys: Iterable[Key]) -> list[BindingType]:

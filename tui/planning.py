@@ -51,6 +51,14 @@ class Draft(Struct, frozen=True, kw_only=True):
         return replace(self, edits={**self.edits, **changes})
 
 
+class Wrong(Struct, frozen=True, kw_only=True):
+    """Why one edit cannot be taken."""
+
+    what: str
+    why: str
+    fix: str
+
+
 class Plan(Struct, frozen=True, kw_only=True):
     """What a draft comes to: a prediction, or the error that stands in its way."""
 
@@ -62,6 +70,10 @@ class Plan(Struct, frozen=True, kw_only=True):
     what: str = ""
     why: str = ""
     fix: str = ""
+    wrong: tuple[str, ...] = ()
+    """Edits that cannot be taken, whatever the others are."""
+    also_wrong: tuple[Wrong, ...] = ()
+    """What is wrong besides `what`."""
 
     @property
     def launchable(self) -> bool:
@@ -78,7 +90,33 @@ def evaluate(draft: Draft, machine: resolve.Machine) -> Plan:
             check_raw_keys(spec)
         return Plan(draft=draft, spec=spec, prediction=predict_with_suggestions(spec), refusals=refusals)
     except LlmtopError as error:
-        return Plan(draft=draft, what=error.what, why=error.why, fix=error.fix)
+        wrong = _wrong_edits(draft, machine)
+        others = {found.what: found for found in wrong.values() if found.what != error.what}
+        return Plan(
+            draft=draft,
+            what=error.what,
+            why=error.why,
+            fix=error.fix,
+            wrong=tuple(wrong),
+            also_wrong=tuple(others.values()),
+        )
+
+
+def _wrong_edits(draft: Draft, machine: resolve.Machine) -> dict[str, Wrong]:
+    """The edits that cannot be taken even alone: a plan tells the first error, these are all of them."""
+    bare = replace(draft, edits={})
+    if _error(bare, machine) is not None:
+        return {}
+    alone = {key: _error(bare.edited(key, value), machine) for key, value in draft.edits.items()}
+    return {key: found for key, found in alone.items() if found is not None}
+
+
+def _error(draft: Draft, machine: resolve.Machine) -> Wrong | None:
+    try:
+        resolve.assemble(layers(draft, machine), name="custom", machine=machine)
+    except LlmtopError as error:
+        return Wrong(what=error.what, why=error.why, fix=error.fix)
+    return None
 
 
 def layers(draft: Draft, machine: resolve.Machine) -> list[resolve.Layer]:

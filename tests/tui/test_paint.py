@@ -18,6 +18,7 @@ from llmtop.tui.widgets.paint import (
     stacked,
     two_sided,
     used_of,
+    wrapped,
 )
 
 WIDTHS = st.integers(min_value=0, max_value=120)
@@ -107,3 +108,15 @@ def test_used_of_says_the_unit_once() -> None:
     assert used_of(9 * 1024**3, 24 * 1024**3) == "9.00/24.0 GiB"
     assert used_of(900 * 1024**2, 24 * 1024**3) == "900 MiB/24.0 GiB"
     assert used_of(None, None) == "n/a/n/a"
+
+
+@given(st.text(), st.integers(2, 60))
+def test_wrapped_rows_fit_and_lose_nothing(text: str, width: int) -> None:
+    shown = harmless(text)
+    rows = wrapped(shown, width)
+    assert all(cell_len(row) <= width for row in rows)
+    assert "".join(rows).replace(" ", "") == shown.replace(" ", "")
+
+
+def test_wrapped_rows_are_indented() -> None:
+    assert wrapped("one two three", 9, "  ") == ["  one two", "  three"]

@@ -139,3 +139,32 @@ async def test_help_lists_the_keys_of_every_screen(root: Path) -> None:
         await wait_for_text(pilot, "Letters of memory", "Nothing is ever guessed")
         await pilot.press("escape")
         await wait_for(pilot, lambda: "Everywhere" not in screen_text(app))
+
+
+async def test_a_run_that_ends_takes_the_question_about_it_away(live: LiveRun, root: Path) -> None:
+    app = LlmtopApp("runs", root=root)
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await wait_for_text(pilot, "20/60")
+        await pilot.press("s")
+        await wait_for_text(pilot, "Stop this run?")
+        live.end("stopped", "asked to")
+        await wait_for_text(pilot, "The run was stopped.", "■ stopped")
+        assert "Stop this run?" not in screen_text(app)
+
+
+@pytest.mark.parametrize(("key", "title"), [("r", "Runs"), ("p", "Plan")])
+async def test_help_begins_with_the_screen_below_it(key: str, title: str, root: Path) -> None:
+    app = LlmtopApp("runs", root=root)
+    async with app.run_test(size=(60, 18)) as pilot:
+        await pilot.press(key, "question_mark")
+        shown = await wait_for_text(pilot, "Esc closes", title, "Everywhere")
+        rows = [row.strip("│─ ▅▇") for row in shown.splitlines()]
+        assert rows.index(title) < rows.index("Everywhere")
+
+
+async def test_help_of_the_monitor_names_the_switches_on_its_first_page(live: LiveRun, root: Path) -> None:
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_for_text(pilot, "20/60")
+        await pilot.press("question_mark")
+        await wait_for_text(pilot, "Esc closes", "w       switches: ")

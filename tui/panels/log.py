@@ -10,7 +10,7 @@ from textual.message import Message
 from textual.reactive import reactive
 
 from llmtop.tui.view import ENDED, LogText, RunView
-from llmtop.tui.widgets.paint import fit, lines
+from llmtop.tui.widgets.paint import lines, wrapped
 from llmtop.tui.widgets.panel import Panel
 
 
@@ -49,7 +49,9 @@ class LogPanel(Panel):
             return Content.styled(_nothing(view, shown), "$muted")
         if self.zoomed:
             return lines([Content(line) for line in shown.lines])
-        return lines([Content(fit(line, width)) for line in shown.lines[-max(height, 1) :]])
+        # Wrapped, as the newest figures stand at the end of a line.
+        rows = [row for line in shown.lines[-max(height, 1) :] for row in wrapped(line, width)]
+        return lines([Content(row) for row in rows[-max(height, 1) :]])
 
     def watch_zoomed(self) -> None:
         # An anchored area stays at its end until a person scrolls away from it.

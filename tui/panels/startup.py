@@ -58,8 +58,15 @@ class StartupPanel(Panel):
             rows += [
                 Content.styled(row, "$muted") for row in textwrap.wrap(nvme_words(view.state.nvme), width)
             ]
-        reads = input_rows(view.spec)
-        rows += [Content(""), *reads] if self.zoomed else reads[: max(0, height - len(rows))]
+        if self.zoomed:
+            return lines(
+                [
+                    *(row.truncate(width, ellipsis=True) for row in rows),
+                    "",
+                    *input_rows(view.spec, width=width),
+                ]
+            )
+        rows += input_rows(view.spec, brief=True)[: max(0, height - len(rows))]
         return lines([row.truncate(width, ellipsis=True) for row in rows])
 
 

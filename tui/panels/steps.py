@@ -75,11 +75,12 @@ def _phases(view: RunView) -> dict[str, float]:
     if rank is None or rank.last_step is None:
         return {**dict.fromkeys(PHASES, 0.0), "rest": 0.0}
     totals = {name: total for name, total in rank.phase_totals.items() if total.steps}
-    if totals:
+    steady = _steady(view)
+    if totals and steady:
         known = {
             name: totals[name].seconds / totals[name].steps if name in totals else 0.0 for name in PHASES
         }
-        seconds = mean(_steady(view))
+        seconds = mean(steady)
     else:
         known = {name: rank.last_step.phase_seconds.get(name) or 0.0 for name in PHASES}
         seconds = rank.last_step.step_seconds
@@ -88,16 +89,17 @@ def _phases(view: RunView) -> dict[str, float]:
 
 def _steady(view: RunView) -> tuple[float, ...]:
     """Step times without the first ones, which compile and allocate and would hide how the others vary."""
-    steady = steady_steps(view.state.series, WARMUP_STEPS)
-    return tuple(seconds for seconds, _ in steady) or view.state.series.step_seconds
+    return tuple(seconds for seconds, _ in steady_steps(view.state.series, WARMUP_STEPS))
 
 
 def _speed(view: RunView) -> Content:
-    seconds, predicted = median(_steady(view)), view.prediction.step_seconds
+    steady, predicted = _steady(view), view.prediction.step_seconds
     foretold = "" if predicted is None else f"   predicted {format_seconds(predicted)}"
     share = utilisation(view.spec, steady_speed(view.state.series))
     mfu = "" if share is None else f"   MFU {format_percent(100 * share.mfu)}"
-    return Content.assemble((format_seconds(seconds), "bold"), " a step", mfu, (foretold, "$muted"))
+    seconds = median(steady) if steady else view.state.series.step_seconds[-1]
+    words = " a step" if steady else " in the newest step, of the warm-up"
+    return Content.assemble((format_seconds(seconds), "bold"), words, mfu, (foretold, "$muted"))
 
 
 def _utilisation(view: RunView) -> Content:
@@ -131,7 +133,8 @@ def _shares(phases: dict[str, float], seconds: float, width: int) -> Content:
 
 def _spread(view: RunView) -> Content:
     steady = _steady(view)
-    words = f"{format_seconds(min(steady))} to {format_seconds(max(steady))} after warm-up"
+    spread = f"{format_seconds(min(steady))} to {format_seconds(max(steady))}" if steady else NOT_AVAILABLE
+    words = f"{spread} after warm-up"
     return Content.styled(words, "$muted")
 
 

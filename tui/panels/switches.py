@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
 from textual.content import Content
 from textual.reactive import reactive
 
 from llmtop.profiler.switches import Measured, Switch, measure, switches
 from llmtop.profiler.units import format_bytes, format_percent
 from llmtop.tui.view import RunView
-from llmtop.tui.widgets.paint import fit, fit_right, harmless, lines
+from llmtop.tui.widgets.paint import fit, fit_right, harmless, lines, wrapped
 from llmtop.tui.widgets.panel import Panel
 
 _MARKS = {True: ("✓", "$text-success"), False: ("✗", "$text-error"), None: ("?", "$muted")}
+_OFF = ("·", "$muted")
+_LEGEND = ("✓ on   ✗ not as asked for   ? nothing tells", "· off, or as it is without asking")
 _LABEL_CELLS, _TIME_CELLS, _PEAK_CELLS = 14, 9, 12
 _LEAST_ASKED_CELLS, _MOST_ASKED_CELLS = 10, 32
 _MARK_CELLS = 2
@@ -44,6 +47,7 @@ class SwitchesPanel(Panel):
         rows = [Content.styled(fit(head, width), "$muted")]
         for switch in sorted(found, key=_quiet):
             rows += _rows(switch, asked, width)
+        rows += [Content(""), *(Content.styled(row, "$muted") for row in _LEGEND)]
         if self.others is None:
             rows.append(Content.styled("reading the other runs", "$muted"))
         return lines(rows)
@@ -55,34 +59,42 @@ def _quiet(switch: Switch) -> bool:
 
 
 def _rows(switch: Switch, asked: int, width: int) -> list[Content]:
-    mark, style = _MARKS[switch.on]
+    mark, style = _OFF if switch.is_off and switch.on is not False else _MARKS[switch.on]
     setting = harmless(switch.asked)
     name = Content.assemble((f"{mark} ", style), fit(switch.label, _LABEL_CELLS))
     change = Content.assemble(name, fit(setting, asked), _change(switch))
-    told = [harmless(switch.evidence)]
+    against = _against(switch)
+    in_row = change.cell_length + against.cell_length <= width
+    told = [setting] if cell_len(setting) > asked else []
+    told.append(harmless(switch.evidence))
     if switch.compared_run is not None:
         if switch.key in _CHANGE_THE_STEP:
             told.append(f"tokens/s {format_percent(switch.tokens_percent, signed=True)}")
         told += [harmless(switch.note)] if switch.note else []
-        told.append(f"against {harmless(switch.compared_run)}")
+        other = "" if in_row else f"{harmless(switch.compared_setting or '')}, "
+        told.append(f"against {other}run {harmless(switch.compared_run)}")
     elif not switch.is_off:
+        told += [] if in_row else [f"against {against.plain.strip()}"]
         told.append("no run differs in it alone")
-    detail = Content.styled("  " + "; ".join(told), "$muted")
-    return [change.truncate(width, ellipsis=True), detail.truncate(width, ellipsis=True)]
+    details = [Content.styled(row, "$muted") for row in wrapped("; ".join(told), width, "  ")]
+    return [Content.assemble(change, against) if in_row else change, *details]
+
+
+def _against(switch: Switch) -> Content:
+    """How the other run, or the prediction, has the switch; a run by the end of its id, as lists have it."""
+    if switch.compared_setting is None:
+        return Content("")
+    run = f", run {switch.compared_run[-_ID_END:]}" if switch.compared_run is not None else ""
+    return Content.styled(f"  {harmless(switch.compared_setting + run)}", "$muted")
 
 
 def _change(switch: Switch) -> Content:
-    against = (f"  {harmless(switch.compared_setting or '')}", "$muted")
     if switch.compared_run is not None:
         return Content.assemble(
             (fit_right(format_percent(switch.step_percent, signed=True), _TIME_CELLS), "bold"),
             (fit_right(format_bytes(switch.peak_bytes_change, signed=True), _PEAK_CELLS), "bold"),
-            against,
-            (f" …{harmless(switch.compared_run[-_ID_END:])}", "$muted"),
         )
     if switch.predicted_bytes_change is not None:
         size = format_bytes(switch.predicted_bytes_change, signed=True)
-        return Content.assemble(
-            (fit_right("predicted", _TIME_CELLS), "$muted"), fit_right(size, _PEAK_CELLS), against
-        )
+        return Content.assemble((fit_right("predicted", _TIME_CELLS), "$muted"), fit_right(size, _PEAK_CELLS))
     return Content.styled(fit_right("not measured", _TIME_CELLS + _PEAK_CELLS), "$muted")

@@ -11,8 +11,8 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from llmtop.tui.keys import HELP, Key
-from llmtop.tui.widgets.paint import fit
+from llmtop.tui.keys import Key, help_for
+from llmtop.tui.widgets.paint import fit, wrapped
 from llmtop.tui.widgets.palette import COMPONENTS
 
 NOTES = (
@@ -22,28 +22,42 @@ NOTES = (
 )
 
 
+_KEY_CELLS = 10
+
+
 class HelpScreen(ModalScreen[None]):
-    """Scrolls; Escape, q or ? closes it."""
+    """Begins with the keys of the screen below it; scrolls; Escape, q or ? closes it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,question_mark,q", "dismiss", "Close", key_display="Esc")
     ]
 
+    def __init__(self, title: str = "") -> None:
+        super().__init__()
+        self._title = title
+
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help") as box:
             box.border_title = "Help"
             box.border_subtitle = "Esc closes"
-            yield Static(_text(), markup=False)
+            yield Static(markup=False)
 
     def on_mount(self) -> None:
         self.query_one("#help").focus()
 
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._paint)
 
-def _text() -> Content:
+    def _paint(self) -> None:
+        width = self.query_one("#help", VerticalScroll).scrollable_content_region.width
+        self.query_one("#help Static", Static).update(_text(self._title, max(20, width)))
+
+
+def _text(first: str, width: int) -> Content:
     rows: list[Content] = []
-    for title, keys in HELP:
+    for title, keys in help_for(first):
         rows.append(Content.styled(title, "bold $text-primary"))
-        rows += [_row(key) for key in keys if key.help]
+        rows += [row for key in keys if key.help for row in _rows(key, width)]
         rows.append(Content(""))
     rows.append(Content.styled("Letters of memory", "bold $text-primary"))
     swatches = list(COMPONENTS.values())
@@ -56,5 +70,7 @@ def _text() -> Content:
     return Content("\n").join(rows)
 
 
-def _row(key: Key) -> Content:
-    return Content.assemble((fit(f"  {key.display or key.key}", 10), "bold $text-accent"), key.help)
+def _rows(key: Key, width: int) -> list[Content]:
+    first, *more = wrapped(key.help, width - _KEY_CELLS)
+    head = Content.assemble((fit(f"  {key.display or key.key}", _KEY_CELLS), "bold $text-accent"), first)
+    return [head, *(Content(" " * _KEY_CELLS + row) for row in more)]

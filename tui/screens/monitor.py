@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 from typing import ClassVar
 
-from textual import work
+from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Container
 from textual.reactive import reactive
 from textual.screen import Screen
-from textual.widgets import Footer
 
 from llmtop.profiler.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.switches import Measured, read_others
@@ -30,6 +29,7 @@ from llmtop.tui.panels.steps import StepsPanel
 from llmtop.tui.panels.switches import SwitchesPanel
 from llmtop.tui.requests import RunsAsked, StopAsked
 from llmtop.tui.view import ENDED, LogText, RunView
+from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import harmless
 from llmtop.tui.widgets.panel import Panel
 from llmtop.tui.widgets.runheader import RunHeader
@@ -53,6 +53,8 @@ PANELS: tuple[tuple[str, type[Panel]], ...] = (
 class MonitorScreen(Screen[None]):
     """All panels at once, or one of them over the whole screen."""
 
+    HELP_TITLE: ClassVar[str] = "Monitor"
+    """Of its keys in the help."""
     BINDINGS: ClassVar[list[BindingType]] = bindings(MONITOR_KEYS)
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (64, "-normal"), (130, "-wide")]
     VERTICAL_BREAKPOINTS = [(0, "-short"), (18, "-tall")]
@@ -81,7 +83,7 @@ class MonitorScreen(Screen[None]):
                 if isinstance(panel, SwitchesPanel):
                     panel.data_bind(MonitorScreen.others)
                 yield panel
-        yield Footer(show_command_palette=False, compact=True)
+        yield KeyFooter()
 
     def on_mount(self) -> None:
         self.add_class("-starting")
@@ -142,6 +144,11 @@ class MonitorScreen(Screen[None]):
         if action in ("stop", "leave"):
             return self.view is None or self.view.state.status not in ENDED
         return True
+
+    def on_key(self, event: events.Key) -> None:
+        """A key that the footer has no more of still gets an answer."""
+        if event.key == "s" and not self.check_action("stop", ()):
+            self.notify("It has ended already.")
 
     @property
     def settled(self) -> bool:

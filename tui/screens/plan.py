@@ -6,14 +6,14 @@ import textwrap
 from collections.abc import Callable
 from typing import ClassVar
 
-from textual import work
+from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import Footer, OptionList, Static
+from textual.widgets import OptionList, Static
 
 from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
@@ -21,9 +21,10 @@ from llmtop.tui.keys import PLAN_KEYS, bindings
 from llmtop.tui.planning import RECIPE, Draft, Plan, broken, choices, evaluate, is_open, shown, stepped
 from llmtop.tui.requests import LaunchAsked
 from llmtop.tui.widgets.editor import Editor
+from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import harmless, two_sided
 from llmtop.tui.widgets.planrows import HELP, PlanRows, source_words
-from llmtop.tui.widgets.predicted import PredictedPane, verdict
+from llmtop.tui.widgets.predicted import PredictedPane, offered, verdict
 
 FIRST_RECIPE = "cpu-demo"
 """What a plan starts from when nothing was named: it runs on any machine."""
@@ -50,6 +51,8 @@ class HelpArea(Static):
 class PlanScreen(Screen[None]):
     """Options on the left, their prediction on the right."""
 
+    HELP_TITLE: ClassVar[str] = "Plan"
+    """Of its keys in the help."""
     BINDINGS: ClassVar[list[BindingType]] = bindings(PLAN_KEYS)
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (64, "-normal"), (130, "-wide")]
 
@@ -70,7 +73,7 @@ class PlanScreen(Screen[None]):
                 yield HelpArea(id="option-help", markup=False)
                 yield Editor()
             yield PredictedPane()
-        yield Footer(show_command_palette=False, compact=True)
+        yield KeyFooter()
 
     def on_mount(self) -> None:
         self.query_one(PlanRows).focus()
@@ -167,6 +170,7 @@ class PlanScreen(Screen[None]):
             return
         key = self.query_one(PlanRows).key
         value = shown(key, self.plan, self._last_spec)
+        self.app.clear_notifications()
         self.query_one("#choosing").add_class("-editing")
         self.query_one(Editor).open(key, value, choices(key), is_open(key))
 
@@ -196,6 +200,8 @@ class PlanScreen(Screen[None]):
         value = stepped(key, shown(key, self.plan, self._last_spec), by)
         if value is not None:
             self._keep(self._draft.edited(key, value))
+        else:
+            self._say("It has no steps: type it after Enter.")
 
     def action_reset(self) -> None:
         self._keep(self._draft.reset(self.query_one(PlanRows).key))
@@ -204,9 +210,11 @@ class PlanScreen(Screen[None]):
         self._keep(Draft(recipe=self._draft.recipe))
 
     def action_fix(self, number: int) -> None:
-        found = self.plan.prediction.suggestions if self.plan and self.plan.prediction else ()
+        found = offered(self.plan) if self.plan is not None else ()
         if number <= len(found):
             self._keep(self._draft.changed(found[number - 1].change))
+        else:
+            self._say(f"There is no change {number}.")
 
     # --- launching -------------------------------------------------------------------------------
 
@@ -217,6 +225,24 @@ class PlanScreen(Screen[None]):
             return True if launch else None
         return fix if action == "fix" else True
 
+    def on_key(self, event: events.Key) -> None:
+        """A key that can do nothing now says why."""
+        plan = self.plan
+        if plan is None:
+            if event.key == "l":
+                self._say("This machine is still being looked at.")
+        elif event.key == "l" and not plan.launchable:
+            problem = plan.refusals[0] if plan.refusals else plan
+            fix = f"\nfix: {problem.fix}" if problem.fix else ""
+            self._say(f"{problem.what}{fix}", title="Cannot be launched")
+        elif event.key in "12345" and not _offers(plan)[1]:
+            self._say("There is no change to apply.")
+
+    def _say(self, text: str, title: str = "") -> None:
+        words = "\n".join(harmless(line) for line in text.splitlines())
+        self.app.clear_notifications()
+        self.notify(words, title=title, severity="warning", timeout=5, markup=False)
+
     def action_launch(self) -> None:
         plan = self.plan
         if plan is not None and plan.spec is not None and plan.prediction is not None and plan.launchable:
@@ -225,4 +251,4 @@ class PlanScreen(Screen[None]):
 
 def _offers(plan: Plan) -> tuple[bool, bool]:
     """Whether it can be launched, and whether there is a fix to apply."""
-    return plan.launchable, plan.prediction is not None and bool(plan.prediction.suggestions)
+    return plan.launchable, bool(offered(plan))

@@ -14,7 +14,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import DataTable, Footer, Static
+from textual.widgets import DataTable, Static
 
 from llmtop.profiler.rundir import RunDir
 from llmtop.profiler.units import format_bytes, format_count, format_seconds
@@ -22,6 +22,7 @@ from llmtop.tui.feed import RunsArrived, RunsFeed, follow_runs
 from llmtop.tui.keys import RUNS_KEYS, bindings
 from llmtop.tui.requests import MonitorAsked, StopAsked
 from llmtop.tui.view import ENDED, STATUS_MARKS, RunRow
+from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import fit, fit_right, harmless
 
 
@@ -97,6 +98,8 @@ class RunTable(DataTable[Text]):
 class RunsScreen(Screen[None]):
     """The start: a table that keeps its cursor on its run while it is refreshed."""
 
+    HELP_TITLE: ClassVar[str] = "Runs"
+    """Of its keys in the help."""
     BINDINGS: ClassVar[list[BindingType]] = bindings(RUNS_KEYS)
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
@@ -115,7 +118,7 @@ class RunsScreen(Screen[None]):
         yield Static(id="runs-head", markup=False)
         yield RunTable(cursor_type="row", cell_padding=0)
         yield Static("looking for runs", id="runs-note", markup=False)
-        yield Footer(show_command_palette=False, compact=True)
+        yield KeyFooter()
 
     def on_mount(self) -> None:
         self.query_one(RunTable).focus()

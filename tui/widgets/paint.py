@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len, chop_cells, set_cell_size
 from textual.content import Content
 
 from llmtop.profiler.units import format_bytes
@@ -57,6 +57,18 @@ def used_of(used: float | None, total: float | None) -> str:
 
 def lines(parts: Iterable[Content | str]) -> Content:
     return Content("\n").join([part if isinstance(part, Content) else Content(part) for part in parts])
+
+
+def wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    """Rows of at most `width` cells, broken at spaces where there are any, each begun by `indent`."""
+    room = max(1, width - cell_len(indent))
+    rows: list[str] = []
+    for word in text.split(" "):
+        if rows and cell_len(rows[-1]) + 1 + cell_len(word) <= room:
+            rows[-1] += f" {word}"
+            continue
+        rows += chop_cells(word, room) or [""]
+    return [indent + row for row in rows]
 
 
 def two_sided(left: Content, right: Content, width: int) -> Content:

@@ -32,7 +32,7 @@ _MARKS: dict[ValueSource, str] = {
 
 
 class PlanRows(OptionList):
-    """Shows a plan; a row is painted again only when its text has changed."""
+    """Shows a plan; a row is painted again only when its text has changed. Its cursor stops at the ends."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select", "Edit", key_display="⏎")]
 
@@ -47,6 +47,20 @@ class PlanRows(OptionList):
         """Of the row under the cursor."""
         option = self.highlighted_option
         return option.id if option is not None and option.id is not None else RECIPE
+
+    def action_cursor_up(self) -> None:
+        if self.highlighted != self._ends[0]:
+            super().action_cursor_up()
+
+    def action_cursor_down(self) -> None:
+        if self.highlighted != self._ends[1]:
+            super().action_cursor_down()
+
+    @property
+    def _ends(self) -> tuple[int, int]:
+        """The first and the last row that the cursor can be on."""
+        free = [at for at, option in enumerate(self.options) if not option.disabled]
+        return free[0], free[-1]
 
     def show(self, plan: Plan, last_spec: RunSpec | None) -> None:
         """Bring every row to `plan`; `last_spec` fills in where the plan has an error."""
@@ -72,9 +86,10 @@ class PlanRows(OptionList):
     def _prompt(self, plan: Plan, key: str, width: int) -> Content:
         value = harmless(shown(key, plan, self._last_spec))
         mark = _mark(plan, self._last_spec, key)
-        style = "bold $text-accent" if mark == "*" else "$foreground"
+        colour = {"*": "$text-accent", "✗": "$text-error"}.get(mark)
+        style = f"bold {colour}" if colour else "$foreground"
         return Content.assemble(
-            (f"{mark} ", "$text-accent" if mark == "*" else "$muted"),
+            (f"{mark} ", colour or "$muted"),
             (fit(key, _LABEL_CELLS), "$muted"),
             (fit(value, max(4, width - _LABEL_CELLS - 2)), style),
         )
@@ -83,6 +98,8 @@ class PlanRows(OptionList):
 def _mark(plan: Plan, last_spec: RunSpec | None, key: str) -> str:
     if key == RECIPE:
         return " "
+    if any(name.split(".")[0] == key for name in plan.wrong):
+        return "✗"
     if any(name.split(".")[0] == key for name in plan.draft.edits):
         return "*"
     came_from = _origin(plan, last_spec, key)
@@ -98,6 +115,8 @@ def _origin(plan: Plan, last_spec: RunSpec | None, key: str) -> Provenance | Non
 
 def source_words(plan: Plan, last_spec: RunSpec | None, key: str) -> str:
     """Where the value of a row came from."""
+    if any(name.split(".")[0] == key for name in plan.wrong):
+        return "cannot be taken; backspace takes it back"
     came_from = _origin(plan, last_spec, key)
     if came_from is None:
         return ""

@@ -11,7 +11,7 @@ from textual.reactive import reactive
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import breakdown
-from llmtop.profiler.memory.result import Component, Prediction, Suggestion
+from llmtop.profiler.memory.result import MOMENT_WORDS, Component, Prediction, Suggestion
 from llmtop.profiler.runstate import RunState
 from llmtop.profiler.units import format_bytes, format_count, format_seconds, format_tokens_rate
 from llmtop.tui.planning import Plan
@@ -69,20 +69,22 @@ class PredictedPane(VerticalScroll):
 
 def _rows(plan: Plan, width: int, height: int) -> list[Content]:
     if plan.spec is None or plan.prediction is None:
-        return _problem(plan.what, plan.why, plan.fix)
-    rows: list[Content] = []
+        rows = _problem(plan.what, plan.why, plan.fix)
+        for wrong in plan.also_wrong:
+            rows += [Content(""), *_problem(wrong.what, wrong.why, wrong.fix)]
+        return rows
+    rows = []
     for refusal in plan.refusals:
         rows += [*_problem(refusal.what, refusal.why, refusal.fix), Content("")]
-    fixes = _fixes(plan.prediction, width)
+    fixes = _fixes(plan, width)
     beside = _elsewhere(plan.prediction)
-    reads = input_rows(plan.spec, _LABEL_CELLS, "tokens")
+    reads = input_rows(plan.spec, _LABEL_CELLS, "tokens", width=width)
     parts = _parts(plan.spec, plan.prediction)
-    room = height - len(rows) - _PEAK_ROWS - len(beside) - len(fixes)
-    if room < len(parts) + _rows_high(reads, width):
-        shown = len(reads) if room >= len(parts) + len(reads) else 1
-        reads = [row.truncate(width, ellipsis=True) for row in reads[:shown]]
-    room -= _rows_high(reads, width)
-    rows += _peak(plan.spec, plan.prediction, parts, width, max(room, _FEWEST_COMPONENTS))
+    room = height - _rows_high(rows, width) - _PEAK_ROWS - len(beside) - len(fixes)
+    if room < len(parts) + len(reads):
+        reads = input_rows(plan.spec, _LABEL_CELLS, "tokens", brief=True, width=width)
+    room -= len(reads)
+    rows += _peak(plan, parts, width, max(room, _FEWEST_COMPONENTS))
     return [*rows, *beside, *reads, *fixes]
 
 
@@ -105,19 +107,19 @@ def _parts(spec: RunSpec, prediction: Prediction) -> dict[Component, int]:
     return {row.component: row.predicted_bytes for row in compared if row.predicted_bytes}
 
 
-def _peak(
-    spec: RunSpec, prediction: Prediction, parts: dict[Component, int], width: int, room: int
-) -> list[Content]:
+def _peak(plan: Plan, parts: dict[Component, int], width: int, room: int) -> list[Content]:
+    spec, prediction = plan.spec, plan.prediction
+    if spec is None or prediction is None:
+        return []
     total = sum(parts.values())
     memory = prediction.device_memory_bytes
     share = memory / spec.options.gpus if memory is not None and spec.on_cpu else memory
     scale = max(total, share or 0) or 1
     segments = [Segment(component(c).letter, component(c).colour, size) for c, size in parts.items()]
-    words, style = _fits_words(prediction.fits)
+    # What cannot run is not told to fit: its figures alone are.
+    fits = [] if plan.refusals else [verdict(plan), ("  ", "")]
     rows = [
-        Content.assemble(
-            (words, style), ("  peak ", "$muted"), (format_bytes(prediction.peak_allocated_bytes), "bold")
-        ),
+        Content.assemble(*fits, ("peak ", "$muted"), (format_bytes(prediction.peak_allocated_bytes), "bold")),
         stacked(segments, scale, width, limit=share),
         Content.assemble(
             ("needs up to ", "$muted"),
@@ -125,7 +127,7 @@ def _peak(
             (" of ", "$muted"),
             format_bytes(memory),
         ),
-        Content.assemble(("peak at ", "$muted"), prediction.peak_moment.replace("_", " ")),
+        Content.assemble(("peak at ", "$muted"), MOMENT_WORDS[prediction.peak_moment]),
     ]
     ordered = sorted(parts.items(), key=lambda part: -part[1])
     rows += [_component_row(name, size, total, width) for name, size in ordered[:room]]
@@ -166,11 +168,18 @@ def _elsewhere(prediction: Prediction) -> list[Content]:
     ]
 
 
-def _fixes(prediction: Prediction, width: int) -> list[Content]:
-    shown = prediction.suggestions[:MOST_FIXES]
-    if not shown:
+def offered(plan: Plan) -> tuple[Suggestion, ...]:
+    """The changes that can be applied; none of them makes a run work that cannot."""
+    if plan.prediction is None or plan.refusals:
+        return ()
+    return plan.prediction.suggestions[:MOST_FIXES]
+
+
+def _fixes(plan: Plan, width: int) -> list[Content]:
+    shown = offered(plan)
+    if not shown or plan.prediction is None:
         return []
-    title = "to use the room" if prediction.fits else "to make it fit"
+    title = "to use the room" if plan.prediction.fits else "to make it fit"
     rows = [Content.styled(f"{title}, press its number", "bold $text-primary")]
     for number, suggestion in enumerate(shown, start=1):
         rows += _fix(number, suggestion, width)
