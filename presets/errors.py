@@ -7,6 +7,8 @@ traceback and ends with its exit code. Anything else that is raised is a bug and
 from __future__ import annotations
 
 import difflib
+import json
+import re
 from collections.abc import Callable, Iterable
 from enum import IntEnum
 
@@ -115,6 +117,13 @@ def _is_initials(word: str, name: str) -> bool:
     return len(word) >= _SHORTEST_START and word == "".join(part[:1] for part in name.split("-"))
 
 
+def written(value: object) -> str:
+    """A value as files have it, so that nobody meets Python's True: true, null, 1e-5, 'text'."""
+    if isinstance(value, float):
+        return re.sub(r"e([+-])0+", r"e\1", repr(value)).replace("e+", "e")
+    return repr(value) if isinstance(value, str) else json.dumps(value, default=str)
+
+
 def unknown_key(where: str, key: str, known: Iterable[str], *, otherwise: str = "") -> UsageError:
     """The error for a key that nothing reads, naming the file or option and the nearest known key.
 
@@ -135,4 +144,6 @@ def bad_value(
     """
     guess = nearest(str(value), candidates)
     fix = f"did you mean '{guess}'?" if guess else fix or f"use {expected}"
-    return UsageError(f"{where}: {key} = {value!r} is not valid", why=f"{key} takes {expected}", fix=fix)
+    return UsageError(
+        f"{where}: {key} = {written(value)} is not valid", why=f"{key} takes {expected}", fix=fix
+    )

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from llmtop.presets.errors import written
 from llmtop.presets.rule import Refusal, Rule
 from llmtop.presets.spec import DTYPE_SPELLINGS, RunSpec
 
@@ -121,7 +122,7 @@ def contradictions(spec: RunSpec) -> Iterator[Refusal]:
         shown = getattr(spec.options, owned.option, wanted)
         yield Refusal(
             rule=f"contradiction of {owned.option}",
-            what=f"deepspeed.{owned.path} = {given!r}, but {owned.option} = {shown!r}",
+            what=f"deepspeed.{owned.path} = {written(given)}, but {owned.option} = {written(shown)}",
             why="the prediction and the training loop follow the option",
             fix=f"say it once: set {owned.to_set} and leave deepspeed.{owned.path} out",
         )

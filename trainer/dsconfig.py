@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from llmtop.presets.errors import UsageError
+from llmtop.presets.errors import UsageError, written
 from llmtop.presets.rules_deepspeed import OWNED
 from llmtop.presets.spec import RunOptions, RunSpec
 from llmtop.trainer.dsimport.check import check
@@ -133,7 +133,7 @@ def _refuse_contradictions(raw: dict[str, Any], spec: RunSpec) -> None:
         wanted = owned.value(spec)
         if present and given != wanted:
             raise UsageError(
-                f"deepspeed.{owned.path} = {given!r} contradicts {owned.option} ({wanted!r})",
+                f"deepspeed.{owned.path} = {written(given)} contradicts {owned.option} ({written(wanted)})",
                 why="the prediction and the training loop follow the option",
                 fix=f"set {owned.to_set} and leave deepspeed.{owned.path} out",
             )
@@ -143,7 +143,7 @@ def _refuse_foreign_optimizer(raw: dict[str, Any]) -> None:
     kind, present = _lookup(raw, "optimizer.type")
     if present and str(kind).lower() not in ("adam", "adamw"):
         raise UsageError(
-            f"deepspeed.optimizer.type = {kind!r} is not an optimizer of llmtop",
+            f"deepspeed.optimizer.type = {written(kind)} is not an optimizer of llmtop",
             why="memory and learning rate follow the optimizer option, which is a kind of AdamW",
             fix="leave deepspeed.optimizer.type out and set --optimizer",
         )

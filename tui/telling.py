@@ -14,7 +14,7 @@ import textwrap
 WIDEST = 100
 NARROWEST = 40
 
-_WHOLE = re.compile(r"\bllmtop [^\s,;:)]+(?: [^\s,;:)]+)?|--[a-z][\w-]* [^\s,;:)]+")
+_WHOLE = re.compile(r"\bllmtop [^\s,;:)]+(?: [^\s,;:)]+)?|(?<!\S)--[a-z][\w-]* [^\s,;:)]+")
 """Words that are copied together: a command with its first arguments, an option with its value."""
 _LEAD = re.compile(r" *(?:(?:why|fix): |\S{1,16}(?: \S{1,16})? {2,})?")
 """The indent of a line and its label, which its later lines stand under."""
@@ -46,13 +46,21 @@ def fit(line: str, width: int) -> list[str]:
         return [line]
     match = _LEAD.match(line)
     lead = match.group() if match else ""
-    hang = " " * (len(lead) if len(lead) <= width // 2 else 4)
-    glued = _WHOLE.sub(lambda found: found.group().replace(" ", _GLUE), line[len(lead) :])
+    hang = " " * (len(lead) if 0 < len(lead) <= width // 2 else 2)
+    room = width - len(hang)
+
+    def glue(found: re.Match[str]) -> str:
+        words = found.group()
+        # A command that is longer than a line is still to be copied in one piece.
+        whole = words.startswith("llmtop") or len(words) <= room
+        return words.replace(" ", _GLUE) if whole else words
+
+    glued = _WHOLE.sub(glue, line[len(lead) :])
     parts = textwrap.wrap(
         glued,
         width,
         initial_indent=lead,
-        subsequent_indent=hang or "  ",
+        subsequent_indent=hang,
         break_long_words=False,
         break_on_hyphens=False,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmtop.presets.errors import UsageError, nearest
+from llmtop.presets.errors import UsageError, nearest, written
 from llmtop.presets.hf.family import Family
 from llmtop.presets.hf.gpt_families import GPT_FAMILIES
 from llmtop.presets.hf.llama_families import LLAMA_FAMILIES
@@ -132,7 +132,7 @@ def _rename(config: dict[str, Any], family: Family, where: str) -> None:
             config[key] = value
         elif value is not None and value != config[key]:
             raise ConfigReader(config, where).contradiction(
-                f"{key} = {config[key]!r} and {alias} = {value!r} contradict each other",
+                f"{key} = {written(config[key])} and {alias} = {written(value)} contradict each other",
                 "both keys mean the same",
             )
 

@@ -170,7 +170,7 @@ def test_window_and_softcaps() -> None:
         ({"hidden_size": -48}, ("hidden_size", "-48", "whole number")),
         ({"hidden_size": 0}, ("hidden_size", "whole number")),
         ({"hidden_size": 48.0}, ("hidden_size", "48.0")),
-        ({"hidden_size": True}, ("hidden_size", "True")),
+        ({"hidden_size": True}, ("hidden_size", "true")),
         ({"hidden_size": "48"}, ("hidden_size", "'48'")),
         ({"vocab_size": 10**40}, ("vocab_size", "whole number")),
         ({"attention_bias": "no"}, ("attention_bias", "true or false")),

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llmtop.presets.errors import nearest
+from llmtop.presets.errors import nearest, written
 from llmtop.trainer.dsimport.hints import hint, is_remark
 from llmtop.trainer.dsimport.keys import BLOCKS, DEEPSPEED_SERIES, MEANINGFUL_AUTO, REMOVED, Block
 from llmtop.trainer.dsimport.problem import Findings, Problem
@@ -93,17 +93,17 @@ def _keep(
             clean[usual] = _check_block(table, value, autos, findings) if table in BLOCKS else value
         else:
             findings.refuse(
-                full, f"is {value!r}, and DeepSpeed wants an object in braces", _block_fix(full, value)
+                full, f"is {written(value)}, and DeepSpeed wants an object in braces", _block_fix(full, value)
             )
     else:
         try:
             read = read_value(key, value)
         except BadValue as error:
-            findings.refuse(full, f"{value!r} {error.why}", error.fix or f"give {key.expected}")
+            findings.refuse(full, f"{written(value)} {error.why}", error.fix or f"give {key.expected}")
             return
         clean[usual] = read.value
         if read.note:
-            findings.warn(full, f"{value!r} {read.note}", f"write {_as_json(read.value)}")
+            findings.warn(full, f"{written(value)} {read.note}", f"write {_as_json(read.value)}")
 
 
 def _name(block: Block, spelled: str) -> str | None:

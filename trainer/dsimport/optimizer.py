@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmtop.presets.errors import nearest
+from llmtop.presets.errors import nearest, written
 from llmtop.presets.rules_optimizer import CPU_PARAMS, FUSED_PARAMS, TORCH_PARAMS
 from llmtop.trainer.dsimport.check import AUTO
 from llmtop.trainer.dsimport.conflicts import section
@@ -87,7 +87,8 @@ def _read_params(
             if value is not None:
                 options[option] = float(value)
     else:
-        findings.refuse("optimizer.params.betas", f"is {betas!r}, not two numbers", "write [0.9, 0.95]")
+        what = f"is {written(betas)}, not two numbers"
+        findings.refuse("optimizer.params.betas", what, "write [0.9, 0.95]")
 
 
 def _refuse_optimizer(kind: str, findings: Findings) -> None:
@@ -177,7 +178,8 @@ def _report_fixed(full: str, key: str, value: Any, findings: Findings) -> None:
     """Parameters of a schedule for which llmtop has one fixed value."""
     fixed = {"warmup_min_lr": 0, "warmup_min_ratio": 0, "last_batch_iteration": -1, "warmup_type": "linear"}
     if key in fixed and value != fixed[key]:
-        findings.warn(full, f"is {value!r}; llmtop warms up in a straight line from 0 and starts at step 1")
+        own = "llmtop warms up in a straight line from 0 and starts at step 1"
+        findings.warn(full, f"is {written(value)}; {own}")
 
 
 def _report_schedule(kind: str, findings: Findings) -> None:
@@ -211,8 +213,8 @@ def _read(full: str, form: Key, value: Any, autos: list[str], findings: Findings
     try:
         read = read_value(form, value)
     except BadValue as error:
-        findings.refuse(full, f"{value!r} {error.why}", error.fix or f"give {form.expected}")
+        findings.refuse(full, f"{written(value)} {error.why}", error.fix or f"give {form.expected}")
         return None
     if read.note:
-        findings.warn(full, f"{value!r} {read.note}", f"write {read.value!r}")
+        findings.warn(full, f"{written(value)} {read.note}", f"write {written(read.value)}")
     return read.value

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from llmtop.presets.errors import nearest
+from llmtop.presets.errors import nearest, written
 from llmtop.trainer.dsimport.keys import Key, Kind
 
 _TRUE_WORDS = frozenset({"true", "t", "yes", "y", "on", "1"})
@@ -113,7 +113,7 @@ def _texts(key: Key, value: Any) -> Read:
     if not isinstance(texts, list) or not all(isinstance(item, str) for item in texts):
         raise BadValue("is not a list of texts")
     if unknown := [item for item in texts if key.choices and item not in key.choices]:
-        raise BadValue(f"holds {unknown[0]!r}, which is not known", f"give {key.expected}")
+        raise BadValue(f"holds {written(unknown[0])}, which is not known", f"give {key.expected}")
     return Read(texts, "is one text where a list of texts belongs" if isinstance(value, str) else "")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from llmtop.presets import catalog
+from llmtop.presets.errors import written
 
 WIDTH = 100
 """Columns of text that goes to a file or a pipe, and the most that a terminal's text takes."""
@@ -53,12 +54,10 @@ def option_lines(text: str, lead: str, width: int) -> list[str]:
 
 
 def value_text(value: object) -> str:
-    """A value of an option as somebody would write it: true, none, 1e-5."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return re.sub(r"e([+-])0+", r"e\1", f"{value:.10g}").replace("e+", "e")
-    return "none" if value is None else str(value)
+    """A value of an option as somebody would type it: true, none, 1e-5."""
+    if isinstance(value, str):
+        return value
+    return "none" if value is None else written(value)
 
 
 def named_lines(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
