@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from llmtop.presets.errors import ExitCode
+from llmtop.profiler.compare import change, compare
+from llmtop.tui.commands.compare import render
 from tests.cli.conftest import Llmtop
 from tests.recorded import make_recorded_run
 
@@ -39,12 +43,23 @@ def test_a_change_that_is_smaller_than_steps_differ_is_noise(llmtop: Llmtop, run
     alike = make_recorded_run(runs_root, steps=30, pace=1.005)
     slower = make_recorded_run(runs_root, steps=30, pace=1.5)
     noise = " ".join(llmtop("compare", one.run_id, alike.run_id).out.split())
-    assert "Half of A's took" in noise and "within noise" in noise
+    assert "Half of the steps of A took" in noise and "within noise" in noise
     clear = llmtop("compare", one.run_id, slower.run_id)
-    assert "Half of A's took" in clear.out and "within noise" not in clear.out
+    assert "Half of the steps of A took" in clear.out and "within noise" not in clear.out
     found = llmtop("compare", one.run_id, alike.run_id, "--json").json()
     spread = found["first"]["step_spread"]
     assert found["speed_within_noise"] is True
     assert spread["low_seconds"] < found["changes"][0]["first"] < spread["high_seconds"]
     few = make_recorded_run(runs_root, steps=3)
-    assert "Half of B's" not in llmtop("compare", one.run_id, few.run_id).out
+    assert "of B took" not in llmtop("compare", one.run_id, few.run_id).out
+
+
+def test_next_to_nothing_has_no_percentage(runs_root: Path) -> None:
+    one, two = make_recorded_run(runs_root, steps=6), make_recorded_run(runs_root, steps=6)
+    found = compare(one, two)
+    small = change("fragmentation", "bytes", 400_000, 0)
+    large = change("logits", "bytes", 40_000_000, 0)
+    text = "\n".join(render(replace(found, changes=(*found.changes, small, large)), 100))
+    rows = [line for line in text.splitlines() if "0 B" in line and "MiB" in line or "KiB" in line]
+    assert any("fragmentation" in line and "%" not in line for line in rows)
+    assert any("logits" in line and "-100.0%" in line for line in rows)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from llmtop.presets.errors import ExitCode
 from llmtop.presets.spec import Provenance, ValueSource
 from llmtop.profiler import rundir
 from llmtop.profiler.compare import Change, Comparison, OptionDifference, Side, compare
+from llmtop.profiler.report.text import SMALL_SHARE
 from llmtop.profiler.units import (
     NOT_AVAILABLE,
     format_bytes,
@@ -110,14 +113,16 @@ def _value(value: object) -> str:
 
 def _changes(found: Comparison) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [("", "A", "B", "B - A", "")]
-    rows += [_row(change, found.loss_step) for change in found.changes if _measured(change)]
+    peak = max((c.first or 0, c.second or 0) for c in found.changes if c.name == "peak_bytes")
+    shown = (_without_small_percent(change, max(peak)) for change in found.changes if _measured(change))
+    rows += [_row(change, found.loss_step) for change in shown]
     yield from table(rows, right=(1, 2, 3, 4))
 
 
 def _spreads(found: Comparison, width: int) -> Iterator[str]:
     """How much steps of one run differ, which a change of the medians has to be more than."""
     parts = [
-        f"{letter}'s took {format_seconds(spread.low_seconds)} to {format_seconds(spread.high_seconds)}"
+        f"of {letter} took {format_seconds(spread.low_seconds)} to {format_seconds(spread.high_seconds)}"
         for letter, spread in (("A", found.first.step_spread), ("B", found.second.step_spread))
         if spread is not None
     ]
@@ -126,7 +131,14 @@ def _spreads(found: Comparison, width: int) -> Iterator[str]:
     verdict = (
         "; step time, throughput and MFU differ by less: within noise" if found.speed_within_noise else ""
     )
-    yield from wrapped(f"Half of {', of '.join(parts)}{verdict}", "", width)
+    yield from wrapped(f"Half of the steps {', '.join(parts)}{verdict}", "", width)
+
+
+def _without_small_percent(change: Change, peak_bytes: float) -> Change:
+    """A percentage of next to nothing alarms for nothing."""
+    size = max(change.first or 0, change.second or 0)
+    is_small = change.unit == "bytes" and size < SMALL_SHARE * peak_bytes
+    return replace(change, percent=None) if is_small else change
 
 
 def _measured(change: Change) -> bool:
