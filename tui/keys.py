@@ -84,7 +84,8 @@ HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
 )
 
 
-_DROPS: dict[str, int] = {key.action: key.drop for _, keys in HELP for key in keys}
+_DROPS: dict[str, int] = {key.action: key.drop for _, keys in HELP for key in keys if key.footer}
+"""By action; each is in a footer once."""
 
 
 def leads_here(action: str, title: str) -> bool:

@@ -387,7 +387,7 @@ async def test_no_key_of_the_footer_is_out_of_sight(width: int, live: LiveRun, r
         last = shown.splitlines()[-1]
         assert "Quit (run goes on)" in last and "? Help" in last
         if width >= 60:
-            assert "s Stop" in last and "0-9 Panel" in last
+            assert "s Stop" in last and "0-9 Panel" in last and "Esc Back" in last
         if width >= 80:
             assert "w Switches" in last and "l Log" in last
 
@@ -403,5 +403,5 @@ async def test_lines_of_the_log_are_not_cut(size: tuple[int, int], live: LiveRun
         await pilot.press("0")
         shown = await wait_for_text(pilot, "0 Start-up", "first step")
         await pilot.press("end")
-        shown = await wait_for_text(pilot, "weights", "bytes")
+        shown = await wait_for_text(pilot, "weights", "tokenizer")
         assert "…" not in shown.partition("first step")[2]
