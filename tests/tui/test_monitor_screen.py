@@ -405,3 +405,14 @@ async def test_lines_of_the_log_are_not_cut(size: tuple[int, int], live: LiveRun
         await pilot.press("end")
         shown = await wait_for_text(pilot, "weights", "tokenizer")
         assert "…" not in shown.partition("first step")[2]
+
+
+@pytest.mark.parametrize("width", [44, 60, 80, 120])
+async def test_the_id_in_the_header_is_never_cut(width: int, live: LiveRun, root: Path) -> None:
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=(width, 18)) as pilot:
+        shown = await wait_for_text(pilot, "20/60", "● running")
+        first = shown.splitlines()[0]
+        assert live.run.run_id[-4:] in first and "cpu-demo" in first
+        if width >= 60:
+            assert "tiny-llama" in first and "2 x cpu" in first

@@ -30,6 +30,8 @@ STAGES: dict[str, str] = {
 _PASSED_OVER = frozenset({"op_build", "engine"})
 """Stages that a start may leave out, as it leaves out one of building a model and loading its weights:
 no news before they begin."""
+_HINT_ROWS = 2
+"""Of a stage beside other panels."""
 _UNEVEN = 1.25
 """The slowest rank is named when it takes this many times as long as the fastest."""
 _UNEVEN_FLOOR_SECONDS = 0.5
@@ -53,7 +55,8 @@ class StartupPanel(Panel):
             rows.append(_stage_row(name, STAGES[name], ranks, view))
             if self.zoomed:
                 rows += _rank_rows(name, ranks, width)
-            rows += _hint_rows(name, ranks, view, width)
+            hints = _hint_rows(name, ranks, view, width)
+            rows += hints if self.zoomed else hints[:_HINT_ROWS]
         if view.state.nvme is not None:
             rows += [
                 Content.styled(row, "$muted") for row in textwrap.wrap(nvme_words(view.state.nvme), width)
@@ -118,5 +121,5 @@ def _hint_rows(name: str, ranks: list[RankState], view: RunView, width: int) -> 
     if view.state.status in ENDED or all(time.seconds is not None for time in _times(name, ranks).values()):
         return []
     hint = harmless(stage_hint(view.state, view.spec, view.prediction, name))
-    rows = textwrap.wrap(hint, max(20, width - 4))[:2]
+    rows = textwrap.wrap(hint, max(20, width - 4))
     return [Content.styled(f"    {row}", "$text-warning") for row in rows]

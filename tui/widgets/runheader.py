@@ -59,19 +59,30 @@ def clock_text(seconds: float | None) -> str:
 
 
 def _identity(view: RunView, width: int) -> Content:
+    """Which run it is; where there is little room, what other panels tell too is left out first."""
     state, spec = view.state, view.spec
     mark, word, colour = STATUS_MARKS[state.status]
-    devices = f"{spec.world_size} x {harmless(spec.gpu.name)}"
-    left = Content.assemble(
-        (harmless(spec.name), "bold $text-primary"),
-        (f"  {harmless(spec.model.name)}  {devices}  ZeRO-{spec.options.zero}  ", "$foreground"),
-    )
     right = Content.assemble((f"{mark} {word}", f"bold ${colour}"))
-    run_id = harmless(state.run_id)
-    if left.cell_length + len(run_id) + right.cell_length + 2 > width:
-        # The end of an id is enough for every command, and the name in its middle stands on the left.
-        run_id = "…" + run_id.rsplit("-", 1)[-1]
-    return two_sided(Content.assemble(left, (run_id, "$muted")), right, width)
+    model, run_id = harmless(spec.model.name), harmless(state.run_id)
+    devices, zero = f"{spec.world_size} x {harmless(spec.gpu.name)}", f"ZeRO-{spec.options.zero}"
+    # The end of an id is enough for every command, and the name in its middle stands on the left.
+    end = "…" + run_id.rsplit("-", 1)[-1]
+    ways = (
+        ((model, devices, zero), run_id),
+        ((model, devices, zero), end),
+        ((model, devices), end),
+        ((model,), end),
+        ((), end),
+    )
+    for told, shown_id in ways:
+        left = Content.assemble(
+            (harmless(spec.name), "bold $text-primary"),
+            ("  ".join(("", *told, "")), "$foreground"),
+            (shown_id, "$muted"),
+        )
+        if left.cell_length + right.cell_length + 1 <= width:
+            break
+    return two_sided(left, right, width)
 
 
 def _second_rows(view: RunView, width: int, now: float) -> list[Content]:
