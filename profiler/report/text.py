@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
+from llmtop.profiler.memory.result import MOMENT_WORDS
 from llmtop.profiler.report.build import ComponentReport, RankReport, Report
 from llmtop.profiler.report.columns import ColumnUnit, print_addends, print_one, unit_for
 from llmtop.profiler.switches import Switch
@@ -163,11 +164,16 @@ def _outside(report: Report, unit: ColumnUnit) -> Iterator[str]:
     yield _row(whole, predicted_sum, actual_sum if known else NOT_AVAILABLE, "")
 
 
+def _moment_words(moment: str) -> str:
+    """A newer version may have written one that is not known here."""
+    return MOMENT_WORDS.get(moment, moment.replace("_", " "))
+
+
 def _moments(report: Report, width: int) -> Iterator[str]:
-    predicted = report.predicted_moment.replace("_", " ")
+    predicted = _moment_words(report.predicted_moment)
     text = f"The peak is predicted at '{predicted}'"
     if report.actual_moment is not None:
-        actual = report.actual_moment.replace("_", " ")
+        actual = _moment_words(report.actual_moment)
         text += f"; tensors were classified at '{actual}', and workspace is what the peak holds beyond it."
     else:
         text += "; no tensors have been classified yet."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from textual.pilot import Pilot
 
 from llmtop.presets.catalog import entries
@@ -19,7 +20,7 @@ from llmtop.tui.screens.plan import PlanScreen
 from llmtop.tui.screens.runs import RunsScreen
 from llmtop.tui.widgets.editor import Entry
 from llmtop.tui.widgets.planrows import HELP, PlanRows
-from llmtop.tui.widgets.predicted import MOST_FIXES
+from llmtop.tui.widgets.predicted import MOST_FIXES, verdict
 from tests.tui.tuiruns import MACHINE, screen_text, wait_for, wait_for_text
 
 SMALL = (80, 24)
@@ -493,3 +494,14 @@ async def test_a_narrow_footer_keeps_help(root: Path) -> None:
         await wait_for(pilot, lambda: "Runs" not in footer(app) and "Help" in footer(app))
         await pilot.resize_terminal(80, 24)
         await wait_for(pilot, lambda: all(word in footer(app) for word in ("Runs", "Reset", "Help")))
+
+
+async def test_what_hardly_fits_is_told_so(root: Path) -> None:
+    app = plan_app(root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "✓ fits")
+        assert isinstance(app.screen, PlanScreen) and app.screen.plan is not None
+        plan = app.screen.plan
+        assert plan.prediction is not None
+        near = replace(plan.prediction, device_memory_bytes=plan.prediction.needed_bytes)
+        assert verdict(replace(plan, prediction=near))[0] == "✓ fits, but tight"

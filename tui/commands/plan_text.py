@@ -8,7 +8,7 @@ from llmtop.presets.cautions import cautions
 from llmtop.presets.inputs import inputs
 from llmtop.presets.liger import liger_text
 from llmtop.presets.spec import RunSpec, ValueSource
-from llmtop.profiler.memory.result import Component, Moment, Prediction
+from llmtop.profiler.memory.result import MOMENT_WORDS, Component, Moment, Prediction
 from llmtop.profiler.units import counted, format_bytes, format_count, format_seconds, format_tokens_rate
 from llmtop.tui.commands.output import WIDTH, option_lines, short_path, table, value_text, wrapped
 from llmtop.tui.options import change_text
@@ -106,7 +106,7 @@ def input_lines(spec: RunSpec, width: int = WIDTH) -> Iterator[str]:
 def _verdict(spec: RunSpec, prediction: Prediction, width: int) -> Iterator[str]:
     low, high = prediction.peak_reserved_bytes
     yield from wrapped(verdict_line(spec, prediction), "", width)
-    moment = prediction.peak_moment.replace("_", " ")
+    moment = MOMENT_WORDS[prediction.peak_moment]
     yield f"  peak allocated  {format_bytes(prediction.peak_allocated_bytes)} ({moment})"
     yield f"  peak reserved   {format_bytes(low)} to {format_bytes(high)}"
     yield f"  peak on device  {format_bytes(prediction.peak_device_bytes)}"

@@ -33,13 +33,15 @@ def verdict(plan: Plan) -> tuple[str, str]:
         return "✗ not valid", "bold $text-error"
     if plan.refusals:
         return "✗ cannot run", "bold $text-error"
-    return _fits_words(plan.prediction.fits)
+    return _fits_words(plan.prediction)
 
 
-def _fits_words(fits: bool | None) -> tuple[str, str]:
-    if fits is None:
+def _fits_words(prediction: Prediction) -> tuple[str, str]:
+    if prediction.fits is None:
         return "? not known whether it fits", "bold $text-warning"
-    return ("✓ fits", "bold $text-success") if fits else ("✗ does not fit", "bold $text-error")
+    if prediction.tight:
+        return "✓ fits, but tight", "bold $text-warning"
+    return ("✓ fits", "bold $text-success") if prediction.fits else ("✗ does not fit", "bold $text-error")
 
 
 class PredictedPane(VerticalScroll):
