@@ -43,6 +43,9 @@ def check(key: str, value: Any, where: str, *, extra_keys: Iterable[str] = ()) -
         raise unknown_key(where, key, [*field_types(), *extra_keys], otherwise=_LISTED)
     if key == "deepspeed":
         return check_raw(value, where)
+    if key == "liger_kernels" and isinstance(value, list) and all(isinstance(word, str) for word in value):
+        # What TOML has for several words; kept as it is written on a command line.
+        value = ",".join(value)
     try:
         converted = msgspec.convert(value, wanted)
     except msgspec.ValidationError as error:

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from llmtop.presets.rule import Rule
 from llmtop.presets.rules_deepspeed import raw
+from llmtop.presets.spec import RunSpec
 
 _FALSE = (False, 0, "false", "False", "0", "no", "off")
+
+MAX_SCALE_POWER = 32
+"""DeepSpeed's default is 16; each power above what the gradients bear is a step that is skipped."""
+
+
+def _scale_power(spec: RunSpec) -> float:
+    given = raw(spec, "fp16.initial_scale_power")
+    return float(given) if isinstance(given, (int, float)) else 0.0
+
 
 ENGINE_RULES: tuple[Rule, ...] = (
     Rule(
@@ -31,6 +41,16 @@ ENGINE_RULES: tuple[Rule, ...] = (
         why="it asks for CROSS_SIZE, which only DeepSpeed's own launcher sets: building the engine fails",
         fix="leave it out",
         source="deepspeed 0.19.8 runtime/model_checkpointing/utils.py: seen as a KeyError",
+    ),
+    Rule(
+        name="loss scale that overflows",
+        refuses=lambda spec: spec.options.precision == "fp16" and _scale_power(spec) > MAX_SCALE_POWER,
+        what="deepspeed.fp16.initial_scale_power = {power}",
+        why="the loss is scaled by 2 to this power, fp16 ends at 2 to the 16th, and each step that overflows"
+        " is skipped and halves the scale",
+        fix="leave it out for 16, or a value up to {most}",
+        source="deepspeed 0.19.8 runtime/fp16/loss_scaler.py:DynamicLossScaler.update_scale",
+        words=lambda spec: {"power": f"{_scale_power(spec):g}", "most": str(MAX_SCALE_POWER)},
     ),
     Rule(
         name="autotuning",

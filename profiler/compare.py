@@ -236,6 +236,15 @@ def _ran(first: RunState, second: RunState) -> Iterator[RanDifference]:
     yield RanDifference(what="optimizer's class", first=classes[0], second=classes[1])
 
 
+def _unlike_versions(one: dict[str, str], two: dict[str, str]) -> Iterator[str]:
+    """Also of packages that only one run has, once both have told theirs: until then only llmtop is known."""
+    told = len(one) > 1 and len(two) > 1
+    for name in dict.fromkeys((*one, *two)):
+        left, right = one.get(name), two.get(name)
+        if left != right and (told or (left and right)):
+            yield f"{name} {left or 'not there'} and {right or 'not there'}"
+
+
 def _unfair(first: _Read, second: _Read, one: Side, two: Side) -> Iterator[str]:
     if one.run_id == two.run_id:
         yield "A and B are one run"
@@ -254,11 +263,7 @@ def _unfair(first: _Read, second: _Read, one: Side, two: Side) -> Iterator[str]:
             yield f"different {what}: {left} and {right}"
     if first.spec.model != second.spec.model and one.model == two.model:
         yield f"both models are called {one.model}, but their shapes differ"
-    unlike = [
-        f"{name} {one.versions[name]} and {version}"
-        for name, version in two.versions.items()
-        if one.versions.get(name, version) != version
-    ]
+    unlike = list(_unlike_versions(one.versions, two.versions))
     if unlike:
         yield f"different versions: {', '.join(unlike)}"
     moments = [read.report.actual_moment for read in (first, second)]

@@ -24,11 +24,8 @@ class RunView(Struct, frozen=True, kw_only=True):
 
 
 def steady_speed(series: Series) -> float | None:
-    """Tokens per second over all steps after warm-up, as the report has it; before that the newest."""
-    rate = mean_rate(steady_steps(series, WARMUP_STEPS))
-    if rate is None and series.tokens_per_second:
-        return series.tokens_per_second[-1]
-    return rate
+    """Tokens per second over all steps after warm-up, as the report has it; None before that."""
+    return mean_rate(steady_steps(series, WARMUP_STEPS))
 
 
 class LogText(Struct, frozen=True, kw_only=True):

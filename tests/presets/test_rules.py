@@ -194,6 +194,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"deepspeed": {}, "quantization": "nf4", "lora_rank": 16},
     ),
+    "loss scale that overflows": (
+        {"precision": "fp16", "deepspeed": {"fp16": {"initial_scale_power": 200}}},
+        {"deepspeed": {"fp16": {"initial_scale_power": 32}}},
+    ),
     "autotuning": ({"deepspeed": {"autotuning": {"enabled": True}}}, {"deepspeed": {}}),
     "ZenFlow": (
         {"deepspeed": zero_block(zenflow={"topk_ratio": 0.1}), "offload_optimizer": "cpu"},
@@ -395,6 +399,15 @@ def test_a_missing_kernel_is_told_with_those_that_there_are() -> None:
 )
 def test_kernels_are_kept_in_one_spelling(typed: str, kept: str) -> None:
     assert spec(liger=True, liger_kernels=typed).options.liger_kernels == kept
+
+
+def test_kernels_may_stand_in_a_list() -> None:
+    """As TOML writes several words."""
+    assert spec(liger=True, liger_kernels=["rope", "rms-norm"]).options.liger_kernels == "rms_norm,rope"
+    with pytest.raises(UsageError, match="'ropes' is not valid"):
+        spec(liger=True, liger_kernels=["rope", "ropes"])
+    with pytest.raises(UsageError, match="liger_kernels"):
+        spec(liger=True, liger_kernels=[3])
 
 
 @pytest.mark.parametrize("typed", ["", "rms", "rope,,glu", "all,rope", "fused"])

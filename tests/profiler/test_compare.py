@@ -94,6 +94,16 @@ def test_what_makes_it_unfair_is_said(tmp_path: Path) -> None:
     assert "different GPUs: h200 and cpu" in cpu and "different models" in cpu
 
 
+def test_packages_that_one_run_lacks_are_named(tmp_path: Path) -> None:
+    one, two = make_recorded_run(tmp_path), make_recorded_run(tmp_path)
+    record = two.events_path("rank0")
+    record.write_text(record.read_text().replace('"transformers":"5.24.0"', '"peft":"0.21.0"'))
+    words = "different versions: transformers 5.24.0 and not there, peft not there and 0.21.0"
+    assert words in compare(one, two).unfair
+    starting = make_recorded_run(tmp_path, steps=0, end=None)
+    assert not any("not there" in reason for reason in compare(one, starting).unfair)
+
+
 @pytest.mark.parametrize(
     "event",
     [

@@ -98,7 +98,7 @@ def _speed(view: RunView) -> Content:
     share = utilisation(view.spec, steady_speed(view.state.series))
     mfu = "" if share is None else f"   MFU {format_percent(100 * share.mfu)}"
     seconds = median(steady) if steady else view.state.series.step_seconds[-1]
-    words = " a step" if steady else " in the newest step, of the warm-up"
+    words = " a step" if steady else " a step, warming up"
     return Content.assemble((format_seconds(seconds), "bold"), words, mfu, (foretold, "$muted"))
 
 
