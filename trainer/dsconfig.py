@@ -71,6 +71,13 @@ def _zero_block(spec: RunSpec) -> dict[str, Any]:
     return block
 
 
+def nvme_folders(config: dict[str, Any]) -> list[str]:
+    """Each folder that the ranks will swap to: raw keys can give optimizer and parameters each one."""
+    zero = config.get("zero_optimization") or {}
+    blocks = [zero.get(name) or {} for name in ("offload_optimizer", "offload_param")]
+    return list(dict.fromkeys(block["nvme_path"] for block in blocks if block.get("device") == "nvme"))
+
+
 def _nvme_path(options: RunOptions, name: str) -> str:
     raw, _ = _lookup(options.deepspeed, f"zero_optimization.{name}.nvme_path")
     path = options.nvme_path or raw

@@ -23,7 +23,7 @@ from llmtop.profiler.hardware.disk import (
 from llmtop.profiler.hardware.libaio import libaio
 from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.units import counted, format_bytes
-from llmtop.trainer.dsconfig import deepspeed_config
+from llmtop.trainer.dsconfig import deepspeed_config, nvme_folders
 from llmtop.trainer.folders import why_not_writable
 from llmtop.trainer.ops import ops_of
 from llmtop.trainer.records import (
@@ -254,7 +254,7 @@ def _tokenizer(folder: Path) -> None:
 
 
 def _nvme(spec: RunSpec, needed_bytes: int) -> None:
-    folders = _nvme_folders(spec)
+    folders = nvme_folders(deepspeed_config(spec))
     for folder in folders:
         path = Path(expand_user(folder))
         _writable(path)
@@ -266,13 +266,6 @@ def _nvme(spec: RunSpec, needed_bytes: int) -> None:
             why="DeepSpeed compiles its file access against it",
             fix="Debian: apt install libaio-dev; or offload to cpu",
         )
-
-
-def _nvme_folders(spec: RunSpec) -> list[str]:
-    """Each folder that the ranks will swap to: raw keys can give optimizer and parameters each one."""
-    zero = deepspeed_config(spec)["zero_optimization"]
-    blocks = [zero.get(name) or {} for name in ("offload_optimizer", "offload_param")]
-    return list(dict.fromkeys(block["nvme_path"] for block in blocks if block.get("device") == "nvme"))
 
 
 def _build(spec: RunSpec) -> None:

@@ -1,4 +1,4 @@
-"""Measures the folder of an NVMe offload before the ranks start, and says what a step will take of it."""
+"""Measures the folders of an NVMe offload before the ranks start, and says what a step will take of it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from llmtop.profiler.events import NvmeMeasured
 from llmtop.profiler.hardware.disk import TRIAL_BYTES, DiskSpeed, file_system, free_bytes, measure
 from llmtop.profiler.nvme import nvme_traffic, traffic_seconds, uses_nvme
 from llmtop.profiler.rundir import RunDir
+from llmtop.trainer.dsconfig import nvme_folders
 
 _LEAST_ROOM_BYTES = 2 * TRIAL_BYTES
 """A disk that is nearly full is not tried."""
@@ -20,14 +21,18 @@ _LEAST_ROOM_BYTES = 2 * TRIAL_BYTES
 def report_nvme(
     run: RunDir, spec: RunSpec, write: Callable[[NvmeMeasured], object], log: Callable[[str], None]
 ) -> None:
-    """Measure the run's folder, where it has one. A trial that fails stops nothing."""
-    folder = spec.options.nvme_path
-    if folder is None or not uses_nvme(spec):
+    """Measure the run's folders, where it has some: the slowest counts. A trial that fails stops nothing."""
+    if not uses_nvme(spec):
         return
-    try:
-        write(measure_nvme(folder, spec, run.prediction().nvme_bytes))
-    except (OSError, LlmtopError) as error:
-        log(f"the speed of {folder} is not known: {error}")
+    measured = []
+    for folder in nvme_folders(run.deepspeed_config()):
+        try:
+            measured.append(measure_nvme(folder, spec, run.prediction().nvme_bytes))
+        except (OSError, LlmtopError) as error:
+            log(f"the speed of {folder} is not known: {error}")
+    if measured:
+        # How much of a step goes to which of two is not known: all of it at the slowest is the most.
+        write(max(measured, key=lambda event: event.step_seconds or 0.0))
 
 
 def measure_nvme(folder: str, spec: RunSpec, needed_bytes: int) -> NvmeMeasured:
