@@ -5,20 +5,31 @@ A plan may be for another machine, so that a file which is missing here is no er
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from llmtop.presets.no_effect import idle_keys
 from llmtop.presets.paths import expand_user
 from llmtop.presets.spec import RunSpec
+from llmtop.presets.weightfiles import BrokenWeights, safetensors_files, stored_tensors
 
+_HEADS = ("lm_head.weight", "embed_out.weight")
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 MOST_GPUS_A_NODE = 8
 """What common machines have; a larger number is more often that of a whole cluster."""
 
 
 def cautions(spec: RunSpec, *, launching: bool = False) -> tuple[str, ...]:
     """One sentence each; none for nearly every run. A launch refuses what is missing by itself."""
-    return (*_positions(spec), *_nodes(spec), *_idle(spec), *(() if launching else _missing(spec)))
+    return (
+        *_positions(spec),
+        *_nodes(spec),
+        *_idle(spec),
+        *_own_head(spec),
+        *(() if launching else _missing(spec)),
+    )
 
 
 def _positions(spec: RunSpec) -> Iterator[str]:
@@ -45,6 +56,22 @@ def _nodes(spec: RunSpec) -> Iterator[str]:
 def _idle(spec: RunSpec) -> Iterator[str]:
     for idle in idle_keys(spec.options.deepspeed, nodes=spec.options.nodes):
         yield f"deepspeed.{idle.path} has no effect here: {idle.why}; {idle.instead}"
+
+
+def _own_head(spec: RunSpec) -> Iterator[str]:
+    """Whether tied tensors that are both in the files are alike is known only when they are read."""
+    if not spec.model.tied_embeddings or spec.weights_dir is None:
+        return
+    try:
+        stored = stored_tensors(safetensors_files(Path(spec.weights_dir)))
+    except (OSError, BrokenWeights):
+        return  # a launch refuses the folder with the reason; here it only cannot be said
+    heads = [key for key in stored if key.endswith(_HEADS)]
+    if heads and any(key.endswith(_EMBEDDINGS) for key in stored):
+        yield (
+            f"the weights hold {heads[0]} beside the embedding that config.json ties it to: where the two"
+            f" differ both are trained, {math.prod(stored[heads[0]].shape):,} parameters more than counted"
+        )
 
 
 def _missing(spec: RunSpec) -> Iterator[str]:

@@ -1,0 +1,45 @@
+"""A head of its own in the files of a model that ties it is told, since a plan counts the two once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llmtop.presets import resolve
+from llmtop.presets.cautions import cautions
+from llmtop.presets.resolve import Layer, Machine
+from llmtop.presets.spec import ValueSource
+from tests.presets.family_cases import CASES
+
+BOX = Machine(gpu="cpu", gpus=1, host_memory_bytes=2**34)
+
+
+def notes(folder: Path) -> list[str]:
+    layer = Layer(ValueSource.COMMAND_LINE, "test", {"model": str(folder), "precision": "fp32"})
+    spec = resolve.assemble([layer], name="test", machine=BOX)
+    return [note for note in cautions(spec) if "the weights hold" in note]
+
+
+def write_folder(folder: Path, tied: bool, *names: str) -> None:
+    (folder / "config.json").write_text(json.dumps(CASES["llama"] | {"tie_word_embeddings": tied}))
+    entry = {"dtype": "BF16", "shape": [3, 4], "data_offsets": [0, 24]}
+    header = json.dumps(dict.fromkeys(names, entry)).encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(24)
+    (folder / "model.safetensors").write_bytes(content)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("head", [("lm_head.weight",), ()])
+def test_a_head_beside_its_tied_embedding_is_told(tied: bool, head: tuple[str, ...], tmp_path: Path) -> None:
+    write_folder(tmp_path, tied, "model.embed_tokens.weight", *head)
+    told = notes(tmp_path)
+    assert bool(told) == (tied and bool(head))
+    assert all("lm_head.weight" in note and "12 parameters more" in note for note in told)
+
+
+def test_a_broken_file_says_nothing_of_it(tmp_path: Path) -> None:
+    write_folder(tmp_path, True, "model.embed_tokens.weight", "lm_head.weight")
+    (tmp_path / "model.safetensors").write_bytes(b"abc")
+    assert notes(tmp_path) == []
