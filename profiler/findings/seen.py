@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler import evidence
-from llmtop.profiler.evidence import Evidence
+from llmtop.profiler.effects import evidence
+from llmtop.profiler.effects.evidence import Evidence
 from llmtop.profiler.findings.finding import Finding, Rule, Seen
 from llmtop.profiler.rankstate import RankState
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from msgspec import Struct
 
+from llmtop.profiler.effects.kernelnames import recognise
 from llmtop.profiler.events import AnyEvent, MemoryClassified, OutsideMoment, Phase, PhaseMemory
-from llmtop.profiler.kernelnames import recognise
 from llmtop.profiler.memory.result import Component, Moment
 from llmtop.profiler.probes.activations import ActivationCounter
 from llmtop.profiler.probes.allocator import Peaks, memory_meter, merge

@@ -9,6 +9,7 @@ from msgspec import Struct
 from llmtop.presets.inputs import Inputs, inputs
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import Breakdown, breakdown
+from llmtop.profiler.effects.switches import Measured, Switch, measure, read_others, switches
 from llmtop.profiler.events import CheckpointSaved, KernelsSeen
 from llmtop.profiler.feed import read_state
 from llmtop.profiler.findings.find import findings
@@ -19,7 +20,6 @@ from llmtop.profiler.rankstate import WARMUP_STEPS
 from llmtop.profiler.rundir import HARDWARE, SUPERVISOR, RunDir
 from llmtop.profiler.runstate import RankState, RunState, Status
 from llmtop.profiler.series import MiddleHalf, middle_half, steady_steps
-from llmtop.profiler.switches import Measured, Switch, measure, read_others, switches
 
 REPORT_SCHEMA_VERSION = 1
 

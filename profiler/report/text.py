@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
+from llmtop.profiler.effects.switches import Switch
 from llmtop.profiler.memory.result import MOMENT_WORDS
 from llmtop.profiler.report.build import ComponentReport, RankReport, Report
 from llmtop.profiler.report.columns import ColumnUnit, print_addends, print_one, unit_for
-from llmtop.profiler.switches import Switch
 from llmtop.profiler.units import (
     NOT_AVAILABLE,
     counted,

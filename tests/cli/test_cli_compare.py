@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode
-from llmtop.profiler.compare import change, compare
+from llmtop.profiler.effects.compare import change, compare
 from llmtop.tui.commands.compare import render
 from tests.cli.conftest import Llmtop
 from tests.recorded import make_recorded_run

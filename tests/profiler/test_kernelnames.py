@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtop.profiler.events import KernelTime
-from llmtop.profiler.kernelnames import (
+from llmtop.profiler.effects.kernelnames import (
     NAME_LENGTH,
     PATTERNS,
     TOP_KERNELS,
@@ -15,6 +14,7 @@ from llmtop.profiler.kernelnames import (
     kinds_of,
     recognise,
 )
+from llmtop.profiler.events import KernelTime
 
 FLASH_2 = (
     "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, "

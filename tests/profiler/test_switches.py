@@ -11,17 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.events import KernelsSeen, ModelBuilt, StepFinished
-from llmtop.profiler.feed import read_state
-from llmtop.profiler.findings.find import findings
-from llmtop.profiler.kernelnames import AttentionKernel
-from llmtop.profiler.rankstate import WARMUP_STEPS, RankState
-from llmtop.profiler.report.build import build_report
-from llmtop.profiler.report.text import render
-from llmtop.profiler.rundir import RunDir
-from llmtop.profiler.runstate import RunState, fold
-from llmtop.profiler.series import steady_steps
-from llmtop.profiler.switches import (
+from llmtop.profiler.effects.kernelnames import AttentionKernel
+from llmtop.profiler.effects.switches import (
     SWITCHES,
     Switch,
     differing_switch,
@@ -29,6 +20,15 @@ from llmtop.profiler.switches import (
     read_others,
     switches,
 )
+from llmtop.profiler.events import KernelsSeen, ModelBuilt, StepFinished
+from llmtop.profiler.feed import read_state
+from llmtop.profiler.findings.find import findings
+from llmtop.profiler.rankstate import WARMUP_STEPS, RankState
+from llmtop.profiler.report.build import build_report
+from llmtop.profiler.report.text import render
+from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.runstate import RunState, fold
+from llmtop.profiler.series import steady_steps
 from tests.recorded import make_recorded_run
 from tests.recorded_spec import recorded_prediction, recorded_spec
 

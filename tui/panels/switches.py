@@ -6,7 +6,7 @@ from rich.cells import cell_len
 from textual.content import Content
 from textual.reactive import reactive
 
-from llmtop.profiler.switches import Measured, Switch, measure, switches
+from llmtop.profiler.effects.switches import Measured, Switch, measure, switches
 from llmtop.profiler.units import format_bytes, format_percent
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.paint import fit, fit_right, harmless, lines, wrapped

@@ -12,8 +12,8 @@ from textual.containers import Container
 from textual.reactive import reactive
 from textual.screen import Screen
 
+from llmtop.profiler.effects.switches import Measured, read_others
 from llmtop.profiler.rundir import SUPERVISOR, RunDir
-from llmtop.profiler.switches import Measured, read_others
 from llmtop.tui.feed import FeedFailed, LogArrived, MonitorFeed, OthersArrived, ViewArrived, follow_run
 from llmtop.tui.keys import MONITOR_KEYS, bindings
 from llmtop.tui.panels.components import ComponentsPanel

@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from llmtop.presets.liger import in_order, kernels_on
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.effects.kernelnames import ATTENTION_WORDS, FUSED_ATTENTION, AttentionKernel
 from llmtop.profiler.events import KernelsSeen
-from llmtop.profiler.kernelnames import ATTENTION_WORDS, FUSED_ATTENTION, AttentionKernel
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.rankstate import RankState
 

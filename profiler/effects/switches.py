@@ -18,9 +18,9 @@ from llmtop.presets.errors import LlmtopError
 from llmtop.presets.liger import in_order, kernels_on
 from llmtop.presets.rules import refusals
 from llmtop.presets.spec import RunOptions, RunSpec
-from llmtop.profiler import evidence
 from llmtop.profiler.breakdown import breakdown
-from llmtop.profiler.evidence import Evidence
+from llmtop.profiler.effects import evidence
+from llmtop.profiler.effects.evidence import Evidence
 from llmtop.profiler.feed import read_state
 from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.memory.result import Prediction

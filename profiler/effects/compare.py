@@ -14,7 +14,8 @@ from msgspec.structs import fields
 
 from llmtop.presets.spec import Provenance, RunOptions, RunSpec, ValueSource
 from llmtop.profiler.breakdown import DRIVER_RESERVE_BYTES, breakdown
-from llmtop.profiler.evidence import ran_words
+from llmtop.profiler.effects.evidence import ran_words
+from llmtop.profiler.effects.switches import FEW_STEPS
 from llmtop.profiler.feed import read_state
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.rankstate import WARMUP_STEPS
@@ -22,7 +23,6 @@ from llmtop.profiler.report.build import Report, report_of
 from llmtop.profiler.rundir import RunDir
 from llmtop.profiler.runstate import RunState
 from llmtop.profiler.series import MiddleHalf, middle_half, steady_steps, within_noise
-from llmtop.profiler.switches import FEW_STEPS
 from llmtop.profiler.units import counted
 
 COMPARE_SCHEMA_VERSION = 1
