@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from textual.content import Content
@@ -111,6 +111,8 @@ def test_used_of_says_the_unit_once() -> None:
 
 
 @given(st.text(), st.integers(2, 60))
+@example("\u06e7", 2)
+@example("a\u0301\u0301 " + 40 * "\u4e2d\u0301", 7)
 def test_wrapped_rows_fit_and_lose_nothing(text: str, width: int) -> None:
     shown = harmless(text)
     rows = wrapped(shown, width)

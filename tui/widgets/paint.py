@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rich.cells import cell_len, chop_cells, set_cell_size
+from rich.cells import cell_len, set_cell_size
 from textual.content import Content
 
 from llmtop.profiler.units import format_bytes
@@ -67,8 +67,18 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
         if rows and cell_len(rows[-1]) + 1 + cell_len(word) <= room:
             rows[-1] += f" {word}"
             continue
-        rows += chop_cells(word, room) or [""]
+        rows += _chopped(word, room)
     return [indent + row for row in rows]
+
+
+def _chopped(word: str, room: int) -> list[str]:
+    """A word in rows of at most `room` cells. rich's `chop_cells` loses marks that have no width."""
+    rows = [""]
+    for character in word:
+        if rows[-1] and cell_len(rows[-1] + character) > room:
+            rows.append("")
+        rows[-1] += character
+    return rows
 
 
 def two_sided(left: Content, right: Content, width: int) -> Content:

@@ -1,0 +1,17 @@
+"""How property tests draw their examples: the same ones everywhere, so that a check says the same twice.
+
+`pytest --hypothesis-profile explore` draws others each time, and more of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+if importlib.util.find_spec("hypothesis") is not None:
+    # Without it the tests of a GPU machine still run.
+    from hypothesis import settings
+
+    # No deadline: how long an example takes is the machine's business.
+    settings.register_profile("steady", derandomize=True, deadline=None)
+    settings.register_profile("explore", derandomize=False, deadline=None, max_examples=500)
+    settings.load_profile("steady")
