@@ -19,7 +19,7 @@ from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rankstate import WARMUP_STEPS
 from llmtop.profiler.rundir import HARDWARE, SUPERVISOR, RunDir
 from llmtop.profiler.runstate import RankState, RunState, Status
-from llmtop.profiler.series import MiddleHalf, middle_half, steady_steps
+from llmtop.profiler.series import MiddleHalf, mean_rate, middle_half, steady_steps
 
 REPORT_SCHEMA_VERSION = 1
 
@@ -181,7 +181,8 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
     found = breakdown(state, spec, prediction)
     first = state.ranks.get(0)
     built = first.model if first else None
-    step_seconds, tokens_per_second = _throughput(state)
+    steady = steady_steps(state.series, WARMUP_STEPS)
+    tokens_per_second = mean_rate(steady)
     share = utilisation(spec, tokens_per_second)
     return Report(
         run_id=run.run_id,
@@ -213,8 +214,8 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         last_loss_scale=first.last_step.loss_scale if first is not None and first.last_step else None,
         first_loss=state.first_loss,
         last_loss=state.last_loss,
-        step_seconds=step_seconds,
-        step_spread=middle_half(steady_steps(state.series, WARMUP_STEPS)),
+        step_seconds=median(seconds for seconds, _ in steady) if steady else None,
+        step_spread=middle_half(steady),
         predicted_step_seconds=prediction.step_seconds,
         tokens_per_second=tokens_per_second,
         predicted_tokens_per_second=prediction.tokens_per_second,
@@ -249,15 +250,6 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         files=_files(run, spec),
         skipped_lines=state.skipped_lines,
     )
-
-
-def _throughput(state: RunState) -> tuple[float | None, float | None]:
-    """Median step time and tokens per second, both without the steps of the warm-up."""
-    steady = steady_steps(state.series, WARMUP_STEPS)
-    if not steady:
-        return None, None
-    spent = sum(seconds for seconds, _ in steady)
-    return median(seconds for seconds, _ in steady), sum(s * rate for s, rate in steady) / spent
 
 
 def _phases(rank: RankState | None) -> tuple[PhaseReport, ...]:

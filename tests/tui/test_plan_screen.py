@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from textual.pilot import Pilot
 
 from llmtop.presets.catalog import entries
 from llmtop.presets.errors import UsageError
@@ -44,16 +45,22 @@ async def test_arrows_change_the_value_and_the_verdict(root: Path) -> None:
         await wait_for_text(pilot, "✓ fits", "2 x h200")
 
 
+async def with_one_gpu_too_few(app: LlmtopApp, pilot: Pilot[int]) -> Prediction:
+    """Take a GPU from the plan that fits; what is then predicted."""
+    await wait_for_text(pilot, "✓ fits")
+    cursor_to(app, "gpus")
+    await pilot.press("left")
+    await wait_for_text(pilot, "✗ does not fit")
+    assert isinstance(app.screen, PlanScreen) and app.screen.plan is not None
+    prediction = app.screen.plan.prediction
+    assert prediction is not None
+    return prediction
+
+
 async def test_a_fix_is_applied_by_its_number(root: Path) -> None:
     app = plan_app(root)
     async with app.run_test(size=SMALL) as pilot:
-        await wait_for_text(pilot, "✓ fits")
-        cursor_to(app, "gpus")
-        await pilot.press("left")
-        await wait_for_text(pilot, "✗ does not fit")
-        assert isinstance(app.screen, PlanScreen) and app.screen.plan is not None
-        prediction = app.screen.plan.prediction
-        assert prediction is not None
+        prediction = await with_one_gpu_too_few(app, pilot)
         number = next(n for n, s in enumerate(prediction.suggestions, start=1) if s.fits)
         await pilot.press(str(number))
         await wait_for_text(pilot, "✓ fits", "1 x h200")
@@ -289,13 +296,7 @@ async def test_where_values_came_from_is_still_told_while_the_plan_is_not_valid(
 async def test_no_change_is_cut_short(root: Path) -> None:
     app = plan_app(root)
     async with app.run_test(size=SMALL) as pilot:
-        await wait_for_text(pilot, "✓ fits")
-        cursor_to(app, "gpus")
-        await pilot.press("left")
-        await wait_for_text(pilot, "✗ does not fit")
-        assert isinstance(app.screen, PlanScreen) and app.screen.plan is not None
-        prediction = app.screen.plan.prediction
-        assert prediction is not None
+        prediction = await with_one_gpu_too_few(app, pilot)
         await pilot.press("tab", "end")
         last = prediction.suggestions[:MOST_FIXES][-1].text.split()[-1]
         shown = await wait_for_text(pilot, "to make it fit", last)
