@@ -24,6 +24,7 @@ from llmtop.profiler.deviceevents import DeviceSample
 from llmtop.profiler.eventlog import EventTail, EventWriter
 from llmtop.profiler.events import AnyEvent, HardwareSampled, StageBegan, StageFinished, StepFinished
 from llmtop.profiler.feed import read_state
+from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.hardware.sampler import Sampler
 from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.memory.result import Prediction
@@ -87,9 +88,13 @@ class Runner:
         self._gate = gate
         self._server = server
         self._time_left = time_left
+        self._nvml = NvmlReader()
         self._building = threading.Lock()
         self._ops: set[str] = set()
         """Those that need not be looked for any more."""
+
+    def close(self) -> None:
+        self._nvml.close()
 
     def row(self, cell: Cell, seconds: float, *, name: str = "cell") -> Row:
         """The cell's row; a refusal is a row as well."""
@@ -138,7 +143,7 @@ class Runner:
 
     def _carry_out(self, server: ForkServer, planned: Planned, seconds: float, entry: str) -> Carried:
         run = make_run(planned, self._root)
-        sampled = _Sampled(run, on_cpu=planned.spec.on_cpu)
+        sampled = _Sampled(run, self._nvml, on_cpu=planned.spec.on_cpu)
         try:
             ended = server.run(run, seconds=seconds, entry=entry, while_running=sampled)
         finally:
@@ -178,15 +183,15 @@ def make_run(planned: Planned, root: Path) -> RunDir:
 class _Sampled:
     """The supervisor's samples of the hardware, taken by us: every reading, every time."""
 
-    def __init__(self, run: RunDir, *, on_cpu: bool) -> None:
-        self._sampler = Sampler(device_indices=() if on_cpu else None, slow_every=1)
+    def __init__(self, run: RunDir, nvml: NvmlReader, *, on_cpu: bool) -> None:
+        # The reader is everybody's, and outlives the run.
+        self._sampler = Sampler(nvml=nvml, device_indices=() if on_cpu else None, slow_every=1)
         self._events = EventWriter(run.events_path(HARDWARE), HARDWARE)
 
     def __call__(self, pids: dict[int, int]) -> None:
         self._events.write(self._sampler.sample(pids))
 
     def close(self) -> None:
-        self._sampler.close()
         self._events.close()
 
 

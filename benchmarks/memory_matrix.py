@@ -43,14 +43,6 @@ def listing(drawn: list[Drawn]) -> str:
     return "\n".join([*lines, *(f"{axis}: {', '.join(levels)}" for axis, levels in by_axis.items())])
 
 
-def part(text: str) -> tuple[int, int]:
-    """`2/3` as the place of the first cell, from zero, and the step."""
-    number, _, of = text.partition("/")
-    if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
-        raise argparse.ArgumentTypeError(f"{text} is no part like 1/2")
-    return int(number) - 1, int(of)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     source = parser.add_mutually_exclusive_group(required=True)
@@ -62,9 +54,6 @@ def main() -> None:
     )
     parser.add_argument("--gpus", type=int, choices=(1, 2), default=1, help="of the design's cells")
     parser.add_argument("--list", action="store_true", help="show the design and run nothing")
-    parser.add_argument(
-        "--part", type=part, default=(0, 1), metavar="K/N", help="every Nth cell from the Kth on, a device each"
-    )
     add_options(parser, RESULTS / "memory_h200.jsonl")
     options = parser.parse_args()
     if options.summary is not None:
@@ -78,8 +67,7 @@ def main() -> None:
     if options.cpu and options.cells is None:
         facts["space"] = "cpu"
     with runner(options) as run:
-        first, of = options.part
-        run_all(cells_of(options)[first::of], options, partial(run.row, name="matrix"), facts=facts)
+        run_all(cells_of(options), options, partial(run.row, name="matrix"), facts=facts)
 
 
 if __name__ == "__main__":

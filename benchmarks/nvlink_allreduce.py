@@ -32,6 +32,8 @@ from llmtop.profiler.hardware.nvml import NvmlReader
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
 
 TOLERANCE = 0.02
+STILL_SHARE = 1e-4
+"""Of the bytes that a measurement moves: what may pass on links that are idle."""
 REPEATS = 20
 NCCL = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_NVLS_ENABLE": "0"}
 QUIET_SECONDS = 0.5
@@ -87,24 +89,39 @@ def ring_bytes(collective: Collective, tensor_bytes: int, ranks: int) -> int:
 def settled(
     read: Callable[[], Sequence[LinkTotals]],
     *,
+    still_bytes: int = 0,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> Sequence[LinkTotals]:
-    """The totals once they have stood still; raises UsageError when they never do."""
+    """The totals once they have grown by no more than `still_bytes` in QUIET_SECONDS, for idle links are
+    not quite silent; raises UsageError when they never do."""
     began = since = clock()
-    totals = read()
+    newest = totals = read()
     while clock() - since < QUIET_SECONDS:
         if clock() - began > LIMIT_SECONDS:
             raise UsageError(
-                f"NVLink's counters still move after {LIMIT_SECONDS:.0f} s",
+                f"NVLink's counters still move after {LIMIT_SECONDS:.0f} s, at the end by "
+                f"{_growth(totals, newest):,} bytes in {clock() - since:.2f} s",
                 why="another process uses these GPUs",
                 fix="run this on GPUs that nobody else uses",
             )
         pause(QUIET_SECONDS / 10)
-        newer = read()
-        if newer != totals:
-            totals, since = newer, clock()
-    return totals
+        newest = read()
+        if _growth(totals, newest) > still_bytes:
+            totals, since = newest, clock()
+    return newest
+
+
+def _growth(before: Sequence[LinkTotals], after: Sequence[LinkTotals]) -> int:
+    """By how much the total that has grown most has grown."""
+    return max(
+        abs((new or 0) - (old or 0))
+        for older, newer in zip(before, after, strict=True)
+        for old, new in (
+            (older.nvlink_tx_bytes, newer.nvlink_tx_bytes),
+            (older.nvlink_rx_bytes, newer.nvlink_rx_bytes),
+        )
+    )
 
 
 def compare(
@@ -240,10 +257,11 @@ def measure(
     for tensor_bytes in sizes:
         for collective in get_args(Collective):
             ranks.run(collective, tensor_bytes, 1)  # connections are made at the first use
-            before = settled(totals)
-            seconds = ranks.run(collective, tensor_bytes, repeats)
-            after = settled(totals)
             expected = repeats * ring_bytes(collective, tensor_bytes, len(devices))
+            still = int(STILL_SHARE * expected)
+            before = settled(totals, still_bytes=still)
+            seconds = ranks.run(collective, tensor_bytes, repeats)
+            after = settled(totals, still_bytes=still)
             directions = compare(expected, devices, before, after)
             ratios = tuple(direction.ratio for direction in directions)
             worst = max(abs(ratio - 1) for ratio in ratios)

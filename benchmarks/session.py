@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import shutil
 import sys
 import tempfile
@@ -39,6 +40,9 @@ def add_options(parser: argparse.ArgumentParser, out: Path) -> None:
     # What loading the libraries takes is part of the call.
     parser.set_defaults(began=time.monotonic())
     parser.add_argument("--limit", type=int, help="only so many cells")
+    parser.add_argument(
+        "--part", type=part, default=(0, 1), metavar="K/N", help="every Nth cell from the Kth on"
+    )
     parser.add_argument("--supervised", action="store_true", help="by the real supervisor, a start for each")
     parser.add_argument("--cpu", action="store_true", help="on the CPU kind, whatever devices there are")
 
@@ -57,11 +61,14 @@ def runner(options: argparse.Namespace) -> Iterator[Runner]:
         server = None if options.supervised else stack.enter_context(ForkServer(on_cpu=on_cpu))
         if server is not None:
             print(server.ready, flush=True)
-        yield Runner(root, machine, Gate(room), server, time_left(options))
+        made = Runner(root, machine, Gate(room), server, time_left(options))
+        stack.callback(made.close)
+        yield made
 
 
 def run_main(main: Callable[[], None]) -> None:
     """A script's main; what a person can mend is told without a traceback."""
+    faulthandler.enable()
     try:
         main()
     except LlmtopError as error:
@@ -74,6 +81,20 @@ def machine_of(options: argparse.Namespace) -> Machine:
     if options.cpu:
         return Machine(gpu="cpu", gpus=1, host_memory_bytes=found.host_memory_bytes)
     return found
+
+
+def part(text: str) -> tuple[int, int]:
+    """`2/3` as the place of the first cell, from zero, and the step."""
+    number, _, of = text.partition("/")
+    if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
+        raise argparse.ArgumentTypeError(f"{text} is no part like 1/2")
+    return int(number) - 1, int(of)
+
+
+def of_part(cells: Iterable[Cell], options: argparse.Namespace) -> list[Cell]:
+    """The cells that are this call's, as `--part` says."""
+    first, of = options.part
+    return list(cells)[first::of]
 
 
 def time_left(options: argparse.Namespace) -> TimeLeft:
@@ -92,7 +113,7 @@ def run_all(
     `row_of` gets a cell and the seconds that its run may take.
     """
     log = RowLog(options.out)
-    todo = [cell for cell in cells if cell not in log][: options.limit]
+    todo = [cell for cell in of_part(cells, options) if cell not in log][: options.limit]
     left = time_left(options)
 
     def work(cell: Cell) -> None:

@@ -25,6 +25,7 @@ from benchmarks.session import (
     RESULTS,
     add_options,
     machine_of,
+    of_part,
     run_all,
     run_main,
     runner,
@@ -43,6 +44,7 @@ OURS, THEIRS = "llmtop", "transformers.Trainer"
 ENTRIES = {OURS: WORKER, THEIRS: "benchmarks.hf_trainer:main"}
 ORDER = (OURS, THEIRS, THEIRS, OURS)
 ROUNDS = 3
+"""Times each side runs twice."""
 GOAL_RATIO = 1.0
 GOAL_MFU = 0.5
 AS_SHIPPED: Cell = {"classify_every": 100, "kernel_profile_step": 3}
@@ -86,9 +88,9 @@ COMPARED_ON_CPU: tuple[Cell, ...] = (
 # --- against Trainer ------------------------------------------------------------------------------
 
 
-def compare(cell: Cell, run: Runner, log: RowLog, left: TimeLeft) -> None:
+def compare(cell: Cell, run: Runner, log: RowLog, left: TimeLeft, rounds: int = ROUNDS) -> None:
     """Runs of both sides in turns, a row each; what the log has already is not run again."""
-    for number, side in enumerate(ORDER * ROUNDS):
+    for number, side in enumerate(ORDER * rounds):
         key: Cell = {**cell, "side": side, "turn": number}
         seconds = left.seconds_for_a_run()
         if key in log or seconds is None:
@@ -220,6 +222,7 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, choices=(1, 2), default=1)
     parser.add_argument("--best", action="store_true", help="settings for Llama-3.1-8B instead")
     parser.add_argument("--summary", type=Path, help="only say what a file of rows holds")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="times each side runs twice")
     add_options(parser, RESULTS / "throughput.jsonl")
     options = parser.parse_args()
     if options.summary is not None:
@@ -233,8 +236,8 @@ def main() -> None:
     left = time_left(options)
     log = RowLog(options.out)
     with runner(options) as run:
-        for cell in cells[: options.limit]:
-            compare({"gpus": options.gpus, **cell}, run, log, left)
+        for cell in of_part(cells, options)[: options.limit]:
+            compare({"gpus": options.gpus, **cell}, run, log, left, options.rounds)
     print(comparison(read_rows(options.out)))
 
 

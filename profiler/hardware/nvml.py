@@ -7,6 +7,7 @@ answer is repeated.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
@@ -27,6 +28,9 @@ from llmtop.profiler.hardware.xid import XidWatch
 
 _PROCESSES = "nvmlDeviceGetComputeRunningProcesses"
 _XID_WAIT = "nvmlEventSetWait_v2"
+_ONE_AT_A_TIME = threading.RLock()
+"""Readers of one process share the library, which crashed when several threads sampled through readers of
+their own (driver 580, nvidia-ml-py 13)."""
 
 
 class NvmlDevice(Struct, frozen=True, kw_only=True):
@@ -62,6 +66,10 @@ class NvmlReader:
             self.problem = f"nvidia-ml-py cannot be imported: {error}"
             return
         self._calls = NvmlCalls(nvml)
+        with _ONE_AT_A_TIME:
+            self._open(nvml)
+
+    def _open(self, nvml: Any) -> None:
         try:
             nvml.nvmlInit()
             count = int(nvml.nvmlDeviceGetCount())
@@ -84,11 +92,13 @@ class NvmlReader:
         With `own_pids` the processes of each device are listed too. A `fast` sample repeats the last
         answer of every reading that is known to take, or may take, more than a millisecond.
         """
-        return tuple(self._sample(index, own_pids, fast) for index in self._chosen(indices))
+        with _ONE_AT_A_TIME:
+            return tuple(self._sample(index, own_pids, fast) for index in self._chosen(indices))
 
     def link_totals(self, index: int) -> LinkTotals:
         """Bytes that went over the links of a device since the driver was loaded."""
-        return self._device(index).links.totals()
+        with _ONE_AT_A_TIME:
+            return self._device(index).links.totals()
 
     def topology(self, indices: Iterable[int] | None = None) -> Topology:
         """How the devices are connected, read anew."""
@@ -96,20 +106,23 @@ class NvmlReader:
         if not chosen:
             return Topology()
         names = {index: self.devices[index].name for index in chosen}
-        return read_topology(self._calls, [(index, self._handles[index]) for index in chosen], names)
+        with _ONE_AT_A_TIME:
+            return read_topology(self._calls, [(index, self._handles[index]) for index in chosen], names)
 
     def watch_xids(self, indices: Iterable[int] | None = None) -> frozenset[int]:
         """Samples look for Xid errors from now on; of these devices, those whose errors the driver tells."""
         if self._handles and self._xids is None:
             handles = {index: self._handles[index] for index in self._chosen(indices)}
-            self._xids = XidWatch(self._calls, handles)
+            with _ONE_AT_A_TIME:
+                self._xids = XidWatch(self._calls, handles)
         return self._xids.devices() if self._xids else frozenset()
 
     def take_xids(self, *, poll: bool = False) -> tuple[XidSeen, ...]:
         """Xid errors that no earlier call has given; with `poll`, also those since the last sample."""
         if poll and self._xids is not None:
-            for index in sorted(self._xids.devices()):
-                self._new_xids += self._xids.poll(index)
+            with _ONE_AT_A_TIME:
+                for index in sorted(self._xids.devices()):
+                    self._new_xids += self._xids.poll(index)
         taken, self._new_xids = tuple(self._new_xids), []
         return taken
 
@@ -124,11 +137,12 @@ class NvmlReader:
     def close(self) -> None:
         if not self._handles:
             return
-        if self._xids is not None:
-            self._xids.close()
-        for device in self._read.values():
-            device.gpm.close()
-        self._calls.ask("nvmlShutdown")
+        with _ONE_AT_A_TIME:
+            if self._xids is not None:
+                self._xids.close()
+            for device in self._read.values():
+                device.gpm.close()
+            self._calls.ask("nvmlShutdown")
         self._handles, self._read, self._xids = [], {}, None
 
     def _chosen(self, indices: Iterable[int] | None) -> list[int]:
