@@ -28,9 +28,18 @@ def _fits(needed: list[int | None], limit: int | None) -> bool:
     return limit is None or sum(bytes_ or 0 for bytes_ in needed) <= limit
 
 
-def need_of(prediction: Prediction) -> Room:
-    """The upper bound of what a run takes from each device, pool included, and from the host."""
+PAGED = "paged"
+"""How the optimizers begin that keep their state in managed memory."""
+
+
+def need_of(prediction: Prediction, optimizer: str = "") -> Room:
+    """The upper bound of what a run takes from each device, pool included, and from the host.
+
+    More managed memory than a device has free can hang it, so such a run has the device for itself.
+    """
     needed = prediction.needed_bytes
+    if optimizer.startswith(PAGED) and prediction.device_memory_bytes is not None:
+        return Room(device_bytes=2 * prediction.device_memory_bytes, host_bytes=prediction.host_bytes)
     if needed is not None:
         # Where there is room the allocator keeps more than it has given out.
         outside = needed - prediction.peak_allocated_upper_bytes

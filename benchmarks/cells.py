@@ -102,7 +102,7 @@ class Runner:
             planned = self.plan(cell, name=name)
             # Not in the gate: while one op is built the runs that do not need it go on.
             self._build_ops(planned)
-            with self._gate.enter(need_of(planned.prediction)) as gate:
+            with self._gate.enter(need_of(planned.prediction, planned.spec.options.optimizer)) as gate:
                 began = time.monotonic()
                 allowed = self._allowed(seconds)
                 if allowed is None:

@@ -17,6 +17,7 @@ import json
 from functools import partial
 from pathlib import Path
 
+from benchmarks.admission import PAGED
 from benchmarks.design import SPACES, Drawn, counts, design
 from benchmarks.rows import Cell, read_rows
 from benchmarks.session import RESULTS, add_options, run_all, run_main, runner
@@ -27,7 +28,9 @@ def cells_of(options: argparse.Namespace) -> list[Cell]:
     if options.cells is not None:
         lines = options.cells.read_text().splitlines()
         return [json.loads(line) for line in lines if line.strip()]
-    return [drawn.cell for drawn in _designed(options)]
+    cells = [drawn.cell for drawn in _designed(options)]
+    # Those that nothing may run beside wait for the end, so that the others need not stop for them.
+    return sorted(cells, key=lambda cell: str(cell.get("optimizer")).startswith(PAGED))
 
 
 def _designed(options: argparse.Namespace) -> list[Drawn]:
