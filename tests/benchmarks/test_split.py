@@ -1,0 +1,60 @@
+"""The held-out half: fixed before anything was looked at, and decided by the cell alone."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from benchmarks.design import H200
+from benchmarks.rows import Cell
+from benchmarks.split import LISTED, LONGEST_TUNED, Half, family_of, half_of, reasons, sha256_of
+
+SHA256 = "2cfb49575b87716c97fe38dd94c890c689b158ab936e6a393935a62a76f38355"
+"""Of the list as it was committed first. A changed list is a new experiment, not a mended one."""
+
+
+def _listed() -> list[Cell]:
+    return [json.loads(line) for line in LISTED.read_text().splitlines()]
+
+
+def test_the_list_is_the_one_that_was_committed_first() -> None:
+    assert sha256_of(LISTED) == SHA256
+
+
+def test_every_listed_cell_is_held_out_however_its_options_are_ordered() -> None:
+    order = random.Random(0)
+    for cell in _listed():
+        items = list(cell.items())
+        order.shuffle(items)
+        assert half_of(dict(items)) == half_of(cell) == Half.HELD_OUT
+
+
+def test_the_list_has_two_families_four_times_the_length_and_two_gpus() -> None:
+    alone = [cell for cell in _listed() if cell["gpus"] == 1]
+    families = {family_of(cell["model"]) for cell in alone if "family" in reasons(cell)}
+    assert families == {"mistral", "gpt_neox"}
+    assert max(cell["seq_len"] for cell in alone) == 4 * LONGEST_TUNED
+    assert any(cell["gpus"] == 2 for cell in _listed())
+
+
+@pytest.mark.parametrize(
+    ("change", "half"),
+    [
+        ({}, Half.TUNED),
+        ({"gpus": 2}, Half.HELD_OUT),
+        ({"seq_len": LONGEST_TUNED}, Half.TUNED),
+        ({"seq_len": 2 * LONGEST_TUNED}, Half.HELD_OUT),
+        ({"model": "mistral-7b"}, Half.HELD_OUT),
+        ({"model": "phi-4"}, Half.HELD_OUT),
+    ],
+)
+def test_one_change_decides(change: Cell, half: Half) -> None:
+    assert half_of({"model": "llama-3.2-1b", **change}) == half
+
+
+def test_both_halves_have_models_of_the_design() -> None:
+    levels = next(axis for axis in H200.axes if axis.name == "model").names
+    halves = {half_of({"model": name}) for name in levels}
+    assert halves == set(Half)
