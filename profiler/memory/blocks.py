@@ -116,6 +116,26 @@ def eager_square(model: ModelShape, width: int) -> int:
     return capped + (4 if width == 4 else 4 + width)
 
 
+def _softmax_backward(spec: RunSpec, sizes: Sizes) -> tuple[int, int]:
+    """Transient and already freed bytes per token while the softmax of plain attention is differentiated.
+
+    Beside the softmax that is still kept there are its gradient, the product of both, and the result: torch
+    2.11, `aten/src/ATen/native/cuda/SoftMax.cu:softmax_backward_cuda_out`. The result has 16 bits for fp16
+    alone, whose conversion is part of the kernel (`SoftMax.cpp:softmax`). The product with the values is
+    done: its copies of weights and values are gone, and the gradient of the values is there.
+    """
+    model, width = spec.model, sizes.dtype_bytes
+    own_width = model.family in ("gpt2", "falcon") and spec.options.attention == "eager"
+    softmax = width if own_width else 4
+    result = width if own_width or spec.options.precision == "fp16" else 4
+    copies = eager_square(model, width) - softmax if spec.options.attention == "eager" else 0
+    if model.attention_softcap:
+        copies -= width  # of the capped scores, which come later
+    square = model.num_heads * sizes.seq_len
+    values = 2 * model.num_heads * model.head_dim * width
+    return square * (2 * softmax + result) + values, square * copies + values
+
+
 def _query_key_norms(spec: RunSpec, sizes: Sizes, query: int, kv: int) -> int:
     model = spec.model
     if model.qk_norm == "none":
@@ -232,12 +252,11 @@ def block_bytes(spec: RunSpec, sizes: Sizes) -> BlockBytes:
     extra, freed = _mlp_backward(spec, sizes)
     in_attention = False
     if plain_attention(spec):
-        square = model.num_heads * sizes.seq_len
-        # Softmax backward: gradients in 16 bits and twice in fp32, over the softmax that is still kept.
-        eager_extra = square * (10 if width == 2 else 8)
+        in_softmax, given_back = _softmax_backward(spec, sizes)
         # By then the MLP half of the block has given its memory back.
-        if eager_extra - mlp - norm - hidden > extra - freed:
-            extra, freed, in_attention = eager_extra, mlp + norm + hidden, True
+        given_back += mlp + norm + hidden
+        if in_softmax - given_back > extra - freed:
+            extra, freed, in_attention = in_softmax, given_back, True
     return BlockBytes(
         saved=saved,
         input_saved=input_saved,

@@ -11,8 +11,8 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.assume import assumptions
 from llmtop.profiler.memory.backward import pass_bytes
 from llmtop.profiler.memory.result import Component, HostBytes, Moment, MomentBytes, Prediction, moment_bytes
-from llmtop.profiler.memory.sizes import Sizes, sizes_of
-from llmtop.profiler.memory.states import StateBytes, components_in_optimizer, state_bytes
+from llmtop.profiler.memory.sizes import Sizes
+from llmtop.profiler.memory.states import StateBytes, components_in_optimizer
 from llmtop.profiler.shape import param_count
 
 MIB = 1 << 20
@@ -38,10 +38,8 @@ Bytes = dict[Component, int]
 PASSES = (Moment.FORWARD_END, Moment.LOSS_BACKWARD, Moment.LAST_BLOCK_BACKWARD, Moment.FIRST_BLOCK_BACKWARD)
 
 
-def cpu_prediction(spec: RunSpec) -> Prediction:
+def cpu_prediction(spec: RunSpec, sizes: Sizes, states: StateBytes, *, in_words: bool) -> Prediction:
     """Predict the resident set of one rank's process, and the machine's total."""
-    sizes = sizes_of(spec)
-    states = state_bytes(spec, sizes)
     moments = _moments(spec, sizes, states)
     largest = max(moments[1:], key=lambda moment: moment.total_bytes)
     peak = largest.total_bytes
@@ -75,7 +73,9 @@ def cpu_prediction(spec: RunSpec) -> Prediction:
             "a rank's peak is what its process has in use, reserved is that and what its heap keeps",
             "a step's time on this CPU is not predicted",
             *assumptions(spec, sizes, 0),
-        ),
+        )
+        if in_words
+        else (),
     )
 
 

@@ -27,8 +27,20 @@ def predict(spec: RunSpec) -> Prediction:
 
     Raises UsageError for LoRA targets that the model does not have: an adapter on nothing fits anywhere.
     """
+    return predict_bare(spec, in_words=True)
+
+
+def predict_bare(spec: RunSpec, *, in_words: bool = False) -> Prediction:
+    """The same figures; without `in_words` no assumptions, which are a fifth of what a call takes."""
     check_targets(spec)
-    return cpu_prediction(spec) if spec.on_cpu else _cuda_prediction(spec)
+    sizes = sizes_of(spec)
+    return predict_counted(spec, sizes, state_bytes(spec, sizes), in_words=in_words)
+
+
+def predict_counted(spec: RunSpec, sizes: Sizes, states: StateBytes, *, in_words: bool) -> Prediction:
+    """The prediction from counts that are already taken."""
+    predicted = cpu_prediction if spec.on_cpu else _cuda_prediction
+    return predicted(spec, sizes, states, in_words=in_words)
 
 
 def predict_with_suggestions(spec: RunSpec) -> Prediction:
@@ -77,9 +89,7 @@ def _optimizer_step(states: StateBytes) -> dict[Component, int]:
     return components
 
 
-def _cuda_prediction(spec: RunSpec) -> Prediction:
-    sizes = sizes_of(spec)
-    states = state_bytes(spec, sizes)
+def _cuda_prediction(spec: RunSpec, sizes: Sizes, states: StateBytes, *, in_words: bool) -> Prediction:
     moments = moment_table(spec, sizes, states)
     steady = moments[1:]  # the first moment passes before the loop that the peak is read over
     largest = max(steady, key=lambda moment: moment.total_bytes)
@@ -115,5 +125,5 @@ def _cuda_prediction(spec: RunSpec) -> Prediction:
         host=host,
         device_memory_bytes=memory,
         needed_bytes=needed,
-        assumptions=assumptions(spec, sizes, bucket_bytes(spec, sizes)),
+        assumptions=assumptions(spec, sizes, bucket_bytes(spec, sizes)) if in_words else (),
     )
