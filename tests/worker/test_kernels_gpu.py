@@ -9,14 +9,10 @@ from typing import Any
 
 import pytest
 
-from llmtop.presets.resolve import Layer, resolve
-from llmtop.presets.spec import ValueSource
+from benchmarks.forkserver import ForkServer
 from llmtop.profiler.events import KernelsSeen
-from llmtop.profiler.hardware.machine import detect_machine
-from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.report.build import Report, build_report
-from llmtop.trainer.control import wait_for_end
-from llmtop.trainer.launch import start_run
+from tests.worker.gpu_runs import carried_out
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,14 +20,11 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU"),
 ]
 BASE: dict[str, Any] = {"model": "smollm2-135m", "gpus": 1, "micro_batch": 2, "seq_len": 512, "steps": 6}
+BASE |= {"kernel_profile_step": 3, "classify_every": 100}
 
 
-def trained(root: Path, **options: Any) -> tuple[Report, KernelsSeen]:
-    values = {**BASE, **options}
-    layer = Layer(source=ValueSource.COMMAND_LINE, detail="test", values=values)
-    spec = resolve([layer], name="kernels", machine=detect_machine())
-    run = start_run(spec, predict(spec), root=root)
-    wait_for_end(run, 280)
+def trained(server: ForkServer, root: Path, **options: Any) -> tuple[Report, KernelsSeen]:
+    _, run = carried_out(server, root, **{**BASE, **options})
     report = build_report(run)
     log = run.log_path(0).read_text(errors="replace")[-2000:]
     assert report.status == "completed", log
@@ -58,19 +51,19 @@ def need(package: str) -> None:
 )
 @pytest.mark.parametrize("recompute", [False, True])
 def test_attention(
-    tmp_path: Path, attention: str, package: str, ran: tuple[str, ...], recompute: bool
+    gpu_ranks: ForkServer, tmp_path: Path, attention: str, package: str, ran: tuple[str, ...], recompute: bool
 ) -> None:
     need(package)
-    report, kernels = trained(tmp_path, attention=attention, gradient_checkpointing=recompute)
+    report, kernels = trained(gpu_ranks, tmp_path, attention=attention, gradient_checkpointing=recompute)
     assert kernels.attention in ran, kernels.top
     assert (on(report, "attention"), on(report, "checkpointing")) == (True, True), kernels
     assert kernels.optimizer == "deepspeed_fused_adam"
     assert kernels.loss == "torch_cross_entropy"
 
 
-def test_liger(tmp_path: Path) -> None:
+def test_liger(gpu_ranks: ForkServer, tmp_path: Path) -> None:
     need("liger_kernel")
-    report, kernels = trained(tmp_path, liger=True)
+    report, kernels = trained(gpu_ranks, tmp_path, liger=True)
     assert set(kernels.liger) == {"rms_norm", "rope", "glu", "fused_linear_cross_entropy"}, kernels.top
     assert on(report, "liger") is True
 
@@ -84,16 +77,16 @@ def test_liger(tmp_path: Path) -> None:
         ("paged_adamw_32bit", "bitsandbytes", "bitsandbytes_32bit"),
     ],
 )
-def test_optimizer(tmp_path: Path, optimizer: str, package: str, ran: str) -> None:
+def test_optimizer(gpu_ranks: ForkServer, tmp_path: Path, optimizer: str, package: str, ran: str) -> None:
     need(package)
-    report, kernels = trained(tmp_path, optimizer=optimizer)
+    report, kernels = trained(gpu_ranks, tmp_path, optimizer=optimizer)
     assert kernels.optimizer is not None and kernels.optimizer.startswith(ran), kernels
     assert on(report, "optimizer") is True
 
 
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
-def test_packed_weights(tmp_path: Path, quantization: str) -> None:
+def test_packed_weights(gpu_ranks: ForkServer, tmp_path: Path, quantization: str) -> None:
     need("bitsandbytes")
     need("peft")
-    report, kernels = trained(tmp_path, quantization=quantization, lora_rank=8)
+    report, kernels = trained(gpu_ranks, tmp_path, quantization=quantization, lora_rank=8)
     assert (on(report, "quantization"), on(report, "lora")) == (True, True), kernels

@@ -9,23 +9,32 @@ from typing import Any
 
 import pytest
 
+from benchmarks.forkserver import ForkServer
 from llmtop.presets.resolve import Layer, resolve
-from llmtop.presets.spec import ValueSource
+from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.profiler.breakdown import Breakdown, breakdown
 from llmtop.profiler.feed import read_state
 from llmtop.profiler.hardware.machine import detect_machine
 from llmtop.profiler.memory.predict import predict
-from llmtop.profiler.memory.result import Component
+from llmtop.profiler.memory.result import Component, Prediction
+from llmtop.profiler.rundir import RunDir
 from llmtop.profiler.runstate import RunState
 from llmtop.trainer.control import wait_for_end
 from llmtop.trainer.launch import start_run
+from tests.worker.gpu_runs import carried_out
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU"),
 ]
-BASE: dict[str, Any] = {"model": "smollm2-135m", "gpus": 1, "micro_batch": 4, "seq_len": 512, "steps": 4}
+BASE: dict[str, Any] = {
+    "model": "smollm2-135m",
+    "gpus": 1,
+    "micro_batch": 4,
+    "steps": 4,
+    "classify_every": 100,
+}
 CASES: list[dict[str, Any]] = [
     {"zero": 0},
     {"zero": 1, "grad_accum": 2},
@@ -54,16 +63,26 @@ def needs_package(options: dict[str, Any]) -> str | None:
 
 
 @pytest.mark.parametrize("options", CASES, ids=str)
-def test_a_run_on_the_gpu_is_measured_as_predicted(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_on_the_gpu_is_measured_as_predicted(
+    options: dict[str, Any], gpu_ranks: ForkServer, tmp_path: Path
+) -> None:
     absent = needs_package(options)
     if absent is not None:
         pytest.skip(f"needs {absent}")
-    values = {**BASE, **options}
-    layer = Layer(source=ValueSource.COMMAND_LINE, detail="test", values=values)
+    planned, run = carried_out(gpu_ranks, tmp_path, **{"seq_len": 512, **BASE, **options})
+    check_run(planned.spec, planned.prediction, run)
+
+
+def test_a_supervised_run_on_the_gpu(tmp_path: Path) -> None:
+    layer = Layer(source=ValueSource.COMMAND_LINE, detail="test", values={**BASE, "seq_len": 512})
     spec = resolve([layer], name="gpu-test", machine=detect_machine())
     prediction = predict(spec)
     run = start_run(spec, prediction, root=tmp_path)
     wait_for_end(run, 280)
+    check_run(spec, prediction, run)
+
+
+def check_run(spec: RunSpec, prediction: Prediction, run: RunDir) -> None:
     state = read_state(run)
     assert state.status == "completed", run.log_path(0).read_text(errors="replace")[-2000:]
     found = breakdown(state, spec, prediction)
