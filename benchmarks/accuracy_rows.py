@@ -1,0 +1,101 @@
+"""The measured rows that the accuracy is told from, all in the form of the memory matrix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from msgspec import Struct
+
+from benchmarks.design import design
+from benchmarks.rows import Cell, Row, key_of, read_rows
+from benchmarks.split import SEED, Half, half_of
+from benchmarks.summary import repredicted
+
+_RESULTS = Path(__file__).parent / "results"
+DESIGN_ROWS = _RESULTS / "memory_h200.jsonl"
+EARLIER_ROWS = _RESULTS / "memory_matrix.jsonl"
+FIRST_ROWS = Path(__file__).parents[1] / "tests" / "data" / "h200-memory.jsonl"
+_FIRST_OPTIMIZERS = {"adamw8bit": "adamw_8bit", "paged_adamw8bit": "paged_adamw_8bit", "torch": "adamw_torch"}
+
+
+class Sourced(Struct, frozen=True, kw_only=True):
+    """A completed row with today's prediction, and the half that it belongs to."""
+
+    row: Row
+    half: Half
+    earlier: bool
+    """Recorded before the design: it served to write the formulas."""
+
+
+class Coverage(Struct, frozen=True, kw_only=True):
+    """How much of the design has been measured."""
+
+    cells: int
+    measured: int
+    held_out_cells: int
+    held_out_measured: int
+    not_completed: tuple[tuple[str, Cell], ...]
+    """Status and cell of rows that ended otherwise."""
+
+
+def sourced() -> list[Sourced]:
+    """All completed rows, those of the design first."""
+    of_design = [row for row in read_rows(DESIGN_ROWS) if row["status"] == "completed"]
+    earlier = [row for row in read_rows(EARLIER_ROWS) if row["status"] == "completed"] + first_rows()
+    found = [Sourced(row=row, half=half_of(row["cell"]), earlier=False) for row in repredicted(of_design)]
+    return found + [Sourced(row=row, half=Half.TUNED, earlier=True) for row in repredicted(earlier)]
+
+
+def coverage() -> Coverage:
+    """Of the design as it is drawn today."""
+    rows = read_rows(DESIGN_ROWS)
+    done = {key_of(row["cell"]) for row in rows if row["status"] == "completed"}
+    cells = {key_of(drawn.cell) for gpus in (1, 2) for drawn in design(SEED, gpus)}
+    held_out = {key for key in cells if half_of(json.loads(key)) == Half.HELD_OUT}
+    return Coverage(
+        cells=len(cells),
+        measured=len(done & cells),
+        held_out_cells=len(held_out),
+        held_out_measured=len(done & held_out),
+        not_completed=tuple((row["status"], row["cell"]) for row in rows if row["status"] != "completed"),
+    )
+
+
+def first_rows() -> list[Row]:
+    """The runs that were made before there was a program, in the form of the others."""
+    return [_first_row(json.loads(line)) for line in FIRST_ROWS.read_text().splitlines()]
+
+
+def _first_row(row: Row) -> Row:
+    phases = {
+        name: max(phase[f"{key}_peak"] for phase in row["phases"])
+        for name, key in (("forward", "fwd"), ("backward", "bwd"), ("optimizer", "step"))
+    }
+    rank = {"rank": 0, "largest": phases, "reserved": row["reserved_peak"], "step_seconds": [row["step_s"]]}
+    return {
+        "cell": _first_cell(row["cell"], row["world"]),
+        "status": "completed",
+        "alone": True,
+        "measured": {"ranks": [rank], "device_bytes": {"0": row["nvml_used"]}},
+    }
+
+
+def _first_cell(cell: Row, world: int) -> Cell:
+    return {
+        "model": cell["model"],
+        "gpus": world,
+        "zero": cell["stage"],
+        "micro_batch": cell["mb"],
+        "seq_len": cell["seq"],
+        "precision": cell.get("prec", "bf16"),
+        "attention": cell.get("attn", "sdpa"),
+        "optimizer": _FIRST_OPTIMIZERS.get(cell.get("opt", "adamw"), "adamw"),
+        "grad_accum": cell.get("ga", 1),
+        "liger": bool(cell.get("liger")),
+        "gradient_checkpointing": bool(cell.get("ckpt")),
+        "checkpointing_reentrant": bool(cell.get("reentrant")),
+        "offload_optimizer": "cpu" if cell.get("off_opt") else "none",
+        "lora_rank": cell.get("lora", 0),
+        "quantization": "nf4" if cell.get("q4") else "none",
+    }
