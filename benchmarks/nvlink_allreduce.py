@@ -166,7 +166,7 @@ def _rank_main(rank: int, ranks: int, store: str, backend: str, pipe: Connection
         if device.type == "cuda":
             torch.cuda.synchronize()
 
-    pipe.send({"torch": torch.__version__, "nccl": _nccl_version(torch, backend)})
+    pipe.send({"torch": str(torch.__version__), "nccl": _nccl_version(torch, backend)})
     while (asked := pipe.recv()) is not None:
         collective, tensor_bytes, repeats = asked
         whole = torch.ones(tensor_bytes // 4, dtype=torch.float32, device=device)
