@@ -1,0 +1,161 @@
+"""What each formula's terms are, and where its rule was read or measured; by the function that has it.
+
+Words alone: the arithmetic stays in the functions, which are followed as they compute (`explain_numbers`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Rule(NamedTuple):
+    label: str
+    """What its terms are; empty where the component says it."""
+    source: str
+
+
+_ZERO12 = "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py"
+_ZERO3 = "deepspeed 0.19.8 runtime/zero/stage3.py, partition_parameters.py"
+_AUTOGRAD = "transformers 5.x modelling code and what torch's autograd saves of it"
+_MEASURED = "measured on H200 (torch 2.11)"
+_WALK = "order of torch's backward pass; deepspeed 0.19.8 runtime/zero/stage_1_and_2.py for its buckets"
+
+RULES: dict[str, Rule] = {
+    "states._stage0": Rule("", "deepspeed 0.19.8 runtime/fp16/fused_optimizer.py, unfused_optimizer.py"),
+    "states._stage12": Rule("", _ZERO12),
+    "states._stage3": Rule("", _ZERO3),
+    "states._optimizer_bytes": Rule(
+        "Adam's two moments", "Adam, arXiv 1412.6980; in 8 bits bitsandbytes 0.50 optim/optimizer.py"
+    ),
+    "states.cublas_workspace": Rule(
+        "cuBLAS workspaces", "torch aten/src/ATen/cuda/CublasHandlePool.cpp:parseChosenWorkspaceSize"
+    ),
+    "states.sub_group_elements": Rule("one sub-group", f"{_ZERO3}: sub_group_size"),
+    "states.gathered_elements": Rule(
+        "gathered weights",
+        "deepspeed 0.19.8 runtime/zero/partitioned_param_coordinator.py:fetch_sub_module",
+    ),
+    "states.unreleased_bytes": Rule("weights that autograd still holds", _MEASURED),
+    "states.step_components": Rule("", _ZERO12),
+    "states.components_in_optimizer": Rule("", _ZERO12),
+    "blocks.final_norm_saved": Rule("final norm's output", _AUTOGRAD),
+    "blocks._norm": Rule("norms", f"{_AUTOGRAD}; Liger's keep input and statistics"),
+    "blocks._attention_saved": Rule("queries, keys, values, attention", _AUTOGRAD),
+    "blocks._latent_attention_saved": Rule("latent attention", "DeepSeek-V2, arXiv 2405.04434; " + _AUTOGRAD),
+    "blocks._query_key_norms": Rule("norms of queries and keys", _AUTOGRAD),
+    "blocks._mlp_saved": Rule("MLP", f"{_AUTOGRAD}; Liger's experts: liger-kernel 0.8.5 ops/fused_moe.py"),
+    "blocks._mlp_backward": Rule(
+        "gradients inside the MLP", "torch's autograd; liger-kernel 0.8.5 ops/swiglu.py"
+    ),
+    "blocks.block_bytes": Rule("a block's inputs, outputs, gradients", _AUTOGRAD),
+    "blocks._softmax_backward": Rule("backward of softmax", _MEASURED),
+    "blocks.eager_square": Rule("attention scores", _AUTOGRAD),
+    "blocks._dropout_masks": Rule("dropout masks", _AUTOGRAD),
+    "loss.loss_bytes": Rule(
+        "",
+        "transformers 5.x loss/loss_utils.py:ForCausalLMLoss;"
+        " liger-kernel 0.8.5 ops/cross_entropy.py, ops/fused_linear_cross_entropy.py",
+    ),
+    "loss.liger_chunk_tokens": Rule(
+        "", "liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py:fused_linear_cross_entropy_forward"
+    ),
+    "backward._pass": Rule("rotary tables, token ids, labels", "transformers 5.x modelling code"),
+    "backward._kept_inputs": Rule(
+        "inputs of 8-bit matrices", "bitsandbytes 0.50 autograd/_functions.py:MatMul8bitLt"
+    ),
+    "backward._kept": Rule("checkpoints: the blocks' inputs", "torch utils/checkpoint.py"),
+    "backward._accumulated": Rule("gradients of earlier micro-batches", _ZERO12),
+    "backward.bucket_bytes": Rule("reduce bucket", f"{_ZERO12}: reduce_bucket_size, overlap_comm"),
+    "backward._bucket_at": Rule("reduce bucket, as far as it is touched", _ZERO12),
+    "backward._block_alive": Rule("one block's backward", _WALK),
+    "backward._first_product": Rule("gradient of the MLP's product", _WALK),
+    "backward._tied_head_gradient": Rule("gradient of the tied head", _WALK),
+    "backward._gradients_after": Rule("gradients so far", _WALK),
+    "backward._end_of_backward": Rule("", f"{_ZERO12}; runtime/engine.py:allreduce_bucket"),
+    "predict._cuda_prediction": Rule("", "the peak, with the margin of H200 runs"),
+    "cpu._moments": Rule("interpreter, torch, libraries", "measured with torch 2.13, deepspeed 0.19.8"),
+    "cpu._resident": Rule("", f"{_ZERO12}; with offload in the same process"),
+    "cpu._touched_bucket": Rule("reduce bucket, as far as it is touched", _ZERO3),
+    "host._offloaded": Rule("", f"{_ZERO12}, stage3.py; blocks of powers of two: pytorch#95823"),
+}
+
+MODULES: dict[str, Rule] = {
+    "states": Rule("", "deepspeed 0.19.8 runtime/zero/"),
+    "blocks": Rule("", _AUTOGRAD),
+    "loss": Rule("", "transformers 5.x loss/loss_utils.py:ForCausalLMLoss"),
+    "backward": Rule("", _WALK),
+    "predict": Rule("", "sum of the moments; margins measured on H200"),
+    "cpu": Rule("", "measured resident sets of CPU ranks (torch 2.13, deepspeed 0.19.8)"),
+    "host": Rule("", "deepspeed 0.19.8 runtime/zero/; process size measured on H200"),
+    "sizes": Rule("", "the model's shape and deepspeed 0.19.8's partitioning"),
+}
+"""For functions without a row of their own."""
+
+STATES: dict[str, str] = {
+    "parameters": "weights",
+    "gathered": "weights gathered by ZeRO-3",
+    "master": "fp32 master weights",
+    "optimizer": "optimizer state",
+    "gradients_resident": "permanent gradient buffer",
+    "bucket_resident": "permanent reduce bucket or staging",
+    "workspace": "cuBLAS workspaces",
+    "outside_allocator": "paged optimizer state",
+    "step_fp32_gradients": "fp32 gradients that the optimizer reads",
+    "step_gradients": "gradients of the backward pass",
+    "step_extra": "copies that the step makes",
+    "init_peak": "copies while the engine is made",
+}
+"""Field of `StateBytes` to what it is."""
+
+OPTIONS: dict[str, str] = {
+    "micro_batch": "sequences",
+    "seq_len": "tokens",
+    "gpus": "GPUs",
+    "nodes": "nodes",
+    "lora_rank": "LoRA rank",
+}
+"""Options that formulas multiply with, and what they count."""
+
+MODEL: dict[str, str] = {
+    "hidden_size": "hidden",
+    "intermediate_size": "MLP width",
+    "num_heads": "heads",
+    "num_kv_heads": "key heads",
+    "head_dim": "head width",
+    "vocab_size": "vocabulary",
+    "num_experts": "experts",
+    "experts_per_token": "experts a token",
+    "expert_intermediate_size": "expert width",
+    "shared_intermediate_size": "shared expert's width",
+    "kv_lora_rank": "latent width",
+    "q_lora_rank": "latent query width",
+}
+"""The same of a model's shape; other fields go by their own names."""
+
+SIZES: dict[str, str] = {
+    "trainable": "trained weights",
+    "frozen": "frozen weights",
+    "frozen_bytes": "B of frozen weights",
+    "packed_bytes": "B of packed weights",
+    "lora_rank": "LoRA rank",
+    "lora_modules": "adapted matrices",
+    "shard": "weights of a share",
+    "held_gradients": "weights of whole tensors",
+    "first_bucket": "weights in the first bucket",
+    "layer_params": "weights of a block",
+    "largest_tensor": "weights of the largest tensor",
+    "head_params": "weights of the head",
+    "wide_linear": "weights of an MLP matrix",
+    "dtype_bytes": "B",
+    "ranks": "ranks",
+    "tokens": "tokens",
+    "micro_batch": "sequences",
+    "seq_len": "tokens",
+}
+"""The same of `Sizes`."""
+
+
+def rule_of(function: str) -> Rule:
+    """The row of a function (module.function), or of its module."""
+    module = function.partition(".")[0]
+    return RULES.get(function) or MODULES.get(module) or Rule("", f"profiler/memory/{module}.py")
