@@ -82,9 +82,12 @@ def recipe_layers(recipe: catalog.Recipe) -> list[Layer]:
     return [Layer(ValueSource.RECIPE, file, values) for file, values in by_file.items()]
 
 
-def parse_set(text: str) -> dict[str, Any]:
-    """`KEY=VALUE` as nested option values; raises UsageError that names what would be right."""
-    where = f"--set {text}"
+def parse_set(text: str, where: str = "") -> dict[str, Any]:
+    """`KEY=VALUE` as nested option values; raises UsageError that names what would be right.
+
+    `where` is what its error is said of.
+    """
+    where = where or f"--set {text}"
     path, equals, value = text.partition("=")
     keys = [part.strip() for part in path.split(".")]
     if not equals or not all(keys):

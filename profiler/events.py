@@ -12,9 +12,17 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
+from llmtop.profiler.changeevents import (
+    ChangeApplied,
+    ChangeAsked,
+    ChangeRefused,
+    RestageBegan,
+    Restaged,
+    RestageFailed,
+)
 from llmtop.profiler.deviceevents import DeviceSample, HostSample, ProcessSample, Topology
-
-EVENT_VERSION = 1
+from llmtop.profiler.eventbase import EVENT_VERSION as EVENT_VERSION
+from llmtop.profiler.eventbase import Event as Event
 
 Phase = Literal["data", "forward", "backward", "optimizer"]
 OutsideMoment = Literal["untouched", "context", "process_group", "engine", "first_step", "second_step", "end"]
@@ -23,16 +31,6 @@ StartupStage = Literal[
     "import", "process_group", "model", "weights", "data", "op_build", "engine", "partition", "first_step"
 ]
 """`engine` is what records of older versions call `partition` and the op builds together."""
-
-
-class Event(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
-    """What every line carries. The writer fills the stamps."""
-
-    v: int = 0
-    """Zero until the writer stamps it: defaults are left out of a line, and the version never may be."""
-    t: float = 0.0
-    m: float = 0.0
-    src: str = ""
 
 
 # --- written by the supervisor -------------------------------------------------------------------
@@ -52,6 +50,8 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
 class RankStarted(Event, frozen=True, kw_only=True, tag="rank_started"):
     rank: int
     pid: int
+    setting: int = 0
+    """Number of the setting that it trains on; 0 is the one that the run was launched with."""
 
 
 class RankExited(Event, frozen=True, kw_only=True, tag="rank_exited"):
@@ -326,6 +326,29 @@ class CheckpointSaved(Event, frozen=True, kw_only=True, tag="checkpoint_saved"):
     seconds: float
 
 
+class CheckpointRefused(Event, frozen=True, kw_only=True, tag="checkpoint_refused"):
+    """A checkpoint could not be written; the training goes on."""
+
+    step: int
+    why: str
+
+
+class CheckpointLoaded(Event, frozen=True, kw_only=True, tag="checkpoint_loaded"):
+    """The ranks go on from a checkpoint."""
+
+    step: int
+    path: str
+    bytes_read: int
+    """By this rank."""
+    seconds: float
+    zero: int
+    """Stage of the run that wrote it."""
+    world_size: int
+    """Ranks that wrote it."""
+    notes: tuple[str, ...] = ()
+    """What is not exactly as it was saved."""
+
+
 class RankFinished(Event, frozen=True, kw_only=True, tag="rank_finished"):
     """The loop ended and the process is about to leave with exit code 0."""
 
@@ -353,6 +376,12 @@ AnyEvent = (
     | RankExited
     | RunEnded
     | ControlAnswered
+    | ChangeAsked
+    | ChangeRefused
+    | ChangeApplied
+    | RestageBegan
+    | Restaged
+    | RestageFailed
     | HangSuspected
     | Compiling
     | XidSeen
@@ -372,6 +401,8 @@ AnyEvent = (
     | OutsideMeasured
     | KernelsSeen
     | CheckpointSaved
+    | CheckpointRefused
+    | CheckpointLoaded
     | RankFinished
     | RankFailed
 )

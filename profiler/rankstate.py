@@ -70,6 +70,10 @@ class RankState(Struct, frozen=True, kw_only=True):
     """Moment of the rank's life to the device's reading."""
     kernels: KernelsSeen | None = None
     """What the profiler saw run, once it has looked (rank 0)."""
+    setting: int = 0
+    """Number of the setting that it trains on; its peaks and times are those of steps on it."""
+    setting_peaks: dict[int, int] = field(default_factory=dict)
+    """Setting to the largest peak of its steps, for the settings before."""
     exited: RankExited | None = None
     failed: RankFailed | None = None
     finished: RankFinished | None = None
@@ -98,6 +102,28 @@ def classify_peak(rank: RankState, event: PeakClassified) -> RankState:
     if known is not None and known.total_bytes > event.total_bytes:
         return rank
     return replace(rank, peaks_classified={**rank.peaks_classified, event.phase: event})
+
+
+def change_setting(rank: RankState, setting: int) -> RankState:
+    """From here on another setting is measured: what the old one reached says nothing about it."""
+    return replace(
+        rank,
+        setting=setting,
+        setting_peaks=peaks_so_far(rank),
+        peaks={},
+        peaks_in_use={},
+        phase_totals={},
+        classified={},
+        peaks_classified={},
+    )
+
+
+def peaks_so_far(rank: RankState) -> dict[int, int]:
+    """Setting to the largest peak of any phase of its steps."""
+    seen = [memory.peak_bytes for memory in rank.peaks.values() if memory.peak_bytes is not None]
+    if not seen:
+        return rank.setting_peaks
+    return {**rank.setting_peaks, rank.setting: max(seen)}
 
 
 def measure_outside(rank: RankState, event: OutsideMeasured) -> RankState:

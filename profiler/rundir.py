@@ -14,6 +14,9 @@ A run is a folder of mode 0700:
     tokenizer/           the tokenizer made from the data, where the model brought none
     tokens/              the data as token ids, one file per choice of data and tokenizer
     supervisor.pid       pid and start time, for telling a live supervisor from a reused pid
+    settings/N/          spec, prediction and DeepSpeed configuration after the N-th change, as above
+    in-force.json        which of the settings is in force; the run's own three while it is not there
+    live.json            what the supervisor last asked of the running ranks
 """
 
 from __future__ import annotations
@@ -36,6 +39,10 @@ HARDWARE = "hardware"
 LATEST = "latest"
 
 _SPEC = "spec.json"
+_PREDICTION = "prediction.json"
+_DEEPSPEED = "deepspeed.json"
+_SETTINGS = "settings"
+_IN_FORCE = "in-force.json"
 _RANK_FILE = re.compile(r"rank-(\d+)\.jsonl")
 _T = TypeVar("_T")
 
@@ -59,13 +66,22 @@ class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str = ""
 
 
+class InForce(msgspec.Struct, frozen=True, kw_only=True):
+    """The setting that a run trains on."""
+
+    setting: int = 0
+    """0: as launched."""
+    fall_back: int | None = None
+    """While the setting has not proved itself: the one to go back to."""
+
+
 class RunDir:
     """One run's folder. Files are read when asked for; `open` has already read the spec."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._spec: RunSpec | None = None
-        self._prediction: Prediction | None = None
+        self._specs: dict[int, RunSpec] = {}
+        self._predictions: dict[int, Prediction] = {}
 
     def __repr__(self) -> str:
         return f"RunDir({str(self.path)!r})"
@@ -86,9 +102,7 @@ class RunDir:
             aside.mkdir(mode=0o700)
             for folder in ("control", "checkpoints"):
                 (aside / folder).mkdir(mode=0o700)
-            write_atomic(aside / _SPEC, _pretty(spec))
-            write_atomic(aside / "prediction.json", _pretty(prediction))
-            write_atomic(aside / "deepspeed.json", _pretty(deepspeed_config))
+            _write_setting(aside, spec, prediction, deepspeed_config)
             aside.rename(final)
             _sync_folder(root)
         except OSError as error:
@@ -98,7 +112,7 @@ class RunDir:
                 fix="make the folder writable, free some space, or set LLMTOP_RUNS_DIR to another folder",
             ) from error
         run = cls(final)
-        run._spec, run._prediction = spec, prediction
+        run._specs[0], run._predictions[0] = spec, prediction
         return run
 
     @classmethod
@@ -114,18 +128,47 @@ class RunDir:
     def run_id(self) -> str:
         return self.path.name
 
-    def spec(self) -> RunSpec:
-        if self._spec is None:
-            self._spec = _read_json(self.spec_path, RunSpec)
-        return self._spec
+    def spec(self, setting: int | None = None) -> RunSpec:
+        """Of a setting by its number; by default of the one in force."""
+        number = self.in_force().setting if setting is None else setting
+        if number not in self._specs:
+            self._specs[number] = _read_json(self._setting_dir(number) / _SPEC, RunSpec)
+        return self._specs[number]
 
-    def prediction(self) -> Prediction:
-        if self._prediction is None:
-            self._prediction = _read_json(self.prediction_path, Prediction)
-        return self._prediction
+    def prediction(self, setting: int | None = None) -> Prediction:
+        number = self.in_force().setting if setting is None else setting
+        if number not in self._predictions:
+            self._predictions[number] = _read_json(self._setting_dir(number) / _PREDICTION, Prediction)
+        return self._predictions[number]
 
-    def deepspeed_config(self) -> dict[str, Any]:
-        return _read_json(self.deepspeed_path, dict[str, Any])
+    def deepspeed_config(self, setting: int | None = None) -> dict[str, Any]:
+        number = self.in_force().setting if setting is None else setting
+        return _read_json(self._setting_dir(number) / _DEEPSPEED, dict[str, Any])
+
+    def in_force(self) -> InForce:
+        """The setting in force; raises LlmtopError when the file that names it is damaged."""
+        path = self.path / _IN_FORCE
+        return _read_json(path, InForce) if path.exists() else InForce()
+
+    def put_in_force(self, setting: int, *, fall_back: int | None = None) -> None:
+        """From now on whoever asks for the run's spec gets that setting's."""
+        write_atomic(self.path / _IN_FORCE, _pretty(InForce(setting=setting, fall_back=fall_back)))
+
+    def add_setting(self, spec: RunSpec, prediction: Prediction, deepspeed_config: dict[str, Any]) -> int:
+        """Keep a setting that is to be tried; its number. It appears whole or not at all."""
+        folder = self.path / _SETTINGS
+        folder.mkdir(mode=0o700, exist_ok=True)
+        numbers = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
+        number = max(numbers, default=0) + 1
+        aside = folder / f".{number}.{secrets.token_hex(3)}.new"
+        aside.mkdir(mode=0o700)
+        _write_setting(aside, spec, prediction, deepspeed_config)
+        aside.rename(self._setting_dir(number))
+        _sync_folder(folder)
+        return number
+
+    def _setting_dir(self, number: int) -> Path:
+        return self.path / _SETTINGS / str(number) if number else self.path
 
     @property
     def spec_path(self) -> Path:
@@ -133,11 +176,15 @@ class RunDir:
 
     @property
     def prediction_path(self) -> Path:
-        return self.path / "prediction.json"
+        return self.path / _PREDICTION
 
     @property
     def deepspeed_path(self) -> Path:
-        return self.path / "deepspeed.json"
+        return self.path / _DEEPSPEED
+
+    @property
+    def live_path(self) -> Path:
+        return self.path / "live.json"
 
     def events_path(self, src: str | int) -> Path:
         """The event log of `supervisor`, `hardware`, or a rank by its number or as `rank3`."""
@@ -300,6 +347,15 @@ def _rank_stem(rank: int | str) -> str:
     if not number.isdigit():
         raise ValueError(f"not a rank: {rank!r}")
     return f"rank-{int(number)}"
+
+
+def _write_setting(
+    folder: Path, spec: RunSpec, prediction: Prediction, deepspeed_config: dict[str, Any]
+) -> None:
+    """The three documents of a setting."""
+    write_atomic(folder / _SPEC, _pretty(spec))
+    write_atomic(folder / _PREDICTION, _pretty(prediction))
+    write_atomic(folder / _DEEPSPEED, _pretty(deepspeed_config))
 
 
 def _pretty(value: object) -> bytes:

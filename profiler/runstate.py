@@ -13,7 +13,16 @@ from typing import Any, Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from llmtop.profiler import rankstate
+from llmtop.profiler import changestate, rankstate
+from llmtop.profiler.changeevents import (
+    ChangeApplied,
+    ChangeAsked,
+    ChangeRefused,
+    RestageBegan,
+    Restaged,
+    RestageFailed,
+)
+from llmtop.profiler.changestate import Changes
 from llmtop.profiler.deviceevents import Topology
 from llmtop.profiler.energy import EnergyUse, add_energy
 from llmtop.profiler.events import (
@@ -46,6 +55,7 @@ from llmtop.profiler.events import (
     XidSeen,
 )
 from llmtop.profiler.rankstate import PhaseTotal, RankState, StageTime, larger
+from llmtop.profiler.readingsfold import count_throttles, first_ecc, lost_devices, raise_peaks
 from llmtop.profiler.series import Series, SeriesBuilder
 
 __all__ = ["ENDED", "PhaseTotal", "RankState", "RunState", "Series", "StageTime", "Status", "fold", "rank_of"]
@@ -99,6 +109,8 @@ class RunState(Struct, frozen=True, kw_only=True):
     peak_swap_bytes: int | None = None
     checkpoints: tuple[CheckpointSaved, ...] = ()
     controls: tuple[ControlAnswered, ...] = ()
+    changes: Changes = Changes()
+    """What was changed while it ran, and which setting is in force."""
     energy: EnergyUse = EnergyUse()
     topology: Topology | None = None
     xids: tuple[XidSeen, ...] = ()
@@ -177,9 +189,16 @@ class _Batch:
         return known.get(rank) or RankState(rank=rank)
 
     def set_rank(self, rank: RankState) -> None:
+        ranks = self.state.changes.ranks
+        if ranks is not None and rank.rank >= ranks:
+            return  # a late line of a rank that the run has no more
         if self._ranks is None:
             self._ranks = dict(self.state.ranks)
         self._ranks[rank.rank] = rank
+
+    def drop_ranks(self, world_size: int) -> None:
+        known = self.state.ranks if self._ranks is None else self._ranks
+        self._ranks = {number: rank for number, rank in known.items() if number < world_size}
 
     def add_point(self, event: StepFinished) -> None:
         if self._series is None:
@@ -206,8 +225,8 @@ def _rank_started(batch: _Batch, event: RankStarted) -> None:
     rank = batch.rank(event.rank)
     if rank.exited is not None and rank.exited.pid != event.pid:
         # A new process in the place of one that ended: nothing of the old one is true of it.
-        rank = RankState(rank=event.rank)
-    batch.set_rank(replace(rank, pid=event.pid))
+        rank = RankState(rank=event.rank, setting_peaks=rankstate.peaks_so_far(rank))
+    batch.set_rank(replace(rank, pid=event.pid, setting=event.setting))
 
 
 def _rank_exited(batch: _Batch, event: RankExited) -> None:
@@ -222,6 +241,40 @@ def _control_answered(batch: _Batch, event: ControlAnswered) -> None:
     state = batch.state
     stops = event.action == "stop" and event.answer != "refused" and state.status in ("starting", "running")
     batch.set(controls=(*state.controls, event), status="stopping" if stops else state.status)
+
+
+# --- changes to a live run ------------------------------------------------------------------------
+
+
+def _change(fold_one: Callable[[Changes, Any], Changes]) -> Callable[[_Batch, Any], None]:
+    return lambda batch, event: batch.set(changes=fold_one(batch.state.changes, event))
+
+
+def _change_applied(batch: _Batch, event: ChangeApplied) -> None:
+    number, before = rank_of(event.src), batch.state.changes
+    changes = changestate.apply(before, event)
+    if changes is not before:
+        batch.set(changes=changes, peak_device_bytes={})
+    if number is not None and not event.problem:
+        batch.set_rank(rankstate.change_setting(batch.rank(number), event.setting))
+
+
+def _restage_began(batch: _Batch, event: RestageBegan) -> None:
+    _relaunched(batch, changestate.begin_restage(batch.state.changes, event), event.world_size)
+
+
+def _restage_failed(batch: _Batch, event: RestageFailed) -> None:
+    _relaunched(batch, changestate.fail_restage(batch.state.changes, event), event.world_size)
+
+
+def _relaunched(batch: _Batch, changes: Changes, world_size: int) -> None:
+    """All ranks have ended, and others take their place."""
+    status = "starting" if batch.state.status == "running" else batch.state.status
+    batch.set(changes=changes, status=status, world_size=world_size, peak_device_bytes={})
+    batch.drop_ranks(world_size)
+
+
+# --- trouble --------------------------------------------------------------------------------------
 
 
 def _hang_suspected(batch: _Batch, event: HangSuspected) -> None:
@@ -256,43 +309,19 @@ def _hardware_sampled(batch: _Batch, event: HardwareSampled) -> None:
         hardware=event,
         hardware_history=(*state.hardware_history[1 - HISTORY_SAMPLES :], event),
         hardware_samples=state.hardware_samples + 1,
-        throttled_samples=_count_throttles(state.throttled_samples, event),
+        throttled_samples=count_throttles(state.throttled_samples, event),
         energy=add_energy(state.energy, event),
-        first_ecc_uncorrected=_first_ecc(state.first_ecc_uncorrected, event),
-        lost_devices=_lost(state.lost_devices, event),
-        peak_device_bytes=_raise(
+        first_ecc_uncorrected=first_ecc(state.first_ecc_uncorrected, event),
+        lost_devices=lost_devices(state.lost_devices, event),
+        peak_device_bytes=raise_peaks(
             state.peak_device_bytes, ((d.index, d.memory_used_bytes) for d in event.devices)
         ),
-        peak_pss_bytes=_raise(state.peak_pss_bytes, ((p.rank, p.pss_bytes) for p in event.processes)),
-        peak_rss_bytes=_raise(state.peak_rss_bytes, ((p.rank, p.rss_bytes) for p in event.processes)),
+        peak_pss_bytes=raise_peaks(state.peak_pss_bytes, ((p.rank, p.pss_bytes) for p in event.processes)),
+        peak_rss_bytes=raise_peaks(state.peak_rss_bytes, ((p.rank, p.rss_bytes) for p in event.processes)),
         peak_host_bytes=larger(state.peak_host_bytes, used),
         peak_cgroup_bytes=larger(state.peak_cgroup_bytes, host.cgroup_used_bytes),
         peak_swap_bytes=larger(state.peak_swap_bytes, host.swap_used_bytes),
     )
-
-
-def _count_throttles(counts: dict[int, dict[str, int]], event: HardwareSampled) -> dict[int, dict[str, int]]:
-    for device in event.devices:
-        for reason in device.throttle_reasons or ():
-            of_device = counts.get(device.index, {})
-            counts = {**counts, device.index: {**of_device, reason: of_device.get(reason, 0) + 1}}
-    return counts
-
-
-def _lost(known: frozenset[int], event: HardwareSampled) -> frozenset[int]:
-    gone = {device.index for device in event.devices if device.is_lost}
-    return known if gone <= known else known | gone
-
-
-def _first_ecc(known: dict[int, int], event: HardwareSampled) -> dict[int, int]:
-    readings = {d.index: d.ecc_uncorrected for d in event.devices if d.ecc_uncorrected is not None}
-    return known if readings.keys() <= known.keys() else {**readings, **known}
-
-
-def _raise(peaks: dict[int, int], readings: Iterable[tuple[int, int | None]]) -> dict[int, int]:
-    """`peaks` with every larger reading in it; the same object when there is none."""
-    higher = {k: v for k, v in readings if v is not None and v > peaks.get(k, -1)}
-    return {**peaks, **higher} if higher else peaks
 
 
 # --- a rank's -------------------------------------------------------------------------------------
@@ -330,7 +359,7 @@ def _rank_finished(batch: _Batch, event: RankFinished) -> None:
     number = rank_of(event.src)
     if number is not None:
         batch.set_rank(replace(batch.rank(number), finished=event))
-        peaks = _raise(batch.state.peak_rss_bytes, [(number, event.peak_rss_bytes)])
+        peaks = raise_peaks(batch.state.peak_rss_bytes, [(number, event.peak_rss_bytes)])
         batch.set(peak_rss_bytes=peaks)
 
 
@@ -374,6 +403,12 @@ _HANDLERS: dict[type, Callable[[_Batch, Any], None]] = {
     RankExited: _rank_exited,
     RunEnded: _run_ended,
     ControlAnswered: _control_answered,
+    ChangeAsked: _change(changestate.ask),
+    ChangeRefused: _change(changestate.refuse),
+    ChangeApplied: _change_applied,
+    RestageBegan: _restage_began,
+    Restaged: _change(changestate.finish_restage),
+    RestageFailed: _restage_failed,
     HangSuspected: _hang_suspected,
     Compiling: _compiling,
     XidSeen: _xid_seen,

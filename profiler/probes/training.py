@@ -90,6 +90,8 @@ class TrainingProbes:
         self._steps = 0
         self._broken: set[str] = set()
         self._step = 0
+        self._changed = False
+        self._changed_step: int | None = None
         self._phase_memory: dict[str, PhaseMemory] = {}
         self._inside_step: MemoryClassified | None = None
         self._optimizer_hook = self._watch_optimizer_step()
@@ -97,6 +99,8 @@ class TrainingProbes:
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
         self._step = step
+        if self._changed:
+            self._changed, self._changed_step = False, step
         self._phase_memory = {}
         self._inside_step = None
         self._guarded("memory", self._memory.start_step)
@@ -142,6 +146,11 @@ class TrainingProbes:
             profiled=self._step == self._kernel_step,
         )
 
+    def change(self, *, classify_every: int) -> None:
+        """Between two steps, after the run was changed: the coming step is classified, whatever the rate."""
+        self._classify_every = classify_every
+        self._changed = True
+
     def close(self) -> None:
         """After the last step: nothing of the engine refers to the probes any more.
 
@@ -161,7 +170,7 @@ class TrainingProbes:
     @property
     def sampled(self) -> bool:
         """Whether this step's tensors are classified."""
-        return is_classified(self._step, self._classify_every)
+        return self._step == self._changed_step or is_classified(self._step, self._classify_every)
 
     @property
     def _tracing(self) -> PeakProbe | None:
@@ -184,7 +193,8 @@ class TrainingProbes:
         probe = self._peaks
         if probe is None or probe.active or probe.last_step == self._step:
             return
-        if self._step in _ALWAYS_CLASSIFIED or probe.is_due(self._highest_phase_peak):
+        always = self._step in _ALWAYS_CLASSIFIED or self._step == self._changed_step
+        if always or probe.is_due(self._highest_phase_peak):
             probe.begin(self._step)
 
     def _end_traced_phase(self, phase: Phase) -> None:

@@ -1,4 +1,4 @@
-"""What all ranks must agree on after a step, in one small all-reduce: mean loss and requests to stop.
+"""What all ranks must agree on after a step, in one small all-reduce: mean loss, requests to stop, changes.
 
 On CUDA the result is copied without waiting and read one step later, so the host never stands still
 for it; every rank reads it at the same step and so acts on it at the same step.
@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from llmtop.trainer.worker.stopping import StopRequest
 
-_SLOTS = 3
+_SLOTS = 4
 
 
 class Agreed(Struct, frozen=True, kw_only=True):
@@ -23,6 +23,8 @@ class Agreed(Struct, frozen=True, kw_only=True):
     """Mean over the step's micro-batches and all ranks; None when it is not finite."""
     stop: bool
     save: bool
+    change: int = 0
+    """Number of the setting that every rank has been asked to go over to; 0 for none."""
 
 
 class Pending(Protocol):
@@ -38,31 +40,49 @@ class Agreement:
         self._device = device
         self._world_size = world_size
 
-    def post(self, loss_sum: torch.Tensor, micro_batches: int, request: StopRequest) -> Pending:
-        """Collective: every rank calls it once at the end of each step."""
-        flags = torch.tensor([0.0, float(request.stop), float(request.save)], dtype=torch.float32)
+    def post(
+        self, loss_sum: torch.Tensor, micro_batches: int, request: StopRequest, change: int = 0
+    ) -> Pending:
+        """Collective: every rank calls it once at the end of each step.
+
+        `change` is the number of a setting that this rank has seen and does not have yet. One is under way at
+        a time, so counting the ranks that have seen any is enough.
+        """
+        flags = torch.tensor(
+            [0.0, float(request.stop), float(request.save), float(change > 0)], dtype=torch.float32
+        )
         if self._device.type == "cuda":
             flags = flags.pin_memory().to(self._device, non_blocking=True)
         flags[0] = loss_sum / (micro_batches * self._world_size)
         torch.distributed.all_reduce(flags)
-        return _OnCuda(flags) if self._device.type == "cuda" else _OnCpu(flags)
+        kind = _OnCuda if self._device.type == "cuda" else _OnCpu
+        return kind(flags, self._world_size, change)
 
-    def now(self, request: StopRequest) -> Agreed:
+    def now(self, request: StopRequest, change: int = 0) -> Agreed:
         """The same question outside a step, answered at once."""
-        return self.post(torch.zeros((), device=self._device), 1, request).read()
+        return self.post(torch.zeros((), device=self._device), 1, request, change).read()
 
 
 class _OnCpu:
-    def __init__(self, reduced: torch.Tensor) -> None:
+    def __init__(self, reduced: torch.Tensor, world_size: int, change: int) -> None:
         self._reduced = reduced
+        self._world_size = world_size
+        self._change = change
 
     def read(self) -> Agreed:
-        loss, stop, save = self._reduced.tolist()
-        return Agreed(loss=loss if math.isfinite(loss) else None, stop=stop > 0, save=save > 0)
+        loss, stop, save, seen = self._reduced.tolist()
+        return Agreed(
+            loss=loss if math.isfinite(loss) else None,
+            stop=stop > 0,
+            save=save > 0,
+            change=self._change if seen == self._world_size else 0,
+        )
 
 
 class _OnCuda:
-    def __init__(self, reduced: torch.Tensor) -> None:
+    def __init__(self, reduced: torch.Tensor, world_size: int, change: int) -> None:
+        self._world_size = world_size
+        self._change = change
         self._host = torch.empty(_SLOTS, dtype=torch.float32, pin_memory=True)
         self._host.copy_(reduced, non_blocking=True)
         self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -70,4 +90,4 @@ class _OnCuda:
 
     def read(self) -> Agreed:
         self._copied.synchronize()
-        return _OnCpu(self._host).read()
+        return _OnCpu(self._host, self._world_size, self._change).read()

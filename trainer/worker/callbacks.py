@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from llmtop.presets.spec import RunSpec
-from llmtop.profiler.events import AnyEvent, StepFinished
+from llmtop.presets.spec import RunOptions, RunSpec
+from llmtop.profiler.events import AnyEvent, CheckpointSaved, StepFinished
 from llmtop.profiler.probes.training import StepReading
 from llmtop.profiler.units import format_seconds
 from llmtop.trainer.worker.agreement import Agreed
@@ -40,6 +40,8 @@ class StepOutcome(Struct, frozen=True, kw_only=True):
     reading: StepReading
     in_use_only: bool = False
     """The process kept nothing that was freed (CPU kind)."""
+    options: RunOptions | None = None
+    """With which it was made; None: with those of the start."""
 
 
 class Callback(Protocol):
@@ -77,6 +79,7 @@ class StepReporter:
     def _event(self, outcome: StepOutcome) -> StepFinished:
         times = outcome.reading.times
         norm = None if outcome.grad_norm is None else float(outcome.grad_norm)
+        options = outcome.options or self._spec.options
         return StepFinished(
             step=outcome.step,
             loss=outcome.agreed.loss if self._rank == 0 else None,
@@ -84,9 +87,9 @@ class StepReporter:
             grad_norm=norm if norm is not None and math.isfinite(norm) else None,
             loss_scale=outcome.loss_scale,
             skipped=outcome.skipped,
-            tokens=self._spec.tokens_per_step,
-            micro_batch=self._spec.options.micro_batch,
-            grad_accum=self._spec.options.grad_accum,
+            tokens=options.micro_batch * options.grad_accum * options.seq_len * self._spec.world_size,
+            micro_batch=options.micro_batch,
+            grad_accum=options.grad_accum,
             step_seconds=times.step_seconds() if times else 0.0,
             phase_seconds=times.phase_seconds() if times else {},
             phase_memory=outcome.reading.phase_memory,
@@ -143,15 +146,17 @@ class Checkpointer:
     """Saves every so many steps, when a stop asks for it, and at the end where the options say so."""
 
     def __init__(self, engine: Any, batches: Batches, spec: RunSpec, folder: Path, emit: Emit) -> None:
+        self.options = spec.options
+        """How often, and whether at the end; may be replaced between two steps."""
+        self.folder = folder
         self._engine = engine
         self._batches = batches
-        self._spec = spec
-        self._folder = folder
+        self._world_size = spec.world_size
         self._emit = emit
         self._saved_step = 0
 
     def after_step(self, step: int) -> None:
-        every = self._spec.options.checkpoint_every
+        every = self.options.checkpoint_every
         if every and step % every == 0:
             self._save(step)
 
@@ -159,12 +164,13 @@ class Checkpointer:
         """Nothing: saving belongs to the step's end."""
 
     def at_end(self, step: int, *, save_asked: bool) -> None:
-        if (save_asked or self._spec.options.save_at_end) and step not in (0, self._saved_step):
+        if (save_asked or self.options.save_at_end) and step not in (0, self._saved_step):
             self._save(step)
 
     def _save(self, step: int) -> None:
-        progress = Progress(step=step, position=self._batches.position, world_size=self._spec.world_size)
-        saved = save(self._engine, self._folder, progress, only_trainable=self._spec.options.lora_rank > 0)
-        self._saved_step = step
+        progress = Progress(step=step, position=self._batches.marked_position, world_size=self._world_size)
+        saved = save(self._engine, self.folder, progress, only_trainable=self.options.lora_rank > 0)
+        if isinstance(saved, CheckpointSaved):
+            self._saved_step = step
         if self._engine.global_rank == 0:
             self._emit(saved)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy
 import numpy.typing
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llmtop.presets.errors import UsageError
 from llmtop.profiler.units import counted
@@ -21,6 +22,8 @@ class Position(Struct, frozen=True, kw_only=True):
     epoch: int = 0
     index: int = 0
     """Sequences of this epoch's order that are used up."""
+    seq_len: int | None = None
+    """Tokens of the sequences that were counted, where it was noted (a saved position has it)."""
 
 
 class SequenceOrder:
@@ -74,16 +77,57 @@ class Batches:
         self.order = SequenceOrder(sequences, seed)
         self.position = Position()
         """Where the next micro-batch starts; set it to resume."""
+        self.micro_batch = micro_batch
         self._tokens = tokens
         self._seq_len = seq_len
-        self._micro_batch = micro_batch
         self._place = place
+        self._seed = seed
+        self._where = where
+
+    @property
+    def seq_len(self) -> int:
+        return self._seq_len
+
+    @property
+    def marked_position(self) -> Position:
+        """The position with what it counts, to be kept."""
+        return replace(self.position, seq_len=self._seq_len)
+
+    def resume(self, position: Position) -> None:
+        """Go on from a kept position, whatever the length of sequences was then."""
+        self.position = replace(position, seq_len=None)
+        if position.seq_len is not None and position.seq_len != self._seq_len:
+            self.position = self._converted(position.seq_len)
+
+    def change_seq_len(self, seq_len: int) -> None:
+        """Cut the text into sequences of another length from here on; raises UsageError if it is too short.
+
+        The tokens are cut anew and shuffled anew, with the same seed. As large a share of the epoch counts as
+        read as before: its length in tokens stays, but some of its text is read twice and some not at all.
+        From the next epoch on each sequence is read once again.
+        """
+        old = self._seq_len
+        changed = Batches(
+            self._tokens,
+            seq_len=seq_len,
+            micro_batch=self.micro_batch,
+            place=self._place,
+            seed=self._seed,
+            where=self._where,
+        )
+        self._seq_len, self.order = seq_len, changed.order
+        self.position = self._converted(old)
+
+    def _converted(self, old_seq_len: int) -> Position:
+        """The position, whose index counts sequences of another length, in sequences of this one."""
+        index = -(-self.position.index * old_seq_len // self._seq_len)
+        return replace(self.position, index=min(index, self.order.sequences))
 
     def next_micro_batch(self) -> Ids:
         """Token ids of shape (micro_batch, seq_len), 64-bit."""
-        across_ranks = self._micro_batch * self._place.world_size
-        first = self._place.rank * self._micro_batch
-        numbers = self.order.take(self.position, across_ranks)[first : first + self._micro_batch]
+        across_ranks = self.micro_batch * self._place.world_size
+        first = self._place.rank * self.micro_batch
+        numbers = self.order.take(self.position, across_ranks)[first : first + self.micro_batch]
         self.position = self.order.advance(self.position, across_ranks)
         starts = numbers.astype(numpy.int64) * self._seq_len
         rows = [self._tokens[start : start + self._seq_len] for start in starts]

@@ -112,6 +112,13 @@ def enable_checkpointing(model: Any, *, reentrant: bool, every: int = 1) -> None
         model.enable_input_require_grads()
 
 
+def disable_checkpointing(model: Any) -> None:
+    """Keep all activations; nothing happens where checkpointing is off or unknown."""
+    if model.supports_gradient_checkpointing:
+        newer = getattr(model, "activation_checkpointing_disable", None)
+        (newer or model.gradient_checkpointing_disable)()
+
+
 def _checkpoint_every(model: Any, every: int) -> None:
     """Leave checkpointing on in blocks 0, `every`, 2 x `every`, ... alone.
 

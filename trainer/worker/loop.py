@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 import torch
 from msgspec import Struct
 
+from llmtop.presets.spec import RunOptions
 from llmtop.profiler.events import Phase
 from llmtop.profiler.probes.training import StepReading
 from llmtop.trainer.worker.agreement import Agreed, Agreement, Pending
@@ -30,6 +31,17 @@ class Probes(Protocol):
     def finish_step(self) -> StepReading: ...
 
 
+class Live(Protocol):
+    """What may be changed between two steps: `LiveChanges`."""
+
+    leaving: bool
+    options: RunOptions
+
+    def seen(self) -> int: ...
+
+    def make(self, setting: int, step: int) -> None: ...
+
+
 class LoopEnd(Struct, frozen=True, kw_only=True):
     reason: Literal["completed", "stopped"]
     last_step: int
@@ -46,6 +58,7 @@ class _Unread(Struct, frozen=True, kw_only=True):
     skipped: bool
     reading: StepReading
     in_use_only: bool
+    options: RunOptions | None
 
 
 class Loop:
@@ -64,8 +77,12 @@ class Loop:
         stages: StageLog,
         stop: StopRequest,
         exact_steps: int = 0,
+        live: Live | None = None,
     ) -> None:
-        """In the first `exact_steps` freed memory leaves the process at once; then the heap keeps it."""
+        """In the first `exact_steps` freed memory leaves the process at once; then the heap keeps it.
+
+        `live` is what may be changed between two steps; without it nothing is.
+        """
         self._engine = engine
         self._batches = batches
         self._device = device
@@ -75,6 +92,7 @@ class Loop:
         self._stages = stages
         self._stop = stop
         self._exact_steps = exact_steps
+        self._live = live
         self._agreement = Agreement(device, world_size)
         self._unread: deque[_Unread] = deque()
         # On CUDA a step is read when the next one is under way, so that nothing waits for the device.
@@ -82,8 +100,8 @@ class Loop:
 
     def run(self, first_step: int, last_step: int) -> LoopEnd:
         step = first_step - 1
-        agreed = self._agreement.now(self._stop)
-        while step < last_step and not agreed.stop:
+        agreed = self._agreement.now(self._stop, self._seen_change())
+        while step < last_step and not self._ends(agreed, step):
             step += 1
             self._stages.step = step
             if step == first_step:
@@ -95,9 +113,21 @@ class Loop:
                 callback.after_step(step)
             agreed = self._read_finished(self._lag, agreed)
         agreed = self._read_finished(0, agreed)
+        leaving = self._live is not None and self._live.leaving
         for callback in self._callbacks:
-            callback.at_end(step, save_asked=agreed.stop and agreed.save)
+            callback.at_end(step, save_asked=leaving or (agreed.stop and agreed.save))
         return LoopEnd(reason="completed" if step >= last_step else "stopped", last_step=step)
+
+    def _ends(self, agreed: Agreed, step: int) -> bool:
+        """Whether the ranks leave after `step`; a change that all have seen is made here."""
+        if agreed.stop or self._live is None or not agreed.change:
+            return agreed.stop
+        self._live.make(agreed.change, step + 1)
+        self._grad_accum = self._live.options.grad_accum
+        return self._live.leaving
+
+    def _seen_change(self) -> int:
+        return 0 if self._live is None else self._live.seen()
 
     def _train_step(self, step: int) -> None:
         engine, probes, stages = self._engine, self._probes, self._stages
@@ -123,7 +153,7 @@ class Loop:
                 stages.current = "optimizer"
                 with probes.phase("optimizer", last=last):
                     engine.step()
-            pending = self._agreement.post(loss_sum, self._grad_accum, self._stop)
+            pending = self._agreement.post(loss_sum, self._grad_accum, self._stop, self._seen_change())
             reading = probes.finish_step()
         stages.current = None
         self._unread.append(
@@ -136,6 +166,7 @@ class Loop:
                 skipped=not engine.was_step_applied(),
                 reading=reading,
                 in_use_only=self._exact_steps > 0,
+                options=None if self._live is None else self._live.options,
             )
         )
         if self._exact_steps:
@@ -163,6 +194,7 @@ class Loop:
                 skipped=unread.skipped,
                 reading=unread.reading,
                 in_use_only=unread.in_use_only,
+                options=unread.options,
             )
             for callback in self._callbacks:
                 callback.after_outcome(outcome)

@@ -35,7 +35,9 @@ from llmtop.trainer.worker.callbacks import (
 )
 from llmtop.trainer.worker.data import Batches
 from llmtop.trainer.worker.kernels import attention_in, liger_kernels_in
-from llmtop.trainer.worker.loop import Loop, LoopEnd, Probes
+from llmtop.trainer.worker.live import LiveChanges
+from llmtop.trainer.worker.livesettings import restore_options
+from llmtop.trainer.worker.loop import Live, Loop, LoopEnd, Probes
 from llmtop.trainer.worker.malloc import EXACT_STEPS, return_freed_memory
 from llmtop.trainer.worker.opbuild import build_ops
 from llmtop.trainer.worker.optimizer import client_optimizer, client_schedule, parameter_groups
@@ -107,8 +109,6 @@ def train_in_group(
     built = _build(
         run, place, device, events, stages, device_used_before_bytes=device_used_before_bytes, outside=outside
     )
-    # Alike weights came from one seed; dropout must differ between ranks.
-    torch.manual_seed(spec.options.seed + 1 + place.rank)
     probes = make_probes(
         built.engine,
         spec,
@@ -120,6 +120,9 @@ def train_in_group(
         outside=outside,
     )
     checkpointer = Checkpointer(built.engine, built.batches, spec, run.checkpoints_dir, events.write)
+    live = LiveChanges(
+        run, built.engine, built.batches, probes=probes, checkpointer=checkpointer, emit=events.write
+    )
     loop = make_loop(
         built.engine,
         built.batches,
@@ -131,6 +134,7 @@ def train_in_group(
         stages=stages,
         stop=stop,
         exact_steps=EXACT_STEPS if spec.on_cpu and return_freed_memory() else 0,
+        live=live,
     )
     end = loop.run(built.first_step, spec.options.steps)
     if outside is not None:
@@ -177,7 +181,9 @@ def _build(
         model = build_model(spec, deepspeed_config, device, events.write)
     with stages("partition"):
         engine = build_engine(model, spec, deepspeed_config)
-        first_step = 1 + _resume(run, engine, batches, spec)
+        # Alike weights came from one seed; dropout must differ between ranks. A checkpoint has its own states.
+        torch.manual_seed(spec.options.seed + 1 + place.rank)
+        first_step = 1 + _resume(run, engine, batches, spec, events.write)
     if outside is not None:
         outside.measure("engine")
     events.write(describe(engine, model))
@@ -273,6 +279,7 @@ def make_loop(
     stages: StageLog,
     stop: StopRequest,
     exact_steps: int = 0,
+    live: Live | None = None,
 ) -> Loop:
     return Loop(
         engine,
@@ -285,6 +292,7 @@ def make_loop(
         stages=stages,
         stop=stop,
         exact_steps=exact_steps,
+        live=live,
     )
 
 
@@ -305,13 +313,16 @@ def _finished(end: LoopEnd, peaks: Peaks) -> RankFinished:
     )
 
 
-def _resume(run: RunDir, engine: Any, batches: Batches, spec: RunSpec) -> int:
+def _resume(run: RunDir, engine: Any, batches: Batches, spec: RunSpec, emit: Emit) -> int:
     """The step that a relaunch goes on from; 0 for a new run."""
     progress = checkpoint.newest(run.checkpoints_dir)
     if progress is None:
         return 0
-    checkpoint.load(engine, run.checkpoints_dir, progress, only_trainable=spec.options.lora_rank > 0)
-    batches.position = progress.position
+    emit(
+        checkpoint.load(engine, run.checkpoints_dir, progress, only_trainable=spec.options.lora_rank > 0)
+    )
+    restore_options(engine, spec.options)
+    batches.resume(progress.position)
     return progress.step
 
 

@@ -1,0 +1,127 @@
+"""What the record says of the changes to a run, and how each event of a change adds to that."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from llmtop.profiler.changeevents import (
+    ChangeApplied,
+    ChangeAsked,
+    ChangeRefused,
+    RestageBegan,
+    Restaged,
+    RestageFailed,
+)
+
+ChangeStatus = Literal["under way", "applied", "refused", "failed"]
+
+
+class ChangeRecord(Struct, frozen=True, kw_only=True):
+    """One change, from the request to what became of it."""
+
+    status: ChangeStatus
+    asked: ChangeAsked | None = None
+    """None for one that was refused at once."""
+    refused: ChangeRefused | None = None
+    restaged: Restaged | None = None
+    began: RestageBegan | None = None
+    step: int | None = None
+    """The first on the new setting."""
+    at: float = 0.0
+    """Wall clock of its newest event."""
+    reason: str = ""
+    """Why it was refused or failed."""
+
+    @property
+    def setting(self) -> int | None:
+        return self.asked.setting if self.asked is not None else None
+
+    @property
+    def down_seconds(self) -> float | None:
+        """How long no step was made for it; None while that is not known."""
+        if self.restaged is not None:
+            return self.restaged.down_seconds
+        hot = self.asked is not None and not self.asked.restage
+        return 0.0 if hot and self.status == "applied" else None
+
+
+class Span(Struct, frozen=True, kw_only=True):
+    """Steps that were made on one setting."""
+
+    setting: int = 0
+    first_step: int = 1
+
+
+class Changes(Struct, frozen=True, kw_only=True):
+    records: tuple[ChangeRecord, ...] = ()
+    """In the order in which they were asked."""
+    spans: tuple[Span, ...] = (Span(),)
+    """In the order of the steps; the last one is of the setting in force."""
+    ranks: int | None = None
+    """How many there are since the last relaunch; None before any."""
+
+    @property
+    def setting(self) -> int:
+        """In force."""
+        return self.spans[-1].setting
+
+    @property
+    def under_way(self) -> ChangeRecord | None:
+        return next((record for record in self.records if record.status == "under way"), None)
+
+
+def ask(changes: Changes, event: ChangeAsked) -> Changes:
+    record = ChangeRecord(status="under way", asked=event, at=event.t)
+    return replace(changes, records=(*changes.records, record))
+
+
+def refuse(changes: Changes, event: ChangeRefused) -> Changes:
+    if event.setting is None:
+        record = ChangeRecord(status="refused", refused=event, at=event.t, reason=event.reason)
+        return replace(changes, records=(*changes.records, record))
+    return _update(changes, event.setting, status="refused", refused=event, at=event.t, reason=event.reason)
+
+
+def apply(changes: Changes, event: ChangeApplied) -> Changes:
+    """Once for each rank; the first one counts."""
+    if event.problem or event.setting in _settings_begun(changes):
+        return changes
+    changed = _update(changes, event.setting, status="applied", step=event.step, at=event.t)
+    return _in_force(changed, event.setting, event.step)
+
+
+def begin_restage(changes: Changes, event: RestageBegan) -> Changes:
+    changed = _update(changes, event.setting, began=event, at=event.t)
+    return replace(_in_force(changed, event.setting, event.last_step + 1), ranks=event.world_size)
+
+
+def finish_restage(changes: Changes, event: Restaged) -> Changes:
+    return _update(changes, event.setting, status="applied", restaged=event, step=event.step, at=event.t)
+
+
+def fail_restage(changes: Changes, event: RestageFailed) -> Changes:
+    changed = _update(changes, event.setting, status="failed", at=event.t, reason=event.reason)
+    changed = replace(changed, ranks=event.world_size)
+    if changed.setting == event.back_to:
+        return changed
+    return _in_force(changed, event.back_to, changed.spans[-1].first_step)
+
+
+def _settings_begun(changes: Changes) -> set[int]:
+    return {span.setting for span in changes.spans}
+
+
+def _in_force(changes: Changes, setting: int, first_step: int) -> Changes:
+    # A setting that made no step leaves no span.
+    kept = tuple(span for span in changes.spans if span.first_step < first_step)
+    return replace(changes, spans=(*kept, Span(setting=setting, first_step=first_step)))
+
+
+def _update(changes: Changes, setting: int, **news: object) -> Changes:
+    records = tuple(
+        replace(record, **news) if record.setting == setting else record for record in changes.records
+    )
+    return replace(changes, records=records)

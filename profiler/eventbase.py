@@ -1,0 +1,17 @@
+"""What every event carries, whoever wrote it."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+EVENT_VERSION = 1
+
+
+class Event(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
+    """What every line carries. The writer fills the stamps."""
+
+    v: int = 0
+    """Zero until the writer stamps it: defaults are left out of a line, and the version never may be."""
+    t: float = 0.0
+    m: float = 0.0
+    src: str = ""

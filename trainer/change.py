@@ -1,0 +1,172 @@
+"""What a change to a live run comes to, before it is made: the new setting, its prediction and its price.
+
+Pure: the command line and the monitor preview with it what the supervisor then decides with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from llmtop.presets import option_values, resolve, rules, zero
+from llmtop.presets.errors import DoesNotFitError, UsageError
+from llmtop.presets.spec import Provenance, RunOptions, RunSpec, ValueSource
+from llmtop.profiler.changeevents import KeyChange
+from llmtop.profiler.memory.predict import predict_with_suggestions
+from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.units import format_bytes
+from llmtop.trainer.changekeys import RESTAGE, check_key
+from llmtop.trainer.dsconfig import deepspeed_config
+
+BY_SET = "llmtop set"
+_BATCH = ("micro_batch", "grad_accum")
+
+
+class ChangePlan(Struct, frozen=True, kw_only=True):
+    """A change that can be made, though it may not fit."""
+
+    words: tuple[str, ...]
+    """As typed."""
+    old: RunSpec
+    new: RunSpec
+    changes: tuple[KeyChange, ...]
+    old_prediction: Prediction
+    new_prediction: Prediction
+    deepspeed_config: dict[str, Any]
+    """Of the new setting."""
+    lost: tuple[str, ...] = ()
+    """What it costs beyond time."""
+
+    @property
+    def restage(self) -> bool:
+        """Whether the ranks must be started again; then all keys change together, at that time."""
+        return any(change.restage for change in self.changes)
+
+
+def plan_change(
+    spec: RunSpec, prediction: Prediction, words: Sequence[str], *, keep_global_batch: bool = True
+) -> ChangePlan:
+    """What `key=value ...` comes to; raises UsageError for what cannot be, and changes nothing."""
+    asked = _parsed(words)
+    values = {**asked, **_adapted(spec, asked, keep_global_batch=keep_global_batch)}
+    options = replace(spec.options, **values)
+    changes = tuple(_key_changes(spec.options, options, asked))
+    if not changes:
+        raise UsageError("nothing would change", why=f"the run has {' '.join(words)} already")
+    _refuse_own_schedule(spec, changes)
+    new = replace(spec, options=options, provenance=_provenance(spec, changes))
+    zero.zero_settings(options.zero, options.deepspeed, new.model.hidden_size)
+    for refusal in rules.refusals(new):
+        raise UsageError(refusal.what, why=refusal.why, fix=refusal.fix)
+    return ChangePlan(
+        words=tuple(words),
+        old=spec,
+        new=new,
+        changes=changes,
+        old_prediction=prediction,
+        new_prediction=predict_with_suggestions(new),
+        deepspeed_config=deepspeed_config(new),
+        lost=tuple(_lost(spec, new)),
+    )
+
+
+def require_fit(plan: ChangePlan) -> None:
+    """Raise DoesNotFitError when the new setting is predicted not to fit."""
+    prediction = plan.new_prediction
+    if prediction.fits is not False:
+        return
+    raise DoesNotFitError(
+        f"{' '.join(plan.words)}: predicted not to fit",
+        why=f"{'the machine' if plan.new.on_cpu else 'each ' + plan.new.gpu.name} would need up to"
+        f" {format_bytes(prediction.needed_bytes)}, and there is"
+        f" {format_bytes(prediction.device_memory_bytes)}",
+        fix="--force changes it all the same",
+    )
+
+
+def _parsed(words: Sequence[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for word in words:
+        key, equals, _ = word.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"{word}: not of the form KEY=VALUE", fix="for example micro_batch=2")
+        check_key(key.partition(".")[0].strip().replace("-", "_"), word)
+        values = option_values.merge(values, resolve.parse_set(word, word))
+    return values
+
+
+def _adapted(spec: RunSpec, asked: dict[str, Any], *, keep_global_batch: bool) -> dict[str, Any]:
+    """Micro-batch or accumulation that follows from the others, so that the global batch stays."""
+    options, given = spec.options, [key for key in _BATCH if key in asked]
+    if not keep_global_batch or len(given) == 2 or not (given or "gpus" in asked):
+        return {}
+    ranks = asked.get("gpus", options.gpus) * options.nodes
+    whole = spec.global_batch
+    keep = "; --keep-global-batch no changes the global batch"
+    if whole % ranks:
+        near = _nearest_divisor(whole, ranks)
+        raise UsageError(
+            f"gpus={asked['gpus']}: {ranks} ranks do not divide the global batch of {whole}",
+            fix=f"gpus={max(1, near // options.nodes)}{keep}",
+        )
+    share = whole // ranks
+    fixed = given[0] if given else "micro_batch"
+    other = _BATCH[1 - _BATCH.index(fixed)]
+    size = asked.get(fixed, getattr(options, fixed))
+    if share % size:
+        near = _nearest_divisor(share, size)
+        raise UsageError(
+            f"{fixed}={size} does not divide the {share} sequences of each rank in a step",
+            why=f"the global batch of {whole} is kept",
+            fix=f"{fixed}={near} with {other}={share // near}{keep}",
+        )
+    return {other: share // size}
+
+
+def _nearest_divisor(whole: int, wanted: int) -> int:
+    divisors = [n for n in range(1, int(whole**0.5) + 1) if whole % n == 0]
+    return min([*divisors, *(whole // n for n in divisors)], key=lambda n: (abs(n - wanted), n))
+
+
+def _key_changes(old: RunOptions, new: RunOptions, asked: dict[str, Any]) -> Iterator[KeyChange]:
+    for key in RunOptions.__struct_fields__:
+        before, after = getattr(old, key), getattr(new, key)
+        if key == "deepspeed":
+            yield from _raw_changes(before, after, key)
+        elif before != after:
+            yield KeyChange(key=key, old=before, new=after, restage=key in RESTAGE, adapted=key not in asked)
+
+
+def _raw_changes(old: Any, new: Any, path: str) -> Iterator[KeyChange]:
+    """The leaves of raw DeepSpeed keys that differ."""
+    if isinstance(new, dict) and (old is None or isinstance(old, dict)):
+        for key, value in new.items():
+            yield from _raw_changes((old or {}).get(key), value, f"{path}.{key}")
+    elif old != new:
+        yield KeyChange(key=path, old=old, new=new, restage=True)
+
+
+def _provenance(spec: RunSpec, changes: Sequence[KeyChange]) -> dict[str, Provenance]:
+    came_from = Provenance(source=ValueSource.COMMAND_LINE, detail=BY_SET)
+    return {**spec.provenance, **{change.key: came_from for change in changes}}
+
+
+def _refuse_own_schedule(spec: RunSpec, changes: Sequence[KeyChange]) -> None:
+    if "scheduler" in spec.options.deepspeed and any(c.key == "learning_rate" for c in changes):
+        raise UsageError(
+            "learning_rate of a run with deepspeed.scheduler cannot be changed",
+            why="that schedule has rates of its own",
+        )
+
+
+def _lost(old: RunSpec, new: RunSpec) -> Iterator[str]:
+    before, after = old.options, new.options
+    if before.seq_len != after.seq_len:
+        yield "until its end this epoch is read in another order: some of its text twice, some not at all"
+    if before.gpus != after.gpus and new.model.dropout > 0:
+        yield "dropout draws other random numbers on another number of ranks"
+    if before.quantization != after.quantization:
+        yield f"the frozen weights are kept as {after.quantization}, which rounds them anew"

@@ -1,0 +1,48 @@
+"""What the supervisor asks of running ranks: one file in the run's folder, which each looks at after a step.
+
+One change is under way at a time, so ranks that have seen a number have all seen the same.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from llmtop.profiler.rundir import RunDir, write_atomic
+
+
+class LiveRequest(Struct, frozen=True, kw_only=True):
+    setting: int
+    """Number of the setting to go over to."""
+    leave: bool = False
+    """Save and end after the step; the setting is taken by a relaunch."""
+    folder: str = ""
+    """Where to save then."""
+
+
+def ask_ranks(run: RunDir, request: LiveRequest) -> None:
+    write_atomic(run.live_path, msgspec.json.encode(request))
+
+
+def forget_request(run: RunDir) -> None:
+    """Before ranks are started: what the earlier ones were asked is not meant for them."""
+    run.live_path.unlink(missing_ok=True)
+
+
+class LiveFile:
+    """A rank's view of that file. Looking at it costs a system call while nothing changes."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._path = run.live_path
+        self._seen: tuple[int, int] | None = None
+        self._newest: LiveRequest | None = None
+
+    def newest(self) -> LiveRequest | None:
+        try:
+            status = self._path.stat()
+        except OSError:
+            return self._newest
+        if (status.st_mtime_ns, status.st_ino) != self._seen:
+            self._seen = (status.st_mtime_ns, status.st_ino)
+            self._newest = msgspec.json.decode(self._path.read_bytes(), type=LiveRequest)
+        return self._newest
