@@ -232,6 +232,9 @@ class StepFinished(Event, frozen=True, kw_only=True, tag="step_finished"):
     micro_batch: int = 1
     grad_accum: int = 1
     step_seconds: float = 0.0
+    ended: float | None = None
+    """Wall clock of its end on the device, where that is not when the line was written: a step is read
+    while the next one is under way."""
     phase_seconds: dict[str, float | None] = field(default_factory=dict)
     """Keys are `Phase`; summed over the step's micro-batches."""
     phase_memory: dict[str, PhaseMemory] = field(default_factory=dict)

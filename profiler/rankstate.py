@@ -24,6 +24,7 @@ from llmtop.profiler.events import (
     WeightsRead,
 )
 
+PACE_BUCKETS = 32
 WARMUP_STEPS = 2
 """The first steps compile, allocate and fill caches; steady figures leave them out."""
 
@@ -41,6 +42,26 @@ class PhaseTotal(Struct, frozen=True, kw_only=True):
 
     seconds: float = 0.0
     steps: int = 0
+
+
+class Pace(Struct, frozen=True, kw_only=True):
+    """What a rank does alone in a step, over all steps after warm-up, in buckets of equal number."""
+
+    sums: tuple[float, ...] = ()
+    """Seconds of the steps in each bucket; the last one may be of fewer steps."""
+    steps: int = 0
+    stride: int = 1
+    first_step: int = 0
+    last_step: int = 0
+
+    def mean(self, bucket: int) -> float:
+        full = bucket < len(self.sums) - 1
+        count = self.stride if full else self.steps - (len(self.sums) - 1) * self.stride
+        return self.sums[bucket] / count
+
+    def began(self, bucket: int) -> int:
+        """About the first step of a bucket; steps that are left out of a pace make it earlier."""
+        return self.first_step + bucket * self.stride
 
 
 class RankState(Struct, frozen=True, kw_only=True):
@@ -62,6 +83,8 @@ class RankState(Struct, frozen=True, kw_only=True):
     """The same of the steps in which the process kept no freed memory (CPU)."""
     phase_totals: dict[str, PhaseTotal] = field(default_factory=dict)
     """Phase to its time after warm-up."""
+    alone: Pace = Pace()
+    """Loading and forward, in which a rank waits for no other below ZeRO-3."""
     classified: dict[str, MemoryClassified] = field(default_factory=dict)
     """Moment to its newest classification."""
     peaks_classified: dict[str, PeakClassified] = field(default_factory=dict)
@@ -113,6 +136,7 @@ def change_setting(rank: RankState, setting: int) -> RankState:
         peaks={},
         peaks_in_use={},
         phase_totals={},
+        alone=Pace(),
         classified={},
         peaks_classified={},
     )
@@ -143,6 +167,31 @@ def finish_step(rank: RankState, event: StepFinished) -> RankState:
         phase_totals=_added_times(rank.phase_totals, event)
         if rank.steps_seen >= WARMUP_STEPS and not event.profiled
         else rank.phase_totals,
+        alone=_paced(rank.alone, event)
+        if rank.steps_seen >= WARMUP_STEPS and not event.profiled
+        else rank.alone,
+    )
+
+
+def _paced(pace: Pace, event: StepFinished) -> Pace:
+    forward = event.phase_seconds.get("forward")
+    if forward is None:
+        return pace
+    seconds = forward + (event.phase_seconds.get("data") or 0.0)
+    sums, stride = pace.sums, pace.stride
+    if pace.steps % stride:
+        sums = (*sums[:-1], sums[-1] + seconds)
+    else:
+        if len(sums) == PACE_BUCKETS:
+            sums = tuple(a + b for a, b in zip(sums[::2], sums[1::2], strict=True))
+            stride *= 2
+        sums = (*sums, seconds)
+    return Pace(
+        sums=sums,
+        steps=pace.steps + 1,
+        stride=stride,
+        first_step=pace.first_step or event.step,
+        last_step=event.step,
     )
 
 

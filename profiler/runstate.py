@@ -54,6 +54,7 @@ from llmtop.profiler.events import (
     WeightsRead,
     XidSeen,
 )
+from llmtop.profiler.memorytrail import MemoryTrail, TrailBuilder
 from llmtop.profiler.rankstate import PhaseTotal, RankState, StageTime, larger
 from llmtop.profiler.readingsfold import count_throttles, first_ecc, lost_devices, raise_peaks
 from llmtop.profiler.series import Series, SeriesBuilder
@@ -64,6 +65,7 @@ Status = Literal["starting", "running", "stopping", "completed", "stopped", "fai
 """`lost`: the supervisor is gone and wrote no end; only the reader of a run directory can tell."""
 
 HISTORY_SAMPLES = 300
+RECENT_STEPS = 64
 
 
 class RunState(Struct, frozen=True, kw_only=True):
@@ -81,6 +83,8 @@ class RunState(Struct, frozen=True, kw_only=True):
     """Wall clock of the newest event folded."""
     ranks: dict[int, RankState] = field(default_factory=dict)
     series: Series = Series()
+    recent_steps: tuple[StepFinished, ...] = ()
+    """The newest steps of rank 0 whole, the oldest first."""
     steps_finished: int = 0
     """Largest step that rank 0 finished."""
     skipped_steps: int = 0
@@ -95,6 +99,8 @@ class RunState(Struct, frozen=True, kw_only=True):
     """Newest sample."""
     hardware_history: tuple[HardwareSampled, ...] = ()
     """The last few hundred samples, oldest first."""
+    memory_trail: MemoryTrail = MemoryTrail()
+    """Memory since the run began."""
     hardware_samples: int = 0
     throttled_samples: dict[int, dict[str, int]] = field(default_factory=dict)
     """Device index to throttle reason to the number of samples that showed it."""
@@ -165,6 +171,7 @@ class _Batch:
         self._now = state.now
         self._ranks: dict[int, RankState] | None = None
         self._series: SeriesBuilder | None = None
+        self._trail: TrailBuilder | None = None
 
     def apply(self, event: AnyEvent) -> None:
         if self._now is None or event.t > self._now:
@@ -179,6 +186,8 @@ class _Batch:
             changes["ranks"] = self._ranks
         if self._series is not None:
             changes["series"] = self._series.freeze()
+        if self._trail is not None:
+            changes["memory_trail"] = self._trail.freeze()
         return replace(self.state, **changes) if changes else self.state
 
     def set(self, **changes: Any) -> None:
@@ -204,6 +213,11 @@ class _Batch:
         if self._series is None:
             self._series = SeriesBuilder(self.state.series)
         self._series.add(event)
+
+    def add_sample(self, event: HardwareSampled) -> None:
+        if self._trail is None:
+            self._trail = TrailBuilder(self.state.memory_trail)
+        self._trail.add(event)
 
 
 # --- the supervisor's events ----------------------------------------------------------------------
@@ -301,6 +315,7 @@ def _xid_seen(batch: _Batch, event: XidSeen) -> None:
 
 
 def _hardware_sampled(batch: _Batch, event: HardwareSampled) -> None:
+    batch.add_sample(event)
     state, host = batch.state, event.host
     used = None
     if host.memory_total_bytes is not None and host.memory_available_bytes is not None:
@@ -383,6 +398,7 @@ def _step_of_run(batch: _Batch, event: StepFinished) -> None:
     changes: dict[str, Any] = {
         "steps_finished": max(state.steps_finished, event.step),
         "last_loss": event.loss,
+        "recent_steps": (*state.recent_steps[1 - RECENT_STEPS :], event),
     }
     if event.skipped:
         changes["skipped_steps"] = state.skipped_steps + 1

@@ -27,6 +27,10 @@ class Series(Struct, frozen=True, kw_only=True):
     tokens_per_second: tuple[float, ...] = ()
     profiled: tuple[bool, ...] = ()
     """Steps in which kernels were recorded: their times are left out of what is said about speed."""
+    loss_scales: tuple[float | None, ...] = ()
+    """None without fp16."""
+    skipped: tuple[bool, ...] = ()
+    """Steps that changed nothing. Of the steps that thinning leaves out nothing is told here."""
     count: int = 0
     """Points before thinning."""
     stride: int = 1
@@ -84,7 +88,8 @@ class SeriesBuilder:
     def __init__(self, series: Series) -> None:
         s = series
         columns = (s.steps, s.times, s.losses, s.learning_rates, s.grad_norms, s.step_seconds)
-        self._rows = list(zip(*columns, s.tokens_per_second, s.profiled, strict=True))
+        more = (s.tokens_per_second, s.profiled, s.loss_scales, s.skipped)
+        self._rows = list(zip(*columns, *more, strict=True))
         self._count, self._stride = s.count, s.stride
 
     def add(self, event: StepFinished) -> None:
@@ -92,7 +97,7 @@ class SeriesBuilder:
             self._rows.pop()  # it was kept only for being the last
         rate = event.tokens / event.step_seconds if event.step_seconds > 0 else 0.0
         rates = (event.learning_rate, event.grad_norm, event.step_seconds, rate, event.profiled)
-        self._rows.append((event.step, event.t, event.loss, *rates))
+        self._rows.append((event.step, event.t, event.loss, *rates, event.loss_scale, event.skipped))
         self._count += 1
         if len(self._rows) > SERIES_POINTS:
             self._rows = self._rows[::2]
@@ -102,7 +107,7 @@ class SeriesBuilder:
         if not self._rows:
             return Series()
         columns = zip(*self._rows, strict=True)
-        steps, times, losses, learning_rates, grad_norms, seconds, rates, profiled = columns
+        steps, times, losses, learning_rates, grad_norms, seconds, rates, profiled, scales, skipped = columns
         return Series(
             steps=steps,
             times=times,
@@ -112,6 +117,8 @@ class SeriesBuilder:
             step_seconds=seconds,
             tokens_per_second=rates,
             profiled=profiled,
+            loss_scales=scales,
+            skipped=skipped,
             count=self._count,
             stride=self._stride,
         )

@@ -1,0 +1,98 @@
+"""Memory over the whole run, thinned: how much each device, each rank's process and the host held, and when.
+
+Samples are gathered in buckets of equal number, and of each bucket the largest reading is kept, so that a
+peak is never thinned away. What is kept depends only on the samples, not on how they were cut into batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from llmtop.profiler.events import HardwareSampled
+
+TRAIL_POINTS = 240
+"""More are joined in pairs; as many as a wide terminal has columns."""
+
+
+class TrailPoint(Struct, frozen=True, kw_only=True):
+    """One bucket of samples: the largest readings in it."""
+
+    t: float
+    """Wall clock of its last sample."""
+    devices: dict[int, int]
+    """NVML index to bytes in use."""
+    processes: dict[int, int]
+    """Rank to the resident set of its process tree."""
+    host_bytes: int | None = None
+    """In use on the machine."""
+    cgroup_bytes: int | None = None
+
+
+class MemoryTrail(Struct, frozen=True, kw_only=True):
+    points: tuple[TrailPoint, ...] = ()
+    samples: int = 0
+    stride: int = 1
+    """Samples in a bucket; the last one may hold fewer."""
+
+    def of_device(self, index: int) -> tuple[int | None, ...]:
+        return tuple(point.devices.get(index) for point in self.points)
+
+    def of_process(self, rank: int) -> tuple[int | None, ...]:
+        return tuple(point.processes.get(rank) for point in self.points)
+
+
+class TrailBuilder:
+    """Adds samples to a trail."""
+
+    def __init__(self, trail: MemoryTrail) -> None:
+        self._points = list(trail.points)
+        self._samples, self._stride = trail.samples, trail.stride
+
+    def add(self, event: HardwareSampled) -> None:
+        point = _point(event)
+        if self._samples % self._stride:
+            self._points[-1] = _joined(self._points[-1], point)
+        else:
+            self._points.append(point)
+        self._samples += 1
+        if len(self._points) > TRAIL_POINTS and self._samples % self._stride == 0:
+            pairs = zip(self._points[::2], [*self._points[1::2], None], strict=False)
+            self._points = [first if second is None else _joined(first, second) for first, second in pairs]
+            self._stride *= 2
+
+    def freeze(self) -> MemoryTrail:
+        return MemoryTrail(points=tuple(self._points), samples=self._samples, stride=self._stride)
+
+
+def _point(event: HardwareSampled) -> TrailPoint:
+    host = event.host
+    used = None
+    if host.memory_total_bytes is not None and host.memory_available_bytes is not None:
+        used = host.memory_total_bytes - host.memory_available_bytes
+    return TrailPoint(
+        t=event.t,
+        devices={d.index: d.memory_used_bytes for d in event.devices if d.memory_used_bytes is not None},
+        processes={p.rank: p.rss_bytes for p in event.processes if p.rss_bytes is not None},
+        host_bytes=used,
+        cgroup_bytes=host.cgroup_used_bytes,
+    )
+
+
+def _joined(first: TrailPoint, second: TrailPoint) -> TrailPoint:
+    return TrailPoint(
+        t=second.t,
+        devices=_largest(first.devices, second.devices),
+        processes=_largest(first.processes, second.processes),
+        host_bytes=max(_known(first.host_bytes, second.host_bytes), default=None),
+        cgroup_bytes=max(_known(first.cgroup_bytes, second.cgroup_bytes), default=None),
+    )
+
+
+def _known(*readings: int | None) -> Iterable[int]:
+    return [reading for reading in readings if reading is not None]
+
+
+def _largest(first: dict[int, int], second: dict[int, int]) -> dict[int, int]:
+    return {key: max(first.get(key, 0), second.get(key, 0)) for key in first.keys() | second.keys()}
