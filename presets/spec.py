@@ -134,6 +134,8 @@ class GpuSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pcie_bytes_per_second: PositiveFloat | None = None
     """Per direction."""
     compute_capability: str | None = None
+    board_power_watts: PositiveFloat | None = None
+    """What the whole board may draw: the limit that it is sold with."""
     torch_with_cuda: bool = False
     """CPU kind: ranks load a torch that was built with CUDA; read at resolve time."""
     sources: dict[str, str] = {}

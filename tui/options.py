@@ -8,7 +8,7 @@ override a preset.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from shlex import quote
 from typing import Any, NamedTuple
 
@@ -197,9 +197,33 @@ def _help(row: OptionRow) -> str:
 
 def resolve_run(args: argparse.Namespace) -> RunSpec:
     """The run that the parsed arguments describe; raises UsageError for the first thing wrong with it."""
+    spec = _run(args, resolve.resolve, (), tell_problems=True)
+    check_raw_keys(spec)
+    if spec.on_cpu and spec.provenance["gpu"].source is ValueSource.MACHINE:
+        tell(
+            "note: this machine has no GPU, so this is for its CPU; --gpu NAME plans for a GPU"
+            " (llmtop presets gpus)"
+        )
+    return spec
+
+
+def assemble_run(args: argparse.Namespace, change: Mapping[str, Any]) -> RunSpec:
+    """The same with some options changed, and with combinations that cannot work left in."""
+    # What a search sets is no choice of a person, so that it is not shown as one.
+    layers = [resolve.Layer(ValueSource.MACHINE, "searched", {key: value}) for key, value in change.items()]
+    return _run(args, resolve.assemble, layers, tell_problems=False)
+
+
+def _run(
+    args: argparse.Namespace,
+    make: Callable[..., RunSpec],
+    more: Sequence[resolve.Layer],
+    *,
+    tell_problems: bool,
+) -> RunSpec:
     command_line = _command_line_layers(args)
     recipe = catalog.load_recipe(args.recipe) if args.recipe is not None else None
-    layers = [*(resolve.recipe_layers(recipe) if recipe is not None else ()), *command_line]
+    layers = [*(resolve.recipe_layers(recipe) if recipe is not None else ()), *command_line, *more]
     if strongest(layers, "model") is None:
         raise UsageError(
             "nothing says which model to train",
@@ -208,17 +232,10 @@ def resolve_run(args: argparse.Namespace) -> RunSpec:
         )
     machine = _machine(layers)
     config, problems = deepspeed_layer(layers, machine)
-    for problem in problems:
+    for problem in problems if tell_problems else ():
         tell(f"warning: {strongest(layers, 'deepspeed_config')}: {problem}")
     layers += [config] if config is not None else []
-    spec = resolve.resolve(layers, name=recipe.name if recipe is not None else "custom", machine=machine)
-    check_raw_keys(spec)
-    if spec.on_cpu and spec.provenance["gpu"].source is ValueSource.MACHINE:
-        tell(
-            "note: this machine has no GPU, so this is for its CPU; --gpu NAME plans for a GPU"
-            " (llmtop presets gpus)"
-        )
-    return spec
+    return make(layers, name=recipe.name if recipe is not None else "custom", machine=machine)
 
 
 def option_text(key: str, value: object) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets.spec import RunSpec
@@ -27,14 +30,31 @@ def predict(spec: RunSpec) -> Prediction:
 
     Raises UsageError for LoRA targets that the model does not have: an adapter on nothing fits anywhere.
     """
-    return predict_bare(spec, in_words=True)
-
-
-def predict_bare(spec: RunSpec, *, in_words: bool = False) -> Prediction:
-    """The same figures; without `in_words` no assumptions, which are a fifth of what a call takes."""
-    check_targets(spec)
     sizes = sizes_of(spec)
-    return predict_counted(spec, sizes, state_bytes(spec, sizes), in_words=in_words)
+    return predict_counted(spec, sizes, state_bytes(spec, sizes), in_words=True)
+
+
+class Brief(Struct, frozen=True, kw_only=True):
+    """The few figures of a prediction by which candidates are compared."""
+
+    fits: bool | None
+    peak_allocated_bytes: int
+    needed_bytes: int | None
+    device_memory_bytes: int | None
+    host_bytes: int
+    """Of one node."""
+    step_seconds: float | None
+    tokens_per_second: float | None
+
+
+def predict_brief(spec: RunSpec) -> Brief:
+    """The same figures as `predict` has, and no others: for a search, in two thirds of the time."""
+    check_targets(spec)
+    if not spec.on_cpu:
+        return _cuda_brief(spec)
+    sizes = sizes_of(spec)
+    whole = cpu_prediction(spec, sizes, state_bytes(spec, sizes), in_words=False)
+    return Brief(**{name: getattr(whole, name) for name in Brief.__struct_fields__})
 
 
 def predict_counted(spec: RunSpec, sizes: Sizes, states: StateBytes, *, in_words: bool) -> Prediction:
@@ -89,17 +109,48 @@ def _optimizer_step(states: StateBytes) -> dict[Component, int]:
     return components
 
 
-def _cuda_prediction(spec: RunSpec, sizes: Sizes, states: StateBytes, *, in_words: bool) -> Prediction:
-    moments = moment_table(spec, sizes, states)
+class _Need(NamedTuple):
+    """What the verdict is taken from."""
+
+    largest: MomentBytes
+    upper: int
+    """Of what is allocated."""
+    context: int
+    """Beside the allocator."""
+
+
+def _need(spec: RunSpec, sizes: Sizes, states: StateBytes, moments: tuple[MomentBytes, ...]) -> _Need:
     steady = moments[1:]  # the first moment passes before the loop that the peak is read over
     largest = max(steady, key=lambda moment: moment.total_bytes)
-    peak = largest.total_bytes
     upper = (
-        round(max(peak * UPPER_MARGIN, moments[0].total_bytes))
+        round(max(largest.total_bytes * UPPER_MARGIN, moments[0].total_bytes))
         + UPPER_CONSTANT
         + unreleased_bytes(spec, sizes)
     )
-    context = allocator.context_bytes(spec) + states.outside_allocator
+    return _Need(largest, upper, allocator.context_bytes(spec) + states.outside_allocator)
+
+
+def _cuda_brief(spec: RunSpec) -> Brief:
+    sizes = sizes_of(spec)
+    states = state_bytes(spec, sizes)
+    need = _need(spec, sizes, states, moment_table(spec, sizes, states))
+    needed, memory = need.upper + need.context, spec.gpu.memory_bytes
+    seconds = predict_step_seconds(spec, sizes)
+    return Brief(
+        fits=None if memory is None else needed <= memory,
+        peak_allocated_bytes=need.largest.total_bytes,
+        needed_bytes=needed,
+        device_memory_bytes=memory,
+        host_bytes=host_bytes(spec, sizes).total_bytes,
+        step_seconds=seconds,
+        tokens_per_second=spec.tokens_per_step / seconds if seconds else None,
+    )
+
+
+def _cuda_prediction(spec: RunSpec, sizes: Sizes, states: StateBytes, *, in_words: bool) -> Prediction:
+    moments = moment_table(spec, sizes, states)
+    largest, upper, context = _need(spec, sizes, states, moments)
+    peak = largest.total_bytes
     memory = spec.gpu.memory_bytes
     # The allocator gives cached blocks back before it fails, so it holds no more than there is.
     room = None if memory is None else max(peak, memory - context)

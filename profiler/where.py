@@ -1,0 +1,175 @@
+"""Where could it run: for each kind of GPU the fewest that a run fits on, and its fastest setting there.
+
+The search is over a small space, which the answer tells; what the command line fixes is not searched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+from msgspec import Struct
+
+from llmtop.presets import catalog
+from llmtop.presets.errors import LlmtopError
+from llmtop.presets.spec import RunSpec, ValueSource
+from llmtop.profiler.memory.predict import Brief
+from llmtop.profiler.sweep import Change, SweepRow, best_first, changed, judge
+
+GPU_COUNTS = (1, 2, 4, 8)
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+ALLOWED = ("offload", "8bit", "liger")
+"""Words of `--allow`: what is searched only when it is asked for, since it changes more than speed."""
+JOULES_PER_KWH = 3.6e6
+
+
+class WhereRow(Struct, frozen=True, kw_only=True):
+    """One kind of GPU."""
+
+    gpu: str
+    gpu_memory_bytes: int | None
+    gpus: int | None
+    """The fewest that it fits on; None where it fits on none of `GPU_COUNTS`."""
+    settings: Change
+    """The fastest that fits there; where nothing fits, what comes closest."""
+    brief: Brief | None
+    """Of that setting; None where every one is refused."""
+    kwh_per_million_tokens: float | None
+    """Estimate: the boards at the power that they are sold with, for the predicted time."""
+    why: str
+    """Where nothing fits: what is short and by how much, or why all is refused."""
+    short_bytes: int | None = None
+    tried_gpus: int | None = None
+    """Where nothing fits: the number that comes closest."""
+
+
+class Where(Struct, frozen=True, kw_only=True):
+    space: dict[str, tuple[Any, ...]]
+    """Option to the values that were searched; the others are as asked."""
+    rows: tuple[WhereRow, ...]
+    """The fastest first, what fits nowhere last."""
+
+
+def gpu_names() -> tuple[str, ...]:
+    """Every preset of a GPU once, without other names of the same."""
+    entries = (e for e in catalog.entries("gpus") if not e.error and not e.description.startswith("the same"))
+    return tuple(e.name for e in entries if e.name != "cpu")
+
+
+def where(
+    base_of: Callable[[Change], RunSpec], *, gpus: tuple[str, ...], allow: tuple[str, ...] = ()
+) -> Where:
+    """`base_of` resolves the run that is asked for with some options set, unchecked."""
+    space: dict[str, tuple[Any, ...]] = {}
+    rows = []
+    for name in gpus:
+        base = base_of({"gpu": name, "gpus": 1, "nodes": 1})
+        space = _space(base, allow)
+        rows.append(_row(base, space))
+    return Where(space=space, rows=tuple(sorted(rows, key=_fastest_first)))
+
+
+def _space(base: RunSpec, allow: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
+    options = base.options
+    space: dict[str, tuple[Any, ...]] = {
+        "micro_batch": MICRO_BATCHES,
+        "zero": (0, 1, 2, 3),
+        "gradient_checkpointing": (False, True),
+    }
+    if "offload" in allow:
+        space |= {"offload_optimizer": ("none", "cpu"), "offload_param": ("none", "cpu")}
+    if "8bit" in allow:
+        space["optimizer"] = tuple(dict.fromkeys((options.optimizer, "adamw_8bit")))
+    if "liger" in allow:
+        space["liger"] = (False, True)
+    return {key: values for key, values in space.items() if not _is_fixed(base, key)}
+
+
+def _is_fixed(base: RunSpec, key: str) -> bool:
+    given = base.provenance.get(key)
+    return given is not None and given.source is ValueSource.COMMAND_LINE
+
+
+def _changes(space: dict[str, tuple[Any, ...]]) -> Iterator[Change]:
+    for values in product(*space.values()):
+        change = dict(zip(space, values, strict=True))
+        if change.get("gradient_checkpointing") is False:
+            change["checkpointing_every"] = 1
+        yield change
+
+
+def _row(base: RunSpec, space: dict[str, tuple[Any, ...]]) -> WhereRow:
+    closest: tuple[int, int, SweepRow] | None = None
+    refused: dict[str, int] = {}
+    for count in GPU_COUNTS:
+        judged = [_judged(base, {"gpus": count, **change}) for change in _changes(space)]
+        found = [row for row in judged if isinstance(row, SweepRow)]
+        for reason in (one for one in judged if isinstance(one, str)):
+            refused[reason] = refused.get(reason, 0) + 1
+        fitting = [row for row in found if row.brief.fits]
+        if fitting:
+            return _fits(base, count, min(fitting, key=best_first))
+        for row in found:
+            short = _short(row)
+            if short is not None and (closest is None or short < closest[0]):
+                closest = short, count, row
+    return _fits_nowhere(base, closest, refused)
+
+
+def _judged(base: RunSpec, change: Change) -> SweepRow | str:
+    try:
+        row = judge(changed(base, change), change)
+    except LlmtopError as error:
+        return error.what
+    return row if isinstance(row, SweepRow) else f"{row[0]}: {row[1]}"
+
+
+def _short(row: SweepRow) -> int | None:
+    brief = row.brief
+    if brief.needed_bytes is None or brief.device_memory_bytes is None:
+        return None
+    return brief.needed_bytes - brief.device_memory_bytes
+
+
+def _fits(base: RunSpec, count: int, row: SweepRow) -> WhereRow:
+    rate, watts = row.brief.tokens_per_second, base.gpu.board_power_watts
+    energy = None if not rate or watts is None else watts * count / rate * 1e6 / JOULES_PER_KWH
+    return WhereRow(
+        gpu=base.gpu.name,
+        gpu_memory_bytes=base.gpu.memory_bytes,
+        gpus=count,
+        settings=row.settings,
+        brief=row.brief,
+        kwh_per_million_tokens=energy,
+        why="",
+    )
+
+
+def _fits_nowhere(
+    base: RunSpec, closest: tuple[int, int, SweepRow] | None, refused: dict[str, int]
+) -> WhereRow:
+    most = GPU_COUNTS[-1]
+    if closest is not None:
+        why = f"GPU memory is short on up to {most} GPUs"
+    elif base.gpu.memory_bytes is None:
+        why = "the memory of this GPU is not known"
+    else:
+        why = max(refused, key=lambda reason: refused[reason], default="nothing to try")
+    return WhereRow(
+        gpu=base.gpu.name,
+        gpu_memory_bytes=base.gpu.memory_bytes,
+        gpus=None,
+        settings=closest[2].settings if closest else {},
+        brief=closest[2].brief if closest else None,
+        kwh_per_million_tokens=None,
+        why=why,
+        short_bytes=closest[0] if closest else None,
+        tried_gpus=closest[1] if closest else None,
+    )
+
+
+def _fastest_first(row: WhereRow) -> tuple[bool, float, float]:
+    rate = row.brief.tokens_per_second if row.brief is not None else None
+    short = float("inf") if row.short_bytes is None else float(row.short_bytes)
+    return row.gpus is None, -(rate or 0.0) if row.gpus is not None else 0.0, short
