@@ -27,7 +27,8 @@ from llmtop.profiler.memory.result import Component, Moment, Prediction
 from llmtop.profiler.memory.sizes import Sizes, sizes_of
 from llmtop.profiler.memory.states import StateBytes, state_bytes
 
-OUTSIDE = "outside the allocator: context, NCCL, kernels"
+BOUND, OUTSIDE = "the upper bound", "outside the allocator: context, NCCL, kernels"
+_OUTSIDE_SOURCE = "device minus reserved on H200 (profiler/memory/allocator.py:context_bytes)"
 _ALONE: dict[str, str] = {Component.RUNTIME: "cpu._moments", Component.WORKSPACE: "states.cublas_workspace"}
 """The rules of components that can be one plain number."""
 
@@ -175,20 +176,10 @@ def _check_same(plain: Prediction, followed: Prediction) -> None:
         raise AssertionError("following the formulas changed their result")
 
 
-def _explained(name: Component | str, value: int, *, beyond: int = 0) -> ExplainedSum:
-    """`beyond`: terms that this number does not have are what is added to it."""
+def _explained(name: Component | str, value: int) -> ExplainedSum:
     terms = _netted(terms_of(value, _ALONE.get(str(name), "predict.moment_table")))
     if sum(term.value for term in terms) != value:
         raise AssertionError(f"the terms of {name} do not add up to {value}")
-    if beyond:
-        known = [term.factors for term in terms_of(beyond) if term.factors]
-        left = [term.coefficient for term in terms_of(beyond) if not term.factors]
-        terms = tuple(
-            term
-            if term.factors in known or term.coefficient in left
-            else replace(term, label=term.label or OUTSIDE)
-            for term in terms
-        )
     found = sorted(map(_term, terms), key=lambda term: -abs(term.value))
     return ExplainedSum(name=str(name), value=int(value), terms=tuple(found))
 
@@ -220,8 +211,29 @@ def _term(term: Term) -> ExplainedTerm:
 
 
 def _verdict(prediction: Prediction, *, on_cpu: bool) -> tuple[ExplainedSum, ...]:
-    upper = prediction.peak_allocated_upper_bytes
-    found = [_explained("upper bound of what is allocated", upper)]
-    if prediction.needed_bytes is not None:
-        found.append(_explained("needed", prediction.needed_bytes, beyond=0 if on_cpu else upper))
-    return tuple(found)
+    upper, needed = prediction.peak_allocated_upper_bytes, prediction.needed_bytes
+    bound = _explained("upper bound of what is allocated", upper)
+    if needed is None:
+        return (bound,)
+    if on_cpu:
+        return bound, _explained("needed", needed)
+    return bound, _beyond(upper, needed)
+
+
+def _beyond(upper: int, needed: int) -> ExplainedSum:
+    """What is needed, as the upper bound and what comes on top of it."""
+    known = list(terms_of(upper))
+    first = ExplainedTerm(
+        value=int(upper), formula=f"{int(upper):,} B", label=BOUND, source="", function="predict._need"
+    )
+    more = []
+    for term in terms_of(needed):
+        if term in known:
+            known.remove(term)
+        else:
+            own = _term(term)
+            more.append(replace(own, label=own.label or OUTSIDE, source=_OUTSIDE_SOURCE))
+    found = ExplainedSum(name="needed", value=int(needed), terms=(first, *more))
+    if sum(term.value for term in found.terms) != needed:
+        raise AssertionError(f"the terms of what is needed do not add up to {needed}")
+    return found

@@ -1,4 +1,4 @@
-"""`llmtop plan`: predict a run; without a GPU and without torch."""
+"""`llmtop plan`: predict a run, explain that, or search for another; without a GPU and without torch."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from typing import Any
 
 import msgspec
 
+from llmtop.presets import catalog
 from llmtop.presets.cautions import cautions
-from llmtop.presets.errors import ExitCode
+from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.presets.inputs import inputs
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.explain import explain
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.sweep import parse_axes, sweep
+from llmtop.profiler.where import ALLOWED, gpu_names, where
 from llmtop.tui import options
 from llmtop.tui.commands.output import print_json, text_width
 from llmtop.tui.commands.plan_explain import PEAK, WHICH, check_which, explain_text
+from llmtop.tui.commands.plan_search import ROWS, parse_allow, sweep_text, where_text
 from llmtop.tui.commands.plan_text import plan_text
 
 
@@ -31,10 +35,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const=PEAK,
         help="each component as a formula with its numbers: at the peak, all, or one moment's name",
     )
+    asked.add_argument(
+        "--sweep",
+        metavar="VALUES",
+        help="predict every combination, as micro_batch=1..64,zero=0..3,attention=eager|sdpa: a..b doubles,"
+        " or counts for zero; a..b+n counts by n",
+    )
+    asked.add_argument(
+        "--rows", metavar="N", type=_whole, help=f"candidates of a sweep to print (default: {ROWS})"
+    )
+    asked.add_argument(
+        "--where",
+        action="store_true",
+        help="for each kind of GPU the fewest that it fits on, and the fastest setting there",
+    )
+    asked.add_argument(
+        "--allow", metavar="WORDS", help=f"with --where: search {', '.join(ALLOWED)} too (joined by commas)"
+    )
+
+
+def _whole(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
 
 
 def run(args: argparse.Namespace) -> ExitCode:
     _recipe_after(args, "explain")
+    _check_together(args)
+    if args.sweep is not None:
+        _sweep(args)
+        return ExitCode.DONE
+    if args.where:
+        _where(args)
+        return ExitCode.DONE
     spec = options.resolve_run(args)
     if args.explain is not None:
         _explain(spec, check_which(args.explain), as_json=args.json)
@@ -53,6 +88,38 @@ def _recipe_after(args: argparse.Namespace, key: str) -> None:
     if value is not None and value not in WHICH and args.recipe is None:
         args.recipe = value
         setattr(args, key, PEAK)
+
+
+def _check_together(args: argparse.Namespace) -> None:
+    """One question at a time, and no option of one that is not asked."""
+    asked = [f"--{key}" for key in ("explain", "sweep", "where") if getattr(args, key) not in (None, False)]
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(asked)} are different questions", fix="ask one at a time")
+    for key, of in (("rows", "sweep"), ("allow", "where")):
+        if getattr(args, key) is not None and getattr(args, of) in (None, False):
+            raise UsageError(f"--{key} is of --{of}", fix=f"give --{of} too, or leave --{key} out")
+
+
+def _sweep(args: argparse.Namespace) -> None:
+    axes = parse_axes(args.sweep)
+    found = sweep(axes, lambda change: options.assemble_run(args, change))
+    if args.json:
+        print_json(found)
+    else:
+        print(sweep_text(found, args.rows or ROWS, text_width()))
+
+
+def _where(args: argparse.Namespace) -> None:
+    allow = parse_allow(args.allow or "")
+    if args.recipe is not None and catalog.has("models", args.recipe) and "model" not in args:
+        # The question is of a model as often as of a recipe.
+        args.model, args.recipe = args.recipe, None
+    names = (catalog.load_gpu(args.gpu).name,) if "gpu" in args else gpu_names()
+    found = where(lambda change: options.assemble_run(args, change), gpus=names, allow=allow)
+    if args.json:
+        print_json(found)
+    else:
+        print(where_text(found, text_width()))
 
 
 def _explain(spec: RunSpec, which: str, *, as_json: bool) -> None:

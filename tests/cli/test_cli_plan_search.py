@@ -1,0 +1,97 @@
+"""`plan --explain`, `--sweep` and `--where` as a person and a script call them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llmtop.presets.errors import ExitCode
+from tests.cli.conftest import Llmtop
+
+EIGHT = ("--model", "llama-3.1-8b", "--gpu", "h100-80gb", "--gpus", "4")
+
+
+def test_explain_shows_formulas_and_sources_at_the_peak(llmtop: Llmtop) -> None:
+    answer = llmtop("plan", *EIGHT, "--zero", "1", "--explain")
+    assert answer.code == ExitCode.DONE
+    assert "master parameters = 8,030,261,248 trained weights / 4 GPUs x 4 B = 8,030,261,248 B" in answer.out
+    assert "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py" in answer.out
+    assert answer.out.splitlines()[0].endswith(" B, the peak")
+    assert "the verdict" in answer.out and "the host" in answer.out
+    assert all(len(line) <= 100 for line in answer.out.splitlines())
+
+
+def test_explain_takes_one_moment_or_all_and_a_recipe_after_it(llmtop: Llmtop) -> None:
+    every = llmtop("plan", "cpu-demo", "--explain", "all").out
+    assert every.count("one process, ") == 7
+    one = llmtop("plan", "cpu-demo", "--explain", "between_steps").out
+    assert one.startswith("one process, between steps") and one.count("one process, ") == 1
+    assert llmtop("plan", "--explain", "cpu-demo").out == llmtop("plan", "cpu-demo", "--explain").out
+
+
+def test_explain_json_has_every_moment(llmtop: Llmtop) -> None:
+    answer: dict[str, Any] = llmtop("plan", *EIGHT, "--explain", "--json").json()
+    moments = answer["explanation"]["moments"]
+    assert len(moments) == 7
+    for moment in moments:
+        for part in moment["components"]:
+            assert part["value"] == sum(term["value"] for term in part["terms"])
+
+
+def test_a_sweep_is_a_table_with_what_was_refused(llmtop: Llmtop) -> None:
+    answer = llmtop(
+        "plan", *EIGHT, "--sweep", "micro_batch=1..8,zero=0..3,offload_param=none|cpu", "--rows", "5"
+    )
+    assert answer.code == ExitCode.DONE
+    lines = answer.out.splitlines()
+    assert lines[0].startswith("32 candidates, ") and "12 refused" in lines[0]
+    assert lines[2].split()[:3] == ["micro", "zero", "params"]
+    assert "more; --rows N shows more" in answer.out
+    assert "offload_param needs stage 3: only stage 3 shards" in answer.out
+
+
+def test_a_sweep_as_json_has_all_rows(llmtop: Llmtop) -> None:
+    answer = llmtop("plan", *EIGHT, "--sweep", "micro_batch=1..4,attention=eager|sdpa", "--json").json()
+    assert answer["candidates"] == len(answer["rows"]) == 6
+    assert set(answer["rows"][0]["settings"]) == {"micro_batch", "attention"}
+    assert set(answer["rows"][0]["brief"]) >= {"fits", "step_seconds", "tokens_per_second", "host_bytes"}
+
+
+def test_a_sweep_need_not_start_from_what_can_run(llmtop: Llmtop) -> None:
+    answer = llmtop("plan", *EIGHT, "--offload-param", "cpu", "--sweep", "zero=0..3", "--json").json()
+    assert [row["settings"]["zero"] for row in answer["rows"]] == [3]
+
+
+def test_where_takes_a_model_alone(llmtop: Llmtop) -> None:
+    answer = llmtop("plan", "llama-3.1-8b", "--where")
+    assert answer.code == ExitCode.DONE and "estimate" in answer.out
+    assert "searched: micro_batch 1 to 64, zero 0 to 3" in answer.out
+    assert "fits nowhere" in answer.out and "short by" in answer.out
+    assert all(len(line) <= 100 for line in answer.out.splitlines())
+    assert "the same" not in llmtop("plan", "--model", "llama-3.1-8b", "--where").out
+    assert llmtop("plan", "--model", "llama-3.1-8b", "--where").out == answer.out
+
+
+def test_where_for_one_kind_as_json(llmtop: Llmtop) -> None:
+    answer = llmtop("plan", "qlora-nf4", "--where", "--gpu", "h100", "--allow", "8bit,liger", "--json").json()
+    (row,) = answer["rows"]
+    assert row["gpu"] == "h100-80gb" and row["gpus"] == 1 and row["kwh_per_million_tokens"] > 0
+    assert set(answer["space"]) >= {"optimizer", "liger"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--explain", "--where"), "different questions"),
+        (("--rows", "3"), "--rows is of --sweep"),
+        (("--allow", "liger"), "--allow is of --where"),
+        (("--where", "--allow", "lige"), "did you mean 'liger'"),
+        (("--explain", "nonsense"), "not a moment"),
+        (("--sweep", "zero=0..3", "--rows", "0"), "--rows"),
+        (("--sweep", "nothing=1"), "unknown option 'nothing'"),
+    ],
+)
+def test_wrong_questions_are_told(words: tuple[str, ...], said: str, llmtop: Llmtop) -> None:
+    answer = llmtop("plan", "cpu-demo", *words)
+    assert answer.code == ExitCode.USAGE and said in answer.err

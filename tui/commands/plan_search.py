@@ -1,0 +1,184 @@
+"""`plan --sweep` and `plan --where`: many candidates as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from llmtop.presets.errors import UsageError, nearest
+from llmtop.profiler.memory.result import TIGHT_SHARE
+from llmtop.profiler.sweep import Change, Sweep, SweepRow
+from llmtop.profiler.units import format_bytes, format_seconds
+from llmtop.profiler.where import ALLOWED, Where, WhereRow
+from llmtop.tui.commands.output import WIDTH, table, value_text, wrapped
+
+ROWS = 30
+"""Candidates of a sweep that text shows where nobody says how many."""
+SHORT = {
+    "micro_batch": "micro",
+    "gradient_checkpointing": "recompute",
+    "offload_optimizer": "opt on",
+    "offload_param": "params on",
+    "grad_accum": "accum",
+    "attention": "attention",
+    "seq_len": "seq",
+    "checkpointing_every": "every",
+}
+"""Heads of columns, where an option's own name is long."""
+_ENERGY = (
+    "kWh/M is an estimate for a million tokens: the boards at the power that they are sold with, for the"
+    " predicted time; hosts and cooling come on top"
+)
+
+
+def sweep_text(sweep: Sweep, most: int, width: int = WIDTH) -> str:
+    """Count, table of the best candidates, and what was refused."""
+    lines = wrapped(_counts(sweep), "", width)
+    shown = sweep.rows[:most]
+    if shown:
+        keys = [axis.key for axis in sweep.axes]
+        heads = [*(_head(key) for key in keys), "fits", "peak", "host", "step", "tokens/s"]
+        rows = [heads, *([*(_value(row.settings[key]) for key in keys), *_figures(row)] for row in shown)]
+        lines += ["", *table(rows, right=range(len(keys) + 1, len(heads)))]
+    if len(sweep.rows) > len(shown):
+        lines.append(f"{len(sweep.rows) - len(shown):,} more; --rows N shows more, --json all")
+    if sweep.refused:
+        lines += ["", "refused"]
+        for one in sweep.refused:
+            why = f": {one.why}" if one.why else ""
+            lines += wrapped(f"{one.reason}{why}", f"  {one.count:>7,}  ", width)
+    return "\n".join(lines)
+
+
+def _counts(sweep: Sweep) -> str:
+    fitting, refused = sweep.fitting, sum(one.count for one in sweep.refused)
+    unknown = sum(row.brief.fits is None for row in sweep.rows)
+    parts = [f"{sweep.candidates:,} candidates", f"{fitting:,} fit"]
+    parts += [f"{unknown:,} without a verdict"] if unknown else []
+    parts += [f"{len(sweep.rows) - fitting - unknown:,} do not fit", f"{refused:,} refused"]
+    return ", ".join(parts) + "; the fastest first, what does not fit last"
+
+
+def _head(key: str) -> str:
+    return SHORT.get(key, key.rpartition(".")[2])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value_text(value)
+
+
+def _figures(row: SweepRow) -> list[str]:
+    brief = row.brief
+    rate = brief.tokens_per_second
+    return [
+        fits_word(row),
+        format_bytes(brief.peak_allocated_bytes),
+        format_bytes(brief.host_bytes),
+        format_seconds(brief.step_seconds),
+        "n/a" if rate is None else f"{rate:,.0f}",
+    ]
+
+
+def fits_word(row: SweepRow) -> str:
+    """`yes`, `tight`, `no` or `n/a`, without colour."""
+    brief = row.brief
+    if brief.fits is None:
+        return "n/a"
+    if not brief.fits:
+        return "no"
+    need, have = brief.needed_bytes, brief.device_memory_bytes
+    return "tight" if need is not None and have is not None and need > TIGHT_SHARE * have else "yes"
+
+
+def where_text(found: Where, width: int = WIDTH) -> str:
+    """The space that was searched, a row for each GPU, and why others hold nothing."""
+    searched = ", ".join(f"{key} {_values(values)}" for key, values in found.space.items())
+    lines = wrapped(f"searched: {searched or 'nothing'}; all else as asked", "", width)
+    missing = [word for word in ALLOWED if not set(_OPTIONS[word]) & found.space.keys()]
+    if missing:
+        lines += wrapped(f"not searched without --allow: {', '.join(missing)}", "", width)
+    fitting = [row for row in found.rows if row.gpus is not None and row.brief is not None]
+    if fitting:
+        lines += ["", *where_table(fitting)]
+        lines += wrapped(_ENERGY, "", width)
+    nowhere = [row for row in found.rows if row.gpus is None]
+    if nowhere:
+        lines += ["", "fits nowhere"]
+        for row in nowhere:
+            lines += wrapped(f"{row.gpu}: {nowhere_words(row)}", "  ", width)
+    return "\n".join(lines)
+
+
+_OPTIONS = {"offload": ("offload_optimizer",), "8bit": ("optimizer",), "liger": ("liger",)}
+
+
+def _values(values: tuple[Any, ...]) -> str:
+    if len(values) > 2 and all(type(value) is int for value in values):
+        return f"{values[0]} to {values[-1]}"
+    return " or ".join(_value(value) for value in values)
+
+
+def where_table(rows: Sequence[WhereRow]) -> list[str]:
+    """Kinds of GPU on which it fits, as aligned lines; settings that are the same everywhere come last."""
+    settings = [key for key in rows[0].settings if key not in _HIDDEN]
+    same = [key for key in settings if len({row.settings[key] for row in rows}) == 1]
+    keys = [key for key in settings if key not in same]
+    heads = ["GPU", "GPUs", *(_head(key) for key in keys), "needs", "of", "tokens/s", "kWh/M"]
+    cells = [heads, *(_where_cells(row, keys) for row in rows)]
+    lines = table(cells, right=[1, *range(len(keys) + 2, len(heads))])
+    if same:
+        lines.append(f"all with {', '.join(f'{_head(key)} {_value(rows[0].settings[key])}' for key in same)}")
+    return lines
+
+
+_HIDDEN = ("gpus", "checkpointing_every")
+"""Settings that have a column of their own, or follow from another."""
+
+
+def _where_cells(row: WhereRow, keys: Sequence[str]) -> list[str]:
+    brief, energy = row.brief, row.kwh_per_million_tokens
+    rate = brief.tokens_per_second if brief is not None else None
+    return [
+        row.gpu,
+        str(row.gpus),
+        *(_value(row.settings[key]) for key in keys),
+        format_bytes(brief.needed_bytes if brief is not None else None),
+        format_bytes(row.gpu_memory_bytes),
+        "n/a" if rate is None else f"{rate:,.0f}",
+        "n/a" if energy is None else f"{energy:.3g}",
+    ]
+
+
+def nowhere_words(row: WhereRow) -> str:
+    """What is short and by how much, or why all is refused."""
+    if row.short_bytes is None or row.brief is None:
+        return row.why
+    settings = ", ".join(_setting_words(row.settings))
+    return (
+        f"{row.why}: closest is {row.tried_gpus} GPUs with {settings}, which needs"
+        f" {format_bytes(row.brief.needed_bytes)} a GPU of {format_bytes(row.gpu_memory_bytes)},"
+        f" short by {format_bytes(row.short_bytes)}"
+    )
+
+
+def _setting_words(settings: Change) -> Iterator[str]:
+    for key, value in settings.items():
+        if key not in _HIDDEN:
+            yield f"{_head(key)} {_value(value)}"
+
+
+def parse_allow(text: str) -> tuple[str, ...]:
+    """Words of `--allow`, joined by commas; raises UsageError for another one."""
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    for word in words:
+        if word not in ALLOWED:
+            guess = nearest(word, ALLOWED)
+            known = f"some of {', '.join(ALLOWED)} joined by commas"
+            raise UsageError(
+                f"--allow {text[:80]}: '{word}' is none of its words",
+                why=f"it takes {known}",
+                fix=f"did you mean '{guess}'?" if guess else f"use {known}",
+            )
+    return words
