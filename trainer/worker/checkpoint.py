@@ -1,23 +1,36 @@
-"""Checkpoints: DeepSpeed's own files, how far the data was read, and a marker that all of it is there."""
+"""Checkpoints: the training state of all ranks in one folder, readable at any ZeRO stage and world size.
+
+A folder `step-N` counts when its marker is there, which is written last; it gets its name only then. The one
+before it stays until that. `llmtop.trainer.statefile` says what is in a folder.
+"""
 
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch.distributed
+import torch
 
 from llmtop.presets.errors import LlmtopError
-from llmtop.profiler.events import CheckpointSaved
+from llmtop.profiler.events import CheckpointLoaded, CheckpointRefused, CheckpointSaved
 from llmtop.profiler.rundir import write_atomic
-from llmtop.profiler.units import counted
+from llmtop.trainer.statefile import INDEX, MARKER, StateIndex, read_index
 from llmtop.trainer.worker.data import Position
+from llmtop.trainer.worker.state.consent import first_problem, sum_over_ranks
+from llmtop.trainer.worker.state.finding import Stored
+from llmtop.trainer.worker.state.layout import StateRefused, layout_of
+from llmtop.trainer.worker.state.loading import Filler
+from llmtop.trainer.worker.state.names import named_parameters
+from llmtop.trainer.worker.state.room import why_no_room
+from llmtop.trainer.worker.state.saving import Share, make_index, share_of, write_share
 
-_MARKER = "llmtop.json"
-_TAG = re.compile(r"step-(\d+)")
+_TAG = re.compile(r"step-(\d+)(\.old)?")
+_PARTIAL = ".partial"
+_OLD = ".old"
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,18 +39,46 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     position: Position
     world_size: int
+    """Of the ranks that wrote it."""
+    files: dict[str, int] = {}
+    """Size of every other file of the checkpoint: one that is cut off does not count."""
 
 
-def save(engine: Any, folder: Path, progress: Progress, *, only_trainable: bool) -> CheckpointSaved:
-    """Collective. The checkpoint counts only when its marker, written last, is there."""
+def save(
+    engine: Any, folder: Path, progress: Progress, *, only_trainable: bool, durable: bool = True
+) -> CheckpointSaved | CheckpointRefused:
+    """Collective, at a step's end. Writes `folder/step-N`, or says why not, and the training can go on.
+
+    `only_trainable` leaves out weights that are not trained. `durable` waits until the drive has the files,
+    which a checkpoint that is read right away does not need.
+    """
     began = time.perf_counter()
-    tag = f"step-{progress.step}"
-    engine.save_checkpoint(str(folder), tag=tag, exclude_frozen_parameters=only_trainable)
-    torch.distributed.barrier()
-    path = folder / tag
-    if engine.global_rank == 0:
-        write_atomic(path / _MARKER, msgspec.json.encode(progress))
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    device = torch.device(engine.device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    share, problem = _plan(engine, only_trainable=only_trainable)
+    problem = first_problem(problem, device)
+    if problem is not None:
+        return _refused(progress, problem)
+    assert share is not None
+    total = sum_over_ranks(share.size_bytes, device)
+    problem = first_problem(why_no_room(folder, total), device)
+    if problem is not None:
+        return _refused(progress, problem)
+    partial = folder / f".step-{progress.step}{_PARTIAL}"
+    leads = engine.global_rank == 0
+    problem = first_problem(_prepare(folder, partial) if leads else None, device)
+    if problem is None:
+        problem = first_problem(_write(share, partial, engine.global_rank, durable=durable), device)
+    if problem is None:
+        ended = _complete(engine, partial, progress, only_trainable=only_trainable) if leads else None
+        problem = first_problem(ended, device)
+    if problem is not None:
+        if leads:
+            shutil.rmtree(partial, ignore_errors=True)
+        return _refused(progress, problem)
+    path = folder / f"step-{progress.step}"
+    size = sum(file.stat().st_size for file in path.iterdir())
     return CheckpointSaved(
         step=progress.step, path=str(path), size_bytes=size, seconds=time.perf_counter() - began
     )
@@ -49,25 +90,149 @@ def newest(folder: Path) -> Progress | None:
     return max(found, key=lambda progress: progress.step, default=None)
 
 
-def load(engine: Any, folder: Path, progress: Progress, *, only_trainable: bool) -> None:
-    """Collective. Restores weights, optimizer and schedule of this rank."""
-    if progress.world_size != engine.world_size:
-        raise LlmtopError(
-            f"the checkpoint of step {progress.step} was made by {counted(progress.world_size, 'rank')}",
-            why=f"this run has {engine.world_size}, and DeepSpeed's shards belong to one world size",
-            fix="start with as many GPUs as before",
-        )
-    path, _ = engine.load_checkpoint(
-        str(folder), tag=f"step-{progress.step}", load_module_strict=not only_trainable
+def load(engine: Any, folder: Path, progress: Progress, *, only_trainable: bool) -> CheckpointLoaded:
+    """Collective, on a fresh engine of any ZeRO stage and world size; reads what each rank holds of it.
+
+    Raises LlmtopError on every rank when the state is not of this model or cannot be read.
+    """
+    began = time.perf_counter()
+    device = torch.device(engine.device)
+    named = named_parameters(engine.module)
+    stored: Stored | None = None
+    filler: Filler | None = None
+    try:
+        try:
+            path = _path_of(folder, progress.step)
+            stored = Stored(path, read_index(path), named)
+            filler = Filler(engine, stored, layout_of(engine, named), named)
+            filler.check(only_trainable=only_trainable)
+            problem = None
+        except (LlmtopError, OSError) as error:
+            problem = error
+        _agree(problem, device)
+        assert stored is not None and filler is not None
+        try:
+            filler.fill(only_trainable=only_trainable)
+        except (LlmtopError, OSError) as error:
+            problem = error
+        _agree(problem, device)
+        filler.refresh()
+        filled = filler.finish()
+    finally:
+        if stored is not None:
+            stored.close()
+    return CheckpointLoaded(
+        step=progress.step,
+        path=str(path),
+        bytes_read=filled.bytes_read,
+        seconds=time.perf_counter() - began,
+        zero=stored.index.source.zero,
+        world_size=stored.index.source.world_size,
+        notes=filled.notes,
     )
-    if path is None:
-        raise LlmtopError(f"DeepSpeed found no checkpoint in {folder / f'step-{progress.step}'}")
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all complete checkpoints but the newest `keep`, and what a crash left of others. On one rank."""
+    complete = sorted(
+        (progress.step, path) for path in folder.glob("step-*") if (progress := _read(path)) is not None
+    )
+    for _, path in complete[: max(0, len(complete) - keep)]:
+        # Without its marker first, so that a removal that is cut off leaves nothing that counts.
+        (path / MARKER).unlink(missing_ok=True)
+        shutil.rmtree(path)
+    _remove_partial(folder)
+
+
+def _plan(engine: Any, *, only_trainable: bool) -> tuple[Share | None, str | None]:
+    try:
+        return share_of(engine, only_trainable=only_trainable), None
+    except StateRefused as error:
+        return None, _in_one_line(error)
+
+
+def _prepare(folder: Path, partial: Path) -> str | None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_partial(folder)
+        partial.mkdir(mode=0o700)
+    except OSError as error:
+        return f"{partial}: {error.strerror or error}"
+    return None
+
+
+def _write(share: Share, partial: Path, rank: int, *, durable: bool) -> str | None:
+    try:
+        write_share(share, partial, rank, durable=durable)
+    except OSError as error:
+        return f"rank {rank} could not write {partial}: {error.strerror or error}"
+    return None
+
+
+def _complete(engine: Any, partial: Path, progress: Progress, *, only_trainable: bool) -> str | None:
+    """On rank 0: index, marker, and the name by which the checkpoint is found."""
+    path = partial.with_name(f"step-{progress.step}")
+    old = partial.with_name(f"step-{progress.step}{_OLD}")
+    try:
+        index = make_index(engine, partial, progress.step, only_trainable=only_trainable)
+        write_atomic(partial / INDEX, msgspec.json.encode(index))
+        files = {file.name: file.stat().st_size for file in partial.iterdir()}
+        marker = msgspec.structs.replace(progress, files=files)
+        write_atomic(partial / MARKER, msgspec.json.encode(marker))
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            path.rename(old)
+        partial.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        return f"{path}: {error.strerror or error}"
+    except StateRefused as error:
+        return _in_one_line(error)
+    return None
+
+
+def _agree(problem: LlmtopError | OSError | None, device: torch.device) -> None:
+    """Collective. Raises on every rank when one has a problem: its own, or the first one's words."""
+    told = first_problem(None if problem is None else _in_one_line(problem), device)
+    if isinstance(problem, LlmtopError):
+        raise problem
+    if told is not None:
+        raise LlmtopError("the checkpoint cannot be loaded", why=told) from problem
+
+
+def _in_one_line(error: Exception) -> str:
+    if isinstance(error, LlmtopError):
+        return f"{error.what}: {error.why}" if error.why else error.what
+    return str(error)
+
+
+def _refused(progress: Progress, why: str) -> CheckpointRefused:
+    return CheckpointRefused(step=progress.step, why=why)
+
+
+def _remove_partial(folder: Path) -> None:
+    for path in folder.glob(f".step-*{_PARTIAL}"):
+        shutil.rmtree(path)
+
+
+def _path_of(folder: Path, step: int) -> Path:
+    """Of two of one step, one was about to take the other's place: the new one, if it came so far."""
+    path = folder / f"step-{step}"
+    old = folder / f"step-{step}{_OLD}"
+    return old if _read(path) is None and _read(old) is not None else path
+
+
+def index_of(folder: Path, progress: Progress) -> StateIndex:
+    """What a checkpoint holds."""
+    return read_index(_path_of(folder, progress.step))
 
 
 def _read(path: Path) -> Progress | None:
     if _TAG.fullmatch(path.name) is None:
         return None
     try:
-        return msgspec.json.decode((path / _MARKER).read_bytes(), type=Progress)
+        progress = msgspec.json.decode((path / MARKER).read_bytes(), type=Progress)
+        whole = all((path / name).stat().st_size == size for name, size in progress.files.items())
     except (OSError, msgspec.MsgspecError):
         return None
+    return progress if whole else None
