@@ -1,0 +1,127 @@
+"""G6: what others have published and reported, against what is predicted for it.
+
+The facts stand in `data/published.jsonl` and `data/oom_cases.jsonl`, each with its source; models that have
+no preset are in `data/models/`. Nothing here served to write a formula.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import Struct
+
+from benchmarks.accuracy_score import percent, words
+from benchmarks.cells import plan
+from benchmarks.rows import Cell, Row, read_rows
+from llmtop.presets.errors import LlmtopError
+from llmtop.presets.resolve import Machine
+from llmtop.profiler.memory.result import Prediction
+
+DATA = Path(__file__).parent / "data"
+_GIB = 2**30
+
+
+class Published(Struct, frozen=True, kw_only=True):
+    """One published row beside its prediction."""
+
+    row: Row
+    name: str
+    percent: float | None
+    """Of the measured figure; None for a row that ran out of memory, or that is refused."""
+    refused: bool | None
+    """For one that ran out of memory: whether the verdict says so."""
+    reason: str = ""
+    """Why there is no prediction."""
+
+
+class Case(Struct, frozen=True, kw_only=True):
+    """One user's report beside the verdict."""
+
+    row: Row
+    name: str
+    said: str
+    """The verdict in a few words."""
+    agrees: bool
+
+
+class LeftOut(Struct, frozen=True, kw_only=True):
+    why: str
+    rows: tuple[str, ...]
+
+
+def published() -> list[Published]:
+    return [_published(row) for row in read_rows(DATA / "published.jsonl")]
+
+
+def left_out() -> list[LeftOut]:
+    return [
+        LeftOut(why=row["why"], rows=tuple(row["rows"]))
+        for row in read_rows(DATA / "published_left_out.jsonl")
+    ]
+
+
+def cases() -> list[Case]:
+    return [_case(row) for row in read_rows(DATA / "oom_cases.jsonl")]
+
+
+def predicted(cell: Cell) -> Prediction:
+    """Raises LlmtopError for a configuration that is refused."""
+    model = str(cell["model"])
+    located = str(DATA / model) if model.startswith("models/") else model
+    machine = Machine(gpu=cell["gpu"], gpus=cell.get("gpus", 1), host_memory_bytes=None)
+    return plan({**cell, "model": located}, machine, name="published").prediction
+
+
+def figure(prediction: Prediction, metric: str) -> int | None:
+    """What the prediction says of a metric: allocated, reserved (as far as likely) or the whole device."""
+    if metric == "allocated":
+        return prediction.peak_allocated_bytes
+    device = prediction.peak_device_bytes
+    if metric == "device" or device is None or prediction.needed_bytes is None:
+        return device
+    return device - (prediction.needed_bytes - prediction.peak_allocated_upper_bytes)
+
+
+def too_large(prediction: Prediction, memory_gib: float | None) -> bool:
+    if memory_gib is not None and prediction.needed_bytes is not None:
+        return prediction.needed_bytes > memory_gib * _GIB
+    return prediction.fits is False
+
+
+def _name(cell: Cell) -> str:
+    return words({**cell, "model": str(cell["model"]).removeprefix("models/").removesuffix(".json")})
+
+
+def _published(row: Row) -> Published:
+    cell = row["cell"]
+    try:
+        prediction = predicted(cell)
+    except LlmtopError as error:
+        return Published(row=row, name=_name(cell), percent=None, refused=None, reason=str(error))
+    if row["outcome"] == "oom":
+        refused = too_large(prediction, row.get("memory_gib"))
+        return Published(row=row, name=_name(cell), percent=None, refused=refused)
+    said = figure(prediction, row["metric"])
+    off = None if said is None else percent(said, row["measured_bytes"])
+    return Published(row=row, name=_name(cell), percent=off, refused=None)
+
+
+def _case(row: Row) -> Case:
+    cell = row["cell"]
+    try:
+        prediction = predicted(cell)
+    except LlmtopError as error:
+        return Case(row=row, name=_name(cell), said=f"refused: {error}", agrees=row["happened"] != "ok")
+    host_gb = row.get("host_gb")
+    device = too_large(prediction, row.get("memory_gib"))
+    host = host_gb is not None and prediction.host_bytes > host_gb * 1e9
+    said = {"oom": device, "host-oom": host, "ok": not device and not host}
+    return Case(row=row, name=_name(cell), said=_verdict(prediction, row), agrees=said[row["happened"]])
+
+
+def _verdict(prediction: Prediction, row: Row) -> str:
+    limit = row.get("memory_gib") or (prediction.device_memory_bytes or 0) / _GIB
+    parts = [f"needs {(prediction.needed_bytes or 0) / _GIB:.1f} of {limit:.1f} GiB"]
+    if row.get("host_gb"):
+        parts.append(f"host {prediction.host_bytes / 1e9:.0f} of {row['host_gb']:.0f} GB")
+    return ", ".join(parts)
