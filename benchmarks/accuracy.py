@@ -56,12 +56,14 @@ def plots(found: Sequence[Score], rivals: Sequence[Compared]) -> dict[str, Plot]
             title="Error of the allocated peak, each on the rows that it answers",
             x_title="percent of rows with at most this error",
             y_title="error, percent",
+            y_label="{:.2g}".format,
             lines=tuple(line for line in (ours, *theirs) if line.points),
         ),
         "accuracy-length.svg": Plot(
             title="Mean error of the allocated peak by length",
             x_title="tokens of a sequence",
             y_title="error, percent",
+            y_label="{:.2g}".format,
             lines=tuple(line for line in halves if line.points),
         ),
     }

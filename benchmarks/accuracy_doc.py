@@ -229,6 +229,8 @@ def _published(evidence: Evidence) -> Iterator[str]:
             f"{'met' if refused == len(died) else '**missed**'}). None of them ran on the versions that the "
             "formulas follow; nothing was fitted to them."
         )
+    yield table(("code", "rows", "median", "90th percentile"), _by_code(known))
+    yield "Each with its source in `benchmarks/data/published.jsonl`; *reserved* is judged by what is likely:"
     yield table(
         ("row", "metric", "error", "of", "why it differs"),
         (
@@ -244,6 +246,13 @@ def _published(evidence: Evidence) -> Iterator[str]:
     yield f"Left out are {count} rows:"
     lines = [f"- {each.why} ({len(each.rows)}: {', '.join(each.rows)})" for each in evidence.left_out]
     yield "\n".join(lines)
+
+
+def _by_code(known: Sequence[Published]) -> Iterator[tuple[str, ...]]:
+    for code in sorted({str(each.row["group"]) for each in known}):
+        sizes = [abs(each.percent or 0.0) for each in known if each.row["group"] == code]
+        median, p90 = statistics.median(sizes), percentile(sizes, 0.9)
+        yield code, str(len(sizes)), f"{median:.1f} %", f"{p90:.1f} %"
 
 
 def _refusal(each: Published) -> str:
