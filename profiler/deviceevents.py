@@ -133,6 +133,9 @@ class HostSample(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the whole machine, 0 to 100."""
     disk_read_bytes_per_second: float | None = None
     disk_write_bytes_per_second: float | None = None
+    nvme_read_bytes_per_second: float | None = None
+    """Of the NVMe drives together, which are among the disks; None: there are none."""
+    nvme_write_bytes_per_second: float | None = None
     network_receive_bytes_per_second: float | None = None
     network_send_bytes_per_second: float | None = None
 

@@ -54,10 +54,19 @@ class Pace(Struct, frozen=True, kw_only=True):
     first_step: int = 0
     last_step: int = 0
 
-    def mean(self, bucket: int) -> float:
-        full = bucket < len(self.sums) - 1
-        count = self.stride if full else self.steps - (len(self.sums) - 1) * self.stride
-        return self.sums[bucket] / count
+    def mean(self, first: int, end: int) -> float:
+        """Of the steps in the buckets from `first` up to `end`."""
+        steps = min(self.steps, end * self.stride) - first * self.stride
+        return sum(self.sums[first:end]) / steps
+
+    def coarser(self, stride: int) -> Pace:
+        """The same in larger buckets; `stride` is this one's times a power of two."""
+        pace = self
+        while pace.stride < stride:
+            sums = (*pace.sums, 0.0) if len(pace.sums) % 2 else pace.sums
+            joined = tuple(a + b for a, b in zip(sums[::2], sums[1::2], strict=True))
+            pace = replace(pace, sums=joined, stride=2 * pace.stride)
+        return pace
 
     def began(self, bucket: int) -> int:
         """About the first step of a bucket; steps that are left out of a pace make it earlier."""

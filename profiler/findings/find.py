@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import breakdown
+from llmtop.profiler.findings.bound import BOUND_RULES
 from llmtop.profiler.findings.devices import DEVICE_RULES
 from llmtop.profiler.findings.finding import Finding, Rule, Seen, Severity
 from llmtop.profiler.findings.health import HEALTH_RULES
+from llmtop.profiler.findings.host import HOST_RULES
 from llmtop.profiler.findings.memory import MEMORY_RULES
 from llmtop.profiler.findings.nvme import NVME_RULES
 from llmtop.profiler.findings.seen import SEEN_RULES
@@ -21,7 +23,9 @@ _RULES: tuple[Rule, ...] = (
     *HEALTH_RULES,
     *DEVICE_RULES,
     *MEMORY_RULES,
+    *HOST_RULES,
     *SPEED_RULES,
+    *BOUND_RULES,
     *STARTUP_RULES,
     *NVME_RULES,
     *SEEN_RULES,

@@ -18,6 +18,10 @@ STEADY_STEPS = 3
 """Steps after warm-up before anything is said about speed."""
 
 
+_NEW_RUN = frozenset({"precision", "lora_rank", "lora_alpha", "lora_targets", "warmup_steps", "data"})
+"""Options that a live run cannot change, of those that findings and suggestions name."""
+
+
 class Finding(Struct, frozen=True, kw_only=True):
     """One thing worth knowing: the limit that was met, what shows it, what would change it."""
 
@@ -29,6 +33,8 @@ class Finding(Struct, frozen=True, kw_only=True):
     """The measured numbers."""
     change: str
     """The next thing to do; empty when there is nothing to do."""
+    command: str = ""
+    """A command line that does it; empty where it is not one command."""
 
 
 class Seen(Struct, frozen=True, kw_only=True):
@@ -48,6 +54,18 @@ def words(name: str) -> str:
 def first_line(text: str) -> str:
     """Of an error message, which may hold a whole traceback; without its full stop."""
     return text.strip().partition("\n")[0].rstrip(". ")
+
+
+def set_command(run_id: str, change: dict[str, object]) -> str:
+    """The command that changes a live run so; empty where a key of it needs a new run."""
+    if not change or not run_id or _NEW_RUN & change.keys():
+        return ""
+    words = (f"{key}={_value_text(value)}" for key, value in change.items())
+    return f"llmtop set {run_id} {' '.join(words)}"
+
+
+def _value_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 Rule = Callable[[Seen], Iterator[Finding]]

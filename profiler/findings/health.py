@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import log2
 
 from llmtop.presets.spec import RunOptions
 from llmtop.profiler.findings.finding import Finding, Rule, Seen, first_line, words
@@ -11,6 +12,10 @@ from llmtop.profiler.units import format_percent, format_seconds
 
 SKIPPED_FLOOR, SKIPPED_SHARE = 5, 0.05
 """fp16 looks for its loss scale by a few skipped steps at the start; more than these mean trouble."""
+SEARCH_STEPS = 50
+"""The search for a loss scale is over by then: 2^16 comes down to 1 in sixteen skipped steps."""
+COLLAPSE_STEPS, COLLAPSE_HALVINGS = 100, 4
+"""A healthy scale is halved about once in the thousand steps after which it is doubled again."""
 
 
 def failed(seen: Seen) -> Iterator[Finding]:
@@ -44,12 +49,13 @@ def lost(seen: Seen) -> Iterator[Finding]:
 
 
 def hanging(seen: Seen) -> Iterator[Finding]:
+    """Which rank is behind, in which stage each that is in one is, and for how long."""
     state = seen.state
     if state.hang_seconds is None:
         return
     last = {number: rank.last_step.step if rank.last_step else 0 for number, rank in state.ranks.items()}
     behind = [number for number, step in last.items() if step == min(last.values())]
-    where = ""
+    where = f"; all {len(last)} ranks are at the same step" if len(last) > 1 else ""
     if behind and len(behind) < len(last):
         where = f"; rank {', '.join(map(str, behind[:4]))} is behind at step {min(last.values())}"
     stuck = [
@@ -57,6 +63,7 @@ def hanging(seen: Seen) -> Iterator[Finding]:
         for number, rank in sorted(state.ranks.items())
         if rank.stages and rank.stages[-1].seconds is None
     ]
+    goes_on = state.status not in ENDED
     yield Finding(
         key="hang",
         severity="critical",
@@ -64,9 +71,11 @@ def hanging(seen: Seen) -> Iterator[Finding]:
         evidence=f"{format_seconds(state.hang_seconds)} since step {state.steps_finished}"
         + where
         + (f"; {', '.join(stuck[:4])}" if stuck else ""),
-        change=f"see what the ranks say (llmtop logs {state.run_id}); end it with llmtop stop {state.run_id}"
-        if state.status not in ENDED
+        change=f"see where each rank stands: llmtop stacks {state.run_id} (t in the monitor); what they say: "
+        f"llmtop logs {state.run_id}; end it with llmtop stop {state.run_id}"
+        if goes_on
         else "the ranks waited for each other; the rank that is behind is the one to look at",
+        command=f"llmtop stacks {state.run_id}" if goes_on else "",
     )
 
 
@@ -103,12 +112,15 @@ def steps_skipped(seen: Seen) -> Iterator[Finding]:
     is_fp16 = options.precision == "fp16"
     rank = state.ranks.get(0)
     scale = rank.last_step.loss_scale if is_fp16 and rank and rank.last_step else None
+    falling = _halvings(seen) if is_fp16 else 0
     collapsed = scale is not None and scale <= 1.0 and (state.first_loss_scale or 0.0) > 1.0
     many = state.skipped_steps >= SKIPPED_FLOOR and state.skipped_steps > SKIPPED_SHARE * state.steps_finished
-    if not collapsed and not many:
+    if not collapsed and not many and falling < COLLAPSE_HALVINGS:
         return
     share = format_percent(100 * state.skipped_steps / max(1, state.steps_finished))
     scales = f"; the loss scale went from {state.first_loss_scale:g} to {scale:g}" if scale else ""
+    if falling >= COLLAPSE_HALVINGS:
+        scales += f", halved {falling} times in the last {COLLAPSE_STEPS} steps"
     yield Finding(
         key="loss_scale" if is_fp16 else "steps_skipped",
         severity="critical" if collapsed else "warning",
@@ -116,6 +128,19 @@ def steps_skipped(seen: Seen) -> Iterator[Finding]:
         evidence=f"{state.skipped_steps} of {state.steps_finished} steps skipped ({share}){scales}",
         change="use --precision bf16, or lower --learning-rate" if is_fp16 else _steadier(options),
     )
+
+
+def _halvings(seen: Seen) -> int:
+    """How often the loss scale was halved lately, after the search for it at the start."""
+    series = seen.state.series
+    newest = series.steps[-1] if series.steps else 0
+    since = max(SEARCH_STEPS, newest - COLLAPSE_STEPS)
+    scales = [
+        scale for step, scale in zip(series.steps, series.loss_scales, strict=True) if scale and step >= since
+    ]
+    if len(scales) < 2:
+        return 0
+    return max(0, round(log2(max(scales) / scales[-1])))
 
 
 HEALTH_RULES: tuple[Rule, ...] = (failed, lost, hanging, loss_not_finite, steps_skipped)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from llmtop.profiler.breakdown import DRIVER_RESERVE_BYTES
 from llmtop.profiler.deviceevents import HostSample
-from llmtop.profiler.findings.finding import Finding, Rule, Seen, first_line, words
+from llmtop.profiler.findings.finding import Finding, Rule, Seen, first_line, set_command, words
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.runstate import ENDED, RankState
 from llmtop.profiler.units import format_bytes, format_percent
@@ -66,6 +66,7 @@ def room_unused(seen: Seen) -> Iterator[Finding]:
         return
     if used > (1 - UNUSED_SHARE) * capacity:
         return
+    change, words = _use_of_room(seen)
     yield Finding(
         key="memory_unused",
         severity="info",
@@ -74,20 +75,29 @@ def room_unused(seen: Seen) -> Iterator[Finding]:
             f"largest use {format_bytes(used)} of {format_bytes(capacity)} "
             f"in {seen.state.steps_finished} steps"
         ),
-        change=_use_of_room(seen),
+        change=words,
+        command=set_command(seen.state.run_id, change),
     )
 
 
-def _use_of_room(seen: Seen) -> str:
+def _use_of_room(seen: Seen) -> tuple[dict[str, object], str]:
+    """What the prediction says fits and pays most; else the nearest step towards it."""
+    for suggestion in seen.prediction.suggestions if seen.prediction.fits else ():
+        if suggestion.fits:
+            peak = format_bytes(suggestion.peak_allocated_bytes)
+            return suggestion.change, f"{suggestion.text}: predicted peak {peak}"
     options = seen.spec.options
     if options.offload_param != "none" or options.offload_optimizer != "none":
-        return "bring the offloaded state back: --offload-param none --offload-optimizer none"
+        words = "bring the offloaded state back: --offload-param none --offload-optimizer none"
+        return {"offload_param": "none", "offload_optimizer": "none"}, words
     if options.zero == 3:
-        return "ZeRO-3 gathers weights that may fit whole: try --zero 2"
+        return {"zero": 2}, "ZeRO-3 gathers weights that may fit whole: try --zero 2"
     if options.gradient_checkpointing:
         every = " --checkpointing-every 1" if options.checkpointing_every > 1 else ""
-        return f"stop recomputing: --no-gradient-checkpointing{every}"
-    return f"raise --micro-batch from {options.micro_batch} to {2 * options.micro_batch}"
+        words = f"stop recomputing: --no-gradient-checkpointing{every}"
+        return {"gradient_checkpointing": False, "checkpointing_every": 1}, words
+    twice = 2 * options.micro_batch
+    return {"micro_batch": twice}, f"raise --micro-batch from {options.micro_batch} to {twice}"
 
 
 def _device_capacity(seen: Seen) -> int | None:
@@ -134,7 +144,7 @@ def host_memory_short(seen: Seen) -> Iterator[Finding]:
         if others
         else f"the {name}'s memory {'was' if ended else 'is'} nearly full",
         evidence=evidence,
-        change=f"end other programs{_where(name)}" if others else _host_relief(seen),
+        change=f"end other programs{_where(name)}" if others else host_relief(seen),
     )
 
 
@@ -179,7 +189,8 @@ def pages_reclaimed(seen: Seen) -> Iterator[Finding]:
     )
 
 
-def _host_relief(seen: Seen) -> str:
+def host_relief(seen: Seen) -> str:
+    """What takes less of the host's memory."""
     options = seen.spec.options
     if options.offload_param == "cpu":
         return "keep the parameters on the GPU (--offload-param none) or on NVMe (--offload-param nvme)"

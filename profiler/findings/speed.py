@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import median
+from typing import NamedTuple
 
 from llmtop.profiler.findings.finding import STEADY_STEPS, Finding, Rule, Seen, Severity
-from llmtop.profiler.runstate import RankState
+from llmtop.profiler.findings.pace import mean_phases
+from llmtop.profiler.rankstate import Pace
 from llmtop.profiler.units import format_percent, format_seconds
 
 INPUT_SHARE, INPUT_WARNING_SHARE = 0.10, 0.25
+"""Of a step: a loader that keeps up takes none of it; a quarter is a third more time for the same work."""
 STRAGGLER_SHARE = 0.25
 STRAGGLER_STEPS = 10
 STRAGGLER_FLOOR_SECONDS = 0.01
+"""A shorter wait is as likely the clock's."""
+SLOW_CLOCK_SHARE = 0.9
 THROTTLED_SHARE = 0.10
 HARD_THROTTLES = ("thermal", "slowdown", "brake")
 """Words in a throttle reason that mean heat or a fault, not a power limit doing its work."""
 
 
 def input_bound(seen: Seen) -> Iterator[Finding]:
-    rank = seen.state.ranks.get(0)
-    times = _mean_phases(rank) if rank else {}
+    times = mean_phases(seen.state.ranks.get(0))
     step = sum(times.values())
     if "data" not in times or step <= 0 or times["data"] < INPUT_SHARE * step:
         return
@@ -38,30 +42,72 @@ def input_bound(seen: Seen) -> Iterator[Finding]:
 def straggler(seen: Seen) -> Iterator[Finding]:
     """Collectives make every rank wait for the slowest, so the wait hides in backward and optimizer.
 
-    What a rank does alone, loading and its forward pass, shows who is slow.
+    What a rank does alone, loading and its forward pass, shows who is slow, and since when. ZeRO-3 gathers in
+    forward, which hides it there too.
     """
-    alone: dict[int, float] = {}
-    for number, rank in seen.state.ranks.items():
-        times = _mean_phases(rank, STRAGGLER_STEPS)
-        if "forward" in times:
-            alone[number] = times["forward"] + times.get("data", 0.0)
-    if len(alone) < 2:
+    paces = {n: r.alone for n, r in sorted(seen.state.ranks.items()) if r.alone.steps >= STRAGGLER_STEPS}
+    if len(paces) < 2:
         return
+    # A rank that is a step ahead may have just begun to keep larger buckets.
+    stride = max(pace.stride for pace in paces.values())
+    paces = {number: pace.coarser(stride) for number, pace in paces.items()}
+    buckets = min(len(pace.sums) for pace in paces.values())
+    # A stretch of so many buckets is long enough that one odd step does not decide.
+    stretch = -(-STRAGGLER_STEPS // stride)
+    at = buckets - stretch
+    newest = _excess(paces, max(0, at), buckets)
+    if newest is None:
+        return
+    while at > 0 and (earlier := _excess(paces, max(0, at - stretch), at)) is not None:
+        if earlier.rank != newest.rank:
+            break
+        at -= stretch
+    rank = newest.rank
+    since = "since the first steps" if at <= 0 else f"since about step {paces[rank].began(at)}"
+    yield Finding(
+        key="straggler",
+        severity="warning",
+        title=f"all ranks wait for rank {rank}",
+        evidence=f"loading and forward take it {format_seconds(newest.seconds)}, the others "
+        f"{format_seconds(newest.usual)}: {format_seconds(newest.seconds - newest.usual)} a step, {since}"
+        + _beside(seen, rank),
+        change="look for other work, heat or a lower clock on its device and its cores",
+    )
+
+
+class _Excess(NamedTuple):
+    """The slowest rank of a stretch of steps, far enough behind the others."""
+
+    rank: int
+    seconds: float
+    usual: float
+
+
+def _excess(paces: dict[int, Pace], first: int, end: int) -> _Excess | None:
+    """Over the buckets from `first` up to `end`."""
+    alone = {number: pace.mean(first, end) for number, pace in paces.items()}
     slowest = max(alone, key=lambda number: alone[number])
     usual = median(seconds for number, seconds in alone.items() if number != slowest)
     excess = alone[slowest] - usual
     if excess < STRAGGLER_FLOOR_SECONDS or excess < STRAGGLER_SHARE * usual:
-        return
-    yield Finding(
-        key="straggler",
-        severity="warning",
-        title=f"all ranks wait for rank {slowest}",
-        evidence=(
-            f"loading and forward take it {format_seconds(alone[slowest])}, "
-            f"the others {format_seconds(usual)}"
-        ),
-        change="look for other work, heat or a lower clock on its device and its cores",
-    )
+        return None
+    return _Excess(slowest, alone[slowest], usual)
+
+
+def _beside(seen: Seen, rank: int) -> str:
+    """What its device shows that the others do not: a lower clock, or what holds it down."""
+    devices = seen.state.hardware.devices if seen.state.hardware else ()
+    local = rank % seen.spec.options.gpus
+    if local >= len(devices) or len(devices) < 2:
+        return ""
+    own = devices[local]
+    others = [d.sm_clock_hz for at, d in enumerate(devices) if at != local and d.sm_clock_hz]
+    words = ""
+    if own.sm_clock_hz and others and own.sm_clock_hz < SLOW_CLOCK_SHARE * median(others):
+        words = f"; its GPU runs at {own.sm_clock_hz / 1e6:.0f} MHz, the others at {median(others) / 1e6:.0f}"
+    if own.throttle_reasons:
+        words += f"; held down by {', '.join(own.throttle_reasons)}"
+    return words
 
 
 def throttled(seen: Seen) -> Iterator[Finding]:
@@ -93,14 +139,6 @@ def compiling(seen: Seen) -> Iterator[Finding]:
             evidence="compiler processes run below the ranks; this takes minutes, once per environment",
             change="wait; the next run finds it built",
         )
-
-
-def _mean_phases(rank: RankState, steps: int = STEADY_STEPS) -> dict[str, float]:
-    return {
-        phase: total.seconds / total.steps
-        for phase, total in rank.phase_totals.items()
-        if total.steps >= steps
-    }
 
 
 SPEED_RULES: tuple[Rule, ...] = (compiling, straggler, input_bound, throttled)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -13,6 +14,9 @@ from llmtop.profiler.hardware.cgroup import cgroup_memory
 from llmtop.profiler.hardware.counters import RateCounter
 
 _T = TypeVar("_T")
+_COUNTERS = ("busy", "total", "read", "write", "nvme_read", "nvme_write", "receive", "send")
+_NVME_DRIVE = re.compile(r"nvme\d+n\d+")
+"""A whole drive: not a partition of it, and not one of the paths behind it."""
 
 
 def host_memory_bytes() -> int | None:
@@ -32,7 +36,7 @@ class HostReader:
         # Loaded here, so that what only asks for the memory's size does not pay for it.
         self._psutil: Any = psutil if psutil is not None else import_module("psutil")
         self._clock = clock
-        self._rates = {name: RateCounter() for name in ("busy", "total", "read", "write", "receive", "send")}
+        self._rates = {name: RateCounter() for name in _COUNTERS}
 
     def read(self) -> HostSample:
         now = self._clock()
@@ -40,6 +44,7 @@ class HostReader:
         swap = self._ask(self._psutil.swap_memory)
         group = cgroup_memory()
         read, write = self._disk_totals()
+        nvme_read, nvme_write = self._nvme_totals()
         receive, send = self._network_totals()
         return HostSample(
             memory_total_bytes=None if memory is None else int(memory.total),
@@ -50,6 +55,8 @@ class HostReader:
             cpu_percent=self._cpu_percent(now),
             disk_read_bytes_per_second=self._rates["read"].advance(read, now),
             disk_write_bytes_per_second=self._rates["write"].advance(write, now),
+            nvme_read_bytes_per_second=self._rates["nvme_read"].advance(nvme_read, now),
+            nvme_write_bytes_per_second=self._rates["nvme_write"].advance(nvme_write, now),
             network_receive_bytes_per_second=self._rates["receive"].advance(receive, now),
             network_send_bytes_per_second=self._rates["send"].advance(send, now),
         )
@@ -77,6 +84,13 @@ class HostReader:
     def _disk_totals(self) -> tuple[int | None, int | None]:
         disks = self._ask(lambda: self._psutil.disk_io_counters(nowrap=False))
         return (None, None) if disks is None else (disks.read_bytes, disks.write_bytes)
+
+    def _nvme_totals(self) -> tuple[int | None, int | None]:
+        disks = self._ask(lambda: self._psutil.disk_io_counters(perdisk=True, nowrap=False))
+        drives = [disk for name, disk in (disks or {}).items() if _NVME_DRIVE.fullmatch(name)]
+        if not drives:
+            return None, None
+        return sum(drive.read_bytes for drive in drives), sum(drive.write_bytes for drive in drives)
 
     def _network_totals(self) -> tuple[int | None, int | None]:
         """All interfaces but the loopback, which would count what never leaves the machine."""

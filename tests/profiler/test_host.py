@@ -112,6 +112,12 @@ class FakePsutil:
     def __init__(self) -> None:
         self.times = SimpleTimes(user=100.0, idle=300.0, iowait=0.0)
         self.disk: Any = SimpleNamespace(read_bytes=1000, write_bytes=2000)
+        self.disks: dict[str, Any] = {
+            "sda": SimpleNamespace(read_bytes=10**9, write_bytes=0),
+            "nvme0n1": SimpleNamespace(read_bytes=1000, write_bytes=0),
+            "nvme0n1p1": SimpleNamespace(read_bytes=10**6, write_bytes=10**6),
+            "nvme0c0n1": SimpleNamespace(read_bytes=10**6, write_bytes=10**6),
+        }
         self.cards = {
             "lo": SimpleNamespace(bytes_recv=10**9, bytes_sent=10**9),
             "eth0": SimpleNamespace(bytes_recv=100, bytes_sent=200),
@@ -133,8 +139,8 @@ class FakePsutil:
     def cpu_times(self) -> Any:
         return self._answer("cpu_times", self.times)
 
-    def disk_io_counters(self, nowrap: bool) -> Any:
-        return self._answer("disk_io_counters", self.disk)
+    def disk_io_counters(self, nowrap: bool, perdisk: bool = False) -> Any:
+        return self._answer("disk_io_counters", self.disks if perdisk else self.disk)
 
     def net_io_counters(self, pernic: bool, nowrap: bool) -> Any:
         return self._answer("net_io_counters", self.cards)
@@ -157,11 +163,13 @@ def test_host_rates_are_differences_without_the_loopback() -> None:
     time.advance(2.0)
     psutil.times = SimpleTimes(user=103.0, idle=300.5, iowait=0.5)
     psutil.disk = SimpleNamespace(read_bytes=5000, write_bytes=2000)
+    psutil.disks["nvme0n1"] = SimpleNamespace(read_bytes=4000, write_bytes=600)
     psutil.cards["eth0"] = SimpleNamespace(bytes_recv=300, bytes_sent=200)
     psutil.cards["lo"] = SimpleNamespace(bytes_recv=2 * 10**9, bytes_sent=2 * 10**9)
     second = host.read()
     assert second.cpu_percent == pytest.approx(75.0)
     assert (second.disk_read_bytes_per_second, second.disk_write_bytes_per_second) == (2000.0, 0.0)
+    assert (second.nvme_read_bytes_per_second, second.nvme_write_bytes_per_second) == (1500.0, 300.0)
     assert second.network_receive_bytes_per_second == 100.0
     assert second.network_send_bytes_per_second == 0.0
 
@@ -177,7 +185,8 @@ def test_what_psutil_cannot_read_is_unknown(error: Exception) -> None:
     assert sample.memory_total_bytes is None and sample.swap_used_bytes is None
     assert sample.cpu_percent is None and sample.network_send_bytes_per_second is None
     psutil.broken = {}
-    psutil.disk, psutil.cards = None, {}
+    psutil.disk, psutil.disks, psutil.cards = None, {}, {}
+    assert HostReader(psutil).read().nvme_read_bytes_per_second is None
     assert HostReader(psutil).read().disk_read_bytes_per_second is None
 
 

@@ -68,8 +68,9 @@ def test_a_ranks_pace_is_the_mean_of_its_steps(steps: int, size: int) -> None:
     assert pace == cut(events, steps).ranks[0].alone
     assert pace.steps == steps - WARMUP_STEPS and len(pace.sums) <= PACE_BUCKETS
     assert sum(pace.sums) == pytest.approx(sum(0.1 * n for n in range(WARMUP_STEPS + 1, steps + 1)))
-    means = [pace.mean(bucket) for bucket in range(len(pace.sums))]
+    means = [pace.mean(bucket, bucket + 1) for bucket in range(len(pace.sums))]
     assert means == sorted(means)
+    assert pace.mean(0, len(pace.sums)) == pytest.approx(sum(pace.sums) / pace.steps)
     assert pace.began(0) == WARMUP_STEPS + 1
 
 

@@ -1,0 +1,54 @@
+"""Findings about the host: memory that runs out before the run does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llmtop.profiler.findings.finding import Finding, Rule, Seen
+from llmtop.profiler.findings.memory import host_relief
+from llmtop.profiler.findings.pace import step_seconds
+from llmtop.profiler.forecast import Forecast, forecast
+from llmtop.profiler.rankstate import WARMUP_STEPS
+from llmtop.profiler.runstate import ENDED, RunState
+from llmtop.profiler.units import format_bytes, format_seconds
+
+SETTLE_STEPS = WARMUP_STEPS + 3
+"""Caches of data, pinned buffers and freed memory fill up in the first steps; that is no leak."""
+UNKNOWN_END_SECONDS = 3600.0
+"""Where the time to the run's end is not known, an hour ahead is looked at."""
+
+
+def growth(state: RunState) -> Forecast | None:
+    """How host memory goes on, judged by the samples after the first steps."""
+    steps, times = state.series.steps, state.series.times
+    settled = next((t for n, t in zip(steps, times, strict=True) if n >= steps[0] + SETTLE_STEPS), None)
+    return forecast(state.hardware_history, settled)
+
+
+def memory_runs_out(seen: Seen) -> Iterator[Finding]:
+    """Only where the limit is met before the run ends, with the error of the slope on the careful side."""
+    state = seen.state
+    if state.status in ENDED:
+        return
+    told = growth(state)
+    if told is None or told.seconds is None:
+        return
+    seconds = step_seconds(seen)
+    left = seen.spec.options.steps - state.steps_finished
+    ends_in = UNKNOWN_END_SECONDS if seconds is None else max(0, left) * seconds
+    if told.seconds > ends_in:
+        return
+    early, late = format_seconds(told.earliest_seconds), format_seconds(told.latest_seconds)
+    used, limit = format_bytes(told.used_bytes), format_bytes(told.limit_bytes)
+    yield Finding(
+        key="host_memory_grows",
+        severity="warning",
+        title=f"host memory full in {format_seconds(told.seconds)}",
+        evidence=f"{used} of {limit} ({told.limit}), growing by {format_bytes(told.slope.per_second * 60)} a "
+        f"minute: full in {early} to {late}, and the run goes on for {format_seconds(ends_in)}",
+        change=f"{host_relief(seen)}; or stop with a checkpoint before it is full",
+        command=f"llmtop stop {state.run_id} --save",
+    )
+
+
+HOST_RULES: tuple[Rule, ...] = (memory_runs_out,)
