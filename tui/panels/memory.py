@@ -7,13 +7,15 @@ from textual.content import Content
 
 from llmtop.profiler.breakdown import process_peaks
 from llmtop.profiler.deviceevents import DeviceSample, ProcessSample
-from llmtop.profiler.units import format_bytes
+from llmtop.profiler.units import format_bytes, format_seconds
 from llmtop.tui.view import ENDED, RunView
-from llmtop.tui.widgets.paint import fit, fit_right, gauge, harmless, lines, used_of
+from llmtop.tui.widgets.moments import moment_rows, phase_peak_rows
+from llmtop.tui.widgets.paint import area, fit, fit_right, gauge, lines, sparkline, stretched, used_of
 from llmtop.tui.widgets.panel import Panel
 
 _LABEL_CELLS = 6
 _NUMBER_CELLS = 18
+_TIME_ROWS = 6
 
 
 class MemoryPanel(Panel):
@@ -30,18 +32,21 @@ class MemoryPanel(Panel):
         rows = _process_rows(view, width) if view.spec.on_cpu else self._device_rows(view, width)
         if not rows:
             return Content.styled("no sample yet", "$muted")
-        if not self.zoomed and len(rows) > height > 1:
+        if self.zoomed:
+            rows += [Content(""), *_over_time(view, width)]
+            rows += [Content(""), *phase_peak_rows(view), Content(""), *moment_rows(view, width)]
+        elif len(rows) > height > 1:
             rows = _compact_rows(view, width, height)
         return lines(rows)
 
     def _device_rows(self, view: RunView, width: int) -> list[Content]:
         devices = view.state.hardware.devices if view.state.hardware else ()
-        predicted = view.prediction.peak_device_bytes or view.prediction.peak_reserved_bytes[1]
+        predicted = _predicted(view)
         rows = []
         for device in devices:
             rows.append(_device_row(device, predicted, width))
             if self.zoomed:
-                rows += _device_details(device, view.state.peak_device_bytes.get(device.index))
+                rows.append(_device_details(device, view.state.peak_device_bytes.get(device.index)))
         if rows:
             rows.append(Content.styled(f"┼ predicted peak {format_bytes(predicted)}", "$muted"))
         return rows
@@ -80,24 +85,47 @@ def _device_row(device: DeviceSample, predicted_bytes: int, width: int) -> Conte
     return _row(f"GPU{device.index}", bar, numbers)
 
 
-def _device_details(device: DeviceSample, peak_bytes: int | None) -> list[Content]:
-    """What fits under a device's bar when there is room."""
-    power = "n/a" if device.power_watts is None else f"{device.power_watts:.0f} W"
-    if device.power_limit_watts is not None:
-        power += f" of {device.power_limit_watts:.0f} W"
-    busy = "n/a" if device.utilization_percent is None else f"{device.utilization_percent:.0f}%"
-    heat = "n/a" if device.temperature_celsius is None else f"{device.temperature_celsius:.0f} C"
-    clock = "n/a" if device.sm_clock_hz is None else f"{device.sm_clock_hz / 1e6:.0f} MHz"
-    reasons = device.throttle_reasons
-    throttled = "n/a" if reasons is None else harmless(", ".join(reasons)) or "no"
-    pad = " " * _LABEL_CELLS
+def _device_details(device: DeviceSample, peak_bytes: int | None) -> Content:
+    """What lies below a device's bar; the panel of the GPUs has the rest."""
     others = "n/a" if device.process_count is None else str(device.process_count)
-    return [
-        Content(f"{pad}peak {format_bytes(peak_bytes)}   this run {format_bytes(device.own_memory_bytes)}"),
-        Content(f"{pad}busy {busy}   power {power}   {heat}   SM clock {clock}"),
-        Content(f"{pad}throttled: {throttled}   processes: {others}   {harmless(device.name or 'name n/a')}"),
-        Content(""),
-    ]
+    own = format_bytes(device.own_memory_bytes)
+    words = f"peak {format_bytes(peak_bytes)}   this run {own}   processes: {others}"
+    return Content.styled(" " * _LABEL_CELLS + words, "$muted")
+
+
+def _over_time(view: RunView, width: int) -> list[Content]:
+    """Since the run began: the fullest device or process as a curve, and each of them in a row below it."""
+    trail, on_cpu = view.state.memory_trail, view.spec.on_cpu
+    if len(trail.points) < 2:
+        return []
+    names = sorted({n for p in trail.points for n in (p.processes if on_cpu else p.devices)})
+    read = trail.of_process if on_cpu else trail.of_device
+    columns = {name: read(name) for name in names}
+    peaks = {name: max((v for v in column if v is not None), default=0) for name, column in columns.items()}
+    if not peaks:
+        return []
+    fullest = max(peaks, key=lambda name: peaks[name])
+    predicted = _predicted(view)
+    sample = view.state.hardware
+    totals = [d.memory_total_bytes for d in sample.devices if d.memory_total_bytes] if sample else []
+    top = float(max(totals, default=0)) if not on_cpu and totals else 1.15 * max(predicted, peaks[fullest])
+    took = format_seconds(trail.points[-1].t - trail.points[0].t)
+    what = f"rank {fullest}" if on_cpu else f"GPU{fullest}"
+    words = f"over {took}, the fullest ({what}); ─ predicted peak; top {format_bytes(top)}"
+    rows = [Content.styled(words, "$muted"), *area(columns[fullest], width, _TIME_ROWS, top, mark=predicted)]
+    for name in names if len(names) > 1 else ():
+        label = f"rank{name}" if on_cpu else f"GPU{name}"
+        cells = width - _LABEL_CELLS - _NUMBER_CELLS
+        drawn = sparkline(stretched(columns[name], cells), cells, floor=0.0)
+        peak = fit_right(f"peak {format_bytes(peaks[name])}", _NUMBER_CELLS)
+        rows.append(Content.assemble(fit(label, _LABEL_CELLS), (drawn, "$primary"), (peak, "$muted")))
+    return rows
+
+
+def _predicted(view: RunView) -> int:
+    if view.spec.on_cpu:
+        return view.prediction.peak_reserved_bytes[0]
+    return view.prediction.peak_device_bytes or view.prediction.peak_reserved_bytes[1]
 
 
 def _compact_rows(view: RunView, width: int, height: int) -> list[Content]:

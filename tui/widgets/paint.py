@@ -205,3 +205,33 @@ def _thin(values: Sequence[float | None], width: int) -> list[float | None]:
         known = [value for value in share if value is not None]
         thinned.append(max(known) if known else None)
     return thinned
+
+
+def stretched(values: Sequence[float | None], width: int) -> list[float | None]:
+    """Exactly `width` values over the same time: thinned, or each told several times."""
+    if not values or len(values) >= width:
+        return _thin(values, width)
+    return [values[column * len(values) // width] for column in range(width)]
+
+
+def area(
+    values: Sequence[float | None], width: int, rows: int, top: float, *, mark: float | None = None
+) -> list[Content]:
+    """A filled curve over the whole width, `rows` high, the newest value at the right; `mark` is a level."""
+    shown = stretched(values, width)
+    marked = None if mark is None or top <= 0 else rows - 1 - int(min(mark / top, 0.9999) * rows)
+    painted = []
+    for row in range(rows):
+        below = rows - 1 - row
+        cells, styles = [], []
+        for value in shown:
+            level = 0.0 if value is None or top <= 0 else min(value / top, 1.0) * rows - below
+            empty = ("─", "$accent") if row == marked else (" ", "$faint")
+            eighths = min(8, round(level * 8)) if level > 0 else 0
+            if below == 0 and value and not eighths:
+                eighths = 1
+            cell, style = (SPARKS[eighths - 1], "$primary") if eighths else empty
+            cells.append(cell)
+            styles.append(style)
+        painted.append(_runs(cells, styles))
+    return painted
