@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -11,6 +12,9 @@ from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rundir import RunDir
+
+if TYPE_CHECKING:
+    from llmtop.tui.deletion import Load
 
 
 def launch(spec: RunSpec, prediction: Prediction, root: Path) -> RunDir:
@@ -39,9 +43,26 @@ def stop(run: RunDir, save: bool) -> str | None:
     return answer.reason if answer is not None and answer.answer == "refused" else None
 
 
+def weigh(run: RunDir) -> Load:
+    """What deleting a run would take away; raises LlmtopError where it may not be deleted."""
+    from llmtop.tui import deletion
+
+    deletion.require_deletable(run)
+    return deletion.weigh(run)
+
+
+def delete(run: RunDir) -> Load:
+    """Delete a run that has ended; what went."""
+    from llmtop.tui import deletion
+
+    return deletion.delete(run)
+
+
 class Deeds(Struct, frozen=True, kw_only=True):
     """All of them."""
 
     launch: Callable[[RunSpec, Prediction, Path], RunDir] = launch
     detect: Callable[[], Machine] = detect
     stop: Callable[[RunDir, bool], str | None] = stop
+    weigh: Callable[[RunDir], Load] = weigh
+    delete: Callable[[RunDir], Load] = delete

@@ -30,10 +30,49 @@ APP_KEYS: tuple[Key, ...] = (
     Key("question_mark", "help", "Help", "this help", display="?"),
 )
 
+MOVE_KEYS: tuple[Key, ...] = (
+    Key("j", "app.as_key('down')", "", "down, and k up, as the arrows", display="j k", footer=False),
+    Key("k", "app.as_key('up')", "", "", footer=False),
+    Key(
+        "h",
+        "app.as_key('left')",
+        "",
+        "left, and l right, where they have no other meaning",
+        display="h l",
+        footer=False,
+    ),
+    Key("l", "app.as_key('right')", "", "", footer=False),
+    Key("g", "app.as_key('home')", "", "to the beginning, and G to the end", display="g G", footer=False),
+    Key("G", "app.as_key('end')", "", "", footer=False),
+    Key("ctrl+d", "app.as_key('pagedown')", "", "a page down, and Ctrl-U up", display="^d ^u", footer=False),
+    Key("ctrl+u", "app.as_key('pageup')", "", "", footer=False),
+)
+"""Each is the key of the arrows and pages that it stands for, so it does the same everywhere."""
+
+SHEET_KEYS: tuple[Key, ...] = (
+    Key("escape", "dismiss", "Close", "close it", display="Esc"),
+    Key("question_mark", "dismiss", "", "", footer=False),
+    Key("q", "dismiss", "", "", footer=False),
+)
+
 RUNS_KEYS: tuple[Key, ...] = (
     Key("enter", "open", "", "watch the run under the cursor", display="⏎", footer=False),
-    Key("s", "stop", "Stop", "end the run under the cursor; asks whether to save first"),
+    Key(
+        "slash",
+        "filter",
+        "Filter",
+        "only runs that hold what is typed; Esc ends it",
+        display="/",
+        drop=4,
+    ),
+    Key("o", "order(1)", "Order", "order by the next column, or click its title", drop=6),
+    Key("O", "reverse", "", "turn the order round", footer=False),
+    Key("s", "stop", "Stop", "end the run; asks whether to save first"),
+    Key("space", "mark", "Mark", "mark the run for comparing", display="Space", footer=False),
+    Key("c", "compare", "Compare", "compare the marked run with this one", drop=3),
+    Key("d", "delete", "Delete", "delete a run that has ended, after asking", drop=5),
     Key("f5", "refresh", "Refresh", "read the list again now", display="F5", drop=7),
+    Key("escape", "back", "", "end the filter, then take back the marks", display="Esc", footer=False),
 )
 
 PLAN_KEYS: tuple[Key, ...] = (
@@ -48,9 +87,19 @@ PLAN_KEYS: tuple[Key, ...] = (
     Key("3", "fix(3)", "", "", footer=False),
     Key("4", "fix(4)", "", "", footer=False),
     Key("5", "fix(5)", "", "", footer=False),
+    Key("s", "sweep", "Sweep", "micro-batch by ZeRO stage: what fits and how fast; ⏎ takes a cell", drop=5),
+    Key("w", "where", "Where", "which GPUs it fits on, how many, how fast; ⏎ takes them", drop=6),
     Key("escape", "cancel_edit", "", "", footer=False),
     Key("l", "launch", "Launch", "start the run and watch it"),
 )
+
+SEARCH_KEYS: tuple[Key, ...] = (
+    Key("enter", "take", "Take it", "put what is under the cursor into the plan", display="⏎"),
+    Key("escape", "dismiss(None)", "Close", "back to the plan as it was", display="Esc"),
+    Key("q", "dismiss(None)", "", "", footer=False),
+    Key("question_mark", "app.help", "Help", "", display="?"),
+)
+"""Of the sweep and of the table of GPUs, which lie over the plan."""
 
 MONITOR_KEYS: tuple[Key, ...] = (
     Key("q", "leave", "Quit (run goes on)", ""),
@@ -80,7 +129,9 @@ HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
     ("Everywhere", APP_KEYS),
     ("Runs", RUNS_KEYS),
     ("Plan", PLAN_KEYS),
+    ("Sweep and where", SEARCH_KEYS),
     ("Monitor", MONITOR_KEYS),
+    ("Lists and texts", MOVE_KEYS),
 )
 
 

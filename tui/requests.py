@@ -13,6 +13,10 @@ class RunsAsked(Message):
     """Show the list of runs."""
 
 
+class RunsChanged(Message):
+    """The list of runs is to be read again now."""
+
+
 class MonitorAsked(Message):
     """Watch a run."""
 
@@ -27,6 +31,23 @@ class StopAsked(Message):
     def __init__(self, run: RunDir) -> None:
         super().__init__()
         self.run = run
+
+
+class DeleteAsked(Message):
+    """Delete a run that has ended, after saying what would go."""
+
+    def __init__(self, run: RunDir) -> None:
+        super().__init__()
+        self.run = run
+
+
+class CompareAsked(Message):
+    """Show two runs side by side."""
+
+    def __init__(self, first: RunDir, second: RunDir) -> None:
+        super().__init__()
+        self.first = first
+        self.second = second
 
 
 class LaunchAsked(Message):

@@ -11,7 +11,8 @@ from textual.pilot import Pilot
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.deeds import Deeds
 from llmtop.tui.screens.monitor import MonitorScreen
-from llmtop.tui.screens.runs import COLUMNS, RunsScreen, shown_columns
+from llmtop.tui.screens.runs import RunsScreen
+from llmtop.tui.widgets.runcolumns import COLUMNS, shown_columns
 from tests.recorded import make_recorded_run
 from tests.tui.tuiruns import LiveRun, screen_text, wait_for, wait_for_text
 
@@ -33,7 +34,7 @@ async def test_lists_every_run_with_its_figures(live: LiveRun, root: Path) -> No
         shown = await wait_for_text(pilot, "● running", "✓ completed")
         assert "20/60" in shown and "8/8" in shown and "full-zero2" in shown
         assert "GiB" in shown and "MiB" in shown and "2, 1 going on" in shown
-        for word in ("Open", "Stop", "Refresh", "Plan", "Quit", "Help"):
+        for word in ("Open", "Filter", "Stop", "Compare", "Quit", "Help"):
             assert word in shown.splitlines()[-1]
 
 
@@ -155,7 +156,7 @@ async def test_a_run_that_ends_takes_the_question_about_it_away(live: LiveRun, r
 @pytest.mark.parametrize(("key", "title"), [("r", "Runs"), ("p", "Plan")])
 async def test_help_begins_with_the_screen_below_it(key: str, title: str, root: Path) -> None:
     app = LlmtopApp("runs", root=root)
-    async with app.run_test(size=(60, 18)) as pilot:
+    async with app.run_test(size=(60, 24)) as pilot:
         await pilot.press(key, "question_mark")
         shown = await wait_for_text(pilot, "Esc closes", title, "Everywhere")
         rows = [row.strip("│─ ▅▇") for row in shown.splitlines()]

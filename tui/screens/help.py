@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
-from textual.widgets import Static
 
 from llmtop.tui.keys import Key, help_for
 from llmtop.tui.widgets.paint import fit, wrapped
 from llmtop.tui.widgets.palette import COMPONENTS
+from llmtop.tui.widgets.sheet import Sheet
 
 NOTES = (
     "A run belongs to its own supervisor: quitting or losing the terminal changes nothing for it.",
@@ -25,32 +19,15 @@ NOTES = (
 _KEY_CELLS = 10
 
 
-class HelpScreen(ModalScreen[None]):
-    """Begins with the keys of the screen below it; scrolls; Escape, q or ? closes it."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,question_mark,q", "dismiss", "Close", key_display="Esc")
-    ]
+class HelpScreen(Sheet):
+    """Begins with the keys of the screen below it."""
 
     def __init__(self, title: str = "") -> None:
-        super().__init__()
-        self._title = title
+        super().__init__("Help")
+        self._first = title
 
-    def compose(self) -> ComposeResult:
-        with VerticalScroll(id="help") as box:
-            box.border_title = "Help"
-            box.border_subtitle = "Esc closes"
-            yield Static(markup=False)
-
-    def on_mount(self) -> None:
-        self.query_one("#help").focus()
-
-    def on_resize(self) -> None:
-        self.call_after_refresh(self._paint)
-
-    def _paint(self) -> None:
-        width = self.query_one("#help", VerticalScroll).scrollable_content_region.width
-        self.query_one("#help Static", Static).update(_text(self._title, max(20, width)))
+    def text(self, width: int) -> Content:
+        return _text(self._first, width)
 
 
 def _text(first: str, width: int) -> Content:

@@ -1,90 +1,41 @@
-"""Every run there is: open one, stop one, plan a new one."""
+"""Every run there is: find, order, open, stop, compare and delete."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from rich.text import Text
-from textual import work
+from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import DataTable, Static
+from textual.widgets import DataTable, Input, Static
 
 from llmtop.profiler.rundir import RunDir
-from llmtop.profiler.units import format_bytes, format_count, format_seconds
 from llmtop.tui.feed import RunsArrived, RunsFeed, follow_runs
 from llmtop.tui.keys import RUNS_KEYS, bindings
-from llmtop.tui.requests import MonitorAsked, StopAsked
+from llmtop.tui.requests import CompareAsked, DeleteAsked, MonitorAsked, RunsChanged, StopAsked
 from llmtop.tui.view import ENDED, STATUS_MARKS, RunRow
 from llmtop.tui.widgets.keyfooter import KeyFooter
-from llmtop.tui.widgets.paint import fit, fit_right, harmless
-
-
-class RunColumn(NamedTuple):
-    """One column: its title, its cells, its text, and how early it goes when the terminal is narrow."""
-
-    title: str
-    cells: int
-    text: Callable[[RunRow, float], str]
-    drop: int = 0
-    """0 always stays; the largest goes first."""
-    right: bool = False
-
-
-def _age(row: RunRow, now: float) -> str:
-    """In its largest unit: an age that ticks would repaint the table each second."""
-    if row.started is None:
-        return "n/a"
-    seconds = max(0.0, now - row.started)
-    return format_seconds(seconds).split(" ")[0] if seconds >= 60 else "<1m"
-
-
-def _state(row: RunRow, now: float) -> str:
-    mark, word, _ = STATUS_MARKS[row.status]
-    return f"{mark} OOM" if row.status == "out_of_memory" else f"{mark} {word}"
-
-
-def _loss(row: RunRow, now: float) -> str:
-    return "n/a" if row.loss is None else f"{row.loss:.3f}"
-
-
-def _steps(row: RunRow, now: float) -> str:
-    return f"{row.step}/{row.steps}" if row.steps else ""
-
-
-COLUMNS: tuple[RunColumn, ...] = (
-    RunColumn("id", 4, lambda row, now: row.run_id.rsplit("-", 1)[-1]),
-    RunColumn("recipe", 10, lambda row, now: row.name),
-    RunColumn("model", 11, lambda row, now: row.model, drop=3),
-    RunColumn("on", 9, lambda row, now: row.device, drop=5),
-    RunColumn("state", 11, _state),
-    RunColumn("step", 9, _steps, right=True),
-    RunColumn("loss", 6, _loss, drop=1, right=True),
-    RunColumn("tok/s", 6, lambda row, now: format_count(row.tokens_per_second), drop=2, right=True),
-    RunColumn("memory", 8, lambda row, now: format_bytes(row.memory_bytes), drop=4, right=True),
-    RunColumn("age", 4, _age, right=True),
+from llmtop.tui.widgets.paint import harmless
+from llmtop.tui.widgets.runcolumns import (
+    COLUMNS,
+    Order,
+    RunColumn,
+    holds,
+    ordered,
+    padded,
+    shown_columns,
+    widths,
 )
-_ELASTIC = ("recipe", "model")
-"""Columns that take the room that is left."""
-_MARGIN_CELLS = 2
 
-
-def shown_columns(width: int) -> tuple[RunColumn, ...]:
-    """The columns that fit side by side, those of least use left out."""
-    kept = list(COLUMNS)
-    while _needed(kept) > width and any(column.drop for column in kept):
-        kept.remove(max(kept, key=lambda column: column.drop))
-    return tuple(kept)
-
-
-def _needed(columns: Sequence[RunColumn]) -> int:
-    return sum(column.cells + 1 for column in columns) + _MARGIN_CELLS
+_MARK = "*"
+"""Stands in the gap after the id of a run that is marked."""
 
 
 class RunTable(DataTable[Text]):
@@ -92,6 +43,9 @@ class RunTable(DataTable[Text]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "select_cursor", "Open", key_display="⏎"),
+        # A table goes to the first and last column; here the rows are what one moves in.
+        Binding("home", "scroll_top", "", show=False),
+        Binding("end", "scroll_bottom", "", show=False),
     ]
 
 
@@ -110,7 +64,16 @@ class RunsScreen(Screen[None]):
         self._stop = threading.Event()
         self._wake = threading.Event()
         self.rows: tuple[RunRow, ...] = ()
+        """All runs, newest first."""
+        self.shown: tuple[RunRow, ...] = ()
+        """Those that the filter leaves, in the order of the table."""
+        self.order: Order | None = None
+        """None: newest first."""
+        self._words = ""
+        self.marked: tuple[str, ...] = ()
+        """At most two."""
         self._columns: tuple[RunColumn, ...] = ()
+        self._heads: tuple[str, ...] = ()
         self._widths: dict[str, int] = {}
         self._painted: dict[str, tuple[str, ...]] = {}
 
@@ -118,6 +81,9 @@ class RunsScreen(Screen[None]):
         yield Static(id="runs-head", markup=False)
         yield RunTable(cursor_type="row", cell_padding=0)
         yield Static("looking for runs", id="runs-note", markup=False)
+        yield Input(
+            placeholder="words of an id, recipe, model, device or state", compact=True, id="runs-filter"
+        )
         yield KeyFooter()
 
     def on_mount(self) -> None:
@@ -138,48 +104,67 @@ class RunsScreen(Screen[None]):
     def on_resize(self) -> None:
         self._paint()
 
+    def on_runs_changed(self, _: RunsChanged) -> None:
+        self._wake.set()
+
     def on_runs_arrived(self, message: RunsArrived) -> None:
         self.rows = message.rows
+        known = {row.run_id for row in self.rows}
+        self.marked = tuple(run_id for run_id in self.marked if run_id in known)
         self._paint()
+
+    # --- painting --------------------------------------------------------------------------------
 
     def _paint(self) -> None:
         """Bring the table to `rows`, touching only what differs."""
         table = self.query_one(RunTable)
+        self.shown = ordered([row for row in self.rows if holds(row, self._words)], self.order)
         columns = shown_columns(self.size.width)
-        ids = [row.run_id for row in self.rows]
-        if columns != self._columns or ids != list(self._painted):
-            self._rebuild(table, columns)
+        sizes = widths(columns, self.size.width)
+        heads = tuple(self._head(column, sizes[column.title]) for column in columns)
+        if (columns, heads) != (self._columns, self._heads) or [r.run_id for r in self.shown] != list(
+            self._painted
+        ):
+            self._columns, self._heads, self._widths = columns, heads, sizes
+            self._rebuild(table)
         else:
-            for row in self.rows:
+            for row in self.shown:
                 self._update(table, row)
         note = self.query_one("#runs-note", Static)
-        note.display = not self.rows
-        table.display = bool(self.rows)
+        note.display = not self.shown
+        table.display = bool(self.shown)
         if not self.rows:
             note.update(f"No runs in {self._root} yet.\n\nPress p to plan one.")
-        going = sum(row.status not in ENDED for row in self.rows)
-        self.query_one("#runs-head", Static).update(
-            Content.assemble(
-                ("llmtop", "bold $text-primary"),
-                "  runs",
-                (f"  {len(self.rows)}, {going} going on", "$muted"),
-            )
-        )
+        elif not self.shown:
+            note.update("No run holds these words.\n\nEsc shows all runs.")
+        self._paint_head()
 
-    def _rebuild(self, table: RunTable, columns: tuple[RunColumn, ...]) -> None:
+    def _paint_head(self) -> None:
+        going = sum(row.status not in ENDED for row in self.rows)
+        count = f"{len(self.shown)} of {len(self.rows)}" if self._words else f"{len(self.rows)}"
+        parts: list[str | tuple[str, str]] = [
+            ("llmtop", "bold $text-primary"),
+            "  runs",
+            (f"  {count}, {going} going on", "$muted"),
+        ]
+        if self.marked:
+            ends = " and ".join(run_id.rsplit("-", 1)[-1] for run_id in self.marked)
+            parts.append((f"  {_MARK} {harmless(ends)}", "$text-accent"))
+        self.query_one("#runs-head", Static).update(Content.assemble(*parts))
+
+    def _head(self, column: RunColumn, width: int) -> str:
+        mark = self.order.mark if self.order is not None and self.order.title == column.title else ""
+        return padded(column, column.title + mark, width)
+
+    def _rebuild(self, table: RunTable) -> None:
         chosen = self._chosen()
         table.clear(columns=True)
-        self._columns = columns
-        spare = max(0, self.size.width - _needed(columns))
-        for column in columns:
-            width = column.cells + (min(spare // 2, 16) if column.title in _ELASTIC else 0)
-            title = fit_right(column.title, width) if column.right else fit(column.title, width)
-            self._widths[column.title] = width
-            table.add_column(Text(title + " "), key=column.title, width=width + 1)
+        for column, head in zip(self._columns, self._heads, strict=True):
+            table.add_column(Text(head + " "), key=column.title, width=self._widths[column.title] + 1)
         self._painted = {}
-        for row in self.rows:
+        for row in self.shown:
             texts = self._texts(row)
-            cells = [self._cell(row, column, text) for column, text in zip(columns, texts, strict=True)]
+            cells = [self._cell(row, column, text) for column, text in zip(self._columns, texts, strict=True)]
             table.add_row(*cells, key=row.run_id)
             self._painted[row.run_id] = texts
         if chosen in self._painted:
@@ -193,17 +178,19 @@ class RunsScreen(Screen[None]):
         self._painted[row.run_id] = texts
 
     def _texts(self, row: RunRow) -> tuple[str, ...]:
-        now = self._clock()
-        return tuple(harmless(column.text(row, now)) for column in self._columns)
+        """Each cell as it stands there, with the gap after it."""
+        now, texts = self._clock(), []
+        for column in self._columns:
+            gap = _MARK if column.title == "id" and row.run_id in self.marked else " "
+            texts.append(padded(column, harmless(column.text(row, now)), self._widths[column.title]) + gap)
+        return tuple(texts)
 
     def _cell(self, row: RunRow, column: RunColumn, text: str) -> Text:
-        width = self._widths[column.title]
-        shown = fit_right(text, width) if column.right else fit(text, width)
         colour = (
             getattr(self.app.current_theme, STATUS_MARKS[row.status][2]) if column.title == "state" else None
         )
         # Text and not str: a table reads markup in plain strings.
-        return Text(shown + " ", style=colour or "")
+        return Text(text, style=colour or "")
 
     def _chosen(self) -> str | None:
         table = self.query_one(RunTable)
@@ -211,30 +198,129 @@ class RunsScreen(Screen[None]):
             return None
         return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
 
+    # --- finding and ordering --------------------------------------------------------------------
+
+    def action_filter(self) -> None:
+        box = self.query_one("#runs-filter", Input)
+        box.add_class("-open")
+        box.focus()
+
+    @on(Input.Changed, "#runs-filter")
+    def _typed(self, event: Input.Changed) -> None:
+        self._words = event.value
+        self._paint()
+
+    @on(Input.Submitted, "#runs-filter")
+    def _filtered(self) -> None:
+        if not self._words.strip():
+            self.query_one("#runs-filter").remove_class("-open")
+        self.query_one(RunTable).focus()
+
+    def action_back(self) -> None:
+        """One thing at a time: the filter, the marks, the order."""
+        box = self.query_one("#runs-filter", Input)
+        if box.has_class("-open"):
+            box.value = ""
+            box.remove_class("-open")
+            self.query_one(RunTable).focus()
+        elif self.marked:
+            self.marked = ()
+        else:
+            self.order = None
+        self._paint()
+
+    def action_order(self, by: int) -> None:
+        titles = [None, *(column.title for column in self._columns)]
+        now = titles.index(self.order.title) if self.order is not None and self.order.title in titles else 0
+        self._order_by(titles[(now + by) % len(titles)])
+
+    def action_reverse(self) -> None:
+        before = self.order
+        # Newest first is the order of the age.
+        self.order = Order("age", True) if before is None else Order(before.title, not before.large_first)
+        self._paint()
+
+    @on(DataTable.HeaderSelected)
+    def _head_clicked(self, event: DataTable.HeaderSelected) -> None:
+        title = event.column_key.value
+        if self.order is not None and self.order.title == title:
+            self.action_reverse()
+        else:
+            self._order_by(title)
+
+    def _order_by(self, title: str | None) -> None:
+        column = next((column for column in COLUMNS if column.title == title), None)
+        self.order = None if column is None else Order(column.title, column.large_first)
+        self._paint()
+
+    # --- one run, or two -------------------------------------------------------------------------
+
     def on_data_table_row_selected(self) -> None:
         self.action_open()
 
     def action_open(self) -> None:
+        row = self._readable()
+        if row is not None:
+            self.post_message(MonitorAsked(row.run_id))
+
+    def _readable(self) -> RunRow | None:
+        """The run under the cursor; where it cannot be read that is said."""
         row = self._row()
         if row is not None and row.problem:
-            self.notify(
-                harmless(row.problem), title="This run cannot be read", severity="error", markup=False
-            )
-        elif row is not None:
-            self.post_message(MonitorAsked(row.run_id))
+            self._say(row.problem, "This run cannot be read", severe=True)
+            return None
+        return row
 
     def action_stop(self) -> None:
         row = self._row()
         if row is None:
             return
         if row.status in ENDED:
-            self.notify("It has ended already.", title=harmless(row.name), markup=False)
+            self._say("It has ended already.", row.name)
         else:
-            self.post_message(StopAsked(RunDir(self._root / row.run_id)))
+            self.post_message(StopAsked(self._dir(row.run_id)))
+
+    def action_delete(self) -> None:
+        row = self._row()
+        if row is None:
+            return
+        if row.status in ENDED:
+            self.post_message(DeleteAsked(self._dir(row.run_id)))
+        else:
+            self._say("It goes on: stop it first.", row.name)
+
+    def action_mark(self) -> None:
+        row = self._readable()
+        if row is None:
+            return
+        if row.run_id in self.marked:
+            self.marked = tuple(run_id for run_id in self.marked if run_id != row.run_id)
+        else:
+            self.marked = (*self.marked, row.run_id)[-2:]
+        self._paint()
+
+    def action_compare(self) -> None:
+        row = self._readable()
+        pair = self.marked
+        if len(pair) < 2 and row is not None:
+            pair = (*(run_id for run_id in pair if run_id != row.run_id), row.run_id)
+        if len(pair) == 2:
+            self.post_message(CompareAsked(self._dir(pair[0]), self._dir(pair[1])))
+        else:
+            self._say("Mark one run with space, then go to another one and press c.", "Two runs are compared")
 
     def action_refresh(self) -> None:
         self._wake.set()
 
+    def _say(self, text: str, title: str, *, severe: bool = False) -> None:
+        self.app.clear_notifications()
+        self.notify(
+            harmless(text), title=harmless(title), severity="error" if severe else "information", markup=False
+        )
+
+    def _dir(self, run_id: str) -> RunDir:
+        return RunDir(self._root / run_id)
+
     def _row(self) -> RunRow | None:
         chosen = self._chosen()
-        return next((row for row in self.rows if row.run_id == chosen), None)
+        return next((row for row in self.shown if row.run_id == chosen), None)

@@ -1,0 +1,223 @@
+"""What the app does about what its screens ask for: questions where they matter, then deeds in threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from textual import work
+from textual.app import App
+from textual.message import Message
+
+from llmtop.presets.errors import LlmtopError
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.units import format_bytes
+from llmtop.tui.deeds import Deeds
+from llmtop.tui.requests import CompareAsked, DeleteAsked, LaunchAsked, RunsChanged, StopAsked
+from llmtop.tui.widgets.dialog import Choice, ChoiceDialog
+from llmtop.tui.widgets.paint import harmless
+
+if TYPE_CHECKING:
+    from llmtop.profiler.effects.compare import Comparison
+    from llmtop.tui.deletion import Load
+
+
+class Launched(Message):
+    """A run was started, or could not be."""
+
+    def __init__(self, run: RunDir | None, error: LlmtopError | None = None) -> None:
+        super().__init__()
+        self.run = run
+        self.error = error
+
+
+class StopAnswered(Message):
+    """A run's supervisor was asked to end it."""
+
+    def __init__(self, refusal: str | None, error: LlmtopError | None = None) -> None:
+        super().__init__()
+        self.refusal = refusal
+        self.error = error
+
+
+class StopDialog(ChoiceDialog):
+    """Goes away by itself when its run has ended."""
+
+    def __init__(self, run_id: str, text: Sequence[str], choices: Sequence[Choice]) -> None:
+        super().__init__("Stop this run?", text, choices, "go back, the run goes on")
+        self.run_id = run_id
+
+
+class Weighed(Message):
+    """What deleting a run would take away, or why it may not be deleted."""
+
+    def __init__(self, run: RunDir, load: Load | None, error: LlmtopError | None = None) -> None:
+        super().__init__()
+        self.run = run
+        self.load = load
+        self.error = error
+
+
+class Deleted(Weighed):
+    """What went."""
+
+
+class Compared(Message):
+    """Two runs were compared, or could not be."""
+
+    def __init__(self, found: Comparison | None, error: LlmtopError | None = None) -> None:
+        super().__init__()
+        self.found = found
+        self.error = error
+
+
+class Answering(App[int]):
+    """The app without its screens; `deeds` is what touches the machine."""
+
+    def __init__(self, root: Path, deeds: Deeds) -> None:
+        super().__init__()
+        self._root = root
+        self._deeds = deeds
+
+    def watch_run(self, run: RunDir) -> None:
+        """Show the monitor on a run."""
+        raise NotImplementedError
+
+    def on_stop_asked(self, message: StopAsked) -> None:
+        run = message.run
+
+        def answered(choice: str | None) -> None:
+            if choice is not None:
+                self._stop(run, choice == "save")
+
+        # Not `s`: a key that is pressed twice must not end a run.
+        choices = (
+            Choice("c", "save a checkpoint, then stop", "save"),
+            Choice("n", "stop without saving", "drop"),
+        )
+        text = (harmless(run.run_id), "The run ends after the step that it is in.")
+        self.push_screen(StopDialog(run.run_id, text, choices), answered)
+
+    @work(thread=True, group="stop")
+    def _stop(self, run: RunDir, save: bool) -> None:
+        try:
+            answered = StopAnswered(self._deeds.stop(run, save))
+        except LlmtopError as error:
+            answered = StopAnswered(None, error)
+        self.post_message(answered)
+
+    def on_stop_answered(self, message: StopAnswered) -> None:
+        if message.error is not None:
+            self.say(message.error)
+        elif message.refusal is not None:
+            self.notify(
+                harmless(message.refusal), title="Stop refused", severity="error", timeout=8, markup=False
+            )
+        else:
+            self.notify("It ends after the step that it is in.", title="Stop requested")
+
+    def on_delete_asked(self, message: DeleteAsked) -> None:
+        self._weigh(message.run)
+
+    @work(thread=True, exclusive=True, group="weigh")
+    def _weigh(self, run: RunDir) -> None:
+        try:
+            weighed = Weighed(run, self._deeds.weigh(run))
+        except LlmtopError as error:
+            weighed = Weighed(run, None, error)
+        self.post_message(weighed)
+
+    def on_weighed(self, message: Weighed) -> None:
+        run = message.run
+        if message.load is None:
+            self._refused(message.error)
+            return
+
+        def answered(choice: str | None) -> None:
+            if choice == "delete":
+                self._delete(run)
+
+        text = (harmless(run.run_id), f"{message.load.in_words()} would go, and cannot be got back.")
+        choices = (Choice("y", "delete it for good", "delete"),)
+        self.push_screen(ChoiceDialog("Delete this run?", text, choices, "go back, keep it"), answered)
+
+    @work(thread=True, group="delete")
+    def _delete(self, run: RunDir) -> None:
+        try:
+            deleted = Deleted(run, self._deeds.delete(run))
+        except LlmtopError as error:
+            deleted = Deleted(run, None, error)
+        self.post_message(deleted)
+
+    def on_deleted(self, message: Deleted) -> None:
+        if message.load is None:
+            self._refused(message.error)
+        else:
+            self.notify(message.load.in_words(), title="Deleted", markup=False)
+        self.screen.post_message(RunsChanged())
+
+    def on_compare_asked(self, message: CompareAsked) -> None:
+        self._compare(message.first, message.second)
+
+    @work(thread=True, exclusive=True, group="compare")
+    def _compare(self, first: RunDir, second: RunDir) -> None:
+        from llmtop.profiler.effects.compare import compare
+
+        try:
+            compared = Compared(compare(first, second))
+        except LlmtopError as error:
+            compared = Compared(None, error)
+        self.post_message(compared)
+
+    def on_compared(self, message: Compared) -> None:
+        from llmtop.tui.screens.compare import CompareScreen
+
+        if message.found is None:
+            self._refused(message.error)
+        else:
+            self.push_screen(CompareScreen(message.found))
+
+    def on_launch_asked(self, message: LaunchAsked) -> None:
+        spec, prediction = message.spec, message.prediction
+        if prediction.fits is not False:
+            self._launch(spec, prediction)
+            return
+
+        def answered(choice: str | None) -> None:
+            if choice == "launch":
+                self._launch(spec, prediction)
+
+        text = (
+            f"Predicted: needs up to {format_bytes(prediction.needed_bytes)}"
+            f" of {format_bytes(prediction.device_memory_bytes)}.",
+            "It will most likely run out of memory.",
+        )
+        choices = (Choice("y", "launch it all the same", "launch"),)
+        dialog = ChoiceDialog("This run is not predicted to fit", text, choices, "go back to the plan")
+        self.push_screen(dialog, answered)
+
+    @work(thread=True, exclusive=True, group="launch")
+    def _launch(self, spec: RunSpec, prediction: Prediction) -> None:
+        try:
+            launched = Launched(self._deeds.launch(spec, prediction, self._root))
+        except LlmtopError as error:
+            launched = Launched(None, error)
+        self.post_message(launched)
+
+    def on_launched(self, message: Launched) -> None:
+        if message.error is not None:
+            self.say(message.error)
+        elif message.run is not None:
+            self.watch_run(message.run)
+
+    def _refused(self, error: LlmtopError | None) -> None:
+        if error is not None:
+            self.say(error)
+
+    def say(self, error: LlmtopError) -> None:
+        """Show what a person can act on."""
+        words = "\n".join(harmless(line) for line in str(error).splitlines())
+        self.notify(words, severity="error", timeout=8, markup=False)
