@@ -176,9 +176,11 @@ def _between_steps(rank: Row) -> Mapping[str, int]:
 
 def _at_peak(row: Row, peak: int) -> dict[str, float]:
     seen: dict[str, Any] | None = row.get("breakdown")
-    if not seen or not seen.get("exact") or seen.get("actual_moment") not in row["predicted"]["moments"]:
+    if not seen or not seen.get("exact"):
         return {}
-    predicted = row["predicted"]["moments"][seen["actual_moment"]]
+    predicted = _nearest(row["predicted"], seen, peak)
+    if predicted is None:
+        return {}
     actual = {
         part["component"]: part["actual_bytes"]
         for part in seen["rows"]
@@ -190,6 +192,14 @@ def _at_peak(row: Row, peak: int) -> dict[str, float]:
         for name in names
         if name in predicted or name in actual
     }
+
+
+def _nearest(prediction: Row, seen: Mapping[str, Any], peak: int) -> dict[str, int] | None:
+    """The moment that a peak was measured in, or the one that is predicted to have it: neighbours have the
+    same peak under two names (a fused loss makes its gradient in the forward pass). The nearer total counts."""
+    moments: dict[str, dict[str, int]] = prediction["moments"]
+    names = [name for name in (seen.get("actual_moment"), prediction["peak_moment"]) if name in moments]
+    return min((moments[name] for name in names), key=lambda m: abs(sum(m.values()) - peak), default=None)
 
 
 def scores(rows: Sequence[Sourced]) -> list[Score]:
