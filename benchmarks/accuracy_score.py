@@ -195,8 +195,10 @@ def _at_peak(row: Row, peak: int) -> dict[str, float]:
 
 
 def _nearest(prediction: Row, seen: Mapping[str, Any], peak: int) -> dict[str, int] | None:
-    """The moment that a peak was measured in, or the one that is predicted to have it: neighbours have the
-    same peak under two names (a fused loss makes its gradient in the forward pass). The nearer total counts."""
+    """The moment that a peak was measured in, or the one predicted to have it, whichever total is nearer.
+
+    Neighbours have the same peak under two names: a fused loss makes its gradient in the forward pass.
+    """
     moments: dict[str, dict[str, int]] = prediction["moments"]
     names = [name for name in (seen.get("actual_moment"), prediction["peak_moment"]) if name in moments]
     return min((moments[name] for name in names), key=lambda m: abs(sum(m.values()) - peak), default=None)
