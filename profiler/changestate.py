@@ -117,6 +117,8 @@ def _settings_begun(changes: Changes) -> set[int]:
 def _in_force(changes: Changes, setting: int, first_step: int) -> Changes:
     # A setting that made no step leaves no span.
     kept = tuple(span for span in changes.spans if span.first_step < first_step)
+    if kept and kept[-1].setting == setting:
+        return replace(changes, spans=kept)
     return replace(changes, spans=(*kept, Span(setting=setting, first_step=first_step)))
 
 

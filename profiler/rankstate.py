@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from llmtop.profiler.events import (
     BaselineMeasured,
+    CheckpointLoaded,
     KernelsSeen,
     MemoryClassified,
     ModelBuilt,
@@ -102,6 +103,8 @@ class RankState(Struct, frozen=True, kw_only=True):
     """Moment of the rank's life to the device's reading."""
     kernels: KernelsSeen | None = None
     """What the profiler saw run, once it has looked (rank 0)."""
+    checkpoint_loaded: CheckpointLoaded | None = None
+    """What this process went on from; None for one that began anew."""
     setting: int = 0
     """Number of the setting that it trains on; its peaks and times are those of steps on it."""
     setting_peaks: dict[int, int] = field(default_factory=dict)

@@ -28,6 +28,8 @@ from llmtop.profiler.energy import EnergyUse, add_energy
 from llmtop.profiler.events import (
     AnyEvent,
     BaselineMeasured,
+    CheckpointLoaded,
+    CheckpointRefused,
     CheckpointSaved,
     Compiling,
     ControlAnswered,
@@ -114,6 +116,7 @@ class RunState(Struct, frozen=True, kw_only=True):
     peak_cgroup_bytes: int | None = None
     peak_swap_bytes: int | None = None
     checkpoints: tuple[CheckpointSaved, ...] = ()
+    checkpoints_refused: tuple[CheckpointRefused, ...] = ()
     controls: tuple[ControlAnswered, ...] = ()
     changes: Changes = Changes()
     """What was changed while it ran, and which setting is in force."""
@@ -444,6 +447,10 @@ _HANDLERS: dict[type, Callable[[_Batch, Any], None]] = {
     KernelsSeen: _of_rank(lambda rank, event: replace(rank, kernels=event)),
     StepFinished: _step_finished,
     CheckpointSaved: lambda batch, event: batch.set(checkpoints=(*batch.state.checkpoints, event)),
+    CheckpointRefused: lambda batch, event: batch.set(
+        checkpoints_refused=(*batch.state.checkpoints_refused, event)
+    ),
+    CheckpointLoaded: _of_rank(lambda rank, event: replace(rank, checkpoint_loaded=event)),
     RankFinished: _rank_finished,
     RankFailed: _of_rank(lambda rank, event: replace(rank, failed=event)),
 }

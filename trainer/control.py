@@ -16,7 +16,8 @@ from llmtop.profiler.events import ControlAnswered, RunEnded
 from llmtop.profiler.rundir import SUPERVISOR, RunDir, write_atomic
 
 STOP = "stop"
-ACTIONS = (STOP,)
+SET = "set"
+ACTIONS = (STOP, SET)
 
 _POLL_SECONDS = 0.05
 _EXIT_SECONDS = 10.0
@@ -66,6 +67,21 @@ def stop(run: RunDir, save: bool) -> str:
     return request(run, STOP, {"save": save})
 
 
+class SetParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a request to change a live run holds."""
+
+    words: tuple[str, ...]
+    """`key=value`, as typed."""
+    keep_global_batch: bool = True
+    force: bool = False
+    """Also when it is predicted not to fit."""
+
+
+def change(run: RunDir, params: SetParams) -> str:
+    """Ask the run to go over to another setting; the id under which the supervisor answers."""
+    return request(run, SET, msgspec.to_builtins(params))
+
+
 def read_requests(run: RunDir) -> list[Request | str]:
     """All requests ever made, oldest first; a file that is no request as its name alone."""
     found: list[Request | str] = []
@@ -95,6 +111,19 @@ def wait_for_answer(run: RunDir, request_id: str, timeout: float) -> ControlAnsw
         # Asked before reading: a supervisor that leaves in between has then answered already.
         alive = run.supervisor_alive()
         given = answers(run).get(request_id)
+        if given:
+            return given[0]
+        if not alive or time.monotonic() >= deadline:
+            return None
+        time.sleep(_POLL_SECONDS)
+
+
+def wait_until_settled(run: RunDir, request_id: str, timeout: float) -> ControlAnswered | None:
+    """The answer that says what became of a request; None while it is under way, or nobody is left to say."""
+    deadline = time.monotonic() + timeout
+    while True:
+        alive = run.supervisor_alive()
+        given = [answer for answer in answers(run).get(request_id, ()) if answer.answer != "accepted"]
         if given:
             return given[0]
         if not alive or time.monotonic() >= deadline:

@@ -28,6 +28,7 @@ from llmtop.profiler.events import (
 )
 from llmtop.profiler.rundir import SUPERVISOR, RunDir
 from llmtop.trainer import control
+from llmtop.trainer.supervisor.changes import Changes
 from llmtop.trainer.supervisor.extensions import compiling, extensions_dir, remove_stale_locks
 from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
 from llmtop.trainer.supervisor.journal import Journal
@@ -60,7 +61,9 @@ class Supervisor:
         self.graces = Graces.from_environment(environment)
         self.patience = Patience(self.graces.kill)
         self.exits: list[RankExit] = []
+        """Of the ranks that were started last, as `killed`."""
         self.killed: set[int] = set()
+        self.changes = Changes(run, self.events.write, self._answer, _log)
         self.stop_asked = False
         self.save_asked = False
         self._accepted: list[control.Request] = []
@@ -78,7 +81,7 @@ class Supervisor:
         """From the first event to the last. Whatever happens in between, no rank is left."""
         try:
             self._start()
-            while self.ranks.alive:
+            while self.ranks.alive or self._start_again():
                 self._turn()
             end = self._end()
         except BaseException as error:
@@ -103,20 +106,47 @@ class Supervisor:
                 llmtop_version=llmtop_version(),
             )
         )
+        self.changes.recover()
+        self.spec = run.spec()
         # Before the ranks, which would disturb it.
         report_nvme(run, self.spec, self.events.write, _log)
         extensions = extensions_dir(self.environment)
         extensions.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._remove_stale_locks()
+        self._start_ranks()
+        # The first sample shows the machine before the ranks have taken anything.
+        self._hardware.sample(self.ranks.alive)
+        self._hardware.tell_topology()
+
+    def _start_ranks(self) -> None:
+        """All ranks, on the setting in force."""
+        run, setting = self.run_dir, self.run_dir.in_force().setting
+        extensions = extensions_dir(self.environment)
         port, command = free_port(), worker_command(run, self.environment)
         usual = mended(self.environment, None if self.spec.on_cpu else torch_cuda())
         for rank in range(self.spec.world_size):
             environment = rank_environment(run, rank, port=port, extensions=extensions, environment=usual)
             pid = self.ranks.start(rank, command, environment, run.log_path(rank))
-            self.events.write(RankStarted(rank=rank, pid=pid))
-        # The first sample shows the machine before the ranks have taken anything.
-        self._hardware.sample(self.ranks.alive)
-        self._hardware.tell_topology()
+            self.events.write(RankStarted(rank=rank, pid=pid, setting=setting))
+
+    def _start_again(self) -> bool:
+        """Whether ranks were started in place of those that have ended, because the run was changed."""
+        if self.stop_asked or not self.changes.under_way:
+            return False
+        if not self.changes.goes_on(self.progress, self._named_end()):
+            return False
+        self._take_options()
+        self.exits, self.killed = [], set()
+        self.patience = Patience(self.graces.kill)
+        self.progress = Progress(self.run_dir, self.spec.world_size, last_step=self.progress.last_step)
+        self._start_ranks()
+        return True
+
+    def _take_options(self) -> None:
+        """Another setting is in force."""
+        self.spec = self.run_dir.spec()
+        self._hang = HangWatch(self.spec.options)
+        self._hardware.every_seconds = self.spec.options.sample_seconds
 
     def _remove_stale_locks(self) -> None:
         """Whoever meets a lock of a build that was killed waits for ever."""
@@ -131,6 +161,8 @@ class Supervisor:
         self.progress.poll()
         for exit_ in exits:
             self._note_exit(exit_)
+        if self.changes.poll(self.progress):
+            self._take_options()
         self.events.flush()
         self._hardware.sample(self.ranks.alive)
         self._answer_requests()
@@ -162,16 +194,22 @@ class Supervisor:
         else:
             self.ranks.kill()
 
-    def _end(self) -> RunEnded:
-        """What the last event says, once nothing is left below this process."""
+    def _named_end(self) -> RunEnded:
+        """How the ranks have ended, once nothing is left below this process."""
         exits, left = self.ranks.sweep()
         for exit_ in exits:
             self._note_exit(exit_)
         if left:
             _log(f"cannot end processes {', '.join(map(str, left))}")
         self.progress.poll()
+        self.changes.poll(self.progress)
         self._hardware.tell_xids()
-        end = name_end(self._story())
+        return name_end(self._story())
+
+    def _end(self) -> RunEnded:
+        """What the last event says."""
+        end = self._named_end()
+        self.changes.close(end.reason)
         for accepted in self._accepted:
             self._answer(accepted, "done", end.reason)
         for asked in control.read_requests(self.run_dir):
@@ -252,6 +290,9 @@ class Supervisor:
             if refusal or isinstance(asked, str):
                 self._answer(asked, "refused", refusal)
                 continue
+            if asked.action == control.SET:
+                self.changes.take(asked, self.progress, self._hardware.host)
+                continue
             self._answer(asked, "accepted")
             self._accepted.append(asked)
             self._begin_stop(save=asked.params.get("save") is True)
@@ -299,6 +340,9 @@ class Supervisor:
         suspicion = self._hang.check(self.progress, compiling=self._compiling is not None)
         if suspicion is not None:
             self.events.write(suspicion)
+            if self.changes.on_trial:
+                # Nobody watches a relaunch that hangs, and there is a setting that works.
+                self.patience.wait(0.0, "made no step after the relaunch")
 
 
 def _name(asked: control.Request | str) -> str:

@@ -69,6 +69,12 @@ COMMANDS: tuple[Command, ...] = (
         "llmtop stop latest --save",
     ),
     Command(
+        "set",
+        "RUN KEY=VALUE ... [--keep-global-batch yes|no] [--force] [--dry-run] [--json] [--wait SECONDS]",
+        "change a live run; says first what is predicted and what it costs",
+        "llmtop set latest micro_batch=2 gradient_checkpointing=off",
+    ),
+    Command(
         "report",
         "RUN [--json]",
         "predicted against actual memory, speed, loss and findings",
@@ -79,12 +85,6 @@ COMMANDS: tuple[Command, ...] = (
         "RUN RUN [--json]",
         "two runs side by side: options, time, memory, and what really ran",
         "llmtop compare 20261129-1845 latest",
-    ),
-    Command(
-        "delete",
-        "RUN [--yes]",
-        "remove a run that has ended, with its logs and checkpoints",
-        "llmtop delete 20261129-1845",
     ),
     Command(
         "import",
@@ -101,7 +101,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
 )
 
-LATER = ("set", "tune", "snapshot", "export", "replay")
+LATER = ("tune", "snapshot", "export", "replay")
 """Words that are reserved for commands of a later version."""
 
 

@@ -134,7 +134,9 @@ class MonitorFeed:
         if state is self._seen:
             return None
         self._seen = state
-        spec, prediction = self.run.spec(), self.run.prediction()
+        # What was measured since the last change is compared with what was predicted for it.
+        setting = state.changes.setting
+        spec, prediction = self.run.spec(setting), self.run.prediction(setting)
         return RunView(
             state=state,
             spec=spec,
@@ -172,19 +174,14 @@ class RunsFeed:
     def scan(self) -> Iterator[tuple[RunRow, ...]]:
         """Read what has changed, newest run first; long lists come in growing parts."""
         runs = list_runs(self._root)
-        for gone in self._rows.keys() - {run.run_id for run in runs}:
-            del self._rows[gone]
-            self._readers.pop(gone, None)
-        fresh, batch = 0, _ROWS_A_BATCH
+        fresh = 0
         for run in runs:
             known = self._rows.get(run.run_id)
             if known is not None and run.run_id not in self._readers:
                 continue
             self._read(run)
             fresh += known is None
-            if fresh >= batch:
-                # Each part is painted anew: parts that grow keep a long list linear.
-                fresh, batch = 0, batch * 2
+            if fresh and fresh % _ROWS_A_BATCH == 0 and known is None:
                 yield self._listed(runs)
         yield self._listed(runs)
 

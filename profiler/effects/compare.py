@@ -111,8 +111,9 @@ class _Read(Struct, frozen=True, kw_only=True):
 
 
 def _read(run: RunDir) -> _Read:
-    state, spec = read_state(run), run.spec()
-    found = breakdown(state, spec, run.prediction())
+    state = read_state(run)
+    spec = run.spec(state.changes.setting)
+    found = breakdown(state, spec, run.prediction(state.changes.setting))
     return _Read(
         run=run,
         spec=spec,

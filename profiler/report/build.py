@@ -177,7 +177,8 @@ def build_report(run: RunDir) -> Report:
 
 def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -> Report:
     """`others` are the runs that its switches are compared with."""
-    spec, prediction = run.spec(), run.prediction()
+    setting = state.changes.setting
+    spec, prediction = run.spec(setting), run.prediction(setting)
     found = breakdown(state, spec, prediction)
     first = state.ranks.get(0)
     built = first.model if first else None

@@ -14,10 +14,13 @@ import sys
 import time
 from pathlib import Path
 
+from llmtop.profiler.changeevents import ChangeApplied
 from llmtop.profiler.eventlog import EventWriter
 from llmtop.profiler.events import CheckpointSaved, RankFailed, RankFinished, StageBegan, StepFinished
 from llmtop.profiler.rundir import RunDir
+from llmtop.trainer.livefile import LiveFile, LiveRequest
 from llmtop.trainer.pdeath import die_with_parent
+from llmtop.trainer.restagefolder import restage_folders
 
 BOUND_SECONDS = 60.0
 PAUSE_SECONDS = 0.01
@@ -81,6 +84,54 @@ def trains() -> None:
     if signal.SIGTERM in ASKED and RANK == 0:
         EVENTS.write(CheckpointSaved(step=number, path="checkpoints/x", size_bytes=1, seconds=0.1))
     finish(number, "stopped")
+
+
+def changes() -> None:
+    """Steps until told to stop, and does what is asked of a running rank.
+
+    On a setting that is named in the file `hangs-on` it never makes a step, on one in `fails-on` it fails.
+    """
+    listen()
+    setting, asks = RUN.in_force().setting, LiveFile(RUN)
+    if named("fails-on", setting):
+        fail("this setting cannot be built", kind="ValueError")
+    if named("hangs-on", setting):
+        tell("hangs")
+        wait_for(lambda: False)
+    number = next_step()
+    end = time.monotonic() + BOUND_SECONDS
+    while time.monotonic() < end and not ASKED:
+        step(number)
+        asked = asks.newest()
+        if asked is not None and asked.setting > setting:
+            setting = asked.setting
+            problem = "no room for a state" if named("refuses", setting) else ""
+            if asked.leave and not problem:
+                leave(asked, number)
+                return
+            EVENTS.write(ChangeApplied(setting=setting, step=number + 1, problem=problem))
+        number += 1
+        time.sleep(PAUSE_SECONDS)
+    finish(number - 1, "stopped")
+
+
+def leave(asked: LiveRequest, number: int) -> None:
+    if RANK == 0:
+        state = Path(asked.folder) / f"step-{number}"
+        state.mkdir()
+        (state / "state").write_text("weights")
+        EVENTS.write(CheckpointSaved(step=number, path=str(state), size_bytes=7, seconds=0.01))
+    finish(number, "stopped")
+
+
+def next_step() -> int:
+    folders = (RUN.checkpoints_dir, *restage_folders(RUN))
+    return 1 + max((int(s.name[5:]) for f in folders for s in f.glob("step-*")), default=0)
+
+
+def named(name: str, setting: int) -> bool:
+    path = RUN.path / name
+    return path.exists() and path.read_text() == str(setting)
 
 
 def trains_until_told() -> None:

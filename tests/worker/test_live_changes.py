@@ -11,14 +11,10 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from llmtop.presets.spec import RunOptions
 from llmtop.profiler.changeevents import ChangeApplied
 from llmtop.profiler.events import MemoryClassified, RankFinished, StepFinished
 from llmtop.profiler.rundir import RunDir
 from llmtop.trainer.worker.build import build_model
-from llmtop.trainer.worker.optimizer import schedule_factor
-from llmtop.trainer.worker.place import Place
-from llmtop.trainer.worker.session import make_batches
 from tests.recorded_spec import recorded_prediction
 from tests.worker.changing_ranks import SCRIPT
 from tests.worker.launching import (
@@ -30,6 +26,7 @@ from tests.worker.launching import (
     tiny_spec,
     wait_for_ranks,
 )
+from tests.worker.plain_training import plain_losses
 
 pytestmark = pytest.mark.slow
 
@@ -83,43 +80,6 @@ def applied_steps(run: RunDir, rank: int) -> dict[int, int]:
     return {event.step: event.setting for event in applied}
 
 
-def plain_losses(run: RunDir, schedule: dict[int, int]) -> list[float]:
-    """One process, plain torch, no DeepSpeed: the same weights, text, schedule and changes."""
-    spec = replace(run.spec(0), options=replace(run.spec(0).options, zero=0, gpus=1))
-    model = build_model(spec, {}, torch.device("cpu"))
-    place = Place(rank=0, local_rank=0, world_size=1, local_world_size=1)
-    batches = make_batches(run, spec, place)
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    vectors = [p for p in model.parameters() if p.dim() <= 1]
-    options: RunOptions = spec.options
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": options.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ],
-        betas=(options.adam_beta1, options.adam_beta2),
-        eps=options.adam_epsilon,
-    )
-    losses = []
-    for step in range(1, STEPS + 1):
-        if step in schedule:
-            before, options = options, run.spec(schedule[step]).options
-            if options.seq_len != before.seq_len:
-                batches.change_seq_len(options.seq_len)
-        batches.micro_batch = options.micro_batch * RANKS * options.grad_accum
-        factor = schedule_factor(step - 1, kind="cosine", steps=STEPS, warmup_steps=3)
-        for group in optimizer.param_groups:
-            group["lr"] = options.learning_rate * factor
-        ids = torch.from_numpy(batches.next_micro_batch())
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), options.max_grad_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return losses
-
-
 @pytest.mark.parametrize("zero", range(4))
 def test_a_run_changed_on_the_way_equals_plain_torch_with_that_schedule(
     runs: dict[int, RunDir], zero: int
@@ -130,7 +90,7 @@ def test_a_run_changed_on_the_way_equals_plain_torch_with_that_schedule(
     assert sorted(schedule.values()) == [1, 2, 3, 4]
     assert all(asked < step <= asked + 3 for (asked, _), step in zip(CHANGES, schedule, strict=True))
     seen = [event.loss for event in events_of(run, 0, StepFinished)]
-    assert seen == pytest.approx(plain_losses(run, schedule), rel=2e-4)
+    assert seen == pytest.approx(plain_losses(run, schedule, STEPS), rel=2e-4)
 
 
 def test_every_step_tells_the_sizes_that_it_was_made_with(runs: dict[int, RunDir]) -> None:

@@ -28,7 +28,7 @@ class HardwareWatch:
         spec = run.spec()
         self._sampler: Sampler | None = Sampler(device_indices=() if spec.on_cpu else None)
         self._samples = EventWriter(run.events_path(HARDWARE), HARDWARE)
-        self._every_seconds = spec.options.sample_seconds
+        self.every_seconds = spec.options.sample_seconds
         self._write, self._log = write, log
         self._due = 0.0
         self._fails = False
@@ -53,7 +53,7 @@ class HardwareWatch:
         """One sample, if it is time for one."""
         now = time.monotonic()
         if now >= self._due:
-            self._due = now + self._every_seconds
+            self._due = now + self.every_seconds
             self._look(lambda sampler: self._take_sample(sampler, rank_pids))
 
     def tell_topology(self) -> None:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from llmtop.presets.spec import RunOptions
+from llmtop.profiler.changeevents import ChangeApplied
 from llmtop.profiler.eventlog import EventTail
 from llmtop.profiler.events import (
     AnyEvent,
@@ -31,15 +32,32 @@ _START_FACTOR = 2.0
 class Progress:
     """Follows all ranks of a run. What earlier attempts wrote into the same logs is passed over."""
 
-    def __init__(self, run: RunDir, world_size: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        world_size: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        last_step: int = 0,
+    ) -> None:
+        """`last_step` is that of the ranks before."""
+        self.world_size = world_size
         self.finished: dict[int, RankFinished] = {}
         self.failed: dict[int, RankFailed] = {}
         self.checkpoint: CheckpointSaved | None = None
-        self.last_step = 0
+        self.last_step = last_step
         self.stepped = False
         """Whether any rank of this attempt has finished a step."""
         self.moved_at = clock()
         """When a rank last got on: a step, a stage of start-up or a part of one, a checkpoint."""
+        self.first_steps: dict[int, StepFinished] = {}
+        """Rank to its first step of this attempt."""
+        self.last_step_at: float | None = None
+        """Wall clock at the end of rank 0's newest step."""
+        self.applied: dict[int, ChangeApplied] = {}
+        """Rank to the newest change that it made."""
+        self.stage_seconds: dict[str, float] = {}
+        """Of rank 0's start-up."""
         self._clock = clock
         self._seconds: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
         self._tails = {rank: EventTail(run.events_path(rank)) for rank in range(world_size)}
@@ -60,11 +78,19 @@ class Progress:
             case StepFinished():
                 self.last_step = max(self.last_step, event.step)
                 self.stepped = True
+                self.first_steps.setdefault(rank, event)
+                if rank == 0:
+                    self.last_step_at = event.t
                 if not event.profiled:
                     self._seconds.append(event.step_seconds)
                 self.moved_at = self._clock()
             case CheckpointSaved():
                 self.checkpoint = event
+                self.moved_at = self._clock()
+            case ChangeApplied():
+                self.applied[rank] = event
+            case StageFinished() if rank == 0:
+                self.stage_seconds[event.stage] = event.seconds
                 self.moved_at = self._clock()
             case StageBegan() | StageFinished() | OpBuilt() | WeightsRead():
                 self.moved_at = self._clock()

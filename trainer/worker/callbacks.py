@@ -148,7 +148,7 @@ class Checkpointer:
     def __init__(self, engine: Any, batches: Batches, spec: RunSpec, folder: Path, emit: Emit) -> None:
         self.options = spec.options
         """How often, and whether at the end; may be replaced between two steps."""
-        self.folder = folder
+        self._folder = folder
         self._engine = engine
         self._batches = batches
         self._world_size = spec.world_size
@@ -167,10 +167,25 @@ class Checkpointer:
         if (save_asked or self.options.save_at_end) and step not in (0, self._saved_step):
             self._save(step)
 
-    def _save(self, step: int) -> None:
+    def save_into(self, folder: Path, step: int) -> str:
+        """Collective: save for ranks that start right after these. Why not; empty when it is there."""
+        if step in (0, self._saved_step):
+            return ""  # there is nothing yet, or it lies among the checkpoints
+        return self._save(step, folder, durable=False)
+
+    def _save(self, step: int, folder: Path | None = None, *, durable: bool = True) -> str:
+        """Why it was not saved; empty when it was."""
         progress = Progress(step=step, position=self._batches.marked_position, world_size=self._world_size)
-        saved = save(self._engine, self.folder, progress, only_trainable=self.options.lora_rank > 0)
-        if isinstance(saved, CheckpointSaved):
-            self._saved_step = step
+        saved = save(
+            self._engine,
+            folder or self._folder,
+            progress,
+            only_trainable=self.options.lora_rank > 0,
+            durable=durable,
+        )
         if self._engine.global_rank == 0:
             self._emit(saved)
+        if not isinstance(saved, CheckpointSaved):
+            return saved.why
+        self._saved_step = step
+        return ""

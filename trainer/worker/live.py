@@ -46,7 +46,7 @@ class LiveChanges:
         self.options = run.spec(self._setting).options
         """Those in force."""
         self.leaving = False
-        """The ranks are to save and end: the change takes a relaunch."""
+        """The state is saved and the ranks are to end: the change takes a relaunch."""
         self._run = run
         self._file = LiveFile(run)
         self._engine = engine
@@ -66,12 +66,14 @@ class LiveChanges:
         if request is None or request.setting != setting or setting <= self._setting:
             return  # what the ranks agreed on a step later than they had made it
         self._setting = setting
-        if request.leave:
-            self.leaving = True
-            self._checkpointer.folder = Path(request.folder)
-            return
         began = time.perf_counter()
-        problem = self._change(self._run.spec(setting).options)
+        if request.leave:
+            problem = self._checkpointer.save_into(Path(request.folder), step - 1)
+            self.leaving = not problem
+            if self.leaving:
+                return
+        else:
+            problem = self._change(self._run.spec(setting).options)
         seconds = time.perf_counter() - began
         try:
             self._emit(ChangeApplied(setting=setting, step=step, seconds=seconds, problem=problem))

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llmtop.presets.spec import RunOptions
 from llmtop.profiler.events import Phase
@@ -101,7 +102,10 @@ class Loop:
     def run(self, first_step: int, last_step: int) -> LoopEnd:
         step = first_step - 1
         agreed = self._agreement.now(self._stop, self._seen_change())
-        while step < last_step and not self._ends(agreed, step):
+        while step < last_step:
+            agreed = self._change(agreed, step + 1)
+            if agreed.stop or self._leaving:
+                break
             step += 1
             self._stages.step = step
             if step == first_step:
@@ -113,18 +117,24 @@ class Loop:
                 callback.after_step(step)
             agreed = self._read_finished(self._lag, agreed)
         agreed = self._read_finished(0, agreed)
-        leaving = self._live is not None and self._live.leaving
         for callback in self._callbacks:
-            callback.at_end(step, save_asked=leaving or (agreed.stop and agreed.save))
+            callback.at_end(step, save_asked=agreed.stop and agreed.save)
         return LoopEnd(reason="completed" if step >= last_step else "stopped", last_step=step)
 
-    def _ends(self, agreed: Agreed, step: int) -> bool:
-        """Whether the ranks leave after `step`; a change that all have seen is made here."""
-        if agreed.stop or self._live is None or not agreed.change:
-            return agreed.stop
-        self._live.make(agreed.change, step + 1)
-        self._grad_accum = self._live.options.grad_accum
-        return self._live.leaving
+    def _change(self, agreed: Agreed, step: int) -> Agreed:
+        """Before `step`: make the change that all ranks have seen, if there is one."""
+        if self._live is None or not agreed.change or agreed.stop:
+            return agreed
+        # The steps so far are told first: whoever reads the record must not take them for later ones.
+        newest = self._read_finished(0, agreed)
+        if not newest.stop:
+            self._live.make(agreed.change, step)
+            self._grad_accum = self._live.options.grad_accum
+        return replace(newest, change=0)
+
+    @property
+    def _leaving(self) -> bool:
+        return self._live is not None and self._live.leaving
 
     def _seen_change(self) -> int:
         return 0 if self._live is None else self._live.seen()

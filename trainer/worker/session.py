@@ -23,6 +23,7 @@ from llmtop.profiler.probes.outside import OutsideProbe, first_collective, make_
 from llmtop.profiler.probes.training import TrainingProbes, is_classified
 from llmtop.profiler.rundir import RunDir
 from llmtop.trainer.ops import ops_of
+from llmtop.trainer.restagefolder import restage_folders
 from llmtop.trainer.worker import checkpoint
 from llmtop.trainer.worker.build import DTYPES, build_model, count_parameters, import_model_code
 from llmtop.trainer.worker.callbacks import (
@@ -181,7 +182,7 @@ def _build(
         model = build_model(spec, deepspeed_config, device, events.write)
     with stages("partition"):
         engine = build_engine(model, spec, deepspeed_config)
-        # Alike weights came from one seed; dropout must differ between ranks. A checkpoint has its own states.
+        # Alike weights came from one seed; dropout must differ between ranks. A checkpoint has its own.
         torch.manual_seed(spec.options.seed + 1 + place.rank)
         first_step = 1 + _resume(run, engine, batches, spec, events.write)
     if outside is not None:
@@ -315,12 +316,13 @@ def _finished(end: LoopEnd, peaks: Peaks) -> RankFinished:
 
 def _resume(run: RunDir, engine: Any, batches: Batches, spec: RunSpec, emit: Emit) -> int:
     """The step that a relaunch goes on from; 0 for a new run."""
-    progress = checkpoint.newest(run.checkpoints_dir)
-    if progress is None:
+    # One that was saved for a relaunch lies elsewhere.
+    folders = (run.checkpoints_dir, *restage_folders(run))
+    found = [(progress, folder) for folder in folders if (progress := checkpoint.newest(folder)) is not None]
+    if not found:
         return 0
-    emit(
-        checkpoint.load(engine, run.checkpoints_dir, progress, only_trainable=spec.options.lora_rank > 0)
-    )
+    progress, folder = max(found, key=lambda one: one[0].step)
+    emit(checkpoint.load(engine, folder, progress, only_trainable=spec.options.lora_rank > 0))
     restore_options(engine, spec.options)
     batches.resume(progress.position)
     return progress.step

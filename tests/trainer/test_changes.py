@@ -1,0 +1,234 @@
+"""Changes under a real supervisor over fake ranks: made, refused, taken by a relaunch, and taken back."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from llmtop.profiler.changeevents import (
+    ChangeApplied,
+    ChangeAsked,
+    ChangeRefused,
+    RestageBegan,
+    Restaged,
+    RestageFailed,
+)
+from llmtop.profiler.events import ControlAnswered, HardwareSampled, RankStarted
+from llmtop.profiler.feed import read_state
+from llmtop.profiler.rundir import HARDWARE, InForce
+from llmtop.trainer import control, restagefolder
+from llmtop.trainer.restagefolder import memory_folder
+from tests.trainer.supervised import GRACES, TIMEOUT_SECONDS, Supervised, worker_command
+
+Start = Callable[..., Supervised]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts a run whose ranks do what is asked of them; whatever is left at the end is killed."""
+    started: list[Supervised] = []
+    monkeypatch.setenv("LLMTOP_GRACES", GRACES)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command("changes"))
+
+    def begin(**files: int) -> Supervised:
+        run = Supervised(tmp_path / "runs", micro_batch=4, grad_accum=2)
+        started.append(run)
+        for name, setting in files.items():
+            (run.run.path / name.replace("_", "-")).write_text(str(setting))
+        run.start()
+        run.wait_for_step(1)
+        return run
+
+    yield begin
+    for run in started:
+        run.clean_up()
+        for folder in restagefolder.restage_folders(run.run):
+            assert folder == restagefolder.disk_folder(run.run), "nothing stays in memory"
+
+
+def ask(run: Supervised, *words: str, **params: bool) -> ControlAnswered:
+    """What became of a change."""
+    asked = control.change(run.run, control.SetParams(words=words, **params))
+    answer = control.wait_until_settled(run.run, asked, TIMEOUT_SECONDS)
+    assert answer is not None, run.log()
+    return answer
+
+
+def stop(run: Supervised) -> None:
+    control.stop(run.run, save=False)
+    assert run.end().state == "stopped"
+
+
+def test_a_change_between_two_steps_is_in_force_when_all_ranks_have_made_it(start: Start) -> None:
+    run = start()
+    before = run.run.spec()
+    assert ask(run, "micro_batch=2").answer == "done"
+    asked = run.of(ChangeAsked)[0]
+    assert [(c.key, c.old, c.new, c.adapted) for c in asked.changes] == [
+        ("micro_batch", 4, 2, False),
+        ("grad_accum", 2, 4, True),
+    ]
+    assert not asked.restage and asked.new_peak_bytes is not None
+    assert run.run.in_force() == InForce(setting=1)
+    assert (run.run.spec().options.micro_batch, run.run.spec().options.grad_accum) == (2, 4)
+    assert run.run.spec(0) == before, "what it was launched with stays"
+    assert run.run.deepspeed_config()["gradient_accumulation_steps"] == 4
+    state = read_state(run.run)
+    record = state.changes.records[0]
+    assert (record.status, record.down_seconds, state.changes.setting) == ("applied", 0.0, 1)
+    assert state.changes.spans[-1].first_step == record.step
+    assert {rank.setting for rank in state.ranks.values()} == {1}
+    stop(run)
+
+
+def test_the_rate_of_samples_is_the_supervisors_to_change(start: Start) -> None:
+    run = start()
+    assert ask(run, "sample_seconds=0.02").answer == "done"
+    count = len(run.events(HARDWARE))
+    run.wait_for(lambda: len(run.events(HARDWARE)) > count + 3)
+    assert all(isinstance(event, HardwareSampled) for event in run.events(HARDWARE))
+    stop(run)
+
+
+REFUSALS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("micro_batch=3",), "micro_batch=3 does not divide the 8 sequences", "micro_batch=2 with grad_accum=4"),
+    (("micro_btch=2",), "unknown key 'micro_btch'", "did you mean 'micro_batch'?"),
+    (("model=other",), "model of a live run cannot be changed", ""),
+    (("zero=2", "offload_param=cpu"), "offload_param = cpu with zero = 2", "--zero 3"),
+    (("micro_batch=4",), "nothing would change", ""),
+    (("gpus=3",), "3 ranks do not divide the global batch of 16", "gpus=2"),
+    (("micro_batch=20000", "grad_accum=1"), "predicted not to fit", "--force"),
+)
+
+
+def test_what_cannot_be_is_refused_and_recorded(start: Start) -> None:
+    run = start()
+    for words, reason, _ in REFUSALS:
+        answer = ask(run, *words)
+        assert answer.answer == "refused" and reason in answer.reason
+    refused = run.of(ChangeRefused)
+    assert [event.asked for event in refused] == [words for words, _, _ in REFUSALS]
+    for event, (_, reason, fix) in zip(refused, REFUSALS, strict=True):
+        assert reason in event.reason and fix in event.fix
+    assert run.of(ChangeAsked) == [] and run.run.in_force() == InForce()
+    assert {record.status for record in read_state(run.run).changes.records} == {"refused"}
+    assert ask(run, "micro_batch=20000", "grad_accum=1", force=True).answer == "done"
+    stop(run)
+
+
+def test_what_the_ranks_cannot_do_leaves_everything_as_it_was(start: Start) -> None:
+    run = start(refuses=1)
+    answer = ask(run, "seq_len=128")
+    assert (answer.answer, answer.reason) == ("refused", "no room for a state")
+    assert run.run.in_force() == InForce()
+    state = read_state(run.run)
+    assert [record.status for record in state.changes.records] == ["refused"]
+    assert state.changes.setting == 0
+    assert ask(run, "seq_len=64").answer == "done", "the next one has a number of its own"
+    assert run.run.in_force() == InForce(setting=2)
+    stop(run)
+
+
+def test_a_relaunch_goes_on_after_the_step_that_was_saved(start: Start) -> None:
+    run = start()
+    assert ask(run, "zero=3", "gpus=1").answer == "done"
+    began, restaged = run.of(RestageBegan)[0], run.of(Restaged)[0]
+    assert (began.setting, began.from_setting, began.world_size, began.saved_bytes) == (1, 0, 1, 7)
+    assert restaged.step == began.last_step + 1
+    assert restaged.down_seconds is not None and restaged.down_seconds > 0
+    assert {"save", "end"} <= set(restaged.stage_seconds)
+    assert [event.setting for event in run.of(RankStarted)] == [0, 0, 1]
+    assert run.run.in_force() == InForce(setting=1)
+    assert restagefolder.restage_folders(run.run) == (), "a state in memory is removed after the first step"
+    state = read_state(run.run)
+    assert list(state.ranks) == [0] and state.world_size == 1 and state.status == "running"
+    assert [span.setting for span in state.changes.spans] == [0, 1]
+    assert state.changes.records[0].down_seconds == restaged.down_seconds
+    stop(run)
+
+
+def test_a_state_that_cannot_be_saved_leaves_the_run_training(start: Start) -> None:
+    run = start(refuses=1)
+    answer = ask(run, "zero=1")
+    assert (answer.answer, answer.reason) == ("refused", "no room for a state")
+    assert len(run.of(RankStarted)) == 2, "nobody was started again"
+    assert restagefolder.restage_folders(run.run) == ()
+    stop(run)
+
+
+@pytest.mark.parametrize("how", ["fails_on", "hangs_on"])
+def test_a_setting_that_fails_brings_the_old_one_back(start: Start, how: str) -> None:
+    run = start(**{how: 1})
+    asked = control.change(run.run, control.SetParams(words=("attention=eager",)))
+    if how == "hangs_on":
+        run.wait_for_files("hangs")
+        for event in run.of(RankStarted)[2:4]:
+            os.kill(event.pid, signal.SIGKILL)
+    answer = control.wait_until_settled(run.run, asked, TIMEOUT_SECONDS)
+    assert answer is not None and answer.answer == "refused"
+    assert "the run is back on its old setting" in answer.reason
+    failed = run.of(RestageFailed)[0]
+    assert (failed.setting, failed.back_to) == (1, 0)
+    assert ("this setting cannot be built" if how == "fails_on" else "SIGKILL") in failed.reason
+    assert run.run.in_force() == InForce() and run.run.spec().options.attention == "sdpa"
+    last = run.of(RestageBegan)[0].last_step
+    run.wait_for(lambda: read_state(run.run).steps_finished > last)
+    state = read_state(run.run)
+    assert [record.status for record in state.changes.records] == ["failed"]
+    assert [span.setting for span in state.changes.spans] == [0]
+    assert state.status == "running"
+    stop(run)
+
+
+def test_a_supervisor_killed_in_a_relaunch_leaves_the_truth_and_a_state(start: Start) -> None:
+    run = start(hangs_on=1)
+    control.change(run.run, control.SetParams(words=("zero=3",)))
+    run.wait_for_files("hangs")
+    last = run.of(RestageBegan)[0].last_step
+    os.kill(run.supervisor_pid, signal.SIGKILL)
+    while run.run.supervisor_alive() or run.processes():
+        pass
+    state = read_state(run.run)
+    assert state.status == "lost"
+    under_way = state.changes.under_way
+    assert under_way is not None and under_way.setting == 1
+    assert run.run.in_force() == InForce(setting=1, fall_back=0)
+
+    run.start()
+    run.wait_for(lambda: read_state(run.run).steps_finished > last)
+    assert run.run.in_force() == InForce()
+    failed = run.of(RestageFailed)[0]
+    assert "the supervisor ended before" in failed.reason
+    assert [path.name for path in run.run.checkpoints_dir.iterdir()] == [f"step-{last}"]
+    assert not memory_folder(run.run).exists()
+    state = read_state(run.run)
+    assert [record.status for record in state.changes.records] == ["failed"]
+    assert (state.status, state.changes.setting) == ("running", 0)
+    stop(run)
+
+
+def test_a_stop_during_a_relaunch_keeps_the_state_and_answers(start: Start) -> None:
+    run = start(hangs_on=1)
+    asked = control.change(run.run, control.SetParams(words=("zero=3",)))
+    run.wait_for_files("hangs")
+    last = run.of(RestageBegan)[0].last_step
+    second = ask(run, "micro_batch=2")
+    assert second.answer == "refused" and "another change is under way" in second.reason
+    stop(run)
+    answer = control.answers(run.run)[asked][-1]
+    assert answer.answer == "refused" and "the run has ended before it was made" in answer.reason
+    assert [path.name for path in run.run.checkpoints_dir.iterdir()] == [f"step-{last}"]
+
+
+def test_a_request_without_a_change_in_it_is_refused(start: Start) -> None:
+    run = start()
+    broken = control.request(run.run, control.SET, {"word": "micro_batch=2"})
+    answer = control.wait_until_settled(run.run, broken, TIMEOUT_SECONDS)
+    assert answer is not None and "the request holds no change" in answer.reason
+    assert all(not isinstance(event, ChangeApplied) for event in run.events(0))
+    stop(run)

@@ -1,0 +1,18 @@
+"""A rank that is like any other, but for one setting of the run, on which it fails while it starts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from llmtop.profiler.rundir import RunDir
+from llmtop.trainer.worker.__main__ import main
+
+FAILS_ON_THREADS = 3
+"""Threads a rank, of the setting that fails."""
+
+if __name__ == "__main__":
+    if RunDir.open(Path(sys.argv[1])).spec().options.threads_per_rank == FAILS_ON_THREADS:
+        sys.stderr.write("this setting was planted to fail\n")
+        sys.exit(9)
+    main(sys.argv[1:])

@@ -1,0 +1,296 @@
+"""Changes to a live run as the supervisor makes them: decided, handed to the ranks, followed to their end.
+
+Between two steps the ranks change by themselves. For everything else they save and end, and are started on
+the new setting; when that one does not come to its first step, they are started on the old one again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from enum import Enum
+
+import msgspec
+from msgspec import Struct
+
+from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.profiler.changeevents import (
+    ChangeAsked,
+    ChangeRefused,
+    RestageBegan,
+    Restaged,
+    RestageFailed,
+)
+from llmtop.profiler.deviceevents import HostSample
+from llmtop.profiler.events import AnyEvent, CheckpointSaved, RunEnded
+from llmtop.profiler.rundir import RunDir
+from llmtop.trainer import control, restagefolder
+from llmtop.trainer.livefile import LiveRequest, ask_ranks, forget_request
+from llmtop.trainer.supervisor.progress import Progress
+
+Answer = Callable[[control.Request, str, str], None]
+
+
+class Phase(Enum):
+    HOT = "the ranks change between two steps"
+    LEAVING = "the ranks save and end"
+    TRIAL = "the new setting has not made a step yet"
+    BACK = "the old setting has not made a step again yet"
+
+
+class _UnderWay(Struct, kw_only=True):
+    """The one change that is being made."""
+
+    request: control.Request
+    setting: int
+    from_setting: int
+    phase: Phase
+    last_step_at: float | None = None
+    saved: CheckpointSaved | None = None
+    relaunched_at: float = 0.0
+    failure: str = ""
+
+
+class Changes:
+    """Takes requests to change the run, and says when its ranks are to be started again."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        write: Callable[[AnyEvent], object],
+        answer: Answer,
+        log: Callable[[str], None],
+        *,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._run = run
+        self._write = write
+        self._answer = answer
+        self._log = log
+        self._wall = wall
+        self._now: _UnderWay | None = None
+
+    @property
+    def under_way(self) -> bool:
+        return self._now is not None
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether ranks were started for a change and have not all made a step."""
+        return self._now is not None and self._now.phase in (Phase.TRIAL, Phase.BACK)
+
+    def recover(self) -> None:
+        """Before the first ranks of a supervisor: what an earlier one left in the middle of a change."""
+        forget_request(self._run)
+        for path in restagefolder.keep_states(self._run):
+            self._log(f"an earlier supervisor left a state of the run, kept as {path}")
+        in_force = self._run.in_force()
+        if in_force.fall_back is None:
+            return
+        self._run.put_in_force(in_force.fall_back)
+        self._write(
+            RestageFailed(
+                setting=in_force.setting,
+                back_to=in_force.fall_back,
+                reason="the supervisor ended before the new setting had made a step",
+                world_size=self._run.spec().world_size,
+            )
+        )
+
+    # --- taking a request -------------------------------------------------------------------------
+
+    def take(self, asked: control.Request, progress: Progress, host: HostSample | None) -> None:
+        """Begin a change, or refuse it; either way it is answered and in the record."""
+        words: tuple[str, ...] = ()
+        try:
+            params = _params(asked)
+            words = params.words
+            self._begin(asked, params, progress, host)
+        except LlmtopError as error:
+            reason = f"{error.what}: {error.why}" if error.why else error.what
+            self._write(ChangeRefused(request_id=asked.request_id, asked=words, reason=reason, fix=error.fix))
+            self._answer(asked, "refused", reason)
+
+    def _begin(
+        self, asked: control.Request, params: control.SetParams, progress: Progress, host: HostSample | None
+    ) -> None:
+        # The prediction and the presets are a tenth of a second of imports that few runs need.
+        from llmtop.trainer.change import plan_change, require_fit
+        from llmtop.trainer.changeprice import price_of
+        from llmtop.trainer.preflight import preflight
+
+        if self._now is not None:
+            raise UsageError(
+                "another change is under way",
+                why=self._now.phase.value,
+                fix="ask again when it is done",
+            )
+        run, from_setting = self._run, self._run.in_force().setting
+        plan = plan_change(
+            run.spec(), run.prediction(), params.words, keep_global_batch=params.keep_global_batch
+        )
+        if not params.force:
+            require_fit(plan)
+        if plan.restage:
+            if not progress.stepped:
+                raise UsageError(
+                    "the run has not made a step yet",
+                    why="a change that takes a relaunch needs a state to go on from",
+                    fix="ask again after its first step",
+                )
+            preflight(plan.new, nvme_bytes=plan.new_prediction.nvme_bytes)
+        price = price_of(plan, progress.stage_seconds, progress.checkpoint)
+        setting = run.add_setting(plan.new, plan.new_prediction, plan.deepspeed_config)
+        self._write(
+            ChangeAsked(
+                setting=setting,
+                request_id=asked.request_id,
+                restage=plan.restage,
+                changes=plan.changes,
+                fits=plan.new_prediction.fits,
+                old_peak_bytes=plan.old_prediction.peak_allocated_bytes,
+                new_peak_bytes=plan.new_prediction.peak_allocated_bytes,
+                old_step_seconds=plan.old_prediction.step_seconds,
+                new_step_seconds=plan.new_prediction.step_seconds,
+                expected_down_seconds=price.down_seconds,
+                lost=plan.lost,
+            )
+        )
+        self._answer(asked, "accepted", "")
+        self._now = _UnderWay(
+            request=asked,
+            setting=setting,
+            from_setting=from_setting,
+            phase=Phase.LEAVING if plan.restage else Phase.HOT,
+        )
+        folder = ""
+        if plan.restage:
+            folder = str(restagefolder.make_folder(run, price.state_bytes, host))
+        ask_ranks(run, LiveRequest(setting=setting, leave=plan.restage, folder=folder))
+
+    # --- following it -----------------------------------------------------------------------------
+
+    def poll(self, progress: Progress) -> bool:
+        """Look at what the ranks have told; whether another setting has come into force between two steps."""
+        now = self._now
+        if now is None:
+            return False
+        if now.phase in (Phase.HOT, Phase.LEAVING):
+            told = [event for event in progress.applied.values() if event.setting == now.setting]
+            if len(told) == progress.world_size:
+                self._settle_told(now, next((event.problem for event in told if event.problem), ""))
+        elif len(progress.first_steps) == progress.world_size:
+            self._settle_launched(now, progress)
+        return self._run.in_force().setting == now.setting and now.phase is Phase.HOT
+
+    def _settle_told(self, now: _UnderWay, problem: str) -> None:
+        """All ranks have made the change between two steps, or none."""
+        self._now = None
+        if problem:
+            restagefolder.remove_states(self._run)
+            self._refuse(now, problem)
+            return
+        self._run.put_in_force(now.setting)
+        self._answer(now.request, "done", "")
+
+    def _settle_launched(self, now: _UnderWay, progress: Progress) -> None:
+        """All ranks have made a step after a relaunch: what was kept for it has done its duty."""
+        self._now = None
+        if now.phase is Phase.TRIAL:
+            self._run.put_in_force(now.setting)
+            self._write(self._restaged(now, progress))
+        restagefolder.remove_states(self._run)
+        if now.phase is Phase.TRIAL:
+            self._answer(now.request, "done", "")
+        else:
+            self._answer(now.request, "refused", f"{now.failure}; the run is back on its old setting")
+
+    def _restaged(self, now: _UnderWay, progress: Progress) -> Restaged:
+        back_at = max(first.t for first in progress.first_steps.values())
+        stages = dict(progress.stage_seconds)
+        if now.last_step_at is not None:
+            saving = now.saved.seconds if now.saved is not None else 0.0
+            ending = max(0.0, now.relaunched_at - now.last_step_at - saving)
+            stages = {"save": saving, "end": ending, **stages}
+        return Restaged(
+            setting=now.setting,
+            step=progress.first_steps[0].step,
+            down_seconds=None if now.last_step_at is None else back_at - now.last_step_at,
+            stage_seconds=stages,
+        )
+
+    def _refuse(self, now: _UnderWay, reason: str) -> None:
+        words = _params(now.request).words
+        self._write(
+            ChangeRefused(request_id=now.request.request_id, asked=words, reason=reason, setting=now.setting)
+        )
+        self._answer(now.request, "refused", reason)
+
+    # --- no rank is left --------------------------------------------------------------------------
+
+    def goes_on(self, progress: Progress, end: RunEnded) -> bool:
+        """Whether the ranks are to be started again, on the setting that is then in force."""
+        now = self._now
+        if now is None:
+            return False
+        if now.phase is Phase.LEAVING and end.state == "stopped":
+            self._leave(now, progress)
+            return True
+        if now.phase is Phase.TRIAL and end.state in ("failed", "out_of_memory"):
+            self._fall_back(now, end)
+            return True
+        return False
+
+    def _leave(self, now: _UnderWay, progress: Progress) -> None:
+        saved, last_step = progress.checkpoint, progress.finished[0].last_step
+        now.phase = Phase.TRIAL
+        now.last_step_at = progress.last_step_at
+        now.saved = saved if saved is not None and saved.step == last_step else None
+        now.relaunched_at = self._wall()
+        self._run.put_in_force(now.setting, fall_back=now.from_setting)
+        forget_request(self._run)
+        self._write(
+            RestageBegan(
+                setting=now.setting,
+                from_setting=now.from_setting,
+                last_step=last_step,
+                world_size=self._run.spec().world_size,
+                save_seconds=now.saved.seconds if now.saved else None,
+                saved_bytes=now.saved.size_bytes if now.saved else None,
+                folder=saved.path if saved is not None else "",
+            )
+        )
+
+    def _fall_back(self, now: _UnderWay, end: RunEnded) -> None:
+        now.phase = Phase.BACK
+        now.failure = f"the new setting failed before its first step: {end.reason}"
+        self._run.put_in_force(now.from_setting)
+        self._log(now.failure)
+        self._write(
+            RestageFailed(
+                setting=now.setting,
+                back_to=now.from_setting,
+                reason=end.reason,
+                world_size=self._run.spec().world_size,
+            )
+        )
+
+    def close(self, reason: str) -> None:
+        """The run has ended: no state of it stays in memory, and no request without an answer."""
+        now, self._now = self._now, None
+        try:
+            for path in restagefolder.keep_states(self._run):
+                self._log(f"the state saved for the change is kept as {path}")
+        except OSError as error:
+            self._log(f"the state saved for the change stays where it is: {error}")
+        if now is not None and now.phase is Phase.BACK:
+            self._answer(now.request, "refused", now.failure)
+        elif now is not None:
+            self._refuse(now, f"the run has ended before it was made: {reason}")
+
+
+def _params(asked: control.Request) -> control.SetParams:
+    try:
+        return msgspec.convert(asked.params, control.SetParams)
+    except msgspec.ValidationError as error:
+        raise UsageError("the request holds no change", why=str(error)) from error

@@ -1,0 +1,137 @@
+"""A change to a live run in words, before it is made: which keys, what is predicted, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec import Struct
+
+from llmtop.presets.errors import written
+from llmtop.profiler.changeevents import KeyChange
+from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.runstate import RunState
+from llmtop.profiler.spans import measured_spans
+from llmtop.profiler.units import format_bytes, format_seconds
+from llmtop.trainer.change import ChangePlan, plan_change
+from llmtop.trainer.changeprice import Price, price_of
+
+HOT, RELAUNCH = "between two steps", "by a relaunch"
+
+
+class Preview(Struct, frozen=True, kw_only=True):
+    """What a person is shown before saying yes."""
+
+    plan: ChangePlan
+    price: Price
+    measured_step_seconds: float | None = None
+    """Of the setting in force."""
+    measured_peak_bytes: int | None = None
+
+
+class Side(Struct, frozen=True, kw_only=True):
+    """One setting of a preview, for `--json`."""
+
+    fits: bool | None
+    peak_allocated_bytes: int
+    host_bytes: int
+    step_seconds: float | None
+    tokens_per_second: float | None
+    measured_peak_bytes: int | None = None
+    measured_step_seconds: float | None = None
+
+
+def preview_change(run: RunDir, state: RunState, words: list[str], *, keep_global_batch: bool) -> Preview:
+    """Raises UsageError for what cannot be."""
+    plan = plan_change(run.spec(), run.prediction(), words, keep_global_batch=keep_global_batch)
+    now = measured_spans(state)[-1]
+    rank = state.ranks.get(0)
+    stages = {stage.stage: stage.seconds for stage in rank.stages if stage.seconds} if rank else {}
+    return Preview(
+        plan=plan,
+        price=price_of(plan, stages, state.checkpoints[-1] if state.checkpoints else None),
+        measured_step_seconds=now.step_seconds,
+        measured_peak_bytes=now.peak_bytes,
+    )
+
+
+def preview_lines(preview: Preview) -> Iterator[str]:
+    plan, price = preview.plan, preview.price
+    how = RELAUNCH if plan.restage else HOT
+    yield f"the change is made {how}:" if plan.restage else f"the change is made {how}, without a pause:"
+    yield from (f"  {line}" for line in change_lines(plan.changes, whole=plan.restage))
+    yield "predicted, now and then:"
+    yield from (f"  {line}" for line in _side_by_side(preview))
+    for lost in plan.lost:
+        yield f"lost: {lost}"
+    if plan.restage:
+        yield f"down for about {format_seconds(price.down_seconds)}: {_price_words(price)}"
+
+
+def change_lines(changes: tuple[KeyChange, ...], *, whole: bool) -> Iterator[str]:
+    """One line a key; where only some of them take a relaunch, which ones do."""
+    width = max((len(change.key) for change in changes), default=0)
+    for change in changes:
+        notes = [RELAUNCH] if change.restage else []
+        notes += ["would be made without one"] if whole and not change.restage else []
+        notes += ["keeps the global batch"] if change.adapted else []
+        note = f"  ({'; '.join(notes)})" if notes else ""
+        yield f"{change.key:<{width}}  {value_words(change.old)} -> {value_words(change.new)}{note}"
+
+
+def value_words(value: Any) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else written(value)
+
+
+def fit_words(fits: bool | None) -> str:
+    return {True: "fits", False: "does not fit", None: "n/a"}[fits]
+
+
+def _side_by_side(preview: Preview) -> Iterator[str]:
+    old, new = preview.plan.old_prediction, preview.plan.new_prediction
+    per = "in all" if preview.plan.new.on_cpu else "per GPU"
+    measured = preview.measured_peak_bytes
+    rows = [
+        (f"peak {per}", _bytes(old), _bytes(new), format_bytes(measured) if measured else ""),
+        ("host memory", format_bytes(old.host_bytes), format_bytes(new.host_bytes), ""),
+        ("verdict", fit_words(old.fits), fit_words(new.fits), ""),
+        (
+            "step time",
+            format_seconds(old.step_seconds),
+            format_seconds(new.step_seconds),
+            format_seconds(preview.measured_step_seconds) if preview.measured_step_seconds else "",
+        ),
+    ]
+    for name, now, then, seen in rows:
+        line = f"{name:<13} {now:>12}  {then:>12}"
+        yield f"{line}   measured so far {seen}" if seen else line
+
+
+def _bytes(prediction: Prediction) -> str:
+    return format_bytes(prediction.peak_allocated_bytes)
+
+
+def _price_words(price: Price) -> str:
+    how = "at the rate of its last checkpoint" if price.measured else "at 1 GB/s, as it has not saved yet"
+    return f"the start-up of this run, and {format_bytes(price.state_bytes)} saved and read {how}"
+
+
+def sides(preview: Preview) -> tuple[Side, Side]:
+    """Now and then."""
+    now = _side(preview.plan.old_prediction, preview.measured_peak_bytes, preview.measured_step_seconds)
+    return now, _side(preview.plan.new_prediction)
+
+
+def _side(prediction: Prediction, peak: int | None = None, seconds: float | None = None) -> Side:
+    return Side(
+        fits=prediction.fits,
+        peak_allocated_bytes=prediction.peak_allocated_bytes,
+        host_bytes=prediction.host_bytes,
+        step_seconds=prediction.step_seconds,
+        tokens_per_second=prediction.tokens_per_second,
+        measured_peak_bytes=peak,
+        measured_step_seconds=seconds,
+    )
