@@ -7,6 +7,8 @@ gathered by DeepSpeed's own functions, not by ours) into the plan's folder.
 
 from __future__ import annotations
 
+import errno
+import importlib
 import json
 import os
 import random
@@ -23,17 +25,22 @@ import torch.distributed
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
 from llmtop.presets.errors import LlmtopError
-from llmtop.profiler.events import CheckpointSaved
+from llmtop.profiler.events import CheckpointRefused, CheckpointSaved
 from llmtop.trainer.pdeath import die_with_parent
 from llmtop.trainer.worker import checkpoint
 from llmtop.trainer.worker.checkpoint import Progress
 from llmtop.trainer.worker.data import Position
 from llmtop.trainer.worker.place import place_from_environment
 from llmtop.trainer.worker.process_group import join_process_group
+from llmtop.trainer.worker.state.layout import StateRefused
 
 VOCAB, WIDTH, GLOBAL_ROWS, LENGTH = 61, 24, 4, 6
 """Odd, so that no border of a rank's part is one of a parameter."""
 SAVED, LAST = 3, 6
+IMPORTED_LATE = ("deepspeed.runtime.zero.muon.muon_optimizer", "peft", "bitsandbytes.optim")
+"""What the first engine would take seconds for, in every rank."""
+DIED = 9
+"""Exit code of ranks that end in the middle of a save because the plan says so."""
 BF16 = torch.bfloat16
 
 
@@ -80,11 +87,10 @@ def build(case: dict[str, Any], seed: int) -> torch.nn.Module:
     if case.get("lora"):
         from peft import LoraConfig, get_peft_model
 
-        if seed:
-            # The base is made elsewhere; only adapters are part of the state.
-            torch.manual_seed(0)
-            model = Tiny(case.get("dropout", 0.0))
-            torch.manual_seed(seed)
+        # The base is made elsewhere; only adapters are part of the state.
+        torch.manual_seed(5 if case.get("other_base") else 0)
+        model = Tiny(case.get("dropout", 0.0))
+        torch.manual_seed(seed)
         linear = ["first", "second"]
         adapters = LoraConfig(r=4, target_modules=linear, init_lora_weights=False, bias="lora_only")
         model = get_peft_model(model, adapters, autocast_adapter_dtype=False)
@@ -223,7 +229,9 @@ def run_case(case: dict[str, Any], folder: Path, rank: int, ranks: int) -> None:
     for generator in (random.seed, numpy.random.seed, torch.manual_seed):
         generator(7 + rank if "loads" not in case else 99)
     state: dict[str, Any] | None = None
-    if "loads" in case:
+    if case.get("mishaps"):
+        told |= mishaps(engine, case, folder, rank, ranks)
+    elif "loads" in case:
         source = folder / f"{case['loads']}-checkpoints"
         progress = checkpoint.newest(source)
         assert progress is not None and progress.step == SAVED
@@ -257,6 +265,58 @@ def run_case(case: dict[str, Any], folder: Path, rank: int, ranks: int) -> None:
     if rank == 0 and state is not None:
         torch.save(state, folder / f"{case['name']}.pt")
     engine.destroy()
+
+
+def mishaps(engine: Any, case: dict[str, Any], folder: Path, rank: int, ranks: int) -> dict[str, Any]:
+    """Saves that are refused on the way, a state that is written anew, and a rank that dies in the last save."""
+    losses = train(engine, 1, SAVED, rank, ranks)
+    target = folder / f"{case['name']}-checkpoints"
+    progress = Progress(step=SAVED, position=Position(index=SAVED), world_size=ranks)
+    later = Progress(step=SAVED + 1, position=Position(index=SAVED), world_size=ranks)
+
+    def attempt(**planted: Any) -> str:
+        real = {name: getattr(checkpoint, name) for name in planted}
+        for name, stand_in in planted.items():
+            setattr(checkpoint, name, stand_in)
+        result = checkpoint.save(engine, target, later, only_trainable=False)
+        for name, value in real.items():
+            setattr(checkpoint, name, value)
+        torch.distributed.barrier()
+        names = sorted(path.name for path in target.glob("*"))
+        found = checkpoint.newest(target)
+        torch.distributed.barrier()
+        assert names == [f"step-{SAVED}"], names
+        assert found is not None and found.step == SAVED
+        assert isinstance(result, CheckpointRefused)
+        return result.why
+
+    def full(*_: Any, **__: Any) -> None:
+        if rank == ranks - 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def narrow(*_: Any) -> str | None:
+        return "there is no room" if rank == ranks - 1 else None
+
+    def unknown(*_: Any, **__: Any) -> None:
+        raise StateRefused("this cannot be saved", why="nobody knows how")
+
+    for _ in range(2):
+        saved = checkpoint.save(engine, target, progress, only_trainable=False, durable=False)
+        assert isinstance(saved, CheckpointSaved)
+    told = {
+        "full": attempt(write_share=full),
+        "narrow": attempt(why_no_room=narrow),
+        "unknown": attempt(share_of=unknown),
+        "losses": losses + train(engine, SAVED + 1, LAST, rank, ranks),
+    }
+    if rank == 0:
+        checkpoint._complete = lambda *_, **__: os._exit(DIED)  # type: ignore[assignment]
+    (folder / f"{case['name']}-{rank}.json").write_text(json.dumps(told))
+    try:
+        checkpoint.save(engine, target, later, only_trainable=False)
+    except RuntimeError:
+        os._exit(DIED)
+    raise AssertionError("a save without rank 0 ended well")
 
 
 def restore_draws(engine: Any, folder: Path, progress: Progress) -> None:
@@ -295,6 +355,8 @@ def free_port() -> int:
 
 def main(plan: Path) -> None:
     die_with_parent()
+    for name in IMPORTED_LATE:
+        importlib.import_module(name)
     # Each case has ranks of its own: a stage-3 engine leaves behind its linear layer, which rounds otherwise.
     for case in json.loads(plan.read_text()):
         port = free_port()
@@ -312,8 +374,9 @@ def main(plan: Path) -> None:
                         traceback.print_exc()
                     os._exit(code)
             children.append(child)
+        expected = DIED if case.get("mishaps") else 0
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        if any(codes):
+        if any(code != expected for code in codes):
             sys.exit(f"the ranks of {case['name']} ended with {codes}")
 
 

@@ -8,8 +8,8 @@ Read from (paths under `deepspeed/runtime`, version 0.19.8):
   rank's part, in host memory with offload. The weights follow by `update_lp_params`.
 - `zero/stage3.py:DeepSpeedZeroOptimizer_Stage3._create_fp32_partitions`: every parameter is cut in equal
   parts by rank; `fp32_partitioned_groups_flat` holds this rank's parts of a sub-group (`fp16_groups`), which
-  belongs to group `sub_group_to_group_id`. Sub-groups that stay on the GPU with `offload_optimizer.ratio` < 1 are
-  stepped by `backup_optimizer` (`_optimizer_step`). Optimizer state on NVMe is in files between steps
+  belongs to group `sub_group_to_group_id`. Sub-groups that stay on the GPU with `offload_optimizer.ratio` < 1
+  are stepped by `backup_optimizer` (`_optimizer_step`). Optimizer state on NVMe is in files between steps
   (`optimizer_swapper`).
 - `bf16_optimizer.py:BF16_Optimizer._setup_for_real_optimizer`: as stages 1 and 2, in
   `fp32_groups_flat_partition`.

@@ -2,8 +2,8 @@
 
 Read from: torch 2.13 `optim/adam.py:Adam._init_group` (step a tensor, on the device when fused or
 capturable); deepspeed 0.19.8 `ops/adam/fused_adam.py:FusedAdam.step` (step an int, counted for the last
-tensor of a group only) and `ops/adam/cpu_adam.py:DeepSpeedCPUAdam.step` (`fp32_optimizer_states`); bitsandbytes
-0.50.2 `optim/optimizer.py:Optimizer2State.init_state` (state1 and state2, in 8 bits with absmax and qmap for
+tensor of a group only) and `ops/adam/cpu_adam.py:DeepSpeedCPUAdam.step` (`fp32_optimizer_states`);
+bitsandbytes 0.50.2 `optim/optimizer.py:Optimizer2State.init_state` (state1 and state2, in 8 bits with absmax and qmap for
 tensors of `min_8bit_size` elements and more, in managed memory when paged).
 """
 
