@@ -87,6 +87,12 @@ COMMANDS: tuple[Command, ...] = (
         "llmtop compare 20261129-1845 latest",
     ),
     Command(
+        "delete",
+        "RUN [--yes]",
+        "remove a run that has ended, with its logs and checkpoints",
+        "llmtop delete 20261129-1845",
+    ),
+    Command(
         "import",
         "DS_JSON [--world-size N] [--json]",
         "read a DeepSpeed configuration: its problems and the equivalent options",

@@ -174,14 +174,19 @@ class RunsFeed:
     def scan(self) -> Iterator[tuple[RunRow, ...]]:
         """Read what has changed, newest run first; long lists come in growing parts."""
         runs = list_runs(self._root)
-        fresh = 0
+        for gone in self._rows.keys() - {run.run_id for run in runs}:
+            del self._rows[gone]
+            self._readers.pop(gone, None)
+        fresh, batch = 0, _ROWS_A_BATCH
         for run in runs:
             known = self._rows.get(run.run_id)
             if known is not None and run.run_id not in self._readers:
                 continue
             self._read(run)
             fresh += known is None
-            if fresh and fresh % _ROWS_A_BATCH == 0 and known is None:
+            if fresh >= batch:
+                # Each part is painted anew: parts that grow keep a long list linear.
+                fresh, batch = 0, batch * 2
                 yield self._listed(runs)
         yield self._listed(runs)
 
