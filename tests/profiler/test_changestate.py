@@ -1,0 +1,120 @@
+"""Changes in the fold: what is in force, what was measured on it, whatever the order of the logs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from llmtop.profiler.changeevents import (
+    ChangeApplied,
+    ChangeAsked,
+    ChangeRefused,
+    KeyChange,
+    RestageBegan,
+    Restaged,
+    RestageFailed,
+)
+from llmtop.profiler.events import (
+    AnyEvent,
+    PhaseMemory,
+    RankExited,
+    RankStarted,
+    RunEnded,
+    RunStarted,
+    StepFinished,
+)
+from llmtop.profiler.runstate import RunState, fold
+from llmtop.profiler.spans import measured_spans
+
+ASKED = ChangeAsked(t=3.5, setting=1, changes=(KeyChange(key="micro_batch", old=4, new=2),), src="supervisor")
+
+
+def started(world_size: int = 2) -> list[AnyEvent]:
+    run = RunStarted(
+        run_id="r", name="n", pid=1, host="h", world_size=world_size, llmtop_version="1", src="supervisor"
+    )
+    return [run, *(RankStarted(rank=r, pid=10 + r, src="supervisor") for r in range(world_size))]
+
+
+def step(number: int, rank: int = 0, peak: int = 100, seconds: float = 1.0) -> StepFinished:
+    memory = {"forward": PhaseMemory(peak_bytes=peak)}
+    return StepFinished(
+        t=float(number), src=f"rank{rank}", step=number, loss=1.0, step_seconds=seconds, phase_memory=memory
+    )
+
+
+def applied(setting: int, first: int, rank: int = 0, problem: str = "") -> ChangeApplied:
+    return ChangeApplied(t=first - 0.5, src=f"rank{rank}", setting=setting, step=first, problem=problem)
+
+
+def test_a_change_between_two_steps_begins_a_span_with_peaks_of_its_own() -> None:
+    events: list[AnyEvent] = [
+        *started(),
+        *(step(n, rank, peak=900 + rank) for n in (1, 2, 3) for rank in (0, 1)),
+        ASKED,
+        applied(1, 4, rank=1),
+        applied(1, 4, rank=0),
+        *(step(n, rank, peak=500 + rank, seconds=2.0) for n in (4, 5, 6, 7) for rank in (0, 1)),
+    ]
+    state = fold(RunState(), events)
+    assert state.changes.setting == 1 and state.changes.records[0].status == "applied"
+    first, second = measured_spans(state)
+    assert (first.first_step, first.last_step, first.peak_bytes) == (1, 3, 901)
+    assert (second.first_step, second.last_step, second.peak_bytes) == (4, 7, 501)
+    assert (first.step_seconds, second.step_seconds) == (1.0, 2.0)
+    piecewise = RunState()
+    for event in events:
+        piecewise = fold(piecewise, [event])
+    assert piecewise == state
+
+
+def test_a_change_that_the_ranks_refuse_changes_nothing() -> None:
+    refused = ChangeRefused(t=5, src="supervisor", setting=1, reason="too short")
+    problem = [applied(1, 4, rank, problem="too short") for rank in (0, 1)]
+    state = fold(RunState(), [*started(), step(3), ASKED, *problem, refused])
+    assert [record.status for record in state.changes.records] == ["refused"]
+    assert state.changes.setting == 0 and state.ranks[0].peaks
+    alone = ChangeRefused(t=6, src="supervisor", asked=("zero=9",), reason="no")
+    assert len(fold(state, [alone]).changes.records) == 2
+
+
+def relaunch() -> list[AnyEvent]:
+    """Two ranks, a step, and a relaunch with one."""
+    return [
+        *started(),
+        step(1),
+        step(1, rank=1),
+        ChangeAsked(t=1.5, setting=1, restage=True, src="supervisor"),
+        *(RankExited(t=2, rank=r, pid=10 + r, exit_code=0, src="supervisor") for r in (0, 1)),
+        RestageBegan(t=3, setting=1, from_setting=0, last_step=1, world_size=1, src="supervisor"),
+        RankStarted(t=3, rank=0, pid=20, setting=1, src="supervisor"),
+    ]
+
+
+def test_a_relaunch_is_a_start_that_keeps_what_was_measured() -> None:
+    state = fold(RunState(), relaunch())
+    assert (state.status, state.world_size, list(state.ranks)) == ("starting", 1, [0])
+    assert state.changes.under_way is not None
+    restaged = Restaged(t=9, setting=1, step=2, down_seconds=8.0, src="supervisor")
+    state = fold(state, [step(1, rank=1), step(2, peak=50), restaged])
+    assert list(state.ranks) == [0], "a late line of a rank that is gone brings nothing back"
+    assert state.status == "running" and state.changes.records[0].down_seconds == 8.0
+    assert [(span.setting, span.peak_bytes) for span in measured_spans(state)] == [(0, 100), (1, 50)]
+
+
+def test_a_failed_relaunch_is_back_on_the_old_setting() -> None:
+    failed = RestageFailed(t=5, setting=1, back_to=0, reason="no", world_size=2, src="supervisor")
+    state = fold(RunState(), [*relaunch(), failed])
+    assert state.changes.records[0].status == "failed" and state.changes.records[0].reason == "no"
+    assert (state.changes.setting, state.world_size) == (0, 2)
+    assert [span.setting for span in state.changes.spans] == [0]
+
+
+def test_an_ended_run_keeps_its_end() -> None:
+    end = RunEnded(t=4, state="failed", reason="x", src="supervisor")
+    failed = RestageFailed(t=5, setting=1, back_to=0, reason="no", world_size=2, src="supervisor")
+    assert fold(RunState(), [*relaunch(), end, failed]).status == "failed"
+
+
+def test_every_setting_has_its_steps_once() -> None:
+    spans = fold(RunState(), [*relaunch(), step(2)]).changes.spans
+    assert all(a.first_step < b.first_step for a, b in pairwise(spans))

@@ -1,0 +1,134 @@
+"""What a change comes to before it is made: keys, batch sizes, refusals and price."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from llmtop.presets.errors import DoesNotFitError, UsageError
+from llmtop.presets.spec import RunOptions, RunSpec
+from llmtop.profiler.events import CheckpointSaved
+from llmtop.profiler.memory.predict import predict
+from llmtop.trainer.change import ChangePlan, plan_change, require_fit
+from llmtop.trainer.changekeys import FIXED, HOT, RESTAGE
+from llmtop.trainer.changeprice import price_of
+from llmtop.trainer.restagefolder import state_bytes
+from tests.recorded_spec import recorded_prediction, recorded_spec
+
+
+def plan(*words: str, keep: bool = True, kind: Any = "cpu", **options: Any) -> ChangePlan:
+    spec = recorded_spec(kind, **options)
+    return plan_change(spec, recorded_prediction(spec), words, keep_global_batch=keep)
+
+
+def test_every_option_is_changed_in_one_way_or_stays_for_a_reason() -> None:
+    assert HOT | RESTAGE | set(FIXED) == set(RunOptions.__struct_fields__)
+    assert len(HOT) + len(RESTAGE) + len(FIXED) == len(RunOptions.__struct_fields__)
+
+
+@given(micro=st.integers(1, 12), accum=st.integers(1, 12), ranks=st.integers(1, 4), wanted=st.integers(1, 40))
+def test_the_global_batch_is_kept_or_the_nearest_size_that_keeps_it_is_named(
+    micro: int, accum: int, ranks: int, wanted: int
+) -> None:
+    def change(key: str, value: int) -> RunSpec | None:
+        options = {"ranks": ranks, "micro_batch": micro, "grad_accum": accum}
+        if value == options[key]:
+            return None
+        return plan(f"{key}={value}", **options).new  # type: ignore[arg-type]
+
+    for key, other in (("micro_batch", "grad_accum"), ("grad_accum", "micro_batch")):
+        try:
+            new = change(key, wanted)
+            assert new is None or new.global_batch == micro * accum * ranks
+        except UsageError as error:
+            assert (micro * accum) % wanted
+            named = dict(word.split("=") for word in error.fix.split(";")[0].split(" with "))
+            assert set(named) == {key, other}
+            near = int(named[key])
+            assert near * int(named[other]) == micro * accum
+            divisors = [n for n in range(1, micro * accum + 1) if micro * accum % n == 0]
+            assert abs(near - wanted) == min(abs(n - wanted) for n in divisors)
+
+
+def test_both_sizes_or_a_word_change_the_global_batch() -> None:
+    assert plan("micro_batch=8", "grad_accum=3").new.global_batch == 8 * 3 * 2
+    assert plan("micro_batch=8", keep=False).new.global_batch == 8 * 2
+    assert plan("micro_batch=3", keep=False).new.options.grad_accum == 1
+
+
+def test_another_number_of_ranks_keeps_the_global_batch_too() -> None:
+    new = plan("gpus=1", micro_batch=4, grad_accum=2).new
+    assert (new.options.micro_batch, new.options.grad_accum, new.global_batch) == (4, 4, 16)
+
+
+def test_one_key_that_takes_a_relaunch_makes_the_whole_change_one() -> None:
+    found = plan("learning_rate=1e-4", "deepspeed.zero_optimization.reduce_bucket_size=2e6")
+    assert found.restage
+    assert {(c.key, c.new, c.restage) for c in found.changes} == {
+        ("learning_rate", 1e-4, False),
+        ("deepspeed.zero_optimization.reduce_bucket_size", 2_000_000, True),
+    }
+    assert found.deepspeed_config["zero_optimization"]["reduce_bucket_size"] == 2_000_000
+    assert found.new.provenance["learning_rate"].detail == "llmtop set"
+    assert not plan("learning-rate=1e-4", "gradient_checkpointing=on").restage
+
+
+@pytest.mark.parametrize(
+    ("word", "what", "fix"),
+    [
+        ("micro_batch", "not of the form KEY=VALUE", "micro_batch=2"),
+        ("micro_batch=many", "micro_batch = 'many' is not valid", "a whole number"),
+        ("zerro=3", "unknown key 'zerro'", "did you mean 'zero'?"),
+        ("steps=5", "steps of a live run cannot be changed", ""),
+        ("precision=bf16", "precision of a live run cannot be changed", ""),
+        ("liger=on", "liger on the CPU", "--no-liger"),
+        ("deepspeed.zero_optimization.stage=3", "stage = 3, but zero = 2", "say it once"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_happens(word: str, what: str, fix: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan(word)
+    assert what in str(caught.value) and fix in str(caught.value)
+
+
+def test_a_schedule_of_deepspeeds_own_has_no_single_learning_rate() -> None:
+    scheduler = {"scheduler": {"type": "WarmupLR", "params": {}}}
+    with pytest.raises(UsageError, match="deepspeed.scheduler"):
+        plan("learning_rate=1e-4", deepspeed=scheduler)
+
+
+def test_a_setting_that_would_not_fit_is_refused_unless_forced() -> None:
+    found = plan("micro_batch=512", keep=False, kind="cuda", seq_len=4096)
+    assert found.new_prediction.fits is False
+    with pytest.raises(DoesNotFitError) as caught:
+        require_fit(found)
+    assert "predicted not to fit" in str(caught.value) and caught.value.exit_code == 3
+    require_fit(plan("micro_batch=2", kind="cuda", micro_batch=1, grad_accum=2))
+
+
+def test_the_price_of_a_relaunch_is_this_runs_start_up_and_what_is_saved() -> None:
+    assert price_of(plan("micro_batch=2"), {}, None).down_seconds == 0.0
+    found = plan("zero=3")
+    assert price_of(found, {}, None).down_seconds is None, "nothing was measured yet"
+    saved = CheckpointSaved(step=1, path="x", size_bytes=4_000, seconds=2.0)
+    price = price_of(found, {"import": 5.0, "first_step": 2.0}, saved)
+    assert price.state_bytes == 4_000 and price.measured
+    assert price.down_seconds == pytest.approx(5 + 2 + 1 + 2 * 2)
+
+
+def test_a_state_holds_master_weights_and_moments_of_what_is_trained() -> None:
+    spec = recorded_spec("cuda")
+    prediction = predict(spec)
+    assert state_bytes(spec, prediction) == 12 * prediction.params
+    adapters = replace(spec, options=replace(spec.options, lora_rank=8))
+    prediction = predict(adapters)
+    assert state_bytes(adapters, prediction) == 12 * prediction.trainable_params
+
+
+def test_reading_in_another_cut_is_told() -> None:
+    assert "some of its text twice" in plan("seq_len=128").lost[0]
+    assert plan("zero=3").lost == ()
