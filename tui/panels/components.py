@@ -16,6 +16,13 @@ _VALUE_CELLS = 9
 _ERROR_CELLS = 6
 _MOST_LABEL_CELLS = 20
 _NOTABLE_PERCENT = 10
+_BRIEF: dict[str, str] = {
+    "master params": "masters",
+    "fragmentation": "fragments",
+    "comm buffers": "comm bufs",
+    "CUDA context": "context",
+}
+"""For where the whole label would be cut."""
 _RECLAIMED = "The kernel swapped or reclaimed pages of the process: the actual figures are too small."
 
 
@@ -67,7 +74,8 @@ class ComponentsPanel(Panel):
 
 def _component_row(row: BreakdownRow, found: Breakdown, label_cells: int) -> Content:
     swatch = component(row.component)
-    return _row(swatch.letter, swatch.label, *_pair(row, found), label_cells, "", row.compared_bytes)
+    label = swatch.label if len(swatch.label) <= label_cells else _BRIEF.get(swatch.label, swatch.label)
+    return _row(swatch.letter, label, *_pair(row, found), label_cells, "", row.compared_bytes)
 
 
 def _pair(row: BreakdownRow, found: Breakdown) -> tuple[int | None, int | None]:

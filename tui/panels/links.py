@@ -6,7 +6,8 @@ from textual.content import Content
 
 from llmtop.profiler import topology
 from llmtop.profiler.deviceevents import DeviceSample, LinkSample
-from llmtop.profiler.units import counted, format_rate
+from llmtop.profiler.phaselinks import PhaseTraffic, phase_traffic
+from llmtop.profiler.units import counted, format_rate, format_seconds
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.paint import NOT_KNOWN, fit, fit_right, harmless, lines, sparkline
 from llmtop.tui.widgets.panel import Panel
@@ -14,6 +15,9 @@ from llmtop.tui.widgets.panel import Panel
 _LABEL_CELLS = 8
 _RATE_CELLS = 12
 _LINK_CELLS = 26
+_PHASE_CELLS = 10
+_SHORTEST_SAMPLE_SECONDS = 0.05
+"""A sample of eight devices takes some 10 ms."""
 
 
 class LinksPanel(Panel):
@@ -33,7 +37,8 @@ class LinksPanel(Panel):
             _network_row(view),
         ]
         if self.zoomed:
-            rows += [Content(""), *_device_rows(devices), Content(""), *_histories(view, width)]
+            rows += [Content(""), *_phase_rows(view), Content("")]
+            rows += [*_device_rows(devices), Content(""), *_histories(view, width)]
             rows += [*_pcie_rows(view), *_topology_rows(view), *_link_rows(view, width)]
         return lines(rows if self.zoomed else rows[: max(height, 1)])
 
@@ -83,6 +88,39 @@ def _device_rows(devices: tuple[DeviceSample, ...]) -> list[Content]:
         cells = "".join(fit_right(format_rate(rate), 14) for rate in rates)
         rows.append(Content(fit(f"GPU{device.index}", _LABEL_CELLS) + cells))
     return rows
+
+
+def _phase_rows(view: RunView) -> list[Content]:
+    """What the links carried while each phase of a step was under way, of all devices together."""
+    sample = view.state.hardware
+    if sample is None or not sample.devices:
+        return []
+    found = phase_traffic(view.state.hardware_history, view.state.recent_steps)
+    if not found.tells:
+        return [Content.styled(row, "$muted") for row in _too_slow(view, found)]
+    names = ("NVLink send", "NVLink recv", "PCIe send", "PCIe recv")
+    head = (
+        fit("phase", _PHASE_CELLS) + "".join(fit_right(name, 13) for name in names) + fit_right("samples", 9)
+    )
+    rows = [Content.styled(head, "$muted")]
+    for row in found.rows:
+        cells = "".join(fit_right(format_rate(rate), 13) for rate in row.rates)
+        count = (fit_right(str(row.samples), 9), "$muted")
+        rows.append(Content.assemble(fit(row.phase, _PHASE_CELLS), cells, count))
+    return rows
+
+
+def _too_slow(view: RunView, found: PhaseTraffic) -> list[str]:
+    """Why it cannot be told, and what would tell it."""
+    every, longest = found.sample_seconds, found.longest_seconds
+    if every is None or longest is None:
+        return [f"by phase of the step: {NOT_KNOWN}, no step or no samples yet"]
+    words = f"by phase of the step: {NOT_KNOWN}. A sample comes every {format_seconds(every)},"
+    words += f" and the longest phase takes {format_seconds(longest)}."
+    wanted = max(_SHORTEST_SAMPLE_SECONDS, round(longest / 4, 2))
+    if wanted >= every:
+        return [words]
+    return [words, f"To see it: llmtop set {harmless(view.state.run_id)} sample_seconds={wanted:g}"]
 
 
 def _histories(view: RunView, width: int) -> list[Content]:

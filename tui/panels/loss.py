@@ -1,25 +1,61 @@
-"""The loss of each step, with learning rate and gradient norm."""
+"""How the training goes: the loss of each step; opened, learning rate, gradient norm and loss scale too."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import ClassVar, NamedTuple
 
 from textual.app import ComposeResult
 from textual.content import Content
 
+from llmtop.profiler.series import Series
 from llmtop.profiler.units import format_percent
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.inputrows import input_rows
 from llmtop.tui.widgets.paint import lines
 from llmtop.tui.widgets.panel import Panel
-from llmtop.tui.widgets.plot import BLUE, Curve, LinePlot
+from llmtop.tui.widgets.plot import BLUE, GREEN, ORANGE, RED, VIOLET, Curve, LinePlot
+
+_NAMED_SKIPS = 12
+
+
+_Points = tuple[float, ...]
+_FEWEST_PLOT_ROWS = 5
+_ROOMY = 34
+"""Rows of a screen from which on inputs are told in full above the plots."""
+
+
+class _Column(NamedTuple):
+    """One curve over the steps."""
+
+    name: str
+    words: str
+    colour: tuple[int, int, int]
+
+
+_COLUMNS: tuple[_Column, ...] = (
+    _Column("losses", "loss", BLUE),
+    _Column("learning_rates", "learning rate", GREEN),
+    _Column("grad_norms", "gradient norm", VIOLET),
+    _Column("loss_scales", "loss scale", ORANGE),
+)
 
 
 class LossPanel(Panel):
     TITLE = "Loss"
     KEY = "3"
+    DEFAULT_CSS: ClassVar[str] = """
+    LossPanel.zoomed LinePlot { border-top: blank; border-title-align: left; border-title-color: $muted; }
+    """
 
     def compose(self) -> ComposeResult:
         yield from super().compose()
-        yield LinePlot()
+        for column in _COLUMNS:
+            plot = LinePlot(id=f"plot-{column.name.replace('_', '-')}")
+            plot.border_title = column.words
+            plot.display = False
+            yield plot
 
     def headline(self, view: RunView) -> str:
         first, last = view.state.first_loss, view.state.last_loss
@@ -31,19 +67,62 @@ class LossPanel(Panel):
 
     def draw(self, view: RunView, width: int, height: int) -> Content:
         series = view.state.series
-        known = [
-            (step, loss) for step, loss in zip(series.steps, series.losses, strict=True) if loss is not None
-        ]
-        plot = self.query_one(LinePlot)
-        plot.display = len(known) > 1
-        plot.show([Curve(BLUE, tuple(s for s, _ in known), tuple(loss for _, loss in known))])
-        if not known:
+        shown = {column.name: _known(series.steps, getattr(series, column.name)) for column in _COLUMNS}
+        text = self._text(view, width, height)
+        drawn = [column for column in _COLUMNS if len(shown[column.name][0]) > 1]
+        room = (height - text.get_height({}, width)) // max(1, len(drawn))
+        for column, plot in zip(_COLUMNS, self.query(LinePlot), strict=True):
+            steps, values = shown[column.name]
+            plot.display = len(steps) > 1 and (column.name == "losses" or self.zoomed)
+            plot.styles.height = max(_FEWEST_PLOT_ROWS, room) if self.zoomed else "1fr"
+            if plot.display:
+                curves = [Curve(column.colour, steps, values)]
+                if column.name == "losses" and self.zoomed:
+                    curves.append(_skipped_marks(series))
+                plot.show(curves, x_axis=not self.zoomed or column is drawn[-1])
+        return text
+
+    def _text(self, view: RunView, width: int, height: int) -> Content:
+        series = view.state.series
+        known = sum(loss is not None for loss in series.losses)
+        if not series.steps or not (known or self.zoomed):
             return Content.styled("no step has finished yet", "$muted")
-        if not self.zoomed and len(known) > 1:
-            return Content("")
         newest = Content.assemble(*_newest(view))
+        if not self.zoomed:
+            return Content("") if known > 1 else newest
         # A loss says nothing without what was learnt from what.
-        return lines([newest, *input_rows(view.spec)]) if self.zoomed else newest
+        inputs = input_rows(view.spec, brief=height < _ROOMY, width=width)
+        return lines([newest, *_skipped_row(view), *inputs])
+
+
+def _known(
+    steps: Sequence[int], values: Sequence[float | None]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Steps and values where there is one."""
+    pairs = [
+        (float(step), value)
+        for step, value in zip(steps, values, strict=True)
+        if value is not None and isfinite(value)
+    ]
+    return tuple(step for step, _ in pairs), tuple(value for _, value in pairs)
+
+
+def _skipped_marks(series: Series) -> Curve:
+    """A cross on the loss of each step that changed nothing."""
+    rows = zip(series.steps, series.losses, series.skipped, strict=True)
+    marked = [(float(step), loss) for step, loss, skipped in rows if skipped and loss is not None]
+    return Curve(RED, tuple(step for step, _ in marked), tuple(loss for _, loss in marked), dots=True)
+
+
+def _skipped_row(view: RunView) -> list[Content]:
+    if not view.state.skipped_steps:
+        return []
+    series = view.state.series
+    numbers = [step for step, skipped in zip(series.steps, series.skipped, strict=True) if skipped]
+    named = ", ".join(map(str, numbers[-_NAMED_SKIPS:]))
+    more = "the last of them " if view.state.skipped_steps > len(numbers[-_NAMED_SKIPS:]) else ""
+    words = f"{view.state.skipped_steps} of {view.state.steps_finished} steps skipped (x in the plot)"
+    return [Content.styled(words + (f": {more}{named}" if named else ""), "$text-warning")]
 
 
 def _newest(view: RunView) -> list[str | tuple[str, str]]:
@@ -60,8 +139,6 @@ def _newest(view: RunView) -> list[str | tuple[str, str]]:
     ]
     if scale is not None:
         cells.append(("loss scale", f"{scale:g}"))
-    if state.skipped_steps:
-        cells.append(("skipped steps", str(state.skipped_steps)))
     parts: list[str | tuple[str, str]] = []
     for name, value in cells:
         parts += [(f"{name} ", "$muted"), f"{value}   "]

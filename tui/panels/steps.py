@@ -8,16 +8,20 @@ from textual.app import ComposeResult
 from textual.content import Content
 
 from llmtop.profiler.flops import utilisation
-from llmtop.profiler.rankstate import WARMUP_STEPS
-from llmtop.profiler.series import steady_steps
+from llmtop.profiler.rankstate import WARMUP_STEPS, RankState
+from llmtop.profiler.series import middle_half, steady_steps
 from llmtop.profiler.units import NOT_AVAILABLE, format_percent, format_seconds, format_tokens_rate
 from llmtop.tui.view import RunView, steady_speed
-from llmtop.tui.widgets.paint import Segment, fit, fit_right, lines, sparkline, stacked
+from llmtop.tui.widgets.paint import Segment, fit, fit_right, lines, sparkline, stacked, wrapped
 from llmtop.tui.widgets.palette import PHASES, REST
 from llmtop.tui.widgets.panel import Panel
 from llmtop.tui.widgets.plot import ORANGE, Curve, LinePlot
 
 _ROWS_FOR_PLOT = 10
+_RANK_CELLS, _TIME_CELLS, _FEWEST_BAR_CELLS = 6, 10, 8
+_UNEVEN = 1.1
+_RECENT_STEPS = 20
+_LETTER = {**{name: swatch.letter for name, swatch in PHASES.items()}, "rest": "rest"}
 _SHORT = {"data": "data", "forward": "fwd", "backward": "bwd", "optimizer": "opt", "rest": "rest"}
 
 
@@ -45,13 +49,14 @@ class StepsPanel(Panel):
         seconds = sum(phases.values())
         bar = [Segment(swatch.letter, swatch.colour, phases[name]) for name, swatch in PHASES.items()]
         bar.append(Segment(REST.letter, REST.colour, phases["rest"]))
-        rows = [_speed(view), stacked(bar, seconds or 1.0, width)]
+        rows = [_speed(view, width), stacked(bar, seconds or 1.0, width)]
         if self.zoomed:
             rows += [
                 _utilisation(view),
+                _rates(view),
                 *_skipped(view),
                 *_phase_table(view, phases),
-                *_rank_rows(view),
+                *_rank_rows(view, width),
                 Content("step seconds:"),
             ]
             return lines(rows)
@@ -92,14 +97,20 @@ def _steady(view: RunView) -> tuple[float, ...]:
     return tuple(seconds for seconds, _ in steady_steps(view.state.series, WARMUP_STEPS))
 
 
-def _speed(view: RunView) -> Content:
+def _speed(view: RunView, width: int) -> Content:
     steady, predicted = _steady(view), view.prediction.step_seconds
-    foretold = "" if predicted is None else f"   predicted {format_seconds(predicted)}"
+    foretold = "" if predicted is None else f"predicted {format_seconds(predicted)}"
     share = utilisation(view.spec, steady_speed(view.state.series))
     mfu = "" if share is None else f"   MFU {format_percent(100 * share.mfu)}"
     seconds = median(steady) if steady else view.state.series.step_seconds[-1]
     words = " a step" if steady else " a step, warming up"
-    return Content.assemble((format_seconds(seconds), "bold"), words, mfu, (foretold, "$muted"))
+    # Of several ways the first that fits: what is left out stands in the opened panel.
+    ways = (
+        Content.assemble((format_seconds(seconds), "bold"), words, f"{mfu}   ", (foretold, "$muted")),
+        Content.assemble((format_seconds(seconds), "bold"), words, mfu),
+        Content.assemble((format_seconds(seconds), "bold"), " a step"),
+    )
+    return next((way for way in ways if way.cell_length <= width), ways[-1])
 
 
 def _utilisation(view: RunView) -> Content:
@@ -109,6 +120,24 @@ def _utilisation(view: RunView) -> Content:
         return Content.styled(f"MFU {NOT_AVAILABLE}", "$muted")
     needed = format_percent(100 * share.needed)
     words = f"MFU {format_percent(100 * share.mfu)} by PaLM's count, {needed} by needed products"
+    return Content.styled(words, "$muted")
+
+
+def _rates(view: RunView) -> Content:
+    """Tokens a second over all steps and over the last ones, and how much the steps differ."""
+    series = view.state.series
+    whole = steady_speed(series)
+    newest = series.tokens_per_second[-_RECENT_STEPS:]
+    words = f"{format_tokens_rate(whole)} after warm-up"
+    if newest:
+        words += f", {format_tokens_rate(median(newest))} lately"
+    predicted = view.prediction.tokens_per_second
+    if predicted is not None:
+        words += f", predicted {format_tokens_rate(predicted)}"
+    half = middle_half(steady_steps(series, WARMUP_STEPS))
+    if half is not None:
+        low, high = format_seconds(half.low_seconds), format_seconds(half.high_seconds)
+        words += f"; middle half of the steps {low} to {high}"
     return Content.styled(words, "$muted")
 
 
@@ -125,10 +154,13 @@ def _skipped(view: RunView) -> list[Content]:
 
 
 def _shares(phases: dict[str, float], seconds: float, width: int) -> Content:
-    """Each phase's letter, short name and share."""
+    """Each phase's share, by its short name or its letter in the bar."""
     whole = seconds or 1.0
-    cells = [f"{_SHORT[name]} {phases[name] / whole:.0%}" for name in phases]
-    return Content.styled(fit(" ".join(cells), width), "$muted")
+    told = {name: f"{phases[name] / whole:.0%}" for name in phases}
+    shown = [name for name in phases if name != "rest" or told[name] != "0%"]
+    ways = (" ".join(f"{names[name]} {told[name]}" for name in shown) for names in (_SHORT, _LETTER))
+    words = next((way for way in ways if len(way) <= width), "")
+    return Content.styled(words or fit(" ".join(told.values()), width), "$muted")
 
 
 def _spread(view: RunView) -> Content:
@@ -158,15 +190,48 @@ def _phase_table(view: RunView, phases: dict[str, float]) -> list[Content]:
     return rows
 
 
-def _rank_rows(view: RunView) -> list[Content]:
-    """The slowest and the fastest rank of the newest step, where there are several."""
-    last = {rank: r.last_step for rank, r in view.state.ranks.items() if r.last_step is not None}
-    if len(last) < 2:
+def _rank_rows(view: RunView, width: int) -> list[Content]:
+    """Each rank's phases in a step after warm-up; the rank that all wait for is named."""
+    means = {number: _means(rank) for number, rank in sorted(view.state.ranks.items())}
+    means = {number: phases for number, phases in means.items() if phases}
+    if len(means) < 2:
         return []
-    worked = {
-        rank: sum(seconds or 0.0 for seconds in step.phase_seconds.values()) or step.step_seconds
-        for rank, step in last.items()
-    }
-    slow, fast = max(worked, key=lambda r: worked[r]), min(worked, key=lambda r: worked[r])
-    slowest, fastest = format_seconds(worked[slow]), format_seconds(worked[fast])
-    return [Content.styled(f"slowest rank {slow} {slowest}, fastest rank {fast} {fastest}", "$muted")]
+    alone = {number: phases.get("forward", 0.0) + phases.get("data", 0.0) for number, phases in means.items()}
+    slow = max(alone, key=lambda r: alone[r])
+    fast = min((r for r in alone if r != slow), key=lambda r: alone[r])
+    scale = max(sum(phases.values()) for phases in means.values())
+    spread = format_seconds(alone[slow] - alone[fast])
+    words = (
+        f"by rank; slowest rank {slow}, {spread} behind rank {fast} in what a rank does alone (data, forward)"
+    )
+    rows = [Content.styled(row, "$muted") for row in wrapped(words, width)]
+    head = fit("rank", _RANK_CELLS) + "".join(fit_right(_SHORT[name], _TIME_CELLS) for name in PHASES)
+    rows.append(Content.styled(head, "$muted"))
+    bar_cells = width - _RANK_CELLS - _TIME_CELLS * len(PHASES) - 1
+    for number, phases in means.items():
+        cells = "".join(fit_right(format_seconds(phases.get(name)), _TIME_CELLS) for name in PHASES)
+        bar = [
+            Segment(swatch.letter, swatch.colour, phases.get(name, 0.0)) for name, swatch in PHASES.items()
+        ]
+        mark = "$text-warning" if number == slow and _apart(alone, slow) else "$foreground"
+        rows.append(
+            Content.assemble(
+                (fit(str(number), _RANK_CELLS) + cells + " ", mark),
+                stacked(bar, scale, bar_cells) if bar_cells >= _FEWEST_BAR_CELLS else "",
+            )
+        )
+    return rows
+
+
+def _apart(alone: dict[int, float], slow: int) -> bool:
+    """Whether the slowest rank is so far behind that it is worth a colour."""
+    others = [seconds for number, seconds in alone.items() if number != slow]
+    return alone[slow] > _UNEVEN * median(others)
+
+
+def _means(rank: RankState) -> dict[str, float]:
+    """Seconds of each phase; of the newest step while none after warm-up is there."""
+    steady = {name: t.seconds / t.steps for name, t in rank.phase_totals.items() if t.steps}
+    if steady or rank.last_step is None:
+        return steady
+    return {name: seconds for name, seconds in rank.last_step.phase_seconds.items() if seconds is not None}

@@ -1,0 +1,236 @@
+"""What the opened panels of memory, host, steps, training and links tell beyond the overview."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from llmtop.profiler.breakdown import breakdown
+from llmtop.profiler.deviceevents import DeviceSample, HostSample
+from llmtop.profiler.events import AnyEvent, HardwareSampled, PeakClassified, StepFinished
+from llmtop.profiler.feed import read_state
+from llmtop.profiler.runstate import RunState, fold
+from llmtop.tui.app import LlmtopApp
+from llmtop.tui.panels.host import HostPanel
+from llmtop.tui.panels.links import LinksPanel
+from llmtop.tui.panels.memory import MemoryPanel
+from llmtop.tui.view import RunView
+from llmtop.tui.widgets.paint import area, stretched
+from llmtop.tui.widgets.panel import Panel
+from llmtop.tui.widgets.plot import LinePlot
+from tests.recorded import make_recorded_run
+from tests.recorded_spec import GIB, Kind, recorded_prediction, recorded_spec
+from tests.tui.tuiruns import LiveRun, wait_for_text
+
+
+def opened(kind: type[Panel]) -> Panel:
+    panel = kind()
+    panel.set_reactive(Panel.zoomed, True)
+    return panel
+
+
+def text(panel: Panel, state: RunState, kind: Kind = "cuda", *, width: int = 76, **options: Any) -> str:
+    spec = recorded_spec(kind, **options)
+    prediction = recorded_prediction(spec)
+    parts = breakdown(state, spec, prediction)
+    view = RunView(state=state, spec=spec, prediction=prediction, breakdown=parts)
+    return panel.draw(view, width, 20).plain
+
+
+def recorded(tmp_path: Path, kind: Kind, ranks: int = 2) -> RunState:
+    return read_state(make_recorded_run(tmp_path, kind=kind, ranks=ranks, steps=20, end=None))
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_memory_is_told_at_each_moment_over_time_and_by_rank(tmp_path: Path) -> None:
+    shown = text(opened(MemoryPanel), recorded(tmp_path, "cuda", 4), ranks=4)
+    for words in ("optimizer step", "backward of the loss", "(predicted peak)", "not looked at in this run"):
+        assert words in shown
+    assert "the fullest (GPU0)" in shown and "top 140 GiB" in shown and "GPU3" in shown
+    table = shown.split("largest of any step by phase, allocated")[1].split("\n")
+    assert table[1].split() == ["rank", "data", "forward", "backward", "optimizer", "reserved"]
+    assert [row.split()[0] for row in table[2:6]] == ["0", "1", "2", "3"]
+
+
+def test_a_traced_peak_stands_at_its_moment(tmp_path: Path) -> None:
+    state = recorded(tmp_path, "cuda")
+    parts = {"parameters": 15 * GIB, "activations": 7 * GIB}
+    traced = PeakClassified(
+        step=20,
+        phase="backward",
+        moment="loss_backward",
+        components=parts,
+        total_bytes=24 * GIB,
+        src="rank0",
+        t=state.now or 0.0,
+    )
+    rows = text(opened(MemoryPanel), fold(state, [traced])).split("\n")
+    at = next(number for number, row in enumerate(rows) if row.startswith("backward of the loss"))
+    assert rows[at + 2].startswith("actual") and "24.0 GiB" in rows[at + 2] and "?" in rows[at + 2]
+
+
+def test_memory_of_processes_on_the_cpu_kind(tmp_path: Path) -> None:
+    shown = text(opened(MemoryPanel), recorded(tmp_path, "cpu"), "cpu")
+    assert "the fullest (rank 0)" in shown and "by phase, resident" in shown and "reserved" not in shown
+
+
+# --- host -----------------------------------------------------------------------------------------
+
+
+def host_state(growth: float, count: int = 80) -> RunState:
+    events: list[AnyEvent] = []
+    for n in range(count):
+        events.append(StepFinished(step=n + 1, src="rank0", t=float(n), step_seconds=1.0, loss=2.0))
+        host = HostSample(
+            memory_total_bytes=64 * GIB,
+            memory_available_bytes=round(40 * GIB - growth * n),
+            nvme_read_bytes_per_second=3.2e9,
+            nvme_write_bytes_per_second=1.1e9,
+        )
+        events.append(HardwareSampled(t=n + 0.5, host=host))
+    return fold(RunState(status="running"), events)
+
+
+def test_the_host_says_when_memory_is_full_and_how_sure_that_is() -> None:
+    shown = text(opened(HostPanel), host_state(64 * 2**20))
+    (ahead,) = [row for row in shown.split("\n") if row.startswith("ahead")]
+    assert "machine full in 9m" in ahead and "+3.75 GiB a minute, give or take" in ahead and " to " in ahead
+    assert "no growth that stands out" in text(opened(HostPanel), host_state(0.0))
+    assert "too few samples" in text(opened(HostPanel), host_state(0.0, count=8))
+
+
+def test_nvme_rates_stand_beside_those_of_all_disks() -> None:
+    shown = text(opened(HostPanel), host_state(0.0))
+    (read,) = [row for row in shown.split("\n") if row.startswith("NVMe") and "read" in row]
+    assert "2.98 GiB/s" in read
+
+
+def test_the_headline_warns_only_of_what_grows() -> None:
+    spec = recorded_spec("cuda")
+    prediction = recorded_prediction(spec)
+
+    def headline(state: RunState) -> tuple[str, ...]:
+        parts = breakdown(state, spec, prediction)
+        return HostPanel().headline(RunView(state=state, spec=spec, prediction=prediction, breakdown=parts))
+
+    assert any("full in 9m" in words for words in headline(host_state(64 * 2**20)))
+    assert not any("full in" in words for words in headline(host_state(0.0)))
+
+
+# --- steps and links ------------------------------------------------------------------------------
+
+
+def phased(rank: int, number: int, forward: float) -> StepFinished:
+    phases: dict[str, float | None] = {"data": 0.01, "forward": forward, "backward": 0.5, "optimizer": 0.1}
+    seconds = sum(seconds or 0.0 for seconds in phases.values())
+    return StepFinished(
+        step=number,
+        src=f"rank{rank}",
+        t=float(number),
+        step_seconds=seconds,
+        phase_seconds=phases,
+        tokens=1000,
+    )
+
+
+async def test_the_slowest_rank_is_named_with_its_phases(root: Path) -> None:
+    live = LiveRun(root, kind="cuda", ranks=4)
+    live.start()
+    for number in range(1, 12):
+        for rank, writer in enumerate(live.recorder.ranks):
+            writer.write(replace(phased(rank, number, 0.45 if rank == 2 else 0.3), loss=2.0))
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=(100, 40)) as pilot:
+        await wait_for_text(pilot, "11/60")
+        await pilot.press("4")
+        shown = await wait_for_text(pilot, "slowest rank 2, 150 ms behind rank 0", "lately")
+        row = next(line for line in shown.splitlines() if line.strip().startswith("2 "))
+        assert row.split()[1:8] == ["10.0", "ms", "450", "ms", "500", "ms", "100"]
+    live.close()
+
+
+def linked(t: float, sent: float) -> HardwareSampled:
+    return HardwareSampled(t=t, devices=(DeviceSample(index=0, nvlink_tx_bytes_per_second=sent),))
+
+
+def test_links_are_told_by_the_phase_that_was_under_way() -> None:
+    phases = {"forward": 2.0, "backward": 4.0, "optimizer": 1.0}
+    events: list[AnyEvent] = [
+        StepFinished(step=n, src="rank0", t=7.0 * n, step_seconds=7.0, phase_seconds=dict(phases))
+        for n in range(1, 6)
+    ]
+    events += [linked(t / 4, 80e9 if (t / 4 - 1e-6) % 7 < 6 else 1e9) for t in range(140)]
+    shown = text(opened(LinksPanel), fold(RunState(), events))
+    rows = {row.split()[0]: row.split() for row in shown.split("\n") if row}
+    assert rows["forward"][1:3] == ["74.5", "GiB/s"] and rows["optimizer"][1:3] == ["954", "MiB/s"]
+    assert rows["data"][1] == "n/a"
+
+
+def test_slow_sampling_tells_no_phase_and_says_what_would() -> None:
+    events: list[AnyEvent] = [phased(0, n, 0.3) for n in range(1, 30)]
+    events += [linked(float(n), 1e9) for n in range(30)]
+    shown = text(opened(LinksPanel), fold(RunState(run_id="a-run"), events))
+    assert "by phase of the step: n/a. A sample comes every 1.00 s" in shown
+    assert "llmtop set a-run sample_seconds=0.12" in shown
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+async def test_training_draws_every_curve_and_marks_skipped_steps(root: Path) -> None:
+    live = LiveRun(root, kind="cuda", ranks=1, precision="fp16")
+    live.start()
+    for number in range(1, 31):
+        live.recorder.ranks[0].write(
+            StepFinished(
+                step=number,
+                loss=3.0 - number / 30,
+                learning_rate=1e-4,
+                grad_norm=1.0 + number / 9,
+                loss_scale=65536.0 if number < 20 else 32768.0,
+                skipped=number in (5, 20),
+                step_seconds=0.5,
+            )
+        )
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=(80, 40)) as pilot:
+        await wait_for_text(pilot, "30/60")
+        await pilot.press("3")
+        shown = await wait_for_text(pilot, "scale 32768", "2 of 30 steps skipped (x in the plot): 5, 20")
+        for words in ("gradient norm", "learning rate", "loss scale", "x"):
+            assert words in shown
+        assert sum(plot.display for plot in app.screen.query_one("#loss").query(LinePlot)) == 4
+    live.close()
+
+
+# --- what they are painted with -------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.none() | st.floats(0, 1e12), max_size=300),
+    st.integers(1, 120),
+    st.integers(1, 8),
+    st.floats(1, 1e12),
+)
+def test_an_area_fills_its_rows_exactly(
+    values: list[float | None], width: int, rows: int, top: float
+) -> None:
+    painted = area(values, width, rows, top, mark=top / 2)
+    assert len(painted) == rows
+    assert all(row.cell_length == (width if values else 0) for row in painted)
+    assert len(stretched(values, width)) == (width if values else 0)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("width", [30, 60, 120])
+def test_opened_panels_draw_at_any_width(kind: Kind, width: int, tmp_path: Path) -> None:
+    state = recorded(tmp_path, kind)
+    for panel in (MemoryPanel, HostPanel, LinksPanel):
+        assert text(opened(panel), state, kind, width=width)
