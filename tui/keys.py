@@ -68,6 +68,7 @@ RUNS_KEYS: tuple[Key, ...] = (
     Key("o", "order(1)", "Order", "order by the next column, or click its title", drop=6),
     Key("O", "reverse", "", "turn the order round", footer=False),
     Key("s", "stop", "Stop", "end the run; asks whether to save first"),
+    Key("v", "replay", "Replay", "show the run again as it was recorded", drop=2),
     Key("space", "mark", "Mark", "mark the run for comparing", display="Space", footer=False),
     Key("c", "compare", "Compare", "compare the marked run with this one", drop=3),
     Key("d", "delete", "Delete", "delete a run that has ended, after asking", drop=5),
@@ -125,12 +126,27 @@ MONITOR_KEYS: tuple[Key, ...] = (
     Key("left", "focus_panel(-1)", "", "", footer=False),
 )
 
+REPLAY_KEYS: tuple[Key, ...] = (
+    Key("space", "play", "Play", "play, or hold", display="Space"),
+    Key("plus", "faster(1)", "Faster", "faster, up to 1000 times", display="+", drop=3),
+    Key("equals_sign", "faster(1)", "", "", footer=False),
+    Key("minus", "faster(-1)", "Slower", "slower, down to the run's own pace", display="-", drop=3),
+    Key("full_stop", "go('step_after')", "Step", "one step on, and , one back", display=".", drop=4),
+    Key("comma", "go('step_before')", "", "", footer=False),
+    Key("n", "go('mark_after')", "Finding", "to the next finding, and N to the one before", drop=2),
+    Key("N", "go('mark_before')", "", "", footer=False),
+    Key("t", "to_step", "To step", "to a step by its number", drop=2),
+    Key("b", "go('begin')", "Begin", "to the beginning", drop=6),
+    Key("e", "go('end')", "End", "to the end", drop=6),
+)
+
 HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
     ("Everywhere", APP_KEYS),
     ("Runs", RUNS_KEYS),
     ("Plan", PLAN_KEYS),
     ("Sweep and where", SEARCH_KEYS),
     ("Monitor", MONITOR_KEYS),
+    ("Replay", REPLAY_KEYS),
     ("Lists and texts", MOVE_KEYS),
 )
 

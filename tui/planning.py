@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets import catalog, liger, option_values, resolve, rules
+from llmtop.presets.cautions import cautions
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.rule import Refusal
 from llmtop.presets.spec import RunSpec, ValueSource
@@ -74,6 +75,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     """Edits that cannot be taken, whatever the others are."""
     also_wrong: tuple[Wrong, ...] = ()
     """What is wrong besides `what`."""
+    cautions: tuple[str, ...] = ()
+    """What is not wrong and still likely not meant."""
 
     @property
     def launchable(self) -> bool:
@@ -88,7 +91,13 @@ def evaluate(draft: Draft, machine: resolve.Machine) -> Plan:
         refusals = tuple(rules.refusals(spec))
         if not refusals:
             check_raw_keys(spec)
-        return Plan(draft=draft, spec=spec, prediction=predict_with_suggestions(spec), refusals=refusals)
+        return Plan(
+            draft=draft,
+            spec=spec,
+            prediction=predict_with_suggestions(spec),
+            refusals=refusals,
+            cautions=cautions(spec),
+        )
     except LlmtopError as error:
         wrong = _wrong_edits(draft, machine)
         others = {found.what: found for found in wrong.values() if found.what != error.what}
@@ -127,6 +136,12 @@ def layers(draft: Draft, machine: resolve.Machine) -> list[resolve.Layer]:
     edits = [resolve.Layer(ValueSource.COMMAND_LINE, EDITED, part) for part in _edited_parts(draft)]
     config, _ = deepspeed_layer([*found, *edits], machine)
     return [*found, *([config] if config is not None else ()), *edits]
+
+
+def searched(draft: Draft, machine: resolve.Machine, change: Mapping[str, Any]) -> RunSpec:
+    """The draft's run with some options set by a search, and combinations that cannot work left in."""
+    found = [*layers(draft, machine), resolve.Layer(ValueSource.MACHINE, "searched", dict(change))]
+    return resolve.assemble(found, name=draft.recipe or "custom", machine=machine)
 
 
 def _edited_parts(draft: Draft) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,14 @@ from llmtop.profiler.memory.backward import bucket_bytes, pass_bytes
 from llmtop.profiler.memory.cpu import cpu_prediction
 from llmtop.profiler.memory.host import host_bytes
 from llmtop.profiler.memory.lora import check_targets
-from llmtop.profiler.memory.result import Component, Moment, MomentBytes, Prediction, moment_bytes
+from llmtop.profiler.memory.result import (
+    TIGHT_SHARE,
+    Component,
+    Moment,
+    MomentBytes,
+    Prediction,
+    moment_bytes,
+)
 from llmtop.profiler.memory.sizes import Sizes, sizes_of
 from llmtop.profiler.memory.states import StateBytes, state_bytes, step_components, unreleased_bytes
 from llmtop.profiler.memory.suggest import suggestions
@@ -45,6 +52,13 @@ class Brief(Struct, frozen=True, kw_only=True):
     """Of one node."""
     step_seconds: float | None
     tokens_per_second: float | None
+
+    @property
+    def tight(self) -> bool:
+        """Whether it fits with hardly anything to spare."""
+        if not self.fits or self.needed_bytes is None or self.device_memory_bytes is None:
+            return False
+        return self.needed_bytes > TIGHT_SHARE * self.device_memory_bytes
 
 
 def predict_brief(spec: RunSpec) -> Brief:

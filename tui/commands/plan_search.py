@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmtop.presets.errors import UsageError, nearest
-from llmtop.profiler.memory.result import TIGHT_SHARE
 from llmtop.profiler.sweep import Change, Sweep, SweepRow
 from llmtop.profiler.units import format_bytes, format_seconds
 from llmtop.profiler.where import ALLOWED, Where, WhereRow
@@ -25,7 +24,7 @@ SHORT = {
     "checkpointing_every": "every",
 }
 """Heads of columns, where an option's own name is long."""
-_ENERGY = (
+ENERGY = (
     "kWh/M is an estimate for a million tokens: the boards at the power that they are sold with, for the"
     " predicted time; hosts and cooling come on top"
 )
@@ -88,27 +87,32 @@ def fits_word(row: SweepRow) -> str:
         return "n/a"
     if not brief.fits:
         return "no"
-    need, have = brief.needed_bytes, brief.device_memory_bytes
-    return "tight" if need is not None and have is not None and need > TIGHT_SHARE * have else "yes"
+    return "tight" if brief.tight else "yes"
 
 
 def where_text(found: Where, width: int = WIDTH) -> str:
     """The space that was searched, a row for each GPU, and why others hold nothing."""
-    searched = ", ".join(f"{key} {_values(values)}" for key, values in found.space.items())
-    lines = wrapped(f"searched: {searched or 'nothing'}; all else as asked", "", width)
+    lines = wrapped(searched_words(found), "", width)
     missing = [word for word in ALLOWED if not set(_OPTIONS[word]) & found.space.keys()]
     if missing:
         lines += wrapped(f"not searched without --allow: {', '.join(missing)}", "", width)
     fitting = [row for row in found.rows if row.gpus is not None and row.brief is not None]
     if fitting:
-        lines += ["", *where_table(fitting)]
-        lines += wrapped(_ENERGY, "", width)
+        found_lines = where_lines(fitting, width)
+        lines += ["", found_lines.head, *found_lines.rows, *filter(None, [found_lines.same])]
+        lines += wrapped(ENERGY, "", width)
     nowhere = [row for row in found.rows if row.gpus is None]
     if nowhere:
         lines += ["", "fits nowhere"]
         for row in nowhere:
             lines += wrapped(f"{row.gpu}: {nowhere_words(row)}", "  ", width)
     return "\n".join(lines)
+
+
+def searched_words(found: Where) -> str:
+    """The space that was searched."""
+    searched = ", ".join(f"{key} {_values(values)}" for key, values in found.space.items())
+    return f"searched: {searched or 'nothing'}; all else as asked"
 
 
 _OPTIONS = {"offload": ("offload_optimizer",), "8bit": ("optimizer",), "liger": ("liger",)}
@@ -120,17 +124,27 @@ def _values(values: tuple[Any, ...]) -> str:
     return " or ".join(_value(value) for value in values)
 
 
-def where_table(rows: Sequence[WhereRow]) -> list[str]:
-    """Kinds of GPU on which it fits, as aligned lines; settings that are the same everywhere come last."""
+class WhereLines(NamedTuple):
+    head: str
+    rows: tuple[str, ...]
+    same: str
+    """Settings that all rows have; empty where there is none."""
+
+
+def where_lines(rows: Sequence[WhereRow], width: int = WIDTH) -> WhereLines:
+    """Kinds of GPU on which it fits, aligned; what the width has no room for is left out."""
     settings = [key for key in rows[0].settings if key not in _HIDDEN]
     same = [key for key in settings if len({row.settings[key] for row in rows}) == 1]
     keys = [key for key in settings if key not in same]
     heads = ["GPU", "GPUs", *(_head(key) for key in keys), "needs", "of", "tokens/s", "kWh/M"]
     cells = [heads, *(_where_cells(row, keys) for row in rows)]
-    lines = table(cells, right=[1, *range(len(keys) + 2, len(heads))])
-    if same:
-        lines.append(f"all with {', '.join(f'{_head(key)} {_value(rows[0].settings[key])}' for key in same)}")
-    return lines
+    right = [1, *range(len(keys) + 2, len(heads))]
+    lines = table(cells, right=right)
+    if max(map(len, lines)) > width:
+        at = heads.index("of")
+        lines = table([row[:at] + row[at + 1 :] for row in cells], right=right[:-1])
+    words = ", ".join(f"{_head(key)} {_value(rows[0].settings[key])}" for key in same)
+    return WhereLines(lines[0], tuple(lines[1:]), f"all with {words}" if words else "")
 
 
 _HIDDEN = ("gpus", "checkpointing_every")
@@ -151,15 +165,18 @@ def _where_cells(row: WhereRow, keys: Sequence[str]) -> list[str]:
     ]
 
 
-def nowhere_words(row: WhereRow) -> str:
+def nowhere_words(row: WhereRow, *, brief: bool = False) -> str:
     """What is short and by how much, or why all is refused."""
     if row.short_bytes is None or row.brief is None:
         return row.why
+    short = format_bytes(row.short_bytes)
+    if brief:
+        return f"short by {short} even on {row.tried_gpus} GPUs"
     settings = ", ".join(_setting_words(row.settings))
     return (
         f"{row.why}: closest is {row.tried_gpus} GPUs with {settings}, which needs"
         f" {format_bytes(row.brief.needed_bytes)} a GPU of {format_bytes(row.gpu_memory_bytes)},"
-        f" short by {format_bytes(row.short_bytes)}"
+        f" short by {short}"
     )
 
 

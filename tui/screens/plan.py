@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from textual import events, work
 from textual.app import ComposeResult
@@ -17,17 +17,35 @@ from textual.widgets import OptionList, Static
 
 from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.where import Where, gpu_names, where
+from llmtop.tui.grid import grid_of
 from llmtop.tui.keys import PLAN_KEYS, bindings
-from llmtop.tui.planning import RECIPE, Draft, Plan, broken, choices, evaluate, is_open, shown, stepped
+from llmtop.tui.planning import (
+    RECIPE,
+    Draft,
+    Plan,
+    broken,
+    choices,
+    evaluate,
+    is_open,
+    searched,
+    shown,
+    stepped,
+)
 from llmtop.tui.requests import LaunchAsked
 from llmtop.tui.widgets.editor import Editor
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import harmless, two_sided
 from llmtop.tui.widgets.planrows import HELP, PlanRows, source_words
 from llmtop.tui.widgets.predicted import PredictedPane, offered, verdict
+from llmtop.tui.widgets.searchviews import SweepView, WhereView
 
 FIRST_RECIPE = "cpu-demo"
 """What a plan starts from when nothing was named: it runs on any machine."""
+
+
+_SEARCHED = ("gpu", "gpus", "nodes", "micro_batch", "zero", "gradient_checkpointing", "checkpointing_every")
+"""What `where` looks for; an edit of one does not hold it fast, as a typed option does."""
 
 
 class MachineSeen(Message):
@@ -216,6 +234,34 @@ class PlanScreen(Screen[None]):
         else:
             self._say(f"There is no change {number}.")
 
+    # --- many candidates at once -------------------------------------------------------------------
+
+    def action_sweep(self) -> None:
+        plan = self.plan
+        if plan is None or plan.spec is None:
+            self._say("There is nothing to sweep: the plan is not valid.")
+            return
+        self.app.push_screen(SweepView(grid_of(plan.spec), _title(plan.spec)), self._take)
+
+    def action_where(self) -> None:
+        plan, machine = self.plan, self._machine
+        if plan is None or plan.spec is None or machine is None:
+            self._say("There is nothing to search for: the plan is not valid.")
+            return
+        draft = plan.draft
+        for key in _SEARCHED:
+            draft = draft.reset(key)
+
+        def search() -> Where:
+            return where(lambda change: searched(draft, machine, change), gpus=gpu_names())
+
+        self.app.push_screen(WhereView(search, harmless(plan.spec.model.name)), self._take)
+
+    def _take(self, change: Mapping[str, Any] | None) -> None:
+        if change is not None and self.plan is not None and self.plan.spec is not None:
+            options = self.plan.spec.options
+            self._keep(self._draft.changed({k: v for k, v in change.items() if getattr(options, k) != v}))
+
     # --- launching -------------------------------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -230,8 +276,10 @@ class PlanScreen(Screen[None]):
         plan = self.plan
         if plan is None:
             if event.key == "l":
+                event.stop()
                 self._say("This machine is still being looked at.")
         elif event.key == "l" and not plan.launchable:
+            event.stop()  # elsewhere it is an arrow
             problem = plan.refusals[0] if plan.refusals else plan
             fix = f"\nfix: {problem.fix}" if problem.fix else ""
             self._say(f"{problem.what}{fix}", title="Cannot be launched")
@@ -247,6 +295,10 @@ class PlanScreen(Screen[None]):
         plan = self.plan
         if plan is not None and plan.spec is not None and plan.prediction is not None and plan.launchable:
             self.post_message(LaunchAsked(plan.spec, plan.prediction))
+
+
+def _title(spec: RunSpec) -> str:
+    return f"{spec.model.name}  {spec.world_size} x {spec.gpu.name}"
 
 
 def _offers(plan: Plan) -> tuple[bool, bool]:

@@ -16,7 +16,7 @@ from llmtop.profiler.runstate import RunState
 from llmtop.profiler.units import format_bytes, format_count, format_seconds, format_tokens_rate
 from llmtop.tui.planning import Plan
 from llmtop.tui.widgets.inputrows import input_rows
-from llmtop.tui.widgets.paint import Segment, fit, fit_right, harmless, stacked
+from llmtop.tui.widgets.paint import Segment, fit, fit_right, harmless, stacked, wrapped
 from llmtop.tui.widgets.painted import Painted
 from llmtop.tui.widgets.palette import component
 
@@ -78,7 +78,7 @@ def _rows(plan: Plan, width: int, height: int) -> list[Content]:
     rows = []
     for refusal in plan.refusals:
         rows += [*_problem(refusal.what, refusal.why, refusal.fix), Content("")]
-    fixes = _fixes(plan, width)
+    fixes = [*_notes(plan.cautions, width), *_fixes(plan, width)]
     beside = _elsewhere(plan.prediction)
     reads = input_rows(plan.spec, _LABEL_CELLS, "tokens", width=width)
     parts = _parts(plan.spec, plan.prediction)
@@ -188,6 +188,16 @@ def _fixes(plan: Plan, width: int) -> list[Content]:
     return rows
 
 
+def _notes(cautions: tuple[str, ...], width: int) -> list[Content]:
+    """What is not wrong and still likely not meant."""
+    rows: list[Content] = []
+    for caution in cautions:
+        first, *more = wrapped(harmless(caution), max(width - 5, 16))
+        rows.append(Content.assemble(("note ", "bold $text-warning"), first))
+        rows += [Content(f"     {line}") for line in more]
+    return rows
+
+
 def _fix(number: int, suggestion: Suggestion, width: int) -> list[Content]:
     """Verdict and new peak first, then in words what it is and what it costs."""
     mark, style = {True: ("✓", "$text-success"), False: ("✗", "$text-error"), None: ("?", "$text-warning")}[
@@ -196,13 +206,15 @@ def _fix(number: int, suggestion: Suggestion, width: int) -> list[Content]:
     peak = fit_right(format_bytes(suggestion.peak_allocated_bytes), 8)
     head = Content.assemble((f"{number} ", "bold $accent"), (f"{mark} ", style), f"{peak}  ")
     indent = " " * head.cell_length
-    wrapped = textwrap.wrap(
-        suggestion.text,
+    rate = suggestion.tokens_per_second
+    speed = "" if rate is None else f"; {format_tokens_rate(rate)}"
+    rows = textwrap.wrap(
+        suggestion.text + speed,
         max(width, 24),
         initial_indent=indent,
         subsequent_indent="    ",
     )
-    first, *more = wrapped or [""]
+    first, *more = rows or [""]
     return [
         Content.assemble(head, first.removeprefix(indent)),
         *(Content.styled(line, "$muted") for line in more),
