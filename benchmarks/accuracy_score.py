@@ -11,7 +11,7 @@ from benchmarks.accuracy_rows import Sourced
 from benchmarks.rows import Cell, Row
 from benchmarks.split import Half
 from benchmarks.summary import outcome
-from llmtop.profiler.breakdown import DRIVER_RESERVE_BYTES
+from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES
 
 STATES = ("parameters", "gradients", "master_parameters", "optimizer_state")
 TEMPORARIES = ("activations", "logits", "communication_buffers")

@@ -12,7 +12,7 @@ from benchmarks.cells import plan, predicted_row
 from benchmarks.rows import Row
 from benchmarks.stats import percentile
 from llmtop.presets.resolve import Machine
-from llmtop.profiler.breakdown import DRIVER_RESERVE_BYTES
+from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES
 
 _BANDS = ((1024, "up to 1k"), (4096, "to 4k"), (16384, "to 16k"))
 

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.events import MemoryClassified, PeakClassified
-from llmtop.profiler.memory.allocator import context_bytes
+from llmtop.profiler.memory.allocator import outside_parts
 from llmtop.profiler.memory.result import Component, Moment, Prediction
 from llmtop.profiler.outside import outside_peak_parts
 from llmtop.profiler.runstate import RankState, RunState
@@ -57,12 +57,10 @@ _ON_DEVICE = (
     Component.OTHER_PROCESSES,
 )
 _IN_CONTEXT = (Component.NCCL, Component.LOADED_KERNELS)
-"""Predicted as part of the context."""
+"""Part of what was measured as the context, where only that is known."""
 NEARLY = 0.98
 RECLAIMED_SHARE = 0.05
 """Of the peak; by less the classified tensors exceed the resident set when some were never touched."""
-DRIVER_RESERVE_BYTES = 640_000_000
-"""Of the predicted context, what the driver holds before any process comes (H200, driver 580)."""
 
 
 def outside_peak(*, kept_inside: bool) -> tuple[Component, ...]:
@@ -150,8 +148,9 @@ def breakdown(state: RunState, spec: RunSpec, prediction: Prediction) -> Breakdo
     if rank is not None and peak is not None and spec.on_cpu and not kept_inside:
         actual[Component.FRAGMENTATION] = max(0, process_peaks(state, spec).get(rank.rank, 0) - peak)
     shown = traced or seen
+    outside_rows = outside_peak(kept_inside=kept_inside)
     return Breakdown(
-        rows=_rows(predicted, actual, unexplained, outside_peak(kept_inside=kept_inside)),
+        rows=_rows(_with_one_context(predicted, actual), actual, unexplained, outside_rows),
         predicted_peak_bytes=prediction.peak_allocated_bytes,
         actual_peak_bytes=peak,
         unexplained_bytes=unexplained,
@@ -217,7 +216,6 @@ def _rows(
             predicted_bytes=predicted.get(component, None if component in outside else 0),
             actual_bytes=actual.get(component),
             in_peak=component not in outside,
-            compared_bytes=_context_sum(actual) if component is Component.CUDA_CONTEXT else None,
         )
         for component in Component
         if predicted.get(component) or actual.get(component)
@@ -229,10 +227,13 @@ def _rows(
     return tuple(rows)
 
 
-def _context_sum(actual: dict[Component, int]) -> int | None:
-    """The context with what is predicted as part of it; None where it was measured as one."""
-    parts = [actual[component] for component in _IN_CONTEXT if component in actual]
-    return actual.get(Component.CUDA_CONTEXT, 0) + sum(parts) if parts else None
+def _with_one_context(predicted: dict[Component, int], actual: dict[Component, int]) -> dict[Component, int]:
+    """The prediction cut as the measurement is: where that knows the context as one, its parts are in it."""
+    if Component.CUDA_CONTEXT not in actual or any(part in actual for part in _IN_CONTEXT):
+        return predicted
+    whole = sum(predicted.get(component, 0) for component in (Component.CUDA_CONTEXT, *_IN_CONTEXT))
+    kept = {component: size for component, size in predicted.items() if component not in _IN_CONTEXT}
+    return {**kept, Component.CUDA_CONTEXT: whole}
 
 
 def _at_peak(
@@ -269,12 +270,12 @@ def _predicted(
         return parts
     if prediction.peak_device_bytes is None:
         return parts
-    context = context_bytes(spec)
-    parts.setdefault(Component.CUDA_CONTEXT, context - DRIVER_RESERVE_BYTES)
-    parts.setdefault(Component.OTHER_PROCESSES, DRIVER_RESERVE_BYTES)
+    outside = outside_parts(spec)
+    for component, size in outside.items():
+        parts.setdefault(component, size)
     if not spec.options.optimizer.startswith("paged"):
         # A paged optimizer's states lie on the device outside the allocator too; they are not fragments.
-        held = prediction.peak_device_bytes - context - prediction.peak_allocated_bytes
+        held = prediction.peak_device_bytes - sum(outside.values()) - prediction.peak_allocated_bytes
         parts.setdefault(Component.FRAGMENTATION, max(0, held))
     return parts
 

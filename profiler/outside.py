@@ -34,6 +34,11 @@ def outside_peak_parts(rank: RankState, peak: int, reserved: int | None, sampled
     if others is None or device is None:
         return Outside(device_bytes=device, components=found)
     rest = device - reserved - others
+    own = _own(rank, held)
+    if own is not None and rest > own:
+        # More than the run ever held beside its allocator: others came in between two readings.
+        found[Component.OTHER_PROCESSES] = others + rest - own
+        rest = own
     if "context" in held:
         found[Component.CUDA_CONTEXT] = held["context"]
         rest -= held["context"]
@@ -44,6 +49,17 @@ def outside_peak_parts(rank: RankState, peak: int, reserved: int | None, sampled
     else:
         found[Component.CUDA_CONTEXT] = rest
     return Outside(device_bytes=device, components=found)
+
+
+def _own(rank: RankState, held: dict[str, int]) -> int | None:
+    """What this process held outside its allocator, by the driver's count of its processes.
+
+    It only grows, so the latest reading is the largest. None where only the whole device is known.
+    """
+    readings = [reading for name, reading in rank.outside.items() if name != "untouched"]
+    if not readings or any(reading.process_used_bytes is None for reading in readings):
+        return None
+    return next((held[name] for name in _LATEST if name in held), None)
 
 
 def _others(rank: RankState) -> int | None:

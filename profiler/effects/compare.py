@@ -13,10 +13,11 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from llmtop.presets.spec import Provenance, RunOptions, RunSpec, ValueSource
-from llmtop.profiler.breakdown import DRIVER_RESERVE_BYTES, breakdown
+from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.effects.evidence import ran_words
 from llmtop.profiler.effects.switches import FEW_STEPS
 from llmtop.profiler.feed import read_state
+from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.rankstate import WARMUP_STEPS
 from llmtop.profiler.report.build import Report, report_of

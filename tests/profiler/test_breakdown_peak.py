@@ -22,6 +22,7 @@ from llmtop.profiler.events import (
     RankStarted,
     StepFinished,
 )
+from llmtop.profiler.memory.allocator import outside_parts
 from llmtop.profiler.memory.result import Component, Moment
 from llmtop.profiler.runstate import RunState, fold
 from tests.recorded_spec import GIB, MIB, recorded_prediction, recorded_spec
@@ -188,14 +189,22 @@ def test_what_lies_outside_is_told_apart_by_differences(by_process: bool) -> Non
     assert result.actual_device_bytes == device
 
 
-def test_a_context_that_is_predicted_as_one_is_compared_with_the_sum() -> None:
+def test_each_part_outside_is_compared_with_its_own_prediction() -> None:
     result = found(*readings(by_process=True), step_of(20000 * MIB, reserved=21000 * MIB))
-    context = next(row for row in result.rows if row.component is Component.CUDA_CONTEXT)
-    assert context.predicted_bytes is not None
-    assert context.compared_bytes == 1200 * MIB
-    assert context.error_percent == pytest.approx(100 * (context.predicted_bytes / (1200 * MIB) - 1))
-    kernels = next(row for row in result.rows if row.component is Component.LOADED_KERNELS)
-    assert kernels.error_percent is None
+    rows = {row.component: row for row in result.rows if not row.in_peak}
+    for component in (Component.CUDA_CONTEXT, Component.NCCL, Component.LOADED_KERNELS):
+        predicted, measured = rows[component].predicted_bytes, rows[component].actual_bytes
+        assert predicted is not None and measured is not None
+        assert rows[component].error_percent == pytest.approx(100 * (predicted / measured - 1))
+
+
+def test_others_that_come_between_two_readings_are_no_kernels() -> None:
+    result = found(
+        *readings(by_process=True), sampled(60_000 * MIB), step_of(20000 * MIB, reserved=21000 * MIB)
+    )
+    assert actual(result)[Component.LOADED_KERNELS] == 400 * MIB
+    assert actual(result)[Component.OTHER_PROCESSES] == (60_000 - 21_000 - 1200) * MIB
+    assert result.actual_device_bytes == 60_000 * MIB
 
 
 def test_the_sampler_may_miss_the_largest_use() -> None:
@@ -223,7 +232,7 @@ def test_a_driver_that_tells_nothing_leaves_everything_unmeasured() -> None:
     rows = {row.component: row.actual_bytes for row in result.rows if not row.in_peak}
     assert rows[Component.FRAGMENTATION] == 1000 * MIB
     assert rows[Component.CUDA_CONTEXT] is None
-    assert Component.NCCL not in rows
+    assert rows[Component.NCCL] is None
 
 
 def test_records_without_these_readings_show_the_context_as_one() -> None:
@@ -231,4 +240,8 @@ def test_records_without_these_readings_show_the_context_as_one() -> None:
     device = (640 + 1200 + 21000) * MIB
     result = found(baseline, sampled(device), step_of(20000 * MIB, reserved=21000 * MIB))
     assert actual(result)[Component.CUDA_CONTEXT] == 1200 * MIB
+    context = next(row for row in result.rows if row.component is Component.CUDA_CONTEXT)
+    whole = outside_parts(SPEC)
+    parts = (Component.CUDA_CONTEXT, Component.NCCL, Component.LOADED_KERNELS)
+    assert context.predicted_bytes == sum(whole[part] for part in parts)
     assert Component.LOADED_KERNELS not in actual(result)
