@@ -140,12 +140,33 @@ REPLAY_KEYS: tuple[Key, ...] = (
     Key("e", "go('end')", "End", "to the end", drop=6),
 )
 
+LOG_KEYS: tuple[Key, ...] = (
+    Key("left", "turn(-1)", "", "the log of the rank before, and → of the next; the supervisor's is one of them",
+        display="← →", footer=False),
+    Key("right", "turn(1)", "", "", footer=False),
+    Key("slash", "search", "", "search; n the next match, N the one before, Esc ends it", display="/", footer=False),
+    Key("n", "find(1)", "", "", footer=False),
+    Key("N", "find(-1)", "", "", footer=False),
+    Key("e", "worse", "", "all lines, then warnings and errors, then errors alone", footer=False),
+    Key("f", "follow", "", "follow the end, or hold", footer=False),
+    Key("escape", "end_search", "", "", footer=False),
+)  # fmt: skip
+"""Of the opened log; they come before the monitor's."""
+
+FINDINGS_KEYS: tuple[Key, ...] = (
+    Key("down", "choose(1)", "", "the next finding, and ↑ the one before", display="↓ ↑", footer=False),
+    Key("up", "choose(-1)", "", "", footer=False),
+    Key("y", "copy", "", "copy the command that mends it", footer=False),
+)
+
 HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
     ("Everywhere", APP_KEYS),
     ("Runs", RUNS_KEYS),
     ("Plan", PLAN_KEYS),
     ("Sweep and where", SEARCH_KEYS),
     ("Monitor", MONITOR_KEYS),
+    ("Log, opened", LOG_KEYS),
+    ("Findings, opened", FINDINGS_KEYS),
     ("Replay", REPLAY_KEYS),
     ("Lists and texts", MOVE_KEYS),
 )
