@@ -44,7 +44,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "plan",
-        "[RECIPE] [OPTIONS] [--json]",
+        "[RECIPE] [OPTIONS] [--explain [WHEN]|--sweep VALUES [--rows N]|--where [--allow WORDS]] [--json]",
         "predict memory and time; needs no GPU and no torch",
         "llmtop plan --model llama-3.1-8b --gpu h100-80gb --gpus 8 --zero 3",
     ),
@@ -87,6 +87,12 @@ COMMANDS: tuple[Command, ...] = (
         "llmtop compare 20261129-1845 latest",
     ),
     Command(
+        "replay",
+        "RUN [--speed N] [--step N]",
+        "see a recorded run again, at any pace and from any step",
+        "llmtop replay latest --speed 100",
+    ),
+    Command(
         "delete",
         "RUN [--yes]",
         "remove a run that has ended, with its logs and checkpoints",
@@ -107,7 +113,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
 )
 
-LATER = ("tune", "snapshot", "export", "replay")
+LATER = ("tune", "snapshot", "export")
 """Words that are reserved for commands of a later version."""
 
 

@@ -11,6 +11,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory import allocator
 from llmtop.profiler.memory.assume import assumptions
 from llmtop.profiler.memory.backward import bucket_bytes, pass_bytes
+from llmtop.profiler.memory.bound import upper_bytes
 from llmtop.profiler.memory.cpu import cpu_prediction
 from llmtop.profiler.memory.host import host_bytes
 from llmtop.profiler.memory.lora import check_targets
@@ -23,13 +24,10 @@ from llmtop.profiler.memory.result import (
     moment_bytes,
 )
 from llmtop.profiler.memory.sizes import Sizes, sizes_of
-from llmtop.profiler.memory.states import StateBytes, state_bytes, step_components, unreleased_bytes
+from llmtop.profiler.memory.states import StateBytes, state_bytes, step_components
 from llmtop.profiler.memory.suggest import suggestions
 from llmtop.profiler.shape import param_count
 from llmtop.profiler.steptime import predict_step_seconds
-
-UPPER_MARGIN, UPPER_CONSTANT = 1.04, 300_000_000
-"""The upper bound over the peak: what rounding, unlike ranks and small temporaries can add."""
 
 
 def predict(spec: RunSpec) -> Prediction:
@@ -37,6 +35,7 @@ def predict(spec: RunSpec) -> Prediction:
 
     Raises UsageError for LoRA targets that the model does not have: an adapter on nothing fits anywhere.
     """
+    check_targets(spec)
     sizes = sizes_of(spec)
     return predict_counted(spec, sizes, state_bytes(spec, sizes), in_words=True)
 
@@ -136,11 +135,7 @@ class _Need(NamedTuple):
 def _need(spec: RunSpec, sizes: Sizes, states: StateBytes, moments: tuple[MomentBytes, ...]) -> _Need:
     steady = moments[1:]  # the first moment passes before the loop that the peak is read over
     largest = max(steady, key=lambda moment: moment.total_bytes)
-    upper = (
-        round(max(largest.total_bytes * UPPER_MARGIN, moments[0].total_bytes))
-        + UPPER_CONSTANT
-        + unreleased_bytes(spec, sizes)
-    )
+    upper = upper_bytes(spec, sizes, largest.total_bytes, moments[0].total_bytes)
     return _Need(largest, upper, allocator.context_bytes(spec) + states.outside_allocator)
 
 

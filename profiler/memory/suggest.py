@@ -26,7 +26,7 @@ def suggestions(spec: RunSpec, prediction: Prediction, predict: Predict) -> tupl
     if prediction.fits is None:
         return ()
     if prediction.fits:
-        return tuple(_using_room(spec, prediction, predict))[:MOST]
+        return tuple(_fastest_first(_using_room(spec, prediction, predict), prediction))[:MOST]
     return _making_it_fit(spec, prediction, predict)
 
 
@@ -152,8 +152,8 @@ class _Tried(Struct, frozen=True, kw_only=True):
 
     suggestion: Suggestion
     same_training: bool
-    step_seconds: float
-    """Infinite where it is not predicted."""
+    token_seconds: float
+    """Of a step, for each token of it: a change may be of shorter sequences. Infinite where not predicted."""
 
 
 def _making_it_fit(spec: RunSpec, prediction: Prediction, predict: Predict) -> tuple[Suggestion, ...]:
@@ -161,7 +161,7 @@ def _making_it_fit(spec: RunSpec, prediction: Prediction, predict: Predict) -> t
     tried = list(_alone(spec, prediction, predict))
     together = _together(spec, prediction, predict)
     fitting = sorted(
-        (t for t in tried if t.suggestion.fits), key=lambda t: (not t.same_training, t.step_seconds)
+        (t for t in tried if t.suggestion.fits), key=lambda t: (not t.same_training, t.token_seconds)
     )
     fitting = _largest_alone(fitting, "micro_batch")
     fitting = _largest_alone(fitting, "checkpointing_every")
@@ -192,11 +192,11 @@ def _alone(spec: RunSpec, prediction: Prediction, predict: Predict) -> Iterator[
                 continue
             alone = predict(changed)
             if alone.peak_allocated_bytes < ceiling:
-                seconds = alone.step_seconds if alone.step_seconds is not None else float("inf")
+                rate = alone.tokens_per_second
                 yield _Tried(
                     suggestion=_suggestion(change, _with_host(text, change, alone), alone),
                     same_training=same,
-                    step_seconds=seconds,
+                    token_seconds=1 / rate if rate else float("inf"),
                 )
 
 
@@ -231,6 +231,15 @@ def _with_host(text: str, change: Change, prediction: Prediction) -> str:
     return f"{text}; host memory {format_bytes(prediction.host_bytes)}"
 
 
+def _fastest_first(found: Iterator[Suggestion], now: Prediction) -> list[Suggestion]:
+    """By what they gain; those that gain nothing are no use. Where no speed is predicted, as they came."""
+    rate = now.tokens_per_second or 0.0
+    gaining = [
+        s for s in found if s.tokens_per_second is None or s.tokens_per_second > rate * (1 + SMALLEST_GAIN)
+    ]
+    return sorted(gaining, key=lambda suggestion: -(suggestion.tokens_per_second or 0.0))
+
+
 def _using_room(spec: RunSpec, prediction: Prediction, predict: Predict) -> Iterator[Suggestion]:
     options = spec.options
     if prediction.device_memory_bytes is None or spec.on_cpu:
@@ -238,6 +247,11 @@ def _using_room(spec: RunSpec, prediction: Prediction, predict: Predict) -> Iter
     if options.offload_param != "none" or options.offload_optimizer != "none":
         change: Change = {"offload_param": "none", "offload_optimizer": "none"}
         yield from _if_fits(spec, change, "no offload (several times faster)", predict)
+    elif options.zero == 3:
+        yield from _if_fits(spec, {"zero": 2}, "ZeRO-2 (less traffic between GPUs)", predict)
+    if options.quantization != "none":
+        packed: Change = {"quantization": "none"}
+        yield from _if_fits(spec, packed, "weights that are not packed (no unpacking in each pass)", predict)
     if options.gradient_checkpointing:
         yield from _recomputing_less(spec, predict)
     larger: Suggestion | None = None
