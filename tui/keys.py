@@ -141,10 +141,11 @@ REPLAY_KEYS: tuple[Key, ...] = (
 )
 
 LOG_KEYS: tuple[Key, ...] = (
-    Key("left", "turn(-1)", "", "the log of the rank before, and → of the next; the supervisor's is one of them",
+    Key("left", "turn(-1)", "", "the log of the rank before, → of the next, and the supervisor's",
         display="← →", footer=False),
     Key("right", "turn(1)", "", "", footer=False),
-    Key("slash", "search", "", "search; n the next match, N the one before, Esc ends it", display="/", footer=False),
+    Key("slash", "search", "", "search; n the next match, N the one before, Esc ends it",
+        display="/", footer=False),
     Key("n", "find(1)", "", "", footer=False),
     Key("N", "find(-1)", "", "", footer=False),
     Key("e", "worse", "", "all lines, then warnings and errors, then errors alone", footer=False),
