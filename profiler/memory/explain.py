@@ -224,7 +224,7 @@ def _beyond(upper: int, needed: int) -> ExplainedSum:
     """What is needed, as the upper bound and what comes on top of it."""
     known = list(terms_of(upper))
     first = ExplainedTerm(
-        value=int(upper), formula=f"{int(upper):,} B", label=BOUND, source="", function="predict._need"
+        value=int(upper), formula=f"{int(upper):,} B", label=BOUND, source="", function="bound.upper_bytes"
     )
     more = []
     for term in terms_of(needed):

@@ -36,11 +36,11 @@ def test_the_room_is_used_by_what_gains_most(spec: RunSpec) -> None:
 
 
 def test_a_run_with_room_is_told_of_every_way_to_use_it() -> None:
-    changes = [
-        s.change for s in suggested(zero=3, gpus=8, micro_batch=16, gradient_checkpointing=True).suggestions
-    ]
-    keys = {key for change in changes for key in change}
-    assert {"zero", "gradient_checkpointing", "micro_batch"} <= keys
+    gathered = suggested(zero=3, gpus=8)
+    assert any(s.change == {"zero": 2} for s in gathered.suggestions)
+    again = suggested(zero=2, gpus=8, micro_batch=4, gradient_checkpointing=True)
+    keys = {key for s in again.suggestions for key in s.change}
+    assert {"gradient_checkpointing", "micro_batch"} <= keys
     packed = suggested("llama-3.1-8b", quantization="nf4", lora_rank=16)
     assert any(s.change == {"quantization": "none"} for s in packed.suggestions)
     away = suggested(zero=3, gpus=2, offload_param="cpu", offload_optimizer="cpu")
