@@ -78,15 +78,20 @@ class EventTail:
     lasts: one damaged log must not hide the others.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, offset: int = 0) -> None:
         self.path = path
         self.skipped_lines = 0
         """Lines that are damaged, of an unknown kind, or of a newer version; one for an unreadable log."""
         self._unreadable = False
-        self._offset = 0
+        self._offset = offset
         """Start of the first line that was not complete yet."""
         self._seen_size = 0
         self._decoder = msgspec.json.Decoder(AnyEvent)
+
+    @property
+    def offset(self) -> int:
+        """Where the next poll begins to read: the start of a line."""
+        return self._offset
 
     def poll(self, max_bytes: int | None = None) -> list[AnyEvent]:
         """The next events in the order of writing: all that are there, or about `max_bytes` of them."""

@@ -15,11 +15,11 @@ from llmtop.tui.answering import Answering, StopDialog
 from llmtop.tui.deeds import Deeds
 from llmtop.tui.feed import RunsArrived, ViewArrived
 from llmtop.tui.keys import APP_KEYS, MOVE_KEYS, bindings
-from llmtop.tui.requests import MonitorAsked
+from llmtop.tui.requests import MonitorAsked, ReplayAsked, ReplayWish
 from llmtop.tui.theme import THEME
 from llmtop.tui.view import ENDED, RunView
 
-Start = Literal["runs", "plan", "monitor"]
+Start = Literal["runs", "plan", "monitor", "replay"]
 
 EXIT_CODES: dict[Status, ExitCode] = {
     "failed": ExitCode.JOB_FAILED,
@@ -47,6 +47,7 @@ class LlmtopApp(Answering):
         recipe: str | None = None,
         *,
         deeds: Deeds | None = None,
+        wish: ReplayWish | None = None,
     ) -> None:
         super().__init__(root if root is not None else runs_root(), deeds if deeds is not None else Deeds())
         self.register_theme(THEME)
@@ -54,6 +55,7 @@ class LlmtopApp(Answering):
         self._start = start
         self._run = run
         self._recipe = recipe
+        self._wish = wish
         self._watched: RunView | None = None
         """Newest view of the run that was watched last."""
         self.farewell = ""
@@ -62,6 +64,8 @@ class LlmtopApp(Answering):
     def on_mount(self) -> None:
         if self._start == "monitor" and self._run is not None:
             self.watch_run(self._run)
+        elif self._start == "replay" and self._run is not None:
+            self.replay_run(self._run, self._wish)
         elif self._start == "plan":
             self.action_plan()
         else:
@@ -109,6 +113,11 @@ class LlmtopApp(Answering):
         self._run = run
         self._show(MonitorScreen(run))
 
+    def replay_run(self, run: RunDir, wish: ReplayWish | None = None) -> None:
+        from llmtop.tui.screens.replay import ReplayScreen
+
+        self._show(ReplayScreen(run, wish))
+
     # --- what screens ask for ------------------------------------------------------------------
 
     def on_runs_asked(self) -> None:
@@ -117,6 +126,12 @@ class LlmtopApp(Answering):
     def on_monitor_asked(self, message: MonitorAsked) -> None:
         try:
             self.watch_run(RunDir.open(self._root / message.run_id))
+        except LlmtopError as error:
+            self.say(error)
+
+    def on_replay_asked(self, message: ReplayAsked) -> None:
+        try:
+            self.replay_run(RunDir.open(self._root / message.run_id))
         except LlmtopError as error:
             self.say(error)
 
@@ -175,8 +190,13 @@ def _in_words(status: Status) -> str:
 
 
 def run_app(
-    start: Start = "runs", run: RunDir | None = None, root: Path | None = None, recipe: str | None = None
+    start: Start = "runs",
+    run: RunDir | None = None,
+    root: Path | None = None,
+    recipe: str | None = None,
+    *,
+    wish: ReplayWish | None = None,
 ) -> int:
     """Show the app until a person leaves it; the exit code of the run that was watched, or 0."""
-    code = LlmtopApp(start, run, root, recipe).run()
+    code = LlmtopApp(start, run, root, recipe, wish=wish).run()
     return code if code is not None else int(ExitCode.INTERRUPTED)

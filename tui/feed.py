@@ -130,7 +130,7 @@ class MonitorFeed:
 
     def poll(self) -> RunView | None:
         """The run now; None when nothing has changed since the last call."""
-        state = self._reader.poll()
+        state = self._read()
         if state is self._seen:
             return None
         self._seen = state
@@ -144,6 +144,9 @@ class MonitorFeed:
             breakdown=breakdown(state, spec, prediction),
             findings=findings(state, spec, prediction),
         )
+
+    def _read(self) -> RunState:
+        return self._reader.poll()
 
     def poll_log(self) -> LogText | None:
         """The chosen log now; None when nothing was added to it."""

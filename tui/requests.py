@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from msgspec import Struct
 from textual.message import Message
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rundir import RunDir
+
+
+class ReplayWish(Struct, frozen=True, kw_only=True):
+    """How a replay begins."""
+
+    speed: int = 10
+    """Seconds of the run in one of the viewer."""
+    step: int | None = None
+    """None: at the beginning, and playing; else held at that step."""
 
 
 class RunsAsked(Message):
@@ -19,6 +29,14 @@ class RunsChanged(Message):
 
 class MonitorAsked(Message):
     """Watch a run."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__()
+        self.run_id = run_id
+
+
+class ReplayAsked(Message):
+    """Show a run again as it was recorded."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__()

@@ -64,17 +64,20 @@ class MonitorScreen(Screen[None]):
     others: reactive[tuple[Measured, ...] | None] = reactive(None)
     """Runs that differ in one switch; read when their panel is opened."""
 
-    def __init__(self, run: RunDir) -> None:
+    IS_LIVE: ClassVar[bool] = True
+    """Whether what is shown happens now."""
+
+    def __init__(self, run: RunDir, feed: MonitorFeed | None = None) -> None:
         super().__init__()
         self.run = run
-        self._feed = MonitorFeed(run)
+        self._feed = feed if feed is not None else MonitorFeed(run)
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._log = 0
         """Rank whose log is shown; -1 is the supervisor's."""
 
     def compose(self) -> ComposeResult:
-        yield RunHeader().data_bind(MonitorScreen.view)
+        yield from self.compose_head()
         with Container(id="panels"):
             for name, kind in PANELS:
                 panel = kind(id=name).data_bind(MonitorScreen.view)
@@ -84,6 +87,9 @@ class MonitorScreen(Screen[None]):
                     panel.data_bind(MonitorScreen.others)
                 yield panel
         yield KeyFooter()
+
+    def compose_head(self) -> ComposeResult:
+        yield RunHeader().data_bind(MonitorScreen.view)
 
     def on_mount(self) -> None:
         self.add_class("-starting")
@@ -96,6 +102,10 @@ class MonitorScreen(Screen[None]):
 
     @work(thread=True, exclusive=True, group="feed")
     def _follow(self) -> None:
+        self.follow()
+
+    def follow(self) -> None:
+        """In a thread, until the screen goes."""
         follow_run(self._feed, self.post_message, self._stop, self._wake)
 
     def on_view_arrived(self, message: ViewArrived) -> None:
@@ -105,7 +115,7 @@ class MonitorScreen(Screen[None]):
         self._choose_panels(message.view)
         if before is None or (before.state.status in ENDED) != (status in ENDED):
             self.refresh_bindings()
-            if before is not None:
+            if before is not None and self.IS_LIVE:
                 self.app.bell()
 
     def _choose_panels(self, view: RunView) -> None:
@@ -147,7 +157,7 @@ class MonitorScreen(Screen[None]):
 
     def on_key(self, event: events.Key) -> None:
         """A key that the footer has no more of still gets an answer."""
-        if event.key == "s" and not self.check_action("stop", ()):
+        if self.IS_LIVE and event.key == "s" and not self.check_action("stop", ()):
             self.notify("It has ended already.")
 
     @property

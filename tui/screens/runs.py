@@ -19,7 +19,7 @@ from textual.widgets import DataTable, Input, Static
 from llmtop.profiler.rundir import RunDir
 from llmtop.tui.feed import RunsArrived, RunsFeed, follow_runs
 from llmtop.tui.keys import RUNS_KEYS, bindings
-from llmtop.tui.requests import CompareAsked, DeleteAsked, MonitorAsked, RunsChanged, StopAsked
+from llmtop.tui.requests import CompareAsked, DeleteAsked, MonitorAsked, ReplayAsked, RunsChanged, StopAsked
 from llmtop.tui.view import ENDED, STATUS_MARKS, RunRow
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import harmless
@@ -270,6 +270,11 @@ class RunsScreen(Screen[None]):
             self._say(row.problem, "This run cannot be read", severe=True)
             return None
         return row
+
+    def action_replay(self) -> None:
+        row = self._readable()
+        if row is not None:
+            self.post_message(ReplayAsked(row.run_id))
 
     def action_stop(self) -> None:
         row = self._row()

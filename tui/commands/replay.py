@@ -1,0 +1,35 @@
+"""`llmtop replay`: see a recorded run again, at any pace and from any step."""
+
+from __future__ import annotations
+
+import argparse
+
+from llmtop.presets.errors import ExitCode, UsageError
+from llmtop.profiler import rundir
+from llmtop.tui.arguments import RUN_HELP
+from llmtop.tui.streams import on_terminal, plain_streams
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument(
+        "--speed", type=int, default=10, metavar="N", help="times the run's own pace, 1 to 1000"
+    )
+    parser.add_argument("--step", type=int, metavar="N", help="begin at this step, held")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    found = rundir.find_run(rundir.runs_root(), args.run)
+    if not 1 <= args.speed <= 1000:
+        raise UsageError(f"--speed {args.speed} is not between 1 and 1000")
+    if not on_terminal():
+        raise UsageError(
+            "a replay needs a terminal",
+            why="standard input or output is not one",
+            fix=f"llmtop report {found.run_id} says how the run went",
+        )
+    from llmtop.tui.app import run_app
+    from llmtop.tui.requests import ReplayWish
+
+    with plain_streams():
+        return ExitCode(run_app(start="replay", run=found, wish=ReplayWish(speed=args.speed, step=args.step)))
