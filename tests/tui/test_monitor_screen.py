@@ -133,7 +133,7 @@ async def test_zoomed_panels_tell_more(root: Path) -> None:
             "0": ("weights   random", "data      builtin:english", "tokenizer made from the data"),
             "4": ("backward", "slowest rank", "step seconds"),
             "5": ("swap", "peak RSS", "no offload"),
-            "6": ("NVLink send", "GPU7", "PCIe recv", "GPU7    PCIe gen5 x16 of gen5 x16"),
+            "6": ("NVLink send", "GPU7", "PCIe recv", "GPU4    PCIe gen5 x16 of gen5 x16"),
             "9": ("GPU0  NVIDIA H200", "tensor", "612/700 W", "throttled: no", "J a token", "Xid: none"),
         }.items():
             await pilot.press(key)

@@ -1,38 +1,108 @@
-"""What is worth knowing about the run: evidence and the change that would help."""
+"""What is worth knowing about the run: evidence, the change that would help, the command that makes it."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from textual.binding import BindingType
 from textual.content import Content
+from textual.reactive import reactive
 
 from llmtop.profiler.findings.find import Finding
+from llmtop.tui.keys import FINDINGS_KEYS, bindings
 from llmtop.tui.view import RunView
-from llmtop.tui.widgets.paint import fit, harmless, lines
+from llmtop.tui.widgets.paint import fit, harmless, lines, wrapped
 from llmtop.tui.widgets.panel import Panel
 
 _MARKS = {
     "critical": ("✗", "$text-error"),
-    "error": ("✗", "$text-error"),
     "warning": ("!", "$text-warning"),
     "info": ("i", "$text-primary"),
-    "good": ("✓", "$text-success"),
 }
+_WORD_CELLS = 8
 
 
 class FindingsPanel(Panel):
+    """Opened, one of them is under the cursor; it is told apart by its key, wherever it moves in the list."""
+
     TITLE = "Findings"
     KEY = "7"
+    BINDINGS: ClassVar[list[BindingType]] = bindings(FINDINGS_KEYS)
 
-    def headline(self, view: RunView) -> str:
-        return str(len(view.findings)) if view.findings else ""
+    chosen: reactive[tuple[str, str]] = reactive(("", ""))
+    """Key and title of the finding under the cursor; of several with one key the titles differ."""
+
+    def headline(self, view: RunView) -> str | tuple[str, ...]:
+        if not view.findings:
+            return ""
+        count = str(len(view.findings))
+        return (f"{count}  ↑ ↓ choose  y copies its command", count) if self.zoomed else count
 
     def draw(self, view: RunView, width: int, height: int) -> Content:
         if not view.findings:
             return Content.styled("nothing stands out so far", "$muted")
+        if self.zoomed:
+            return self._opened(view.findings, width)
         whole = lines([line for finding in view.findings for line in _whole(finding)][:-1])
-        if self.zoomed or whole.get_height({}, width) <= height:
+        if whole.get_height({}, width) <= height:
             return whole
         rows = [_title(finding) for finding in view.findings]
         return lines([row.truncate(width, ellipsis=True) for row in rows[: max(height, 1)]])
+
+    def _opened(self, found: tuple[Finding, ...], width: int) -> Content:
+        """All by their titles, and below them the chosen one with its evidence and what mends it."""
+        at = self._at(found)
+        rows = []
+        for number, finding in enumerate(found):
+            head = Content.assemble(("▸ " if number == at else "  ", "$accent"), _title(finding))
+            rows.append(head.stylize("bold") if number == at else head)
+        one = found[at]
+        rows += [Content(""), Content.assemble(_title(one), (f"  ({one.severity})", "$muted"))]
+        for word, text in (("seen", one.evidence), ("change", one.change), ("command", one.command)):
+            style = "$text-accent" if word == "command" else "$foreground"
+            rows += _told(word, harmless(text), width, style) if text else []
+        if one.command:
+            words = "y copies it, for a shell on this machine"
+            rows.append(Content.styled(" " * _WORD_CELLS + words, "$muted"))
+        return lines(rows)
+
+    def _at(self, found: tuple[Finding, ...]) -> int:
+        names = [(finding.key, finding.title) for finding in found]
+        if self.chosen in names:
+            return names.index(self.chosen)
+        # Its title may have changed with its numbers.
+        keys = [key for key, _ in names]
+        return keys.index(self.chosen[0]) if self.chosen[0] in keys else 0
+
+    def watch_chosen(self) -> None:
+        self.repaint()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action in ("choose", "copy"):
+            return self.zoomed
+        return True
+
+    def action_choose(self, by: int) -> None:
+        found = self.view.findings if self.view is not None else ()
+        if found:
+            one = found[min(max(self._at(found) + by, 0), len(found) - 1)]
+            self.chosen = (one.key, one.title)
+
+    def action_copy(self) -> None:
+        """By the terminal's own clipboard, which works over SSH where the terminal allows it."""
+        found = self.view.findings if self.view is not None else ()
+        command = found[self._at(found)].command if found else ""
+        if command:
+            self.app.copy_to_clipboard(command)
+            self.notify(f"copied: {harmless(command)}", markup=False)
+        else:
+            self.notify("No command does it: see what to change.")
+
+
+def _told(word: str, text: str, width: int, style: str) -> list[Content]:
+    first, *more = wrapped(text, max(width - _WORD_CELLS, 10)) or [""]
+    rows = [Content.assemble((fit(word, _WORD_CELLS), "$muted"), (first, style))]
+    return rows + [Content.assemble(" " * _WORD_CELLS, (row, style)) for row in more]
 
 
 def _title(finding: Finding) -> Content:
@@ -44,5 +114,5 @@ def _whole(finding: Finding) -> list[Content]:
     rows = [Content.assemble(_title(finding), (f"  ({finding.severity})", "$muted"))]
     for word, text in (("seen", finding.evidence), ("change", finding.change)):
         if text:
-            rows.append(Content.assemble("  ", (fit(word, 8), "$muted"), harmless(text)))
+            rows.append(Content.assemble("  ", (fit(word, _WORD_CELLS), "$muted"), harmless(text)))
     return [*rows, Content("")]
