@@ -7,8 +7,10 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import HostBytes
 from llmtop.profiler.memory.sizes import Sizes
 
-RANK_PROCESS_BYTES = 2_100_000_000
-"""Resident set of a CUDA rank without offload: libraries and context (H200 runs: 1.9 to 2.1 GiB)."""
+LIBRARY_BYTES = 1_200_000_000
+"""Pages of libraries that the ranks of a node share, in whose PSS each has its part."""
+RANK_PROCESS_BYTES = 900_000_000
+"""A CUDA rank's own beside them, without offload (H200: one rank 1.9 to 2.1 GB, two 2.8 to 3.8 GB)."""
 STATE_BYTES = 12
 """Of an element in a swapped optimizer: the fp32 master and Adam's two moments."""
 GRADIENT_BYTES = 4
@@ -35,7 +37,7 @@ def host_bytes(spec: RunSpec, sizes: Sizes) -> HostBytes:
     ranks = spec.options.gpus
     pinned, pageable, nvme = _offloaded(spec, sizes)
     parts = {
-        "processes": ranks * RANK_PROCESS_BYTES,
+        "processes": LIBRARY_BYTES + ranks * RANK_PROCESS_BYTES,
         "pinned": ranks * pinned,
         "pageable": ranks * pageable,
     }
