@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from llmtop.presets import option_values
+from llmtop.presets import option_values, resolve
 from llmtop.presets.errors import LlmtopError, UsageError, nearest
 from llmtop.presets.rules import refusals
 from llmtop.presets.spec import RunSpec
@@ -46,7 +46,7 @@ class SweepRow(Struct, frozen=True, kw_only=True):
     """One candidate that can run, as it is predicted."""
 
     settings: Change
-    brief: Brief
+    brief: Brief = field(name="prediction")
 
 
 class Refused(Struct, frozen=True, kw_only=True):
@@ -108,6 +108,7 @@ def _axis(part: str) -> Axis:
 
 def _values(key: str, word: str, where: str) -> Iterator[Any]:
     if key.startswith("deepspeed."):
+        resolve.parse_set(f"{key}={word}")  # says what is wrong with a key
         yield option_values.raw_value(word)
         return
     if key not in option_values.field_types():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from llmtop.presets import catalog
 from llmtop.presets.errors import LlmtopError
@@ -33,7 +33,7 @@ class WhereRow(Struct, frozen=True, kw_only=True):
     """The fewest that it fits on; None where it fits on none of `GPU_COUNTS`."""
     settings: Change
     """The fastest that fits there; where nothing fits, what comes closest."""
-    brief: Brief | None
+    brief: Brief | None = field(name="prediction")
     """Of that setting; None where every one is refused."""
     kwh_per_million_tokens: float | None
     """Estimate: the boards at the power that they are sold with, for the predicted time."""

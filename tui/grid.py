@@ -16,6 +16,8 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 STAGES = (0, 1, 2, 3)
 _LABEL_CELLS, _WIDE_CELLS, _NARROW_CELLS = 7, 17, 10
 _GIB = 1 << 30
+_SLOW, _FAST = 0.5, 0.85
+"""Of the fastest that fits."""
 
 Place = tuple[int, int]
 """Row and column."""
@@ -87,11 +89,15 @@ def grid_rows(grid: Grid, cursor: Place, width: int) -> list[Content]:
 
 
 def _cell_style(grid: Grid, place: Place, cursor: Place) -> str:
-    style = mark_of(grid.cells[place])[1]
-    row = grid.cells[place].row
-    fastest = grid.fastest
-    if row is not None and row.brief.fits and fastest and row.brief.tokens_per_second == fastest:
-        style = f"bold {style}"
+    """The colour of the verdict, the stronger the faster."""
+    cell = grid.cells[place]
+    style = mark_of(cell)[1]
+    rate = cell.row.brief.tokens_per_second if cell.row is not None else None
+    if cell.row is not None and cell.row.brief.fits and rate and grid.fastest:
+        share = rate / grid.fastest
+        colour = style.replace("$text-", "$")
+        style = f"{colour} 60%" if share < _SLOW else f"{colour} 80%" if share < _FAST else style
+        style = f"bold {style}" if rate == grid.fastest else style
     return f"reverse {style}" if place == cursor else style
 
 

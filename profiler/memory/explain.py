@@ -24,7 +24,7 @@ from llmtop.profiler.memory.explain_numbers import (
 )
 from llmtop.profiler.memory.predict import predict, predict_counted
 from llmtop.profiler.memory.result import Component, Moment, Prediction
-from llmtop.profiler.memory.sizes import Sizes, sizes_of
+from llmtop.profiler.memory.sizes import Sizes, quantized_weights, sizes_of, stored_bytes
 from llmtop.profiler.memory.states import StateBytes, state_bytes
 
 BOUND, OUTSIDE = "the upper bound", "outside the allocator: context, NCCL, kernels"
@@ -101,7 +101,7 @@ def _followed(spec: RunSpec) -> Prediction:
         options=_with_names(spec.options, sources.OPTIONS, only_named=True),
         model=_marked_model(spec.model),
     )
-    sizes = _marked_sizes(sizes_of(marked))
+    sizes = _marked_sizes(spec, sizes_of(marked))
     states = _marked_states(state_bytes(marked, sizes))
     return predict_counted(marked, sizes, states, in_words=False)
 
@@ -127,18 +127,26 @@ def _marked_model(model: ModelShape) -> ModelShape:
     return replace(marked, num_layers=layers, **parts)
 
 
-def _marked_sizes(sizes: Sizes) -> Sizes:
+def _marked_sizes(spec: RunSpec, sizes: Sizes) -> Sizes:
     trained = f"{int(sizes.trainable):,}"
     fresh: dict[str, Any] = {"zero": _with_names(sizes.zero, {})}
     for key, words in sources.SIZES.items():
         value = getattr(sizes, key)
-        if key == "frozen_bytes" and sizes.packed_bytes:
-            words = f"{words}, {sizes.packed_bytes:,} of it packed"
         if any(term.factors for term in terms_of(value)):
             fresh[key] = _with_word(value, trained, f"{trained} {sources.SIZES['trainable']}")
         else:
             fresh[key] = named(value, words, is_bytes=words.startswith("B"))
+    if sizes.frozen:
+        kind = spec.options.quantization
+        packed = named(quantized_weights(spec.model) if kind != "none" else 0, "packed weights")
+        stored = stored_bytes(fresh["frozen"], packed, fresh["dtype_bytes"], kind)
+        fresh["packed_bytes"], fresh["frozen_bytes"] = stored
     return replace(sizes, **fresh)
+
+
+def _of_no_rule(value: int) -> Counted:
+    """What a count is made of belongs to whatever it is used in."""
+    return Counted(int(value), tuple(replace(term, rule="") for term in terms_of(value)))
 
 
 def _with_word(value: int, text: str, replacement: str) -> Counted:
@@ -153,8 +161,7 @@ def _with_word(value: int, text: str, replacement: str) -> Counted:
         )
         for term in terms_of(value)
     )
-    # What a count is made of belongs to whatever it is used in.
-    return Counted(int(value), tuple(replace(term, rule="") for term in terms))
+    return _of_no_rule(Counted(int(value), terms))
 
 
 def _marked_states(states: StateBytes) -> StateBytes:

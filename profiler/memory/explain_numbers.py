@@ -171,7 +171,7 @@ def words(value: Number) -> str:
     if isinstance(value, Counted) and value.terms:
         formula = " + ".join(term_words(term) for term in value.terms).replace("+ -", "- ")
         return formula if len(formula) <= _LONGEST else f"{int(value):,}"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.10g}"
 
 
 def term_words(term: Term, unit: str = "") -> str:

@@ -72,6 +72,9 @@ RULES: dict[str, Rule] = {
     "backward._tied_head_gradient": Rule("gradient of the tied head", _WALK),
     "backward._gradients_after": Rule("gradients so far", _WALK),
     "backward._end_of_backward": Rule("", f"{_ZERO12}; runtime/engine.py:allreduce_bucket"),
+    "sizes.stored_bytes": Rule(
+        "frozen weights", "QLoRA, arXiv 2305.14314; bitsandbytes 0.50 functional.py:quantize_4bit"
+    ),
     "bound.upper_bytes": Rule("", "the peak, with the margin of H200 runs"),
     "cpu._moments": Rule("interpreter, torch, libraries", "measured with torch 2.13, deepspeed 0.19.8"),
     "cpu._resident": Rule("", f"{_ZERO12}; with offload in the same process"),

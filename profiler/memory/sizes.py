@@ -71,6 +71,12 @@ def quantized_weights(model: ModelShape) -> int:
     return sum(group.total for group in linear(model))
 
 
+def stored_bytes(frozen: int, packed: int, dtype_bytes: int, quantization: str) -> tuple[int, int]:
+    """(packed, all) bytes of frozen weights, of which `packed` are stored in 4 or 8 bits."""
+    packed_bytes = round(packed * (NF4_BYTES if quantization == "nf4" else INT8_BYTES))
+    return packed_bytes, packed_bytes + (frozen - packed) * dtype_bytes
+
+
 def _whole_tensor_share(model: ModelShape, ranks: int) -> int:
     """Elements of the tensors that overlap the first rank's 1/ranks of the flat buffer.
 
@@ -146,9 +152,7 @@ def sizes_of(spec: RunSpec) -> Sizes:
         trainable = lora_params(model, options.lora_rank, options.lora_targets)
         frozen = total
         packed = quantized_weights(model) if options.quantization != "none" else 0
-        per_packed = NF4_BYTES if options.quantization == "nf4" else INT8_BYTES
-        packed_bytes = round(packed * per_packed)
-        frozen_bytes = packed_bytes + (frozen - packed) * dtype_bytes
+        packed_bytes, frozen_bytes = stored_bytes(frozen, packed, dtype_bytes, options.quantization)
         groups = adapted(model, options.lora_targets)
         modules = sum(-(-group.count // model.num_layers) for group in groups)
         roles = {group.role for group in groups}

@@ -55,7 +55,7 @@ def test_a_sweep_as_json_has_all_rows(llmtop: Llmtop) -> None:
     answer = llmtop("plan", *EIGHT, "--sweep", "micro_batch=1..4,attention=eager|sdpa", "--json").json()
     assert answer["candidates"] == len(answer["rows"]) == 6
     assert set(answer["rows"][0]["settings"]) == {"micro_batch", "attention"}
-    assert set(answer["rows"][0]["brief"]) >= {"fits", "step_seconds", "tokens_per_second", "host_bytes"}
+    assert set(answer["rows"][0]["prediction"]) >= {"fits", "step_seconds", "tokens_per_second", "host_bytes"}
 
 
 def test_a_sweep_need_not_start_from_what_can_run(llmtop: Llmtop) -> None:
@@ -90,6 +90,9 @@ def test_where_for_one_kind_as_json(llmtop: Llmtop) -> None:
         (("--explain", "nonsense"), "not a moment"),
         (("--sweep", "zero=0..3", "--rows", "0"), "--rows"),
         (("--sweep", "nothing=1"), "unknown option 'nothing'"),
+        (("--sweep", "deepspeed.=1"), "KEY=VALUE"),
+        (("--sweep", "deepspeed.zero_optimization.reduce_bucket_size=big"), "a number of elements"),
+        (("--sweep", "deepspeed.zero_optimisation.stage=1"), "zero_optimization"),
     ],
 )
 def test_wrong_questions_are_told(words: tuple[str, ...], said: str, llmtop: Llmtop) -> None:

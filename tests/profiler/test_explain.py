@@ -195,3 +195,12 @@ def test_a_plain_product_has_the_unit_where_no_factor_has_it() -> None:
     assert term_words(term, " B") == "5 weights x 4 B"
     (term,) = (named(5, "weights") * named(2, "B", is_bytes=True)).terms
     assert term_words(term, " B") == "5 weights x 2 B"
+
+
+def test_packed_weights_tell_their_bits_and_who_measured_them() -> None:
+    explanation = explain(run_of("llama-3.1-8b", "h200", quantization="nf4", lora_rank=16))
+    first = next(m for m in explanation.moments if m.name is Moment.STEADY)
+    weights = next(one for one in first.components if one.name == Component.PARAMETERS)
+    packed = next(term for term in weights.terms if "round" in term.formula)
+    assert packed.formula == "round(6,979,321,856 packed weights x 0.5158691406) B"
+    assert packed.value == 3_600_416_768 and "QLoRA" in packed.source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,17 +12,19 @@ from llmtop.presets import catalog
 from llmtop.presets.cautions import cautions
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.presets.inputs import inputs
+from llmtop.presets.rules import refusals
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.explain import explain
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.sweep import parse_axes, sweep
+from llmtop.profiler.sweep import Axis, changed, parse_axes, sweep
 from llmtop.profiler.where import ALLOWED, gpu_names, where
 from llmtop.tui import options
 from llmtop.tui.commands.output import print_json, text_width
 from llmtop.tui.commands.plan_explain import PEAK, WHICH, check_which, explain_text
 from llmtop.tui.commands.plan_search import ROWS, parse_allow, sweep_text, where_text
 from llmtop.tui.commands.plan_text import plan_text
+from llmtop.tui.layering import check_raw_keys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,11 +105,21 @@ def _check_together(args: argparse.Namespace) -> None:
 
 def _sweep(args: argparse.Namespace) -> None:
     axes = parse_axes(args.sweep)
-    found = sweep(axes, lambda change: options.assemble_run(args, change))
+    found = sweep(axes, lambda change: _checked(options.assemble_run(args, change), axes))
     if args.json:
         print_json(found)
     else:
         print(sweep_text(found, args.rows or ROWS, text_width()))
+
+
+def _checked(base: RunSpec, axes: Sequence[Axis]) -> RunSpec:
+    """The base itself; raises UsageError for raw DeepSpeed keys in the sweep that a launch would refuse."""
+    for axis in axes:
+        for value in axis.values if "." in axis.key else ():
+            spec = changed(base, {axis.key: value})
+            if not refusals(spec):
+                check_raw_keys(spec)
+    return base
 
 
 def _where(args: argparse.Namespace) -> None:
