@@ -118,7 +118,7 @@ class StateIndex(Struct, frozen=True, kw_only=True):
     left_out: str = ""
     """In words what is not in the state and where it comes from; empty when all of it is here."""
     frozen_check: str = ""
-    """A checksum of samples of the weights that are left out."""
+    """In which form the weights are that are left out, and a checksum of samples of them."""
 
     @property
     def size_bytes(self) -> int:

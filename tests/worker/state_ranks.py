@@ -268,7 +268,7 @@ def run_case(case: dict[str, Any], folder: Path, rank: int, ranks: int) -> None:
 
 
 def mishaps(engine: Any, case: dict[str, Any], folder: Path, rank: int, ranks: int) -> dict[str, Any]:
-    """Saves that are refused on the way, a state that is written anew, and a rank that dies in the last save."""
+    """Saves that are refused, a state that is written over another, and a rank that dies in the last save."""
     losses = train(engine, 1, SAVED, rank, ranks)
     target = folder / f"{case['name']}-checkpoints"
     progress = Progress(step=SAVED, position=Position(index=SAVED), world_size=ranks)
@@ -310,7 +310,7 @@ def mishaps(engine: Any, case: dict[str, Any], folder: Path, rank: int, ranks: i
         "losses": losses + train(engine, SAVED + 1, LAST, rank, ranks),
     }
     if rank == 0:
-        checkpoint._complete = lambda *_, **__: os._exit(DIED)  # type: ignore[assignment]
+        checkpoint._complete = lambda *_, **__: os._exit(DIED)
     (folder / f"{case['name']}-{rank}.json").write_text(json.dumps(told))
     try:
         checkpoint.save(engine, target, later, only_trainable=False)

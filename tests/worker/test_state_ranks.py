@@ -1,7 +1,7 @@
 """A saved state read back at other ZeRO stages, world sizes, precisions and optimizers, on real DeepSpeed.
 
-Every model has two parameter groups, a frozen layer, a buffer that training changes and tied weights; some have
-adapters. What was saved is compared tensor for tensor with what DeepSpeed says that it has after loading.
+Every model has two parameter groups, a frozen layer, a buffer that training changes and tied weights; some
+have adapters. What was saved is compared tensor for tensor with what DeepSpeed says it has after loading.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class States:
         return self.folder / f"{name}-checkpoints" / f"step-{SAVED}"
 
     def tensors(self, folder: Path) -> dict[str, torch.Tensor]:
-        found = {}
+        found: dict[str, torch.Tensor] = {}
         for path in sorted(folder.glob("*.safetensors")):
             with safe_open(str(path), "pt") as file:
                 found |= {f"{path.name}:{key}": file.get_tensor(key) for key in file.keys()}  # noqa: SIM118

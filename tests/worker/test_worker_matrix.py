@@ -9,6 +9,7 @@ import pytest
 
 from llmtop.profiler.events import (
     BaselineMeasured,
+    CheckpointLoaded,
     CheckpointSaved,
     MemoryClassified,
     ModelBuilt,
@@ -59,6 +60,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "nf4_resumed": {"lora_rank": 4, "quantization": "nf4", "precision": "bf16", "resumes": "nf4_saved"},
     "zero3_nf4": {**NF4, "zero": 3},
+    "nf4_at_zero3_resumed": {**NF4, "zero": 3, "resumes": "nf4_saved"},
     "zero3": {"zero": 3},
     "zero3_reentrant": {"zero": 3, "gradient_checkpointing": True, "checkpointing_reentrant": True},
     "zero3_every_second": {"zero": 3, "gradient_checkpointing": True, "checkpointing_every": 2},
@@ -67,6 +69,7 @@ CASES: dict[str, dict[str, Any]] = {
     "zero3_saved": {"zero": 3, "steps": 2, "save_at_end": True},
     "zero3_resumed": {"zero": 3, "resumes": "zero3_saved"},
     "zero3_lora_bf16": {"zero": 3, "lora_rank": 4, "precision": "bf16"},
+    "lora_at_zero3_resumed": {"zero": 3, "lora_rank": 4, "resumes": "lora_saved"},
 }
 
 
@@ -146,12 +149,21 @@ def test_a_run_that_was_saved_goes_on_as_if_it_had_not_stopped(matrix: Matrix, c
     assert events_of(matrix.runs[f"{case}_saved"], 1, CheckpointSaved) == []
 
 
+@pytest.mark.parametrize("case", ["lora", "nf4"])
+def test_adapters_go_on_at_another_stage_on_the_same_random_weights(matrix: Matrix, case: str) -> None:
+    resumed = matrix.losses(f"{case}_at_zero3_resumed")
+    assert resumed == pytest.approx(matrix.losses(case)[2:], abs=2e-4 if case == "lora" else 5e-3)
+    loaded = events_of(matrix.runs[f"{case}_at_zero3_resumed"], 1, CheckpointLoaded)
+    assert [(event.step, event.zero, event.world_size, event.notes) for event in loaded] == [(2, 2, 2, ())]
+
+
 def test_frozen_weights_are_not_saved(matrix: Matrix) -> None:
     sizes = {
         case: events_of(matrix.runs[f"{case}_saved"], 0, CheckpointSaved)[0].size_bytes
-        for case in ("lora", "zero3")
+        for case in ("nf4", "lora", "zero3")
     }
-    assert sizes["lora"] < sizes["zero3"] / 4
+    assert sizes["nf4"] < sizes["zero3"] / 4
+    assert FP32 < sizes["lora"] < sizes["zero3"] / 2, "a base of random weights is kept, without moments"
 
 
 FULL = [name for name, options in CASES.items() if "lora_rank" not in options and not name.endswith(PAUSED)]

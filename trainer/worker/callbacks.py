@@ -16,7 +16,7 @@ from llmtop.profiler.events import AnyEvent, CheckpointSaved, StepFinished
 from llmtop.profiler.probes.training import StepReading
 from llmtop.profiler.units import format_seconds
 from llmtop.trainer.worker.agreement import Agreed
-from llmtop.trainer.worker.checkpoint import Progress, save
+from llmtop.trainer.worker.checkpoint import Progress, leaves_base_out, save
 from llmtop.trainer.worker.data import Batches
 
 logger = logging.getLogger(__name__)
@@ -152,6 +152,7 @@ class Checkpointer:
         self._engine = engine
         self._batches = batches
         self._world_size = spec.world_size
+        self._only_trainable = leaves_base_out(spec)
         self._emit = emit
         self._saved_step = 0
 
@@ -180,7 +181,7 @@ class Checkpointer:
             self._engine,
             folder or self._folder,
             progress,
-            only_trainable=self.options.lora_rank > 0,
+            only_trainable=self._only_trainable,
             durable=durable,
         )
         if self._engine.global_rank == 0:

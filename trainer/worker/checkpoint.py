@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from llmtop.presets.errors import LlmtopError
+from llmtop.presets.spec import RunSpec
 from llmtop.profiler.events import CheckpointLoaded, CheckpointRefused, CheckpointSaved
 from llmtop.profiler.rundir import write_atomic
 from llmtop.trainer.statefile import INDEX, MARKER, StateIndex, read_index
@@ -84,6 +85,16 @@ def save(
     )
 
 
+def leaves_base_out(spec: RunSpec) -> bool:
+    """Whether a checkpoint of this run needs no weights but the adapters'.
+
+    Random weights are drawn otherwise at ZeRO-3 than below it, so they are kept; packed ones are drawn whole.
+    """
+    options = spec.options
+    made_again = spec.weights_dir is not None or options.quantization != "none"
+    return options.lora_rank > 0 and made_again
+
+
 def newest(folder: Path) -> Progress | None:
     """The furthest complete checkpoint in a folder."""
     found = [progress for path in folder.glob("step-*") if (progress := _read(path)) is not None]
@@ -92,6 +103,8 @@ def newest(folder: Path) -> Progress | None:
 
 def load(engine: Any, folder: Path, progress: Progress, *, only_trainable: bool) -> CheckpointLoaded:
     """Collective, on a fresh engine of any ZeRO stage and world size; reads what each rank holds of it.
+
+    `only_trainable` takes a state that leaves out weights that are not trained; they must be those it had.
 
     Raises LlmtopError on every rank when the state is not of this model or cannot be read.
     """
@@ -112,7 +125,7 @@ def load(engine: Any, folder: Path, progress: Progress, *, only_trainable: bool)
         _agree(problem, device)
         assert stored is not None and filler is not None
         try:
-            filler.fill(only_trainable=only_trainable)
+            filler.fill()
         except (LlmtopError, OSError) as error:
             problem = error
         _agree(problem, device)

@@ -31,6 +31,7 @@ from llmtop.trainer.worker.state.shardfile import DTYPES
 _PACKED_ANEW = "8-bit moments were packed anew: their blocks begin elsewhere in this layout"
 _PACKED = "the moments, which were kept in full, were packed to 8 bits"
 _NARROWED = "the master weights were rounded to {}"
+_OTHER_FORM = "the weights under the adapters were {}, and are {} now"
 _RANDOM_ANEW = "{} begin with random states of their own: the state is of {}"
 
 
@@ -55,11 +56,9 @@ class Filler:
     def check(self, *, only_trainable: bool) -> None:
         """Local, and before anything is changed. LlmtopError when the state is not of this model."""
         index = self._stored.index
-        wanted = self._layout.group_of if only_trainable else None
         for one in self._named:
-            if wanted is not None and id(one.parameter) not in wanted:
-                continue
-            self._check_parameter(one, self._stored.parameter(one.number))
+            if id(one.parameter) in self._layout.group_of or not only_trainable or self._has(one):
+                self._check_parameter(one, self._stored.parameter(one.number))
         groups = self._engine.basic_optimizer.param_groups
         self._saved_groups()
         if index.scheduler is not None and len(groups) != len(index.groups):
@@ -71,13 +70,13 @@ class Filler:
         if only_trainable and int(self._engine.global_rank) == 0:
             self._check_frozen(index.frozen_check)
 
-    def fill(self, *, only_trainable: bool) -> None:
+    def fill(self) -> None:
         """Local: master weights, moments, frozen weights and buffers."""
         with torch.no_grad():
             for slab in self._layout.slabs:
                 self._fill_slab(slab)
-            if not only_trainable:
-                for one in frozen(self._named, set(self._layout.group_of)):
+            for one in frozen(self._named, set(self._layout.group_of)):
+                if self._has(one):
                     self._fill_frozen(one)
             self._fill_buffers()
 
@@ -97,6 +96,10 @@ class Filler:
         self._restore_random()
         return Filled(bytes_read=self._bytes, notes=tuple(dict.fromkeys(self._notes)))
 
+    def _has(self, one: Named) -> bool:
+        stored = self._stored.parameter(one.number)
+        return stored is not None and stored.saved
+
     def _check_parameter(self, one: Named, stored: StoredParameter | None) -> None:
         if stored is None or not stored.saved:
             raise LlmtopError(
@@ -114,6 +117,11 @@ class Filler:
     def _check_frozen(self, saved: str) -> None:
         now = frozen_check(self._named)
         if not saved or not now or now == saved:
+            return
+        form, _, _ = now.partition(":")
+        before, _, _ = saved.partition(":")
+        if form != before:
+            self._notes.append(_OTHER_FORM.format(before, form))
             return
         raise LlmtopError(
             "the weights under the adapters are not those that the adapters were trained on",
@@ -183,15 +191,19 @@ class Filler:
         for one in found:
             if f"{moment}.{CODES}" not in one.slab.tensors:
                 continue
-            reader, key = self._stored.reader(one.file), f"{one.slab.key}.{moment}"
-            codes = torch.empty(one.count, dtype=torch.uint8)
-            first = one.source // BLOCK_ELEMENTS
-            blocks = -(-(one.source + one.count) // BLOCK_ELEMENTS) - first
-            absmax = torch.empty(blocks, dtype=torch.float32)
-            wanted = [(f"{key}.{CODES}", one.source, codes), (f"{key}.{ABSMAX}", first, absmax)]
-            self._bytes += reader.read_all(wanted)
-            values = moments.unpack(codes, absmax, reader.tensor(f"{key}.{QMAP}"), one.source)
-            target[one.target : one.target + one.count].copy_(values)
+            for start in range(0, one.count, moments.PART_ELEMENTS):
+                count = min(moments.PART_ELEMENTS, one.count - start)
+                values = self._unpacked(one, moment, one.source + start, count)
+                target[one.target + start : one.target + start + count].copy_(values)
+
+    def _unpacked(self, one: Found, moment: str, start: int, count: int) -> torch.Tensor:
+        reader, key = self._stored.reader(one.file), f"{one.slab.key}.{moment}"
+        first = start // BLOCK_ELEMENTS
+        codes = torch.empty(count, dtype=torch.uint8)
+        absmax = torch.empty(-(-(start + count) // BLOCK_ELEMENTS) - first, dtype=torch.float32)
+        wanted = [(f"{key}.{CODES}", start, codes), (f"{key}.{ABSMAX}", first, absmax)]
+        self._bytes += reader.read_all(wanted)
+        return moments.unpack(codes, absmax, reader.tensor(f"{key}.{QMAP}"), start)
 
     def _copy_packed(self, one: Found, made: moments.Tensors, moment: str) -> None:
         endings = [f"{moment}.{end}" for end in (CODES, ABSMAX, QMAP)]

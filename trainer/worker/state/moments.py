@@ -3,8 +3,8 @@
 Read from: torch 2.13 `optim/adam.py:Adam._init_group` (step a tensor, on the device when fused or
 capturable); deepspeed 0.19.8 `ops/adam/fused_adam.py:FusedAdam.step` (step an int, counted for the last
 tensor of a group only) and `ops/adam/cpu_adam.py:DeepSpeedCPUAdam.step` (`fp32_optimizer_states`);
-bitsandbytes 0.50.2 `optim/optimizer.py:Optimizer2State.init_state` (state1 and state2, in 8 bits with absmax and qmap for
-tensors of `min_8bit_size` elements and more, in managed memory when paged).
+bitsandbytes 0.50.2 `optim/optimizer.py:Optimizer2State.init_state` (state1 and state2, in 8 bits with absmax
+and qmap for tensors of `min_8bit_size` elements and more, in managed memory when paged).
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from llmtop.trainer.worker.state.layout import Slab, StateRefused
 _TORCH = ("Adam", "AdamW")
 _DEEPSPEED = ("FusedAdam", "DeepSpeedCPUAdam")
 _BITSANDBYTES = {"exp_avg": ("state1", "absmax1", "qmap1"), "exp_avg_sq": ("state2", "absmax2", "qmap2")}
+
+PART_ELEMENTS = 1 << 24
+"""Packed and unpacked at once, for what that takes beside: whole blocks."""
 
 Tensors = dict[str, torch.Tensor]
 
@@ -107,9 +110,12 @@ def pack(values: torch.Tensor, codes: torch.Tensor, absmax: torch.Tensor, qmap: 
     """Put numbers into 8-bit state, each as the nearest code of its block."""
     from bitsandbytes.functional import quantize_blockwise
 
-    packed, state = quantize_blockwise(values.to(qmap.device), code=qmap, blocksize=BLOCK_ELEMENTS)
-    codes.view(-1).copy_(packed.view(-1))
-    absmax.copy_(state.absmax)
+    for start in range(0, values.numel(), PART_ELEMENTS):
+        part = values[start : start + PART_ELEMENTS].to(qmap.device)
+        packed, state = quantize_blockwise(part, code=qmap, blocksize=BLOCK_ELEMENTS)
+        codes.view(-1)[start : start + PART_ELEMENTS].copy_(packed.view(-1))
+        first = start // BLOCK_ELEMENTS
+        absmax[first : first + state.absmax.numel()].copy_(state.absmax)
 
 
 def _make_bitsandbytes(optimizer: Any, group: dict[str, Any], slab: Slab) -> None:
@@ -121,6 +127,9 @@ def _make_bitsandbytes(optimizer: Any, group: dict[str, Any], slab: Slab) -> Non
         optimizer.init_state(group, slab.master, slab.group, 0)
     finally:
         group["params"] = shown
+    if slab.master.device.type == "cuda":
+        # Managed memory is being zeroed by the GPU, and is filled by the host next.
+        torch.cuda.synchronize(slab.master.device)
 
 
 def _is_bitsandbytes(optimizer: Any) -> bool:

@@ -56,11 +56,13 @@ def persistent_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def frozen_check(named: list[Named]) -> str:
-    """A checksum of the first elements of every large frozen weight; empty where they cannot be looked at.
+    """The form of the frozen weights and a checksum of the first elements of every large one.
 
-    Meaningful on rank 0 only, which holds the beginning of each at every ZeRO stage.
+    Empty where they cannot be looked at. Meaningful on rank 0 only, which has the beginning of each at any
+    ZeRO stage.
     """
     total = 0
+    forms: set[str] = set()
     for one in named:
         parameter = one.parameter
         if parameter.requires_grad or torch.Size(one.shape).numel() < _SAMPLED_FROM_ELEMENTS:
@@ -70,8 +72,10 @@ def frozen_check(named: list[Named]) -> str:
             # Its part lies in a file of the swapper.
             return ""
         sample = held.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-        total = zlib.crc32(f"{one.name} {held.dtype} ".encode() + sample, total)
-    return f"{total:08x}" if total else ""
+        total = zlib.crc32(one.name.encode() + sample, total)
+        packed = getattr(getattr(parameter, "quant_state", None), "quant_type", "")
+        forms.add(packed or str(held.dtype).removeprefix("torch."))
+    return f"{' and '.join(sorted(forms))}:{total:08x}" if forms else ""
 
 
 def frozen(named: list[Named], trained: set[int]) -> Iterator[Named]:
