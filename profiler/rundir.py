@@ -16,6 +16,7 @@ A run is a folder of mode 0700:
     supervisor.pid       pid and start time, for telling a live supervisor from a reused pid
     settings/N/          spec, prediction and DeepSpeed configuration after the N-th change, as above
     in-force.json        which of the settings is in force; the run's own three while it is not there
+    stacks/              Python stacks of the ranks, as they were asked for; rank-N.txt is what rank N wrote
     live.json            what the supervisor last asked of the running ranks
 """
 
@@ -209,6 +210,10 @@ class RunDir:
     @property
     def control_dir(self) -> Path:
         return self.path / "control"
+
+    @property
+    def stacks_dir(self) -> Path:
+        return self.path / "stacks"
 
     @property
     def checkpoints_dir(self) -> Path:

@@ -63,6 +63,12 @@ COMMANDS: tuple[Command, ...] = (
         "llmtop logs latest --rank 1 --follow",
     ),
     Command(
+        "stacks",
+        "RUN [--rank N]",
+        "print where each rank of a run stands: its Python stacks",
+        "llmtop stacks latest",
+    ),
+    Command(
         "stop",
         "RUN [--save] [--wait SECONDS]",
         "end a run after the step that it is in",

@@ -107,6 +107,7 @@ MONITOR_KEYS: tuple[Key, ...] = (
     Key("s", "stop", "Stop", "end the run; asks whether to save first"),
     Key("l", "open('log')", "Log", "the job's own output; ← → for other ranks, f to follow", drop=5),
     Key("w", "open('switches')", "Switches", "switches: asked for, really on, what each changed", drop=4),
+    Key("t", "open('stacks')", "Stacks", "where each rank stands: its Python stacks", footer=False),
     Key("1", "open('memory')", "Panel", "open a panel over the whole screen", display="0-9", drop=1),
     Key("2", "open('components')", "", "", footer=False),
     Key("3", "open('loss')", "", "", footer=False),

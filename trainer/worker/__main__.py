@@ -12,6 +12,7 @@ from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.profiler.eventlog import EventWriter
 from llmtop.profiler.rundir import RunDir
 from llmtop.trainer.pdeath import die_with_parent
+from llmtop.trainer.stacks import listen_for_stacks
 from llmtop.trainer.worker.failure import exit_code, failure_event
 from llmtop.trainer.worker.malloc import return_freed_memory
 from llmtop.trainer.worker.place import place_from_environment
@@ -27,6 +28,7 @@ def main(arguments: list[str]) -> NoReturn:
         raise UsageError("the worker takes one argument, the run directory")
     run = RunDir.open(Path(arguments[0]))
     place = place_from_environment()
+    listen_for_stacks(run, place.rank)
     events = EventWriter(run.events_path(place.source), place.source)
     stages = StageLog(events)
     try:

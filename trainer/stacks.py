@@ -1,0 +1,171 @@
+"""Where each rank of a run stands now: its Python stacks, by py-spy or by what the rank itself can say.
+
+py-spy sees every thread from outside and needs the right to trace (ptrace: the same user where the kernel's
+`yama.ptrace_scope` is 0, else root or CAP_SYS_PTRACE). Where it is not there or not allowed, a rank is sent
+SIGUSR2, for which `faulthandler` writes the stacks of all its threads, also while it hangs inside a call of
+C. Only a process that is still the run's own rank and listens for that signal is sent it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from msgspec import Struct
+
+from llmtop.presets.errors import UsageError
+from llmtop.profiler.rundir import RunDir, write_atomic
+from llmtop.profiler.runstate import ENDED, RunState
+
+PY_SPY_SECONDS = 20.0
+OWN_SECONDS = 5.0
+"""A rank answers at once, unless the kernel itself holds it."""
+_QUIET_SECONDS = 0.2
+_SIGNAL = signal.SIGUSR2
+
+
+class RankStacks(Struct, frozen=True, kw_only=True):
+    rank: int
+    pid: int | None
+    way: str = ""
+    """`py-spy` or `faulthandler`; empty where neither told."""
+    text: str = ""
+    why: str = ""
+    """What went wrong on the way, in words."""
+
+
+class Taken(Struct, frozen=True, kw_only=True):
+    path: Path
+    """The file in the run's folder that holds them."""
+    ranks: tuple[RankStacks, ...]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(_section(each) for each in self.ranks)
+
+
+def listen_for_stacks(run: RunDir, rank: int) -> None:
+    """In a rank: from now on SIGUSR2 writes the stacks of all threads into the run's folder."""
+    run.stacks_dir.mkdir(mode=0o700, exist_ok=True)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    # Never closed: the handler writes to it for as long as the process lives.
+    descriptor = os.open(_own_path(run, rank), flags, 0o600)
+    faulthandler.register(_SIGNAL, file=descriptor, all_threads=True)
+
+
+def take_stacks(run: RunDir, state: RunState, only: int | None = None) -> Taken:
+    """Of every rank, or of one; they are written into the run's folder too."""
+    if state.status in ENDED:
+        raise UsageError(f"run {run.run_id} has no process to look at", why=f"it is over: {state.status}")
+    pids = {number: rank.pid for number, rank in sorted(state.ranks.items()) if only in (None, number)}
+    if not pids:
+        raise UsageError(f"run {run.run_id} has started no rank yet", fix="wait a moment and ask again")
+    with ThreadPoolExecutor(min(len(pids), 8)) as pool:
+        found = tuple(pool.map(lambda item: _of_rank(run, *item), pids.items()))
+    run.stacks_dir.mkdir(mode=0o700, exist_ok=True)
+    path = run.stacks_dir / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.txt"
+    taken = Taken(path=path, ranks=found)
+    write_atomic(path, taken.text.encode())
+    return taken
+
+
+def py_spy() -> str | None:
+    """Where py-spy is: beside this interpreter, or on the path."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if beside.exists() else shutil.which("py-spy")
+
+
+def _of_rank(run: RunDir, rank: int, pid: int | None) -> RankStacks:
+    if pid is None or not _is_rank(run, pid):
+        return RankStacks(rank=rank, pid=pid, why="its process is gone")
+    text, why = _by_py_spy(pid)
+    if text:
+        return RankStacks(rank=rank, pid=pid, way="py-spy", text=text)
+    own, own_why = _by_itself(run, rank, pid)
+    told = "; ".join(words for words in (why, own_why) if words)
+    return RankStacks(rank=rank, pid=pid, way="faulthandler" if own else "", text=own, why=told)
+
+
+def _is_rank(run: RunDir, pid: int) -> bool:
+    """Whether the process is still a child of the run's supervisor, and not another one with its number."""
+    identity = run.supervisor_identity()
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return identity is not None and int(stat.rpartition(")")[2].split()[1]) == identity.pid
+
+
+def _by_py_spy(pid: int) -> tuple[str, str]:
+    program = py_spy()
+    if program is None:
+        return "", "py-spy is not installed"
+    try:
+        done = subprocess.run(
+            [program, "dump", "--pid", str(pid)],
+            capture_output=True,
+            text=True,
+            timeout=PY_SPY_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", f"py-spy: {error}"
+    if done.returncode == 0 and done.stdout.strip():
+        return done.stdout, ""
+    said = done.stderr.strip().splitlines()
+    words = said[0] if said else f"exit code {done.returncode}"
+    return "", f"py-spy may not look (it needs the right to trace): {words}"
+
+
+def _by_itself(
+    run: RunDir, rank: int, pid: int, clock: Callable[[], float] = time.monotonic
+) -> tuple[str, str]:
+    """What the rank writes when it is asked; None where it does not listen."""
+    if not _listens(pid):
+        return "", "the rank does not listen for SIGUSR2: another version of llmtop started it"
+    path = _own_path(run, rank)
+    before = _size(path)
+    os.kill(pid, _SIGNAL)
+    end, size, changed = clock() + OWN_SECONDS, before, clock()
+    while clock() < end and (size == before or clock() - changed < _QUIET_SECONDS):
+        time.sleep(0.02)
+        if _size(path) != size:
+            size, changed = _size(path), clock()
+    if size == before:
+        return "", f"the rank did not answer within {OWN_SECONDS:.0f} s: the kernel may hold it"
+    with path.open("rb") as file:
+        file.seek(before)
+        return file.read().decode("utf-8", "replace"), ""
+
+
+def _listens(pid: int) -> bool:
+    """Whether the process catches the signal, which would end it otherwise."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (_SIGNAL - 1) & 1)
+
+
+def _own_path(run: RunDir, rank: int) -> Path:
+    return run.stacks_dir / f"rank-{rank}.txt"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _section(each: RankStacks) -> str:
+    head = f"=== rank {each.rank}, process {each.pid}"
+    head += f", by {each.way}" if each.way else ": n/a"
+    note = f"({each.why})\n" if each.why else ""
+    return f"{head}\n{note}{each.text}"

@@ -1,0 +1,31 @@
+"""`llmtop stacks`: the Python stacks of every rank of a run that goes on, for one that hangs."""
+
+from __future__ import annotations
+
+import argparse
+
+from llmtop.presets.errors import ExitCode, UsageError
+from llmtop.profiler import rundir
+from llmtop.profiler.feed import read_state
+from llmtop.trainer.stacks import take_stacks
+from llmtop.tui.arguments import RUN_HELP
+from llmtop.tui.streams import write_data
+from llmtop.tui.telling import tell
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("--rank", type=int, metavar="N", help="one rank only; default: all")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    found = rundir.find_run(rundir.runs_root(), args.run)
+    state = read_state(found)
+    if args.rank is not None and not 0 <= args.rank < state.world_size:
+        raise UsageError(
+            f"stacks: run {found.run_id} has no rank {args.rank}", fix=f"use 0 to {state.world_size - 1}"
+        )
+    taken = take_stacks(found, state, args.rank)
+    write_data(taken.text.rstrip("\n") + "\n")
+    tell(f"kept in {taken.path}")
+    return ExitCode.DONE if any(each.text for each in taken.ranks) else ExitCode.JOB_FAILED
