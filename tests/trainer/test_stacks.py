@@ -1,4 +1,4 @@
-"""Stacks of a rank that hangs: written by itself when it is asked, and never asked of what would die of it."""
+"""Stacks of a rank that hangs: it writes them when it is asked; what would die of that is never asked."""
 
 from __future__ import annotations
 
