@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from textual.actions import ActionParseResult, parse
 from textual.binding import BindingType
+from textual.dom import DOMNode
 from textual.screen import Screen
 
 from llmtop.presets.errors import ExitCode, LlmtopError
@@ -14,7 +17,8 @@ from llmtop.profiler.runstate import Status
 from llmtop.tui.answering import Answering, StopDialog
 from llmtop.tui.deeds import Deeds
 from llmtop.tui.feed import RunsArrived, ViewArrived
-from llmtop.tui.keys import APP_KEYS, MOVE_KEYS, bindings
+from llmtop.tui.keys import APP_KEYS, MOVE_KEYS, bindings, changes_something
+from llmtop.tui.readonly import refusing
 from llmtop.tui.requests import MonitorAsked, ReplayAsked, ReplayWish
 from llmtop.tui.theme import THEME
 from llmtop.tui.view import ENDED, RunView
@@ -48,8 +52,12 @@ class LlmtopApp(Answering):
         *,
         deeds: Deeds | None = None,
         wish: ReplayWish | None = None,
+        read_only: bool = False,
     ) -> None:
-        super().__init__(root if root is not None else runs_root(), deeds if deeds is not None else Deeds())
+        deeds = deeds if deeds is not None else Deeds()
+        super().__init__(root if root is not None else runs_root(), refusing(deeds) if read_only else deeds)
+        self.read_only = read_only
+        """Whether this is for looking on: no key changes anything."""
         self.register_theme(THEME)
         self.theme = THEME.name
         self._start = start
@@ -105,7 +113,30 @@ class LlmtopApp(Answering):
     def action_help(self) -> None:
         from llmtop.tui.screens.help import HelpScreen
 
-        self.push_screen(HelpScreen(getattr(self.screen, "HELP_TITLE", "")))
+        self.push_screen(HelpScreen(getattr(self.screen, "HELP_TITLE", ""), read_only=self.read_only))
+
+    # --- looking on --------------------------------------------------------------------------------
+
+    def _refuses(self, action: str | ActionParseResult) -> bool:
+        name = parse(action)[1] if isinstance(action, str) else action[1]
+        return self.read_only and changes_something(name)
+
+    async def run_action(
+        self,
+        action: str | ActionParseResult,
+        default_namespace: DOMNode | None = None,
+        namespaces: Mapping[str, DOMNode] | None = None,
+    ) -> bool:
+        """Every key, click and palette entry comes this way."""
+        if self._refuses(action):
+            self.clear_notifications()
+            self.notify("Read-only: nothing is changed from here.", severity="warning")
+            return True
+        return await super().run_action(action, default_namespace, namespaces)
+
+    def _check_action_state(self, action: str, default_namespace: DOMNode) -> bool | None:
+        """Of what the footer shows."""
+        return False if self._refuses(action) else super()._check_action_state(action, default_namespace)
 
     def watch_run(self, run: RunDir) -> None:
         from llmtop.tui.screens.monitor import MonitorScreen
@@ -196,7 +227,8 @@ def run_app(
     recipe: str | None = None,
     *,
     wish: ReplayWish | None = None,
+    read_only: bool = False,
 ) -> int:
     """Show the app until a person leaves it; the exit code of the run that was watched, or 0."""
-    code = LlmtopApp(start, run, root, recipe, wish=wish).run()
+    code = LlmtopApp(start, run, root, recipe, wish=wish, read_only=read_only).run()
     return code if code is not None else int(ExitCode.INTERRUPTED)

@@ -55,7 +55,12 @@ COMMANDS: tuple[Command, ...] = (
         "llmtop run cpu-demo --steps 200",
     ),
     Command("ls", "[--json]", "list the runs", "llmtop ls"),
-    Command("attach", "RUN [--headless]", "watch a run, going on or ended", "llmtop attach latest"),
+    Command(
+        "attach",
+        "RUN [--plain [--every SECONDS]|--headless] [--read-only]",
+        "watch a run, going on or ended",
+        "llmtop attach latest",
+    ),
     Command(
         "logs",
         "RUN [--rank N] [--follow]",
@@ -94,7 +99,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "replay",
-        "RUN [--speed N] [--step N]",
+        "RUN [--speed N] [--step N] [--read-only]",
         "see a recorded run again, at any pace and from any step",
         "llmtop replay latest --speed 100",
     ),
@@ -136,7 +141,7 @@ def help_text() -> str:
     lines = [
         "Predict, launch and watch LLM training on the GPUs that you have.",
         "",
-        "usage: llmtop                      the app: runs, plan, monitor",
+        "usage: llmtop [--read-only]        the app: runs, plan, monitor; looking on, nothing is changed",
         "       llmtop COMMAND [ARGUMENTS]",
         "       llmtop COMMAND --help       arguments and an example",
         "",
@@ -192,24 +197,26 @@ def _run_command(words: Sequence[str]) -> int:
     return int(module.run(parser.parse(words[1:])))
 
 
-def _open_app() -> int:
+def _open_app(*, read_only: bool = False) -> int:
     from llmtop.presets.errors import UsageError
 
-    if not streams.on_terminal():
+    if not streams.can_draw():
         raise UsageError(
             "the app needs a terminal",
-            why="standard input or output is not one",
+            why="standard input or output is not one, or TERM is dumb",
             fix="llmtop --help lists the commands that work without",
         )
     from llmtop.tui.app import run_app
 
     with streams.plain_streams():
-        return run_app(start="runs")
+        return run_app(start="runs", read_only=read_only)
 
 
 def _dispatch(words: Sequence[str]) -> int:
     if not words:
         return _open_app()
+    if list(words) == ["--read-only"]:
+        return _open_app(read_only=True)
     if words[0] in ("-h", "--help", "help"):
         print(help_text())
         return 0

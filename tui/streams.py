@@ -106,6 +106,11 @@ def _plain(stream: TextIO) -> TextIO:
     return stream.plain if isinstance(stream, SafeStream) else stream
 
 
+def can_draw() -> bool:
+    """Whether there is a terminal for the app: one that can place its cursor."""
+    return on_terminal() and os.environ.get("TERM") != "dumb"
+
+
 def on_terminal() -> bool:
     """Whether somebody sits at both ends; a closed stream is none."""
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))

@@ -53,9 +53,9 @@ async def test_goes_to_steps_and_shows_the_run_as_it_was(root: Path) -> None:
         await wait_for(pilot, at_step(app, 5), "step 5")
         await pilot.press("t", "escape", "t", *"999", "enter")
         await wait_for_text(pilot, "there is no step 999")
-        await pilot.press("e")
+        await pilot.press("greater_than_sign")
         await wait_for_text(pilot, "COMPLETED: all ranks finished all steps", "✓ completed")
-        await pilot.press("b")
+        await pilot.press("less_than_sign")
         await wait_for(pilot, at_step(app, 0), "the beginning")
         await wait_for_text(pilot, "starting")
 
@@ -95,7 +95,7 @@ async def test_goes_to_findings(root: Path) -> None:
             if "! no step for" in screen_text(app):
                 break
         await wait_for_text(pilot, "! no step for", "20/60")
-        await pilot.press("e")
+        await pilot.press("greater_than_sign")
         await wait_for_text(pilot, "COMPLETED")
         while "! no step for" not in screen_text(app):
             before = app.screen.position  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from llmtop.tui.commands.follow import follow, require_success
 from llmtop.tui.commands.launching import open_monitor, require_fit
 from llmtop.tui.commands.output import WIDTH, text_width
 from llmtop.tui.commands.plan_text import plan_text
-from llmtop.tui.streams import on_terminal
+from llmtop.tui.streams import can_draw
 from llmtop.tui.telling import stderr_width, tell
 from llmtop.tui.view import ENDED
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     require_fit(spec, prediction)
     launched = launch.start_run(spec, prediction)
     tell(f"\nrun {launched.run_id} in {launched.path}")
-    if on_terminal() and not args.headless:
+    if can_draw() and not args.headless:
         code = open_monitor(launched)
         state = read_state(launched)
         if state.status not in ENDED:

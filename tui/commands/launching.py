@@ -30,17 +30,17 @@ def require_fit(spec: RunSpec, prediction: Prediction) -> None:
     )
 
 
-def open_monitor(run: RunDir) -> ExitCode:
+def open_monitor(run: RunDir, *, read_only: bool = False) -> ExitCode:
     """Show the monitor on `run` until a person leaves it."""
     from llmtop.tui.app import run_app
 
     with plain_streams():
-        return ExitCode(run_app(start="monitor", run=run))
+        return ExitCode(run_app(start="monitor", run=run, read_only=read_only))
 
 
-def watch(run: RunDir) -> ExitCode:
+def watch(run: RunDir, *, read_only: bool = False) -> ExitCode:
     """Open the monitor on `run`; what the command ends with once the monitor is closed."""
-    code = open_monitor(run)
+    code = open_monitor(run, read_only=read_only)
     state = read_state(run)
     return require_success(run, state) if state.status in ENDED else code
 

@@ -7,7 +7,7 @@ import argparse
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler import rundir
 from llmtop.tui.arguments import RUN_HELP
-from llmtop.tui.streams import on_terminal, plain_streams
+from llmtop.tui.streams import can_draw, plain_streams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,20 +16,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--speed", type=int, default=10, metavar="N", help="times the run's own pace, 1 to 1000"
     )
     parser.add_argument("--step", type=int, metavar="N", help="begin at this step, held")
+    parser.add_argument("--read-only", action="store_true", help="look on: no key changes anything")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
     found = rundir.find_run(rundir.runs_root(), args.run)
     if not 1 <= args.speed <= 1000:
         raise UsageError(f"--speed {args.speed} is not between 1 and 1000")
-    if not on_terminal():
+    if not can_draw():
         raise UsageError(
             "a replay needs a terminal",
-            why="standard input or output is not one",
+            why="standard input or output is not one, or TERM is dumb",
             fix=f"llmtop report {found.run_id} says how the run went",
         )
     from llmtop.tui.app import run_app
     from llmtop.tui.requests import ReplayWish
 
+    wish = ReplayWish(speed=args.speed, step=args.step)
     with plain_streams():
-        return ExitCode(run_app(start="replay", run=found, wish=ReplayWish(speed=args.speed, step=args.step)))
+        return ExitCode(run_app(start="replay", run=found, wish=wish, read_only=args.read_only))

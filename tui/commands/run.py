@@ -11,7 +11,7 @@ from llmtop.tui import options
 from llmtop.tui.commands.launching import follow_to_end, require_fit, watch
 from llmtop.tui.commands.output import WIDTH
 from llmtop.tui.commands.plan_text import caution_lines, input_lines, verdict_line
-from llmtop.tui.streams import on_terminal
+from llmtop.tui.streams import can_draw
 from llmtop.tui.telling import stderr_width, tell
 
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         print(launched.run_id)
         tell(f"llmtop attach {launched.run_id} watches it, llmtop stop {launched.run_id} ends it")
         return ExitCode.DONE
-    if on_terminal() and not args.headless:
+    if can_draw() and not args.headless:
         return watch(launched)
     print(launched.run_id, flush=True)
     return follow_to_end(launched)

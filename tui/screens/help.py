@@ -22,19 +22,22 @@ _KEY_CELLS = 10
 class HelpScreen(Sheet):
     """Begins with the keys of the screen below it."""
 
-    def __init__(self, title: str = "") -> None:
+    def __init__(self, title: str = "", *, read_only: bool = False) -> None:
         super().__init__("Help")
         self._first = title
+        self._read_only = read_only
 
     def text(self, width: int) -> Content:
-        return _text(self._first, width)
+        return _text(self._first, width, self._read_only)
 
 
-def _text(first: str, width: int) -> Content:
+def _text(first: str, width: int, read_only: bool) -> Content:
     rows: list[Content] = []
     for title, keys in help_for(first):
         rows.append(Content.styled(title, "bold $text-primary"))
-        rows += [row for key in keys if key.help for row in _rows(key, width)]
+        rows += [
+            row for key in keys if key.help and not (read_only and key.changes) for row in _rows(key, width)
+        ]
         rows.append(Content(""))
     rows.append(Content.styled("Letters of memory", "bold $text-primary"))
     swatches = list(COMPONENTS.values())

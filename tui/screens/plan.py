@@ -38,6 +38,7 @@ from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import harmless, two_sided
 from llmtop.tui.widgets.planrows import HELP, PlanRows, source_words
 from llmtop.tui.widgets.predicted import PredictedPane, offered, verdict
+from llmtop.tui.widgets.runheader import READ_ONLY
 from llmtop.tui.widgets.searchviews import SweepView, WhereView
 
 FIRST_RECIPE = "cpu-demo"
@@ -146,6 +147,8 @@ class PlanScreen(Screen[None]):
         spec = plan.spec or self._last_spec
         if spec is not None:
             parts.append(f"  {harmless(spec.model.name)}  {spec.world_size} x {harmless(spec.gpu.name)}")
+        if getattr(self.app, "read_only", False):
+            parts.append(READ_ONLY)
         if plan.draft.edits:
             parts.append((f"  {len(plan.draft.edits)} edited", "$text-accent"))
         right = Content.assemble((words, style))

@@ -10,7 +10,7 @@ from textual.binding import BindingType
 
 from llmtop.profiler.rundir import RunDir
 from llmtop.tui.feed import ViewArrived
-from llmtop.tui.keys import REPLAY_KEYS, bindings
+from llmtop.tui.keys import REPLAY_KEYS, bindings, changes_something
 from llmtop.tui.replaying import Place, PositionArrived, ReplayFeed, ReplayPosition, follow_replay
 from llmtop.tui.requests import ReplayWish
 from llmtop.tui.screens.monitor import MonitorScreen
@@ -51,7 +51,8 @@ class ReplayScreen(MonitorScreen):
         self.query_one(RunHeader).repaint()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return False if action in ("stop", "leave") else super().check_action(action, parameters)
+        hidden = action == "leave" or changes_something(action)
+        return False if hidden else super().check_action(action, parameters)
 
     def on_key(self, event: events.Key) -> None:
         if event.key == "s":

@@ -33,6 +33,7 @@ from llmtop.tui.widgets.runcolumns import (
     shown_columns,
     widths,
 )
+from llmtop.tui.widgets.runheader import READ_ONLY
 
 _MARK = "*"
 """Stands in the gap after the id of a run that is marked."""
@@ -147,6 +148,8 @@ class RunsScreen(Screen[None]):
             "  runs",
             (f"  {count}, {going} going on", "$muted"),
         ]
+        if getattr(self.app, "read_only", False):
+            parts.append(READ_ONLY)
         if self.marked:
             ends = " and ".join(run_id.rsplit("-", 1)[-1] for run_id in self.marked)
             parts.append((f"  {_MARK} {harmless(ends)}", "$text-accent"))

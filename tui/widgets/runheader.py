@@ -16,6 +16,9 @@ from llmtop.tui.view import ENDED, STATUS_MARKS, RunView
 from llmtop.tui.widgets.paint import gauge, harmless, two_sided
 from llmtop.tui.widgets.painted import Painted
 
+READ_ONLY = ("  read-only", "bold $text-warning")
+"""In the head of a screen that only looks on."""
+
 _RECENT_STEPS = 20
 
 
@@ -45,7 +48,8 @@ class RunHeader(Vertical):
         view, width = self.view, self.content_size.width
         if view is None or width <= 0:
             return
-        rows = [_identity(view, width), *_second_rows(view, width, self._clock())]
+        badge = READ_ONLY if getattr(self.app, "read_only", False) else None
+        rows = [_identity(view, width, badge), *_second_rows(view, width, self._clock())]
         self._rows.paint(Content("\n").join(rows), width)
 
 
@@ -58,7 +62,7 @@ def clock_text(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def _identity(view: RunView, width: int) -> Content:
+def _identity(view: RunView, width: int, badge: tuple[str, str] | None = None) -> Content:
     """Which run it is; where there is little room, what other panels tell too is left out first."""
     state, spec = view.state, view.spec
     mark, word, colour = STATUS_MARKS[state.status]
@@ -79,6 +83,7 @@ def _identity(view: RunView, width: int) -> Content:
             (harmless(spec.name), "bold $text-primary"),
             ("  ".join(("", *told, "")), "$foreground"),
             (shown_id, "$muted"),
+            *([badge] if badge is not None else ()),
         )
         if left.cell_length + right.cell_length + 1 <= width:
             break
