@@ -199,12 +199,17 @@ def resolve_run(args: argparse.Namespace) -> RunSpec:
     """The run that the parsed arguments describe; raises UsageError for the first thing wrong with it."""
     spec = _run(args, resolve.resolve, (), tell_problems=True)
     check_raw_keys(spec)
+    note_cpu(spec)
+    return spec
+
+
+def note_cpu(spec: RunSpec) -> None:
+    """Say that a plan is for the CPU where nobody chose that."""
     if spec.on_cpu and spec.provenance["gpu"].source is ValueSource.MACHINE:
         tell(
             "note: this machine has no GPU, so this is for its CPU; --gpu NAME plans for a GPU"
             " (llmtop presets gpus)"
         )
-    return spec
 
 
 def assemble_run(args: argparse.Namespace, change: Mapping[str, Any]) -> RunSpec:

@@ -75,7 +75,9 @@ class Counted(int):
         return _sum(other, self, -1)
 
     def __neg__(self) -> Counted:
-        return Counted(-int(self), _scaled(self.terms, -1))
+        return (
+            _count(-int(self)) if self and _is_count(self) else Counted(-int(self), _scaled(self.terms, -1))
+        )
 
     def __mul__(self, other: Number, /) -> Any:
         return _product(self, other)
@@ -214,7 +216,7 @@ def _is_count(value: Number) -> bool:
     """Whether it is a number of blocks, or a plain number that may be added to one."""
     if not isinstance(value, Counted):
         return isinstance(value, int)
-    return all(t.coefficient == 1 and len(t.factors) == 1 and t.factors[0].is_count for t in value.terms)
+    return all(len(term.factors) == 1 and term.factors[0].is_count for term in value.terms)
 
 
 def _count(value: int) -> Counted:
@@ -253,7 +255,8 @@ def _fraction_sum(left: Number, sign: str, right: Number) -> Fraction:
 
 def _fraction_product(left: Number, right: Number) -> Fraction:
     value = _plain(left) * _plain(right)
-    parts = [_grouped(number) for number in (left, right) if number != 1]
+    factors = [number for number in (left, right) if number != 1]
+    parts = [words(factors[0])] if len(factors) == 1 else [_grouped(factor) for factor in factors]
     return Fraction(value, (" x ".join(parts) or "1") if value else "0", _rule())
 
 

@@ -63,6 +63,14 @@ def test_a_sweep_need_not_start_from_what_can_run(llmtop: Llmtop) -> None:
     assert [row["settings"]["zero"] for row in answer["rows"]] == [3]
 
 
+def test_a_sweep_says_that_it_is_for_the_cpu_where_nobody_chose(llmtop: Llmtop) -> None:
+    told = llmtop("plan", "cpu-demo", "--sweep", "zero=0..1")
+    assert told.code == ExitCode.DONE and "note: this machine has no GPU" not in told.err
+    fallen = llmtop("plan", "--model", "gpt2", "--sweep", "zero=0..1")
+    seen = llmtop("plan", "--model", "gpt2")
+    assert fallen.err == seen.err
+
+
 def test_where_takes_a_model_alone(llmtop: Llmtop) -> None:
     answer = llmtop("plan", "llama-3.1-8b", "--where")
     assert answer.code == ExitCode.DONE and "estimate" in answer.out

@@ -123,6 +123,13 @@ async def test_help_and_footer_list_the_keys(root: Path) -> None:
         assert "Where" in shown.splitlines()[-1]
         await pilot.press("question_mark")
         await wait_for_text(pilot, "micro-batch by ZeRO stage", "which GPUs it fits on")
+        await pilot.press("escape", "s")
+        await wait_for_text(pilot, "ZeRO-3", "Take it")
+        await pilot.press("question_mark")
+        shown = await wait_for_text(pilot, "put what is under the cursor into the plan")
+        assert shown.index("Sweep and where") < shown.index("Everywhere")
+        await pilot.press("escape", "l", "k")
+        await wait_for_text(pilot, "micro-batch 2, ZeRO-3")
 
 
 def test_cells_are_predictions_of_what_they_set() -> None:

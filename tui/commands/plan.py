@@ -114,6 +114,7 @@ def _sweep(args: argparse.Namespace) -> None:
 
 def _checked(base: RunSpec, axes: Sequence[Axis]) -> RunSpec:
     """The base itself; raises UsageError for raw DeepSpeed keys in the sweep that a launch would refuse."""
+    options.note_cpu(base)
     for axis in axes:
         for value in axis.values if "." in axis.key else ():
             spec = changed(base, {axis.key: value})
