@@ -16,13 +16,13 @@ from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rundir import RunDir
 from llmtop.profiler.units import format_bytes
 from llmtop.tui.deeds import Deeds
-from llmtop.tui.requests import CompareAsked, DeleteAsked, LaunchAsked, RunsChanged, StopAsked
-from llmtop.tui.stackrequests import StacksArrived, StacksAsked
+from llmtop.tui.requests import ChangeWanted, CompareAsked, DeleteAsked, LaunchAsked, RunsChanged, StopAsked
 from llmtop.tui.widgets.dialog import Choice, ChoiceDialog
 from llmtop.tui.widgets.paint import harmless
 
 if TYPE_CHECKING:
     from llmtop.profiler.effects.compare import Comparison
+    from llmtop.trainer.control import SetParams
     from llmtop.tui.deletion import Load
 
 
@@ -42,6 +42,10 @@ class StopAnswered(Message):
         super().__init__()
         self.refusal = refusal
         self.error = error
+
+
+class ChangeAnswered(StopAnswered):
+    """A run's supervisor was asked to change it."""
 
 
 class StopDialog(ChoiceDialog):
@@ -110,14 +114,6 @@ class Answering(App[int]):
             answered = StopAnswered(None, error)
         self.post_message(answered)
 
-    @work(thread=True, exclusive=True, group="stacks")
-    def on_stacks_asked(self, message: StacksAsked) -> None:
-        try:
-            text = self._deeds.stacks(message.run, message.state)
-        except LlmtopError as error:
-            text = str(error)
-        message.reply(StacksArrived(text))
-
     def on_stop_answered(self, message: StopAnswered) -> None:
         if message.error is not None:
             self.say(message.error)
@@ -127,6 +123,32 @@ class Answering(App[int]):
             )
         else:
             self.notify("It ends after the step that it is in.", title="Stop requested")
+
+    def on_change_wanted(self, message: ChangeWanted) -> None:
+        from llmtop.tui.widgets.changeform import ChangeForm
+
+        run = message.run
+
+        def answered(asked: SetParams | None) -> None:
+            if asked is not None:
+                self._change(run, asked)
+
+        self.push_screen(ChangeForm(run, message.state), answered)
+
+    @work(thread=True, group="change")
+    def _change(self, run: RunDir, asked: SetParams) -> None:
+        try:
+            answered = ChangeAnswered(self._deeds.change(run, asked))
+        except LlmtopError as error:
+            answered = ChangeAnswered(None, error)
+        self.post_message(answered)
+
+    def on_change_answered(self, message: ChangeAnswered) -> None:
+        if message.error is not None:
+            self.say(message.error)
+        elif message.refusal is None:
+            # A refusal is in the record: the monitor tells it, as it tells the end of the change.
+            self.notify("The change is under way.", title="Change requested")
 
     def on_delete_asked(self, message: DeleteAsked) -> None:
         self._weigh(message.run)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from msgspec import Struct
 
-from llmtop.presets.errors import written
 from llmtop.profiler.changeevents import KeyChange
+from llmtop.profiler.changewords import value_words
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rundir import RunDir
 from llmtop.profiler.runstate import RunState
@@ -78,12 +77,6 @@ def change_lines(changes: tuple[KeyChange, ...], *, whole: bool) -> Iterator[str
         notes += ["keeps the global batch"] if change.adapted else []
         note = f"  ({'; '.join(notes)})" if notes else ""
         yield f"{change.key:<{width}}  {value_words(change.old)} -> {value_words(change.new)}{note}"
-
-
-def value_words(value: Any) -> str:
-    if value is None:
-        return "none"
-    return value if isinstance(value, str) else written(value)
 
 
 def fit_words(fits: bool | None) -> str:

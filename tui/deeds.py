@@ -12,9 +12,9 @@ from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rundir import RunDir
-from llmtop.profiler.runstate import RunState
 
 if TYPE_CHECKING:
+    from llmtop.trainer.control import SetParams
     from llmtop.tui.deletion import Load
 
 
@@ -44,12 +44,16 @@ def stop(run: RunDir, save: bool) -> str | None:
     return answer.reason if answer is not None and answer.answer == "refused" else None
 
 
-def stacks(run: RunDir, state: RunState) -> str:
-    """The Python stacks of every rank, and where they are kept."""
-    from llmtop.trainer.stacks import take_stacks
+CHANGE_SECONDS = 60.0
+"""Before it answers a supervisor looks whether the machine has what the change needs."""
 
-    taken = take_stacks(run, state)
-    return f"kept in {taken.path}\n\n{taken.text}"
+
+def change(run: RunDir, params: SetParams) -> str | None:
+    """Ask a run's supervisor to change it; why it refuses, or None when it does not."""
+    from llmtop.trainer import control
+
+    answer = control.wait_for_answer(run, control.change(run, params), CHANGE_SECONDS)
+    return answer.reason if answer is not None and answer.answer == "refused" else None
 
 
 def weigh(run: RunDir) -> Load:
@@ -73,6 +77,6 @@ class Deeds(Struct, frozen=True, kw_only=True):
     launch: Callable[[RunSpec, Prediction, Path], RunDir] = launch
     detect: Callable[[], Machine] = detect
     stop: Callable[[RunDir, bool], str | None] = stop
-    stacks: Callable[[RunDir, RunState], str] = stacks
+    change: Callable[[RunDir, SetParams], str | None] = change
     weigh: Callable[[RunDir], Load] = weigh
     delete: Callable[[RunDir], Load] = delete

@@ -8,6 +8,7 @@ from textual.message import Message
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.runstate import RunState
 
 
 class ReplayWish(Struct, frozen=True, kw_only=True):
@@ -49,6 +50,15 @@ class StopAsked(Message):
     def __init__(self, run: RunDir) -> None:
         super().__init__()
         self.run = run
+
+
+class ChangeWanted(Message):
+    """Change a run that goes on, after asking how."""
+
+    def __init__(self, run: RunDir, state: RunState) -> None:
+        super().__init__()
+        self.run = run
+        self.state = state
 
 
 class DeleteAsked(Message):

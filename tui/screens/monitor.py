@@ -12,10 +12,12 @@ from textual.containers import Container
 from textual.reactive import reactive
 from textual.screen import Screen
 
+from llmtop.profiler.changewords import news
 from llmtop.profiler.effects.switches import Measured, read_others
 from llmtop.profiler.rundir import SUPERVISOR, RunDir
 from llmtop.tui.feed import FeedFailed, LogArrived, MonitorFeed, OthersArrived, ViewArrived, follow_run
 from llmtop.tui.keys import MONITOR_KEYS, bindings
+from llmtop.tui.panels.changes import ChangesPanel
 from llmtop.tui.panels.components import ComponentsPanel
 from llmtop.tui.panels.devices import DevicesPanel
 from llmtop.tui.panels.findings import FindingsPanel
@@ -24,12 +26,10 @@ from llmtop.tui.panels.links import LinksPanel
 from llmtop.tui.panels.log import LogPanel
 from llmtop.tui.panels.loss import LossPanel
 from llmtop.tui.panels.memory import MemoryPanel
-from llmtop.tui.panels.stacks import StacksPanel
 from llmtop.tui.panels.startup import StartupPanel
 from llmtop.tui.panels.steps import StepsPanel
 from llmtop.tui.panels.switches import SwitchesPanel
-from llmtop.tui.requests import RunsAsked, StopAsked
-from llmtop.tui.stackrequests import StacksArrived, StacksAsked
+from llmtop.tui.requests import ChangeWanted, RunsAsked, StopAsked
 from llmtop.tui.view import ENDED, LogText, RunView
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import harmless
@@ -48,7 +48,7 @@ PANELS: tuple[tuple[str, type[Panel]], ...] = (
     ("findings", FindingsPanel),
     ("log", LogPanel),
     ("switches", SwitchesPanel),
-    ("stacks", StacksPanel),
+    ("changes", ChangesPanel),
 )
 """Identifier to panel, in the order of the grid."""
 
@@ -66,8 +66,6 @@ class MonitorScreen(Screen[None]):
     log_text: reactive[LogText | None] = reactive(None)
     others: reactive[tuple[Measured, ...] | None] = reactive(None)
     """Runs that differ in one switch; read when their panel is opened."""
-    stacks: reactive[str | None] = reactive(None)
-    """Where the ranks stood when their panel was opened."""
 
     IS_LIVE: ClassVar[bool] = True
     """Whether what is shown happens now."""
@@ -88,8 +86,6 @@ class MonitorScreen(Screen[None]):
                 panel = kind(id=name).data_bind(MonitorScreen.view)
                 if isinstance(panel, LogPanel):
                     panel.data_bind(MonitorScreen.log_text)
-                if isinstance(panel, StacksPanel):
-                    panel.data_bind(MonitorScreen.stacks)
                 if isinstance(panel, SwitchesPanel):
                     panel.data_bind(MonitorScreen.others)
                 yield panel
@@ -120,6 +116,8 @@ class MonitorScreen(Screen[None]):
         self.view = message.view
         self.set_class(message.view.state.steps_finished == 0 and status not in ENDED, "-starting")
         self._choose_panels(message.view)
+        if before is not None and self.IS_LIVE and (told := news(before.state, message.view.state)):
+            self.notify(harmless(told), timeout=8, markup=False)
         if before is None or (before.state.status in ENDED) != (status in ENDED):
             self.refresh_bindings()
             if before is not None and self.IS_LIVE:
@@ -138,9 +136,6 @@ class MonitorScreen(Screen[None]):
 
     def on_others_arrived(self, message: OthersArrived) -> None:
         self.others = message.others
-
-    def on_stacks_arrived(self, message: StacksArrived) -> None:
-        self.stacks = message.text
 
     def on_log_arrived(self, message: LogArrived) -> None:
         self.log_text = message.text
@@ -161,7 +156,9 @@ class MonitorScreen(Screen[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """A run that has ended cannot be stopped and does not go on: those keys leave the footer."""
-        if action in ("stop", "leave"):
+        if action == "change" and not self.IS_LIVE:
+            return False
+        if action in ("stop", "leave", "change"):
             return self.view is None or self.view.state.status not in ENDED
         return True
 
@@ -191,9 +188,6 @@ class MonitorScreen(Screen[None]):
             panel.zoomed = panel is wanted
         if wanted is not None:
             wanted.focus()
-        if isinstance(wanted, StacksPanel) and self.view is not None:
-            self.stacks = None
-            self.post_message(StacksAsked(self.run, self.view.state, self.post_message))
         if isinstance(wanted, SwitchesPanel) and self.view is not None:
             self._read_others(self.view.state.host)
 
@@ -212,6 +206,10 @@ class MonitorScreen(Screen[None]):
 
     async def action_leave(self) -> None:
         await self.app.run_action("quit")
+
+    def action_change(self) -> None:
+        if self.view is not None:
+            self.post_message(ChangeWanted(self.run, self.view.state))
 
     def action_stop(self) -> None:
         self.post_message(StopAsked(self.run))

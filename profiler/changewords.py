@@ -1,0 +1,88 @@
+"""A change of a run in words, the same for the monitor, the report and whoever follows the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from llmtop.presets.errors import written
+from llmtop.profiler.changeevents import KeyChange
+from llmtop.profiler.changestate import ChangeRecord
+from llmtop.profiler.runstate import RunState
+from llmtop.profiler.spans import MeasuredSpan
+from llmtop.profiler.units import format_bytes, format_seconds
+
+
+def value_words(value: Any) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else written(value)
+
+
+def key_words(change: KeyChange) -> str:
+    return f"{change.key} {value_words(change.old)} -> {value_words(change.new)}"
+
+
+def title(record: ChangeRecord) -> str:
+    """What was changed, or was to be."""
+    if record.asked is not None:
+        return ", ".join(map(key_words, record.asked.changes))
+    return " ".join(record.refused.asked) if record.refused is not None else ""
+
+
+def outcome(record: ChangeRecord) -> str:
+    """What became of it, in a few words."""
+    if record.status == "under way":
+        if record.began is not None:
+            return f"being started again since step {record.began.last_step}"
+        return "under way"
+    if record.status == "refused":
+        return f"refused: {record.reason}"
+    if record.status == "failed":
+        return f"failed, back on the old setting: {record.reason}"
+    if record.restaged is None:
+        return f"from step {record.step} on, without a pause"
+    return f"from step {record.step} on, down for {format_seconds(record.down_seconds)}"
+
+
+def details(record: ChangeRecord, spans: tuple[MeasuredSpan, ...]) -> Iterator[str]:
+    """What was predicted and measured of it, and what the time without steps went into."""
+    asked = record.asked
+    if asked is None or record.status == "refused":
+        return
+    if asked.new_peak_bytes is not None:
+        old, new = format_bytes(asked.old_peak_bytes), format_bytes(asked.new_peak_bytes)
+        verdict = "; predicted not to fit" if asked.fits is False else ""
+        yield f"predicted peak {old} -> {new}{verdict}"
+    before, after = _around(record, spans)
+    if before is not None and after is not None:
+        yield f"measured peak {format_bytes(before.peak_bytes)} -> {format_bytes(after.peak_bytes)}"
+        yield f"step time {format_seconds(before.step_seconds)} -> {format_seconds(after.step_seconds)}"
+    if record.restaged is not None and record.restaged.stage_seconds:
+        parts = record.restaged.stage_seconds.items()
+        yield "down: " + ", ".join(
+            f"{name.replace('_', ' ')} {format_seconds(seconds)}" for name, seconds in parts
+        )
+    if asked.restage and asked.expected_down_seconds is not None:
+        yield f"expected to be down for {format_seconds(asked.expected_down_seconds)}"
+    yield from (f"lost: {lost}" for lost in asked.lost)
+
+
+def _around(
+    record: ChangeRecord, spans: tuple[MeasuredSpan, ...]
+) -> tuple[MeasuredSpan | None, MeasuredSpan | None]:
+    """What was measured before and after it."""
+    for at, span in enumerate(spans):
+        if span.setting == record.setting and at > 0:
+            return spans[at - 1], span
+    return None, None
+
+
+def news(before: RunState, after: RunState) -> str | None:
+    """What came of a change since the state before; None while nothing has."""
+    known = before.changes.records
+    for at, record in enumerate(after.changes.records):
+        settled = record.status != "under way"
+        if settled and (at >= len(known) or known[at].status == "under way"):
+            return f"{title(record)}: {outcome(record)}"
+    return None
