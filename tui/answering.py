@@ -17,6 +17,7 @@ from llmtop.profiler.rundir import RunDir
 from llmtop.profiler.units import format_bytes
 from llmtop.tui.deeds import Deeds
 from llmtop.tui.requests import ChangeWanted, CompareAsked, DeleteAsked, LaunchAsked, RunsChanged, StopAsked
+from llmtop.tui.stackrequests import StacksArrived, StacksAsked
 from llmtop.tui.widgets.dialog import Choice, ChoiceDialog
 from llmtop.tui.widgets.paint import harmless
 
@@ -113,6 +114,14 @@ class Answering(App[int]):
         except LlmtopError as error:
             answered = StopAnswered(None, error)
         self.post_message(answered)
+
+    @work(thread=True, exclusive=True, group="stacks")
+    def on_stacks_asked(self, message: StacksAsked) -> None:
+        try:
+            text = self._deeds.stacks(message.run, message.state)
+        except LlmtopError as error:
+            text = str(error)
+        message.reply(StacksArrived(text))
 
     def on_stop_answered(self, message: StopAnswered) -> None:
         if message.error is not None:

@@ -12,6 +12,7 @@ from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.runstate import RunState
 
 if TYPE_CHECKING:
     from llmtop.trainer.control import SetParams
@@ -56,6 +57,14 @@ def change(run: RunDir, params: SetParams) -> str | None:
     return answer.reason if answer is not None and answer.answer == "refused" else None
 
 
+def stacks(run: RunDir, state: RunState) -> str:
+    """The Python stacks of every rank, and where they are kept."""
+    from llmtop.trainer.stacks import take_stacks
+
+    taken = take_stacks(run, state)
+    return f"kept in {taken.path}\n\n{taken.text}"
+
+
 def weigh(run: RunDir) -> Load:
     """What deleting a run would take away; raises LlmtopError where it may not be deleted."""
     from llmtop.tui import deletion
@@ -78,5 +87,6 @@ class Deeds(Struct, frozen=True, kw_only=True):
     detect: Callable[[], Machine] = detect
     stop: Callable[[RunDir, bool], str | None] = stop
     change: Callable[[RunDir, SetParams], str | None] = change
+    stacks: Callable[[RunDir, RunState], str] = stacks
     weigh: Callable[[RunDir], Load] = weigh
     delete: Callable[[RunDir], Load] = delete

@@ -18,6 +18,8 @@ class Key(NamedTuple):
     display: str = ""
     """How the key is written; empty: as Textual writes it."""
     footer: bool = True
+    changes: bool = False
+    """Whether it changes a run or the machine: gone where somebody only looks on."""
     drop: int = 0
     """In the footer: 0 always stays; the largest goes first when the terminal is narrow."""
 
@@ -67,11 +69,11 @@ RUNS_KEYS: tuple[Key, ...] = (
     ),
     Key("o", "order(1)", "Order", "order by the next column, or click its title", drop=6),
     Key("O", "reverse", "", "turn the order round", footer=False),
-    Key("s", "stop", "Stop", "end the run; asks whether to save first"),
+    Key("s", "stop", "Stop", "end the run; asks whether to save first", changes=True),
     Key("v", "replay", "Replay", "show the run again as it was recorded", drop=2),
     Key("space", "mark", "Mark", "mark the run for comparing", display="Space", footer=False),
     Key("c", "compare", "Compare", "compare the marked run with this one", drop=3),
-    Key("d", "delete", "Delete", "delete a run that has ended, after asking", drop=5),
+    Key("d", "delete", "Delete", "delete a run that has ended, after asking", changes=True, drop=5),
     Key("f5", "refresh", "Refresh", "read the list again now", display="F5", drop=7),
     Key("escape", "back", "", "end the filter, then take back the marks", display="Esc", footer=False),
 )
@@ -91,7 +93,7 @@ PLAN_KEYS: tuple[Key, ...] = (
     Key("s", "sweep", "Sweep", "micro-batch by ZeRO stage: what fits and how fast; ⏎ takes a cell", drop=5),
     Key("w", "where", "Where", "which GPUs it fits on, how many, how fast; ⏎ takes them", drop=6),
     Key("escape", "cancel_edit", "", "", footer=False),
-    Key("l", "launch", "Launch", "start the run and watch it"),
+    Key("l", "launch", "Launch", "start the run and watch it", changes=True),
 )
 
 SEARCH_KEYS: tuple[Key, ...] = (
@@ -104,11 +106,12 @@ SEARCH_KEYS: tuple[Key, ...] = (
 
 MONITOR_KEYS: tuple[Key, ...] = (
     Key("q", "leave", "Quit (run goes on)", ""),
-    Key("s", "stop", "Stop", "end the run; asks whether to save first"),
+    Key("s", "stop", "Stop", "end the run; asks whether to save first", changes=True),
     Key("l", "open('log')", "Log", "the job's own output; ← → for other ranks, f to follow", drop=5),
-    Key("c", "change", "Change", "change the run while it goes on: batch, stage, kernels, ...", drop=6),
+    Key("c", "change", "Change", "change the run: batch, stage, kernels, ...", changes=True, drop=6),
     Key("e", "open('changes')", "", "changes: what was asked, predicted, measured; down times", footer=False),
     Key("w", "open('switches')", "Switches", "switches: asked for, really on, what each changed", drop=4),
+    Key("t", "open('stacks')", "Stacks", "where each rank stands: its Python stacks", footer=False),
     Key("1", "open('memory')", "Panel", "open a panel over the whole screen", display="0-9", drop=1),
     Key("2", "open('components')", "", "", footer=False),
     Key("3", "open('loss')", "", "", footer=False),
@@ -138,8 +141,8 @@ REPLAY_KEYS: tuple[Key, ...] = (
     Key("n", "go('mark_after')", "Finding", "to the next finding, and N to the one before", drop=2),
     Key("N", "go('mark_before')", "", "", footer=False),
     Key("t", "to_step", "To step", "to a step by its number", drop=2),
-    Key("b", "go('begin')", "Begin", "to the beginning", drop=6),
-    Key("e", "go('end')", "End", "to the end", drop=6),
+    Key("less_than_sign", "go('begin')", "Begin", "to the beginning", display="<", drop=6),
+    Key("greater_than_sign", "go('end')", "End", "to the end", display=">", drop=6),
 )
 
 LOG_KEYS: tuple[Key, ...] = (
@@ -177,6 +180,14 @@ HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
 
 _DROPS: dict[str, int] = {key.action: key.drop for _, keys in HELP for key in keys if key.footer}
 """By action; each is in a footer once."""
+
+
+_CHANGING = frozenset(key.action.partition("(")[0] for _, keys in HELP for key in keys if key.changes)
+
+
+def changes_something(action: str) -> bool:
+    """Whether an action, by its name alone, is refused where somebody only looks on."""
+    return action in _CHANGING
 
 
 def leads_here(action: str, title: str) -> bool:

@@ -26,10 +26,12 @@ from llmtop.tui.panels.links import LinksPanel
 from llmtop.tui.panels.log import LogPanel
 from llmtop.tui.panels.loss import LossPanel
 from llmtop.tui.panels.memory import MemoryPanel
+from llmtop.tui.panels.stacks import StacksPanel
 from llmtop.tui.panels.startup import StartupPanel
 from llmtop.tui.panels.steps import StepsPanel
 from llmtop.tui.panels.switches import SwitchesPanel
 from llmtop.tui.requests import ChangeWanted, RunsAsked, StopAsked
+from llmtop.tui.stackrequests import StacksArrived, StacksAsked
 from llmtop.tui.view import ENDED, LogText, RunView
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import harmless
@@ -48,6 +50,7 @@ PANELS: tuple[tuple[str, type[Panel]], ...] = (
     ("findings", FindingsPanel),
     ("log", LogPanel),
     ("switches", SwitchesPanel),
+    ("stacks", StacksPanel),
     ("changes", ChangesPanel),
 )
 """Identifier to panel, in the order of the grid."""
@@ -66,6 +69,8 @@ class MonitorScreen(Screen[None]):
     log_text: reactive[LogText | None] = reactive(None)
     others: reactive[tuple[Measured, ...] | None] = reactive(None)
     """Runs that differ in one switch; read when their panel is opened."""
+    stacks: reactive[str | None] = reactive(None)
+    """Where the ranks stood when their panel was opened."""
 
     IS_LIVE: ClassVar[bool] = True
     """Whether what is shown happens now."""
@@ -86,6 +91,8 @@ class MonitorScreen(Screen[None]):
                 panel = kind(id=name).data_bind(MonitorScreen.view)
                 if isinstance(panel, LogPanel):
                     panel.data_bind(MonitorScreen.log_text)
+                if isinstance(panel, StacksPanel):
+                    panel.data_bind(MonitorScreen.stacks)
                 if isinstance(panel, SwitchesPanel):
                     panel.data_bind(MonitorScreen.others)
                 yield panel
@@ -136,6 +143,9 @@ class MonitorScreen(Screen[None]):
 
     def on_others_arrived(self, message: OthersArrived) -> None:
         self.others = message.others
+
+    def on_stacks_arrived(self, message: StacksArrived) -> None:
+        self.stacks = message.text
 
     def on_log_arrived(self, message: LogArrived) -> None:
         self.log_text = message.text
@@ -188,6 +198,9 @@ class MonitorScreen(Screen[None]):
             panel.zoomed = panel is wanted
         if wanted is not None:
             wanted.focus()
+        if isinstance(wanted, StacksPanel) and self.view is not None:
+            self.stacks = None
+            self.post_message(StacksAsked(self.run, self.view.state, self.post_message))
         if isinstance(wanted, SwitchesPanel) and self.view is not None:
             self._read_others(self.view.state.host)
 
