@@ -56,7 +56,7 @@ class Topology(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Processors that the process may use which read this; the ranks that it starts inherit them."""
 
 
-class LinkSample(Struct, frozen=True, array_like=True):
+class LinkSample(Struct, frozen=True, array_like=True, gc=False):
     """One NVLink at one time, written as a list because there are up to 18 of a GPU."""
 
     link: int
@@ -68,7 +68,7 @@ class LinkSample(Struct, frozen=True, array_like=True):
     recoveries: int | None = None
 
 
-class DeviceSample(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DeviceSample(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One GPU at one time. None: the driver does not tell."""
 
     index: int
@@ -121,7 +121,7 @@ class DeviceSample(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Read less often than the rest, and empty in the samples between."""
 
 
-class HostSample(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class HostSample(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     memory_total_bytes: int | None = None
     memory_available_bytes: int | None = None
     cgroup_limit_bytes: int | None = None
@@ -140,7 +140,7 @@ class HostSample(Struct, frozen=True, kw_only=True, omit_defaults=True):
     network_send_bytes_per_second: float | None = None
 
 
-class ProcessSample(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ProcessSample(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One rank's process tree."""
 
     rank: int

@@ -7,8 +7,12 @@ from msgspec import Struct
 EVENT_VERSION = 1
 
 
-class Event(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
-    """What every line carries. The writer fills the stamps."""
+class Event(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True, gc=False):
+    """What every line carries. The writer fills the stamps.
+
+    Events hold no cycles. Without `gc=False` the collector would look at all of them again and again while a
+    long log is read.
+    """
 
     v: int = 0
     """Zero until the writer stamps it: defaults are left out of a line, and the version never may be."""

@@ -207,7 +207,7 @@ class ModelBuilt(Event, frozen=True, kw_only=True, tag="model_built"):
     """Of torch, deepspeed, transformers and the kernels in use."""
 
 
-class PhaseMemory(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PhaseMemory(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Memory at the end of a phase of a step."""
 
     allocated_bytes: int | None = None
@@ -291,7 +291,7 @@ class OutsideMeasured(Event, frozen=True, kw_only=True, tag="outside_measured"):
     """By this process's allocator."""
 
 
-class KernelTime(Struct, frozen=True, kw_only=True):
+class KernelTime(Struct, frozen=True, kw_only=True, gc=False):
     """One kernel (on the CPU: one operator, without those that it called) over a micro-batch."""
 
     name: str
@@ -327,6 +327,8 @@ class CheckpointSaved(Event, frozen=True, kw_only=True, tag="checkpoint_saved"):
     path: str
     size_bytes: int
     seconds: float
+    passing: bool = False
+    """Made for a relaunch, and removed when that has made a step."""
 
 
 class CheckpointRefused(Event, frozen=True, kw_only=True, tag="checkpoint_refused"):

@@ -24,8 +24,8 @@ from llmtop.profiler.events import (
     WeightsLoaded,
     WeightsRead,
 )
+from llmtop.profiler.pace import Pace
 
-PACE_BUCKETS = 32
 WARMUP_STEPS = 2
 """The first steps compile, allocate and fill caches; steady figures leave them out."""
 
@@ -43,35 +43,6 @@ class PhaseTotal(Struct, frozen=True, kw_only=True):
 
     seconds: float = 0.0
     steps: int = 0
-
-
-class Pace(Struct, frozen=True, kw_only=True):
-    """What a rank does alone in a step, over all steps after warm-up, in buckets of equal number."""
-
-    sums: tuple[float, ...] = ()
-    """Seconds of the steps in each bucket; the last one may be of fewer steps."""
-    steps: int = 0
-    stride: int = 1
-    first_step: int = 0
-    last_step: int = 0
-
-    def mean(self, first: int, end: int) -> float:
-        """Of the steps in the buckets from `first` up to `end`."""
-        steps = min(self.steps, end * self.stride) - first * self.stride
-        return sum(self.sums[first:end]) / steps
-
-    def coarser(self, stride: int) -> Pace:
-        """The same in larger buckets; `stride` is this one's times a power of two."""
-        pace = self
-        while pace.stride < stride:
-            sums = (*pace.sums, 0.0) if len(pace.sums) % 2 else pace.sums
-            joined = tuple(a + b for a, b in zip(sums[::2], sums[1::2], strict=True))
-            pace = replace(pace, sums=joined, stride=2 * pace.stride)
-        return pace
-
-    def began(self, bucket: int) -> int:
-        """About the first step of a bucket; steps that are left out of a pace make it earlier."""
-        return self.first_step + bucket * self.stride
 
 
 class RankState(Struct, frozen=True, kw_only=True):
@@ -164,69 +135,6 @@ def peaks_so_far(rank: RankState) -> dict[int, int]:
 
 def measure_outside(rank: RankState, event: OutsideMeasured) -> RankState:
     return replace(rank, outside={**rank.outside, event.moment: event})
-
-
-def finish_step(rank: RankState, event: StepFinished) -> RankState:
-    return replace(
-        rank,
-        last_step=event,
-        steps_seen=rank.steps_seen + 1,
-        peaks=_raised_peaks(rank.peaks, event),
-        # The record of kernels takes memory of its own.
-        peaks_in_use=_raised_peaks(rank.peaks_in_use, event)
-        if event.in_use_only and not event.profiled
-        else rank.peaks_in_use,
-        phase_totals=_added_times(rank.phase_totals, event)
-        if rank.steps_seen >= WARMUP_STEPS and not event.profiled
-        else rank.phase_totals,
-        alone=_paced(rank.alone, event)
-        if rank.steps_seen >= WARMUP_STEPS and not event.profiled
-        else rank.alone,
-    )
-
-
-def _paced(pace: Pace, event: StepFinished) -> Pace:
-    forward = event.phase_seconds.get("forward")
-    if forward is None:
-        return pace
-    seconds = forward + (event.phase_seconds.get("data") or 0.0)
-    sums, stride = pace.sums, pace.stride
-    if pace.steps % stride:
-        sums = (*sums[:-1], sums[-1] + seconds)
-    else:
-        if len(sums) == PACE_BUCKETS:
-            sums = tuple(a + b for a, b in zip(sums[::2], sums[1::2], strict=True))
-            stride *= 2
-        sums = (*sums, seconds)
-    return Pace(
-        sums=sums,
-        steps=pace.steps + 1,
-        stride=stride,
-        first_step=pace.first_step or event.step,
-        last_step=event.step,
-    )
-
-
-def _raised_peaks(peaks: dict[str, PhaseMemory], event: StepFinished) -> dict[str, PhaseMemory]:
-    for phase, memory in event.phase_memory.items():
-        old = peaks.get(phase, PhaseMemory())
-        new = PhaseMemory(
-            allocated_bytes=larger(old.allocated_bytes, memory.allocated_bytes),
-            peak_bytes=larger(old.peak_bytes, memory.peak_bytes),
-            reserved_bytes=larger(old.reserved_bytes, memory.reserved_bytes),
-        )
-        if new != old:
-            peaks = {**peaks, phase: new}
-    return peaks
-
-
-def _added_times(totals: dict[str, PhaseTotal], event: StepFinished) -> dict[str, PhaseTotal]:
-    totals = dict(totals)
-    for phase, seconds in event.phase_seconds.items():
-        if seconds is not None:
-            so_far = totals.get(phase, PhaseTotal())
-            totals[phase] = PhaseTotal(seconds=so_far.seconds + seconds, steps=so_far.steps + 1)
-    return totals
 
 
 def larger(first: int | None, second: int | None) -> int | None:

@@ -8,6 +8,7 @@ relies on an order between two writers: a late line of a rank never undoes what 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any, Literal
 
 from msgspec import Struct, field
@@ -60,6 +61,7 @@ from llmtop.profiler.memorytrail import MemoryTrail, TrailBuilder
 from llmtop.profiler.rankstate import PhaseTotal, RankState, StageTime, larger
 from llmtop.profiler.readingsfold import count_throttles, first_ecc, lost_devices, raise_peaks
 from llmtop.profiler.series import Series, SeriesBuilder
+from llmtop.profiler.stepfold import StepFolder
 
 __all__ = ["ENDED", "PhaseTotal", "RankState", "RunState", "Series", "StageTime", "Status", "fold", "rank_of"]
 
@@ -116,6 +118,8 @@ class RunState(Struct, frozen=True, kw_only=True):
     peak_cgroup_bytes: int | None = None
     peak_swap_bytes: int | None = None
     checkpoints: tuple[CheckpointSaved, ...] = ()
+    last_saved: CheckpointSaved | None = None
+    """The newest of any kind, also of those that were made for a relaunch and are gone."""
     checkpoints_refused: tuple[CheckpointRefused, ...] = ()
     controls: tuple[ControlAnswered, ...] = ()
     changes: Changes = Changes()
@@ -157,6 +161,7 @@ def fold(state: RunState, events: Iterable[AnyEvent]) -> RunState:
     return batch.freeze()
 
 
+@lru_cache(maxsize=4096)
 def rank_of(src: str) -> int | None:
     """The rank that wrote an event, from its `src`; None for the supervisor and the sampler."""
     number = src.removeprefix("rank")
@@ -175,6 +180,8 @@ class _Batch:
         self._ranks: dict[int, RankState] | None = None
         self._series: SeriesBuilder | None = None
         self._trail: TrailBuilder | None = None
+        self._steps: dict[int, StepFolder] = {}
+        """Ranks with steps that are not in `_ranks` yet."""
 
     def apply(self, event: AnyEvent) -> None:
         if self._now is None or event.t > self._now:
@@ -182,6 +189,7 @@ class _Batch:
         _HANDLERS[type(event)](self, event)
 
     def freeze(self) -> RunState:
+        self._settle(*self._steps)
         changes: dict[str, Any] = {}
         if self._now != self.state.now:
             changes["now"] = self._now
@@ -196,7 +204,21 @@ class _Batch:
     def set(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)
 
+    def _settle(self, *ranks: int) -> None:
+        """What a rank's steps have changed becomes part of it."""
+        for number in ranks:
+            folder = self._steps.pop(number, None)
+            if folder is not None:
+                self.set_rank(folder.freeze())
+
+    def add_step(self, number: int, event: StepFinished) -> None:
+        folder = self._steps.get(number)
+        if folder is None:
+            folder = self._steps[number] = StepFolder(self.rank(number))
+        folder.add(event)
+
     def rank(self, rank: int) -> RankState:
+        self._settle(rank)
         known = self.state.ranks if self._ranks is None else self._ranks
         return known.get(rank) or RankState(rank=rank)
 
@@ -209,6 +231,7 @@ class _Batch:
         self._ranks[rank.rank] = rank
 
     def drop_ranks(self, world_size: int) -> None:
+        self._settle(*self._steps)
         known = self.state.ranks if self._ranks is None else self._ranks
         self._ranks = {number: rank for number, rank in known.items() if number < world_size}
 
@@ -357,7 +380,6 @@ def _of_rank(change: Callable[[RankState, Any], RankState]) -> Callable[[_Batch,
 
 
 _finish_stage = _of_rank(rankstate.finish_stage)
-_finish_step = _of_rank(rankstate.finish_step)
 
 
 def _stage_finished(batch: _Batch, event: StageFinished) -> None:
@@ -373,6 +395,11 @@ def _clear_compiling(batch: _Batch, t: float) -> None:
         batch.set(compiling=None, compiling_at=None)
 
 
+def _checkpoint_saved(batch: _Batch, event: CheckpointSaved) -> None:
+    known = batch.state.checkpoints
+    batch.set(last_saved=event, checkpoints=known if event.passing else (*known, event))
+
+
 def _rank_finished(batch: _Batch, event: RankFinished) -> None:
     number = rank_of(event.src)
     if number is not None:
@@ -382,14 +409,17 @@ def _rank_finished(batch: _Batch, event: RankFinished) -> None:
 
 
 def _step_finished(batch: _Batch, event: StepFinished) -> None:
-    _finish_step(batch, event)
+    number = rank_of(event.src)
+    if number is not None:
+        batch.add_step(number, event)
     state = batch.state
     if state.status == "starting":
         batch.set(status="running")
     if state.hang_at is not None and event.t >= state.hang_at:
         batch.set(hang_seconds=None, hang_at=None)
-    _clear_compiling(batch, event.t)
-    if rank_of(event.src) == 0:
+    if state.compiling_at is not None:
+        _clear_compiling(batch, event.t)
+    if number == 0:
         _step_of_run(batch, event)
 
 
@@ -446,7 +476,7 @@ _HANDLERS: dict[type, Callable[[_Batch, Any], None]] = {
     OutsideMeasured: _of_rank(rankstate.measure_outside),
     KernelsSeen: _of_rank(lambda rank, event: replace(rank, kernels=event)),
     StepFinished: _step_finished,
-    CheckpointSaved: lambda batch, event: batch.set(checkpoints=(*batch.state.checkpoints, event)),
+    CheckpointSaved: _checkpoint_saved,
     CheckpointRefused: lambda batch, event: batch.set(
         checkpoints_refused=(*batch.state.checkpoints_refused, event)
     ),

@@ -13,8 +13,9 @@ from llmtop.profiler.deviceevents import DeviceSample, HostSample, ProcessSample
 from llmtop.profiler.events import AnyEvent, HardwareSampled, StepFinished
 from llmtop.profiler.forecast import Forecast, forecast, slope_of
 from llmtop.profiler.memorytrail import TRAIL_POINTS, MemoryTrail
+from llmtop.profiler.pace import PACE_BUCKETS
 from llmtop.profiler.phaselinks import phase_traffic, stretches
-from llmtop.profiler.rankstate import PACE_BUCKETS, WARMUP_STEPS
+from llmtop.profiler.rankstate import WARMUP_STEPS
 from llmtop.profiler.runstate import RunState, fold
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -1,0 +1,74 @@
+"""What a rank does alone in a step, over all its steps, in few enough numbers to keep."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from llmtop.profiler.events import StepFinished
+
+PACE_BUCKETS = 32
+
+
+class Pace(Struct, frozen=True, kw_only=True):
+    """What a rank does alone in a step, over all steps after warm-up, in buckets of equal number."""
+
+    sums: tuple[float, ...] = ()
+    """Seconds of the steps in each bucket; the last one may be of fewer steps."""
+    steps: int = 0
+    stride: int = 1
+    first_step: int = 0
+    last_step: int = 0
+
+    def mean(self, first: int, end: int) -> float:
+        """Of the steps in the buckets from `first` up to `end`."""
+        steps = min(self.steps, end * self.stride) - first * self.stride
+        return sum(self.sums[first:end]) / steps
+
+    def coarser(self, stride: int) -> Pace:
+        """The same in larger buckets; `stride` is this one's times a power of two."""
+        pace = self
+        while pace.stride < stride:
+            sums = (*pace.sums, 0.0) if len(pace.sums) % 2 else pace.sums
+            joined = tuple(a + b for a, b in zip(sums[::2], sums[1::2], strict=True))
+            pace = replace(pace, sums=joined, stride=2 * pace.stride)
+        return pace
+
+    def began(self, bucket: int) -> int:
+        """About the first step of a bucket; steps that are left out of a pace make it earlier."""
+        return self.first_step + bucket * self.stride
+
+
+class PaceBuilder:
+    """Adds steps to a pace; what is kept depends only on the steps."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._sums = list(pace.sums)
+        self._steps, self._stride = pace.steps, pace.stride
+        self._first, self._last = pace.first_step, pace.last_step
+
+    def add(self, event: StepFinished) -> None:
+        forward = event.phase_seconds.get("forward")
+        if forward is None:
+            return
+        seconds = forward + (event.phase_seconds.get("data") or 0.0)
+        if self._steps % self._stride:
+            self._sums[-1] += seconds
+        else:
+            if len(self._sums) == PACE_BUCKETS:
+                pairs = zip(self._sums[::2], self._sums[1::2], strict=True)
+                self._sums = [first + second for first, second in pairs]
+                self._stride *= 2
+            self._sums.append(seconds)
+        self._steps += 1
+        self._first = self._first or event.step
+        self._last = event.step
+
+    def freeze(self) -> Pace:
+        return Pace(
+            sums=tuple(self._sums),
+            steps=self._steps,
+            stride=self._stride,
+            first_step=self._first,
+            last_step=self._last,
+        )
