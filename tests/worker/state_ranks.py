@@ -28,11 +28,15 @@ from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.events import CheckpointRefused, CheckpointSaved
 from llmtop.trainer.pdeath import die_with_parent
 from llmtop.trainer.worker import checkpoint
+from llmtop.trainer.worker.build import DTYPES
 from llmtop.trainer.worker.checkpoint import Progress
 from llmtop.trainer.worker.data import Position
 from llmtop.trainer.worker.place import place_from_environment
-from llmtop.trainer.worker.process_group import join_process_group
+from llmtop.trainer.worker.process_group import join_process_group, leave_process_group
+from llmtop.trainer.worker.state import extras
 from llmtop.trainer.worker.state.layout import StateRefused
+from llmtop.trainer.worker.state.saving import random_of, shard_name
+from llmtop.trainer.worker.state.shardfile import ShardReader
 
 VOCAB, WIDTH, GLOBAL_ROWS, LENGTH = 61, 24, 4, 6
 """Odd, so that no border of a rank's part is one of a parameter."""
@@ -41,7 +45,6 @@ IMPORTED_LATE = ("deepspeed.runtime.zero.muon.muon_optimizer", "peft", "bitsandb
 """What the first engine would take seconds for, in every rank."""
 DIED = 9
 """Exit code of ranks that end in the middle of a save because the plan says so."""
-BF16 = torch.bfloat16
 
 
 class Tiny(torch.nn.Module):
@@ -94,7 +97,7 @@ def build(case: dict[str, Any], seed: int) -> torch.nn.Module:
         linear = ["first", "second"]
         adapters = LoraConfig(r=4, target_modules=linear, init_lora_weights=False, bias="lora_only")
         model = get_peft_model(model, adapters, autocast_adapter_dtype=False)
-    made: torch.nn.Module = model.to(BF16) if case.get("precision", "bf16") == "bf16" else model
+    made: torch.nn.Module = model.to(DTYPES[case.get("precision", "bf16")])
     return made
 
 
@@ -118,10 +121,13 @@ def make_engine(case: dict[str, Any], seed: int) -> Any:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": case.get("precision", "bf16") == "bf16"},
+        "fp16": {"enabled": case.get("precision") == "fp16", "initial_scale_power": 8, "hysteresis": 1},
         "timers": {"throughput": {"enabled": False}},
     }
     if case.get("grad_accum_dtype"):
         config["data_types"] = {"grad_accum_dtype": case["grad_accum_dtype"]}
+    if case.get("optimizer") == "deepspeed":
+        config["optimizer"] = {"type": "AdamW", "params": {"lr": 2e-2, "betas": [0.8, 0.9]}}
     engine, *_ = deepspeed.initialize(
         model=model,
         model_parameters=groups,
@@ -135,11 +141,19 @@ def make_engine(case: dict[str, Any], seed: int) -> Any:
 
 def optimizer(case: dict[str, Any]) -> Any:
     kind = case.get("optimizer", "adamw")
+    if kind == "deepspeed":
+        return None
     if kind == "adamw":
         return lambda groups: torch.optim.AdamW(groups, betas=(0.8, 0.9))
     import bitsandbytes.optim as bnb
 
-    return lambda groups: bnb.AdamW8bit(groups, betas=(0.8, 0.9), min_8bit_size=1000)
+    made = bnb.PagedAdamW8bit if kind == "paged8" else bnb.AdamW8bit
+    return lambda groups: made(groups, betas=(0.8, 0.9), min_8bit_size=1000)
+
+
+def is_packed(case: dict[str, Any]) -> bool:
+    """Its moments are codes, which DeepSpeed cannot tell by name."""
+    return str(case.get("optimizer", "")).endswith("8")
 
 
 def as_fused(case: dict[str, Any]) -> None:
@@ -171,13 +185,18 @@ def state_of(engine: Any) -> dict[str, Any]:
         else:
             found[name] = whole(wrapper, inner, parameter)
     for name, three in found.items():
-        found[name] = [one.detach().float().view(-1).clone() for one in three]
+        found[name] = [one.detach().float().cpu().view(-1).clone() for one in three]
     frozen = [one for one in engine.module.parameters() if not one.requires_grad]
     with deepspeed.zero.GatheredParameters(frozen):
-        found["frozen"] = [one.detach().float().clone() for one in frozen]
+        found["frozen"] = [one.detach().float().cpu().clone() for one in frozen]
     kept = [one for name, one in engine.module.named_buffers() if "scratch" not in name]
-    found["buffers"] = [one.float().clone() for one in kept]
+    found["buffers"] = [one.float().cpu().clone() for one in kept]
+    scaler = getattr(wrapper, "loss_scaler", getattr(wrapper, "loss_scale_config", None))
+    found["scale"] = extras.loss_scale(scaler)
     found["steps"] = sorted({float(state["step"]) for state in inner.state.values() if state})
+    if isinstance(inner, FUSED):
+        # It counts for the last tensor of a group only.
+        found["steps"] = found["steps"][-1:]
     found["groups"] = [
         [group["lr"], group["initial_lr"], tuple(group["betas"]), group["weight_decay"]]
         for group in inner.param_groups
@@ -208,7 +227,7 @@ def whole(wrapper: Any, inner: Any, parameter: Any) -> list[Any]:
 def train(engine: Any, first: int, last: int, rank: int, ranks: int) -> list[float]:
     losses = []
     for step in range(first, last + 1):
-        loss = engine(input_ids=rows(step, rank, ranks))
+        loss = engine(input_ids=rows(step, rank, ranks).to(engine.device))
         engine.backward(loss)
         engine.step()
         mean = loss.detach().float().clone()
@@ -218,7 +237,13 @@ def train(engine: Any, first: int, last: int, rank: int, ranks: int) -> list[flo
 
 
 def draws() -> list[float]:
-    return [random.random(), float(numpy.random.rand()), float(torch.rand(()))]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return [
+        random.random(),
+        float(numpy.random.rand()),
+        float(torch.rand(())),
+        float(torch.rand((), device=device)),
+    ]
 
 
 def run_case(case: dict[str, Any], folder: Path, rank: int, ranks: int) -> None:
@@ -243,14 +268,14 @@ def run_case(case: dict[str, Any], folder: Path, rank: int, ranks: int) -> None:
             told |= {"notes": loaded.notes, "bytes_read": loaded.bytes_read}
             told["draws"] = draws()
             checkpoint.load(engine, source, progress, only_trainable=only_trainable)
-            state = None if case.get("optimizer") else state_of(engine)
+            state = None if is_packed(case) else state_of(engine)
             again = folder / f"{case['name']}-again"
             saved = checkpoint.save(engine, again, progress, only_trainable=only_trainable)
             assert isinstance(saved, CheckpointSaved), saved
             told["losses"] = train(engine, SAVED + 1, LAST, rank, ranks)
     else:
         told["losses"] = train(engine, 1, SAVED, rank, ranks)
-        state = None if case.get("optimizer") else state_of(engine)
+        state = None if is_packed(case) else state_of(engine)
         progress = Progress(step=SAVED, position=Position(index=SAVED), world_size=ranks)
         target = folder / f"{case['name']}-checkpoints"
         saved = checkpoint.save(engine, target, progress, only_trainable=only_trainable)
@@ -321,12 +346,8 @@ def mishaps(engine: Any, case: dict[str, Any], folder: Path, rank: int, ranks: i
 
 def restore_draws(engine: Any, folder: Path, progress: Progress) -> None:
     """What the test itself drew must not show in what comes after."""
-    from llmtop.trainer.worker.state import extras
-    from llmtop.trainer.worker.state.saving import random_of, shard_name
-    from llmtop.trainer.worker.state.shardfile import ShardReader
-
     reader = ShardReader(folder / f"step-{progress.step}" / shard_name(engine.global_rank))
-    extras.restore_random(*random_of(reader), torch.device("cpu"))
+    extras.restore_random(*random_of(reader), engine.device)
     reader.close()
 
 
@@ -344,6 +365,17 @@ def run_rank(case: dict[str, Any], folder: Path, rank: int, port: int) -> None:
     join_process_group(place_from_environment(), on_cpu=True)
     run_case(case, folder, rank, ranks)
     torch.distributed.barrier()
+
+
+def run_together(plan: Path) -> None:
+    """As one rank on a GPU, which a forked process could not use: the cases of this world in their order."""
+    die_with_parent()
+    place = place_from_environment()
+    device = join_process_group(place, on_cpu=False)
+    for case in json.loads(plan.read_text()):
+        if case["world"] == place.world_size:
+            run_case(case, plan.parent, place.rank, place.world_size)
+    leave_process_group(device)
 
 
 def free_port() -> int:
@@ -381,4 +413,4 @@ def main(plan: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    (run_together if "RANK" in os.environ else main)(Path(sys.argv[1]))

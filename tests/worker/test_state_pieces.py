@@ -29,7 +29,7 @@ from llmtop.trainer.statefile import (
     StoredSlab,
     read_index,
 )
-from llmtop.trainer.worker.checkpoint import Progress, newest, prune
+from llmtop.trainer.worker.checkpoint import Progress, index_of, newest, prune
 from llmtop.trainer.worker.data import Position
 from llmtop.trainer.worker.state import extras, moments, room, shardfile
 from llmtop.trainer.worker.state.finding import Stored, same_layout
@@ -333,6 +333,18 @@ def test_a_checkpoint_that_lost_a_byte_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "step-4" / INDEX).unlink()
     found = newest(tmp_path)
     assert found is not None and found.step == 2
+
+
+def test_the_one_that_was_about_to_be_replaced_still_counts(tmp_path: Path) -> None:
+    for step in (2, 4):
+        path = marked(tmp_path, step, {INDEX: msgspec.json.encode(index([], ()))})
+    path.rename(tmp_path / "step-4.old")
+    found = newest(tmp_path)
+    assert found is not None and found.step == 4
+    assert index_of(tmp_path, found).source.zero == 2
+    marked(tmp_path, 4, {INDEX: b"later"})
+    with pytest.raises(LlmtopError, match="cannot read"):
+        index_of(tmp_path, found)
 
 
 def test_pruning_keeps_the_newest_complete_ones(tmp_path: Path) -> None:

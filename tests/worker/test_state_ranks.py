@@ -156,7 +156,7 @@ def test_every_tensor_and_number_comes_back(states: States, name: str) -> None:
     assert saved.keys() == loaded.keys()
     rounded = LOADS[name]["loads"] == "two_fp32" and LOADS[name].get("precision") is None
     for key, was in saved.items():
-        if key in ("steps", "groups", "schedule", "counts"):
+        if key in ("steps", "groups", "schedule", "counts", "scale"):
             assert loaded[key] == was or (key == "counts" and "alone" in name), key
         elif rounded and key in ("frozen", "buffers"):
             # What is not trained has no copy in fp32: it goes into the model as the model keeps it.

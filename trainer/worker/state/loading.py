@@ -31,6 +31,7 @@ from llmtop.trainer.worker.state.shardfile import DTYPES
 _PACKED_ANEW = "8-bit moments were packed anew: their blocks begin elsewhere in this layout"
 _PACKED = "the moments, which were kept in full, were packed to 8 bits"
 _NARROWED = "the master weights were rounded to {}"
+_STEPS = "weights that were updated less often than others count as many updates as those now"
 _OTHER_FORM = "the weights under the adapters were {}, and are {} now"
 _RANDOM_ANEW = "{} begin with random states of their own: the state is of {}"
 
@@ -163,6 +164,8 @@ class Filler:
         steps = self._stored.steps(slab.pieces)
         if not steps:
             return
+        if len(steps) > 1:
+            self._notes.append(_STEPS)
         made = moments.make(slab, max(steps))
         same = same_layout(slab.pieces, slab.flat.numel(), found)
         for moment in MOMENTS:

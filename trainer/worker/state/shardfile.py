@@ -19,7 +19,7 @@ import torch
 from llmtop.presets.errors import LlmtopError
 
 _CHUNK_BYTES = 32 << 20
-_THREADS = 4
+_MOST_THREADS = 8
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -199,7 +199,9 @@ def _in_threads(act: Callable[..., None], jobs: list[tuple[Any, ...]]) -> None:
         for job in jobs:
             act(*job)
         return
-    with ThreadPoolExecutor(min(_THREADS, len(jobs))) as pool:
+    # One alone is far from what memory or a drive can take.
+    threads = max(2, min(_MOST_THREADS, len(os.sched_getaffinity(0))))
+    with ThreadPoolExecutor(min(threads, len(jobs))) as pool:
         for done in [pool.submit(act, *job) for job in jobs]:
             done.result()
 
