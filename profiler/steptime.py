@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from llmtop.presets.spec import RunSpec
+from llmtop.presets.spec import RunOptions, RunSpec
 from llmtop.profiler.flops import active_weights, head_weights, model_flops
 from llmtop.profiler.memory.blocks import block_bytes, eager_square, plain_attention
 from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks, quantized_weights, sizes_of
 from llmtop.profiler.nvme import nvme_traffic, traffic_seconds, uses_nvme
 
-# Fitted to 27 H200 runs (torch 2.11, transformers 5.17, DeepSpeed 0.19.8); the sum is within about 10 %
+# Fitted to 34 H200 runs (torch 2.11, transformers 5.17, DeepSpeed 0.19.8); the sum is within about 10 %
 # of most of them. Calibration on the machine itself will replace these.
-GEMM_EFFICIENCY = 0.56
-"""Of the dense peak that a training step's matrix products and attention reach."""
+GEMM_EFFICIENCY = 0.64
+"""Of the dense peak that a training step's matrix products reach."""
+ATTENTION_EFFICIENCY, WIDE_HEADS, SDPA_ATTENTION = 0.24, 1.3, 1.25
+"""The same of FlashAttention-2 with heads of 64, and how much more heads of 128 and SDPA's kernels reach:
+lengths from 2,048 to 32,768 tell it from the matrix products."""
 BANDWIDTH_EFFICIENCY = 0.65
 LINK_EFFICIENCY = 0.75
 ACTIVATION_PASSES = 3.0
@@ -35,6 +38,8 @@ STAGE3_HOST_SECONDS = 0.02
 """Host time per block and micro-batch of ZeRO-3's hooks: the floor of small micro-batches."""
 DEQUANTIZED_PER_SECOND = 1.2e11
 """4-bit weights expanded per second in each pass (bitsandbytes 0.50)."""
+EIGHT_BIT_SECONDS, PAGED_SECONDS = 1.8e-11, 2.9e-11
+"""What bitsandbytes' AdamW takes longer for each weight than DeepSpeed's fused one (0.50)."""
 CPU_ADAM_BYTES_PER_SECOND = 60e9
 """Host memory traffic of a CPU optimizer step on one socket."""
 
@@ -67,15 +72,25 @@ def _recomputed(spec: RunSpec) -> float:
     return checkpointed_blocks(layers, every) / layers
 
 
-def step_flops(spec: RunSpec) -> float:
-    """Floating-point operations of one optimizer step on one GPU, recompute included."""
+def _arithmetic_seconds(spec: RunSpec, peak: float) -> float:
+    """Matrix products and attention of one optimizer step on one GPU, recompute included."""
     options, model = spec.options, spec.model
     tokens = options.micro_batch * options.seq_len * options.grad_accum
-    flops = model_flops(spec)
-    # Forward is a third of the attention's three passes.
-    forward = 2 * (active_weights(model) - head_weights(model)) + flops.needed_attention / 3
+    flops, again = model_flops(spec), _recomputed(spec)
     # What adapters take is in `ADAPTER_LAUNCH`: their matrices are too thin to be limited by arithmetic.
-    return tokens * (flops.needed - flops.adapters + _recomputed(spec) * forward)
+    products = flops.needed - flops.needed_attention - flops.adapters
+    products += again * 2 * (active_weights(model) - head_weights(model))
+    # Forward is a third of the attention's three passes.
+    attention = flops.needed_attention * (1 + again / 3)
+    return tokens / peak * (products / GEMM_EFFICIENCY + attention / _attention_efficiency(spec))
+
+
+def _attention_efficiency(spec: RunSpec) -> float:
+    """Whole score matrices are matrix products like others; what they cost beside is memory traffic."""
+    if plain_attention(spec):
+        return GEMM_EFFICIENCY
+    reached = ATTENTION_EFFICIENCY * (WIDE_HEADS if spec.model.head_dim >= 128 else 1.0)
+    return reached * (SDPA_ATTENTION if spec.options.attention == "sdpa" else 1.0)
 
 
 def _cuda_step(spec: RunSpec, sizes: Sizes) -> StepTime | None:
@@ -93,15 +108,20 @@ def _cuda_step(spec: RunSpec, sizes: Sizes) -> StepTime | None:
     quantized = quantized_weights(model) if options.quantization != "none" else 0
     expansions = (2 + again) * micro_steps
     return StepTime(
-        arithmetic=step_flops(spec) / (peak * GEMM_EFFICIENCY)
-        + quantized * expansions / DEQUANTIZED_PER_SECOND,
+        arithmetic=_arithmetic_seconds(spec, peak) + quantized * expansions / DEQUANTIZED_PER_SECOND,
         memory=(_activation_traffic(spec, sizes) + logits) / bandwidth,
-        optimizer=0.0 if offloaded else OPTIMIZER_BYTES * sizes.shard / bandwidth,
+        optimizer=0.0 if offloaded else sizes.shard * (OPTIMIZER_BYTES / bandwidth + _slower(options)),
         communication=_communication(spec, sizes),
         offload=_offload(spec, sizes),
         launch=launch * (ADAPTER_LAUNCH if options.lora_rank else 1.0),
         host_floor=STAGE3_HOST_SECONDS * layers * micro_steps if sizes.stage == 3 else 0.0,
     )
+
+
+def _slower(options: RunOptions) -> float:
+    if options.optimizer == "paged_adamw_8bit":
+        return PAGED_SECONDS
+    return EIGHT_BIT_SECONDS if options.optimizer == "adamw_8bit" else 0.0
 
 
 def _activation_traffic(spec: RunSpec, sizes: Sizes) -> float:
