@@ -91,6 +91,8 @@ class Restaged(Event, frozen=True, kw_only=True, tag="restaged"):
     """From the end of the last step on the old setting to the end of the first one on the new."""
     stage_seconds: dict[str, float] = field(default_factory=dict)
     """What the time went into: `save`, `end` of the ranks, then start-up by stage."""
+    notes: tuple[str, ...] = ()
+    """What is not exactly as it was before."""
 
 
 class RestageFailed(Event, frozen=True, kw_only=True, tag="restage_failed"):

@@ -63,6 +63,7 @@ def details(record: ChangeRecord, spans: tuple[MeasuredSpan, ...]) -> Iterator[s
         yield "down: " + ", ".join(
             f"{name.replace('_', ' ')} {format_seconds(seconds)}" for name, seconds in parts
         )
+        yield from (f"not exactly as before: {note}" for note in record.restaged.notes)
     if asked.restage and asked.expected_down_seconds is not None:
         yield f"expected to be down for {format_seconds(asked.expected_down_seconds)}"
     yield from (f"lost: {lost}" for lost in asked.lost)

@@ -164,6 +164,11 @@ def _refuse_own_schedule(spec: RunSpec, changes: Sequence[KeyChange]) -> None:
 
 def _lost(old: RunSpec, new: RunSpec) -> Iterator[str]:
     before, after = old.options, new.options
+    if "8bit" in after.optimizer:
+        if "8bit" not in before.optimizer:
+            yield "the optimizer's moments are rounded to 8 bits"
+        elif (before.zero, before.gpus) != (after.zero, after.gpus):
+            yield "the optimizer's 8-bit moments are packed anew, which rounds them once more"
     if before.seq_len != after.seq_len:
         yield "until its end this epoch is read in another order: some of its text twice, some not at all"
     if before.gpus != after.gpus and new.model.dropout > 0:

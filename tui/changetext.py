@@ -49,7 +49,7 @@ def preview_change(run: RunDir, state: RunState, words: list[str], *, keep_globa
     stages = {stage.stage: stage.seconds for stage in rank.stages if stage.seconds} if rank else {}
     return Preview(
         plan=plan,
-        price=price_of(plan, stages, state.checkpoints[-1] if state.checkpoints else None),
+        price=price_of(plan, stages, state.last_saved),
         measured_step_seconds=now.step_seconds,
         measured_peak_bytes=now.peak_bytes,
     )

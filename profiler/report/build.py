@@ -17,6 +17,7 @@ from llmtop.profiler.findings.finding import Finding, first_line
 from llmtop.profiler.flops import peak_flops_per_second, utilisation
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rankstate import WARMUP_STEPS
+from llmtop.profiler.report.changes import ChangeReport, changes_of
 from llmtop.profiler.rundir import HARDWARE, SUPERVISOR, RunDir
 from llmtop.profiler.runstate import RankState, RunState, Status
 from llmtop.profiler.series import MiddleHalf, mean_rate, middle_half, steady_steps
@@ -158,6 +159,8 @@ class Report(Struct, frozen=True, kw_only=True):
     host_memory: HostReport
     ranks: tuple[RankReport, ...]
     checkpoints: tuple[CheckpointSaved, ...]
+    changes: tuple[ChangeReport, ...]
+    """What was changed while the run went on, or was to be; memory and settings are of the last one."""
     findings: tuple[Finding, ...]
     switches: tuple[Switch, ...]
     """What was asked for, whether it runs, and what it changed against runs that differ in it alone."""
@@ -244,6 +247,7 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         host_memory=_host(state, prediction),
         ranks=tuple(_rank(state, rank) for _, rank in sorted(state.ranks.items())),
         checkpoints=state.checkpoints,
+        changes=changes_of(state),
         findings=findings(state, spec, prediction),
         switches=switches(measure(run.run_id, spec, state, prediction), first, prediction, others),
         kernels=first.kernels if first else None,

@@ -283,6 +283,14 @@ def _kernels(report: Report, width: int) -> Iterator[str]:
         yield f"  {share:>6}{kernel.calls:>7} x  {kernel.name}"[:width]
 
 
+def _changes(report: Report, width: int) -> Iterator[str]:
+    if report.changes:
+        yield "Changes"
+    for change in report.changes:
+        yield from _wrapped(f"{change.what}: {change.outcome}", width, indent="  ", hang="     ")
+        yield from _wrapped("; ".join(change.details), width, indent="     ", hang="     ")
+
+
 def _findings(report: Report, width: int) -> Iterator[str]:
     yield "Findings"
     if not report.findings:
@@ -307,7 +315,7 @@ def _record(report: Report, width: int) -> Iterator[str]:
 
 
 _SECTIONS: tuple[Section, ...] = (
-    *(_head, _training, _memory, _hardware, _switches, _kernels),
+    *(_head, _training, _changes, _memory, _hardware, _switches, _kernels),
     *(_findings, _record),
 )
 

@@ -132,3 +132,5 @@ def test_a_state_holds_master_weights_and_moments_of_what_is_trained() -> None:
 def test_reading_in_another_cut_is_told() -> None:
     assert "some of its text twice" in plan("seq_len=128").lost[0]
     assert plan("zero=3").lost == ()
+    assert "rounded to 8 bits" in plan("optimizer=adamw_8bit").lost[0]
+    assert "packed anew" in plan("zero=3", optimizer="adamw_8bit").lost[0]

@@ -17,6 +17,8 @@ from llmtop.profiler.changestate import ChangeRecord
 from llmtop.profiler.events import CheckpointLoaded, ModelBuilt, StepFinished
 from llmtop.profiler.feed import read_state
 from llmtop.profiler.memory.predict import predict
+from llmtop.profiler.report.build import build_report
+from llmtop.profiler.report.text import render
 from llmtop.profiler.rundir import RunDir
 from llmtop.trainer import control, restagefolder
 from llmtop.trainer.dsconfig import deepspeed_config
@@ -134,3 +136,12 @@ def test_what_was_built_is_what_was_asked_for(changed: Changed) -> None:
     loaded = events_of(changed.run, 0, CheckpointLoaded)
     assert [event.zero for event in loaded] == [1, 2, 2, 3]
     assert [event.world_size for event in loaded] == [2, 2, 2, 2]
+
+
+def test_the_report_tells_the_changes_and_no_checkpoint_that_is_gone(changed: Changed) -> None:
+    report = build_report(changed.run)
+    assert [change.status for change in report.changes] == [record.status for record in changed.records]
+    assert report.world_size == 1 and report.zero == 1 and report.checkpoints == ()
+    shown = " ".join(render(report).split())
+    assert "zero 1 -> 2, attention sdpa -> eager: from step" in shown
+    assert "this setting was planted to fail" in shown

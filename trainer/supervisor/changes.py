@@ -217,6 +217,7 @@ class Changes:
             step=progress.first_steps[0].step,
             down_seconds=None if now.last_step_at is None else back_at - now.last_step_at,
             stage_seconds=stages,
+            notes=tuple(progress.loaded_notes),
         )
 
     def _refuse(self, now: _UnderWay, reason: str) -> None:

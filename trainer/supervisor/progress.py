@@ -12,6 +12,7 @@ from llmtop.profiler.changeevents import ChangeApplied
 from llmtop.profiler.eventlog import EventTail
 from llmtop.profiler.events import (
     AnyEvent,
+    CheckpointLoaded,
     CheckpointSaved,
     HangSuspected,
     OpBuilt,
@@ -56,6 +57,8 @@ class Progress:
         """Wall clock at the end of rank 0's newest step."""
         self.applied: dict[int, ChangeApplied] = {}
         """Rank to the newest change that it made."""
+        self.loaded_notes: dict[str, None] = {}
+        """What a rank that goes on from a checkpoint says is not exactly as it was, each once."""
         self.stage_seconds: dict[str, float] = {}
         """Of rank 0's start-up."""
         self._clock = clock
@@ -86,6 +89,9 @@ class Progress:
                 self.moved_at = self._clock()
             case CheckpointSaved():
                 self.checkpoint = event
+                self.moved_at = self._clock()
+            case CheckpointLoaded():
+                self.loaded_notes.update(dict.fromkeys(event.notes))
                 self.moved_at = self._clock()
             case ChangeApplied():
                 self.applied[rank] = event

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llmtop.presets.spec import RunOptions, RunSpec
 from llmtop.profiler.events import AnyEvent, CheckpointSaved, StepFinished
@@ -185,8 +186,12 @@ class Checkpointer:
             durable=durable,
         )
         if self._engine.global_rank == 0:
-            self._emit(saved)
+            self._emit(saved if durable or not isinstance(saved, CheckpointSaved) else _passing(saved))
         if not isinstance(saved, CheckpointSaved):
             return saved.why
         self._saved_step = step
         return ""
+
+
+def _passing(saved: CheckpointSaved) -> CheckpointSaved:
+    return replace(saved, passing=True)

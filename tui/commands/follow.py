@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from llmtop.presets.errors import ExitCode, JobFailedError, OutOfMemoryError
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.changewords import outcome, title
 from llmtop.profiler.feed import RunReader
 from llmtop.profiler.findings.startup import stage_hint
 from llmtop.profiler.memory.result import Prediction
@@ -38,11 +39,14 @@ class Narrator:
         self._compiling: str | None = None
         self._hanging = False
         self._nvme_told = False
+        self._changes: dict[int, str] = {}
+        """What was last said of each change."""
 
     def lines(self, state: RunState, now: float) -> Iterator[str]:
         """Lines for `state`; `now` is monotonic."""
         yield from self._start_up(state, now)
         yield from self._trouble(state)
+        yield from self._changed(state)
         step = state.steps_finished
         due = step - self._said_step >= self._every or now - self._said_time >= QUIET_SECONDS
         if step > self._said_step and (self._said_step == 0 or due or step >= self._total):
@@ -74,6 +78,12 @@ class Narrator:
         if hanging and not self._hanging:
             yield f"no step for {format_seconds(state.hang_seconds)}: the run may hang"
         self._hanging = hanging
+
+    def _changed(self, state: RunState) -> Iterator[str]:
+        for at, record in enumerate(state.changes.records):
+            if self._changes.get(at) != (told := outcome(record)):
+                self._changes[at] = told
+                yield f"change: {title(record)}: {told}"
 
     def _progress(self, state: RunState) -> str:
         series = state.series
