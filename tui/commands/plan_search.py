@@ -25,7 +25,7 @@ SHORT = {
 }
 """Heads of columns, where an option's own name is long."""
 ENERGY = (
-    "kWh/M is an estimate for a million tokens: the boards at the power that they are sold with, for the"
+    "≈ fits with hardly anything to spare. kWh/M is an estimate for a million tokens: the boards at the power that they are sold with, for the"
     " predicted time; hosts and cooling come on top"
 )
 
@@ -158,7 +158,8 @@ def _where_cells(row: WhereRow, keys: Sequence[str]) -> list[str]:
         row.gpu,
         str(row.gpus),
         *(_value(row.settings[key]) for key in keys),
-        format_bytes(brief.needed_bytes if brief is not None else None),
+        ("≈" if brief is not None and brief.tight else "")
+        + format_bytes(brief.needed_bytes if brief is not None else None),
         format_bytes(row.gpu_memory_bytes),
         "n/a" if rate is None else f"{rate:,.0f}",
         "n/a" if energy is None else f"{energy:.3g}",
