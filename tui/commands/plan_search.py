@@ -25,8 +25,8 @@ SHORT = {
 }
 """Heads of columns, where an option's own name is long."""
 ENERGY = (
-    "≈ fits with hardly anything to spare. kWh/M is an estimate for a million tokens: the boards at the power that they are sold with, for the"
-    " predicted time; hosts and cooling come on top"
+    "≈ fits with hardly anything to spare. kWh/M is an estimate for a million tokens: the boards at the"
+    " power that they are sold with, for the predicted time; hosts and cooling come on top"
 )
 
 
