@@ -86,6 +86,8 @@ class EventTail:
         self._offset = offset
         """Start of the first line that was not complete yet."""
         self._seen_size = 0
+        self._known_size = 0
+        """Of the file, at the last look."""
         self._decoder = msgspec.json.Decoder(AnyEvent)
 
     @property
@@ -93,10 +95,15 @@ class EventTail:
         """Where the next poll begins to read: the start of a line."""
         return self._offset
 
+    @property
+    def behind(self) -> bool:
+        """Whether the log had more than the last poll was asked to read."""
+        return self._known_size > self._seen_size
+
     def poll(self, max_bytes: int | None = None) -> list[AnyEvent]:
         """The next events in the order of writing: all that are there, or about `max_bytes` of them."""
         try:
-            size = self.path.stat().st_size
+            size = self._known_size = self.path.stat().st_size
             if size <= self._seen_size:
                 return []
             lines = self._read_lines(size if max_bytes is None else min(size, self._offset + max_bytes), size)

@@ -8,8 +8,8 @@ from llmtop.profiler.events import PhaseMemory, StepFinished
 from llmtop.profiler.pace import PaceBuilder
 from llmtop.profiler.rankstate import WARMUP_STEPS, PhaseTotal, RankState
 
-_Peaks = dict[str, tuple[int | None, int | None, int | None]]
-"""Phase to the largest allocated, peak and reserved bytes."""
+_Peaks = dict[str, list[int]]
+"""Phase to the largest allocated, peak and reserved bytes; -1 where nothing was read."""
 
 
 class StepFolder:
@@ -21,7 +21,8 @@ class StepFolder:
         self._seen = rank.steps_seen
         self._peaks = _opened(rank.peaks)
         self._in_use = _opened(rank.peaks_in_use)
-        self._totals = {phase: (total.seconds, total.steps) for phase, total in rank.phase_totals.items()}
+        self._seconds = {phase: total.seconds for phase, total in rank.phase_totals.items()}
+        self._counts = {phase: total.steps for phase, total in rank.phase_totals.items()}
         self._pace = PaceBuilder(rank.alone)
 
     def add(self, event: StepFinished) -> None:
@@ -36,11 +37,11 @@ class StepFolder:
         self._seen += 1
 
     def _add_times(self, event: StepFinished) -> None:
-        totals = self._totals
+        sums, counts = self._seconds, self._counts
         for phase, seconds in event.phase_seconds.items():
             if seconds is not None:
-                so_far, steps = totals.get(phase, (0.0, 0))
-                totals[phase] = so_far + seconds, steps + 1
+                sums[phase] = sums.get(phase, 0.0) + seconds
+                counts[phase] = counts.get(phase, 0) + 1
         self._pace.add(event)
 
     def freeze(self) -> RankState:
@@ -51,38 +52,45 @@ class StepFolder:
             peaks=_closed(self._peaks),
             peaks_in_use=_closed(self._in_use),
             phase_totals={
-                phase: PhaseTotal(seconds=seconds, steps=steps)
-                for phase, (seconds, steps) in self._totals.items()
+                phase: PhaseTotal(seconds=seconds, steps=self._counts[phase])
+                for phase, seconds in self._seconds.items()
             },
             alone=self._pace.freeze(),
         )
 
 
 def _opened(peaks: dict[str, PhaseMemory]) -> _Peaks:
-    return {
-        phase: (memory.allocated_bytes, memory.peak_bytes, memory.reserved_bytes)
-        for phase, memory in peaks.items()
-    }
+    return {phase: _readings(memory) for phase, memory in peaks.items()}
+
+
+def _readings(memory: PhaseMemory) -> list[int]:
+    read = (memory.allocated_bytes, memory.peak_bytes, memory.reserved_bytes)
+    return [-1 if value is None else value for value in read]
 
 
 def _closed(peaks: _Peaks) -> dict[str, PhaseMemory]:
     return {
-        phase: PhaseMemory(allocated_bytes=allocated, peak_bytes=peak, reserved_bytes=reserved)
+        phase: PhaseMemory(
+            allocated_bytes=_known(allocated), peak_bytes=_known(peak), reserved_bytes=_known(reserved)
+        )
         for phase, (allocated, peak, reserved) in peaks.items()
     }
 
 
+def _known(value: int) -> int | None:
+    return None if value < 0 else value
+
+
 def _raise(peaks: _Peaks, event: StepFinished) -> None:
     for phase, memory in event.phase_memory.items():
-        new = (memory.allocated_bytes, memory.peak_bytes, memory.reserved_bytes)
-        old = peaks.get(phase)
-        if old is None:
-            peaks[phase] = new
-        elif new != old:
-            first, second, third = old
-            allocated, peak, reserved = new
-            peaks[phase] = (
-                first if allocated is None or (first is not None and first >= allocated) else allocated,
-                second if peak is None or (second is not None and second >= peak) else peak,
-                third if reserved is None or (third is not None and third >= reserved) else reserved,
-            )
+        known = peaks.get(phase)
+        if known is None:
+            peaks[phase] = _readings(memory)
+            continue
+        allocated, peak, reserved = memory.allocated_bytes, memory.peak_bytes, memory.reserved_bytes
+        if allocated is not None and allocated > known[0]:
+            known[0] = allocated
+        if peak is not None and peak > known[1]:
+            known[1] = peak
+        if reserved is not None and reserved > known[2]:
+            known[2] = reserved

@@ -8,6 +8,7 @@ and a newer message of a kind takes the place of an older one that nobody has ha
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,9 @@ IDLE_POLL_SECONDS = 2.0
 KEPT_LINES = 2000
 _FIRST_READ_BYTES = 512 * 1024
 _ROWS_A_BATCH = 16
+_FIRST_PART_BYTES = 64 * 1024
+_PART_BYTES = 1 << 20
+"""Of each log, before the next look at the clock."""
 
 
 class Replaceable(Message):
@@ -143,10 +147,23 @@ class MonitorFeed:
             prediction=prediction,
             breakdown=breakdown(state, spec, prediction),
             findings=findings(state, spec, prediction),
+            reading=self.reading,
         )
 
+    @property
+    def reading(self) -> bool:
+        """Whether the record goes on behind what was read."""
+        return self._reader.behind
+
     def _read(self) -> RunState:
-        return self._reader.poll()
+        """What is new; of a long record the next part, the first of them small so that it is soon shown."""
+        if self._seen is None:
+            return self._reader.poll(_FIRST_PART_BYTES)
+        state, until = self._seen, time.monotonic() + POLL_SECONDS
+        while True:
+            state = self._reader.poll(_PART_BYTES)
+            if not self._reader.behind or time.monotonic() >= until:
+                return state
 
     def poll_log(self) -> LogText | None:
         """The chosen log now; None when nothing was added to it."""
@@ -234,17 +251,19 @@ Post = Callable[[Message], object]
 def follow_run(feed: MonitorFeed, post: Post, stop: threading.Event, wake: threading.Event) -> None:
     """Poll until `stop`; `wake` makes the next poll come at once."""
     while not stop.is_set():
+        failed = False
         try:
             view, text = feed.poll(), feed.poll_log()
         except LlmtopError as error:
             post(FeedFailed(error))
-            view = text = None
+            view, text, failed = None, None, True
         if view is not None:
             post(ViewArrived(view))
         if text is not None:
             post(LogArrived(text))
-        wake.wait(IDLE_POLL_SECONDS if feed.ended else POLL_SECONDS)
-        wake.clear()
+        if failed or not feed.reading:
+            wake.wait(IDLE_POLL_SECONDS if feed.ended else POLL_SECONDS)
+            wake.clear()
 
 
 def follow_runs(feed: RunsFeed, post: Post, stop: threading.Event, wake: threading.Event) -> None:

@@ -21,6 +21,8 @@ class RunView(Struct, frozen=True, kw_only=True):
     prediction: Prediction
     breakdown: Breakdown
     findings: tuple[Finding, ...] = ()
+    reading: bool = False
+    """Its record goes on from here: a long one is shown while it is read."""
 
 
 def steady_speed(series: Series) -> float | None:

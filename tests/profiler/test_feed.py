@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 
 import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from llmtop.profiler.eventlog import EventWriter
 from llmtop.profiler.events import RankExited, RunEnded, StepFinished
@@ -113,3 +116,24 @@ def test_a_run_that_is_deleted_while_watched_stays_as_it_was(tmp_path: Path) -> 
         path.rmdir() if path.is_dir() else path.unlink()
     run.path.rmdir()
     assert reader.poll() is state
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return make_recorded_run(tmp_path_factory.mktemp("runs"), kind="cuda", ranks=3, steps=8)
+
+
+@settings(max_examples=12, deadline=None)
+@given(part=st.integers(2_000, 60_000))
+def test_reading_in_parts_comes_to_the_same_state(recorded: RunDir, part: int) -> None:
+    """Parts of each log hold different spans of time; what is folded never runs ahead of a log."""
+    whole = read_state(recorded)
+    reader, polls = RunReader(recorded), 0
+    before = reader.poll(part)
+    while reader.behind:
+        assert before.status != "lost", "a run that is over is not lost while it is read"
+        newest = reader.poll(part)
+        assert newest.now is None or before.now is None or newest.now >= before.now
+        before, polls = newest, polls + 1
+        assert polls < 10_000
+    assert before == whole

@@ -123,11 +123,13 @@ class MonitorScreen(Screen[None]):
         self.view = message.view
         self.set_class(message.view.state.steps_finished == 0 and status not in ENDED, "-starting")
         self._choose_panels(message.view)
-        if before is not None and self.IS_LIVE and (told := news(before.state, message.view.state)):
+        # What a long record tells while it is read is no news.
+        is_news = before is not None and self.IS_LIVE and not before.reading
+        if before is not None and is_news and (told := news(before.state, message.view.state)):
             self.notify(harmless(told), timeout=8, markup=False)
         if before is None or (before.state.status in ENDED) != (status in ENDED):
             self.refresh_bindings()
-            if before is not None and self.IS_LIVE:
+            if is_news:
                 self.app.bell()
 
     def _choose_panels(self, view: RunView) -> None:
