@@ -1,4 +1,4 @@
-"""Saved states on real GPUs: DeepSpeed's fused and host Adam, fp16 and its loss scale, paged moments, NCCL."""
+"""Saved states on real GPUs: DeepSpeed's fused and host Adam, fp16 and its scale, paged moments, NCCL."""
 
 from __future__ import annotations
 

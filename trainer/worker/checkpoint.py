@@ -59,25 +59,11 @@ def save(
         torch.cuda.synchronize(device)
     share, problem = _plan(engine, only_trainable=only_trainable)
     problem = first_problem(problem, device)
-    if problem is not None:
-        return _refused(progress, problem)
-    assert share is not None
-    total = sum_over_ranks(share.size_bytes, device)
-    problem = first_problem(why_no_room(folder, total), device)
-    if problem is not None:
-        return _refused(progress, problem)
-    partial = folder / f".step-{progress.step}{_PARTIAL}"
-    leads = engine.global_rank == 0
-    problem = first_problem(_prepare(folder, partial) if leads else None, device)
     if problem is None:
-        problem = first_problem(_write(share, partial, engine.global_rank, durable=durable), device)
-    if problem is None:
-        ended = _complete(engine, partial, progress, only_trainable=only_trainable) if leads else None
-        problem = first_problem(ended, device)
+        assert share is not None
+        problem = _save_share(engine, share, folder, progress, only_trainable=only_trainable, durable=durable)
     if problem is not None:
-        if leads:
-            shutil.rmtree(partial, ignore_errors=True)
-        return _refused(progress, problem)
+        return CheckpointRefused(step=progress.step, why=problem)
     path = folder / f"step-{progress.step}"
     size = sum(file.stat().st_size for file in path.iterdir())
     return CheckpointSaved(
@@ -157,6 +143,27 @@ def prune(folder: Path, keep: int) -> None:
     _remove_partial(folder)
 
 
+def _save_share(
+    engine: Any, share: Share, folder: Path, progress: Progress, *, only_trainable: bool, durable: bool
+) -> str | None:
+    """Collective: from an empty folder to a checkpoint that counts. Why not, the same on every rank."""
+    device, leads = torch.device(engine.device), engine.global_rank == 0
+    partial = folder / f".step-{progress.step}{_PARTIAL}"
+    # What a crash left goes first: it may be what takes the room.
+    problem = first_problem(_prepare(folder, partial) if leads else None, device)
+    if problem is None:
+        total = sum_over_ranks(share.size_bytes, device)
+        problem = first_problem(why_no_room(folder, total), device)
+    if problem is None:
+        problem = first_problem(_write(share, partial, engine.global_rank, durable=durable), device)
+    if problem is None:
+        ended = _complete(engine, partial, progress, only_trainable=only_trainable) if leads else None
+        problem = first_problem(ended, device)
+    if problem is not None and leads:
+        shutil.rmtree(partial, ignore_errors=True)
+    return problem
+
+
 def _plan(engine: Any, *, only_trainable: bool) -> tuple[Share | None, str | None]:
     try:
         return share_of(engine, only_trainable=only_trainable), None
@@ -217,10 +224,6 @@ def _in_one_line(error: Exception) -> str:
     if isinstance(error, LlmtopError):
         return f"{error.what}: {error.why}" if error.why else error.what
     return str(error)
-
-
-def _refused(progress: Progress, why: str) -> CheckpointRefused:
-    return CheckpointRefused(step=progress.step, why=why)
 
 
 def _remove_partial(folder: Path) -> None:

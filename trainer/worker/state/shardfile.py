@@ -7,6 +7,7 @@ through one page-locked buffer for each thread; a reader touches only the ranges
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -17,6 +18,8 @@ from typing import Any
 import torch
 
 from llmtop.presets.errors import LlmtopError
+
+logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 32 << 20
 _MOST_THREADS = 8
@@ -167,10 +170,7 @@ class _Bounce:
     def buffer(self, size_bytes: int, device: torch.device) -> torch.Tensor:
         held: torch.Tensor | None = getattr(self._local, "held", None)
         if held is None or held.numel() < size_bytes:
-            held = torch.empty(
-                max(size_bytes, _CHUNK_BYTES), dtype=torch.uint8, pin_memory=device.type == "cuda"
-            )
-            self._local.held = held
+            held = self._local.held = _host_buffer(max(size_bytes, _CHUNK_BYTES), device)
         return held[:size_bytes]
 
     def in_host_memory(self, chunk: torch.Tensor) -> torch.Tensor:
@@ -179,6 +179,16 @@ class _Bounce:
         held = self.buffer(chunk.nbytes, chunk.device).view(chunk.dtype)
         held.copy_(chunk)
         return held
+
+
+def _host_buffer(size_bytes: int, device: torch.device) -> torch.Tensor:
+    if device.type == "cuda":
+        try:
+            return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError:
+            # The limit of locked memory is reached: slower, but a training does not end for it.
+            logger.warning("no page-locked buffer for a checkpoint: copies go through plain memory")
+    return torch.empty(size_bytes, dtype=torch.uint8)
 
 
 def _chunks(
