@@ -22,6 +22,7 @@ from llmtop.profiler.where import ALLOWED, gpu_names, where
 from llmtop.tui import options
 from llmtop.tui.commands.output import print_json, text_width
 from llmtop.tui.commands.plan_explain import PEAK, WHICH, check_which, explain_text
+from llmtop.tui.commands.plan_load import CONTEXT, load_answer, load_text
 from llmtop.tui.commands.plan_search import ROWS, parse_allow, sweep_text, where_text
 from llmtop.tui.commands.plan_text import plan_text
 from llmtop.tui.layering import check_raw_keys
@@ -55,6 +56,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asked.add_argument(
         "--allow", metavar="WORDS", help=f"with --where: search {', '.join(ALLOWED)} too (joined by commas)"
     )
+    asked.add_argument(
+        "--load",
+        action="store_true",
+        help="what the model needs to be loaded and asked: bf16, int8, nf4 and GGUF, with its cache",
+    )
+    asked.add_argument(
+        "--context", metavar="N", type=_whole, help=f"with --load: tokens of a request (default: {CONTEXT})"
+    )
+    asked.add_argument("--requests", metavar="N", type=_whole, help="with --load: at a time (default: 1)")
 
 
 def _whole(text: str) -> int:
@@ -72,6 +82,9 @@ def run(args: argparse.Namespace) -> ExitCode:
         return ExitCode.DONE
     if args.where:
         _where(args)
+        return ExitCode.DONE
+    if args.load:
+        _load(args)
         return ExitCode.DONE
     spec = options.resolve_run(args)
     if args.explain is not None:
@@ -95,10 +108,11 @@ def _recipe_after(args: argparse.Namespace, key: str) -> None:
 
 def _check_together(args: argparse.Namespace) -> None:
     """One question at a time, and no option of one that is not asked."""
-    asked = [f"--{key}" for key in ("explain", "sweep", "where") if getattr(args, key) not in (None, False)]
+    questions = ("explain", "sweep", "where", "load")
+    asked = [f"--{key}" for key in questions if getattr(args, key) not in (None, False)]
     if len(asked) > 1:
         raise UsageError(f"{' and '.join(asked)} are different questions", fix="ask one at a time")
-    for key, of in (("rows", "sweep"), ("allow", "where")):
+    for key, of in (("rows", "sweep"), ("allow", "where"), ("context", "load"), ("requests", "load")):
         if getattr(args, key) is not None and getattr(args, of) in (None, False):
             raise UsageError(f"--{key} is of --{of}", fix=f"give --{of} too, or leave --{key} out")
 
@@ -125,15 +139,28 @@ def _checked(base: RunSpec, axes: Sequence[Axis]) -> RunSpec:
 
 def _where(args: argparse.Namespace) -> None:
     allow = parse_allow(args.allow or "")
-    if args.recipe is not None and catalog.has("models", args.recipe) and "model" not in args:
-        # The question is of a model as often as of a recipe.
-        args.model, args.recipe = args.recipe, None
+    _model_or_recipe(args)
     names = (catalog.load_gpu(args.gpu).name,) if "gpu" in args else gpu_names()
     found = where(lambda change: options.assemble_run(args, change), gpus=names, allow=allow)
     if args.json:
         print_json(found)
     else:
         print(where_text(found, text_width()))
+
+
+def _model_or_recipe(args: argparse.Namespace) -> None:
+    """Some questions are of a model as often as of a recipe."""
+    if args.recipe is not None and catalog.has("models", args.recipe) and "model" not in args:
+        args.model, args.recipe = args.recipe, None
+
+
+def _load(args: argparse.Namespace) -> None:
+    _model_or_recipe(args)
+    spec, context, requests = options.assemble_run(args, {}), args.context or CONTEXT, args.requests or 1
+    if args.json:
+        print_json(load_answer(spec, context, requests))
+    else:
+        print(load_text(spec, context, requests, text_width()))
 
 
 def _explain(spec: RunSpec, which: str, *, as_json: bool) -> None:

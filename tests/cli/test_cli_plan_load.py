@@ -1,0 +1,29 @@
+"""`plan --load` as a person types it."""
+
+from __future__ import annotations
+
+from tests.cli.conftest import Llmtop
+
+
+def test_every_precision_has_a_row_and_a_verdict(llmtop: Llmtop) -> None:
+    found = llmtop("plan", "llama-3.1-8b", "--load", "--gpu", "t4")
+    assert found.code == 0, found.err
+    verdicts = {line.split()[0]: line for line in found.out.splitlines() if " GiB " in line}
+    assert "does not fit" in verdicts["bf16"]
+    assert all(" fits " in line for form, line in verdicts.items() if form != "bf16")
+
+
+def test_json_holds_the_same_in_bytes(llmtop: Llmtop) -> None:
+    words = ("--load", "--gpu", "t4", "--context", "131072", "--requests", "2", "--json")
+    found = llmtop("plan", "llama-3.1-8b", *words).json()
+    assert (found["context"], found["requests"]) == (131072, 2)
+    for form in found["forms"]:
+        parts = form["weights_bytes"] + form["cache_bytes"] + form["other_bytes"]
+        assert (form["total_bytes"], form["fits"]) == (parts, parts <= found["gpu_memory_bytes"])
+
+
+def test_questions_are_asked_one_at_a_time(llmtop: Llmtop) -> None:
+    both = llmtop("plan", "llama-3.1-8b", "--load", "--where")
+    assert (both.code, "--where and --load are different questions" in both.err) == (2, True)
+    alone = llmtop("plan", "llama-3.1-8b", "--context", "4096")
+    assert (alone.code, "--context is of --load" in alone.err) == (2, True)
