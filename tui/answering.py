@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from textual import work
-from textual.app import App
 from textual.message import Message
 
 from llmtop.presets.errors import LlmtopError
@@ -16,6 +15,7 @@ from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.rundir import RunDir
 from llmtop.profiler.units import format_bytes
 from llmtop.tui.deeds import Deeds
+from llmtop.tui.dressing import Dress, Dressed
 from llmtop.tui.requests import ChangeWanted, CompareAsked, DeleteAsked, LaunchAsked, RunsChanged, StopAsked
 from llmtop.tui.stackrequests import StacksArrived, StacksAsked
 from llmtop.tui.widgets.dialog import Choice, ChoiceDialog
@@ -80,11 +80,11 @@ class Compared(Message):
         self.error = error
 
 
-class Answering(App[int]):
+class Answering(Dressed):
     """The app without its screens; `deeds` is what touches the machine."""
 
-    def __init__(self, root: Path, deeds: Deeds) -> None:
-        super().__init__()
+    def __init__(self, root: Path, deeds: Deeds, dress: Dress) -> None:
+        super().__init__(dress)
         self._root = root
         self._deeds = deeds
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from textual.actions import ActionParseResult, parse
 from textual.binding import BindingType
+from textual.command import Provider
 from textual.dom import DOMNode
 from textual.screen import Screen
 
@@ -15,12 +18,14 @@ from llmtop.presets.errors import ExitCode, LlmtopError
 from llmtop.profiler.rundir import RunDir, runs_root
 from llmtop.profiler.runstate import Status
 from llmtop.tui.answering import Answering, StopDialog
+from llmtop.tui.commandlist import KeyCommands
 from llmtop.tui.deeds import Deeds
+from llmtop.tui.dressing import Dress
 from llmtop.tui.feed import RunsArrived, ViewArrived
 from llmtop.tui.keys import APP_KEYS, MOVE_KEYS, bindings, changes_something
+from llmtop.tui.look import choices_path, look_of, read_choice, write_choice
 from llmtop.tui.readonly import refusing
 from llmtop.tui.requests import MonitorAsked, ReplayAsked, ReplayWish
-from llmtop.tui.theme import THEME
 from llmtop.tui.view import ENDED, RunView
 
 Start = Literal["runs", "plan", "monitor", "replay"]
@@ -38,7 +43,7 @@ class LlmtopApp(Answering):
 
     TITLE = "llmtop"
     CSS_PATH = "theme.tcss"
-    ENABLE_COMMAND_PALETTE = False
+    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {KeyCommands}
     NOTIFICATION_TIMEOUT = 3
     """Seconds: a note lies over panels."""
     BINDINGS: ClassVar[list[BindingType]] = bindings((*APP_KEYS, *MOVE_KEYS))
@@ -53,13 +58,14 @@ class LlmtopApp(Answering):
         deeds: Deeds | None = None,
         wish: ReplayWish | None = None,
         read_only: bool = False,
+        dress: Dress = Dress(),  # noqa: B008 - it is frozen
     ) -> None:
         deeds = deeds if deeds is not None else Deeds()
-        super().__init__(root if root is not None else runs_root(), refusing(deeds) if read_only else deeds)
+        super().__init__(
+            root if root is not None else runs_root(), refusing(deeds) if read_only else deeds, dress
+        )
         self.read_only = read_only
         """Whether this is for looking on: no key changes anything."""
-        self.register_theme(THEME)
-        self.theme = THEME.name
         self._start = start
         self._run = run
         self._recipe = recipe
@@ -230,5 +236,8 @@ def run_app(
     read_only: bool = False,
 ) -> int:
     """Show the app until a person leaves it; the exit code of the run that was watched, or 0."""
-    code = LlmtopApp(start, run, root, recipe, wish=wish, read_only=read_only).run()
+    path = choices_path()
+    chosen = read_choice(path)
+    dress = Dress(look_of(os.environ, chosen), chosen, partial(write_choice, path))
+    code = LlmtopApp(start, run, root, recipe, wish=wish, read_only=read_only, dress=dress).run()
     return code if code is not None else int(ExitCode.INTERRUPTED)

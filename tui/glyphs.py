@@ -76,8 +76,11 @@ def _ascii(sign: str) -> str:
         return _SIGNS[sign]
     if 0x2800 <= ord(sign) <= 0x28FF:
         return _braille(ord(sign))
-    if unicodedata.combining(sign) or unicodedata.category(sign) in ("Mn", "Me", "Cf"):
+    kind = unicodedata.category(sign)
+    if kind in ("Mn", "Me", "Cf"):
         return ""
+    if kind in ("Cn", "Co", "Cs"):
+        return "?"
     plain = unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode()
     wide = unicodedata.east_asian_width(sign) in ("W", "F")
     if wide:
@@ -98,10 +101,7 @@ _POOR_TERMINALS = ("dumb", "linux", "ansi", "vt", "cons", "sun", "unknown")
 
 
 def only_ascii(environ: Mapping[str, str]) -> bool:
-    """Whether nothing but ASCII should be drawn: by the locale, the kind of terminal, or `LLMTOP_ASCII`."""
-    wish = environ.get("LLMTOP_ASCII", "")
-    if wish:
-        return wish.lower() not in ("0", "no", "off")
+    """Whether nothing but ASCII should be drawn: by the locale or the kind of terminal."""
     if environ.get("TERM", "").startswith(_POOR_TERMINALS):
         return True
     named = next((environ[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if environ.get(name)), "")

@@ -30,6 +30,10 @@ APP_KEYS: tuple[Key, ...] = (
     Key("r", "runs", "Runs", "the list of runs", drop=9),
     Key("p", "plan", "Plan", "plan a new run", drop=8),
     Key("question_mark", "help", "Help", "this help", display="?"),
+    Key("ctrl+p", "command_palette", "", "find a command by its words", display="^p", footer=False),
+    Key("colon", "command_palette", "", "", footer=False),
+    Key("ctrl+t", "next_theme", "", "the next theme; it is remembered", display="^t", footer=False),
+    Key("ctrl+g", "turn_ascii", "", "draw with ASCII alone, or with every sign", display="^g", footer=False),
 )
 
 MOVE_KEYS: tuple[Key, ...] = (

@@ -14,6 +14,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.screen import Screen
+from textual.theme import Theme
 from textual.widgets import DataTable, Input, Static
 
 from llmtop.profiler.rundir import RunDir
@@ -89,6 +90,7 @@ class RunsScreen(Screen[None]):
 
     def on_mount(self) -> None:
         self.query_one(RunTable).focus()
+        self.app.theme_changed_signal.subscribe(self, self._recolour)
         self._follow()
 
     def on_unmount(self) -> None:
@@ -101,6 +103,11 @@ class RunsScreen(Screen[None]):
     @work(thread=True, exclusive=True, group="feed")
     def _follow(self) -> None:
         follow_runs(self._feed, self.post_message, self._stop, self._wake)
+
+    def _recolour(self, _: Theme) -> None:
+        """Cells hold the colours that they were made with."""
+        self._painted = {}
+        self._paint()
 
     def on_resize(self) -> None:
         self._paint()
