@@ -10,8 +10,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.memory.blocks import BlockBytes, block_bytes, final_norm_saved
+from llmtop.profiler.memory.blocks import BlockBytes, block_bytes, final_norm_saved, mlp_copies
 from llmtop.profiler.memory.loss import LossBytes, loss_bytes
+from llmtop.profiler.memory.pool import OWN_BLOCKS, block_end
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks
 from llmtop.profiler.memory.states import StateBytes
@@ -108,6 +109,18 @@ def _kept(walk: _Pass, blocks: int) -> int:
     return kept * sizes.tokens
 
 
+def _block_ends(walk: _Pass, blocks: int) -> int:
+    """What the allocator's blocks hold beyond the activations of the lowest `blocks` blocks."""
+    if walk.spec.on_cpu:
+        return 0
+    sizes, model = walk.sizes, walk.spec.model
+    inputs = checkpointed_blocks(blocks, sizes.checkpoint_every)
+    hidden = block_end(model.hidden_size * sizes.dtype_bytes * sizes.tokens)
+    wide = block_end(model.intermediate_size * sizes.dtype_bytes * sizes.tokens)
+    ends = (blocks - inputs) * mlp_copies(model, sizes) * wide + inputs * hidden
+    return round(ends * OWN_BLOCKS)
+
+
 def _is_checkpointed(sizes: Sizes, index: int) -> bool:
     return bool(sizes.checkpoint_every) and index % sizes.checkpoint_every == 0
 
@@ -118,9 +131,18 @@ def _forward_end(walk: _Pass) -> Bytes:
     if "fused_linear_cross_entropy" in walk.sizes.liger:
         # The fused loss keeps its gradients for backward, and no logits.
         return _with_resident(
-            walk, activations=kept + walk.loss.kept, gradients=walk.accumulated + walk.loss.head_gradient
+            walk,
+            activations=kept + walk.loss.kept,
+            gradients=walk.accumulated + walk.loss.head_gradient,
+            rounding=_block_ends(walk, layers),
         )
-    return _with_resident(walk, activations=kept, logits=walk.loss.kept, gradients=walk.accumulated)
+    return _with_resident(
+        walk,
+        activations=kept,
+        logits=walk.loss.kept,
+        gradients=walk.accumulated,
+        rounding=_block_ends(walk, layers),
+    )
 
 
 def _loss_backward(walk: _Pass) -> Bytes:
@@ -132,6 +154,7 @@ def _loss_backward(walk: _Pass) -> Bytes:
         gradients=walk.accumulated + walk.loss.head_gradient,
         workspace=walk.loss.peak_workspace,
         buffers=_kept_bucket(walk),
+        rounding=_block_ends(walk, layers),
     )
 
 
@@ -272,6 +295,7 @@ def _at_block(walk: _Pass, blocks_done: int, *, flushed: bool) -> Bytes:
         workspace=alive.workspace,
         gradients=walk.accumulated + _tied_head_gradient(walk) + held,
         buffers=_bucket_at(walk, blocks_done),
+        rounding=_block_ends(walk, walk.spec.model.num_layers - blocks_done),
     )
 
 
@@ -318,9 +342,10 @@ def _with_resident(
     gradients: int = 0,
     workspace: int = 0,
     buffers: int = 0,
+    rounding: int = 0,
 ) -> Bytes:
     states = walk.states
-    return {
+    found = {
         Component.PARAMETERS: states.parameters + states.gathered,
         Component.GRADIENTS: states.gradients_resident + gradients,
         Component.OPTIMIZER_STATE: states.optimizer,
@@ -330,3 +355,4 @@ def _with_resident(
         Component.COMMUNICATION_BUFFERS: states.bucket_resident + buffers,
         Component.WORKSPACE: states.workspace + workspace,
     }
+    return {**found, Component.ROUNDING: rounding} if rounding else found

@@ -162,7 +162,7 @@ def _latent_attention_saved(spec: RunSpec, sizes: Sizes) -> int:
     return norms + (compressed + mla.kv_lora_rank + expanded) * width + square
 
 
-def _mlp_copies(model: ModelShape, sizes: Sizes) -> int:
+def mlp_copies(model: ModelShape, sizes: Sizes) -> int:
     """How many tensors of the MLP's width are kept."""
     if model.gated_mlp:
         # gate, up, activated gate, product; Liger recomputes the activation.
@@ -177,7 +177,7 @@ def _mlp_copies(model: ModelShape, sizes: Sizes) -> int:
 
 def _mlp_saved(spec: RunSpec, sizes: Sizes) -> int:
     model, width = spec.model, sizes.dtype_bytes
-    copies = _mlp_copies(model, sizes)
+    copies = mlp_copies(model, sizes)
     if not sizes.mlp_adapted:
         copies -= 1  # the product is kept only for the gradient of the last matrix
     dense = copies * model.intermediate_size * width

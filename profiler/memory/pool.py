@@ -34,6 +34,24 @@ def segment_bytes(size: int) -> int:
     return _LARGE_SEGMENT if size < _OWN_SEGMENT else -(-size // _STEP) * _STEP
 
 
+OWN_BLOCKS = 0.75
+"""How many large tensors lie in a block that was made for their size; the others reuse one that fits as well
+(three runs on H200 with tensors that leave an end: 0.6 to 0.9)."""
+
+
+def block_end(size: int) -> int:
+    """Bytes that the block of a tensor has beyond it, when it was made for that: an end of at most 1 MiB is
+    no block of its own."""
+    if size <= _SMALL:
+        return 0
+    if size < _OWN_SEGMENT:
+        fitting = _LARGE_SEGMENT // size
+        left = _LARGE_SEGMENT - fitting * size
+        return left // fitting if left <= _SMALL else 0
+    left = -size % _STEP
+    return left if left <= _SMALL else 0
+
+
 class Block:
     """A piece of a segment, between its neighbours."""
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtop.profiler.memory.pool import MIB, Block, Pool, rounded, segment_bytes
+from llmtop.profiler.memory.pool import MIB, Block, Pool, block_end, rounded, segment_bytes
 
 
 @pytest.mark.parametrize(
@@ -85,3 +85,14 @@ def test_blocks_never_overlap_and_everything_comes_back(requests: list[tuple[int
     assert pool.allocated_bytes == 0
     pool.release_cached()
     assert pool.reserved_bytes == 0
+
+
+@given(st.integers(1, 2**28))
+def test_the_end_of_a_block_is_what_a_fresh_pool_leaves_there(size: int) -> None:
+    size = rounded(size)
+    pool = Pool()
+    # As many as a shared segment holds: the end is the last one's, and each has its part of it.
+    count = 20 * MIB // size if MIB < size < 10 * MIB else 1
+    blocks = [pool.allocate(size) for _ in range(count)]
+    left = sum(block.size for block in blocks) - count * size
+    assert left // count == block_end(size)
