@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import time
 from pathlib import Path
 from typing import Any, TypeVar
@@ -161,7 +160,7 @@ class RunDir:
         folder.mkdir(mode=0o700, exist_ok=True)
         numbers = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
         number = max(numbers, default=0) + 1
-        aside = folder / f".{number}.{secrets.token_hex(3)}.new"
+        aside = folder / f".{number}.{_random_hex(3)}.new"
         aside.mkdir(mode=0o700)
         _write_setting(aside, spec, prediction, deepspeed_config)
         aside.rename(self._setting_dir(number))
@@ -264,7 +263,7 @@ class RunDir:
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Write a file so that a reader sees the old content or all of the new, and a crash loses neither."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.new")
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{_random_hex(3)}.new")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -342,9 +341,14 @@ def _unused_path(root: Path, name: str) -> Path:
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:32].strip("-") or "run"
     while True:
         now = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-        path = root / f"{now}-{slug}-{secrets.token_hex(2)}"
+        path = root / f"{now}-{slug}-{_random_hex(2)}"
         if not path.exists():
             return path
+
+
+def _random_hex(size: int) -> str:
+    """So many random bytes. `secrets`, which does the same, takes milliseconds to import."""
+    return os.urandom(size).hex()
 
 
 def _rank_stem(rank: int | str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import quantiles
-
 from msgspec import Struct
 
 from llmtop.profiler.events import StepFinished
@@ -72,6 +70,9 @@ def middle_half(steady: tuple[tuple[float, float], ...]) -> MiddleHalf | None:
     """Of `steady_steps`; None where they are too few to tell."""
     if len(steady) < ENOUGH_STEPS:
         return None
+    # Imported here: every command that lists runs would wait for it.
+    from statistics import quantiles
+
     low, _, high = quantiles((seconds for seconds, _ in steady), n=4, method="inclusive")
     return MiddleHalf(low_seconds=low, high_seconds=high)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from llmtop.presets import catalog
 from llmtop.presets.errors import written
 
 WIDTH = 100
@@ -29,6 +28,8 @@ def text_width() -> int:
 def short_path(path: str) -> str:
     """A path as short as it stays findable: within the built-in presets, or from home."""
     file = Path(path)
+    from llmtop.presets import catalog
+
     if file.is_relative_to(catalog.BUILT_IN):
         return f"built-in {file.relative_to(catalog.BUILT_IN)}"
     home = Path.home()
