@@ -12,6 +12,7 @@ from textual.content import Content
 from textual.reactive import reactive
 
 from llmtop.profiler.units import format_bytes, format_percent, format_seconds
+from llmtop.tui.owncost import CostMeter, OwnCost
 from llmtop.tui.view import ENDED, STATUS_MARKS, RunView
 from llmtop.tui.widgets.paint import gauge, harmless, two_sided
 from llmtop.tui.widgets.painted import Painted
@@ -20,6 +21,8 @@ READ_ONLY = ("  read-only", "bold $text-warning")
 """In the head of a screen that only looks on."""
 
 _RECENT_STEPS = 20
+_LEAST_BAR_CELLS = 12
+"""What is left for the bar of steps beside what the app itself costs."""
 
 
 class RunHeader(Vertical):
@@ -31,6 +34,7 @@ class RunHeader(Vertical):
         super().__init__()
         self._clock = clock
         self._rows = Painted()
+        self.meter = CostMeter()
 
     def compose(self) -> ComposeResult:
         yield self._rows
@@ -49,7 +53,7 @@ class RunHeader(Vertical):
         if view is None or width <= 0:
             return
         badge = READ_ONLY if getattr(self.app, "read_only", False) else None
-        rows = [_identity(view, width, badge), *_second_rows(view, width, self._clock())]
+        rows = [_identity(view, width, badge), *_second_rows(view, width, self._clock(), self.meter.cost())]
         self._rows.paint(Content("\n").join(rows), width)
 
 
@@ -90,13 +94,13 @@ def _identity(view: RunView, width: int, badge: tuple[str, str] | None = None) -
     return two_sided(left, right, width)
 
 
-def _second_rows(view: RunView, width: int, now: float) -> list[Content]:
+def _second_rows(view: RunView, width: int, now: float, cost: OwnCost | None) -> list[Content]:
     if view.state.status in ENDED:
         return _ending(view, width)
-    return [_progress(view, width, now)]
+    return [_progress(view, width, now, cost)]
 
 
-def _progress(view: RunView, width: int, now: float) -> Content:
+def _progress(view: RunView, width: int, now: float, cost: OwnCost | None) -> Content:
     state, steps = view.state, view.spec.options.steps
     elapsed = None if state.started is None else max(0.0, now - state.started)
     done = state.steps_finished
@@ -112,6 +116,9 @@ def _progress(view: RunView, width: int, now: float) -> Content:
     tail = Content.assemble(*words, *notes)
     head = Content.assemble(("step ", "$muted"), (f"{done}/{steps}", "bold"), f" {done / steps:4.0%} ")
     room = width - head.cell_length - tail.cell_length - 2
+    own = f"  {cost.words}" if cost is not None else ""
+    if own and room - len(own) >= _LEAST_BAR_CELLS:
+        tail, room = Content.assemble(tail, (own, "$muted")), room - len(own)
     bar = gauge(done / steps, room, style="$primary") if room >= 8 else Content("")
     return Content.assemble(head, bar, "  ", tail).truncate(width, ellipsis=True)
 
