@@ -18,7 +18,7 @@ test: check
 # Static checks alone; they take seconds.
 check: $(TEST)/.installed
 	$(TEST)/bin/ruff check .
-	$(TEST)/bin/mypy presets profiler trainer tui tests $(wildcard benchmarks/*.py)
+	$(TEST)/bin/mypy presets profiler trainer tui tests $(wildcard benchmarks/*.py benchmarks/*/*.py)
 	$(TEST)/bin/lint-imports
 
 # The README's picture, exported by the app itself from the newest run: call it after `make demo`.

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.accuracy import gathered
-from benchmarks.accuracy_doc import Evidence, document
-from benchmarks.accuracy_goals import LIMIT_PERCENTS, judged, spread, verdicts
-from benchmarks.accuracy_published import DATA
-from benchmarks.accuracy_rows import DESIGN_ROWS, EARLIER_ROWS, Sourced, first_rows
-from benchmarks.accuracy_score import Score, score, scores, words
+from benchmarks.accuracy.__main__ import gathered
+from benchmarks.accuracy.doc import Evidence, document
+from benchmarks.accuracy.goals import LIMIT_PERCENTS, judged, spread, verdicts
+from benchmarks.accuracy.published import DATA
+from benchmarks.accuracy.rows import DESIGN_ROWS, EARLIER_ROWS, Sourced, first_rows
+from benchmarks.accuracy.score import Score, score, scores, words
+from benchmarks.accuracy.split import Half, half_of
 from benchmarks.cells import plan
 from benchmarks.rows import Row, read_rows
-from benchmarks.split import Half, half_of
 from benchmarks.summary import repredicted
 from benchmarks.svgplot import Plot, svg
 from llmtop.presets.resolve import Machine

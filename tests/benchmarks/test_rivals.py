@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cells import plan
-from benchmarks.rivals import (
+from benchmarks.accuracy.estimates import (
     CLOSED_FORMS,
     accelerate_bytes,
     deepspeed_estimates,
     eleuther_bytes,
     megatron_bytes,
 )
-from benchmarks.rivals_memtracker import cannot, tracked_bytes
+from benchmarks.accuracy.memtracker import cannot, tracked_bytes
+from benchmarks.cells import plan
 from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.shape import param_count

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
+from benchmarks.accuracy.split import LISTED, LONGEST_TUNED, Half, family_of, half_of, reasons, sha256_of
 from benchmarks.design import H200
 from benchmarks.rows import Cell
-from benchmarks.split import LISTED, LONGEST_TUNED, Half, family_of, half_of, reasons, sha256_of
 
 SHA256 = "2cfb49575b87716c97fe38dd94c890c689b158ab936e6a393935a62a76f38355"
 """Of the list as it was committed first. A changed list is a new experiment, not a mended one."""

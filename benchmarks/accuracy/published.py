@@ -10,14 +10,14 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from benchmarks.accuracy_score import percent, words
+from benchmarks.accuracy.score import percent, words
 from benchmarks.cells import plan
 from benchmarks.rows import Cell, Row, read_rows
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.resolve import Machine
 from llmtop.profiler.memory.result import Prediction
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 _GIB = 2**30
 
 

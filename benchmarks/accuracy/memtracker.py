@@ -1,6 +1,6 @@
 """torch's MemTracker on the cells that were measured: the real modelling code on fake tensors, no GPU.
 
-    python -m benchmarks.rivals_memtracker --minutes 8
+    python -m benchmarks.accuracy.memtracker --minutes 8
 
 It follows a plain torch loop: weights in the run's precision, fp32 copies that AdamW steps, two steps. What
 it cannot follow (ZeRO's shards, offload, Triton kernels, packed weights) gets a reason. Cells that the
@@ -14,14 +14,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.accuracy.estimates import Estimate
 from benchmarks.cells import plan
-from benchmarks.rivals import Estimate
 from benchmarks.rows import Cell, Row, RowLog, key_of, read_rows
 from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
 
-RESULTS = Path(__file__).parent / "results" / "memtracker.jsonl"
-MEASURED = Path(__file__).parent / "results" / "memory_h200.jsonl"
+RESULTS = Path(__file__).parents[1] / "results" / "memtracker.jsonl"
+MEASURED = Path(__file__).parents[1] / "results" / "memory_h200.jsonl"
 STEPS = 2
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from benchmarks.accuracy_rows import Sourced
+from benchmarks.accuracy.rows import Sourced
+from benchmarks.accuracy.split import Half
 from benchmarks.rows import Cell, Row
-from benchmarks.split import Half
 from benchmarks.summary import outcome
 from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES
 

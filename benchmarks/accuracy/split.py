@@ -1,6 +1,6 @@
 """Which cells the formulas may be mended with (`tuned`) and which only judge them (`held-out`).
 
-    python -m benchmarks.split --write
+    python -m benchmarks.accuracy.split --write
 
 The half is decided by the cell alone. Held out are runs on more than one GPU, lengths above the longest of
 the other half (up to four times it), and whole families. The design's held-out cells stand in
@@ -28,7 +28,7 @@ LONGEST_TUNED = 8192
 TUNED_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "gemma2", "gpt2"})
 """Held out are mistral, of which the runs that served to write the formulas have none, gpt_neox, of which
 they have one, and every family that is named nowhere."""
-LISTED = Path(__file__).parent / "held_out.jsonl"
+LISTED = Path(__file__).parents[1] / "held_out.jsonl"
 _DEFAULT_LENGTH = 2048
 
 

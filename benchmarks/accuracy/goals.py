@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
 
-from benchmarks.accuracy_score import STATES, TEMPORARIES, Score
+from benchmarks.accuracy.score import STATES, TEMPORARIES, Score
 from benchmarks.stats import percentile
 from benchmarks.summary import STRATA
 

@@ -13,16 +13,16 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.accuracy_doc import Evidence, document
-from benchmarks.accuracy_published import cases, left_out, published
-from benchmarks.accuracy_rivals import Compared, compared
-from benchmarks.accuracy_rows import coverage, sourced
-from benchmarks.accuracy_score import Score, scores
-from benchmarks.split import LISTED, Half, sha256_of
+from benchmarks.accuracy.doc import Evidence, document
+from benchmarks.accuracy.published import cases, left_out, published
+from benchmarks.accuracy.rivals import Compared, compared
+from benchmarks.accuracy.rows import coverage, sourced
+from benchmarks.accuracy.score import Score, scores
+from benchmarks.accuracy.split import LISTED, Half, sha256_of
 from benchmarks.stats import percentile
 from benchmarks.svgplot import Line, Plot, svg
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 _LEAST_PERCENT = 0.001
 """Smaller errors have no place on a logarithmic axis."""
 _SHARES = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)

@@ -7,10 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from benchmarks.accuracy_goals import Spread, spread
-from benchmarks.accuracy_score import Score, percent
-from benchmarks.cells import plan
-from benchmarks.rivals import (
+from benchmarks.accuracy.estimates import (
     CLOSED_FORMS,
     DEEPSPEED,
     MEMTRACKER,
@@ -19,7 +16,10 @@ from benchmarks.rivals import (
     Rival,
     deepspeed_estimates,
 )
-from benchmarks.rivals_memtracker import known
+from benchmarks.accuracy.goals import Spread, spread
+from benchmarks.accuracy.memtracker import known
+from benchmarks.accuracy.score import Score, percent
+from benchmarks.cells import plan
 from benchmarks.rows import key_of
 from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
