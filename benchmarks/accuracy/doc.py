@@ -96,8 +96,8 @@ def _introduction(evidence: Evidence) -> Iterator[str]:
         "include two-GPU runs, one of 16,384 tokens and one of gpt_neox, so these were not unknown when the "
         "formulas were written. A rule that a tuned row has mended serves held-out rows as well: most cells "
         "have a neighbour in the other half. The errors of the first "
-        f"{KNOWN_ROWS} rows, held-out ones too, were known when the formulas were last mended: what is measured "
-        "later is the harder test."
+        f"{KNOWN_ROWS} rows, held-out ones too, were known when the formulas were last mended: what is "
+        "measured later is the harder test."
     )
 
 

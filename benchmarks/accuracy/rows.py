@@ -17,8 +17,6 @@ DESIGN_ROWS = _RESULTS / "memory_h200.jsonl"
 EARLIER_ROWS = _RESULTS / "memory_matrix.jsonl"
 FIRST_ROWS = Path(__file__).parents[2] / "tests" / "data" / "h200-memory.jsonl"
 _FIRST_OPTIMIZERS = {"adamw8bit": "adamw_8bit", "paged_adamw8bit": "paged_adamw_8bit", "torch": "adamw_torch"}
-
-
 KNOWN_ROWS = 42
 """Rows of the design, the first of the results, that were known when the formulas were last mended."""
 
