@@ -18,6 +18,7 @@ A run is a folder of mode 0700:
     in-force.json        which of the settings is in force; the run's own three while it is not there
     stacks/              Python stacks of the ranks, as they were asked for; rank-N.txt is what rank N wrote
     live.json            what the supervisor last asked of the running ranks
+    standby/N/           which ranks are ready for setting N, and whether they may begin
 """
 
 from __future__ import annotations
@@ -181,6 +182,9 @@ class RunDir:
     @property
     def deepspeed_path(self) -> Path:
         return self.path / _DEEPSPEED
+
+    def standby_dir(self, setting: int) -> Path:
+        return self.path / "standby" / str(setting)
 
     @property
     def live_path(self) -> Path:

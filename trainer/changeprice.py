@@ -32,7 +32,9 @@ def price_of(plan: ChangePlan, stage_seconds: Mapping[str, float], saved: Checkp
     known = saved is not None and saved.seconds > 0 and saved.size_bytes > 0
     size = saved.size_bytes if known and saved else state_bytes(plan.old, plan.old_prediction)
     rate = saved.size_bytes / saved.seconds if known and saved else _ASSUMED_BYTES_PER_SECOND
-    start = sum(stage_seconds.values()) if stage_seconds else None
+    # The next ranks import while these still train.
+    started = [seconds for stage, seconds in stage_seconds.items() if stage != "import"]
+    start = sum(started) if started else None
     # Written once and read once.
     down = None if start is None else start + _END_SECONDS + 2 * size / rate
     return Price(down_seconds=down, state_bytes=size, measured=known)

@@ -28,6 +28,8 @@ from llmtop.profiler.events import (
 )
 from llmtop.profiler.rundir import SUPERVISOR, RunDir
 from llmtop.trainer import control
+from llmtop.trainer.standby import VARIABLE as STANDBY
+from llmtop.trainer.standby import let_go
 from llmtop.trainer.supervisor.changes import Changes
 from llmtop.trainer.supervisor.extensions import compiling, extensions_dir, remove_stale_locks
 from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
@@ -63,7 +65,7 @@ class Supervisor:
         self.exits: list[RankExit] = []
         """Of the ranks that were started last, as `killed`."""
         self.killed: set[int] = set()
-        self.changes = Changes(run, self.events.write, self._answer, _log)
+        self.changes = Changes(run, self.ranks, self._start_ranks, self.events.write, self._answer, _log)
         self.stop_asked = False
         self.save_asked = False
         self._accepted: list[control.Request] = []
@@ -118,16 +120,28 @@ class Supervisor:
         self._hardware.sample(self.ranks.alive)
         self._hardware.tell_topology()
 
-    def _start_ranks(self) -> None:
-        """All ranks, on the setting in force."""
-        run, setting = self.run_dir, self.run_dir.in_force().setting
+    def _start_ranks(self, standby_setting: int | None = None) -> None:
+        """All ranks, on the setting in force; or those of another one, to stand by."""
+        run, standby = self.run_dir, standby_setting is not None
+        setting = standby_setting if standby_setting is not None else run.in_force().setting
         extensions = extensions_dir(self.environment)
         port, command = free_port(), worker_command(run, self.environment)
         usual = mended(self.environment, None if self.spec.on_cpu else torch_cuda())
-        for rank in range(self.spec.world_size):
-            environment = rank_environment(run, rank, port=port, extensions=extensions, environment=usual)
-            pid = self.ranks.start(rank, command, environment, run.log_path(rank))
+        if standby:
+            usual = {**usual, STANDBY: str(setting)}
+        for rank in range(run.spec(setting).world_size):
+            environment = rank_environment(
+                run, rank, port=port, extensions=extensions, environment=usual, setting=setting
+            )
+            pid = self.ranks.start(rank, command, environment, run.log_path(rank), standby=standby)
+            if not standby:
+                self.events.write(RankStarted(rank=rank, pid=pid, setting=setting))
+
+    def _let_standby_go(self) -> None:
+        setting = self.run_dir.in_force().setting
+        for rank, pid in self.ranks.take_standby().items():
             self.events.write(RankStarted(rank=rank, pid=pid, setting=setting))
+        let_go(self.run_dir, setting)
 
     def _start_again(self) -> bool:
         """Whether ranks were started in place of those that have ended, because the run was changed."""
@@ -139,7 +153,11 @@ class Supervisor:
         self.exits, self.killed = [], set()
         self.patience = Patience(self.graces.kill)
         self.progress = Progress(self.run_dir, self.spec.world_size, last_step=self.progress.last_step)
-        self._start_ranks()
+        if len(self.ranks.standby) == self.spec.world_size:
+            self._let_standby_go()
+        else:
+            self.ranks.end_standby()
+            self._start_ranks()
         return True
 
     def _take_options(self) -> None:
@@ -161,7 +179,7 @@ class Supervisor:
         self.progress.poll()
         for exit_ in exits:
             self._note_exit(exit_)
-        if self.changes.poll(self.progress):
+        if self.changes.poll(self.progress, self._hardware.host):
             self._take_options()
         self.events.flush()
         self._hardware.sample(self.ranks.alive)
@@ -202,12 +220,13 @@ class Supervisor:
         if left:
             _log(f"cannot end processes {', '.join(map(str, left))}")
         self.progress.poll()
-        self.changes.poll(self.progress)
+        self.changes.poll(self.progress, self._hardware.host)
         self._hardware.tell_xids()
         return name_end(self._story())
 
     def _end(self) -> RunEnded:
         """What the last event says."""
+        self.ranks.end_standby()
         end = self._named_end()
         self.changes.close(end.reason)
         for accepted in self._accepted:
@@ -248,6 +267,7 @@ class Supervisor:
 
     def _give_up(self, error: BaseException) -> None:
         """The supervisor itself failed: no rank may outlive it, and the record must say so."""
+        self.ranks.end_standby()
         exits, _ = self.ranks.sweep()
         if isinstance(error, LlmtopError):
             reason = f"{error.what}: {error.why}" if error.why else error.what
@@ -291,7 +311,7 @@ class Supervisor:
                 self._answer(asked, "refused", refusal)
                 continue
             if asked.action == control.SET:
-                self.changes.take(asked, self.progress, self._hardware.host)
+                self.changes.take(asked, self.progress)
                 continue
             self._answer(asked, "accepted")
             self._accepted.append(asked)

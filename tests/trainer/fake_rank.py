@@ -21,6 +21,7 @@ from llmtop.profiler.rundir import RunDir
 from llmtop.trainer.livefile import LiveFile, LiveRequest
 from llmtop.trainer.pdeath import die_with_parent
 from llmtop.trainer.restagefolder import restage_folders
+from llmtop.trainer.standby import mark_ready, standby_setting, wait_for_go
 
 BOUND_SECONDS = 60.0
 PAUSE_SECONDS = 0.01
@@ -91,6 +92,12 @@ def changes() -> None:
 
     On a setting that is named in the file `hangs-on` it never makes a step, on one in `fails-on` it fails.
     """
+    prepared = standby_setting()
+    if prepared is not None:
+        if named("fails-early", prepared):
+            os._exit(9)
+        mark_ready(RUN, prepared, RANK)
+        wait_for_go(RUN, prepared)
     listen()
     setting, asks = RUN.in_force().setting, LiveFile(RUN)
     if named("fails-on", setting):

@@ -117,7 +117,7 @@ def test_the_price_of_a_relaunch_is_this_runs_start_up_and_what_is_saved() -> No
     saved = CheckpointSaved(step=1, path="x", size_bytes=4_000, seconds=2.0)
     price = price_of(found, {"import": 5.0, "first_step": 2.0}, saved)
     assert price.state_bytes == 4_000 and price.measured
-    assert price.down_seconds == pytest.approx(5 + 2 + 1 + 2 * 2)
+    assert price.down_seconds == pytest.approx(2 + 1 + 2 * 2), "the next ranks import while these train"
 
 
 def test_a_state_holds_master_weights_and_moments_of_what_is_trained() -> None:

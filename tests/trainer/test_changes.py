@@ -232,3 +232,13 @@ def test_a_request_without_a_change_in_it_is_refused(start: Start) -> None:
     assert answer is not None and "the request holds no change" in answer.reason
     assert all(not isinstance(event, ChangeApplied) for event in run.events(0))
     stop(run)
+
+
+def test_ranks_that_fail_while_they_are_made_ready_leave_the_run_untouched(start: Start) -> None:
+    run = start(fails_early=1)
+    answer = ask(run, "zero=3")
+    assert answer.answer == "refused" and "the run was not touched" in answer.reason
+    assert len(run.of(RankStarted)) == 2 and run.of(RestageBegan) == []
+    assert [record.status for record in read_state(run.run).changes.records] == ["refused"]
+    assert ask(run, "zero=1").answer == "done"
+    stop(run)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 from llmtop.profiler.rundir import RunDir
+from llmtop.trainer.standby import mark_ready, standby_setting, wait_for_go
 from llmtop.trainer.worker.__main__ import main
 
 FAILS_ON_THREADS = 3
 """Threads a rank, of the setting that fails."""
 
 if __name__ == "__main__":
-    if RunDir.open(Path(sys.argv[1])).spec().options.threads_per_rank == FAILS_ON_THREADS:
+    run, setting = RunDir.open(Path(sys.argv[1])), standby_setting()
+    if setting is not None and run.spec(setting).options.threads_per_rank == FAILS_ON_THREADS:
+        mark_ready(run, setting, int(os.environ["RANK"]))
+        wait_for_go(run, setting)
         sys.stderr.write("this setting was planted to fail\n")
         sys.exit(9)
     main(sys.argv[1:])

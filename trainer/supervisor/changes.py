@@ -26,13 +26,19 @@ from llmtop.profiler.events import AnyEvent, CheckpointSaved, RunEnded
 from llmtop.profiler.rundir import RunDir
 from llmtop.trainer import control, restagefolder
 from llmtop.trainer.livefile import LiveRequest, ask_ranks, forget_request
+from llmtop.trainer.standby import count_ready
 from llmtop.trainer.supervisor.progress import Progress
+from llmtop.trainer.supervisor.ranks import Ranks
 
 Answer = Callable[[control.Request, str, str], None]
 
 
+_NOT_READY = "the new setting failed while its ranks were made ready; the run was not touched"
+
+
 class Phase(Enum):
     HOT = "the ranks change between two steps"
+    READYING = "the ranks of the new setting are made ready"
     LEAVING = "the ranks save and end"
     TRIAL = "the new setting has not made a step yet"
     BACK = "the old setting has not made a step again yet"
@@ -45,6 +51,7 @@ class _UnderWay(Struct, kw_only=True):
     setting: int
     from_setting: int
     phase: Phase
+    state_bytes: int = 0
     last_step_at: float | None = None
     saved: CheckpointSaved | None = None
     relaunched_at: float = 0.0
@@ -57,6 +64,8 @@ class Changes:
     def __init__(
         self,
         run: RunDir,
+        ranks: Ranks,
+        make_ready: Callable[[int], None],
         write: Callable[[AnyEvent], object],
         answer: Answer,
         log: Callable[[str], None],
@@ -64,6 +73,8 @@ class Changes:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._run = run
+        self._ranks = ranks
+        self._make_ready = make_ready
         self._write = write
         self._answer = answer
         self._log = log
@@ -99,21 +110,19 @@ class Changes:
 
     # --- taking a request -------------------------------------------------------------------------
 
-    def take(self, asked: control.Request, progress: Progress, host: HostSample | None) -> None:
+    def take(self, asked: control.Request, progress: Progress) -> None:
         """Begin a change, or refuse it; either way it is answered and in the record."""
         words: tuple[str, ...] = ()
         try:
             params = _params(asked)
             words = params.words
-            self._begin(asked, params, progress, host)
+            self._begin(asked, params, progress)
         except LlmtopError as error:
             reason = f"{error.what}: {error.why}" if error.why else error.what
             self._write(ChangeRefused(request_id=asked.request_id, asked=words, reason=reason, fix=error.fix))
             self._answer(asked, "refused", reason)
 
-    def _begin(
-        self, asked: control.Request, params: control.SetParams, progress: Progress, host: HostSample | None
-    ) -> None:
+    def _begin(self, asked: control.Request, params: control.SetParams, progress: Progress) -> None:
         # The prediction and the presets are a tenth of a second of imports that few runs need.
         from llmtop.trainer.change import plan_change, require_fit
         from llmtop.trainer.changeprice import price_of
@@ -161,21 +170,24 @@ class Changes:
             request=asked,
             setting=setting,
             from_setting=from_setting,
-            phase=Phase.LEAVING if plan.restage else Phase.HOT,
+            phase=Phase.READYING if plan.restage else Phase.HOT,
+            state_bytes=price.state_bytes,
         )
-        folder = ""
         if plan.restage:
-            folder = str(restagefolder.make_folder(run, price.state_bytes, host))
-        ask_ranks(run, LiveRequest(setting=setting, leave=plan.restage, folder=folder))
+            self._make_ready(setting)
+        else:
+            ask_ranks(run, LiveRequest(setting=setting))
 
     # --- following it -----------------------------------------------------------------------------
 
-    def poll(self, progress: Progress) -> bool:
+    def poll(self, progress: Progress, host: HostSample | None) -> bool:
         """Look at what the ranks have told; whether another setting has come into force between two steps."""
         now = self._now
         if now is None:
             return False
-        if now.phase in (Phase.HOT, Phase.LEAVING):
+        if now.phase is Phase.READYING:
+            self._look_at_standby(now, host)
+        elif now.phase in (Phase.HOT, Phase.LEAVING):
             told = [event for event in progress.applied.values() if event.setting == now.setting]
             if len(told) == progress.world_size:
                 self._settle_told(now, next((event.problem for event in told if event.problem), ""))
@@ -183,10 +195,23 @@ class Changes:
             self._settle_launched(now, progress)
         return self._run.in_force().setting == now.setting and now.phase is Phase.HOT
 
+    def _look_at_standby(self, now: _UnderWay, host: HostSample | None) -> None:
+        """Once all ranks of the new setting are ready, those that train save and end."""
+        wanted = self._run.spec(now.setting).world_size
+        if len(self._ranks.standby) < wanted:
+            self._now = None
+            self._ranks.end_standby()
+            self._refuse(now, _NOT_READY)
+        elif count_ready(self._run, now.setting) == wanted:
+            now.phase = Phase.LEAVING
+            folder = restagefolder.make_folder(self._run, now.state_bytes, host)
+            ask_ranks(self._run, LiveRequest(setting=now.setting, leave=True, folder=str(folder)))
+
     def _settle_told(self, now: _UnderWay, problem: str) -> None:
         """All ranks have made the change between two steps, or none."""
         self._now = None
         if problem:
+            self._ranks.end_standby()
             restagefolder.remove_states(self._run)
             self._refuse(now, problem)
             return

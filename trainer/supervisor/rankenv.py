@@ -42,10 +42,19 @@ def worker_command(run: RunDir, environment: Mapping[str, str]) -> list[str]:
 
 
 def rank_environment(
-    run: RunDir, rank: int, *, port: int, extensions: Path, environment: Mapping[str, str]
+    run: RunDir,
+    rank: int,
+    *,
+    port: int,
+    extensions: Path,
+    environment: Mapping[str, str],
+    setting: int | None = None,
 ) -> dict[str, str]:
-    """The environment of one rank on top of the supervisor's own; to be asked for by the supervisor."""
-    spec = run.spec()
+    """The environment of one rank on top of the supervisor's own; to be asked for by the supervisor.
+
+    `setting` is that of the run; by default the one in force.
+    """
+    spec = run.spec(setting)
     return {
         "TOKENIZERS_PARALLELISM": "false",
         # NVML numbers devices by bus, CUDA by speed unless told: one number must mean one device.

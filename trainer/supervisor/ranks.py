@@ -48,6 +48,7 @@ class Ranks:
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
         self._pids: dict[int, int] = {}
+        self._standby: dict[int, int] = {}
         self._wall = wall
 
     @property
@@ -55,8 +56,32 @@ class Ranks:
         """Rank to pid of those whose end was not seen yet."""
         return dict(self._pids)
 
-    def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
-        """Start one rank with its streams in its log; its pid.
+    @property
+    def standby(self) -> dict[int, int]:
+        """Rank to pid of those that were made ready for a relaunch and live."""
+        return dict(self._standby)
+
+    def take_standby(self) -> dict[int, int]:
+        """Those that stood by are the ranks from now on."""
+        self._pids, self._standby = self._standby, {}
+        return dict(self._pids)
+
+    def end_standby(self) -> None:
+        """They have nothing to lose."""
+        for pid in (*self._standby.values(), *self._below_standby()):
+            _kill_if_there(pid)
+        self._standby = {}
+
+    def start(
+        self,
+        rank: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        *,
+        standby: bool = False,
+    ) -> int:
+        """Start one rank with its streams in its log; its pid. One that stands by is no rank yet.
 
         It stays in this session but leads a process group, so that what it starts can be signalled with it.
         """
@@ -81,7 +106,7 @@ class Ranks:
                 why=f"{command[0]}: {error.strerror}",
                 fix="reinstall the environment that llmtop runs in",
             ) from error
-        self._pids[rank] = pid
+        (self._standby if standby else self._pids)[rank] = pid
         return pid
 
     def reap(self) -> list[RankExit]:
@@ -97,6 +122,7 @@ class Ranks:
                 break
             rank = ranks.get(status.si_pid)
             if rank is None:
+                self._standby = {r: pid for r, pid in self._standby.items() if pid != status.si_pid}
                 continue
             del self._pids[rank]
             by_itself = status.si_code == os.CLD_EXITED
@@ -137,8 +163,14 @@ class Ranks:
             time.sleep(_SWEEP_PAUSE_SECONDS)
 
     def _below(self) -> tuple[int, ...]:
+        """Everything below this process but what stands by."""
         me = os.getpid()
-        return descendants([me])[me][1:]
+        spared = {*self._standby.values(), *self._below_standby()}
+        return tuple(pid for pid in descendants([me])[me][1:] if pid not in spared)
+
+    def _below_standby(self) -> tuple[int, ...]:
+        trees = descendants(self._standby.values()) if self._standby else {}
+        return tuple(pid for tree in trees.values() for pid in tree[1:])
 
 
 def signal_name(number: int) -> str:

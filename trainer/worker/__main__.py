@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.presets.spec import RunSpec
 from llmtop.profiler.eventlog import EventWriter
 from llmtop.profiler.rundir import RunDir
 from llmtop.trainer.pdeath import die_with_parent
 from llmtop.trainer.stacks import listen_for_stacks
+from llmtop.trainer.standby import mark_ready, standby_setting, wait_for_go
 from llmtop.trainer.worker.failure import exit_code, failure_event
 from llmtop.trainer.worker.malloc import return_freed_memory
 from llmtop.trainer.worker.place import place_from_environment
@@ -28,23 +30,46 @@ def main(arguments: list[str]) -> NoReturn:
         raise UsageError("the worker takes one argument, the run directory")
     run = RunDir.open(Path(arguments[0]))
     place = place_from_environment()
+    setting = standby_setting()
+    if setting is not None:
+        _stand_by(run, setting, place.rank)
     listen_for_stacks(run, place.rank)
     events = EventWriter(run.events_path(place.source), place.source)
     stages = StageLog(events)
     try:
-        with stages("import"):
-            spec = run.spec()
-            if spec.on_cpu:
-                return_freed_memory()
-            from llmtop.trainer.worker.session import import_libraries, train
+        if setting is None:
+            with stages("import"):
+                _import(run.spec())
+        from llmtop.trainer.worker.session import train
 
-            import_libraries(spec)
         train(run, place, events, stages, stop)
     except Exception as error:  # noqa: BLE001 - shown in full by _show
         events.write(failure_event(error, stage=stages.current, step=stages.step))
         _show(error)
         _leave(exit_code(error))
     _leave(0)
+
+
+def _import(spec: RunSpec) -> None:
+    if spec.on_cpu:
+        return_freed_memory()
+    from llmtop.trainer.worker.session import import_libraries
+
+    import_libraries(spec)
+
+
+def _stand_by(run: RunDir, setting: int, rank: int) -> None:
+    """Import what the setting needs, then wait until the ranks that train now have left.
+
+    Their event logs are not this process's to write yet: its failure is in its text log alone.
+    """
+    try:
+        _import(run.spec(setting))
+    except Exception as error:  # noqa: BLE001 - shown in full by _show
+        _show(error)
+        _leave(exit_code(error))
+    mark_ready(run, setting, rank)
+    wait_for_go(run, setting)
 
 
 def _show(error: BaseException) -> None:
