@@ -14,6 +14,7 @@ from llmtop.profiler.feed import read_state
 from llmtop.profiler.rundir import RunDir
 from llmtop.profiler.units import format_bytes
 from llmtop.tui.commands.stop import processes_left
+from llmtop.trainer.restagefolder import remove_states
 from llmtop.tui.view import ENDED
 
 
@@ -73,6 +74,8 @@ def delete(run: RunDir) -> Load:
     """Delete a run's folder for good; what went. It leaves the list at once, whatever comes after."""
     require_deletable(run)
     load = weigh(run)
+    # A supervisor that was killed in a relaunch may have left a state in memory, found by the run's path.
+    remove_states(run)
     aside = run.path.with_name(f".{run.run_id}.{secrets.token_hex(3)}.deleted")
     try:
         run.path.rename(aside)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from llmtop.presets.errors import ExitCode
 from llmtop.profiler.changeevents import ChangeRefused
 from llmtop.profiler.rundir import InForce
 from llmtop.trainer import control
+from llmtop.trainer.restagefolder import restage_folders
 from tests.cli.conftest import Llmtop
 from tests.trainer.supervised import GRACES, Supervised, worker_command
 
@@ -88,3 +91,19 @@ def test_asking_alone_does_not_wait_and_an_ended_run_takes_nothing(run: Supervis
     run.end()
     ended = llmtop("set", "latest", "micro_batch=2")
     assert ended.code == ExitCode.USAGE and "it has ended" in ended.err
+
+
+def test_stop_of_a_run_lost_in_a_relaunch_frees_the_memory_and_keeps_the_state(
+    run: Supervised, llmtop: Llmtop
+) -> None:
+    (run.run.path / "hangs-on").write_text("1")
+    control.change(run.run, control.SetParams(words=("zero=3",)))
+    run.wait_for_files("hangs")
+    os.kill(run.supervisor_pid, signal.SIGKILL)
+    while run.run.supervisor_alive():
+        pass
+    answer = llmtop("stop", "latest")
+    assert answer.code == ExitCode.DONE and "lost" in answer.out
+    assert restage_folders(run.run) == ()
+    (kept,) = run.run.checkpoints_dir.iterdir()
+    assert f"a state saved for a relaunch is kept as {kept}" in answer.out

@@ -14,6 +14,7 @@ from llmtop.profiler import rundir
 from llmtop.profiler.feed import read_state
 from llmtop.profiler.runstate import RunState
 from llmtop.trainer import control
+from llmtop.trainer.restagefolder import keep_states
 from llmtop.trainer.supervisor.rankenv import RUN_ID
 from llmtop.tui.arguments import RUN_HELP
 from llmtop.tui.commands.follow import end_in_words
@@ -46,6 +47,8 @@ def run(args: argparse.Namespace) -> ExitCode:
         print(f"run {found.run_id} had ended: {end_in_words(state)}")
         if state.status == "lost":
             _end_leftovers(found, args.wait if args.save else min(args.wait, TERM_SECONDS))
+            for kept in keep_states(found):
+                print(f"a state saved for a relaunch is kept as {kept}")
         return ExitCode.DONE
     began = time.monotonic()
     asked = control.stop(found, save=args.save)
