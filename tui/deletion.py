@@ -13,8 +13,8 @@ from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.feed import read_state
 from llmtop.profiler.rundir import RunDir
 from llmtop.profiler.units import format_bytes
-from llmtop.tui.commands.stop import processes_left
 from llmtop.trainer.restagefolder import remove_states
+from llmtop.tui.commands.stop import processes_left
 from llmtop.tui.view import ENDED
 
 
