@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -142,13 +141,13 @@ class LiveRun:
         self._start(began)
 
     def _start(self, t: float) -> None:
-        run = self.run
-        stamp = {"v": EVENT_VERSION, "t": t, "src": SUPERVISOR}
         self._put(
             SUPERVISOR,
             RunStarted(
-                **stamp,
-                run_id=run.run_id,
+                v=EVENT_VERSION,
+                t=t,
+                src=SUPERVISOR,
+                run_id=self.run.run_id,
                 name="bench",
                 pid=os.getpid(),
                 host="benchhost",
@@ -157,10 +156,10 @@ class LiveRun:
             ),
         )
         for rank in range(self.ranks):
-            self._put(SUPERVISOR, RankStarted(**stamp, rank=rank, pid=10 + rank))
-            own = {"v": EVENT_VERSION, "t": t, "src": f"rank{rank}"}
-            self._put(rank, StageBegan(**own, stage="import"))
-            self._put(rank, StageFinished(**own, stage="import", seconds=1.0))
+            src = f"rank{rank}"
+            self._put(SUPERVISOR, RankStarted(v=EVENT_VERSION, t=t, src=SUPERVISOR, rank=rank, pid=10 + rank))
+            self._put(rank, StageBegan(v=EVENT_VERSION, t=t, src=src, stage="import"))
+            self._put(rank, StageFinished(v=EVENT_VERSION, t=t, src=src, stage="import", seconds=1.0))
         self.flush()
 
     def _put(self, name: str | int, event: AnyEvent) -> None:
@@ -182,7 +181,8 @@ class LiveRun:
             log.flush()
 
     def end(self, t: float) -> None:
-        self._put(SUPERVISOR, RunEnded(v=EVENT_VERSION, t=t, src=SUPERVISOR, state="completed", reason="done"))
+        end = RunEnded(v=EVENT_VERSION, t=t, src=SUPERVISOR, state="completed", reason="done")
+        self._put(SUPERVISOR, end)
         self.close()
 
     def close(self) -> None:
@@ -199,9 +199,3 @@ def make_long_run(root: Path, *, steps: int, ranks: int, sample_every: int) -> R
             live.sample(BEGAN + step, step // sample_every)
     live.end(BEGAN + steps + 1)
     return live.run
-
-
-def recorded_hours(hours: float, steps_a_minute: int, sample_seconds: float) -> Iterator[tuple[float, int, int]]:
-    """By the minute: its end, steps and samples in it."""
-    for minute in range(int(hours * 60)):
-        yield BEGAN + 60.0 * (minute + 1), steps_a_minute, int(60 / sample_seconds)

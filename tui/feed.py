@@ -31,7 +31,7 @@ IDLE_POLL_SECONDS = 2.0
 KEPT_LINES = 2000
 _FIRST_READ_BYTES = 512 * 1024
 _ROWS_A_BATCH = 16
-_FIRST_PART_BYTES = 64 * 1024
+_FIRST_PART_BYTES = 512 * 1024
 _PART_BYTES = 1 << 20
 """Of each log, before the next look at the clock."""
 

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from rich.cells import cell_len
 from textual import on
-from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.content import Content
 from textual.message import Message
@@ -26,8 +25,7 @@ class LogPanel(Panel):
     TITLE = "Log"
     KEY = "8"
     DEFAULT_CSS: ClassVar[str] = """
-    LogPanel Input { dock: bottom; display: none; height: 1; border: none; padding: 0; background: $panel; }
-    LogPanel.-searching Input { display: block; }
+    LogPanel Input { dock: bottom; height: 1; border: none; padding: 0; background: $panel; }
     """
     BINDINGS: ClassVar[list[BindingType]] = bindings(LOG_KEYS)
 
@@ -47,10 +45,6 @@ class LogPanel(Panel):
         def __init__(self, by: int) -> None:
             super().__init__()
             self.by = by
-
-    def compose(self) -> ComposeResult:
-        yield from super().compose()
-        yield Input(placeholder="search; ⏎ finds, Esc leaves", id="log-search", compact=True)
 
     def headline(self, view: RunView) -> str | tuple[str, ...]:
         shown = self.log_text
@@ -153,7 +147,7 @@ class LogPanel(Panel):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Escape leaves a search first, and then the panel; the others are of the opened panel."""
         if action == "end_search":
-            return bool(self.query_text) or self.has_class("-searching")
+            return bool(self.query_text) or bool(self.query(Input))
         if action in ("search", "find", "worse"):
             return self.zoomed
         return True
@@ -174,31 +168,31 @@ class LogPanel(Panel):
         """Everything, then warnings and errors, then errors alone."""
         self.level = Level((self.level + 1) % len(Level))
 
-    def action_search(self) -> None:
-        self.add_class("-searching")
-        field = self.query_one("#log-search", Input)
-        field.value = self.query_text
+    async def action_search(self) -> None:
+        words = "search; ⏎ finds, Esc leaves"
+        field = Input(self.query_text, placeholder=words, id="log-search", compact=True)
+        await self.mount(field)
         field.focus()
 
-    def action_end_search(self) -> None:
-        self.remove_class("-searching")
+    async def action_end_search(self) -> None:
+        await self.query(Input).remove()
         self._match, self.query_text = None, ""
         self.focus()
 
     @on(Input.Submitted, "#log-search")
-    def _searched(self, event: Input.Submitted) -> None:
+    async def _searched(self, event: Input.Submitted) -> None:
         event.stop()
-        self.remove_class("-searching")
+        await self.query(Input).remove()
         self.focus()
         self._match, self.query_text = None, event.value
         if event.value and not self._jump(self._line_at(self.scroll_offset.y) - 1, 1):
             self.notify(f"no line holds {event.value!r}", markup=False)
 
-    def action_find(self, by: int) -> None:
+    async def action_find(self, by: int) -> None:
         """The next match, or the one before, from the one that was found last."""
         at = self._shown_match()
         if not self.query_text:
-            self.action_search()
+            await self.action_search()
         elif not self._jump(self._line_at(self.scroll_offset.y) if at is None else at, by):
             self.notify(f"no line holds {self.query_text!r}", markup=False)
 

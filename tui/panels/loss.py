@@ -51,11 +51,13 @@ class LossPanel(Panel):
 
     def compose(self) -> ComposeResult:
         yield from super().compose()
-        for column in _COLUMNS:
-            plot = LinePlot(id=f"plot-{column.name.replace('_', '-')}")
-            plot.border_title = column.words
-            plot.display = False
-            yield plot
+        yield _plot(_COLUMNS[0])
+
+    def watch_zoomed(self) -> None:
+        # The others are of the opened panel alone: the first screen does not wait for them.
+        if self.zoomed and len(self.query(LinePlot)) == 1:
+            self.mount_all([_plot(column) for column in _COLUMNS[1:]])
+        super().watch_zoomed()
 
     def headline(self, view: RunView) -> str:
         first, last = view.state.first_loss, view.state.last_loss
@@ -71,7 +73,7 @@ class LossPanel(Panel):
         text = self._text(view, width, height)
         drawn = [column for column in _COLUMNS if len(shown[column.name][0]) > 1]
         room = (height - text.get_height({}, width)) // max(1, len(drawn))
-        for column, plot in zip(_COLUMNS, self.query(LinePlot), strict=True):
+        for column, plot in zip(_COLUMNS, self.query(LinePlot), strict=False):
             steps, values = shown[column.name]
             plot.display = len(steps) > 1 and (column.name == "losses" or self.zoomed)
             plot.styles.height = max(_FEWEST_PLOT_ROWS, room) if self.zoomed else "1fr"
@@ -93,6 +95,13 @@ class LossPanel(Panel):
         # A loss says nothing without what was learnt from what.
         inputs = input_rows(view.spec, brief=height < _ROOMY, width=width)
         return lines([newest, *_skipped_row(view), *inputs])
+
+
+def _plot(column: _Column) -> LinePlot:
+    plot = LinePlot(id=f"plot-{column.name.replace('_', '-')}")
+    plot.border_title = column.words
+    plot.display = False
+    return plot
 
 
 def _known(

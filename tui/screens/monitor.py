@@ -76,7 +76,7 @@ class MonitorScreen(Screen[None]):
     """Whether what is shown happens now."""
 
     def __init__(self, run: RunDir, feed: MonitorFeed | None = None) -> None:
-        super().__init__()
+        super().__init__(classes="-starting")
         self.run = run
         self._feed = feed if feed is not None else MonitorFeed(run)
         self._stop = threading.Event()
@@ -102,7 +102,6 @@ class MonitorScreen(Screen[None]):
         yield RunHeader().data_bind(MonitorScreen.view)
 
     def on_mount(self) -> None:
-        self.add_class("-starting")
         self.query_one("#memory").focus()
         self._follow()
 
@@ -121,7 +120,6 @@ class MonitorScreen(Screen[None]):
     def on_view_arrived(self, message: ViewArrived) -> None:
         before, status = self.view, message.view.state.status
         self.view = message.view
-        self.set_class(message.view.state.steps_finished == 0 and status not in ENDED, "-starting")
         self._choose_panels(message.view)
         # What a long record tells while it is read is no news.
         is_news = before is not None and self.IS_LIVE and not before.reading
@@ -134,10 +132,18 @@ class MonitorScreen(Screen[None]):
 
     def _choose_panels(self, view: RunView) -> None:
         """A small overview of a run on GPUs shows these in place of the host, unless it offloads to it."""
-        options = view.spec.options
-        offloads = options.offload_optimizer != "none" or options.offload_param != "none"
-        self.set_class(not view.spec.on_cpu, "-gpu")
-        self.set_class(offloads, "-offload")
+        options, state = view.spec.options, view.state
+        wanted = {
+            "-starting": state.steps_finished == 0 and state.status not in ENDED,
+            "-gpu": not view.spec.on_cpu,
+            "-offload": options.offload_optimizer != "none" or options.offload_param != "none",
+        }
+        before = self.classes
+        for name, on in wanted.items():
+            self.set_class(on, name, update=False)
+        # Once for all of them: the styles of every widget are looked up anew.
+        if self.classes != before:
+            self.update_node_styles()
 
     @work(thread=True, exclusive=True, group="others")
     def _read_others(self, host: str) -> None:
