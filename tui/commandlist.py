@@ -9,7 +9,7 @@ from typing import NamedTuple
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.dom import DOMNode
 
-from llmtop.tui.keys import APP_KEYS, HELP, Key
+from llmtop.tui.keys import APP_KEYS, HELP, MONITOR_KEYS, Key
 from llmtop.tui.look import THEME_NAMES
 
 
@@ -26,6 +26,9 @@ class KeyCommands(Provider):
     def _entries(self) -> Iterator[Entry]:
         title = getattr(self.screen, "HELP_TITLE", "")
         rows = next((keys for name, keys in HELP if name == title), ())
+        if title == "Replay":
+            own = {key.key for key in rows}
+            rows = (*rows, *(key for key in MONITOR_KEYS if key.key not in own))
         for key in (*rows, *APP_KEYS):
             place: DOMNode = self.app if key in APP_KEYS else self.screen
             if (key.help or key.label) and self.app._check_action_state(key.action, place):

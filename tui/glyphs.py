@@ -96,6 +96,14 @@ def to_ascii(text: str) -> str:
     return text if text.isascii() else text.translate(_TABLE)
 
 
+_KEYS = {"⏎": "Enter", "⌫": "Bksp", "←": "Left", "→": "Right", "↑": "Up", "↓": "Down"}
+
+
+def spelt(key: str) -> str:
+    """The name of a key in words where its sign cannot be drawn."""
+    return "".join(_KEYS.get(sign, sign) for sign in key)
+
+
 _POOR_TERMINALS = ("dumb", "linux", "ansi", "vt", "cons", "sun", "unknown")
 """Beginnings of what `TERM` says where only ASCII can be relied on; the Linux console lacks most signs."""
 

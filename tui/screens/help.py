@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from textual.content import Content
 
+from llmtop.tui.glyphs import spelt
 from llmtop.tui.keys import Key, help_for
+from llmtop.tui.look import Look
 from llmtop.tui.widgets.paint import fit, wrapped
 from llmtop.tui.widgets.palette import COMPONENTS
 from llmtop.tui.widgets.sheet import Sheet
@@ -28,16 +30,16 @@ class HelpScreen(Sheet):
         self._read_only = read_only
 
     def text(self, width: int) -> Content:
-        return _text(self._first, width, self._read_only)
+        look = getattr(self.app, "look", Look())
+        return _text(self._first, width, self._read_only, look.ascii)
 
 
-def _text(first: str, width: int, read_only: bool) -> Content:
+def _text(first: str, width: int, read_only: bool, ascii_alone: bool) -> Content:
     rows: list[Content] = []
     for title, keys in help_for(first):
         rows.append(Content.styled(title, "bold $text-primary"))
-        rows += [
-            row for key in keys if key.help and not (read_only and key.changes) for row in _rows(key, width)
-        ]
+        told = [key for key in keys if key.help and not (read_only and key.changes)]
+        rows += [row for key in told for row in _rows(key, width, ascii_alone)]
         rows.append(Content(""))
     rows.append(Content.styled("Letters of memory", "bold $text-primary"))
     swatches = list(COMPONENTS.values())
@@ -50,7 +52,9 @@ def _text(first: str, width: int, read_only: bool) -> Content:
     return Content("\n").join(rows)
 
 
-def _rows(key: Key, width: int) -> list[Content]:
+def _rows(key: Key, width: int, ascii_alone: bool) -> list[Content]:
+    name = key.display or key.key
+    name = spelt(name) if ascii_alone else name
     first, *more = wrapped(key.help, width - _KEY_CELLS)
-    head = Content.assemble((fit(f"  {key.display or key.key}", _KEY_CELLS), "bold $text-accent"), first)
+    head = Content.assemble((fit(f"  {name}", _KEY_CELLS), "bold $text-accent"), first)
     return [head, *(Content(" " * _KEY_CELLS + row) for row in more)]

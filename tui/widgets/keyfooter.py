@@ -7,7 +7,9 @@ from textual.app import ComposeResult
 from textual.widgets import Footer
 from textual.widgets._footer import FooterKey
 
+from llmtop.tui.glyphs import spelt
 from llmtop.tui.keys import leads_here, of_least_use
+from llmtop.tui.look import Look
 
 _EDGE_CELLS = 2
 _MARGIN_CELLS = 1
@@ -20,12 +22,15 @@ class KeyFooter(Footer):
         super().__init__(show_command_palette=False, compact=True)
 
     def compose(self) -> ComposeResult:
-        title = getattr(self.screen, "HELP_TITLE", "")
+        title, look = getattr(self.screen, "HELP_TITLE", ""), getattr(self.app, "look", Look())
         shown = [
             key
             for key in super().compose()
             if not (isinstance(key, FooterKey) and leads_here(key.action, title))
         ]
+        for key in shown:
+            if isinstance(key, FooterKey) and look.ascii:
+                key.key_display = spelt(key.key_display)
         while sum(map(_cells, shown)) > self.app.size.width - _EDGE_CELLS:
             dropped = of_least_use([key.action for key in shown if isinstance(key, FooterKey)])
             if dropped is None:
