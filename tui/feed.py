@@ -26,6 +26,7 @@ from llmtop.tui.view import ENDED, LogText, RunRow, RunView, steady_speed
 from llmtop.tui.widgets.paint import harmless
 
 POLL_SECONDS = 0.25
+PAINT_SECONDS = 1.0
 IDLE_POLL_SECONDS = 2.0
 """Between looks at a run that has ended, and at the list of runs."""
 KEPT_LINES = 2000
@@ -151,6 +152,12 @@ class MonitorFeed:
         )
 
     @property
+    def paint_seconds(self) -> float:
+        """Between two views, unless the run's status changes: steps and samples come apart, and each view is
+        painted."""
+        return POLL_SECONDS if self.reading else PAINT_SECONDS
+
+    @property
     def reading(self) -> bool:
         """Whether the record goes on behind what was read."""
         return self._reader.behind
@@ -250,6 +257,8 @@ Post = Callable[[Message], object]
 
 def follow_run(feed: MonitorFeed, post: Post, stop: threading.Event, wake: threading.Event) -> None:
     """Poll until `stop`; `wake` makes the next poll come at once."""
+    waiting: RunView | None = None
+    due, status = 0.0, ""
     while not stop.is_set():
         failed = False
         try:
@@ -257,8 +266,11 @@ def follow_run(feed: MonitorFeed, post: Post, stop: threading.Event, wake: threa
         except LlmtopError as error:
             post(FeedFailed(error))
             view, text, failed = None, None, True
-        if view is not None:
-            post(ViewArrived(view))
+        now = time.monotonic()
+        waiting = view if view is not None else waiting
+        if waiting is not None and (now >= due or waiting.state.status != status):
+            post(ViewArrived(waiting))
+            status, due, waiting = waiting.state.status, now + feed.paint_seconds, None
         if text is not None:
             post(LogArrived(text))
         if failed or not feed.reading:

@@ -29,7 +29,7 @@ class FindingsPanel(Panel):
     KEY = "7"
     BINDINGS: ClassVar[list[BindingType]] = bindings(FINDINGS_KEYS)
 
-    chosen: reactive[tuple[str, str]] = reactive(("", ""))
+    chosen: reactive[tuple[str, str]] = reactive(("", ""), repaint=False)
     """Key and title of the finding under the cursor; of several with one key the titles differ."""
 
     def headline(self, view: RunView) -> str | tuple[str, ...]:

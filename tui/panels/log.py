@@ -29,10 +29,10 @@ class LogPanel(Panel):
     """
     BINDINGS: ClassVar[list[BindingType]] = bindings(LOG_KEYS)
 
-    log_text: reactive[LogText | None] = reactive(None)
-    query_text: reactive[str] = reactive("")
-    level: reactive[Level] = reactive(Level.ALL)
-    following: reactive[bool] = reactive(True)
+    log_text: reactive[LogText | None] = reactive(None, repaint=False)
+    query_text: reactive[str] = reactive("", repaint=False)
+    level: reactive[Level] = reactive(Level.ALL, repaint=False)
+    following: reactive[bool] = reactive(True, repaint=False)
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 - Textual's own name
         super().__init__(id=id)

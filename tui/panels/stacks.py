@@ -17,7 +17,7 @@ class StacksPanel(Panel):
     KEY = "t"
     DEFAULT_CSS: ClassVar[str] = "StacksPanel { display: none; }"
 
-    stacks: reactive[str | None] = reactive(None)
+    stacks: reactive[str | None] = reactive(None, repaint=False)
     """What was taken last; None while they are being taken."""
 
     def headline(self, view: RunView) -> tuple[str, ...]:

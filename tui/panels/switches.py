@@ -28,7 +28,7 @@ class SwitchesPanel(Panel):
     TITLE = "Switches"
     KEY = "w"
 
-    others: reactive[tuple[Measured, ...] | None] = reactive(None)
+    others: reactive[tuple[Measured, ...] | None] = reactive(None, repaint=False)
     """Runs that differ in one switch; None until they have been read."""
 
     def headline(self, view: RunView) -> tuple[str, ...]:

@@ -65,11 +65,11 @@ class MonitorScreen(Screen[None]):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (64, "-normal"), (130, "-wide")]
     VERTICAL_BREAKPOINTS = [(0, "-short"), (18, "-tall")]
 
-    view: reactive[RunView | None] = reactive(None)
-    log_text: reactive[LogText | None] = reactive(None)
-    others: reactive[tuple[Measured, ...] | None] = reactive(None)
+    view: reactive[RunView | None] = reactive(None, repaint=False)
+    log_text: reactive[LogText | None] = reactive(None, repaint=False)
+    others: reactive[tuple[Measured, ...] | None] = reactive(None, repaint=False)
     """Runs that differ in one switch; read when their panel is opened."""
-    stacks: reactive[str | None] = reactive(None)
+    stacks: reactive[str | None] = reactive(None, repaint=False)
     """Where the ranks stood when their panel was opened."""
 
     IS_LIVE: ClassVar[bool] = True

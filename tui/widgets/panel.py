@@ -23,6 +23,7 @@ class Panel(VerticalScroll):
     """A titled area that paints `view`; a repaint happens only when what it shows has changed.
 
     In the overview a panel shows what fits its few rows; zoomed it shows everything and scrolls.
+    Its values do not repaint it by themselves, which would send every cell of it to the terminal.
     """
 
     TITLE: ClassVar[str] = ""
@@ -31,8 +32,8 @@ class Panel(VerticalScroll):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "zoom", "Open panel", show=False)]
 
-    view: reactive[RunView | None] = reactive(None)
-    zoomed: reactive[bool] = reactive(False)
+    view: reactive[RunView | None] = reactive(None, repaint=False)
+    zoomed: reactive[bool] = reactive(False, repaint=False)
 
     class ZoomAsked(Message):
         """A person wants this panel over the whole screen."""

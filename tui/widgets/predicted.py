@@ -47,7 +47,7 @@ def _fits_words(prediction: Prediction) -> tuple[str, str]:
 class PredictedPane(VerticalScroll):
     """Repaints when the plan changes; what does not fit its height scrolls, after Tab, by arrow keys."""
 
-    plan: reactive[Plan | None] = reactive(None)
+    plan: reactive[Plan | None] = reactive(None, repaint=False)
 
     def __init__(self) -> None:
         super().__init__(id="predicted")

@@ -28,7 +28,7 @@ _LEAST_BAR_CELLS = 12
 class RunHeader(Vertical):
     """Two rows while a run goes on; the second becomes its end when it has ended."""
 
-    view: reactive[RunView | None] = reactive(None)
+    view: reactive[RunView | None] = reactive(None, repaint=False)
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         super().__init__()
