@@ -317,7 +317,7 @@ def long_run(root: Path, steps: int = 100_000, ranks: int = 8) -> Iterator[Figur
     size = sum(path.stat().st_size for path in run.path.glob("*.jsonl"))
     for attempt in range(3):
         with BenchTerminal([LLMTOP, "attach", run.run_id], environment(root)) as terminal:
-            first = terminal.wait_for("full-zero2", "Help") - terminal.began
+            first = terminal.wait_for("bench", "Help") - terminal.began
             whole = terminal.wait_for(f"steps {steps}/{steps}") - terminal.began
             yield {
                 "figure": f"open {steps} steps x {ranks} ranks",

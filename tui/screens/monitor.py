@@ -200,10 +200,11 @@ class MonitorScreen(Screen[None]):
         self._zoom(None if wanted.zoomed else wanted)
 
     def _zoom(self, wanted: Panel | None) -> None:
-        self.set_class(wanted is not None, "-zoomed")
+        self.set_class(wanted is not None, "-zoomed", update=False)
         for panel in self.query(Panel):
-            panel.set_class(panel is wanted, "zoomed")
+            panel.set_class(panel is wanted, "zoomed", update=False)
             panel.zoomed = panel is wanted
+        self.update_node_styles()
         if wanted is not None:
             wanted.focus()
         if isinstance(wanted, StacksPanel) and self.view is not None:
