@@ -22,6 +22,7 @@ from llmtop.tui.commandlist import KeyCommands
 from llmtop.tui.deeds import Deeds
 from llmtop.tui.dressing import Dress
 from llmtop.tui.feed import RunsArrived, ViewArrived
+from llmtop.tui.hangup import leave_with_the_terminal
 from llmtop.tui.keys import APP_KEYS, MOVE_KEYS, bindings, changes_something
 from llmtop.tui.look import choices_path, look_of, read_choice, write_choice
 from llmtop.tui.readonly import refusing
@@ -236,6 +237,7 @@ def run_app(
     read_only: bool = False,
 ) -> int:
     """Show the app until a person leaves it; the exit code of the run that was watched, or 0."""
+    leave_with_the_terminal()
     path = choices_path()
     chosen = read_choice(path)
     dress = Dress(look_of(os.environ, chosen), chosen, partial(write_choice, path))

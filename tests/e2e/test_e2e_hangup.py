@@ -1,0 +1,39 @@
+"""An app that no signal tells of the end of its terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PATIENCE_SECONDS = 60.0
+
+
+def test_the_app_leaves_with_a_terminal_that_is_not_its_controlling_one(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    app = subprocess.Popen(
+        [sys.executable, "-m", "llmtop.tui.cli"],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**os.environ, "TERM": "xterm-256color", "LLMTOP_RUNS_DIR": str(tmp_path)},
+        start_new_session=True,
+    )
+    os.close(slave)
+    try:
+        shown, deadline = b"", time.monotonic() + PATIENCE_SECONDS
+        while b"\x1b[?1049h" not in shown and time.monotonic() < deadline:
+            if select.select([master], [], [], 1.0)[0]:
+                shown += os.read(master, 65536)
+        assert b"\x1b[?1049h" in shown, shown[-500:]
+        os.close(master)
+        assert app.wait(PATIENCE_SECONDS) == -signal.SIGHUP
+    finally:
+        if app.poll() is None:
+            app.kill()
+            app.wait()
