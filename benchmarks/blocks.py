@@ -18,10 +18,10 @@ from msgspec.structs import replace
 
 from benchmarks.cells import Planned, make_run
 from benchmarks.stats import BlockTime
-from llmtop.profiler.eventlog import EventWriter
-from llmtop.profiler.events import Phase
 from llmtop.profiler.probes.outside import OutsideProbe
 from llmtop.profiler.probes.training import StepReading
+from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.events import Phase
 from llmtop.trainer.supervisor.extensions import extensions_dir
 from llmtop.trainer.supervisor.rankenv import free_port, rank_environment
 from llmtop.trainer.worker.build import build_model

@@ -20,16 +20,16 @@ from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.resolve import Layer, Machine, resolve
 from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.profiler.breakdown import breakdown
-from llmtop.profiler.deviceevents import DeviceSample
-from llmtop.profiler.eventlog import EventTail, EventWriter
-from llmtop.profiler.events import AnyEvent, HardwareSampled, StageBegan, StageFinished, StepFinished
-from llmtop.profiler.feed import read_state
+from llmtop.profiler.fold.runstate import RankState, RunState
 from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.hardware.sampler import Sampler
 from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.rundir import HARDWARE, RunDir
-from llmtop.profiler.runstate import RankState, RunState
+from llmtop.profiler.record.deviceevents import DeviceSample
+from llmtop.profiler.record.eventlog import EventTail, EventWriter
+from llmtop.profiler.record.events import AnyEvent, HardwareSampled, StageBegan, StageFinished, StepFinished
+from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.rundir import HARDWARE, RunDir
 from llmtop.trainer.control import wait_for_end
 from llmtop.trainer.dsconfig import deepspeed_config
 from llmtop.trainer.launch import start_run

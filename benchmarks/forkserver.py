@@ -22,7 +22,7 @@ import msgspec
 from benchmarks.preload import PRELOAD_SECONDS, PRELOADED, TOUCHES_CUDA
 from benchmarks.zygote import WORKER, Answer, Order
 from llmtop.presets.errors import JobFailedError
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 
 _POLL_SECONDS = 0.15
 _LONGEST_IMPORT_SECONDS = 180.0

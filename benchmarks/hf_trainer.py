@@ -16,9 +16,9 @@ from transformers import Trainer, TrainerCallback, TrainingArguments, default_da
 
 from benchmarks.window import first_and_last
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.eventlog import EventWriter
-from llmtop.profiler.events import ModelBuilt, RankFinished, StepFinished
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.events import ModelBuilt, RankFinished, StepFinished
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.worker.build import build_model, count_parameters
 from llmtop.trainer.worker.data import Position, SequenceOrder
 from llmtop.trainer.worker.place import Place, place_from_environment

@@ -18,7 +18,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 
 from benchmarks.predict_speed import spec_of
-from llmtop.profiler.sweep import parse_axes, sweep
+from llmtop.profiler.cost.sweep import parse_axes, sweep
 
 RECIPES = ("full-zero2", "qlora-nf4")
 ROUNDS = 3

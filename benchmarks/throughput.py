@@ -37,8 +37,8 @@ from benchmarks.window import tokens_per_second
 from benchmarks.zygote import WORKER
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.resolve import Machine
-from llmtop.profiler.feed import read_state
-from llmtop.profiler.flops import utilisation
+from llmtop.profiler.cost.flops import utilisation
+from llmtop.profiler.record.feed import read_state
 
 OURS, THEIRS = "llmtop", "transformers.Trainer"
 ENTRIES = {OURS: WORKER, THEIRS: "benchmarks.hf_trainer:main"}

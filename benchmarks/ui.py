@@ -28,9 +28,9 @@ from typing import Any
 from benchmarks.stats import percentile
 from benchmarks.ui_runs import BEGAN, LiveRun, make_long_run
 from benchmarks.ui_terminal import BenchTerminal, Cost
-from llmtop.profiler.eventlog import EventTail
-from llmtop.profiler.feed import RunTail
-from llmtop.profiler.runstate import RunState, fold
+from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.record.eventlog import EventTail
+from llmtop.profiler.record.feed import RunTail
 
 Figures = dict[str, Any]
 HERE = Path(__file__).parent
@@ -332,7 +332,7 @@ def long_run(root: Path, steps: int = 100_000, ranks: int = 8) -> Iterator[Figur
 
 
 def _decoding(path: Path) -> Iterator[Figures]:
-    from llmtop.profiler.rundir import RunDir
+    from llmtop.profiler.record.rundir import RunDir
 
     run = RunDir.open(path)
     began = time.process_time()

@@ -14,9 +14,10 @@ import msgspec
 from llmtop.presets.catalog import load_recipe
 from llmtop.presets.resolve import Layer, Machine, resolve
 from llmtop.presets.spec import RunSpec, ValueSource
-from llmtop.profiler.deviceevents import DeviceSample, HostSample, LinkSample, ProcessSample
-from llmtop.profiler.eventbase import EVENT_VERSION
-from llmtop.profiler.events import (
+from llmtop.profiler.memory.predict import predict_with_suggestions
+from llmtop.profiler.record.deviceevents import DeviceSample, HostSample, LinkSample, ProcessSample
+from llmtop.profiler.record.eventbase import EVENT_VERSION
+from llmtop.profiler.record.events import (
     AnyEvent,
     HardwareSampled,
     PhaseMemory,
@@ -27,8 +28,7 @@ from llmtop.profiler.events import (
     StageFinished,
     StepFinished,
 )
-from llmtop.profiler.memory.predict import predict_with_suggestions
-from llmtop.profiler.rundir import HARDWARE, SUPERVISOR, RunDir
+from llmtop.profiler.record.rundir import HARDWARE, SUPERVISOR, RunDir
 
 GIB = 1 << 30
 BEGAN = 1_795_000_000.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from llmtop.profiler.eventlog import EventTail
-from llmtop.profiler.events import StepFinished
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.eventlog import EventTail
+from llmtop.profiler.record.events import StepFinished
+from llmtop.profiler.record.rundir import RunDir
 
 
 def first_and_last(steps: int) -> tuple[int, int]:

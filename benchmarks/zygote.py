@@ -29,10 +29,10 @@ from msgspec import Struct
 
 from benchmarks.preload import PRELOAD_SECONDS, forget_nvml, preload, restart_nvml
 from llmtop.presets.version import llmtop_version
-from llmtop.profiler.eventlog import EventWriter
-from llmtop.profiler.events import RankExited, RankStarted, RunStarted
 from llmtop.profiler.hardware.processes import descendants
-from llmtop.profiler.rundir import SUPERVISOR, RunDir
+from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.events import RankExited, RankStarted, RunStarted
+from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.trainer.pdeath import die_with_parent
 from llmtop.trainer.supervisor.extensions import extensions_dir, remove_stale_locks
 from llmtop.trainer.supervisor.postmortem import Story, name_end

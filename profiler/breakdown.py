@@ -22,11 +22,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.events import MemoryClassified, PeakClassified
+from llmtop.profiler.fold.runstate import RankState, RunState
 from llmtop.profiler.memory.allocator import outside_parts
 from llmtop.profiler.memory.result import Component, Moment, Prediction
 from llmtop.profiler.outside import outside_peak_parts
-from llmtop.profiler.runstate import RankState, RunState
+from llmtop.profiler.record.events import MemoryClassified, PeakClassified
 
 _NEAR: dict[str, tuple[Moment, ...]] = {
     "data": (Moment.STEADY,),

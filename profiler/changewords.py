@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from llmtop.presets.errors import written
-from llmtop.profiler.changeevents import KeyChange
-from llmtop.profiler.changestate import ChangeRecord
-from llmtop.profiler.runstate import RunState
-from llmtop.profiler.spans import MeasuredSpan
+from llmtop.profiler.fold.changestate import ChangeRecord
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.fold.spans import MeasuredSpan
+from llmtop.profiler.record.changeevents import KeyChange
 from llmtop.profiler.units import format_bytes, format_seconds
 
 

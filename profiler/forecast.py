@@ -13,7 +13,7 @@ from statistics import fmean
 
 from msgspec import Struct
 
-from llmtop.profiler.events import HardwareSampled
+from llmtop.profiler.record.events import HardwareSampled
 
 FEWEST_SAMPLES = 30
 SHORTEST_SECONDS = 30.0

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from llmtop.profiler.events import OutsideMeasured, OutsideMoment
+from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.memory.result import Component
-from llmtop.profiler.rankstate import RankState
+from llmtop.profiler.record.events import OutsideMeasured, OutsideMoment
 
 _LATEST: tuple[OutsideMoment, ...] = ("end", "second_step", "first_step", "engine")
 

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llmtop.profiler.eventlog import EventTail
-from llmtop.profiler.events import (
+from llmtop.profiler.fold.runstate import HISTORY_SAMPLES, RunState, fold, rank_of
+from llmtop.profiler.record.eventlog import EventTail
+from llmtop.profiler.record.events import (
     AnyEvent,
     HangSuspected,
     HardwareSampled,
@@ -25,9 +26,8 @@ from llmtop.profiler.events import (
     StepFinished,
     XidSeen,
 )
-from llmtop.profiler.recording import PART_BYTES, Cursor, Place, logs_of, logs_size_bytes
-from llmtop.profiler.rundir import RunDir
-from llmtop.profiler.runstate import HISTORY_SAMPLES, RunState, fold, rank_of
+from llmtop.profiler.record.recording import PART_BYTES, Cursor, Place, logs_of, logs_size_bytes
+from llmtop.profiler.record.rundir import RunDir
 
 MOST_SNAPSHOTS = 128
 """When there are more, every other one goes: a seek folds at most 1/64 of the run."""

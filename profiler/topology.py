@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from llmtop.profiler.deviceevents import Topology, TopologyDevice, TopologyPair
+from llmtop.profiler.record.deviceevents import Topology, TopologyDevice, TopologyPair
 from llmtop.profiler.units import NOT_AVAILABLE, format_rate
 
 ROADS: dict[str, str] = {

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler import shape
-from llmtop.profiler.deviceevents import (
+from llmtop.profiler.cost import shape
+from llmtop.profiler.memory.result import Moment
+from llmtop.profiler.record.deviceevents import (
     DeviceSample,
     HostSample,
     LinkSample,
@@ -23,8 +24,8 @@ from llmtop.profiler.deviceevents import (
     TopologyDevice,
     TopologyPair,
 )
-from llmtop.profiler.eventlog import Clock, EventWriter
-from llmtop.profiler.events import (
+from llmtop.profiler.record.eventlog import Clock, EventWriter
+from llmtop.profiler.record.events import (
     BaselineMeasured,
     CheckpointSaved,
     HardwareSampled,
@@ -45,8 +46,7 @@ from llmtop.profiler.events import (
     StepFinished,
     TopologySeen,
 )
-from llmtop.profiler.memory.result import Moment
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 from tests.recorded_spec import (
     GIB,
     MIB,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from llmtop.presets.spec import GpuSpec, ModelShape, RunOptions, RunSpec
-from llmtop.profiler import shape
+from llmtop.profiler.cost import shape
 from llmtop.profiler.memory.result import Component, HostBytes, Moment, MomentBytes, Prediction
 
 GIB = 1024**3

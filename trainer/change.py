@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from llmtop.presets import option_values, resolve, rules, zero
 from llmtop.presets.errors import DoesNotFitError, UsageError
 from llmtop.presets.spec import Provenance, RunOptions, RunSpec, ValueSource
-from llmtop.profiler.changeevents import KeyChange
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.record.changeevents import KeyChange
 from llmtop.profiler.units import format_bytes
 from llmtop.trainer.changekeys import RESTAGE, check_key
 from llmtop.trainer.dsconfig import deepspeed_config

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from llmtop.profiler.events import CheckpointSaved
+from llmtop.profiler.record.events import CheckpointSaved
 from llmtop.trainer.change import ChangePlan
 from llmtop.trainer.restagefolder import state_bytes
 

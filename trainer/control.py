@@ -11,9 +11,9 @@ import msgspec
 from msgspec import Struct
 
 from llmtop.presets.errors import LlmtopError
-from llmtop.profiler.eventlog import EventTail
-from llmtop.profiler.events import ControlAnswered, RunEnded
-from llmtop.profiler.rundir import SUPERVISOR, RunDir, write_atomic
+from llmtop.profiler.record.eventlog import EventTail
+from llmtop.profiler.record.events import ControlAnswered, RunEnded
+from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, write_atomic
 
 STOP = "stop"
 SET = "set"

@@ -12,7 +12,7 @@ from pathlib import Path
 from llmtop.presets.errors import JobFailedError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.rundir import SUPERVISOR, RunDir, runs_root
+from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, runs_root
 from llmtop.trainer.dsconfig import deepspeed_config
 from llmtop.trainer.preflight import preflight
 

@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 from llmtop.presets.spec import DTYPE_BYTES, RunSpec
-from llmtop.profiler.deviceevents import HostSample
 from llmtop.profiler.hardware.disk import free_bytes
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.deviceevents import HostSample
+from llmtop.profiler.record.rundir import RunDir
 
 SHARED_MEMORY = Path("/dev/shm")
 _SPARE = 1.25

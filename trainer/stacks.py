@@ -22,8 +22,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from llmtop.presets.errors import UsageError
-from llmtop.profiler.rundir import RunDir, write_atomic
-from llmtop.profiler.runstate import ENDED, RunState
+from llmtop.profiler.fold.runstate import ENDED, RunState
+from llmtop.profiler.record.rundir import RunDir, write_atomic
 
 PY_SPY_SECONDS = 20.0
 OWN_SECONDS = 5.0

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Mapping
 
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 
 VARIABLE = "LLMTOP_STANDBY_SETTING"
 """In a rank's environment: the setting that it is to train on once it is let go."""

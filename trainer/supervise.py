@@ -18,7 +18,7 @@ from pathlib import Path
 
 from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
 from llmtop.presets.version import llmtop_version
-from llmtop.profiler.events import (
+from llmtop.profiler.record.events import (
     Compiling,
     ControlAnswered,
     RankExited,
@@ -26,7 +26,7 @@ from llmtop.profiler.events import (
     RunEnded,
     RunStarted,
 )
-from llmtop.profiler.rundir import SUPERVISOR, RunDir
+from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.trainer import control
 from llmtop.trainer.standby import VARIABLE as STANDBY
 from llmtop.trainer.standby import let_go

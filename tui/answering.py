@@ -12,7 +12,7 @@ from textual.message import Message
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_bytes
 from llmtop.tui.deeds import Deeds
 from llmtop.tui.dressing import Dress, Dressed

@@ -15,8 +15,8 @@ from textual.dom import DOMNode
 from textual.screen import Screen
 
 from llmtop.presets.errors import ExitCode, LlmtopError
-from llmtop.profiler.rundir import RunDir, runs_root
-from llmtop.profiler.runstate import Status
+from llmtop.profiler.fold.runstate import Status
+from llmtop.profiler.record.rundir import RunDir, runs_root
 from llmtop.tui.answering import Answering, StopDialog
 from llmtop.tui.commandlist import KeyCommands
 from llmtop.tui.deeds import Deeds

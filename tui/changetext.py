@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from llmtop.profiler.changeevents import KeyChange
 from llmtop.profiler.changewords import value_words
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.fold.spans import measured_spans
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.rundir import RunDir
-from llmtop.profiler.runstate import RunState
-from llmtop.profiler.spans import measured_spans
+from llmtop.profiler.record.changeevents import KeyChange
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_bytes, format_seconds
 from llmtop.trainer.change import ChangePlan, plan_change
 from llmtop.trainer.changeprice import Price, price_of

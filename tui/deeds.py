@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.rundir import RunDir
-from llmtop.profiler.runstate import RunState
+from llmtop.profiler.record.rundir import RunDir
 
 if TYPE_CHECKING:
     from llmtop.trainer.control import SetParams

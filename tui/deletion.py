@@ -10,8 +10,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from llmtop.presets.errors import LlmtopError
-from llmtop.profiler.feed import read_state
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_bytes
 from llmtop.trainer.restagefolder import remove_states
 from llmtop.tui.commands.stop import processes_left

@@ -8,7 +8,7 @@ from msgspec import Struct
 from textual.content import Content
 
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.sweep import Change, SweepRow, changed, judge
+from llmtop.profiler.cost.sweep import Change, SweepRow, changed, judge
 from llmtop.profiler.units import format_bytes, format_seconds, format_tokens_rate
 from llmtop.tui.widgets.paint import SPARKS, fit, fit_right, wrapped
 

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.findings.find import findings
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.replay import Mark, Replay
-from llmtop.profiler.rundir import RunDir
-from llmtop.profiler.runstate import RunState
 from llmtop.tui.feed import FeedFailed, LogArrived, MonitorFeed, Post, Replaceable, ViewArrived
 from llmtop.tui.requests import ReplayWish
 from llmtop.tui.view import ENDED

@@ -6,9 +6,9 @@ from msgspec import Struct
 from textual.message import Message
 
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.rundir import RunDir
-from llmtop.profiler.runstate import RunState
+from llmtop.profiler.record.rundir import RunDir
 
 
 class ReplayWish(Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from llmtop.presets.errors import LlmtopError
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.app import LlmtopApp, Start
 
 _ROUNDS = 400

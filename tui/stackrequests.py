@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from textual.message import Message
 
-from llmtop.profiler.rundir import RunDir
-from llmtop.profiler.runstate import RunState
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.record.rundir import RunDir
 
 
 class StacksArrived(Message):

@@ -7,10 +7,10 @@ from msgspec import Struct
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import Breakdown
 from llmtop.profiler.findings.find import Finding
+from llmtop.profiler.fold.rankstate import WARMUP_STEPS
+from llmtop.profiler.fold.runstate import RunState, Series, Status
+from llmtop.profiler.fold.series import mean_rate, steady_steps
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.rankstate import WARMUP_STEPS
-from llmtop.profiler.runstate import RunState, Series, Status
-from llmtop.profiler.series import mean_rate, steady_steps
 
 
 class RunView(Struct, frozen=True, kw_only=True):

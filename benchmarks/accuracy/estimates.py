@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from benchmarks.rows import Row
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.shape import param_count, tensors
+from llmtop.profiler.cost.shape import param_count, tensors
 
 DEEPSPEED_SECONDS = 300.0
 _DEEPSPEED = """

@@ -16,14 +16,14 @@ from llmtop.presets.spec import Provenance, RunOptions, RunSpec, ValueSource
 from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.effects.evidence import ran_words
 from llmtop.profiler.effects.switches import FEW_STEPS
-from llmtop.profiler.feed import read_state
+from llmtop.profiler.fold.rankstate import WARMUP_STEPS
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.fold.series import MiddleHalf, middle_half, steady_steps, within_noise
 from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES
 from llmtop.profiler.memory.result import Component
-from llmtop.profiler.rankstate import WARMUP_STEPS
+from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.build import Report, report_of
-from llmtop.profiler.rundir import RunDir
-from llmtop.profiler.runstate import RunState
-from llmtop.profiler.series import MiddleHalf, middle_half, steady_steps, within_noise
 from llmtop.profiler.units import counted
 
 COMPARE_SCHEMA_VERSION = 1

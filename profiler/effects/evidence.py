@@ -12,9 +12,9 @@ from msgspec import Struct
 from llmtop.presets.liger import in_order, kernels_on
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.effects.kernelnames import ATTENTION_WORDS, FUSED_ATTENTION, AttentionKernel
-from llmtop.profiler.events import KernelsSeen
+from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.memory.result import Component
-from llmtop.profiler.rankstate import RankState
+from llmtop.profiler.record.events import KernelsSeen
 
 OPTIMIZER_KERNELS: dict[str, str] = {
     "deepspeed_fused_adam": "DeepSpeed's fused Adam",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
-from llmtop.profiler.events import KernelsSeen, KernelTime
+from llmtop.profiler.record.events import KernelsSeen, KernelTime
 
 _NOT_FORWARD = re.compile(r"[Bb]wd|[Bb]ackward|bprop|cutlassB_|combine")
 _FUSED_LOSS = "liger_fused_linear_cross_entropy"

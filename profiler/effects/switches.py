@@ -21,13 +21,9 @@ from llmtop.presets.spec import RunOptions, RunSpec
 from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.effects import evidence
 from llmtop.profiler.effects.evidence import Evidence
-from llmtop.profiler.feed import read_state
-from llmtop.profiler.memory.predict import predict
-from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.rankstate import WARMUP_STEPS, RankState
-from llmtop.profiler.rundir import RunDir, list_runs
-from llmtop.profiler.runstate import RunState
-from llmtop.profiler.series import (
+from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.fold.series import (
     ENOUGH_STEPS,
     MiddleHalf,
     mean_rate,
@@ -35,6 +31,10 @@ from llmtop.profiler.series import (
     steady_steps,
     within_noise,
 )
+from llmtop.profiler.memory.predict import predict
+from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.rundir import RunDir, list_runs
 
 FEW_STEPS = 10
 """Fewer tell no difference of a few percent."""

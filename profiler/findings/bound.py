@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmtop.profiler.deviceevents import DeviceSample
+from llmtop.profiler.cost.nvme import uses_nvme
+from llmtop.profiler.cost.steptime import CPU_ADAM_BYTES_PER_SECOND, step_time
 from llmtop.profiler.findings.finding import Finding, Rule, Seen, set_command
 from llmtop.profiler.findings.pace import mean_of, mean_phases, steady_devices, step_seconds
 from llmtop.profiler.findings.speed import INPUT_SHARE, straggler
-from llmtop.profiler.nvme import uses_nvme
-from llmtop.profiler.steptime import CPU_ADAM_BYTES_PER_SECOND, step_time
+from llmtop.profiler.record.deviceevents import DeviceSample
 from llmtop.profiler.units import format_percent, format_rate, format_seconds
 
 IDLE_BUSY_PERCENT = 70.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llmtop.profiler import topology
-from llmtop.profiler.deviceevents import DeviceSample
 from llmtop.profiler.findings.finding import Finding, Rule, Seen
+from llmtop.profiler.record.deviceevents import DeviceSample
 from llmtop.profiler.units import counted
 
 NEAR_SLOWDOWN_CELSIUS = 3.0

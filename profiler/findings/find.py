@@ -14,8 +14,8 @@ from llmtop.profiler.findings.nvme import NVME_RULES
 from llmtop.profiler.findings.seen import SEEN_RULES
 from llmtop.profiler.findings.speed import SPEED_RULES
 from llmtop.profiler.findings.startup import STARTUP_RULES
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.runstate import RunState
 
 __all__ = ["Finding", "Severity", "findings"]
 

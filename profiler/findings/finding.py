@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import Breakdown
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.runstate import RunState
 
 Severity = Literal["critical", "warning", "info"]
 

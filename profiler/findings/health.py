@@ -7,7 +7,7 @@ from math import log2
 
 from llmtop.presets.spec import RunOptions
 from llmtop.profiler.findings.finding import Finding, Rule, Seen, first_line, words
-from llmtop.profiler.runstate import ENDED
+from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.units import format_percent, format_seconds
 
 SKIPPED_FLOOR, SKIPPED_SHARE = 5, 0.05

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from llmtop.profiler.findings.finding import Finding, Rule, Seen
 from llmtop.profiler.findings.memory import host_relief
 from llmtop.profiler.findings.pace import step_seconds
+from llmtop.profiler.fold.rankstate import WARMUP_STEPS
+from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.forecast import Forecast, forecast
-from llmtop.profiler.rankstate import WARMUP_STEPS
-from llmtop.profiler.runstate import ENDED, RunState
 from llmtop.profiler.units import format_bytes, format_seconds
 
 SETTLE_STEPS = WARMUP_STEPS + 3

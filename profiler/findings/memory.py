@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmtop.profiler.deviceevents import HostSample
 from llmtop.profiler.findings.finding import Finding, Rule, Seen, first_line, set_command, words
+from llmtop.profiler.fold.runstate import ENDED, RankState
 from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES
 from llmtop.profiler.memory.result import Component
-from llmtop.profiler.runstate import ENDED, RankState
+from llmtop.profiler.record.deviceevents import HostSample
 from llmtop.profiler.units import format_bytes, format_percent
 
 PREDICTION_TOLERANCE_PERCENT = 10.0

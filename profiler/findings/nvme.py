@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from statistics import median
 
 from llmtop.profiler.findings.finding import STEADY_STEPS, Finding, Rule, Seen
-from llmtop.profiler.rankstate import WARMUP_STEPS
-from llmtop.profiler.series import steady_steps
+from llmtop.profiler.fold.rankstate import WARMUP_STEPS
+from llmtop.profiler.fold.series import steady_steps
 from llmtop.profiler.units import format_bytes, format_rate, format_seconds
 
 BOUND_SHARE = 0.5

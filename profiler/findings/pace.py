@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from statistics import fmean, median
 
-from llmtop.profiler.deviceevents import DeviceSample
 from llmtop.profiler.findings.finding import STEADY_STEPS, Seen
-from llmtop.profiler.rankstate import WARMUP_STEPS, RankState
-from llmtop.profiler.runstate import RunState
-from llmtop.profiler.series import steady_steps
+from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.fold.series import steady_steps
+from llmtop.profiler.record.deviceevents import DeviceSample
 
 STEADY_SAMPLES = 10
 """Samples after the first steps, before anything is said about what devices do meanwhile."""

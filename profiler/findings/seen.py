@@ -8,7 +8,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.effects import evidence
 from llmtop.profiler.effects.evidence import Evidence
 from llmtop.profiler.findings.finding import Finding, Rule, Seen
-from llmtop.profiler.rankstate import RankState
+from llmtop.profiler.fold.rankstate import RankState
 
 _Look = Callable[[RunSpec, RankState | None], Evidence]
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from llmtop.profiler.findings.finding import STEADY_STEPS, Finding, Rule, Seen, Severity
 from llmtop.profiler.findings.pace import mean_phases
-from llmtop.profiler.pace import Pace
+from llmtop.profiler.fold.pace import Pace
 from llmtop.profiler.units import format_percent, format_seconds
 
 INPUT_SHARE, INPUT_WARNING_SHARE = 0.10, 0.25

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.findings.finding import Finding, Rule, Seen
+from llmtop.profiler.fold.rankstate import RankState, StageTime
+from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.opwords import OP_WORDS
-from llmtop.profiler.rankstate import RankState, StageTime
-from llmtop.profiler.runstate import ENDED, RunState
 from llmtop.profiler.units import format_bytes, format_percent, format_rate, format_seconds
 
 USUAL_SECONDS: dict[str, float] = {

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, TypeVar
 
-from llmtop.profiler.deviceevents import HostSample
 from llmtop.profiler.hardware.cgroup import cgroup_memory
 from llmtop.profiler.hardware.counters import RateCounter
+from llmtop.profiler.record.deviceevents import HostSample
 
 _T = TypeVar("_T")
 _COUNTERS = ("busy", "total", "read", "write", "nvme_read", "nvme_write", "receive", "send")

@@ -10,9 +10,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from llmtop.profiler.deviceevents import LinkSample
 from llmtop.profiler.hardware.counters import RateCounter
 from llmtop.profiler.hardware.nvmlcalls import NvmlCalls
+from llmtop.profiler.record.deviceevents import LinkSample
 
 ALL_LINKS = 0xFFFFFFFF
 """Scope of a field value: the sum over all NVLinks; without it only link 0 is counted."""

@@ -17,14 +17,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from llmtop.profiler.deviceevents import DeviceSample, Topology
-from llmtop.profiler.events import XidSeen
 from llmtop.profiler.hardware.costs import CallCost, CallCosts
 from llmtop.profiler.hardware.links import LinkTotals
 from llmtop.profiler.hardware.nvmlcalls import NvmlCalls, text
 from llmtop.profiler.hardware.readings import READINGS, Device, with_fallbacks
 from llmtop.profiler.hardware.topology import read_topology
 from llmtop.profiler.hardware.xid import XidWatch
+from llmtop.profiler.record.deviceevents import DeviceSample, Topology
+from llmtop.profiler.record.events import XidSeen
 
 _PROCESSES = "nvmlDeviceGetComputeRunningProcesses"
 _XID_WAIT = "nvmlEventSetWait_v2"

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llmtop.profiler.deviceevents import DeviceSample, ProcessSample, Topology
-from llmtop.profiler.events import HardwareSampled, XidSeen
 from llmtop.profiler.hardware.counters import RateCounter
 from llmtop.profiler.hardware.host import HostReader
 from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.hardware.processes import descendants, tree_memory
+from llmtop.profiler.record.deviceevents import DeviceSample, ProcessSample, Topology
+from llmtop.profiler.record.events import HardwareSampled, XidSeen
 
 SLOW_EVERY = 5
 """Samples between readings that cost milliseconds: PSS, process trees, the processes of a device, and

@@ -8,10 +8,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from llmtop.profiler.deviceevents import Topology, TopologyDevice, TopologyPair
 from llmtop.profiler.hardware.gpm import gpm_supported
 from llmtop.profiler.hardware.links import LinkReader
 from llmtop.profiler.hardware.nvmlcalls import NvmlCalls, scaled, text
+from llmtop.profiler.record.deviceevents import Topology, TopologyDevice, TopologyPair
 
 _ANCESTORS: dict[int, str] = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """nvmlGpuTopologyLevel_t in the letters of nvidia-smi."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from llmtop.profiler.events import XidSeen
 from llmtop.profiler.hardware.nvmlcalls import NvmlCalls
+from llmtop.profiler.record.events import XidSeen
 
 _XID_EVENT = 0x8
 """nvmlEventTypeXidCriticalError."""

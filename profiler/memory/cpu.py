@@ -8,12 +8,12 @@ steps a rank keeps freed memory for the next step, and its heap lies in pieces: 
 from __future__ import annotations
 
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.cost.shape import param_count
 from llmtop.profiler.memory.assume import assumptions
 from llmtop.profiler.memory.backward import pass_bytes
 from llmtop.profiler.memory.result import Component, HostBytes, Moment, MomentBytes, Prediction, moment_bytes
 from llmtop.profiler.memory.sizes import Sizes
 from llmtop.profiler.memory.states import StateBytes, components_in_optimizer
-from llmtop.profiler.shape import param_count
 
 MIB = 1 << 20
 RUNTIME_BYTES = 447 * MIB

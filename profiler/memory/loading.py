@@ -13,9 +13,9 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from llmtop.presets.spec import ModelShape
+from llmtop.profiler.cost.shape import Role, TensorGroup, param_count, tensors
 from llmtop.profiler.memory.allocator import CONTEXT_BYTES, STEP_BYTES
 from llmtop.profiler.memory.sizes import quantized_weights, stored_bytes
-from llmtop.profiler.shape import Role, TensorGroup, param_count, tensors
 
 PROMPT_TOKENS = 512
 """Of a prompt that are read at a time, as llama.cpp (`n_ubatch`) and chunked prefill elsewhere do."""

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from llmtop.presets.errors import UsageError, nearest
 from llmtop.presets.spec import ModelShape, RunSpec
-from llmtop.profiler.shape import Role, TensorGroup, tensors
+from llmtop.profiler.cost.shape import Role, TensorGroup, tensors
 
 LORA_ROLES = {
     "all-linear": (Role.ATTENTION, Role.MLP),

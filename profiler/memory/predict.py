@@ -8,6 +8,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.cost.shape import param_count
+from llmtop.profiler.cost.steptime import predict_step_seconds
 from llmtop.profiler.memory import allocator
 from llmtop.profiler.memory.assume import assumptions
 from llmtop.profiler.memory.backward import bucket_bytes, pass_bytes
@@ -26,8 +28,6 @@ from llmtop.profiler.memory.result import (
 from llmtop.profiler.memory.sizes import Sizes, sizes_of
 from llmtop.profiler.memory.states import StateBytes, state_bytes, step_components
 from llmtop.profiler.memory.suggest import suggestions
-from llmtop.profiler.shape import param_count
-from llmtop.profiler.steptime import predict_step_seconds
 
 
 def predict(spec: RunSpec) -> Prediction:

@@ -9,8 +9,8 @@ from msgspec import Struct
 from llmtop.presets.liger import kernels_on
 from llmtop.presets.spec import DTYPE_BYTES, ModelShape, RunSpec
 from llmtop.presets.zero import ZeroSettings, zero_settings
+from llmtop.profiler.cost.shape import Role, param_count, tensors
 from llmtop.profiler.memory.lora import adapted, linear, lora_params
-from llmtop.profiler.shape import Role, param_count, tensors
 
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Per weight with double quantization: 4 bits, one byte per block of 64, one fp32 per 256 blocks.

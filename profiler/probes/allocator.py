@@ -7,13 +7,13 @@ from typing import Protocol
 import torch
 from msgspec import Struct
 
-from llmtop.profiler.events import PhaseMemory
 from llmtop.profiler.probes.resident import (
     peak_rss_bytes,
     reset_peak_rss,
     rss_after_reset_bytes,
     rss_bytes,
 )
+from llmtop.profiler.record.events import PhaseMemory
 
 
 class Peaks(Struct, frozen=True, kw_only=True):

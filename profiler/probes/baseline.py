@@ -6,10 +6,10 @@ from typing import Any
 
 import pynvml
 
-from llmtop.profiler.events import BaselineMeasured
 from llmtop.profiler.hardware.nvml import visible_device_indices
 from llmtop.profiler.hardware.nvmlcalls import NvmlCalls, text
 from llmtop.profiler.probes.resident import pss_bytes, rss_bytes
+from llmtop.profiler.record.events import BaselineMeasured
 
 
 def device_used_bytes(local_rank: int) -> int | None:

@@ -15,7 +15,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from llmtop.profiler.events import KernelTime
+from llmtop.profiler.record.events import KernelTime
 
 _BILLION = 1e9
 

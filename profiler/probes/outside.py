@@ -10,8 +10,8 @@ import pynvml
 import torch
 import torch.distributed
 
-from llmtop.profiler.events import OutsideMeasured, OutsideMoment
 from llmtop.profiler.probes.baseline import device_handle
+from llmtop.profiler.record.events import OutsideMeasured, OutsideMoment
 
 
 class OutsideProbe:

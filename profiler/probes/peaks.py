@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from llmtop.profiler.events import PeakClassified, Phase
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.probes.allocator import AllocatorCounters
 from llmtop.profiler.probes.peaktrace import (
@@ -20,6 +19,7 @@ from llmtop.profiler.probes.peaktrace import (
 )
 from llmtop.profiler.probes.stepwatch import StepWatch, now_us
 from llmtop.profiler.probes.tracer import Tracer
+from llmtop.profiler.record.events import PeakClassified, Phase
 
 GROWN = 1.001
 """A later sampled step is traced only if the peak has grown by so much since the last trace: the same peak

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from llmtop.profiler.events import Phase
+from llmtop.profiler.record.events import Phase
 
 PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "optimizer")
 

@@ -15,7 +15,6 @@ import torch
 from msgspec import Struct
 
 from llmtop.profiler.effects.kernelnames import recognise
-from llmtop.profiler.events import AnyEvent, MemoryClassified, OutsideMoment, Phase, PhaseMemory
 from llmtop.profiler.memory.result import Component, Moment
 from llmtop.profiler.probes.activations import ActivationCounter
 from llmtop.profiler.probes.allocator import Peaks, memory_meter, merge
@@ -26,6 +25,7 @@ from llmtop.profiler.probes.outside import OutsideProbe
 from llmtop.profiler.probes.peaks import PeakProbe, hidden_size_of
 from llmtop.profiler.probes.phases import StepTimes, phase_timer
 from llmtop.profiler.probes.tracer import CudaTracer, Tracer
+from llmtop.profiler.record.events import AnyEvent, MemoryClassified, OutsideMoment, Phase, PhaseMemory
 
 logger = logging.getLogger(__name__)
 

@@ -9,18 +9,18 @@ from msgspec import Struct
 from llmtop.presets.inputs import Inputs, inputs
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import Breakdown, breakdown
+from llmtop.profiler.cost.flops import peak_flops_per_second, utilisation
 from llmtop.profiler.effects.switches import Measured, Switch, measure, read_others, switches
-from llmtop.profiler.events import CheckpointSaved, KernelsSeen
-from llmtop.profiler.feed import read_state
 from llmtop.profiler.findings.find import findings
 from llmtop.profiler.findings.finding import Finding, first_line
-from llmtop.profiler.flops import peak_flops_per_second, utilisation
+from llmtop.profiler.fold.rankstate import WARMUP_STEPS
+from llmtop.profiler.fold.runstate import RankState, RunState, Status
+from llmtop.profiler.fold.series import MiddleHalf, mean_rate, middle_half, steady_steps
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.rankstate import WARMUP_STEPS
+from llmtop.profiler.record.events import CheckpointSaved, KernelsSeen
+from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.rundir import HARDWARE, SUPERVISOR, RunDir
 from llmtop.profiler.report.changes import ChangeReport, changes_of
-from llmtop.profiler.rundir import HARDWARE, SUPERVISOR, RunDir
-from llmtop.profiler.runstate import RankState, RunState, Status
-from llmtop.profiler.series import MiddleHalf, mean_rate, middle_half, steady_steps
 
 REPORT_SCHEMA_VERSION = 1
 

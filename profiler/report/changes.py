@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from llmtop.profiler.changestate import ChangeStatus
 from llmtop.profiler.changewords import details, outcome, title
-from llmtop.profiler.runstate import RunState
-from llmtop.profiler.spans import measured_spans
+from llmtop.profiler.fold.changestate import ChangeStatus
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.fold.spans import measured_spans
 
 
 class ChangeReport(Struct, frozen=True, kw_only=True):

@@ -11,8 +11,8 @@ from pathlib import Path
 from benchmarks.blocks import Bench
 from benchmarks.cells import plan
 from llmtop.presets.resolve import Machine
-from llmtop.profiler.eventlog import EventTail
-from llmtop.profiler.events import MemoryClassified, StepFinished
+from llmtop.profiler.record.eventlog import EventTail
+from llmtop.profiler.record.events import MemoryClassified, StepFinished
 
 STEPS = 5
 

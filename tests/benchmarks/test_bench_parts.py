@@ -22,8 +22,8 @@ from benchmarks.svgplot import Line, Plot, powers, svg
 from benchmarks.timeleft import LONGEST_SECONDS, TOO_LATE, TimeLeft
 from benchmarks.window import first_and_last, tokens_per_second
 from llmtop.presets.resolve import Machine
-from llmtop.profiler.eventlog import Clock, EventWriter
-from llmtop.profiler.events import BaselineMeasured, MemoryClassified, StageBegan, StepFinished
+from llmtop.profiler.record.eventlog import Clock, EventWriter
+from llmtop.profiler.record.events import BaselineMeasured, MemoryClassified, StageBegan, StepFinished
 from tests.worker.launching import make_run, tiny_spec
 
 H200 = Machine(gpu="h200", gpus=1, host_memory_bytes=None)

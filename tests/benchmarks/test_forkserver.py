@@ -14,9 +14,9 @@ from benchmarks.cells import Planned, Runner, make_run, plan
 from benchmarks.forkserver import ForkServer
 from benchmarks.rows import Cell
 from llmtop.presets.resolve import Machine
-from llmtop.profiler.eventlog import EventTail
-from llmtop.profiler.feed import read_state
-from llmtop.profiler.rundir import SUPERVISOR, RunDir, process_identity
+from llmtop.profiler.record.eventlog import EventTail
+from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, process_identity
 from llmtop.trainer.ops import FUSED_ADAM
 
 pytestmark = pytest.mark.slow

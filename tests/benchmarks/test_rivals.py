@@ -17,7 +17,7 @@ from benchmarks.accuracy.memtracker import cannot, tracked_bytes
 from benchmarks.cells import plan
 from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.shape import param_count
+from llmtop.profiler.cost.shape import param_count
 
 
 def _spec(**cell: Any) -> RunSpec:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from llmtop.presets.errors import ExitCode
-from llmtop.profiler.events import HangSuspected
-from llmtop.profiler.feed import read_state
+from llmtop.profiler.record.events import HangSuspected
+from llmtop.profiler.record.feed import read_state
 from llmtop.tui.commands.plain import PlainTeller
 from tests.cli.conftest import Llmtop
 from tests.recorded import make_recorded_run

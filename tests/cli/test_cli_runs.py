@@ -11,9 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode
-from llmtop.profiler.rankstate import RankState, StageTime
-from llmtop.profiler.rundir import RunDir
-from llmtop.profiler.runstate import RunState
+from llmtop.profiler.fold.rankstate import RankState, StageTime
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.supervisor import rankenv
 from llmtop.tui.commands import stop
 from llmtop.tui.commands.follow import QUIET_SECONDS, Narrator

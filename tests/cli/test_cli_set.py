@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from llmtop.presets.errors import ExitCode
-from llmtop.profiler.changeevents import ChangeRefused
-from llmtop.profiler.rundir import InForce
+from llmtop.profiler.record.changeevents import ChangeRefused
+from llmtop.profiler.record.rundir import InForce
 from llmtop.trainer import control
 from llmtop.trainer.restagefolder import restage_folders
 from tests.cli.conftest import Llmtop

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from llmtop.profiler.rundir import RunDir, list_runs
+from llmtop.profiler.record.rundir import RunDir, list_runs
 
 LLMTOP = str(Path(sys.executable).parent / "llmtop")
 LIMIT_SECONDS = 280.0

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from llmtop.profiler.feed import RunReader
-from llmtop.profiler.rundir import RunDir, list_runs, process_identity
-from llmtop.profiler.runstate import RunState
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.record.feed import RunReader
+from llmtop.profiler.record.rundir import RunDir, list_runs, process_identity
 from tests.e2e.conftest import LIMIT_SECONDS, LLMTOP, environment
 from tests.e2e.terminal import Terminal
 

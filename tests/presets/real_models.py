@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from llmtop.presets.hf import config as hf_config
-from llmtop.profiler import shape as arithmetic
+from llmtop.profiler.cost import shape as arithmetic
 
 Shapes = Counter[tuple[int, ...]]
 """How many tensors there are of each shape, dimensions in ascending order: GPT-2's Conv1D and some experts

@@ -15,7 +15,7 @@ from llmtop.presets import catalog
 from llmtop.presets.errors import UsageError
 from llmtop.presets.spec import GpuSpec
 from llmtop.presets.toml_file import TomlFile
-from llmtop.profiler.shape import param_count
+from llmtop.profiler.cost.shape import param_count
 from tests.presets.family_cases import CASES
 
 MODELS = {

@@ -14,7 +14,7 @@ from llmtop.presets.errors import UsageError
 from llmtop.presets.hf import canonical as hf_canonical
 from llmtop.presets.hf import config as hf_config
 from llmtop.presets.spec import ModelShape
-from llmtop.profiler.shape import param_count
+from llmtop.profiler.cost.shape import param_count
 from tests.presets.family_cases import CASES
 
 PUBLISHED: dict[str, dict[str, Any]] = json.loads(

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtop.profiler.breakdown import Breakdown, breakdown, process_peaks
-from llmtop.profiler.deviceevents import ProcessSample
-from llmtop.profiler.events import (
+from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.memory.result import Component, Moment
+from llmtop.profiler.record.deviceevents import ProcessSample
+from llmtop.profiler.record.events import (
     AnyEvent,
     BaselineMeasured,
     HardwareSampled,
@@ -19,9 +21,7 @@ from llmtop.profiler.events import (
     PhaseMemory,
     StepFinished,
 )
-from llmtop.profiler.feed import read_state
-from llmtop.profiler.memory.result import Component, Moment
-from llmtop.profiler.runstate import RunState, fold
+from llmtop.profiler.record.feed import read_state
 from tests.recorded import make_recorded_run
 from tests.recorded_spec import GIB, MIB, Kind, recorded_prediction, recorded_spec
 

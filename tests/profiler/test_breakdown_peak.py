@@ -8,8 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtop.profiler.breakdown import Breakdown, breakdown
-from llmtop.profiler.deviceevents import DeviceSample
-from llmtop.profiler.events import (
+from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.memory.allocator import outside_parts
+from llmtop.profiler.memory.result import Component, Moment
+from llmtop.profiler.record.deviceevents import DeviceSample
+from llmtop.profiler.record.events import (
     AnyEvent,
     BaselineMeasured,
     HardwareSampled,
@@ -22,9 +25,6 @@ from llmtop.profiler.events import (
     RankStarted,
     StepFinished,
 )
-from llmtop.profiler.memory.allocator import outside_parts
-from llmtop.profiler.memory.result import Component, Moment
-from llmtop.profiler.runstate import RunState, fold
 from tests.recorded_spec import GIB, MIB, recorded_prediction, recorded_spec
 
 SPEC = recorded_spec("cuda", ranks=1)

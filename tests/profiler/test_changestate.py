@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from llmtop.profiler.changeevents import (
+from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.fold.spans import measured_spans
+from llmtop.profiler.record.changeevents import (
     ChangeApplied,
     ChangeAsked,
     ChangeRefused,
@@ -13,7 +15,7 @@ from llmtop.profiler.changeevents import (
     Restaged,
     RestageFailed,
 )
-from llmtop.profiler.events import (
+from llmtop.profiler.record.events import (
     AnyEvent,
     PhaseMemory,
     RankExited,
@@ -22,8 +24,6 @@ from llmtop.profiler.events import (
     RunStarted,
     StepFinished,
 )
-from llmtop.profiler.runstate import RunState, fold
-from llmtop.profiler.spans import measured_spans
 
 ASKED = ChangeAsked(t=3.5, setting=1, changes=(KeyChange(key="micro_batch", old=4, new=2),), src="supervisor")
 

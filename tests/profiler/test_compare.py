@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from llmtop.profiler.deviceevents import DeviceSample
 from llmtop.profiler.effects.compare import Comparison, compare
 from llmtop.profiler.effects.kernelnames import AttentionKernel
-from llmtop.profiler.eventlog import EventWriter
-from llmtop.profiler.events import AnyEvent, BaselineMeasured, HardwareSampled, KernelsSeen
+from llmtop.profiler.record.deviceevents import DeviceSample
+from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.events import AnyEvent, BaselineMeasured, HardwareSampled, KernelsSeen
 from llmtop.tui.commands.compare import render
 from tests.recorded import make_recorded_run
 from tests.recorded_spec import GIB

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from llmtop.profiler.deviceevents import DeviceSample, LinkSample, Topology
-from llmtop.profiler.energy import EnergyUse
-from llmtop.profiler.events import AnyEvent, HardwareSampled, StepFinished, TopologySeen
 from llmtop.profiler.findings.find import Finding, findings
+from llmtop.profiler.fold.energy import EnergyUse
+from llmtop.profiler.fold.runstate import HISTORY_SAMPLES, RunState, fold
 from llmtop.profiler.hardware.xid import xid_seen
+from llmtop.profiler.record.deviceevents import DeviceSample, LinkSample, Topology
+from llmtop.profiler.record.events import AnyEvent, HardwareSampled, StepFinished, TopologySeen
 from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.text import render
-from llmtop.profiler.runstate import HISTORY_SAMPLES, RunState, fold
 from llmtop.profiler.units import format_joules
 from tests.recorded import make_recorded_run, recorded_topology
 from tests.recorded_spec import recorded_prediction, recorded_spec

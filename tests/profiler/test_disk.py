@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from llmtop.profiler.cost.nvme import NvmeTraffic, nvme_traffic, traffic_seconds
 from llmtop.profiler.hardware.disk import FileSystem, file_system, free_bytes, measure
-from llmtop.profiler.nvme import NvmeTraffic, nvme_traffic, traffic_seconds
 from tests.recorded_spec import recorded_spec
 
 MIB = 1 << 20

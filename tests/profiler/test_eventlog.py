@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtop.profiler.eventlog import EventTail, EventWriter
-from llmtop.profiler.events import (
+from llmtop.profiler.record.eventlog import EventTail, EventWriter
+from llmtop.profiler.record.events import (
     AnyEvent,
     CheckpointSaved,
     Compiling,

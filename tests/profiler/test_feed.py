@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtop.profiler.eventlog import EventWriter
-from llmtop.profiler.events import RankExited, RunEnded, StepFinished
-from llmtop.profiler.feed import START_GRACE_SECONDS, RunReader, RunTail, read_state
-from llmtop.profiler.rundir import RunDir, process_identity, write_atomic
-from llmtop.profiler.runstate import RunState, fold
+from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.events import RankExited, RunEnded, StepFinished
+from llmtop.profiler.record.feed import START_GRACE_SECONDS, RunReader, RunTail, read_state
+from llmtop.profiler.record.rundir import RunDir, process_identity, write_atomic
 from tests.recorded import BEGAN, ManualClock, make_recorded_run
 from tests.recorded_spec import recorded_prediction, recorded_spec
 

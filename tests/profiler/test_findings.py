@@ -9,8 +9,11 @@ import msgspec
 import pytest
 
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.deviceevents import DeviceSample, HostSample, ProcessSample
-from llmtop.profiler.events import (
+from llmtop.profiler.findings.find import Finding, findings
+from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.memory.result import Suggestion
+from llmtop.profiler.record.deviceevents import DeviceSample, HostSample, ProcessSample
+from llmtop.profiler.record.events import (
     AnyEvent,
     BaselineMeasured,
     Compiling,
@@ -23,10 +26,7 @@ from llmtop.profiler.events import (
     StageBegan,
     StepFinished,
 )
-from llmtop.profiler.feed import read_state
-from llmtop.profiler.findings.find import Finding, findings
-from llmtop.profiler.memory.result import Suggestion
-from llmtop.profiler.runstate import RunState, fold
+from llmtop.profiler.record.feed import read_state
 from tests.recorded import make_recorded_run
 from tests.recorded_spec import GIB, MIB, Kind, recorded_prediction, recorded_spec
 

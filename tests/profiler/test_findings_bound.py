@@ -9,8 +9,11 @@ import msgspec
 import pytest
 
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.deviceevents import DeviceSample, HostSample, ProcessSample
-from llmtop.profiler.events import (
+from llmtop.profiler.findings.find import Finding, findings
+from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.memory.result import Prediction, Suggestion
+from llmtop.profiler.record.deviceevents import DeviceSample, HostSample, ProcessSample
+from llmtop.profiler.record.events import (
     AnyEvent,
     HangSuspected,
     HardwareSampled,
@@ -21,9 +24,6 @@ from llmtop.profiler.events import (
     StageBegan,
     StepFinished,
 )
-from llmtop.profiler.findings.find import Finding, findings
-from llmtop.profiler.memory.result import Prediction, Suggestion
-from llmtop.profiler.runstate import RunState, fold
 from tests.recorded_spec import GIB, MIB, recorded_prediction, recorded_spec
 
 HEALTHY = {"data": 0.01, "forward": 0.33, "backward": 0.56, "optimizer": 0.1}

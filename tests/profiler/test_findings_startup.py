@@ -7,7 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from llmtop.profiler.events import (
+from llmtop.profiler.findings.find import Finding, findings
+from llmtop.profiler.findings.startup import USUAL_SECONDS, stage_hint
+from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.record.events import (
     AnyEvent,
     Compiling,
     HardwareSampled,
@@ -20,9 +23,6 @@ from llmtop.profiler.events import (
     WeightsLoaded,
     WeightsRead,
 )
-from llmtop.profiler.findings.find import Finding, findings
-from llmtop.profiler.findings.startup import USUAL_SECONDS, stage_hint
-from llmtop.profiler.runstate import RunState, fold
 from llmtop.tui.commands.follow import Narrator
 from tests.recorded_spec import recorded_prediction, recorded_spec
 

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from transformers import AutoConfig
 
 from llmtop.presets.spec import MlaShape, RunSpec
-from llmtop.profiler.flops import active_weights, model_flops, utilisation, windowed_layers
-from llmtop.profiler.shape import param_count
-from llmtop.profiler.steptime import NVME_BYTES_PER_SECOND, step_time
+from llmtop.profiler.cost.flops import active_weights, model_flops, utilisation, windowed_layers
+from llmtop.profiler.cost.shape import param_count
+from llmtop.profiler.cost.steptime import NVME_BYTES_PER_SECOND, step_time
 from tests.profiler.test_memory import make
 
 LLAMA_8B = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 128_256 * 4096

@@ -14,7 +14,7 @@ from llmtop.profiler.effects.kernelnames import (
     kinds_of,
     recognise,
 )
-from llmtop.profiler.events import KernelTime
+from llmtop.profiler.record.events import KernelTime
 
 FLASH_2 = (
     "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, "

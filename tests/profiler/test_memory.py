@@ -13,9 +13,9 @@ from llmtop.presets.catalog import load_gpu, load_model
 from llmtop.presets.resolve import Layer, resolve
 from llmtop.presets.rules import refusals
 from llmtop.presets.spec import RunOptions, RunSpec, ValueSource
+from llmtop.profiler.cost.steptime import predict_step_seconds
 from llmtop.profiler.memory.predict import predict, predict_with_suggestions
 from llmtop.profiler.memory.result import Component, Moment, Prediction
-from llmtop.profiler.steptime import predict_step_seconds
 from tests.h200 import MACHINE, MATRIX, ROWS, measured_peak_bytes, name_of, spec_of
 
 PASSES = (Moment.LOSS_BACKWARD, Moment.LAST_BLOCK_BACKWARD, Moment.FIRST_BLOCK_BACKWARD)
@@ -105,7 +105,7 @@ def test_the_classic_mixed_precision_example_comes_out() -> None:
 
 
 def sum_params(shape: Any, width: int) -> int:
-    from llmtop.profiler.shape import param_count
+    from llmtop.profiler.cost.shape import param_count
 
     return param_count(replace(shape, intermediate_size=width))
 

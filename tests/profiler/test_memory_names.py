@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.cost.shape import param_count
 from llmtop.profiler.memory.loss import liger_chunk_tokens
 from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.memory.result import Component, Moment
 from llmtop.profiler.memory.states import cublas_workspace
-from llmtop.profiler.shape import param_count
 from tests.profiler.test_memory import make, specs
 
 HEAD = 128_256 * 4096

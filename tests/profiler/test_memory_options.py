@@ -13,6 +13,7 @@ from llmtop.presets.catalog import load_gpu, load_model
 from llmtop.presets.liger import LIGER
 from llmtop.presets.rules import refusals
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.cost.steptime import predict_step_seconds
 from llmtop.profiler.effects.switches import SWITCHES
 from llmtop.profiler.memory import backward
 from llmtop.profiler.memory.backward import pass_bytes
@@ -21,7 +22,6 @@ from llmtop.profiler.memory.predict import predict, predict_with_suggestions
 from llmtop.profiler.memory.result import Component, Moment, Prediction
 from llmtop.profiler.memory.sizes import sizes_of
 from llmtop.profiler.memory.states import state_bytes
-from llmtop.profiler.steptime import predict_step_seconds
 from tests.profiler.test_memory import MODELS, make
 
 ALL = "rms_norm,rope,glu,fused_linear_cross_entropy"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from llmtop.profiler.deviceevents import LinkSample
 from llmtop.profiler.hardware.nvml import NvmlReader
+from llmtop.profiler.record.deviceevents import LinkSample
 from tests.fake_nvml import GPU_IS_LOST, NOT_SUPPORTED, FakeGpu, FakeNvml
 from tests.recorded import ManualClock
 

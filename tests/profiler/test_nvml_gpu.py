@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from llmtop.profiler.deviceevents import DeviceSample
 from llmtop.profiler.hardware.nvml import NvmlReader
+from llmtop.profiler.record.deviceevents import DeviceSample
 from llmtop.tui.doctor.gpus import look_at_gpus
 
 pytestmark = [

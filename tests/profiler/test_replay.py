@@ -9,14 +9,15 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from llmtop.profiler import recording, replay
-from llmtop.profiler.eventlog import EventTail
-from llmtop.profiler.events import AnyEvent, HangSuspected
+from llmtop.profiler import replay
 from llmtop.profiler.findings.find import findings
-from llmtop.profiler.recording import Cursor, logs_of
+from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.record import recording
+from llmtop.profiler.record.eventlog import EventTail
+from llmtop.profiler.record.events import AnyEvent, HangSuspected
+from llmtop.profiler.record.recording import Cursor, logs_of
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.replay import Replay
-from llmtop.profiler.rundir import RunDir
-from llmtop.profiler.runstate import RunState, fold
 from tests.recorded import Recorder, make_recorded_run
 from tests.recorded_spec import recorded_prediction, recorded_spec
 

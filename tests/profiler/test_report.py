@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from llmtop.presets.errors import LlmtopError
-from llmtop.profiler.eventlog import EventWriter
-from llmtop.profiler.events import RankExited, RankStarted, StageBegan, StepFinished
-from llmtop.profiler.flops import utilisation
+from llmtop.profiler.cost.flops import utilisation
+from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.events import RankExited, RankStarted, StageBegan, StepFinished
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.build import Report, build_report
 from llmtop.profiler.report.columns import GIB, MIB, ColumnUnit, print_addends
 from llmtop.profiler.report.text import render
-from llmtop.profiler.rundir import RunDir
 from tests.recorded import BEGAN, Recorder, make_recorded_run
 from tests.recorded_spec import Kind, recorded_prediction, recorded_spec
 

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from llmtop.presets.errors import LlmtopError, UsageError
-from llmtop.profiler import rundir
-from llmtop.profiler.rundir import RunDir, find_run, list_runs, process_identity, write_atomic
+from llmtop.profiler.record import rundir
+from llmtop.profiler.record.rundir import RunDir, find_run, list_runs, process_identity, write_atomic
 from tests.recorded_spec import recorded_prediction, recorded_spec
 
 

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtop.profiler import series
-from llmtop.profiler.deviceevents import DeviceSample, HostSample, ProcessSample
-from llmtop.profiler.events import (
+from llmtop.profiler.fold import series
+from llmtop.profiler.fold.runstate import RunState, fold, rank_of
+from llmtop.profiler.record.deviceevents import DeviceSample, HostSample, ProcessSample
+from llmtop.profiler.record.events import (
     AnyEvent,
     Compiling,
     ControlAnswered,
@@ -36,8 +37,7 @@ from llmtop.profiler.events import (
     WeightsLoaded,
     WeightsRead,
 )
-from llmtop.profiler.feed import RunTail
-from llmtop.profiler.runstate import RunState, fold, rank_of
+from llmtop.profiler.record.feed import RunTail
 from tests.recorded import make_recorded_run
 
 small = st.integers(min_value=0, max_value=5)

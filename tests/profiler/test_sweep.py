@@ -9,8 +9,8 @@ from hypothesis import given, settings
 
 from llmtop.presets.errors import UsageError
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.cost.sweep import MOST_CANDIDATES, Change, Sweep, changed, parse_axes, sweep
 from llmtop.profiler.memory.predict import Brief, predict, predict_brief
-from llmtop.profiler.sweep import MOST_CANDIDATES, Change, Sweep, changed, parse_axes, sweep
 from tests.profiler.test_explain import run_of, runs
 
 

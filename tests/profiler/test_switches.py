@@ -20,15 +20,15 @@ from llmtop.profiler.effects.switches import (
     read_others,
     switches,
 )
-from llmtop.profiler.events import KernelsSeen, ModelBuilt, StepFinished
-from llmtop.profiler.feed import read_state
 from llmtop.profiler.findings.find import findings
-from llmtop.profiler.rankstate import WARMUP_STEPS, RankState
+from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
+from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.fold.series import steady_steps
+from llmtop.profiler.record.events import KernelsSeen, ModelBuilt, StepFinished
+from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.text import render
-from llmtop.profiler.rundir import RunDir
-from llmtop.profiler.runstate import RunState, fold
-from llmtop.profiler.series import steady_steps
 from tests.recorded import make_recorded_run
 from tests.recorded_spec import recorded_prediction, recorded_spec
 

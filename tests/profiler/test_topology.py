@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from llmtop.profiler.deviceevents import Topology
-from llmtop.profiler.events import TopologySeen
+from llmtop.profiler.fold.runstate import RunState, fold
 from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.hardware.nvmlcalls import NvmlCalls
 from llmtop.profiler.hardware.topology import cpu_ranges, read_topology
-from llmtop.profiler.runstate import RunState, fold
+from llmtop.profiler.record.deviceevents import Topology
+from llmtop.profiler.record.events import TopologySeen
 from llmtop.profiler.topology import matrix, nvlink_words, parse_cpus, pcie_words, problems
 from tests.fake_nvml import NOT_SUPPORTED, FakeGpu, FakeNvml
 from tests.recorded import recorded_topology

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtop.profiler.deviceevents import DeviceSample, HostSample, ProcessSample
-from llmtop.profiler.events import AnyEvent, HardwareSampled, StepFinished
+from llmtop.profiler.fold.memorytrail import TRAIL_POINTS, MemoryTrail
+from llmtop.profiler.fold.pace import PACE_BUCKETS
+from llmtop.profiler.fold.phaselinks import phase_traffic, stretches
+from llmtop.profiler.fold.rankstate import WARMUP_STEPS
+from llmtop.profiler.fold.runstate import RunState, fold
 from llmtop.profiler.forecast import Forecast, forecast, slope_of
-from llmtop.profiler.memorytrail import TRAIL_POINTS, MemoryTrail
-from llmtop.profiler.pace import PACE_BUCKETS
-from llmtop.profiler.phaselinks import phase_traffic, stretches
-from llmtop.profiler.rankstate import WARMUP_STEPS
-from llmtop.profiler.runstate import RunState, fold
+from llmtop.profiler.record.deviceevents import DeviceSample, HostSample, ProcessSample
+from llmtop.profiler.record.events import AnyEvent, HardwareSampled, StepFinished
 
 MIB, GIB = 1 << 20, 1 << 30
 

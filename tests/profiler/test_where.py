@@ -9,8 +9,8 @@ import pytest
 from llmtop.presets.catalog import load_recipe
 from llmtop.presets.resolve import Layer, Machine, assemble
 from llmtop.presets.spec import RunSpec, ValueSource
-from llmtop.profiler.sweep import Change, changed, judge
-from llmtop.profiler.where import GPU_COUNTS, Where, WhereRow, gpu_names, where
+from llmtop.profiler.cost.sweep import Change, changed, judge
+from llmtop.profiler.cost.where import GPU_COUNTS, Where, WhereRow, gpu_names, where
 
 ALL = gpu_names()
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from llmtop.profiler.events import XidSeen
+from llmtop.profiler.fold.runstate import RunState, fold
 from llmtop.profiler.hardware.host import HostReader
 from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.hardware.sampler import Sampler
 from llmtop.profiler.hardware.xid import XIDS, xid_seen
-from llmtop.profiler.runstate import RunState, fold
+from llmtop.profiler.record.events import XidSeen
 from tests.fake_nvml import NOT_SUPPORTED, FakeGpu, FakeNvml
 from tests.recorded import ManualClock
 

@@ -14,10 +14,10 @@ import sys
 import time
 from pathlib import Path
 
-from llmtop.profiler.changeevents import ChangeApplied
-from llmtop.profiler.eventlog import EventWriter
-from llmtop.profiler.events import CheckpointSaved, RankFailed, RankFinished, StageBegan, StepFinished
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.changeevents import ChangeApplied
+from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.events import CheckpointSaved, RankFailed, RankFinished, StageBegan, StepFinished
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.livefile import LiveFile, LiveRequest
 from llmtop.trainer.pdeath import die_with_parent
 from llmtop.trainer.restagefolder import restage_folders

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import psutil
 
-from llmtop.profiler.eventlog import EventTail
-from llmtop.profiler.events import AnyEvent, RunEnded
-from llmtop.profiler.rundir import SUPERVISOR, RunDir
+from llmtop.profiler.record.eventlog import EventTail
+from llmtop.profiler.record.events import AnyEvent, RunEnded
+from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.trainer import control
 from llmtop.trainer.launch import start_supervisor
 from llmtop.trainer.supervisor.rankenv import RUN_ID

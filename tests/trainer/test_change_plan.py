@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from llmtop.presets.errors import DoesNotFitError, UsageError
 from llmtop.presets.spec import RunOptions, RunSpec
-from llmtop.profiler.events import CheckpointSaved
 from llmtop.profiler.memory.predict import predict
+from llmtop.profiler.record.events import CheckpointSaved
 from llmtop.trainer.change import ChangePlan, plan_change, require_fit
 from llmtop.trainer.changekeys import FIXED, HOT, RESTAGE
 from llmtop.trainer.changeprice import price_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtop.profiler.changeevents import (
+from llmtop.profiler.record.changeevents import (
     ChangeApplied,
     ChangeAsked,
     ChangeRefused,
@@ -17,9 +17,9 @@ from llmtop.profiler.changeevents import (
     Restaged,
     RestageFailed,
 )
-from llmtop.profiler.events import ControlAnswered, HardwareSampled, RankStarted
-from llmtop.profiler.feed import read_state
-from llmtop.profiler.rundir import HARDWARE, InForce
+from llmtop.profiler.record.events import ControlAnswered, HardwareSampled, RankStarted
+from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.rundir import HARDWARE, InForce
 from llmtop.trainer import control, restagefolder
 from llmtop.trainer.restagefolder import memory_folder
 from tests.trainer.supervised import GRACES, TIMEOUT_SECONDS, Supervised, worker_command

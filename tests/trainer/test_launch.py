@@ -15,7 +15,7 @@ import pytest
 from llmtop.presets.errors import UsageError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.hardware.disk import FileSystem
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import control, preflight
 from llmtop.trainer.launch import start_run
 from tests.recorded_spec import recorded_prediction, recorded_spec

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from llmtop.profiler.events import NvmeMeasured
+from llmtop.profiler.fold.runstate import RunState, fold
 from llmtop.profiler.hardware.disk import DiskSpeed
-from llmtop.profiler.rundir import RunDir
-from llmtop.profiler.runstate import RunState, fold
+from llmtop.profiler.record.events import NvmeMeasured
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.dsconfig import deepspeed_config
 from llmtop.trainer.supervisor import nvmetrial
 from llmtop.trainer.supervisor.nvmetrial import report_nvme

@@ -12,9 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from llmtop.presets.errors import UsageError
-from llmtop.profiler.events import RankStarted
-from llmtop.profiler.rundir import RunDir
-from llmtop.profiler.runstate import RunState, fold
+from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.record.events import RankStarted
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import stacks
 from llmtop.trainer.stacks import take_stacks
 from tests.recorded_spec import recorded_prediction, recorded_spec
@@ -22,7 +22,7 @@ from tests.recorded_spec import recorded_prediction, recorded_spec
 HANGS = """
 import sys, time
 from pathlib import Path
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.stacks import listen_for_stacks
 
 def waits_for_the_others():

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from llmtop.presets.errors import JobFailedError, LlmtopError
-from llmtop.profiler.events import (
+from llmtop.profiler.record.events import (
     Compiling,
     ControlAnswered,
     HangSuspected,
@@ -22,7 +22,7 @@ from llmtop.profiler.events import (
     RankStarted,
     RunStarted,
 )
-from llmtop.profiler.feed import read_state
+from llmtop.profiler.record.feed import read_state
 from llmtop.trainer import control
 from llmtop.trainer.launch import start_supervisor
 from tests.trainer.supervised import GRACES, Supervised, worker_command

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from llmtop.profiler.events import HardwareSampled, RankStarted, TopologySeen, XidSeen
-from llmtop.profiler.feed import read_state
 from llmtop.profiler.findings.find import findings
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.events import HardwareSampled, RankStarted, TopologySeen, XidSeen
+from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.rundir import RunDir
 from tests.recorded_spec import recorded_prediction, recorded_spec
 from tests.trainer.supervised import GRACES, Supervised, worker_command
 

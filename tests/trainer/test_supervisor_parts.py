@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from llmtop.presets.errors import LlmtopError, UsageError
-from llmtop.profiler.deviceevents import HostSample
-from llmtop.profiler.eventlog import EventWriter
-from llmtop.profiler.events import StageBegan, StepFinished
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.deviceevents import HostSample
+from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.events import StageBegan, StepFinished
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import control
 from llmtop.trainer.pdeath import SUPERVISOR_PID
 from llmtop.trainer.supervisor import extensions

@@ -8,7 +8,7 @@ from textual.pilot import Pilot
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.deeds import Deeds
 from llmtop.tui.widgets.editor import Entry

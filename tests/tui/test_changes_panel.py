@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from textual.widgets import Input
 
-from llmtop.profiler.changeevents import (
+from llmtop.profiler.record.changeevents import (
     ChangeApplied,
     ChangeAsked,
     ChangeRefused,
@@ -15,7 +15,7 @@ from llmtop.profiler.changeevents import (
     RestageBegan,
     Restaged,
 )
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.control import SetParams
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.deeds import Deeds

@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from llmtop.profiler.breakdown import breakdown
-from llmtop.profiler.deviceevents import DeviceSample, LinkSample
-from llmtop.profiler.events import AnyEvent, HardwareSampled, TopologySeen, XidSeen
+from llmtop.profiler.fold.runstate import RunState, fold
 from llmtop.profiler.hardware.xid import xid_seen
-from llmtop.profiler.runstate import RunState, fold
+from llmtop.profiler.record.deviceevents import DeviceSample, LinkSample
+from llmtop.profiler.record.events import AnyEvent, HardwareSampled, TopologySeen, XidSeen
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.panels.devices import DevicesPanel
 from llmtop.tui.panels.links import LinksPanel

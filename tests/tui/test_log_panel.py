@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtop.profiler.events import Compiling, HangSuspected
+from llmtop.profiler.record.events import Compiling, HangSuspected
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.panels.findings import FindingsPanel
 from llmtop.tui.panels.log import LogPanel

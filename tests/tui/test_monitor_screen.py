@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtop.profiler.events import (
+from llmtop.profiler.record.events import (
     Compiling,
     MemoryClassified,
     PhaseMemory,
@@ -14,7 +14,7 @@ from llmtop.profiler.events import (
     StageFinished,
     StepFinished,
 )
-from llmtop.profiler.feed import read_state
+from llmtop.profiler.record.feed import read_state
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.deeds import Deeds
 from llmtop.tui.feed import run_row

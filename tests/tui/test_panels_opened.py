@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from llmtop.profiler.breakdown import breakdown
-from llmtop.profiler.deviceevents import DeviceSample, HostSample
-from llmtop.profiler.events import AnyEvent, HardwareSampled, PeakClassified, StepFinished
-from llmtop.profiler.feed import read_state
-from llmtop.profiler.runstate import RunState, fold
+from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.record.deviceevents import DeviceSample, HostSample
+from llmtop.profiler.record.events import AnyEvent, HardwareSampled, PeakClassified, StepFinished
+from llmtop.profiler.record.feed import read_state
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.panels.host import HostPanel
 from llmtop.tui.panels.links import LinksPanel

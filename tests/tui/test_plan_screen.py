@@ -11,7 +11,7 @@ from llmtop.presets.catalog import entries
 from llmtop.presets.errors import UsageError
 from llmtop.presets.spec import RunOptions, RunSpec
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.deeds import Deeds
 from llmtop.tui.screens.monitor import MonitorScreen

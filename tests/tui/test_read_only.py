@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmtop.presets.errors import UsageError
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.deeds import Deeds
 from llmtop.tui.keys import HELP, MONITOR_KEYS, changes_something

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from llmtop.profiler.events import HangSuspected
-from llmtop.profiler.feed import read_state
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.events import HangSuspected
+from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.deeds import Deeds
 from llmtop.tui.replaying import SPEEDS, ReplayFeed

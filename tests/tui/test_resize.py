@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 from textual.pilot import Pilot
 
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.deeds import Deeds
 from llmtop.tui.requests import ReplayWish

@@ -10,7 +10,7 @@ import pytest
 from textual.widgets import DataTable
 
 from llmtop.presets.errors import LlmtopError
-from llmtop.profiler.rundir import RunDir, list_runs
+from llmtop.profiler.record.rundir import RunDir, list_runs
 from llmtop.tui import deletion
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.screens.runs import RunsScreen

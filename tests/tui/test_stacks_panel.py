@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from llmtop.presets.errors import LlmtopError
-from llmtop.profiler.rundir import RunDir
-from llmtop.profiler.runstate import RunState
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.deeds import Deeds
 from tests.tui.tuiruns import LiveRun, wait_for_text

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from llmtop.profiler.breakdown import breakdown
-from llmtop.profiler.events import (
+from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.record.events import (
     AnyEvent,
     Compiling,
     HardwareSampled,
@@ -15,7 +16,6 @@ from llmtop.profiler.events import (
     StageBegan,
     StageFinished,
 )
-from llmtop.profiler.runstate import RunState, fold
 from llmtop.tui.panels.startup import StartupPanel
 from llmtop.tui.view import RunView
 from tests.recorded_spec import recorded_prediction, recorded_spec

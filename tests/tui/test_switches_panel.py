@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtop.profiler.events import KernelsSeen
+from llmtop.profiler.record.events import KernelsSeen
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.screens import monitor
 from llmtop.tui.widgets.painted import Painted

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtop.profiler.feed import read_state
+from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.report.build import build_report
 from llmtop.tui.feed import KEPT_LINES, LogTail, MonitorFeed, RunsFeed, run_row
 from llmtop.tui.screenshot import write_monitor_svg, write_plan_svg

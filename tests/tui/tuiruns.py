@@ -11,8 +11,8 @@ from textual.app import App
 from textual.pilot import Pilot
 
 from llmtop.presets.resolve import Machine
-from llmtop.profiler.events import RunEnded
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.events import RunEnded
+from llmtop.profiler.record.rundir import RunDir
 from tests.recorded import BEGAN, Recorder
 from tests.recorded_spec import GIB, Kind, recorded_prediction, recorded_spec
 

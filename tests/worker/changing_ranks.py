@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from llmtop.profiler.eventlog import EventWriter
-from llmtop.profiler.events import AnyEvent, StepFinished
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.events import AnyEvent, StepFinished
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.livefile import LiveRequest, ask_ranks
 from llmtop.trainer.pdeath import die_with_parent
 from llmtop.trainer.worker.malloc import return_freed_memory

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.standby import mark_ready, standby_setting, wait_for_go
 from llmtop.trainer.worker.__main__ import main
 

@@ -10,7 +10,7 @@ from benchmarks.admission import Gate, Room
 from benchmarks.cells import Planned, Runner, plan
 from benchmarks.forkserver import ForkServer
 from llmtop.profiler.hardware.machine import detect_machine
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 
 _SECONDS = 180.0
 """The first run may have to build DeepSpeed's ops, which is not counted."""

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from llmtop.presets.spec import GpuSpec, ModelShape, RunOptions, RunSpec
-from llmtop.profiler.eventlog import EventTail
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.eventlog import EventTail
+from llmtop.profiler.record.rundir import RunDir
 
 TINY_LLAMA: dict[str, Any] = {
     "model_type": "llama",

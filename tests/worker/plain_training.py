@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from msgspec.structs import replace
 
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.worker.build import build_model
 from llmtop.trainer.worker.optimizer import schedule_factor
 from llmtop.trainer.worker.place import Place

@@ -15,8 +15,8 @@ from typing import Any
 import deepspeed
 import torch
 
-from llmtop.profiler.eventlog import EventWriter
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.pdeath import die_with_parent
 from llmtop.trainer.worker.build import build_model
 from llmtop.trainer.worker.malloc import return_freed_memory

@@ -16,10 +16,10 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from llmtop.profiler.events import AnyEvent, KernelsSeen
 from llmtop.profiler.probes import kernels
 from llmtop.profiler.probes.kernels import KernelRecorder, collect, profiled_step
 from llmtop.profiler.probes.training import TrainingProbes
+from llmtop.profiler.record.events import AnyEvent, KernelsSeen
 from llmtop.trainer.worker.kernels import enable_checkpointing
 
 CPU = torch.device("cpu")

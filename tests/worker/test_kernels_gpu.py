@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.forkserver import ForkServer
-from llmtop.profiler.events import KernelsSeen
+from llmtop.profiler.record.events import KernelsSeen
 from llmtop.profiler.report.build import Report, build_report
 from tests.worker.gpu_runs import carried_out
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from llmtop.profiler.changeevents import ChangeApplied
-from llmtop.profiler.events import MemoryClassified, RankFinished, StepFinished
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.changeevents import ChangeApplied
+from llmtop.profiler.record.events import MemoryClassified, RankFinished, StepFinished
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.worker.build import build_model
 from tests.recorded_spec import recorded_prediction
 from tests.worker.changing_ranks import SCRIPT

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from llmtop.presets.errors import LlmtopError
-from llmtop.profiler.events import OpBuilt
+from llmtop.profiler.record.events import OpBuilt
 from llmtop.trainer.ops import CPU_ADAM, FUSED_ADAM
 from llmtop.trainer.worker.opbuild import build_ops
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from llmtop.profiler.events import OutsideMeasured
 from llmtop.profiler.probes.outside import OutsideProbe
+from llmtop.profiler.record.events import OutsideMeasured
 from tests.fake_nvml import GIB, FakeGpu, FakeNvml, process
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from llmtop.profiler.events import AnyEvent, PeakClassified
 from llmtop.profiler.probes.peaks import PeakProbe, logits_sizes
 from llmtop.profiler.probes.training import TrainingProbes
+from llmtop.profiler.record.events import AnyEvent, PeakClassified
 from tests.worker.dispatch_tracer import DispatchTracer
 from tests.worker.tiny_training import Shape, Tiny, token_ids, train_step
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from llmtop.profiler.events import AnyEvent, MemoryClassified, PhaseMemory
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.probes.activations import ActivationCounter
 from llmtop.profiler.probes.allocator import ResidentMeter, merge
@@ -25,6 +24,7 @@ from llmtop.profiler.probes.resident import (
     rss_bytes,
 )
 from llmtop.profiler.probes.training import TrainingProbes
+from llmtop.profiler.record.events import AnyEvent, MemoryClassified, PhaseMemory
 
 CPU = torch.device("cpu")
 MIB = 1 << 20

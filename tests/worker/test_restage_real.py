@@ -13,13 +13,13 @@ import torch
 from msgspec import Struct
 
 from llmtop.presets.errors import ExitCode
-from llmtop.profiler.changestate import ChangeRecord
-from llmtop.profiler.events import CheckpointLoaded, ModelBuilt, StepFinished
-from llmtop.profiler.feed import read_state
+from llmtop.profiler.fold.changestate import ChangeRecord
 from llmtop.profiler.memory.predict import predict
+from llmtop.profiler.record.events import CheckpointLoaded, ModelBuilt, StepFinished
+from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.text import render
-from llmtop.profiler.rundir import RunDir
 from llmtop.trainer import control, restagefolder
 from llmtop.trainer.dsconfig import deepspeed_config
 from llmtop.trainer.launch import start_supervisor

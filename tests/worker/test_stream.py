@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from llmtop.presets.errors import LlmtopError
-from llmtop.profiler.events import WeightsLoaded, WeightsRead
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.events import WeightsLoaded, WeightsRead
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.worker import shards
 from llmtop.trainer.worker.build import DTYPES, build_model
 from tests.worker.launching import events_of, log_end, make_run, start_ranks, tiny_spec, wait_for_ranks

@@ -8,11 +8,11 @@ import pytest
 
 from llmtop.profiler.effects.compare import compare
 from llmtop.profiler.effects.switches import measure, read_others, switches
-from llmtop.profiler.events import StepFinished
-from llmtop.profiler.feed import read_state
 from llmtop.profiler.memory.predict import predict
+from llmtop.profiler.record.events import StepFinished
+from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.build import build_report
-from llmtop.profiler.rundir import RunDir
 from tests.worker.launching import deepspeed_config, events_of, log_end, run_matrix, tiny_spec
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 from llmtop.presets.errors import LlmtopError, UsageError
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.worker.place import Place
 from llmtop.trainer.worker.tokenizer import ByteTokenizer, FolderTokenizer
 from llmtop.trainer.worker.tokens import load_tokens, make_tokenizer

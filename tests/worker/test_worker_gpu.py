@@ -13,12 +13,12 @@ from benchmarks.forkserver import ForkServer
 from llmtop.presets.resolve import Layer, resolve
 from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.profiler.breakdown import Breakdown, breakdown
-from llmtop.profiler.feed import read_state
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.hardware.machine import detect_machine
 from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.memory.result import Component, Prediction
-from llmtop.profiler.rundir import RunDir
-from llmtop.profiler.runstate import RunState
+from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.control import wait_for_end
 from llmtop.trainer.launch import start_run
 from tests.worker.gpu_runs import carried_out

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmtop.profiler.events import (
+from llmtop.profiler.record.events import (
     BaselineMeasured,
     CheckpointLoaded,
     CheckpointSaved,
@@ -16,7 +16,7 @@ from llmtop.profiler.events import (
     RankFinished,
     StepFinished,
 )
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 from tests.worker.launching import TINY_LLAMA, events_of, log_end, make_run, run_matrix, tiny_spec
 
 pytestmark = pytest.mark.slow

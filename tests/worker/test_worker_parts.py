@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
 from llmtop.presets.spec import LrSchedule
-from llmtop.profiler.eventlog import EventTail, EventWriter
-from llmtop.profiler.events import StageBegan, StageFinished
 from llmtop.profiler.probes.training import StepReading
+from llmtop.profiler.record.eventlog import EventTail, EventWriter
+from llmtop.profiler.record.events import StageBegan, StageFinished
 from llmtop.trainer.worker.agreement import Agreed
 from llmtop.trainer.worker.build import count_parameters, model_config
 from llmtop.trainer.worker.callbacks import StepLog, StepOutcome

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmtop.presets.errors import ExitCode
-from llmtop.profiler.events import (
+from llmtop.profiler.record.events import (
     BaselineMeasured,
     CheckpointSaved,
     MemoryClassified,
@@ -18,7 +18,7 @@ from llmtop.profiler.events import (
     StageFinished,
     StepFinished,
 )
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.worker.checkpoint import newest
 from tests.worker.launching import (
     events_of,

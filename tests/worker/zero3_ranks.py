@@ -17,8 +17,8 @@ from typing import Any
 import deepspeed
 import torch
 
-from llmtop.profiler.events import AnyEvent, PeakClassified
 from llmtop.profiler.probes.training import TrainingProbes
+from llmtop.profiler.record.events import AnyEvent, PeakClassified
 from llmtop.trainer.pdeath import die_with_parent
 from llmtop.trainer.worker.place import place_from_environment
 from llmtop.trainer.worker.process_group import join_process_group, leave_process_group

@@ -14,16 +14,16 @@ import msgspec
 from msgspec import Struct
 
 from llmtop.presets.errors import LlmtopError, UsageError
-from llmtop.profiler.changeevents import (
+from llmtop.profiler.record.changeevents import (
     ChangeAsked,
     ChangeRefused,
     RestageBegan,
     Restaged,
     RestageFailed,
 )
-from llmtop.profiler.deviceevents import HostSample
-from llmtop.profiler.events import AnyEvent, CheckpointSaved, RunEnded
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.deviceevents import HostSample
+from llmtop.profiler.record.events import AnyEvent, CheckpointSaved, RunEnded
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import control, restagefolder
 from llmtop.trainer.livefile import LiveRequest, ask_ranks, forget_request
 from llmtop.trainer.standby import count_ready

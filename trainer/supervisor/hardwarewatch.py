@@ -6,11 +6,11 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 
-from llmtop.profiler.deviceevents import HostSample
-from llmtop.profiler.eventlog import EventWriter
-from llmtop.profiler.events import HardwareSampled, TopologySeen, XidSeen
 from llmtop.profiler.hardware.sampler import Sampler
-from llmtop.profiler.rundir import HARDWARE, RunDir
+from llmtop.profiler.record.deviceevents import HostSample
+from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.events import HardwareSampled, TopologySeen, XidSeen
+from llmtop.profiler.record.rundir import HARDWARE, RunDir
 
 _XIDS_WRITTEN = 200
 """A program that goes on after an Xid may cause thousands."""

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from llmtop.profiler.eventlog import EventWriter
-from llmtop.profiler.events import AnyEvent
+from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.events import AnyEvent
 
 _RETRY_SECONDS = 0.2
 

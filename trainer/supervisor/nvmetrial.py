@@ -8,10 +8,10 @@ from pathlib import Path
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.paths import expand_user
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.events import NvmeMeasured
+from llmtop.profiler.cost.nvme import nvme_traffic, traffic_seconds, uses_nvme
 from llmtop.profiler.hardware.disk import TRIAL_BYTES, DiskSpeed, file_system, free_bytes, measure
-from llmtop.profiler.nvme import nvme_traffic, traffic_seconds, uses_nvme
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.events import NvmeMeasured
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.dsconfig import nvme_folders
 
 _LEAST_ROOM_BYTES = 2 * TRIAL_BYTES

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llmtop.profiler.deviceevents import HostSample
 from llmtop.profiler.hardware.cgroup import oom_kills
+from llmtop.profiler.record.deviceevents import HostSample
 
 _NEARLY_FULL = 0.95
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode
-from llmtop.profiler.events import CheckpointSaved, RankFailed, RankFinished, RunEnded, XidSeen
+from llmtop.profiler.record.events import CheckpointSaved, RankFailed, RankFinished, RunEnded, XidSeen
 from llmtop.trainer.supervisor.ranks import RankExit
 
 _LOST_PEER = re.compile(

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable
 
 from llmtop.presets.spec import RunOptions
-from llmtop.profiler.changeevents import ChangeApplied
-from llmtop.profiler.eventlog import EventTail
-from llmtop.profiler.events import (
+from llmtop.profiler.record.changeevents import ChangeApplied
+from llmtop.profiler.record.eventlog import EventTail
+from llmtop.profiler.record.events import (
     AnyEvent,
     CheckpointLoaded,
     CheckpointSaved,
@@ -23,7 +23,7 @@ from llmtop.profiler.events import (
     StepFinished,
     WeightsRead,
 )
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 
 _STEPS_REMEMBERED = 50
 _START_FACTOR = 2.0

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.pdeath import SUPERVISOR_PID
 from llmtop.trainer.supervisor.extensions import VARIABLE
 

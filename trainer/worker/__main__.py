@@ -10,8 +10,8 @@ from typing import NoReturn
 
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.eventlog import EventWriter
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.pdeath import die_with_parent
 from llmtop.trainer.stacks import listen_for_stacks
 from llmtop.trainer.standby import mark_ready, standby_setting, wait_for_go

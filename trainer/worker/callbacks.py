@@ -13,8 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets.spec import RunOptions, RunSpec
-from llmtop.profiler.events import AnyEvent, CheckpointSaved, StepFinished
 from llmtop.profiler.probes.training import StepReading
+from llmtop.profiler.record.events import AnyEvent, CheckpointSaved, StepFinished
 from llmtop.profiler.units import format_seconds
 from llmtop.trainer.worker.agreement import Agreed
 from llmtop.trainer.worker.checkpoint import Progress, leaves_base_out, save

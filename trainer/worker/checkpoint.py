@@ -17,8 +17,8 @@ import torch
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.events import CheckpointLoaded, CheckpointRefused, CheckpointSaved
-from llmtop.profiler.rundir import write_atomic
+from llmtop.profiler.record.events import CheckpointLoaded, CheckpointRefused, CheckpointSaved
+from llmtop.profiler.record.rundir import write_atomic
 from llmtop.trainer.statefile import INDEX, MARKER, StateIndex, read_index
 from llmtop.trainer.worker.data import Position
 from llmtop.trainer.worker.state.consent import first_problem, sum_over_ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 
 from llmtop.presets.errors import ExitCode, LlmtopError
-from llmtop.profiler.events import RankFailed
+from llmtop.profiler.record.events import RankFailed
 
 # Torch raises its own class on CUDA; on the host the allocator raises a plain RuntimeError.
 _OUT_OF_MEMORY_WORDS = (

@@ -11,9 +11,9 @@ import torch
 
 from llmtop.presets.errors import UsageError
 from llmtop.presets.spec import RunOptions
-from llmtop.profiler.changeevents import ChangeApplied
 from llmtop.profiler.probes.training import TrainingProbes
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.changeevents import ChangeApplied
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.livefile import LiveFile
 from llmtop.trainer.worker.callbacks import Checkpointer, Emit
 from llmtop.trainer.worker.data import Batches

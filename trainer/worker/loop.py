@@ -12,8 +12,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets.spec import RunOptions
-from llmtop.profiler.events import Phase
 from llmtop.profiler.probes.training import StepReading
+from llmtop.profiler.record.events import Phase
 from llmtop.trainer.worker.agreement import Agreed, Agreement, Pending
 from llmtop.trainer.worker.callbacks import Callback, StepOutcome
 from llmtop.trainer.worker.data import Batches

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from llmtop.presets.errors import LlmtopError
-from llmtop.profiler.events import OpBuilt
+from llmtop.profiler.record.events import OpBuilt
 from llmtop.trainer.ops import Op
 from llmtop.trainer.supervisor.extensions import VARIABLE, op_library
 

@@ -13,15 +13,15 @@ import torch
 from msgspec import Struct
 
 from llmtop.presets.spec import RunOptions, RunSpec
-from llmtop.profiler.eventlog import EventWriter
-from llmtop.profiler.events import ModelBuilt, RankFinished
 from llmtop.profiler.probes.allocator import Peaks
 from llmtop.profiler.probes.baseline import baseline, device_used_bytes
 from llmtop.profiler.probes.heap import read_heap
 from llmtop.profiler.probes.kernels import profiled_step
 from llmtop.profiler.probes.outside import OutsideProbe, first_collective, make_context
 from llmtop.profiler.probes.training import TrainingProbes, is_classified
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.events import ModelBuilt, RankFinished
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.ops import ops_of
 from llmtop.trainer.restagefolder import restage_folders
 from llmtop.trainer.worker import checkpoint

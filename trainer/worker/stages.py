@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from llmtop.profiler.eventlog import EventWriter
-from llmtop.profiler.events import StageBegan, StageFinished, StartupStage
+from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.events import StageBegan, StageFinished, StartupStage
 
 
 class StageLog:

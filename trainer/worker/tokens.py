@@ -17,7 +17,7 @@ import numpy
 from llmtop.presets.errors import UsageError
 from llmtop.presets.inputs import SMALLEST_BPE_VOCAB
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.worker.data import Ids
 from llmtop.trainer.worker.place import Place
 from llmtop.trainer.worker.text import Piece, read_pieces

@@ -16,7 +16,7 @@ import torch
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.spec import RunSpec
 from llmtop.presets.weightfiles import BrokenWeights, packed_weights, safetensors_files, stored_tensors
-from llmtop.profiler.events import WeightsLoaded, WeightsRead
+from llmtop.profiler.record.events import WeightsLoaded, WeightsRead
 from llmtop.profiler.units import counted
 from llmtop.trainer.worker.quantize import quantization_config
 from llmtop.trainer.worker.stream import CannotStream, StreamPlan, plan_stream, stream_weights

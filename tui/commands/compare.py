@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode
 from llmtop.presets.spec import Provenance, ValueSource
-from llmtop.profiler import rundir
 from llmtop.profiler.effects.compare import Change, Comparison, OptionDifference, Side, compare
+from llmtop.profiler.record import rundir
 from llmtop.profiler.report.text import SMALL_SHARE
 from llmtop.profiler.units import (
     NOT_AVAILABLE,

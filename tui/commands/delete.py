@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from llmtop.presets.errors import ExitCode, UsageError
-from llmtop.profiler import rundir
+from llmtop.profiler.record import rundir
 from llmtop.tui.arguments import RUN_HELP
 from llmtop.tui.deletion import delete, require_deletable, weigh
 from llmtop.tui.streams import on_terminal

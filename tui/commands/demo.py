@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from llmtop.presets.errors import ExitCode
-from llmtop.profiler.feed import read_state
 from llmtop.profiler.memory.predict import predict_with_suggestions
+from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.text import render
 from llmtop.trainer import launch

@@ -9,8 +9,8 @@ from typing import get_args
 import msgspec
 
 from llmtop.presets.errors import ExitCode
-from llmtop.profiler.deviceevents import Topology
 from llmtop.profiler.hardware.costs import CallCost
+from llmtop.profiler.record.deviceevents import Topology
 from llmtop.tui.commands.output import print_json, text_width, wrapped
 from llmtop.tui.doctor import gpus, software, system
 from llmtop.tui.doctor.check import Check, Status

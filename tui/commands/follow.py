@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from llmtop.presets.errors import ExitCode, JobFailedError, OutOfMemoryError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.changewords import outcome, title
-from llmtop.profiler.feed import RunReader
+from llmtop.profiler.cost.nvme import nvme_words
 from llmtop.profiler.findings.startup import stage_hint
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.nvme import nvme_words
-from llmtop.profiler.rundir import RunDir
-from llmtop.profiler.runstate import RunState
+from llmtop.profiler.record.feed import RunReader
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_seconds
 from llmtop.tui.telling import tell
 from llmtop.tui.view import ENDED

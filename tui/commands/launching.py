@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from llmtop.presets.errors import DoesNotFitError, ExitCode
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.feed import read_state
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_bytes
 from llmtop.tui.commands.follow import follow, require_success
 from llmtop.tui.options import change_text

@@ -8,8 +8,8 @@ from datetime import datetime
 import msgspec
 
 from llmtop.presets.errors import ExitCode, LlmtopError
-from llmtop.profiler import rundir
-from llmtop.profiler.feed import read_state
+from llmtop.profiler.record import rundir
+from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.units import NOT_AVAILABLE
 from llmtop.tui.commands.output import print_json, table, text_width
 from llmtop.tui.telling import tell

@@ -14,11 +14,11 @@ from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.presets.inputs import inputs
 from llmtop.presets.rules import refusals
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.cost.sweep import Axis, changed, parse_axes, sweep
+from llmtop.profiler.cost.where import ALLOWED, gpu_names, where
 from llmtop.profiler.memory.explain import explain
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.sweep import Axis, changed, parse_axes, sweep
-from llmtop.profiler.where import ALLOWED, gpu_names, where
 from llmtop.tui import options
 from llmtop.tui.commands.output import print_json, text_width
 from llmtop.tui.commands.plan_explain import PEAK, WHICH, check_which, explain_text

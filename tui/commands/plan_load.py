@@ -6,9 +6,9 @@ from typing import Any
 
 from llmtop.presets import catalog
 from llmtop.presets.spec import GpuSpec, RunSpec
+from llmtop.profiler.cost.where import gpu_names
 from llmtop.profiler.memory.loading import PROMPT_TOKENS, Loaded, loaded
 from llmtop.profiler.units import counted, format_bytes
-from llmtop.profiler.where import gpu_names
 from llmtop.tui.commands.output import WIDTH, table, wrapped
 
 CONTEXT = 8192

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from llmtop.presets.errors import UsageError, nearest
-from llmtop.profiler.sweep import Change, Sweep, SweepRow
+from llmtop.profiler.cost.sweep import Change, Sweep, SweepRow
+from llmtop.profiler.cost.where import ALLOWED, Where, WhereRow
 from llmtop.profiler.units import format_bytes, format_seconds
-from llmtop.profiler.where import ALLOWED, Where, WhereRow
 from llmtop.tui.commands.output import WIDTH, table, value_text, wrapped
 
 ROWS = 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from llmtop.presets.errors import ExitCode, UsageError
-from llmtop.profiler import rundir
+from llmtop.profiler.record import rundir
 from llmtop.tui.arguments import RUN_HELP
 from llmtop.tui.streams import can_draw, plain_streams
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from llmtop.presets.errors import ExitCode
-from llmtop.profiler import rundir
+from llmtop.profiler.record import rundir
 from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.text import render
 from llmtop.tui.arguments import RUN_HELP

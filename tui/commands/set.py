@@ -8,12 +8,12 @@ from contextlib import suppress
 from msgspec import Struct
 
 from llmtop.presets.errors import ExitCode, JobFailedError, LlmtopError, UsageError
-from llmtop.profiler import rundir
-from llmtop.profiler.changeevents import KeyChange
-from llmtop.profiler.changestate import ChangeRecord
-from llmtop.profiler.feed import read_state
-from llmtop.profiler.rundir import RunDir
-from llmtop.profiler.runstate import RunState
+from llmtop.profiler.fold.changestate import ChangeRecord
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.record import rundir
+from llmtop.profiler.record.changeevents import KeyChange
+from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_seconds
 from llmtop.trainer import control
 from llmtop.trainer.change import require_fit

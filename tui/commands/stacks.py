@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from llmtop.presets.errors import ExitCode, UsageError
-from llmtop.profiler import rundir
-from llmtop.profiler.feed import read_state
+from llmtop.profiler.record import rundir
+from llmtop.profiler.record.feed import read_state
 from llmtop.trainer.stacks import take_stacks
 from llmtop.tui.arguments import RUN_HELP
 from llmtop.tui.streams import write_data

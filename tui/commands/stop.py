@@ -10,9 +10,9 @@ from contextlib import suppress
 import psutil
 
 from llmtop.presets.errors import ExitCode, JobFailedError
-from llmtop.profiler import rundir
-from llmtop.profiler.feed import read_state
-from llmtop.profiler.runstate import RunState
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.record import rundir
+from llmtop.profiler.record.feed import read_state
 from llmtop.trainer import control
 from llmtop.trainer.restagefolder import keep_states
 from llmtop.trainer.supervisor.rankenv import RUN_ID

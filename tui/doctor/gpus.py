@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec import Struct
 
 from llmtop.profiler import topology
-from llmtop.profiler.deviceevents import DeviceSample, Topology
 from llmtop.profiler.hardware.costs import FAST_SECONDS, CallCost
 from llmtop.profiler.hardware.gpm import SHORTEST_SECONDS
 from llmtop.profiler.hardware.nvml import NvmlReader
+from llmtop.profiler.record.deviceevents import DeviceSample, Topology
 from llmtop.profiler.units import counted, format_seconds
 from llmtop.tui.commands.output import table
 from llmtop.tui.doctor.check import Check

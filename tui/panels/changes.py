@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from textual.content import Content
 
-from llmtop.profiler.changestate import ChangeRecord
 from llmtop.profiler.changewords import details, outcome, title
-from llmtop.profiler.spans import MeasuredSpan, measured_spans
+from llmtop.profiler.fold.changestate import ChangeRecord
+from llmtop.profiler.fold.spans import MeasuredSpan, measured_spans
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.paint import harmless, lines, wrapped
 from llmtop.tui.widgets.panel import Panel

@@ -5,8 +5,8 @@ from __future__ import annotations
 from textual.content import Content
 
 from llmtop.profiler import topology
-from llmtop.profiler.deviceevents import DeviceSample, LinkSample
-from llmtop.profiler.phaselinks import PhaseTraffic, phase_traffic
+from llmtop.profiler.fold.phaselinks import PhaseTraffic, phase_traffic
+from llmtop.profiler.record.deviceevents import DeviceSample, LinkSample
 from llmtop.profiler.units import counted, format_rate, format_seconds
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.paint import NOT_KNOWN, fit, fit_right, harmless, lines, sparkline

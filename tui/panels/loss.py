@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 from textual.app import ComposeResult
 from textual.content import Content
 
-from llmtop.profiler.series import Series
+from llmtop.profiler.fold.series import Series
 from llmtop.profiler.units import format_percent
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.inputrows import input_rows

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from textual.content import Content
 
 from llmtop.profiler.breakdown import process_peaks
-from llmtop.profiler.deviceevents import DeviceSample, ProcessSample
+from llmtop.profiler.record.deviceevents import DeviceSample, ProcessSample
 from llmtop.profiler.units import format_bytes, format_seconds
 from llmtop.tui.view import ENDED, RunView
 from llmtop.tui.widgets.moments import moment_rows, phase_peak_rows

@@ -6,9 +6,9 @@ import textwrap
 
 from textual.content import Content
 
+from llmtop.profiler.cost.nvme import nvme_words
 from llmtop.profiler.findings.startup import stage_hint
-from llmtop.profiler.nvme import nvme_words
-from llmtop.profiler.runstate import ENDED, RankState, StageTime
+from llmtop.profiler.fold.runstate import ENDED, RankState, StageTime
 from llmtop.profiler.units import format_seconds
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.inputrows import input_rows

@@ -7,9 +7,9 @@ from statistics import mean, median
 from textual.app import ComposeResult
 from textual.content import Content
 
-from llmtop.profiler.flops import utilisation
-from llmtop.profiler.rankstate import WARMUP_STEPS, RankState
-from llmtop.profiler.series import middle_half, steady_steps
+from llmtop.profiler.cost.flops import utilisation
+from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
+from llmtop.profiler.fold.series import middle_half, steady_steps
 from llmtop.profiler.units import NOT_AVAILABLE, format_percent, format_seconds, format_tokens_rate
 from llmtop.tui.view import RunView, steady_speed
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, lines, sparkline, stacked, wrapped

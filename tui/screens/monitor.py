@@ -14,7 +14,7 @@ from textual.screen import Screen
 
 from llmtop.profiler.changewords import news
 from llmtop.profiler.effects.switches import Measured, read_others
-from llmtop.profiler.rundir import SUPERVISOR, RunDir
+from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.tui.feed import FeedFailed, LogArrived, MonitorFeed, OthersArrived, ViewArrived, follow_run
 from llmtop.tui.keys import MONITOR_KEYS, bindings
 from llmtop.tui.panels.changes import ChangesPanel

@@ -17,7 +17,7 @@ from textual.widgets import OptionList, Static
 
 from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.where import Where, gpu_names, where
+from llmtop.profiler.cost.where import Where, gpu_names, where
 from llmtop.tui.grid import grid_of
 from llmtop.tui.keys import PLAN_KEYS, bindings
 from llmtop.tui.planning import (

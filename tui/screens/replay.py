@@ -8,7 +8,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.feed import ViewArrived
 from llmtop.tui.keys import REPLAY_KEYS, bindings, changes_something
 from llmtop.tui.replaying import Place, PositionArrived, ReplayFeed, ReplayPosition, follow_replay

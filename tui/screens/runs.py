@@ -17,7 +17,7 @@ from textual.screen import Screen
 from textual.theme import Theme
 from textual.widgets import DataTable, Input, Static
 
-from llmtop.profiler.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.feed import RunsArrived, RunsFeed, follow_runs
 from llmtop.tui.keys import RUNS_KEYS, bindings
 from llmtop.tui.requests import CompareAsked, DeleteAsked, MonitorAsked, ReplayAsked, RunsChanged, StopAsked

@@ -13,8 +13,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from llmtop.presets.errors import LlmtopError
-from llmtop.profiler.rundir import RunDir
-from llmtop.profiler.runstate import RunState
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.control import SetParams
 from llmtop.tui.changetext import Preview, preview_change, preview_lines
 from llmtop.tui.widgets.paint import harmless

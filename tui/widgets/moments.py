@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from textual.content import Content
 
+from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.memory.result import MOMENT_WORDS, Component, MomentBytes
-from llmtop.profiler.rankstate import RankState
 from llmtop.profiler.units import format_bytes
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, stacked

@@ -11,8 +11,8 @@ from textual.reactive import reactive
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import breakdown
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.result import MOMENT_WORDS, Component, Prediction, Suggestion
-from llmtop.profiler.runstate import RunState
 from llmtop.profiler.units import format_bytes, format_count, format_seconds, format_tokens_rate
 from llmtop.tui.planning import Plan
 from llmtop.tui.widgets.inputrows import input_rows

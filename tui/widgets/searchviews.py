@@ -14,8 +14,8 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from llmtop.profiler.sweep import Change
-from llmtop.profiler.where import Where, WhereRow
+from llmtop.profiler.cost.sweep import Change
+from llmtop.profiler.cost.where import Where, WhereRow
 from llmtop.tui.commands.plan_search import ENERGY, nowhere_words, searched_words, where_lines
 from llmtop.tui.grid import STAGES, Grid, Place, detail_rows, grid_rows, legend
 from llmtop.tui.keys import MOVE_KEYS, SEARCH_KEYS, bindings

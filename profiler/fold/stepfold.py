@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from llmtop.profiler.events import PhaseMemory, StepFinished
-from llmtop.profiler.pace import PaceBuilder
-from llmtop.profiler.rankstate import WARMUP_STEPS, PhaseTotal, RankState
+from llmtop.profiler.fold.pace import PaceBuilder
+from llmtop.profiler.fold.rankstate import WARMUP_STEPS, PhaseTotal, RankState
+from llmtop.profiler.record.events import PhaseMemory, StepFinished
 
 _Peaks = dict[str, list[int]]
 """Phase to the largest allocated, peak and reserved bytes; -1 where nothing was read."""

@@ -14,8 +14,8 @@ from msgspec import Struct, field
 from llmtop.presets import catalog
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.spec import RunSpec, ValueSource
+from llmtop.profiler.cost.sweep import Change, SweepRow, best_first, changed, judge
 from llmtop.profiler.memory.predict import Brief
-from llmtop.profiler.sweep import Change, SweepRow, best_first, changed, judge
 
 GPU_COUNTS = (1, 2, 4, 8)
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from llmtop.profiler.events import HardwareSampled
+from llmtop.profiler.record.events import HardwareSampled
 
 TRAIL_POINTS = 240
 """More are joined in pairs; as many as a wide terminal has columns."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from llmtop.profiler.events import (
+from llmtop.profiler.fold.pace import Pace
+from llmtop.profiler.record.events import (
     BaselineMeasured,
     CheckpointLoaded,
     KernelsSeen,
@@ -24,7 +25,6 @@ from llmtop.profiler.events import (
     WeightsLoaded,
     WeightsRead,
 )
-from llmtop.profiler.pace import Pace
 
 WARMUP_STEPS = 2
 """The first steps compile, allocate and fill caches; steady figures leave them out."""

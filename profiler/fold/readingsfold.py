@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llmtop.profiler.events import HardwareSampled
+from llmtop.profiler.record.events import HardwareSampled
 
 
 def count_throttles(counts: dict[int, dict[str, int]], event: HardwareSampled) -> dict[int, dict[str, int]]:

@@ -14,8 +14,15 @@ from typing import Any, Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from llmtop.profiler import changestate, rankstate
-from llmtop.profiler.changeevents import (
+from llmtop.profiler.fold import changestate, rankstate
+from llmtop.profiler.fold.changestate import Changes
+from llmtop.profiler.fold.energy import EnergyUse, add_energy
+from llmtop.profiler.fold.memorytrail import MemoryTrail, TrailBuilder
+from llmtop.profiler.fold.rankstate import PhaseTotal, RankState, StageTime, larger
+from llmtop.profiler.fold.readingsfold import count_throttles, first_ecc, lost_devices, raise_peaks
+from llmtop.profiler.fold.series import Series, SeriesBuilder
+from llmtop.profiler.fold.stepfold import StepFolder
+from llmtop.profiler.record.changeevents import (
     ChangeApplied,
     ChangeAsked,
     ChangeRefused,
@@ -23,10 +30,8 @@ from llmtop.profiler.changeevents import (
     Restaged,
     RestageFailed,
 )
-from llmtop.profiler.changestate import Changes
-from llmtop.profiler.deviceevents import Topology
-from llmtop.profiler.energy import EnergyUse, add_energy
-from llmtop.profiler.events import (
+from llmtop.profiler.record.deviceevents import Topology
+from llmtop.profiler.record.events import (
     AnyEvent,
     BaselineMeasured,
     CheckpointLoaded,
@@ -57,11 +62,6 @@ from llmtop.profiler.events import (
     WeightsRead,
     XidSeen,
 )
-from llmtop.profiler.memorytrail import MemoryTrail, TrailBuilder
-from llmtop.profiler.rankstate import PhaseTotal, RankState, StageTime, larger
-from llmtop.profiler.readingsfold import count_throttles, first_ecc, lost_devices, raise_peaks
-from llmtop.profiler.series import Series, SeriesBuilder
-from llmtop.profiler.stepfold import StepFolder
 
 __all__ = ["ENDED", "PhaseTotal", "RankState", "RunState", "Series", "StageTime", "Status", "fold", "rank_of"]
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from llmtop.profiler.changeevents import (
+from llmtop.profiler.record.changeevents import (
     ChangeApplied,
     ChangeAsked,
     ChangeRefused,
@@ -20,9 +20,9 @@ from llmtop.profiler.changeevents import (
     Restaged,
     RestageFailed,
 )
-from llmtop.profiler.deviceevents import DeviceSample, HostSample, ProcessSample, Topology
-from llmtop.profiler.eventbase import EVENT_VERSION as EVENT_VERSION
-from llmtop.profiler.eventbase import Event as Event
+from llmtop.profiler.record.deviceevents import DeviceSample, HostSample, ProcessSample, Topology
+from llmtop.profiler.record.eventbase import EVENT_VERSION as EVENT_VERSION
+from llmtop.profiler.record.eventbase import Event as Event
 
 Phase = Literal["data", "forward", "backward", "optimizer"]
 OutsideMoment = Literal["untouched", "context", "process_group", "engine", "first_step", "second_step", "end"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from llmtop.profiler.events import HardwareSampled, StepFinished
+from llmtop.profiler.record.events import HardwareSampled, StepFinished
 
 
 class EnergyUse(Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from llmtop.profiler.events import HardwareSampled, StepFinished
+from llmtop.profiler.record.events import HardwareSampled, StepFinished
 
 LINK_RATES = (
     "nvlink_tx_bytes_per_second",

@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llmtop.profiler.changeevents import (
+from llmtop.profiler.record.changeevents import (
     ChangeApplied,
     ChangeAsked,
     ChangeRefused,

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from llmtop.profiler.eventbase import Event
+from llmtop.profiler.record.eventbase import Event
 
 
 class KeyChange(Struct, frozen=True, kw_only=True, omit_defaults=True):

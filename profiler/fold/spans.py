@@ -6,9 +6,9 @@ import statistics
 
 from msgspec import Struct
 
-from llmtop.profiler import rankstate
-from llmtop.profiler.rankstate import WARMUP_STEPS
-from llmtop.profiler.runstate import RunState
+from llmtop.profiler.fold import rankstate
+from llmtop.profiler.fold.rankstate import WARMUP_STEPS
+from llmtop.profiler.fold.runstate import RunState
 
 
 class MeasuredSpan(Struct, frozen=True, kw_only=True):

@@ -23,8 +23,8 @@ from functools import lru_cache
 from msgspec import Struct
 
 from llmtop.presets.spec import ModelShape, RunSpec
+from llmtop.profiler.cost.shape import Role, TensorGroup, tensors
 from llmtop.profiler.memory.lora import lora_params
-from llmtop.profiler.shape import Role, TensorGroup, tensors
 
 TRAINED, FROZEN = 6, 4
 """Operations for each weight and token, forward and backward."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from llmtop.profiler.events import StepFinished
+from llmtop.profiler.record.events import StepFinished
 
 ENOUGH_STEPS = 3
 """Steps after warm-up that a step time is taken from."""

@@ -13,10 +13,10 @@ from operator import attrgetter
 
 from msgspec.structs import replace
 
-from llmtop.profiler.eventlog import EventTail
-from llmtop.profiler.events import AnyEvent
-from llmtop.profiler.rundir import HARDWARE, SUPERVISOR, RunDir
-from llmtop.profiler.runstate import RunState, fold
+from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.record.eventlog import EventTail
+from llmtop.profiler.record.events import AnyEvent
+from llmtop.profiler.record.rundir import HARDWARE, SUPERVISOR, RunDir
 
 _TIME = attrgetter("t")
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from msgspec import Struct
 
 from llmtop.presets.spec import RunOptions, RunSpec
-from llmtop.profiler.flops import active_weights, head_weights, model_flops
+from llmtop.profiler.cost.flops import active_weights, head_weights, model_flops
+from llmtop.profiler.cost.nvme import nvme_traffic, traffic_seconds, uses_nvme
 from llmtop.profiler.memory.blocks import block_bytes, eager_square, plain_attention
 from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks, quantized_weights, sizes_of
-from llmtop.profiler.nvme import nvme_traffic, traffic_seconds, uses_nvme
 
 # Fitted to 34 H200 runs (torch 2.11, transformers 5.17, DeepSpeed 0.19.8); the sum is within about 10 %
 # of most of them. Calibration on the machine itself will replace these.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llmtop.profiler.events import StepFinished
+from llmtop.profiler.record.events import StepFinished
 
 PACE_BUCKETS = 32
 

@@ -10,7 +10,7 @@ from types import TracebackType
 
 import msgspec
 
-from llmtop.profiler.events import EVENT_VERSION, AnyEvent
+from llmtop.profiler.record.events import EVENT_VERSION, AnyEvent
 
 _READ_BYTES = 1 << 20
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from llmtop.profiler.eventlog import EventTail
-from llmtop.profiler.events import AnyEvent
-from llmtop.profiler.rundir import HARDWARE, SUPERVISOR, RunDir
+from llmtop.profiler.record.eventlog import EventTail
+from llmtop.profiler.record.events import AnyEvent
+from llmtop.profiler.record.rundir import HARDWARE, SUPERVISOR, RunDir
 
 PART_BYTES = 128 * 1024
 """Of a log, decoded at once."""

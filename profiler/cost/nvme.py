@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.events import NvmeMeasured
 from llmtop.profiler.memory.host import GRADIENT_BYTES, STATE_BYTES, max_in_cpu
 from llmtop.profiler.memory.sizes import sizes_of
+from llmtop.profiler.record.events import NvmeMeasured
 from llmtop.profiler.units import format_bytes, format_rate, format_seconds
 
 PARAM_PASSES = 2
