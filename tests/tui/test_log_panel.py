@@ -50,7 +50,7 @@ def test_next_and_previous_go_round_all_matches(lines: list[str], query: str, at
         assert following_match(found, found[0], -1) == found[-1]
 
 
-_SHOWN = st.characters(exclude_categories=("C",))
+_SHOWN = st.characters(exclude_categories=["C"])
 """A log is made harmless when it is read."""
 
 
