@@ -44,7 +44,8 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "plan",
-        "[RECIPE] [OPTIONS] [--explain [WHEN]|--sweep VALUES [--rows N]|--where [--allow WORDS]] [--json]",
+        "[RECIPE] [OPTIONS] [--explain [WHEN]|--sweep VALUES [--rows N]|--where [--allow WORDS]"
+        "|--load [--context N] [--requests N]] [--json]",
         "predict memory and time; needs no GPU and no torch",
         "llmtop plan --model llama-3.1-8b --gpu h100-80gb --gpus 8 --zero 3",
     ),
