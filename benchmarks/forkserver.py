@@ -19,10 +19,11 @@ from typing import Self
 
 import msgspec
 
-from benchmarks.preload import PRELOAD_SECONDS, PRELOADED, TOUCHES_CUDA
+from benchmarks.preload import PRELOAD_SECONDS, PRELOADED
 from benchmarks.zygote import WORKER, Answer, Order
 from llmtop.presets.errors import JobFailedError
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.trainer.standby import TOUCHES_CUDA
 
 _POLL_SECONDS = 0.15
 _LONGEST_IMPORT_SECONDS = 180.0

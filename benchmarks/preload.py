@@ -41,9 +41,6 @@ PRELOADED = (
     "llmtop.trainer.worker.session",
 )
 """In the order of loading; what is not installed is passed over."""
-TOUCHES_CUDA = ("bitsandbytes", "peft", "transformers.trainer", "liger_kernel")
-"""Left to the ranks where there is CUDA: bitsandbytes asks the device for its capability when it is imported
-(0.50, `cuda_specs.py`), peft imports it, transformers' Trainer imports peft, Liger asks the device too."""
 PRELOAD_SECONDS = 60.0
 """After this long what is loaded is enough."""
 _SHOWN_SECONDS = 0.5

@@ -113,9 +113,10 @@ def test_the_second_restart_loads_only_what_is_known_to_be_clean() -> None:
 def test_what_is_left_to_the_ranks_is_not_loaded_by_what_is_preloaded() -> None:
     """In a process of its own: the real imports, without those that ask the device."""
     code = (
-        "import sys; from benchmarks import preload; left = frozenset(preload.TOUCHES_CUDA)\n"
-        "preload.preload(left)\n"
-        "print([name for name in preload.TOUCHES_CUDA if name in sys.modules], 'deepspeed' in sys.modules)"
+        "import sys; from benchmarks import preload\n"
+        "from llmtop.trainer.standby import TOUCHES_CUDA as left\n"
+        "preload.preload(frozenset(left))\n"
+        "print([name for name in left if name in sys.modules], 'deepspeed' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

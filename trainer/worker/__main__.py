@@ -37,7 +37,8 @@ def main(arguments: list[str]) -> NoReturn:
     events = EventWriter(run.events_path(place.source), place.source)
     stages = StageLog(events)
     try:
-        if setting is None:
+        if setting is None or not run.spec().on_cpu:
+            # Who stood by beside ranks on a device has some of it still to load.
             with stages("import"):
                 _import(run.spec())
         from llmtop.trainer.worker.session import train
@@ -50,12 +51,12 @@ def main(arguments: list[str]) -> NoReturn:
     _leave(0)
 
 
-def _import(spec: RunSpec) -> None:
+def _import(spec: RunSpec, *, off_device: bool = False) -> None:
     if spec.on_cpu:
         return_freed_memory()
     from llmtop.trainer.worker.session import import_libraries
 
-    import_libraries(spec)
+    import_libraries(spec, off_device=off_device)
 
 
 def _stand_by(run: RunDir, setting: int, rank: int) -> None:
@@ -64,7 +65,8 @@ def _stand_by(run: RunDir, setting: int, rank: int) -> None:
     Their event logs are not this process's to write yet: its failure is in its text log alone.
     """
     try:
-        _import(run.spec(setting))
+        spec = run.spec(setting)
+        _import(spec, off_device=not spec.on_cpu)
     except Exception as error:  # noqa: BLE001 - shown in full by _show
         _show(error)
         _leave(exit_code(error))

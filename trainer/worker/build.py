@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.spec import RunSpec
+from llmtop.trainer.standby import touches_cuda
 from llmtop.trainer.worker.adapters import add_lora
 from llmtop.trainer.worker.exact import exact_arange
 from llmtop.trainer.worker.kernels import apply_liger, enable_checkpointing
@@ -50,10 +51,11 @@ def model_config(spec: RunSpec) -> Any:
     return config
 
 
-def import_model_code(spec: RunSpec) -> None:
+def import_model_code(spec: RunSpec, *, off_device: bool = False) -> None:
     """Load the family's modelling code and what building and stepping import lazily.
 
     Done before the baseline is measured: these libraries are the runtime's memory, not the model's.
+    `off_device` leaves out what would take device memory, but not the question whether it is installed.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -69,7 +71,8 @@ def import_model_code(spec: RunSpec) -> None:
                 f"this run needs the package '{name}', which is not installed",
                 fix="install the extras `train` and `kernels` in the environment of the training",
             )
-        importlib.import_module(name)
+        if not (off_device and touches_cuda(name)):
+            importlib.import_module(name)
     for name in _IMPORTED_BY_ENGINE:
         importlib.import_module(name)
 

@@ -52,10 +52,10 @@ from llmtop.trainer.worker.warmup import warm_up_math
 _VERSIONED = ("torch", "deepspeed", "transformers", "peft", "bitsandbytes", "liger-kernel", "flash-attn")
 
 
-def import_libraries(spec: RunSpec) -> None:
-    """Everything that is loaded whatever the model's size."""
+def import_libraries(spec: RunSpec, *, off_device: bool = False) -> None:
+    """Everything that is loaded whatever the model's size; `off_device` but for what takes device memory."""
     _quiet_libraries()
-    import_model_code(spec)
+    import_model_code(spec, off_device=off_device)
     if spec.on_cpu:
         warm_up_math(DTYPES[spec.options.precision])
 

@@ -1,0 +1,41 @@
+"""What a rank that stands by beside others may load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from llmtop.trainer.standby import touches_cuda
+
+
+@pytest.mark.parametrize(
+    ("module", "touches"),
+    [
+        ("bitsandbytes", True),
+        ("liger_kernel.transformers", True),
+        ("transformers.trainer", True),
+        ("transformers.models.llama.modeling_llama", False),
+        ("accelerate", False),
+        ("peft_like", False),
+    ],
+)
+def test_which_modules_take_device_memory(module: str, touches: bool) -> None:
+    assert touches_cuda(module) is touches
+
+
+@pytest.mark.slow
+def test_a_rank_off_the_device_leaves_them_out() -> None:
+    program = (
+        "import sys\n"
+        "from tests.worker.launching import tiny_spec\n"
+        "from llmtop.trainer.worker.session import import_libraries\n"
+        "spec = tiny_spec(lora_rank=4)\n"
+        "import_libraries(spec, off_device=True)\n"
+        "early = 'peft' in sys.modules\n"
+        "import_libraries(spec)\n"
+        "print(early, 'peft' in sys.modules)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.split()[-2:] == ["False", "True"], found.stderr[-800:]
