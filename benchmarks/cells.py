@@ -20,7 +20,8 @@ from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.resolve import Layer, Machine, resolve
 from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.profiler.breakdown import breakdown
-from llmtop.profiler.fold.runstate import RankState, RunState
+from llmtop.profiler.fold.rankstate import RankState
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.hardware.sampler import Sampler
 from llmtop.profiler.memory.predict import predict

@@ -28,7 +28,8 @@ from typing import Any
 from benchmarks.stats import percentile
 from benchmarks.ui_runs import BEGAN, LiveRun, make_long_run
 from benchmarks.ui_terminal import BenchTerminal, Cost
-from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.feed import RunTail
 

@@ -22,7 +22,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.fold.runstate import RankState, RunState
+from llmtop.profiler.fold.rankstate import RankState
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.allocator import outside_parts
 from llmtop.profiler.memory.result import Component, Moment, Prediction
 from llmtop.profiler.outside import outside_peak_parts
@@ -76,14 +77,11 @@ class BreakdownRow(Struct, frozen=True, kw_only=True):
     """None: not measured at the moment that is shown."""
     in_peak: bool = True
     """Part of the allocated (CPU: resident) peak; False for what lies outside the allocator."""
-    compared_bytes: int | None = None
-    """Actual bytes of all that the prediction covers, where that is more than this row."""
 
     @property
     def error_percent(self) -> float | None:
         """How far the prediction is above the actual bytes."""
-        actual = self.actual_bytes if self.compared_bytes is None else self.compared_bytes
-        return error_percent(self.predicted_bytes, actual)
+        return error_percent(self.predicted_bytes, self.actual_bytes)
 
 
 class Breakdown(Struct, frozen=True, kw_only=True):

@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llmtop.profiler.fold.runstate import HISTORY_SAMPLES, RunState, fold, rank_of
+from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.runstate import HISTORY_SAMPLES, RunState
+from llmtop.profiler.record.eventbase import rank_of
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import (
     AnyEvent,

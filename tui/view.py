@@ -8,8 +8,8 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import Breakdown
 from llmtop.profiler.findings.find import Finding
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS
-from llmtop.profiler.fold.runstate import RunState, Series, Status
-from llmtop.profiler.fold.series import mean_rate, steady_steps
+from llmtop.profiler.fold.runstate import RunState, Status
+from llmtop.profiler.fold.series import Series, mean_rate, steady_steps
 from llmtop.profiler.memory.result import Prediction
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llmtop.profiler.findings.finding import Finding, Rule, Seen, first_line, set_command, words
-from llmtop.profiler.fold.runstate import ENDED, RankState
+from llmtop.profiler.fold.rankstate import RankState
+from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.record.deviceevents import HostSample

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from msgspec import Struct
 
 EVENT_VERSION = 1
@@ -19,3 +21,10 @@ class Event(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=T
     t: float = 0.0
     m: float = 0.0
     src: str = ""
+
+
+@lru_cache(maxsize=4096)
+def rank_of(src: str) -> int | None:
+    """The rank that wrote an event, from its `src`; None for the supervisor and the sampler."""
+    number = src.removeprefix("rank")
+    return int(number) if number != src and number.isdecimal() else None

@@ -13,7 +13,8 @@ from operator import attrgetter
 
 from msgspec.structs import replace
 
-from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import AnyEvent
 from llmtop.profiler.record.rundir import HARDWARE, SUPERVISOR, RunDir

@@ -13,8 +13,8 @@ from llmtop.profiler.cost.flops import peak_flops_per_second, utilisation
 from llmtop.profiler.effects.switches import Measured, Switch, measure, read_others, switches
 from llmtop.profiler.findings.find import findings
 from llmtop.profiler.findings.finding import Finding, first_line
-from llmtop.profiler.fold.rankstate import WARMUP_STEPS
-from llmtop.profiler.fold.runstate import RankState, RunState, Status
+from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
+from llmtop.profiler.fold.runstate import RunState, Status
 from llmtop.profiler.fold.series import MiddleHalf, mean_rate, middle_half, steady_steps
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.events import CheckpointSaved, KernelsSeen

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtop.profiler.breakdown import Breakdown, breakdown, process_peaks
-from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.result import Component, Moment
 from llmtop.profiler.record.deviceevents import ProcessSample
 from llmtop.profiler.record.events import (

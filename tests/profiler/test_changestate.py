@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.fold.spans import measured_spans
 from llmtop.profiler.record.changeevents import (
     ChangeApplied,

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from llmtop.profiler.findings.find import Finding, findings
 from llmtop.profiler.fold.energy import EnergyUse
-from llmtop.profiler.fold.runstate import HISTORY_SAMPLES, RunState, fold
+from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.runstate import HISTORY_SAMPLES, RunState
 from llmtop.profiler.hardware.xid import xid_seen
 from llmtop.profiler.record.deviceevents import DeviceSample, LinkSample, Topology
 from llmtop.profiler.record.events import AnyEvent, HardwareSampled, StepFinished, TopologySeen

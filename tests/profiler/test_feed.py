@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import RankExited, RunEnded, StepFinished
 from llmtop.profiler.record.feed import START_GRACE_SECONDS, RunReader, RunTail, read_state

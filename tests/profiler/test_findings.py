@@ -10,7 +10,8 @@ import pytest
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.findings.find import Finding, findings
-from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.result import Suggestion
 from llmtop.profiler.record.deviceevents import DeviceSample, HostSample, ProcessSample
 from llmtop.profiler.record.events import (

@@ -9,7 +9,8 @@ import pytest
 
 from llmtop.profiler.findings.find import Finding, findings
 from llmtop.profiler.findings.startup import USUAL_SECONDS, stage_hint
-from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.events import (
     AnyEvent,
     Compiling,

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from llmtop.profiler import replay
 from llmtop.profiler.findings.find import findings
-from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record import recording
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import AnyEvent, HangSuspected

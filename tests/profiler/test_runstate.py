@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtop.profiler.fold import series
-from llmtop.profiler.fold.runstate import RunState, fold, rank_of
+from llmtop.profiler.fold.folding import _HANDLERS, fold
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.deviceevents import DeviceSample, HostSample, ProcessSample
+from llmtop.profiler.record.eventbase import rank_of
 from llmtop.profiler.record.events import (
     AnyEvent,
     Compiling,
@@ -303,6 +305,10 @@ def test_throttled_samples_are_counted_by_device_and_reason() -> None:
     cool = HardwareSampled(devices=(DeviceSample(index=2, throttle_reasons=()),))
     state = fold(RunState(), [hot, cool, hot])
     assert state.throttled_samples == {2: {"thermal": 2, "power": 2}}
+
+
+def test_every_kind_of_event_is_folded() -> None:
+    assert set(_HANDLERS) == set(get_args(AnyEvent))
 
 
 @pytest.mark.parametrize(("src", "rank"), [("rank0", 0), ("rank12", 12), ("hardware", None), ("rank", None)])

@@ -21,8 +21,9 @@ from llmtop.profiler.effects.switches import (
     switches,
 )
 from llmtop.profiler.findings.find import findings
+from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
-from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.fold.series import steady_steps
 from llmtop.profiler.record.events import KernelsSeen, ModelBuilt, StepFinished
 from llmtop.profiler.record.feed import read_state

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.hardware.nvmlcalls import NvmlCalls
 from llmtop.profiler.hardware.topology import cpu_ranges, read_topology

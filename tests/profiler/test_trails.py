@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.memorytrail import TRAIL_POINTS, MemoryTrail
 from llmtop.profiler.fold.pace import PACE_BUCKETS
 from llmtop.profiler.fold.phaselinks import phase_traffic, stretches
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS
-from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.forecast import Forecast, forecast, slope_of
 from llmtop.profiler.record.deviceevents import DeviceSample, HostSample, ProcessSample
 from llmtop.profiler.record.events import AnyEvent, HardwareSampled, StepFinished

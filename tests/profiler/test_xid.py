@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.hardware.host import HostReader
 from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.hardware.sampler import Sampler

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.hardware.disk import DiskSpeed
 from llmtop.profiler.record.events import NvmeMeasured
 from llmtop.profiler.record.rundir import RunDir

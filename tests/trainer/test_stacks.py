@@ -12,7 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from llmtop.presets.errors import UsageError
-from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.events import RankStarted
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import stacks

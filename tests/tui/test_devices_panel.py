@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from llmtop.profiler.breakdown import breakdown
-from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.hardware.xid import xid_seen
 from llmtop.profiler.record.deviceevents import DeviceSample, LinkSample
 from llmtop.profiler.record.events import AnyEvent, HardwareSampled, TopologySeen, XidSeen

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from llmtop.profiler.breakdown import breakdown
-from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.deviceevents import DeviceSample, HostSample
 from llmtop.profiler.record.events import AnyEvent, HardwareSampled, PeakClassified, StepFinished
 from llmtop.profiler.record.feed import read_state

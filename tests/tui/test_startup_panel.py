@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from llmtop.profiler.breakdown import breakdown
-from llmtop.profiler.fold.runstate import RunState, fold
+from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.events import (
     AnyEvent,
     Compiling,

@@ -75,7 +75,7 @@ class ComponentsPanel(Panel):
 def _component_row(row: BreakdownRow, found: Breakdown, label_cells: int) -> Content:
     swatch = component(row.component)
     label = swatch.label if len(swatch.label) <= label_cells else _BRIEF.get(swatch.label, swatch.label)
-    return _row(swatch.letter, label, *_pair(row, found), label_cells, "", row.compared_bytes)
+    return _row(swatch.letter, label, *_pair(row, found), label_cells, "")
 
 
 def _pair(row: BreakdownRow, found: Breakdown) -> tuple[int | None, int | None]:
@@ -85,16 +85,9 @@ def _pair(row: BreakdownRow, found: Breakdown) -> tuple[int | None, int | None]:
 
 
 def _row(
-    letter: str,
-    label: str,
-    predicted: int | None,
-    actual: int | None,
-    label_cells: int,
-    style: str,
-    compared: int | None = None,
+    letter: str, label: str, predicted: int | None, actual: int | None, label_cells: int, style: str
 ) -> Content:
-    """`compared` stands for the actual bytes where the prediction covers more than they are."""
-    words, words_style = _error(predicted, actual if compared is None else compared)
+    words, words_style = _error(predicted, actual)
     return Content.assemble(
         (fit(letter, 2), "$muted"),
         (fit(label, label_cells), style),

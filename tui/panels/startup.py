@@ -8,7 +8,8 @@ from textual.content import Content
 
 from llmtop.profiler.cost.nvme import nvme_words
 from llmtop.profiler.findings.startup import stage_hint
-from llmtop.profiler.fold.runstate import ENDED, RankState, StageTime
+from llmtop.profiler.fold.rankstate import RankState, StageTime
+from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.units import format_seconds
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.inputrows import input_rows

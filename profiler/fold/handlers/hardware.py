@@ -1,0 +1,50 @@
+"""How what is read of the hardware is folded."""
+
+from __future__ import annotations
+
+from llmtop.profiler.fold.batch import Batch
+from llmtop.profiler.fold.energy import add_energy
+from llmtop.profiler.fold.handlers.handler import Handler
+from llmtop.profiler.fold.rankstate import larger
+from llmtop.profiler.fold.readingsfold import count_throttles, first_ecc, lost_devices, raise_peaks
+from llmtop.profiler.fold.runstate import HISTORY_SAMPLES
+from llmtop.profiler.record.events import HardwareSampled, TopologySeen, XidSeen
+
+
+def _hardware_sampled(batch: Batch, event: HardwareSampled) -> None:
+    batch.add_sample(event)
+    state, host = batch.state, event.host
+    used = None
+    if host.memory_total_bytes is not None and host.memory_available_bytes is not None:
+        used = host.memory_total_bytes - host.memory_available_bytes
+    batch.set(
+        hardware=event,
+        hardware_history=(*state.hardware_history[1 - HISTORY_SAMPLES :], event),
+        hardware_samples=state.hardware_samples + 1,
+        throttled_samples=count_throttles(state.throttled_samples, event),
+        energy=add_energy(state.energy, event),
+        first_ecc_uncorrected=first_ecc(state.first_ecc_uncorrected, event),
+        lost_devices=lost_devices(state.lost_devices, event),
+        peak_device_bytes=raise_peaks(
+            state.peak_device_bytes, ((d.index, d.memory_used_bytes) for d in event.devices)
+        ),
+        peak_pss_bytes=raise_peaks(state.peak_pss_bytes, ((p.rank, p.pss_bytes) for p in event.processes)),
+        peak_rss_bytes=raise_peaks(state.peak_rss_bytes, ((p.rank, p.rss_bytes) for p in event.processes)),
+        peak_host_bytes=larger(state.peak_host_bytes, used),
+        peak_cgroup_bytes=larger(state.peak_cgroup_bytes, host.cgroup_used_bytes),
+        peak_swap_bytes=larger(state.peak_swap_bytes, host.swap_used_bytes),
+    )
+
+
+def _xid_seen(batch: Batch, event: XidSeen) -> None:
+    state = batch.state
+    counts = {**state.xid_counts, event.device: state.xid_counts.get(event.device, 0) + 1}
+    is_new = not any((seen.device, seen.xid) == (event.device, event.xid) for seen in state.xids)
+    batch.set(xid_counts=counts, xids=(*state.xids, event) if is_new else state.xids)
+
+
+HANDLERS: dict[type, Handler] = {
+    TopologySeen: lambda batch, event: batch.set(topology=event.topology),
+    HardwareSampled: _hardware_sampled,
+    XidSeen: _xid_seen,
+}

@@ -1,0 +1,148 @@
+"""How what a rank writes is folded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from llmtop.profiler.fold import changestate, rankstate
+from llmtop.profiler.fold.batch import Batch
+from llmtop.profiler.fold.handlers.handler import Handler
+from llmtop.profiler.fold.rankstate import RankState
+from llmtop.profiler.fold.readingsfold import raise_peaks
+from llmtop.profiler.fold.runstate import RECENT_STEPS
+from llmtop.profiler.record.changeevents import ChangeApplied
+from llmtop.profiler.record.eventbase import rank_of
+from llmtop.profiler.record.events import (
+    AnyEvent,
+    BaselineMeasured,
+    CheckpointLoaded,
+    CheckpointRefused,
+    CheckpointSaved,
+    KernelsSeen,
+    MemoryClassified,
+    ModelBuilt,
+    OpBuilt,
+    OutsideMeasured,
+    PeakClassified,
+    RankFailed,
+    RankFinished,
+    StageBegan,
+    StageFinished,
+    StepFinished,
+    WeightsLoaded,
+    WeightsRead,
+)
+
+
+def _of_rank(change: Callable[[RankState, Any], RankState]) -> Handler:
+    """A handler that changes only the state of the rank that wrote the event."""
+
+    def handle(batch: Batch, event: AnyEvent) -> None:
+        number = rank_of(event.src)
+        if number is not None:
+            batch.set_rank(change(batch.rank(number), event))
+
+    return handle
+
+
+_finish_stage = _of_rank(rankstate.finish_stage)
+
+
+def _stage_finished(batch: Batch, event: StageFinished) -> None:
+    _finish_stage(batch, event)
+    # The stages that build ops; the others of a second rank may end while the first one compiles.
+    if event.stage in ("process_group", "op_build", "engine", "partition", "first_step"):
+        _clear_compiling(batch, event.t)
+
+
+def _clear_compiling(batch: Batch, t: float) -> None:
+    at = batch.state.compiling_at
+    if at is not None and t >= at:
+        batch.set(compiling=None, compiling_at=None)
+
+
+def _change_applied(batch: Batch, event: ChangeApplied) -> None:
+    number, before = rank_of(event.src), batch.state.changes
+    changes = changestate.apply(before, event)
+    if changes is not before:
+        batch.set(changes=changes, peak_device_bytes={})
+    if number is not None and not event.problem:
+        batch.set_rank(rankstate.change_setting(batch.rank(number), event.setting))
+
+
+def _checkpoint_saved(batch: Batch, event: CheckpointSaved) -> None:
+    known = batch.state.checkpoints
+    batch.set(last_saved=event, checkpoints=known if event.passing else (*known, event))
+
+
+def _rank_finished(batch: Batch, event: RankFinished) -> None:
+    number = rank_of(event.src)
+    if number is not None:
+        batch.set_rank(replace(batch.rank(number), finished=event))
+        peaks = raise_peaks(batch.state.peak_rss_bytes, [(number, event.peak_rss_bytes)])
+        batch.set(peak_rss_bytes=peaks)
+
+
+def _step_finished(batch: Batch, event: StepFinished) -> None:
+    number = rank_of(event.src)
+    if number is not None:
+        batch.add_step(number, event)
+    state = batch.state
+    if state.status == "starting":
+        batch.set(status="running")
+    if state.hang_at is not None and event.t >= state.hang_at:
+        batch.set(hang_seconds=None, hang_at=None)
+    if state.compiling_at is not None:
+        _clear_compiling(batch, event.t)
+    if number == 0:
+        _step_of_run(batch, event)
+
+
+def _step_of_run(batch: Batch, event: StepFinished) -> None:
+    state = batch.state
+    batch.add_point(event)
+    batch.set(energy=state.energy.with_step(event))
+    state = batch.state
+    changes: dict[str, Any] = {
+        "steps_finished": max(state.steps_finished, event.step),
+        "last_loss": event.loss,
+        "recent_steps": (*state.recent_steps[1 - RECENT_STEPS :], event),
+    }
+    if event.skipped:
+        changes["skipped_steps"] = state.skipped_steps + 1
+    if event.loss is None:
+        changes["nonfinite_losses"] = state.nonfinite_losses + 1
+        if state.first_nonfinite_step is None:
+            changes["first_nonfinite_step"] = event.step
+    elif state.first_loss is None:
+        changes["first_loss"] = event.loss
+    if state.first_loss_scale is None and event.loss_scale is not None:
+        changes["first_loss_scale"] = event.loss_scale
+    batch.set(**changes)
+
+
+HANDLERS: dict[type, Handler] = {
+    ChangeApplied: _change_applied,
+    StageBegan: _of_rank(rankstate.begin_stage),
+    StageFinished: _stage_finished,
+    OpBuilt: _of_rank(lambda rank, event: replace(rank, ops_built=(*rank.ops_built, event))),
+    WeightsRead: _of_rank(lambda rank, event: replace(rank, weights_read=event)),
+    WeightsLoaded: _of_rank(lambda rank, event: replace(rank, weights_loaded=event)),
+    BaselineMeasured: _of_rank(lambda rank, event: replace(rank, baseline=event)),
+    ModelBuilt: _of_rank(lambda rank, event: replace(rank, model=event)),
+    MemoryClassified: _of_rank(rankstate.classify),
+    PeakClassified: _of_rank(rankstate.classify_peak),
+    OutsideMeasured: _of_rank(rankstate.measure_outside),
+    KernelsSeen: _of_rank(lambda rank, event: replace(rank, kernels=event)),
+    StepFinished: _step_finished,
+    CheckpointSaved: _checkpoint_saved,
+    CheckpointRefused: lambda batch, event: batch.set(
+        checkpoints_refused=(*batch.state.checkpoints_refused, event)
+    ),
+    CheckpointLoaded: _of_rank(lambda rank, event: replace(rank, checkpoint_loaded=event)),
+    RankFinished: _rank_finished,
+    RankFailed: _of_rank(lambda rank, event: replace(rank, failed=event)),
+}

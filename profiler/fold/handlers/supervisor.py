@@ -1,0 +1,114 @@
+"""How what the supervisor writes of the run, of its changes and of its troubles is folded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from llmtop.profiler.fold import changestate, rankstate
+from llmtop.profiler.fold.batch import Batch
+from llmtop.profiler.fold.changestate import Changes
+from llmtop.profiler.fold.handlers.handler import Handler
+from llmtop.profiler.fold.rankstate import RankState
+from llmtop.profiler.record.changeevents import (
+    ChangeAsked,
+    ChangeRefused,
+    RestageBegan,
+    Restaged,
+    RestageFailed,
+)
+from llmtop.profiler.record.events import (
+    Compiling,
+    ControlAnswered,
+    HangSuspected,
+    NvmeMeasured,
+    RankExited,
+    RankStarted,
+    RunEnded,
+    RunStarted,
+)
+
+
+def _run_started(batch: Batch, event: RunStarted) -> None:
+    batch.set(
+        run_id=event.run_id,
+        name=event.name,
+        supervisor_pid=event.pid,
+        host=event.host,
+        world_size=event.world_size,
+        llmtop_version=event.llmtop_version,
+        started=event.t if batch.state.started is None else batch.state.started,
+    )
+
+
+def _rank_started(batch: Batch, event: RankStarted) -> None:
+    rank = batch.rank(event.rank)
+    if rank.exited is not None and rank.exited.pid != event.pid:
+        # A new process in the place of one that ended: nothing of the old one is true of it.
+        rank = RankState(rank=event.rank, setting_peaks=rankstate.peaks_so_far(rank))
+    batch.set_rank(replace(rank, pid=event.pid, setting=event.setting))
+
+
+def _rank_exited(batch: Batch, event: RankExited) -> None:
+    batch.set_rank(replace(batch.rank(event.rank), exited=event, pid=event.pid))
+
+
+def _run_ended(batch: Batch, event: RunEnded) -> None:
+    batch.set(status=event.state, ended=event, compiling=None, compiling_at=None)
+
+
+def _control_answered(batch: Batch, event: ControlAnswered) -> None:
+    state = batch.state
+    stops = event.action == "stop" and event.answer != "refused" and state.status in ("starting", "running")
+    batch.set(controls=(*state.controls, event), status="stopping" if stops else state.status)
+
+
+def _change(fold_one: Callable[[Changes, Any], Changes]) -> Handler:
+    return lambda batch, event: batch.set(changes=fold_one(batch.state.changes, event))
+
+
+def _restage_began(batch: Batch, event: RestageBegan) -> None:
+    _relaunched(batch, changestate.begin_restage(batch.state.changes, event), event.world_size)
+
+
+def _restage_failed(batch: Batch, event: RestageFailed) -> None:
+    _relaunched(batch, changestate.fail_restage(batch.state.changes, event), event.world_size)
+
+
+def _relaunched(batch: Batch, changes: Changes, world_size: int) -> None:
+    """All ranks have ended, and others take their place."""
+    status = "starting" if batch.state.status == "running" else batch.state.status
+    batch.set(changes=changes, status=status, world_size=world_size, peak_device_bytes={})
+    batch.drop_ranks(world_size)
+
+
+def _hang_suspected(batch: Batch, event: HangSuspected) -> None:
+    batch.set(hang_seconds=event.quiet_seconds, hang_at=event.t)
+
+
+def _compiling(batch: Batch, event: Compiling) -> None:
+    compiled = batch.state.compiled
+    batch.set(
+        compiling=event.what,
+        compiling_at=event.t,
+        compiled=compiled if event.what in compiled else (*compiled, event.what),
+    )
+
+
+HANDLERS: dict[type, Handler] = {
+    RunStarted: _run_started,
+    RankStarted: _rank_started,
+    RankExited: _rank_exited,
+    RunEnded: _run_ended,
+    ControlAnswered: _control_answered,
+    ChangeAsked: _change(changestate.ask),
+    ChangeRefused: _change(changestate.refuse),
+    RestageBegan: _restage_began,
+    Restaged: _change(changestate.finish_restage),
+    RestageFailed: _restage_failed,
+    HangSuspected: _hang_suspected,
+    Compiling: _compiling,
+    NvmeMeasured: lambda batch, event: batch.set(nvme=event),
+}
