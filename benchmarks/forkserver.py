@@ -23,7 +23,7 @@ from benchmarks.preload import PRELOAD_SECONDS, PRELOADED
 from benchmarks.zygote import WORKER, Answer, Order
 from llmtop.presets.errors import JobFailedError
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.trainer.standby import TOUCHES_CUDA
+from llmtop.trainer.change.standby import TOUCHES_CUDA
 
 _POLL_SECONDS = 0.15
 _LONGEST_IMPORT_SECONDS = 180.0

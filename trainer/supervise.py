@@ -28,8 +28,8 @@ from llmtop.profiler.record.events import (
 )
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.trainer import control
-from llmtop.trainer.standby import VARIABLE as STANDBY
-from llmtop.trainer.standby import let_go
+from llmtop.trainer.change.standby import VARIABLE as STANDBY
+from llmtop.trainer.change.standby import let_go
 from llmtop.trainer.supervisor.changes import Changes
 from llmtop.trainer.supervisor.extensions import compiling, extensions_dir, remove_stale_locks
 from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch

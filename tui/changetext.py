@@ -13,8 +13,8 @@ from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.changeevents import KeyChange
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_bytes, format_seconds
-from llmtop.trainer.change import ChangePlan, plan_change
-from llmtop.trainer.changeprice import Price, price_of
+from llmtop.trainer.change.plan import ChangePlan, plan_change
+from llmtop.trainer.change.price import Price, price_of
 
 HOT, RELAUNCH = "between two steps", "by a relaunch"
 

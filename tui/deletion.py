@@ -13,7 +13,7 @@ from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_bytes
-from llmtop.trainer.restagefolder import remove_states
+from llmtop.trainer.change.restagefolder import remove_states
 from llmtop.tui.commands.stop import processes_left
 from llmtop.tui.view import ENDED
 

@@ -114,7 +114,7 @@ def test_what_is_left_to_the_ranks_is_not_loaded_by_what_is_preloaded() -> None:
     """In a process of its own: the real imports, without those that ask the device."""
     code = (
         "import sys; from benchmarks import preload\n"
-        "from llmtop.trainer.standby import TOUCHES_CUDA as left\n"
+        "from llmtop.trainer.change.standby import TOUCHES_CUDA as left\n"
         "preload.preload(frozenset(left))\n"
         "print([name for name in left if name in sys.modules], 'deepspeed' in sys.modules)"
     )

@@ -13,7 +13,7 @@ from llmtop.presets.errors import ExitCode
 from llmtop.profiler.record.changeevents import ChangeRefused
 from llmtop.profiler.record.rundir import InForce
 from llmtop.trainer import control
-from llmtop.trainer.restagefolder import restage_folders
+from llmtop.trainer.change.restagefolder import restage_folders
 from tests.cli.conftest import Llmtop
 from tests.trainer.supervised import GRACES, Supervised, worker_command
 

@@ -18,10 +18,10 @@ from llmtop.profiler.record.changeevents import ChangeApplied
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import CheckpointSaved, RankFailed, RankFinished, StageBegan, StepFinished
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.trainer.livefile import LiveFile, LiveRequest
+from llmtop.trainer.change.livefile import LiveFile, LiveRequest
+from llmtop.trainer.change.restagefolder import restage_folders
+from llmtop.trainer.change.standby import mark_ready, standby_setting, wait_for_go
 from llmtop.trainer.pdeath import die_with_parent
-from llmtop.trainer.restagefolder import restage_folders
-from llmtop.trainer.standby import mark_ready, standby_setting, wait_for_go
 
 BOUND_SECONDS = 60.0
 PAUSE_SECONDS = 0.01

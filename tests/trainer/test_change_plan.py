@@ -13,10 +13,10 @@ from llmtop.presets.errors import DoesNotFitError, UsageError
 from llmtop.presets.spec import RunOptions, RunSpec
 from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.record.events import CheckpointSaved
-from llmtop.trainer.change import ChangePlan, plan_change, require_fit
-from llmtop.trainer.changekeys import FIXED, HOT, RESTAGE
-from llmtop.trainer.changeprice import price_of
-from llmtop.trainer.restagefolder import state_bytes
+from llmtop.trainer.change.keys import FIXED, HOT, RESTAGE
+from llmtop.trainer.change.plan import ChangePlan, plan_change, require_fit
+from llmtop.trainer.change.price import price_of
+from llmtop.trainer.change.restagefolder import state_bytes
 from tests.recorded_spec import recorded_prediction, recorded_spec
 
 

@@ -20,8 +20,9 @@ from llmtop.profiler.record.changeevents import (
 from llmtop.profiler.record.events import ControlAnswered, HardwareSampled, RankStarted
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import HARDWARE, InForce
-from llmtop.trainer import control, restagefolder
-from llmtop.trainer.restagefolder import memory_folder
+from llmtop.trainer import control
+from llmtop.trainer.change import restagefolder
+from llmtop.trainer.change.restagefolder import memory_folder
 from tests.trainer.supervised import GRACES, TIMEOUT_SECONDS, Supervised, worker_command
 
 Start = Callable[..., Supervised]

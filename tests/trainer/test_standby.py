@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from llmtop.trainer.standby import touches_cuda
+from llmtop.trainer.change.standby import touches_cuda
 
 
 @pytest.mark.parametrize(

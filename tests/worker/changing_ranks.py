@@ -13,7 +13,7 @@ from pathlib import Path
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import AnyEvent, StepFinished
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.trainer.livefile import LiveRequest, ask_ranks
+from llmtop.trainer.change.livefile import LiveRequest, ask_ranks
 from llmtop.trainer.pdeath import die_with_parent
 from llmtop.trainer.worker.malloc import return_freed_memory
 from llmtop.trainer.worker.place import place_from_environment

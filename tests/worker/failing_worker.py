@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.trainer.standby import mark_ready, standby_setting, wait_for_go
+from llmtop.trainer.change.standby import mark_ready, standby_setting, wait_for_go
 from llmtop.trainer.worker.__main__ import main
 
 FAILS_ON_THREADS = 3

@@ -20,7 +20,8 @@ from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.text import render
-from llmtop.trainer import control, restagefolder
+from llmtop.trainer import control
+from llmtop.trainer.change import restagefolder
 from llmtop.trainer.dsconfig import deepspeed_config
 from llmtop.trainer.launch import start_supervisor
 from llmtop.trainer.worker.build import build_model

@@ -24,9 +24,10 @@ from llmtop.profiler.record.changeevents import (
 from llmtop.profiler.record.deviceevents import HostSample
 from llmtop.profiler.record.events import AnyEvent, CheckpointSaved, RunEnded
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.trainer import control, restagefolder
-from llmtop.trainer.livefile import LiveRequest, ask_ranks, forget_request
-from llmtop.trainer.standby import count_ready
+from llmtop.trainer import control
+from llmtop.trainer.change import restagefolder
+from llmtop.trainer.change.livefile import LiveRequest, ask_ranks, forget_request
+from llmtop.trainer.change.standby import count_ready
 from llmtop.trainer.supervisor.progress import Progress
 from llmtop.trainer.supervisor.ranks import Ranks
 
@@ -124,8 +125,8 @@ class Changes:
 
     def _begin(self, asked: control.Request, params: control.SetParams, progress: Progress) -> None:
         # The prediction and the presets are a tenth of a second of imports that few runs need.
-        from llmtop.trainer.change import plan_change, require_fit
-        from llmtop.trainer.changeprice import price_of
+        from llmtop.trainer.change.plan import plan_change, require_fit
+        from llmtop.trainer.change.price import price_of
         from llmtop.trainer.preflight import preflight
 
         if self._now is not None:

@@ -12,9 +12,9 @@ from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.trainer.change.standby import mark_ready, standby_setting, wait_for_go
 from llmtop.trainer.pdeath import die_with_parent
 from llmtop.trainer.stacks import listen_for_stacks
-from llmtop.trainer.standby import mark_ready, standby_setting, wait_for_go
 from llmtop.trainer.worker.failure import exit_code, failure_event
 from llmtop.trainer.worker.malloc import return_freed_memory
 from llmtop.trainer.worker.place import place_from_environment

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.spec import RunSpec
-from llmtop.trainer.standby import touches_cuda
+from llmtop.trainer.change.standby import touches_cuda
 from llmtop.trainer.worker.adapters import add_lora
 from llmtop.trainer.worker.exact import exact_arange
 from llmtop.trainer.worker.kernels import apply_liger, enable_checkpointing

@@ -14,7 +14,7 @@ from llmtop.presets.spec import RunOptions
 from llmtop.profiler.probes.training import TrainingProbes
 from llmtop.profiler.record.changeevents import ChangeApplied
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.trainer.livefile import LiveFile
+from llmtop.trainer.change.livefile import LiveFile
 from llmtop.trainer.worker.callbacks import Checkpointer, Emit
 from llmtop.trainer.worker.data import Batches
 from llmtop.trainer.worker.livesettings import (

@@ -22,8 +22,8 @@ from llmtop.profiler.probes.training import TrainingProbes, is_classified
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import ModelBuilt, RankFinished
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.trainer.change.restagefolder import restage_folders
 from llmtop.trainer.ops import ops_of
-from llmtop.trainer.restagefolder import restage_folders
 from llmtop.trainer.worker import checkpoint
 from llmtop.trainer.worker.build import DTYPES, build_model, count_parameters, import_model_code
 from llmtop.trainer.worker.callbacks import (

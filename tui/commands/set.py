@@ -16,7 +16,7 @@ from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_seconds
 from llmtop.trainer import control
-from llmtop.trainer.change import require_fit
+from llmtop.trainer.change.plan import require_fit
 from llmtop.tui.arguments import RUN_HELP
 from llmtop.tui.changetext import Preview, Side, preview_change, preview_lines, sides
 from llmtop.tui.commands.follow import end_in_words

@@ -14,7 +14,7 @@ from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record import rundir
 from llmtop.profiler.record.feed import read_state
 from llmtop.trainer import control
-from llmtop.trainer.restagefolder import keep_states
+from llmtop.trainer.change.restagefolder import keep_states
 from llmtop.trainer.supervisor.rankenv import RUN_ID
 from llmtop.tui.arguments import RUN_HELP
 from llmtop.tui.commands.follow import end_in_words

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from llmtop.profiler.record.events import CheckpointSaved
-from llmtop.trainer.change import ChangePlan
-from llmtop.trainer.restagefolder import state_bytes
+from llmtop.trainer.change.plan import ChangePlan
+from llmtop.trainer.change.restagefolder import state_bytes
 
 _ASSUMED_BYTES_PER_SECOND = 1e9
 """Of saving and of loading, where the run has not saved yet: below what a local NVMe drive does."""

@@ -18,7 +18,7 @@ from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.changeevents import KeyChange
 from llmtop.profiler.units import format_bytes
-from llmtop.trainer.changekeys import RESTAGE, check_key
+from llmtop.trainer.change.keys import RESTAGE, check_key
 from llmtop.trainer.dsconfig import deepspeed_config
 
 BY_SET = "llmtop set"
