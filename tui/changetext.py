@@ -85,7 +85,7 @@ def fit_words(fits: bool | None) -> str:
 
 def _side_by_side(preview: Preview) -> Iterator[str]:
     old, new = preview.plan.old_prediction, preview.plan.new_prediction
-    per = "in all" if preview.plan.new.on_cpu else "per GPU"
+    per = "a rank" if preview.plan.new.on_cpu else "per GPU"
     measured = preview.measured_peak_bytes
     rows = [
         (f"peak {per}", _bytes(old), _bytes(new), format_bytes(measured) if measured else ""),

@@ -50,6 +50,7 @@ def test_harmless_text_holds_no_control(text: str) -> None:
         ("\x1bP1$r\x1b\\x\x1b(B", "x"),
         ("[bold]kept[/bold]", "[bold]kept[/bold]"),
         ("right\u202eleft", "rightleft"),
+        ("the sea \U0001f3d6\ufe0f", "the sea \U0001f3d6"),
     ],
 )
 def test_harmless_examples(text: str, shown: str) -> None:

@@ -169,3 +169,15 @@ async def test_help_of_the_monitor_names_the_switches_on_its_first_page(live: Li
         await wait_for_text(pilot, "20/60")
         await pilot.press("question_mark")
         await wait_for_text(pilot, "Esc closes", "w       switches: ")
+
+
+async def test_before_the_folder_is_read_nothing_is_said_of_it(
+    live: LiveRun, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmtop.tui.screens.runs.follow_runs", lambda *_: None)
+    app = LlmtopApp("runs", root=root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "looking for runs")
+        await pilot.resize_terminal(100, 30)
+        shown = await wait_for_text(pilot, "looking for runs")
+        assert "No runs" not in shown and "going on" not in shown

@@ -67,6 +67,8 @@ class RunsScreen(Screen[None]):
         self._wake = threading.Event()
         self.rows: tuple[RunRow, ...] = ()
         """All runs, newest first."""
+        self._looked = False
+        """Until the folder was read once, nobody knows that there are none."""
         self.shown: tuple[RunRow, ...] = ()
         """Those that the filter leaves, in the order of the table."""
         self.order: Order | None = None
@@ -117,6 +119,7 @@ class RunsScreen(Screen[None]):
 
     def on_runs_arrived(self, message: RunsArrived) -> None:
         self.rows = message.rows
+        self._looked = True
         known = {row.run_id for row in self.rows}
         self.marked = tuple(run_id for run_id in self.marked if run_id in known)
         self._paint()
@@ -141,9 +144,9 @@ class RunsScreen(Screen[None]):
         note = self.query_one("#runs-note", Static)
         note.display = not self.shown
         table.display = bool(self.shown)
-        if not self.rows:
+        if self._looked and not self.rows:
             note.update(f"No runs in {self._root} yet.\n\nPress p to plan one.")
-        elif not self.shown:
+        elif self.rows and not self.shown:
             note.update("No run holds these words.\n\nEsc shows all runs.")
         self._paint_head()
 
@@ -153,8 +156,9 @@ class RunsScreen(Screen[None]):
         parts: list[str | tuple[str, str]] = [
             ("llmtop", "bold $text-primary"),
             "  runs",
-            (f"  {count}, {going} going on", "$muted"),
         ]
+        if self._looked:
+            parts.append((f"  {count}, {going} going on", "$muted"))
         if getattr(self.app, "read_only", False):
             parts.append(READ_ONLY)
         if self.marked:

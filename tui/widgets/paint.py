@@ -24,7 +24,9 @@ _ESCAPES = re.compile(
     r"|\x1b[PX^_][^\x1b]*(?:\x1b\\)?"  # DCS and other strings
     r"|\x1b[ -/]*[0-~]"  # two-character sequences
 )
-_HARMFUL = dict.fromkeys((*CONTROLS, *BIDI))
+_EMOJI_STYLE = 0xFE0F
+"""Terminals do not agree on whether it widens the sign before it, and the row behind it shifts."""
+_HARMFUL = dict.fromkeys((*CONTROLS, *BIDI, _EMOJI_STYLE))
 
 
 def harmless(text: str) -> str:
