@@ -36,6 +36,11 @@ class LlmtopError(Exception):
         self.why = why
         self.fix = fix
 
+    @property
+    def in_one_line(self) -> str:
+        """What and why, without what to do."""
+        return f"{self.what}: {self.why}" if self.why else self.what
+
     def __str__(self) -> str:
         lines = [self.what]
         if self.why:

@@ -15,6 +15,7 @@ from typing import Any
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost import shape
 from llmtop.profiler.memory.result import Moment
+from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.deviceevents import (
     DeviceSample,
     HostSample,
@@ -27,7 +28,6 @@ from llmtop.profiler.record.deviceevents import (
 from llmtop.profiler.record.eventlog import Clock, EventWriter
 from llmtop.profiler.record.events import (
     BaselineMeasured,
-    CheckpointSaved,
     HardwareSampled,
     KernelsSeen,
     MemoryClassified,

@@ -13,7 +13,8 @@ from msgspec import Struct
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import ControlAnswered, RunEnded
-from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, write_atomic
+from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
+from llmtop.profiler.record.wholefile import write_atomic
 
 STOP = "stop"
 SET = "set"

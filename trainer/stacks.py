@@ -23,7 +23,8 @@ from msgspec import Struct
 
 from llmtop.presets.errors import UsageError
 from llmtop.profiler.fold.runstate import ENDED, RunState
-from llmtop.profiler.record.rundir import RunDir, write_atomic
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.wholefile import write_atomic
 
 PY_SPY_SECONDS = 20.0
 OWN_SECONDS = 5.0
@@ -128,12 +129,15 @@ def _by_py_spy(pid: int) -> tuple[str, str]:
 def _by_itself(
     run: RunDir, rank: int, pid: int, clock: Callable[[], float] = time.monotonic
 ) -> tuple[str, str]:
-    """What the rank writes when it is asked; None where it does not listen."""
+    """What the rank writes when it is asked, and why it wrote nothing; one of them is empty."""
     if not _listens(pid):
         return "", "the rank does not listen for SIGUSR2: another version of llmtop started it"
     path = _own_path(run, rank)
     before = _size(path)
-    os.kill(pid, _SIGNAL)
+    try:
+        os.kill(pid, _SIGNAL)
+    except ProcessLookupError:
+        return "", "its process is gone"
     end, size, changed = clock() + OWN_SECONDS, before, clock()
     while clock() < end and (size == before or clock() - changed < _QUIET_SECONDS):
         time.sleep(0.02)

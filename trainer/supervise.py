@@ -20,7 +20,6 @@ from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
 from llmtop.presets.version import llmtop_version
 from llmtop.profiler.record.events import (
     Compiling,
-    ControlAnswered,
     RankExited,
     RankStarted,
     RunEnded,
@@ -41,6 +40,7 @@ from llmtop.trainer.supervisor.postmortem import Story, how_to_go_on, name_end
 from llmtop.trainer.supervisor.progress import HangWatch, Progress
 from llmtop.trainer.supervisor.rankenv import free_port, rank_environment, worker_command
 from llmtop.trainer.supervisor.ranks import RankExit, Ranks, adopt_orphans
+from llmtop.trainer.supervisor.requests import Requests
 from llmtop.trainer.supervisor.wakeup import Wakeup
 from llmtop.trainer.toolchain import mended, torch_cuda
 
@@ -65,12 +65,14 @@ class Supervisor:
         self.exits: list[RankExit] = []
         """Of the ranks that were started last, as `killed`."""
         self.killed: set[int] = set()
-        self.changes = Changes(run, self.ranks, self._start_ranks, self.events.write, self._answer, _log)
+        self._requests = Requests(run, self.events.write)
+        self.changes = Changes(
+            run, self.ranks, self._start_ranks, self.events.write, self._requests.answer, _log
+        )
         self.stop_asked = False
         self.save_asked = False
-        self._accepted: list[control.Request] = []
-        # Requests of an earlier attempt are not this one's.
-        self._seen = {_name(asked) for asked in control.read_requests(run)}
+        self._stops: list[control.Request] = []
+        """Requests that are answered again when the run has ended."""
         self._hang = HangWatch(self.spec.options)
         self._oom = OomWatch()
         self._hardware = HardwareWatch(run, self.events.write, _log)
@@ -229,11 +231,10 @@ class Supervisor:
         self.ranks.end_standby()
         end = self._named_end()
         self.changes.close(end.reason)
-        for accepted in self._accepted:
-            self._answer(accepted, "done", end.reason)
-        for asked in control.read_requests(self.run_dir):
-            if _name(asked) not in self._seen:
-                self._answer(asked, "refused", "the run has ended")
+        for stop in self._stops:
+            self._requests.answer(stop, "done", end.reason)
+        for asked in self._requests.new():
+            self._requests.answer(asked, "refused", "the run has ended")
         return end
 
     def _story(self) -> Story:
@@ -270,8 +271,7 @@ class Supervisor:
         self.ranks.end_standby()
         exits, _ = self.ranks.sweep()
         if isinstance(error, LlmtopError):
-            reason = f"{error.what}: {error.why}" if error.why else error.what
-            fix = error.fix
+            reason, fix = error.in_one_line, error.fix
         else:
             reason = f"the supervisor failed: {type(error).__name__}: {error}"
             fix = f"this is a bug of llmtop; {self.run_dir.log_path(SUPERVISOR)} shows where"
@@ -302,20 +302,16 @@ class Supervisor:
         self.patience.wait(grace + steps_seconds, "did not stop in time")
 
     def _answer_requests(self) -> None:
-        for asked in control.read_requests(self.run_dir):
-            if _name(asked) in self._seen:
-                continue
-            self._seen.add(_name(asked))
+        for asked in self._requests.new():
             refusal = self._refusal(asked)
             if refusal or isinstance(asked, str):
-                self._answer(asked, "refused", refusal)
-                continue
-            if asked.action == control.SET:
+                self._requests.answer(asked, "refused", refusal)
+            elif asked.action == control.SET:
                 self.changes.take(asked, self.progress)
-                continue
-            self._answer(asked, "accepted")
-            self._accepted.append(asked)
-            self._begin_stop(save=asked.params.get("save") is True)
+            else:
+                self._requests.answer(asked, "accepted")
+                self._stops.append(asked)
+                self._begin_stop(save=asked.params.get("save") is True)
 
     def _refusal(self, asked: control.Request | str) -> str:
         """Why a request is not carried out; empty when it is."""
@@ -329,16 +325,6 @@ class Supervisor:
         if self.exits:
             return "the run is ending already"
         return ""
-
-    def _answer(self, asked: control.Request | str, answer: str, reason: str = "") -> None:
-        self.events.write(
-            ControlAnswered(
-                request_id=_name(asked),
-                action=asked if isinstance(asked, str) else asked.action,
-                answer=answer,  # type: ignore[arg-type]
-                reason=reason,
-            )
-        )
 
     # --- watching ---------------------------------------------------------------------------------
 
@@ -363,10 +349,6 @@ class Supervisor:
             if self.changes.on_trial:
                 # Nobody watches a relaunch that hangs, and there is a setting that works.
                 self.patience.wait(0.0, "made no step after the relaunch")
-
-
-def _name(asked: control.Request | str) -> str:
-    return asked if isinstance(asked, str) else asked.request_id
 
 
 def _log(line: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from llmtop.presets.errors import UsageError, nearest
-from llmtop.profiler.record.rundir import write_atomic
+from llmtop.profiler.record.wholefile import write_atomic
 from llmtop.tui.glyphs import only_ascii
 
 THEME_NAMES = ("calm", "light", "colour-blind", "mono")

@@ -6,9 +6,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from llmtop.profiler.fold.pace import Pace
+from llmtop.profiler.record.checkpointevents import CheckpointLoaded
 from llmtop.profiler.record.events import (
     BaselineMeasured,
-    CheckpointLoaded,
     KernelsSeen,
     MemoryClassified,
     ModelBuilt,

@@ -11,10 +11,9 @@ from llmtop.profiler.fold.energy import EnergyUse
 from llmtop.profiler.fold.memorytrail import MemoryTrail
 from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.fold.series import Series
+from llmtop.profiler.record.checkpointevents import CheckpointRefused, CheckpointSaved
 from llmtop.profiler.record.deviceevents import Topology
 from llmtop.profiler.record.events import (
-    CheckpointRefused,
-    CheckpointSaved,
     ControlAnswered,
     HardwareSampled,
     NvmeMeasured,

@@ -20,6 +20,7 @@ from llmtop.profiler.record.changeevents import (
     Restaged,
     RestageFailed,
 )
+from llmtop.profiler.record.checkpointevents import CheckpointLoaded, CheckpointRefused, CheckpointSaved
 from llmtop.profiler.record.deviceevents import DeviceSample, HostSample, ProcessSample, Topology
 from llmtop.profiler.record.eventbase import EVENT_VERSION as EVENT_VERSION
 from llmtop.profiler.record.eventbase import Event as Event
@@ -76,10 +77,14 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run_ended"):
     """What a person could do about it; empty for a run that ended well."""
 
 
+Answer = Literal["accepted", "done", "refused"]
+"""To a request: it is under way, it is carried out, it is not."""
+
+
 class ControlAnswered(Event, frozen=True, kw_only=True, tag="control_answered"):
     request_id: str
     action: str
-    answer: Literal["accepted", "done", "refused"]
+    answer: Answer
     reason: str = ""
 
 
@@ -320,38 +325,6 @@ class KernelsSeen(Event, frozen=True, kw_only=True, tag="kernels_seen"):
     """Of all of them; they may have run side by side."""
     names: int = 0
     """Different kernels."""
-
-
-class CheckpointSaved(Event, frozen=True, kw_only=True, tag="checkpoint_saved"):
-    step: int
-    path: str
-    size_bytes: int
-    seconds: float
-    passing: bool = False
-    """Made for a relaunch, and removed when that has made a step."""
-
-
-class CheckpointRefused(Event, frozen=True, kw_only=True, tag="checkpoint_refused"):
-    """A checkpoint could not be written; the training goes on."""
-
-    step: int
-    why: str
-
-
-class CheckpointLoaded(Event, frozen=True, kw_only=True, tag="checkpoint_loaded"):
-    """The ranks go on from a checkpoint."""
-
-    step: int
-    path: str
-    bytes_read: int
-    """By this rank."""
-    seconds: float
-    zero: int
-    """Stage of the run that wrote it."""
-    world_size: int
-    """Ranks that wrote it."""
-    notes: tuple[str, ...] = ()
-    """What is not exactly as it was saved."""
 
 
 class RankFinished(Event, frozen=True, kw_only=True, tag="rank_finished"):

@@ -34,6 +34,8 @@ import msgspec
 from llmtop.presets.errors import LlmtopError, UsageError, nearest
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.record.processidentity import ProcessIdentity, process_identity
+from llmtop.profiler.record.wholefile import random_hex, sync_folder, write_atomic
 
 SUPERVISOR = "supervisor"
 HARDWARE = "hardware"
@@ -56,15 +58,6 @@ def runs_root() -> Path:
     state = os.environ.get("XDG_STATE_HOME")
     base = Path(state) if state else Path.home() / ".local" / "state"
     return base / "llmtop" / "runs"
-
-
-class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """One process for good: the kernel may give its pid to another one later, but not its start time."""
-
-    pid: int
-    started_ticks: int
-    """Clock ticks after boot, as /proc/PID/stat tells."""
-    boot_id: str = ""
 
 
 class InForce(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +98,7 @@ class RunDir:
                 (aside / folder).mkdir(mode=0o700)
             _write_setting(aside, spec, prediction, deepspeed_config)
             aside.rename(final)
-            _sync_folder(root)
+            sync_folder(root)
         except OSError as error:
             raise LlmtopError(
                 f"cannot create a run in {root}",
@@ -161,11 +154,11 @@ class RunDir:
         folder.mkdir(mode=0o700, exist_ok=True)
         numbers = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
         number = max(numbers, default=0) + 1
-        aside = folder / f".{number}.{_random_hex(3)}.new"
+        aside = folder / f".{number}.{random_hex(3)}.new"
         aside.mkdir(mode=0o700)
         _write_setting(aside, spec, prediction, deepspeed_config)
         aside.rename(self._setting_dir(number))
-        _sync_folder(folder)
+        sync_folder(folder)
         return number
 
     def _setting_dir(self, number: int) -> Path:
@@ -265,36 +258,6 @@ class RunDir:
             return None
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old content or all of the new, and a crash loses neither."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{_random_hex(3)}.new")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def process_identity(pid: int) -> ProcessIdentity | None:
-    """Who has this pid now; None when nobody does, or only a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    # The command name is in brackets and may itself hold spaces and brackets.
-    fields = stat.rpartition(")")[2].split()
-    if len(fields) < 20 or fields[0] in ("Z", "X"):
-        return None
-    return ProcessIdentity(pid=pid, started_ticks=int(fields[19]), boot_id=boot_id)
-
-
 def list_runs(root: Path) -> tuple[RunDir, ...]:
     """Every run under `root`, newest first. Nothing is decoded: a listed run may still be broken."""
     found: list[tuple[str, int, str]] = []
@@ -345,14 +308,9 @@ def _unused_path(root: Path, name: str) -> Path:
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:32].strip("-") or "run"
     while True:
         now = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-        path = root / f"{now}-{slug}-{_random_hex(2)}"
+        path = root / f"{now}-{slug}-{random_hex(2)}"
         if not path.exists():
             return path
-
-
-def _random_hex(size: int) -> str:
-    """So many random bytes. `secrets`, which does the same, takes milliseconds to import."""
-    return os.urandom(size).hex()
 
 
 def _rank_stem(rank: int | str) -> str:
@@ -391,12 +349,3 @@ def _read_json(path: Path, kind: type[_T]) -> _T:
 
 def _reason(error: OSError) -> str:
     return error.strerror or str(error)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename last through a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

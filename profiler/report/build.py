@@ -17,7 +17,8 @@ from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
 from llmtop.profiler.fold.runstate import RunState, Status
 from llmtop.profiler.fold.series import MiddleHalf, mean_rate, middle_half, steady_steps
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.record.events import CheckpointSaved, KernelsSeen
+from llmtop.profiler.record.checkpointevents import CheckpointSaved
+from llmtop.profiler.record.events import KernelsSeen
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import HARDWARE, SUPERVISOR, RunDir
 from llmtop.profiler.report.changes import ChangeReport, changes_of

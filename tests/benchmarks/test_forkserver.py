@@ -16,7 +16,8 @@ from benchmarks.rows import Cell
 from llmtop.presets.resolve import Machine
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.feed import read_state
-from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, process_identity
+from llmtop.profiler.record.processidentity import process_identity
+from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.trainer.ops import FUSED_ADAM
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,8 @@ import pytest
 
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.feed import RunReader
-from llmtop.profiler.record.rundir import RunDir, list_runs, process_identity
+from llmtop.profiler.record.processidentity import process_identity
+from llmtop.profiler.record.rundir import RunDir, list_runs
 from tests.e2e.conftest import LIMIT_SECONDS, LLMTOP, environment
 from tests.e2e.terminal import Terminal
 

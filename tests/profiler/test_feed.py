@@ -15,7 +15,9 @@ from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import RankExited, RunEnded, StepFinished
 from llmtop.profiler.record.feed import START_GRACE_SECONDS, RunReader, RunTail, read_state
-from llmtop.profiler.record.rundir import RunDir, process_identity, write_atomic
+from llmtop.profiler.record.processidentity import process_identity
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.wholefile import write_atomic
 from tests.recorded import BEGAN, ManualClock, make_recorded_run
 from tests.recorded_spec import recorded_prediction, recorded_spec
 

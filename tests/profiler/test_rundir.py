@@ -14,7 +14,9 @@ import pytest
 
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.profiler.record import rundir
-from llmtop.profiler.record.rundir import RunDir, find_run, list_runs, process_identity, write_atomic
+from llmtop.profiler.record.processidentity import process_identity
+from llmtop.profiler.record.rundir import RunDir, find_run, list_runs
+from llmtop.profiler.record.wholefile import write_atomic
 from tests.recorded_spec import recorded_prediction, recorded_spec
 
 

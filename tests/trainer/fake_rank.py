@@ -15,8 +15,9 @@ import time
 from pathlib import Path
 
 from llmtop.profiler.record.changeevents import ChangeApplied
+from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.eventlog import EventWriter
-from llmtop.profiler.record.events import CheckpointSaved, RankFailed, RankFinished, StageBegan, StepFinished
+from llmtop.profiler.record.events import RankFailed, RankFinished, StageBegan, StepFinished
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.change.livefile import LiveFile, LiveRequest
 from llmtop.trainer.change.restagefolder import restage_folders

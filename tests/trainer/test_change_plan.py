@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from llmtop.presets.errors import DoesNotFitError, UsageError
 from llmtop.presets.spec import RunOptions, RunSpec
 from llmtop.profiler.memory.predict import predict
-from llmtop.profiler.record.events import CheckpointSaved
+from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.trainer.change.keys import FIXED, HOT, RESTAGE
 from llmtop.trainer.change.plan import ChangePlan, plan_change, require_fit
 from llmtop.trainer.change.price import price_of

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from llmtop.profiler.hardware.xid import xid_seen
-from llmtop.profiler.record.events import CheckpointSaved, RankFailed, RankFinished
+from llmtop.profiler.record.checkpointevents import CheckpointSaved
+from llmtop.profiler.record.events import RankFailed, RankFinished
 from llmtop.trainer.supervisor.postmortem import Story, how_to_go_on, name_end
 from llmtop.trainer.supervisor.ranks import RankExit
 

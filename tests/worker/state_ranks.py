@@ -25,7 +25,7 @@ import torch.distributed
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
 from llmtop.presets.errors import LlmtopError
-from llmtop.profiler.record.events import CheckpointRefused, CheckpointSaved
+from llmtop.profiler.record.checkpointevents import CheckpointRefused, CheckpointSaved
 from llmtop.trainer.pdeath import die_with_parent
 from llmtop.trainer.worker import checkpoint
 from llmtop.trainer.worker.build import DTYPES

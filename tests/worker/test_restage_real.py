@@ -15,7 +15,8 @@ from msgspec import Struct
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.fold.changestate import ChangeRecord
 from llmtop.profiler.memory.predict import predict
-from llmtop.profiler.record.events import CheckpointLoaded, ModelBuilt, StepFinished
+from llmtop.profiler.record.checkpointevents import CheckpointLoaded
+from llmtop.profiler.record.events import ModelBuilt, StepFinished
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.build import build_report

@@ -69,6 +69,8 @@ def test_ranges_are_read_across_chunks_and_types(tmp_path: Path, monkeypatch: py
     assert torch.equal(wider, TENSORS["c.value"][2:32].float())
     with pytest.raises(LlmtopError, match="damaged"):
         reader.read_all([("a.master", 600, same)])
+    with pytest.raises(LlmtopError, match="damaged"):
+        reader.read_all([("z.master", 0, same)])
     reader.close()
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
+from llmtop.profiler.record.checkpointevents import CheckpointLoaded, CheckpointSaved
 from llmtop.profiler.record.events import (
     BaselineMeasured,
-    CheckpointLoaded,
-    CheckpointSaved,
     MemoryClassified,
     ModelBuilt,
     RankFinished,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from llmtop.presets.errors import ExitCode
+from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.events import (
     BaselineMeasured,
-    CheckpointSaved,
     MemoryClassified,
     RankFailed,
     RankFinished,

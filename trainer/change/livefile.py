@@ -8,7 +8,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from llmtop.profiler.record.rundir import RunDir, write_atomic
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.wholefile import write_atomic
 
 
 class LiveRequest(Struct, frozen=True, kw_only=True):

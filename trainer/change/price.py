@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from llmtop.profiler.record.events import CheckpointSaved
+from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.trainer.change.plan import ChangePlan
 from llmtop.trainer.change.restagefolder import state_bytes
 

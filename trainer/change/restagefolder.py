@@ -17,7 +17,9 @@ SHARED_MEMORY = Path("/dev/shm")
 _SPARE = 1.25
 """Room beyond the state itself, for what the ranks take meanwhile."""
 _MASTER_AND_MOMENTS_BYTES = 12
+"""Of a trained weight: the master weight and both moments in fp32, 3 x 4."""
 _EIGHT_BIT_BYTES = 6
+"""The master weight in fp32 and both moments in 8 bits, 4 + 2 x 1; the spare holds their scales, 8 in 256."""
 
 
 def state_bytes(spec: RunSpec, prediction: Prediction) -> int:

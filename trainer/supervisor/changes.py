@@ -21,8 +21,9 @@ from llmtop.profiler.record.changeevents import (
     Restaged,
     RestageFailed,
 )
+from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.deviceevents import HostSample
-from llmtop.profiler.record.events import AnyEvent, CheckpointSaved, RunEnded
+from llmtop.profiler.record.events import Answer, AnyEvent, RunEnded
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import control
 from llmtop.trainer.change import restagefolder
@@ -31,8 +32,7 @@ from llmtop.trainer.change.standby import count_ready
 from llmtop.trainer.supervisor.progress import Progress
 from llmtop.trainer.supervisor.ranks import Ranks
 
-Answer = Callable[[control.Request, str, str], None]
-
+Reply = Callable[[control.Request, Answer, str], None]
 
 _NOT_READY = "the new setting failed while its ranks were made ready; the run was not touched"
 
@@ -68,7 +68,7 @@ class Changes:
         ranks: Ranks,
         make_ready: Callable[[int], None],
         write: Callable[[AnyEvent], object],
-        answer: Answer,
+        answer: Reply,
         log: Callable[[str], None],
         *,
         wall: Callable[[], float] = time.time,
@@ -119,7 +119,7 @@ class Changes:
             words = params.words
             self._begin(asked, params, progress)
         except LlmtopError as error:
-            reason = f"{error.what}: {error.why}" if error.why else error.what
+            reason = error.in_one_line
             self._write(ChangeRefused(request_id=asked.request_id, asked=words, reason=reason, fix=error.fix))
             self._answer(asked, "refused", reason)
 

@@ -10,7 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode
-from llmtop.profiler.record.events import CheckpointSaved, RankFailed, RankFinished, RunEnded, XidSeen
+from llmtop.profiler.record.checkpointevents import CheckpointSaved
+from llmtop.profiler.record.events import RankFailed, RankFinished, RunEnded, XidSeen
 from llmtop.trainer.supervisor.ranks import RankExit
 
 _LOST_PEER = re.compile(

@@ -9,11 +9,10 @@ from collections.abc import Callable
 
 from llmtop.presets.spec import RunOptions
 from llmtop.profiler.record.changeevents import ChangeApplied
+from llmtop.profiler.record.checkpointevents import CheckpointLoaded, CheckpointSaved
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import (
     AnyEvent,
-    CheckpointLoaded,
-    CheckpointSaved,
     HangSuspected,
     OpBuilt,
     RankFailed,

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from llmtop.presets.spec import RunOptions, RunSpec
 from llmtop.profiler.probes.training import StepReading
-from llmtop.profiler.record.events import AnyEvent, CheckpointSaved, StepFinished
+from llmtop.profiler.record.checkpointevents import CheckpointSaved
+from llmtop.profiler.record.events import AnyEvent, StepFinished
 from llmtop.profiler.units import format_seconds
 from llmtop.trainer.worker.agreement import Agreed
 from llmtop.trainer.worker.checkpoint import Progress, leaves_base_out, save

@@ -17,8 +17,8 @@ import torch
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.record.events import CheckpointLoaded, CheckpointRefused, CheckpointSaved
-from llmtop.profiler.record.rundir import write_atomic
+from llmtop.profiler.record.checkpointevents import CheckpointLoaded, CheckpointRefused, CheckpointSaved
+from llmtop.profiler.record.wholefile import write_atomic
 from llmtop.trainer.statefile import INDEX, MARKER, StateIndex, read_index
 from llmtop.trainer.worker.data import Position
 from llmtop.trainer.worker.state.consent import first_problem, sum_over_ranks
@@ -168,7 +168,7 @@ def _plan(engine: Any, *, only_trainable: bool) -> tuple[Share | None, str | Non
     try:
         return share_of(engine, only_trainable=only_trainable), None
     except StateRefused as error:
-        return None, _in_one_line(error)
+        return None, error.in_one_line
 
 
 def _prepare(folder: Path, partial: Path) -> str | None:
@@ -207,7 +207,7 @@ def _complete(engine: Any, partial: Path, progress: Progress, *, only_trainable:
     except OSError as error:
         return f"{path}: {error.strerror or error}"
     except StateRefused as error:
-        return _in_one_line(error)
+        return error.in_one_line
     return None
 
 
@@ -220,10 +220,8 @@ def _agree(problem: LlmtopError | OSError | None, device: torch.device) -> None:
         raise LlmtopError("the checkpoint cannot be loaded", why=told) from problem
 
 
-def _in_one_line(error: Exception) -> str:
-    if isinstance(error, LlmtopError):
-        return f"{error.what}: {error.why}" if error.why else error.what
-    return str(error)
+def _in_one_line(error: LlmtopError | OSError) -> str:
+    return error.in_one_line if isinstance(error, LlmtopError) else str(error)
 
 
 def _remove_partial(folder: Path) -> None:

@@ -87,7 +87,7 @@ class LiveChanges:
         try:
             self._change_what_may_fail(old, new)
         except UsageError as error:
-            return f"{error.what}: {error.why}" if error.why else error.what
+            return error.in_one_line
         self._batches.micro_batch = new.micro_batch
         if (new.micro_batch, new.grad_accum) != (old.micro_batch, old.grad_accum):
             set_batch(engine, micro_batch=new.micro_batch, grad_accum=new.grad_accum)

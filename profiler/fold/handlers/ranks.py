@@ -14,13 +14,11 @@ from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.fold.readingsfold import raise_peaks
 from llmtop.profiler.fold.runstate import RECENT_STEPS
 from llmtop.profiler.record.changeevents import ChangeApplied
+from llmtop.profiler.record.checkpointevents import CheckpointLoaded, CheckpointRefused, CheckpointSaved
 from llmtop.profiler.record.eventbase import rank_of
 from llmtop.profiler.record.events import (
     AnyEvent,
     BaselineMeasured,
-    CheckpointLoaded,
-    CheckpointRefused,
-    CheckpointSaved,
     KernelsSeen,
     MemoryClassified,
     ModelBuilt,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from llmtop.trainer.statefile import (
     MOMENTS,
     QMAP,
     VALUE,
-    Piece,
     StoredParameter,
 )
 from llmtop.trainer.worker.state import extras, moments
@@ -181,7 +180,7 @@ class Filler:
                 codes, absmax, qmap = (made[f"{moment}.{end}"] for end in (CODES, ABSMAX, QMAP))
                 moments.pack(values, codes, absmax, qmap)
 
-    def _read(self, found: Sequence[Found], target: torch.Tensor, ending_of: Any) -> None:
+    def _read(self, found: Sequence[Found], target: torch.Tensor, ending_of: Callable[[Found], str]) -> None:
         ranges: dict[str, list[tuple[str, int, torch.Tensor]]] = {}
         for one in found:
             where = target[one.target : one.target + one.count]
@@ -190,6 +189,7 @@ class Filler:
             self._bytes += self._stored.reader(file).read_all(wanted)
 
     def _read_moment(self, found: Sequence[Found], target: torch.Tensor, moment: str) -> None:
+        """What was never updated has none in the state, and stays zero as in a fresh optimizer."""
         self._read([one for one in found if moment in one.slab.tensors], target, lambda one: moment)
         for one in found:
             if f"{moment}.{CODES}" not in one.slab.tensors:
@@ -224,7 +224,7 @@ class Filler:
                 why="it is not trained, and lies in a swap file of DeepSpeed",
                 fix="use --offload-param cpu or none",
             )
-        found = self._stored.find([Piece(*_fields(piece))], self._names.__getitem__)
+        found = self._stored.find([piece], self._names.__getitem__)
         self._read(found, held, _value_of)
         if getattr(one.parameter, "ds_secondary_tensor", None) is not None:
             # Of hpZ: made again from the part that was just filled.
@@ -262,7 +262,3 @@ def _master_of(one: Found) -> str:
 
 def _value_of(one: Found) -> str:
     return VALUE if VALUE in one.slab.tensors else MASTER
-
-
-def _fields(piece: Piece) -> tuple[int, int, int, int]:
-    return piece.parameter, piece.start, piece.count, 0

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from llmtop.presets.errors import LlmtopError
 from llmtop.trainer.statefile import ABSMAX, BLOCK_ELEMENTS, CODES, MOMENTS, QMAP
 from llmtop.trainer.worker.state.layout import Slab, StateRefused
 
@@ -135,8 +134,3 @@ def _make_bitsandbytes(optimizer: Any, group: dict[str, Any], slab: Slab) -> Non
 def _is_bitsandbytes(optimizer: Any) -> bool:
     kinds = type(optimizer).__mro__
     return any(kind.__name__ == "Optimizer2State" and "bitsandbytes" in kind.__module__ for kind in kinds)
-
-
-def refuse_missing(stored: set[str], moment: str, name: str) -> None:
-    if moment not in stored and f"{moment}.{CODES}" not in stored:
-        raise LlmtopError(f"the training state has no {moment} of {name}", fix="start a new run")

@@ -104,10 +104,10 @@ class ShardReader:
         return name in self._entries
 
     def dtype(self, name: str) -> torch.dtype:
-        return DTYPES[self._entries[name]["dtype"]]
+        return DTYPES[self._entry(name)["dtype"]]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._entries[name]["shape"])
+        return tuple(self._entry(name)["shape"])
 
     def tensor(self, name: str) -> torch.Tensor:
         """A whole tensor in host memory."""
@@ -124,7 +124,7 @@ class ShardReader:
         for name, start, target in ranges:
             dtype = self.dtype(name)
             width = dtype.itemsize
-            first, end = self._entries[name]["data_offsets"]
+            first, end = self._entry(name)["data_offsets"]
             if first + (start + target.numel()) * width > end:
                 raise LlmtopError(f"{self.path} is damaged", why=f"{name} is shorter than the index says")
             for chunk, at in _chunks([(target, 0)], width):
@@ -145,6 +145,12 @@ class ShardReader:
 
         _in_threads(read, [(number,) for number in range(len(jobs))])
         return total
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        if name not in self._entries:
+            raise LlmtopError(f"{self.path} is damaged", why=f"it has no {name}, which the index names")
+        entry: dict[str, Any] = self._entries[name]
+        return entry
 
     def _fill(self, target: memoryview, at: int) -> None:
         done = 0

@@ -1,0 +1,30 @@
+"""Tells a process from a later one that was given its pid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import Struct
+
+
+class ProcessIdentity(Struct, frozen=True, kw_only=True):
+    """One process for good: the kernel may give its pid to another one later, but not its start time."""
+
+    pid: int
+    started_ticks: int
+    """Clock ticks after boot, as /proc/PID/stat tells."""
+    boot_id: str = ""
+
+
+def process_identity(pid: int) -> ProcessIdentity | None:
+    """Who has this pid now; None when nobody does, or only a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    # The command name is in brackets and may itself hold spaces and brackets.
+    fields = stat.rpartition(")")[2].split()
+    if len(fields) < 20 or fields[0] in ("Z", "X"):
+        return None
+    return ProcessIdentity(pid=pid, started_ticks=int(fields[19]), boot_id=boot_id)

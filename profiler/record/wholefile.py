@@ -1,0 +1,36 @@
+"""Files that a reader sees whole or not at all, also after a crash."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees the old content or all of the new, and a crash loses neither."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{random_hex(3)}.new")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def random_hex(size: int) -> str:
+    """So many random bytes. `secrets`, which does the same, takes milliseconds to import."""
+    return os.urandom(size).hex()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename last through a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

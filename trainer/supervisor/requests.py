@@ -1,0 +1,38 @@
+"""Requests to the run as its supervisor sees them: each comes once, and what is answered is in the record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from llmtop.profiler.record.events import Answer, AnyEvent, ControlAnswered
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.trainer import control
+
+
+class Requests:
+    def __init__(self, run: RunDir, write: Callable[[AnyEvent], object]) -> None:
+        self._run = run
+        self._write = write
+        # Requests of an earlier attempt are not this one's.
+        self._seen = {_name(asked) for asked in control.read_requests(run)}
+
+    def new(self) -> Iterator[control.Request | str]:
+        """Those that came since the last call, oldest first; a file that is no request as its name."""
+        for asked in control.read_requests(self._run):
+            if _name(asked) not in self._seen:
+                self._seen.add(_name(asked))
+                yield asked
+
+    def answer(self, asked: control.Request | str, answer: Answer, reason: str = "") -> None:
+        self._write(
+            ControlAnswered(
+                request_id=_name(asked),
+                action=asked if isinstance(asked, str) else asked.action,
+                answer=answer,
+                reason=reason,
+            )
+        )
+
+
+def _name(asked: control.Request | str) -> str:
+    return asked if isinstance(asked, str) else asked.request_id
