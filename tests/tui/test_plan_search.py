@@ -85,7 +85,7 @@ async def test_a_refused_cell_says_why_and_is_not_taken(root: Path) -> None:
 async def test_where_lists_every_gpu_and_takes_one(root: Path) -> None:
     app = plan_app(root)
     async with app.run_test(size=SMALL) as pilot:
-        shown = await opened(pilot, "w", "kWh/M", "h100-80gb", "rtx-4090", "estimate", "Take it")
+        shown = await opened(pilot, "w", "Wh/M", "h100-80gb", "rtx-4090", "estimate", "Take it")
         rows = shown.splitlines()
         assert len(rows) <= SMALL[1] and all(len(row) <= SMALL[0] for row in rows)
         assert "short by" in shown and "all with recompute yes" in shown
@@ -98,7 +98,7 @@ async def test_where_lists_every_gpu_and_takes_one(root: Path) -> None:
         assert plan.prediction.needed_bytes == first.brief.needed_bytes
         # What was taken is searched again, not held fast.
         await pilot.press("w")
-        await wait_for_text(pilot, "searched: micro_batch 1 to 64", "kWh/M")
+        await wait_for_text(pilot, "searched: micro_batch 1 to 64", "Wh/M")
         await pilot.press("q")
         await wait_for(pilot, lambda: isinstance(app.screen, PlanScreen))
 

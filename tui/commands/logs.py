@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     world_size = found.spec().world_size
     if args.rank is not None and not 0 <= args.rank < world_size:
         raise UsageError(
-            f"logs: run {found.run_id} has no rank {args.rank}", fix=f"use 0 to {world_size - 1}"
+            f"logs: run {found.run_id} has no rank {args.rank}",
+            fix=f"use 0 to {world_size - 1}" if world_size > 1 else "its only rank is 0",
         )
     ranks = range(world_size) if args.rank is None else (args.rank,)
     tails = {rank: LogTail(found.log_path(rank)) for rank in ranks}

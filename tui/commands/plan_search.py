@@ -25,8 +25,8 @@ SHORT = {
 }
 """Heads of columns, where an option's own name is long."""
 ENERGY = (
-    "≈ fits with hardly anything to spare. kWh/M is an estimate for a million tokens: the boards at the"
-    " power that they are sold with, for the predicted time; hosts and cooling come on top"
+    "≈ fits with hardly anything to spare. Wh/M is an estimate of the watt-hours for a million tokens:"
+    " the boards at the power that they are sold with, for the predicted time; hosts and cooling come on top"
 )
 
 
@@ -136,7 +136,7 @@ def where_lines(rows: Sequence[WhereRow], width: int = WIDTH) -> WhereLines:
     settings = [key for key in rows[0].settings if key not in _HIDDEN]
     same = [key for key in settings if len({row.settings[key] for row in rows}) == 1]
     keys = [key for key in settings if key not in same]
-    heads = ["GPU", "GPUs", *(_head(key) for key in keys), "needs", "of", "tokens/s", "kWh/M"]
+    heads = ["GPU", "GPUs", *(_head(key) for key in keys), "needs", "of", "tokens/s", "Wh/M"]
     cells = [heads, *(_where_cells(row, keys) for row in rows)]
     right = [1, *range(len(keys) + 2, len(heads))]
     lines = table(cells, right=right)
@@ -162,8 +162,13 @@ def _where_cells(row: WhereRow, keys: Sequence[str]) -> list[str]:
         + format_bytes(brief.needed_bytes if brief is not None else None),
         format_bytes(row.gpu_memory_bytes),
         "n/a" if rate is None else f"{rate:,.0f}",
-        "n/a" if energy is None else f"{energy:.3g}",
+        "n/a" if energy is None else _watt_hours(energy * 1000),
     ]
+
+
+def _watt_hours(hours: float) -> str:
+    """Three digits, and no exponent of ten where they are many."""
+    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"
 
 
 def nowhere_words(row: WhereRow, *, brief: bool = False) -> str:

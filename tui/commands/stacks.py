@@ -23,7 +23,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     state = read_state(found)
     if args.rank is not None and not 0 <= args.rank < state.world_size:
         raise UsageError(
-            f"stacks: run {found.run_id} has no rank {args.rank}", fix=f"use 0 to {state.world_size - 1}"
+            f"stacks: run {found.run_id} has no rank {args.rank}",
+            fix=f"use 0 to {state.world_size - 1}" if state.world_size > 1 else "its only rank is 0",
         )
     taken = take_stacks(found, state, args.rank)
     write_data(taken.text.rstrip("\n") + "\n")
