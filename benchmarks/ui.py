@@ -74,10 +74,7 @@ def starts(root: Path, rounds: int = 15) -> Iterator[Figures]:
         "bare": BARE,
         "--help": (LLMTOP, "--help"),
         "ls": (LLMTOP, "ls"),
-        "plan": (
-            LLMTOP,
-            *["plan", "--model", "llama-3.1-8b", "--gpu", "h100-80gb", "--gpus", "8", "--zero", "3"],
-        ),
+        "plan": (LLMTOP, "plan", *_PLAN),
     }
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
     for turn in range(rounds + 1):

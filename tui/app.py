@@ -15,7 +15,7 @@ from textual.dom import DOMNode
 from textual.screen import Screen
 
 from llmtop.presets.errors import ExitCode, LlmtopError
-from llmtop.profiler.fold.runstate import Status
+from llmtop.profiler.fold.runstate import ENDED, Status
 from llmtop.profiler.record.rundir import RunDir, runs_root
 from llmtop.tui.answering import Answering, StopDialog
 from llmtop.tui.commandlist import KeyCommands
@@ -27,7 +27,7 @@ from llmtop.tui.keys import APP_KEYS, MOVE_KEYS, bindings, changes_something
 from llmtop.tui.look import choices_path, look_of, read_choice, write_choice
 from llmtop.tui.readonly import refusing
 from llmtop.tui.requests import MonitorAsked, ReplayAsked, ReplayWish
-from llmtop.tui.view import ENDED, RunView
+from llmtop.tui.view import RunView
 
 Start = Literal["runs", "plan", "monitor", "replay"]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from msgspec import Struct
 
 from llmtop.presets.errors import LlmtopError
+from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_bytes
 from llmtop.trainer.change.restagefolder import remove_states
 from llmtop.tui.commands.stop import processes_left
-from llmtop.tui.view import ENDED
 
 
 class Load(Struct, frozen=True, kw_only=True):

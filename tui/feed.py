@@ -19,10 +19,10 @@ from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.breakdown import breakdown, process_peaks
 from llmtop.profiler.effects.switches import Measured
 from llmtop.profiler.findings.find import findings
-from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, list_runs
-from llmtop.tui.view import ENDED, LogText, RunRow, RunView, steady_speed
+from llmtop.tui.view import LogText, RunRow, RunView, steady_speed
 from llmtop.tui.widgets.paint import harmless
 
 POLL_SECONDS = 0.25

@@ -13,12 +13,11 @@ from msgspec.structs import replace
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.findings.find import findings
-from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.replay import Mark, Replay
 from llmtop.tui.feed import FeedFailed, LogArrived, MonitorFeed, Post, Replaceable, ViewArrived
 from llmtop.tui.requests import ReplayWish
-from llmtop.tui.view import ENDED
 
 SPEEDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 """Seconds of the run in one of the viewer."""

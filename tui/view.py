@@ -60,9 +60,6 @@ class RunRow(Struct, frozen=True, kw_only=True):
     """Why the run cannot be read; empty when it can."""
 
 
-ENDED: frozenset[Status] = frozenset({"completed", "stopped", "failed", "out_of_memory", "lost"})
-"""States in which nothing of the run is alive."""
-
 STATUS_MARKS: dict[Status, tuple[str, str, str]] = {
     "starting": ("◌", "starting", "accent"),
     "running": ("●", "running", "success"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from llmtop.presets.errors import ExitCode
+from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.report.build import build_report
@@ -17,7 +18,6 @@ from llmtop.tui.commands.output import WIDTH, text_width
 from llmtop.tui.commands.plan_text import plan_text
 from llmtop.tui.streams import can_draw
 from llmtop.tui.telling import stderr_width, tell
-from llmtop.tui.view import ENDED
 
 RECIPE = "cpu-demo"
 

@@ -10,13 +10,12 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.changewords import outcome, title
 from llmtop.profiler.cost.nvme import nvme_words
 from llmtop.profiler.findings.startup import stage_hint
-from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_seconds
 from llmtop.tui.telling import tell
-from llmtop.tui.view import ENDED
 
 POLL_SECONDS = 0.25
 LINES_PER_RUN = 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmtop.presets.errors import DoesNotFitError, ExitCode
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
@@ -12,7 +13,6 @@ from llmtop.tui.commands.follow import follow, require_success
 from llmtop.tui.options import change_text
 from llmtop.tui.streams import plain_streams
 from llmtop.tui.telling import tell
-from llmtop.tui.view import ENDED
 
 
 def require_fit(spec: RunSpec, prediction: Prediction) -> None:

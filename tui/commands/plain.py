@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.breakdown import process_peaks
 from llmtop.profiler.findings.find import findings
-from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import NOT_AVAILABLE, format_bytes, format_seconds, format_tokens_rate
 from llmtop.tui.commands.follow import end_in_words, require_success
 from llmtop.tui.glyphs import to_ascii
 from llmtop.tui.telling import tell
-from llmtop.tui.view import ENDED
 
 _MOST_DEVICES = 16
 """Told one by one; of more the smallest and the largest."""

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from llmtop.presets.errors import ExitCode, JobFailedError, LlmtopError, UsageError
 from llmtop.profiler.fold.changestate import ChangeRecord
-from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record import rundir
 from llmtop.profiler.record.changeevents import KeyChange
 from llmtop.profiler.record.feed import read_state
@@ -22,7 +22,6 @@ from llmtop.tui.changetext import Preview, Side, preview_change, preview_lines, 
 from llmtop.tui.commands.follow import end_in_words
 from llmtop.tui.commands.output import print_json
 from llmtop.tui.telling import tell
-from llmtop.tui.view import ENDED
 
 WAIT_SECONDS = 1800.0
 """A relaunch saves, loads and starts up; a step of a large model alone takes a minute."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 import psutil
 
 from llmtop.presets.errors import ExitCode, JobFailedError
-from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record import rundir
 from llmtop.profiler.record.feed import read_state
 from llmtop.trainer import control
@@ -20,7 +20,6 @@ from llmtop.tui.arguments import RUN_HELP
 from llmtop.tui.commands.follow import end_in_words
 from llmtop.tui.deeds import ANSWER_SECONDS
 from llmtop.tui.telling import tell
-from llmtop.tui.view import ENDED
 
 WAIT_SECONDS = 600.0
 """A step of a large model and its checkpoint take minutes."""

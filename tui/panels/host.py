@@ -6,10 +6,11 @@ from textual.content import Content
 
 from llmtop.profiler.breakdown import process_peaks
 from llmtop.profiler.findings.host import growth
+from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.forecast import Forecast
 from llmtop.profiler.record.deviceevents import HostSample
 from llmtop.profiler.units import format_bytes, format_rate, format_seconds
-from llmtop.tui.view import ENDED, RunView
+from llmtop.tui.view import RunView
 from llmtop.tui.widgets.paint import area, fit, fit_right, gauge, lines, sparkline, stretched, used_of
 from llmtop.tui.widgets.panel import Panel
 

@@ -18,9 +18,6 @@ from llmtop.tui.widgets.panel import Panel
 from llmtop.tui.widgets.plot import BLUE, GREEN, ORANGE, RED, VIOLET, Curve, LinePlot
 
 _NAMED_SKIPS = 12
-
-
-_Points = tuple[float, ...]
 _FEWEST_PLOT_ROWS = 5
 _ROOMY = 34
 """Rows of a screen from which on inputs are told in full above the plots."""

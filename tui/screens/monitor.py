@@ -14,6 +14,7 @@ from textual.screen import Screen
 
 from llmtop.profiler.changewords import news
 from llmtop.profiler.effects.switches import Measured, read_others
+from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.tui.feed import FeedFailed, LogArrived, MonitorFeed, OthersArrived, ViewArrived, follow_run
 from llmtop.tui.keys import MONITOR_KEYS, bindings
@@ -32,7 +33,7 @@ from llmtop.tui.panels.steps import StepsPanel
 from llmtop.tui.panels.switches import SwitchesPanel
 from llmtop.tui.requests import ChangeWanted, RunsAsked, StopAsked
 from llmtop.tui.stackrequests import StacksArrived, StacksAsked
-from llmtop.tui.view import ENDED, LogText, RunView
+from llmtop.tui.view import LogText, RunView
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import harmless
 from llmtop.tui.widgets.panel import Panel

@@ -11,9 +11,10 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.reactive import reactive
 
+from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.units import format_bytes, format_percent, format_seconds
 from llmtop.tui.owncost import CostMeter, OwnCost
-from llmtop.tui.view import ENDED, STATUS_MARKS, RunView
+from llmtop.tui.view import STATUS_MARKS, RunView
 from llmtop.tui.widgets.paint import gauge, harmless, two_sided
 from llmtop.tui.widgets.painted import Painted
 
