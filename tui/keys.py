@@ -139,7 +139,7 @@ REPLAY_KEYS: tuple[Key, ...] = (
     Key("space", "play", "Play", "play, or hold", display="Space"),
     Key("plus", "faster(1)", "Faster", "faster, up to 1000 times", display="+", drop=3),
     Key("equals_sign", "faster(1)", "", "", footer=False),
-    Key("minus", "faster(-1)", "Slower", "slower, down to the run's own pace", display="-", drop=3),
+    Key("minus", "faster(-1)", "Slower", "slower, down to the run's own pace", display="-", drop=4),
     Key("full_stop", "go('step_after')", "Step", "one step on, and , one back", display=".", drop=4),
     Key("comma", "go('step_before')", "", "", footer=False),
     Key("n", "go('mark_after')", "Finding", "to the next finding, and N to the one before", drop=2),
