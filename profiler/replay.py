@@ -223,10 +223,6 @@ class Replay:
         """The newest event read so far."""
         return self.front
 
-    @property
-    def last_step(self) -> int:
-        return max(self._steps, default=0)
-
     def step_time(self, step: int) -> float | None:
         """When rank 0 finished that step, or the first after it; None: not read yet, or there is none."""
         return next(

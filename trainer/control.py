@@ -76,6 +76,9 @@ class SetParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     keep_global_batch: bool = True
     force: bool = False
     """Also when it is predicted not to fit."""
+    refusal: str = ""
+    """Why whoever asks has refused it already: it is recorded, and not made whatever the run is by now."""
+    refusal_fix: str = ""
 
 
 def change(run: RunDir, params: SetParams) -> str:

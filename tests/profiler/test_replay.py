@@ -107,7 +107,8 @@ def test_steps_are_found_by_number_and_by_time(run: RunDir) -> None:
     at = found.step_time(350)
     assert at is not None
     found.seek(at)
-    assert found.state.steps_finished == 350 and found.last_step == 700
+    assert found.state.steps_finished == 350
+    assert found.step_time(700) is not None and found.step_time(701) is None
     after, before = found.step_after(at), found.step_before(at)
     assert after == found.step_time(351) and before == found.step_time(349)
     assert found.step_time(701) is None and found.step_after(found.end) is None

@@ -129,6 +129,8 @@ class Changes:
         from llmtop.trainer.change.price import price_of
         from llmtop.trainer.preflight import preflight
 
+        if params.refusal:
+            raise UsageError(params.refusal, fix=params.refusal_fix)
         if self._now is not None:
             raise UsageError(
                 "another change is under way",

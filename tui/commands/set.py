@@ -6,6 +6,7 @@ import argparse
 from contextlib import suppress
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode, JobFailedError, LlmtopError, UsageError
 from llmtop.profiler.fold.changestate import ChangeRecord
@@ -89,9 +90,9 @@ def run(args: argparse.Namespace) -> ExitCode:
             print("\n".join(preview_lines(preview)))
         if not (args.force or args.dry_run):
             require_fit(preview.plan)
-    except LlmtopError:
+    except LlmtopError as error:
         if not args.dry_run:
-            _record_refusal(found, asked)
+            _record_refusal(found, replace(asked, refusal=error.in_one_line, refusal_fix=error.fix))
         raise
     if args.dry_run:
         _tell_preview(found, preview, as_json=args.json)
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _record_refusal(found: RunDir, asked: control.SetParams) -> None:
-    """The supervisor refuses it for the same reason, and writes that it was asked for."""
+    """So that the supervisor writes what was asked for, and why it was not made."""
     with suppress(LlmtopError):  # the run has just ended: then there is nothing to record, and we say why
         control.change(found, asked)
 
