@@ -141,9 +141,15 @@ class Supervisor:
 
     def _let_standby_go(self) -> None:
         setting = self.run_dir.in_force().setting
+        try:
+            let_go(self.run_dir, setting)
+        except OSError as error:
+            _log(f"the ranks that stood by cannot be let go: {error}")
+            self.ranks.end_standby()
+            self._start_ranks()
+            return
         for rank, pid in self.ranks.take_standby().items():
             self.events.write(RankStarted(rank=rank, pid=pid, setting=setting))
-        let_go(self.run_dir, setting)
 
     def _start_again(self) -> bool:
         """Whether ranks were started in place of those that have ended, because the run was changed."""
@@ -270,6 +276,7 @@ class Supervisor:
         """The supervisor itself failed: no rank may outlive it, and the record must say so."""
         self.ranks.end_standby()
         exits, _ = self.ranks.sweep()
+        self.changes.close("the supervisor failed")
         if isinstance(error, LlmtopError):
             reason, fix = error.in_one_line, error.fix
         else:
@@ -322,7 +329,7 @@ class Supervisor:
         if self.stop_asked:
             how = "with" if self.save_asked else "without"
             return f"the run is stopping already, {how} a checkpoint"
-        if self.exits:
+        if self.exits and not self.changes.leaving:
             return "the run is ending already"
         return ""
 

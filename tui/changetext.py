@@ -65,7 +65,7 @@ def preview_lines(preview: Preview) -> Iterator[str]:
     for lost in plan.lost:
         yield f"lost: {lost}"
     if plan.restage:
-        yield f"down for about {format_seconds(price.down_seconds)}: {_price_words(price)}"
+        yield _down_words(price)
 
 
 def change_lines(changes: tuple[KeyChange, ...], *, whole: bool) -> Iterator[str]:
@@ -105,6 +105,12 @@ def _side_by_side(preview: Preview) -> Iterator[str]:
 
 def _bytes(prediction: Prediction) -> str:
     return format_bytes(prediction.peak_allocated_bytes)
+
+
+def _down_words(price: Price) -> str:
+    if price.down_seconds is None:
+        return "down for: not known until the run has made its first step"
+    return f"down for about {format_seconds(price.down_seconds)}: {_price_words(price)}"
 
 
 def _price_words(price: Price) -> str:

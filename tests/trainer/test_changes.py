@@ -243,3 +243,27 @@ def test_ranks_that_fail_while_they_are_made_ready_leave_the_run_untouched(start
     assert [record.status for record in read_state(run.run).changes.records] == ["refused"]
     assert ask(run, "zero=1").answer == "done"
     stop(run)
+
+
+def test_a_folder_that_takes_no_setting_refuses_the_change_and_the_run_goes_on(start: Start) -> None:
+    run = start()
+    (run.run.path / "settings").write_text("in the way")
+    answer = ask(run, "micro_batch=2")
+    assert answer.answer == "refused" and "cannot be written" in answer.reason
+    assert "free some space" in run.of(ChangeRefused)[0].fix
+    (run.run.path / "settings").unlink()
+    assert ask(run, "micro_batch=2").answer == "done"
+    stop(run)
+
+
+@pytest.mark.parametrize("word", ["micro_batch=2", "zero=1"])
+def test_ranks_that_cannot_be_asked_go_on_and_the_change_is_refused(start: Start, word: str) -> None:
+    run = start()
+    run.run.live_path.mkdir()
+    answer = ask(run, word)
+    assert answer.answer == "refused" and "cannot be written" in answer.reason
+    assert run.of(RestageBegan) == [] and len(run.of(RankStarted)) == 2
+    assert [record.status for record in read_state(run.run).changes.records] == ["refused"]
+    run.run.live_path.rmdir()
+    assert ask(run, word).answer == "done"
+    stop(run)

@@ -41,9 +41,10 @@ class LiveFile:
     def newest(self) -> LiveRequest | None:
         try:
             status = self._path.stat()
+            if (status.st_mtime_ns, status.st_ino) != self._seen:
+                self._newest = msgspec.json.decode(self._path.read_bytes(), type=LiveRequest)
+                self._seen = (status.st_mtime_ns, status.st_ino)
         except OSError:
+            # Not there, or not readable now: a training does not end for it.
             return self._newest
-        if (status.st_mtime_ns, status.st_ino) != self._seen:
-            self._seen = (status.st_mtime_ns, status.st_ino)
-            self._newest = msgspec.json.decode(self._path.read_bytes(), type=LiveRequest)
         return self._newest

@@ -34,6 +34,7 @@ from llmtop.trainer.supervisor.ranks import Ranks
 
 Reply = Callable[[control.Request, Answer, str], None]
 
+_NOT_WRITTEN = "what the change needs cannot be written"
 _NOT_READY = "the new setting failed while its ranks were made ready; the run was not touched"
 
 
@@ -57,6 +58,8 @@ class _UnderWay(Struct, kw_only=True):
     saved: CheckpointSaved | None = None
     relaunched_at: float = 0.0
     failure: str = ""
+    waits: bool = False
+    """Made, but there was no room to write that."""
 
 
 class Changes:
@@ -85,6 +88,11 @@ class Changes:
     @property
     def under_way(self) -> bool:
         return self._now is not None
+
+    @property
+    def leaving(self) -> bool:
+        """Whether ranks that end now do so because they were asked to, and not because the run ends."""
+        return self._now is not None and self._now.phase is Phase.LEAVING
 
     @property
     def on_trial(self) -> bool:
@@ -118,10 +126,30 @@ class Changes:
             params = _params(asked)
             words = params.words
             self._begin(asked, params, progress)
-        except LlmtopError as error:
-            reason = error.in_one_line
-            self._write(ChangeRefused(request_id=asked.request_id, asked=words, reason=reason, fix=error.fix))
+        except (LlmtopError, OSError) as error:
+            problem = error if isinstance(error, LlmtopError) else self._no_room(error)
+            reason = problem.in_one_line
+            if self._now is not None and self._now.request is asked:
+                self._give_up_now(self._now, reason)
+                return
+            self._write(
+                ChangeRefused(request_id=asked.request_id, asked=words, reason=reason, fix=problem.fix)
+            )
             self._answer(asked, "refused", reason)
+
+    def _no_room(self, error: OSError) -> LlmtopError:
+        """Why the run's folder did not take what a change needs. That must not end a training."""
+        return LlmtopError(
+            _NOT_WRITTEN,
+            why=error.strerror or str(error),
+            fix=f"make {self._run.path} writable and free some space",
+        )
+
+    def _give_up_now(self, now: _UnderWay, reason: str) -> None:
+        """Refuse a change that was begun and has not reached the ranks that train."""
+        self._now = None
+        self._ranks.end_standby()
+        self._refuse(now, reason)
 
     def _begin(self, asked: control.Request, params: control.SetParams, progress: Progress) -> None:
         # The prediction and the presets are a tenth of a second of imports that few runs need.
@@ -202,36 +230,56 @@ class Changes:
         """Once all ranks of the new setting are ready, those that train save and end."""
         wanted = self._run.spec(now.setting).world_size
         if len(self._ranks.standby) < wanted:
-            self._now = None
-            self._ranks.end_standby()
-            self._refuse(now, _NOT_READY)
+            self._give_up_now(now, _NOT_READY)
         elif count_ready(self._run, now.setting) == wanted:
+            try:
+                folder = restagefolder.make_folder(self._run, now.state_bytes, host)
+                ask_ranks(self._run, LiveRequest(setting=now.setting, leave=True, folder=str(folder)))
+            except OSError as error:
+                self._give_up_now(now, f"{_NOT_WRITTEN}: {error.strerror or error}")
+                self._remove_states()
+                return
             now.phase = Phase.LEAVING
-            folder = restagefolder.make_folder(self._run, now.state_bytes, host)
-            ask_ranks(self._run, LiveRequest(setting=now.setting, leave=True, folder=str(folder)))
 
     def _settle_told(self, now: _UnderWay, problem: str) -> None:
         """All ranks have made the change between two steps, or none."""
-        self._now = None
         if problem:
-            self._ranks.end_standby()
-            restagefolder.remove_states(self._run)
-            self._refuse(now, problem)
-            return
-        self._run.put_in_force(now.setting)
-        self._answer(now.request, "done", "")
+            self._give_up_now(now, problem)
+            self._remove_states()
+        elif self._put_in_force(now):
+            self._now = None
+            self._answer(now.request, "done", "")
 
     def _settle_launched(self, now: _UnderWay, progress: Progress) -> None:
         """All ranks have made a step after a relaunch: what was kept for it has done its duty."""
-        self._now = None
         if now.phase is Phase.TRIAL:
-            self._run.put_in_force(now.setting)
+            if not self._put_in_force(now):
+                return
             self._write(self._restaged(now, progress))
-        restagefolder.remove_states(self._run)
+        self._now = None
+        self._remove_states()
         if now.phase is Phase.TRIAL:
             self._answer(now.request, "done", "")
         else:
             self._answer(now.request, "refused", f"{now.failure}; the run is back on its old setting")
+
+    def _put_in_force(self, now: _UnderWay) -> bool:
+        """Whether the record says now what the ranks do; on a full disk it is tried again."""
+        try:
+            self._run.put_in_force(now.setting)
+        except OSError as error:
+            if not now.waits:
+                self._log(f"setting {now.setting} waits to be written as the one in force: {error}")
+            now.waits = True
+            return False
+        return True
+
+    def _remove_states(self) -> None:
+        """What cannot be removed stays, and the run goes on."""
+        try:
+            restagefolder.remove_states(self._run)
+        except OSError as error:
+            self._log(f"the state saved for the change cannot be removed: {error}")
 
     def _restaged(self, now: _UnderWay, progress: Progress) -> Restaged:
         back_at = max(first.t for first in progress.first_steps.values())
@@ -263,7 +311,14 @@ class Changes:
         if now is None:
             return False
         if now.phase is Phase.LEAVING and end.state == "stopped":
-            self._leave(now, progress)
+            try:
+                self._leave(now, progress)
+            except OSError as error:
+                # The setting in force is still the old one, and its state is saved.
+                self._ranks.end_standby()
+                now.phase = Phase.BACK
+                now.failure = f"{_NOT_WRITTEN}: {error.strerror or error}"
+                self._log(now.failure)
             return True
         if now.phase is Phase.TRIAL and end.state in ("failed", "out_of_memory"):
             self._fall_back(now, end)
@@ -272,12 +327,12 @@ class Changes:
 
     def _leave(self, now: _UnderWay, progress: Progress) -> None:
         saved, last_step = progress.checkpoint, progress.finished[0].last_step
+        self._run.put_in_force(now.setting, fall_back=now.from_setting)
+        forget_request(self._run)
         now.phase = Phase.TRIAL
         now.last_step_at = progress.last_step_at
         now.saved = saved if saved is not None and saved.step == last_step else None
         now.relaunched_at = self._wall()
-        self._run.put_in_force(now.setting, fall_back=now.from_setting)
-        forget_request(self._run)
         self._write(
             RestageBegan(
                 setting=now.setting,
