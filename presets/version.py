@@ -1,4 +1,4 @@
-"""Which llmtop this is."""
+"""Which llmtop this is, and which versions of other packages it runs with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ DISTRIBUTION = "llmtop-deepspeed"
 
 def llmtop_version() -> str:
     """The installed distribution's version; `source` where the code runs straight from a checkout."""
+    return package_version(DISTRIBUTION) or "source"
+
+
+def package_version(package: str) -> str | None:
+    """As installed in this environment; None where it is not."""
     try:
-        return metadata.version(DISTRIBUTION)
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "source"
+        return None

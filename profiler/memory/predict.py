@@ -18,11 +18,11 @@ from llmtop.profiler.memory.cpu import cpu_prediction
 from llmtop.profiler.memory.host import host_bytes
 from llmtop.profiler.memory.lora import check_targets
 from llmtop.profiler.memory.result import (
-    TIGHT_SHARE,
     Component,
     Moment,
     MomentBytes,
     Prediction,
+    is_tight,
     moment_bytes,
 )
 from llmtop.profiler.memory.sizes import Sizes, sizes_of
@@ -55,9 +55,7 @@ class Brief(Struct, frozen=True, kw_only=True):
     @property
     def tight(self) -> bool:
         """Whether it fits with hardly anything to spare."""
-        if not self.fits or self.needed_bytes is None or self.device_memory_bytes is None:
-            return False
-        return self.needed_bytes > TIGHT_SHARE * self.device_memory_bytes
+        return is_tight(self.fits, self.needed_bytes, self.device_memory_bytes)
 
 
 def predict_brief(spec: RunSpec) -> Brief:

@@ -102,6 +102,13 @@ TIGHT_SHARE = 0.95
 """Of the memory: a need above this fits on paper, and a display, another process or an odd batch tips it."""
 
 
+def is_tight(fits: bool | None, needed_bytes: int | None, device_memory_bytes: int | None) -> bool:
+    """Whether a run fits with hardly anything to spare: needed > `TIGHT_SHARE` x there is."""
+    if not fits or needed_bytes is None or device_memory_bytes is None:
+        return False
+    return needed_bytes > TIGHT_SHARE * device_memory_bytes
+
+
 class Prediction(Struct, frozen=True, kw_only=True):
     """The answer of `plan --json`. Bytes are integers; what is not known is None."""
 
@@ -133,6 +140,4 @@ class Prediction(Struct, frozen=True, kw_only=True):
     @property
     def tight(self) -> bool:
         """Whether it fits with hardly anything to spare."""
-        if not self.fits or self.needed_bytes is None or self.device_memory_bytes is None:
-            return False
-        return self.needed_bytes > TIGHT_SHARE * self.device_memory_bytes
+        return is_tight(self.fits, self.needed_bytes, self.device_memory_bytes)

@@ -49,7 +49,7 @@ def test_without_a_driver_only_the_cpu_can_train() -> None:
 
 
 def test_what_an_option_alone_needs_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(software, "installed_version", lambda _name: None)
+    monkeypatch.setattr(software, "package_version", lambda _name: None)
     checks = look(BARE)
     for name in ("flash-attn", "liger-kernel", "bitsandbytes", "peft", "datasets"):
         assert checks[name].status == "optional"
@@ -57,7 +57,7 @@ def test_what_an_option_alone_needs_is_optional(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_torch_is_mended_with_its_cpu_build_where_there_is_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(software, "installed_version", lambda _name: None)
+    monkeypatch.setattr(software, "package_version", lambda _name: None)
     assert "-c constraints-cpu.txt -e '.[train]'" in look(BARE)["torch"].mend
     assert "constraints" not in look(H200)["torch"].mend
 
@@ -113,7 +113,7 @@ def test_nvcc_against_torch(
 
 
 def test_a_package_older_than_what_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(software, "installed_version", lambda _name: "0.18.2")
+    monkeypatch.setattr(software, "package_version", lambda _name: "0.18.2")
     check = look(BARE)["deepspeed"]
     assert check.status == "warn"
     assert ">=0.19.8,<0.20" in check.found

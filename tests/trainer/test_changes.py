@@ -52,9 +52,10 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
             assert folder == restagefolder.disk_folder(run.run), "nothing stays in memory"
 
 
-def ask(run: Supervised, *words: str, **params: bool) -> ControlAnswered:
+def ask(run: Supervised, *words: str, force: bool = False, keep_global_batch: bool = True) -> ControlAnswered:
     """What became of a change."""
-    asked = control.change(run.run, control.SetParams(words=words, **params))
+    params = control.SetParams(words=words, force=force, keep_global_batch=keep_global_batch)
+    asked = control.change(run.run, params)
     answer = control.wait_until_settled(run.run, asked, TIMEOUT_SECONDS)
     assert answer is not None, run.log()
     return answer

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from typing import Any
 
 import deepspeed
@@ -13,6 +12,7 @@ import torch
 from msgspec import Struct
 
 from llmtop.presets.spec import RunOptions, RunSpec
+from llmtop.presets.version import package_version
 from llmtop.profiler.probes.allocator import Peaks
 from llmtop.profiler.probes.baseline import baseline, device_used_bytes
 from llmtop.profiler.probes.heap import read_heap
@@ -220,7 +220,7 @@ def describe(engine: Any, model: Any) -> ModelBuilt:
         optimizer=type(inner).__name__,
         engine_optimizer=type(engine.optimizer).__name__,
         liger=liger_kernels_in(model),
-        versions={name: version for name in _VERSIONED if (version := _version(name)) is not None},
+        versions={name: version for name in _VERSIONED if (version := package_version(name)) is not None},
     )
 
 
@@ -326,10 +326,3 @@ def _resume(run: RunDir, engine: Any, batches: Batches, spec: RunSpec, emit: Emi
     restore_options(engine, spec.options)
     batches.resume(progress.position)
     return progress.step
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Literal
 
 from msgspec import Struct
@@ -31,10 +30,3 @@ class Machine(Struct, frozen=True, kw_only=True):
     driver_version: str | None
     driver_cuda: tuple[int, int] | None
     """Newest CUDA version that the driver runs."""
-
-
-def installed_version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

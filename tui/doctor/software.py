@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from llmtop.presets.version import package_version
 from llmtop.trainer.folders import why_not_writable
 from llmtop.trainer.supervisor.extensions import VARIABLE as EXTENSIONS
 from llmtop.trainer.supervisor.extensions import extensions_dir
@@ -30,7 +31,7 @@ from llmtop.trainer.toolchain import (
     torch_cuda,
     triton_cache,
 )
-from llmtop.tui.doctor.check import Check, Machine, Status, installed_version
+from llmtop.tui.doctor.check import Check, Machine, Status
 
 
 class PackageRow(Struct, frozen=True):
@@ -59,7 +60,7 @@ PACKAGES: tuple[PackageRow, ...] = (
 
 
 def look_at_machine() -> Machine:
-    torch_version = installed_version("torch")
+    torch_version = package_version("torch")
     names, driver, cuda = _nvml()
     return Machine(
         torch_version=torch_version,
@@ -100,7 +101,7 @@ def _python(_machine: Machine) -> Check:
 
 
 def _package(row: PackageRow, machine: Machine) -> Check:
-    version = installed_version(row.name)
+    version = package_version(row.name)
     # Without a driver a CUDA build of torch is gigabytes for nothing.
     held = "" if machine.driver_version or row.extra != "train" else "-c constraints-cpu.txt "
     mend = f"pip install {held}-e '.[{row.extra}]' in the clone"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import msgspec
 import torch
 from msgspec import Struct
 
+from llmtop.presets.version import package_version
 from llmtop.trainer.statefile import (
     MASTER,
     VALUE,
@@ -105,7 +105,7 @@ def make_index(engine: Any, folder: Path, step: int, *, only_trainable: bool) ->
             world_size=int(engine.world_size),
             engine_optimizer=type(engine.optimizer).__name__,
             optimizer=type(engine.basic_optimizer).__name__,
-            versions={name: version for name in _VERSIONED if (version := _version(name))},
+            versions={name: version for name in _VERSIONED if (version := package_version(name))},
         ),
         parameters=tuple(
             StoredParameter(
@@ -235,10 +235,3 @@ def _stored_file(path: Path) -> StoredFile:
 def _flat_buffers(engine: Any) -> dict[str, torch.Tensor]:
     buffers = persistent_buffers(engine.module)
     return {name: buffer.detach().contiguous().view(-1) for name, buffer in buffers.items()}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
