@@ -97,7 +97,7 @@ PLAN_KEYS: tuple[Key, ...] = (
     Key("s", "sweep", "Sweep", "micro-batch by ZeRO stage: what fits and how fast; ⏎ takes a cell", drop=5),
     Key("w", "where", "Where", "which GPUs it fits on, how many, how fast; ⏎ takes them", drop=6),
     Key("escape", "cancel_edit", "", "", footer=False),
-    Key("l", "launch", "Launch", "start the run and watch it", changes=True),
+    Key("L", "launch", "Launch", "start the run and watch it", changes=True),
 )
 
 SEARCH_KEYS: tuple[Key, ...] = (

@@ -29,7 +29,7 @@ async def test_launch_of_what_cannot_run_says_why(size: tuple[int, int], root: P
         cursor_to(app, "micro_batch")
         await type_in(app, pilot, "many")
         await wait_for_text(pilot, "✗ not valid")
-        await pilot.press("l")
+        await pilot.press("L")
         await wait_for_text(pilot, "Cannot be launched", "micro_batch = 'many'", "fix:")
         await pilot.press("3")
         await wait_for_text(pilot, "There is no change")
@@ -40,7 +40,7 @@ async def test_launch_of_what_cannot_run_says_why(size: tuple[int, int], root: P
         cursor_to(app, "offload_param")
         await type_in(app, pilot, "cpu")
         await wait_for_text(pilot, "✗ cannot run")
-        await pilot.press("l")
+        await pilot.press("L")
         await wait_for_text(pilot, "Cannot be launched", "offload_param")
     assert launched == []
 

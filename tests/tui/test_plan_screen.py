@@ -92,7 +92,7 @@ async def test_a_wrong_value_says_why_and_keeps_the_input(root: Path) -> None:
         await pilot.press("enter", *"many", "enter")
         shown = await wait_for_text(pilot, "✗ not valid", "micro_batch = 'many'", "why", "fix")
         assert "✗ micro_batch" in shown and " many" in shown
-        await pilot.press("l")
+        await pilot.press("L")
         await pilot.pause()
         assert isinstance(app.screen, PlanScreen)
         await pilot.press("enter", *"2", "enter")
@@ -107,7 +107,7 @@ async def test_a_combination_that_cannot_run_is_refused_with_its_fix(root: Path)
         cursor_to(app, "offload_param")
         await pilot.press("enter", *"cpu", "enter")
         await wait_for_text(pilot, "✗ cannot run", "fix", "peak at")
-        await pilot.press("l")
+        await pilot.press("L")
         await pilot.pause()
         assert launched == []
 
@@ -167,7 +167,7 @@ async def test_launch_starts_the_run_and_watches_it(root: Path) -> None:
     app = plan_app(root, launched)
     async with app.run_test(size=SMALL) as pilot:
         await wait_for_text(pilot, "✓ fits")
-        await pilot.press("l")
+        await pilot.press("L")
         await wait_for(pilot, lambda: isinstance(app.screen, MonitorScreen))
         await wait_for_text(pilot, "starting", "0/100")
     (spec, prediction), *more = launched
@@ -182,12 +182,12 @@ async def test_launching_what_does_not_fit_asks_first(root: Path) -> None:
         cursor_to(app, "gpus")
         await pilot.press("left")
         await wait_for_text(pilot, "✗ does not fit")
-        await pilot.press("l")
+        await pilot.press("L")
         await wait_for_text(pilot, "not predicted to fit", "all the same", "Esc  go back to the plan")
         await pilot.press("escape")
         await wait_for(pilot, lambda: "all the same" not in screen_text(app))
         assert launched == []
-        await pilot.press("l", "l", "l")
+        await pilot.press("L", "L", "L")
         await wait_for_text(pilot, "launch it all the same")
         assert launched == []
         await pilot.press("y")
@@ -201,7 +201,7 @@ async def test_a_failed_launch_is_told_and_the_plan_stays(root: Path) -> None:
     app = LlmtopApp("plan", root=root, recipe="test-8b", deeds=Deeds(detect=lambda: MACHINE, launch=launcher))
     async with app.run_test(size=SMALL, notifications=True) as pilot:
         await wait_for_text(pilot, "✓ fits")
-        await pilot.press("l")
+        await pilot.press("L")
         await wait_for_text(pilot, "this machine has no h200", "choose gpu = cpu")
         assert isinstance(app.screen, PlanScreen)
 

@@ -43,7 +43,7 @@ async def test_every_screen_says_so_and_refuses(live: LiveRun, root: Path) -> No
         await pilot.press("escape", "p")
         shown = await wait_for_text(pilot, "plan", "read-only", "Reset")
         assert "Launch" not in shown.splitlines()[-1]
-        await pilot.press("l")
+        await pilot.press("L")
         await wait_for_text(pilot, "Read-only: nothing is changed")
 
 

@@ -278,11 +278,9 @@ class PlanScreen(Screen[None]):
         """A key that can do nothing now says why."""
         plan = self.plan
         if plan is None:
-            if event.key == "l":
-                event.stop()
+            if event.key == "L":
                 self._say("This machine is still being looked at.")
-        elif event.key == "l" and not plan.launchable:
-            event.stop()  # elsewhere it is an arrow
+        elif event.key == "L" and not plan.launchable:
             problem = plan.refusals[0] if plan.refusals else plan
             fix = f"\nfix: {problem.fix}" if problem.fix else ""
             self._say(f"{problem.what}{fix}", title="Cannot be launched")
