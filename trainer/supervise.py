@@ -6,14 +6,13 @@ process behind. Only this process writes `supervisor.jsonl` and `hardware.jsonl`
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
@@ -34,6 +33,7 @@ from llmtop.trainer.supervisor.extensions import compiling, extensions_dir, remo
 from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
 from llmtop.trainer.supervisor.journal import Journal
 from llmtop.trainer.supervisor.nvmetrial import report_nvme
+from llmtop.trainer.supervisor.onlyone import only_supervisor
 from llmtop.trainer.supervisor.oom import OomWatch
 from llmtop.trainer.supervisor.patience import Graces, Patience
 from llmtop.trainer.supervisor.postmortem import Story, how_to_go_on, name_end
@@ -363,24 +363,6 @@ def _log(line: str) -> None:
     with suppress(OSError):
         sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
         sys.stderr.flush()
-
-
-@contextmanager
-def only_supervisor(run: RunDir) -> Iterator[None]:
-    """Hold the run's folder for as long as this process lives; refused where another one holds it."""
-    folder = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"run {run.run_id} already has a supervisor",
-                why=f"another process holds {run.path}",
-                fix=f"llmtop attach {run.run_id} watches it",
-            ) from None
-        yield
-    finally:
-        os.close(folder)
 
 
 def main(arguments: list[str]) -> int:
