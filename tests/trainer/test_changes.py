@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.record.changeevents import (
     ChangeApplied,
     ChangeAsked,
@@ -17,12 +19,15 @@ from llmtop.profiler.record.changeevents import (
     Restaged,
     RestageFailed,
 )
-from llmtop.profiler.record.events import ControlAnswered, HardwareSampled, RankStarted
+from llmtop.profiler.record.events import AnyEvent, ControlAnswered, HardwareSampled, RankStarted, RunEnded
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import HARDWARE, InForce
 from llmtop.trainer import control
 from llmtop.trainer.change import restagefolder
 from llmtop.trainer.change.restagefolder import memory_folder
+from llmtop.trainer.supervisor.changes import Changes, Phase, _UnderWay
+from llmtop.trainer.supervisor.progress import Progress
+from llmtop.trainer.supervisor.ranks import Ranks
 from tests.trainer.supervised import GRACES, TIMEOUT_SECONDS, Supervised, worker_command
 
 Start = Callable[..., Supervised]
@@ -268,3 +273,34 @@ def test_ranks_that_cannot_be_asked_go_on_and_the_change_is_refused(start: Start
     run.run.live_path.rmdir()
     assert ask(run, word).answer == "done"
     stop(run)
+
+
+@pytest.mark.parametrize("attempts", [3, None])
+def test_the_way_back_waits_for_room_and_says_what_to_do_where_none_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int | None
+) -> None:
+    run = Supervised(tmp_path / "runs").run
+    events: list[AnyEvent] = []
+    changes = Changes(
+        run, Ranks(), lambda setting: None, events.append, lambda *told: None, lambda line: None
+    )
+    asked = control.Request(request_id="1", action=control.SET, params={"words": ["zero=3"]})
+    changes._now = _UnderWay(request=asked, setting=1, from_setting=0, phase=Phase.TRIAL)
+    tries: list[int] = []
+
+    def full(setting: int) -> None:
+        tries.append(setting)
+        if attempts is None or len(tries) < attempts:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run, "put_in_force", full)
+    monkeypatch.setattr("llmtop.trainer.supervisor.changes._ROOM_PAUSE_SECONDS", 0.0)
+    end = RunEnded(state="failed", reason="rank 1 fell over")
+    if attempts is None:
+        monkeypatch.setattr("llmtop.trainer.supervisor.changes._ROOM_SECONDS", 0.0)
+        with pytest.raises(LlmtopError, match="No space left") as told:
+            changes.goes_on(Progress(run, 2), end)
+        assert str(run.path) in told.value.fix and "rank 1 fell over" in told.value.what
+    else:
+        assert changes.goes_on(Progress(run, 2), end)
+        assert tries == [0] * attempts and isinstance(events[-1], RestageFailed)

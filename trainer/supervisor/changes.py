@@ -6,6 +6,7 @@ the new setting; when that one does not come to its first step, they are started
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 from enum import Enum
@@ -34,6 +35,9 @@ from llmtop.trainer.supervisor.ranks import Ranks
 
 Reply = Callable[[control.Request, Answer, str], None]
 
+_ROOM_SECONDS = 60.0
+"""How long a run between two settings waits for room on a full disk."""
+_ROOM_PAUSE_SECONDS = 0.2
 _NOT_WRITTEN = "what the change needs cannot be written"
 _NOT_READY = "the new setting failed while its ranks were made ready; the run was not touched"
 
@@ -348,7 +352,7 @@ class Changes:
     def _fall_back(self, now: _UnderWay, end: RunEnded) -> None:
         now.phase = Phase.BACK
         now.failure = f"the new setting failed before its first step: {end.reason}"
-        self._run.put_in_force(now.from_setting)
+        self._go_back(now)
         self._log(now.failure)
         self._write(
             RestageFailed(
@@ -358,6 +362,23 @@ class Changes:
                 world_size=self._run.spec().world_size,
             )
         )
+
+    def _go_back(self, now: _UnderWay) -> None:
+        """Put the old setting in force; on a full disk once there is room, as no rank trains meanwhile."""
+        deadline = time.monotonic() + _ROOM_SECONDS
+        while True:
+            try:
+                self._run.put_in_force(now.from_setting)
+                return
+            except OSError as error:
+                if time.monotonic() >= deadline:
+                    raise LlmtopError(
+                        now.failure,
+                        why=f"and the old one cannot be put in force: {error.strerror or error}",
+                        fix="free some space; then this goes on from the state that was saved for the change:"
+                        f" python -m llmtop.trainer.supervise {shlex.quote(str(self._run.path))}",
+                    ) from error
+            time.sleep(_ROOM_PAUSE_SECONDS)
 
     def close(self, reason: str) -> None:
         """The run has ended: no state of it stays in memory, and no request without an answer."""
