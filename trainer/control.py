@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from typing import Any
 
@@ -14,7 +13,7 @@ from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import ControlAnswered, RunEnded
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
-from llmtop.profiler.record.wholefile import write_atomic
+from llmtop.profiler.record.wholefile import random_hex, write_atomic
 
 STOP = "stop"
 SET = "set"
@@ -44,7 +43,7 @@ def request(run: RunDir, action: str, params: dict[str, Any] | None = None) -> s
             fix=f"see how: llmtop report {run.run_id}",
         )
     # Ids sort by the time of asking, so requests are answered in that order.
-    request_id = f"{time.time_ns():020d}-{secrets.token_hex(3)}"
+    request_id = f"{time.time_ns():020d}-{random_hex(3)}"
     asked = Request(
         request_id=request_id,
         action=action,
