@@ -25,9 +25,10 @@ from llmtop.profiler.record.rundir import HARDWARE, InForce
 from llmtop.trainer import control
 from llmtop.trainer.change import restagefolder
 from llmtop.trainer.change.restagefolder import memory_folder
-from llmtop.trainer.supervisor.changes import Changes, Phase, _UnderWay
+from llmtop.trainer.supervisor.changes import Changes
 from llmtop.trainer.supervisor.progress import Progress
 from llmtop.trainer.supervisor.ranks import Ranks
+from llmtop.trainer.supervisor.underway import Phase, UnderWay
 from tests.trainer.supervised import GRACES, TIMEOUT_SECONDS, Supervised, worker_command
 
 Start = Callable[..., Supervised]
@@ -285,7 +286,7 @@ def test_the_way_back_waits_for_room_and_says_what_to_do_where_none_comes(
         run, Ranks(), lambda setting: None, events.append, lambda *told: None, lambda line: None
     )
     asked = control.Request(request_id="1", action=control.SET, params={"words": ["zero=3"]})
-    changes._now = _UnderWay(request=asked, setting=1, from_setting=0, phase=Phase.TRIAL)
+    changes._now = UnderWay(request=asked, setting=1, from_setting=0, phase=Phase.TRIAL)
     tries: list[int] = []
 
     def full(setting: int) -> None:

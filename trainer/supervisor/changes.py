@@ -9,10 +9,8 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable
-from enum import Enum
 
 import msgspec
-from msgspec import Struct
 
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.profiler.record.changeevents import (
@@ -22,7 +20,6 @@ from llmtop.profiler.record.changeevents import (
     Restaged,
     RestageFailed,
 )
-from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.deviceevents import HostSample
 from llmtop.profiler.record.events import Answer, AnyEvent, RunEnded
 from llmtop.profiler.record.rundir import RunDir
@@ -32,6 +29,7 @@ from llmtop.trainer.change.livefile import LiveRequest, ask_ranks, forget_reques
 from llmtop.trainer.change.standby import count_ready
 from llmtop.trainer.supervisor.progress import Progress
 from llmtop.trainer.supervisor.ranks import Ranks
+from llmtop.trainer.supervisor.underway import Phase, UnderWay
 
 Reply = Callable[[control.Request, Answer, str], None]
 
@@ -40,30 +38,6 @@ _ROOM_SECONDS = 60.0
 _ROOM_PAUSE_SECONDS = 0.2
 _NOT_WRITTEN = "what the change needs cannot be written"
 _NOT_READY = "the new setting failed while its ranks were made ready; the run was not touched"
-
-
-class Phase(Enum):
-    HOT = "the ranks change between two steps"
-    READYING = "the ranks of the new setting are made ready"
-    LEAVING = "the ranks save and end"
-    TRIAL = "the new setting has not made a step yet"
-    BACK = "the old setting has not made a step again yet"
-
-
-class _UnderWay(Struct, kw_only=True):
-    """The one change that is being made."""
-
-    request: control.Request
-    setting: int
-    from_setting: int
-    phase: Phase
-    state_bytes: int = 0
-    last_step_at: float | None = None
-    saved: CheckpointSaved | None = None
-    relaunched_at: float = 0.0
-    failure: str = ""
-    waits: bool = False
-    """Made, but there was no room to write that."""
 
 
 class Changes:
@@ -87,7 +61,7 @@ class Changes:
         self._answer = answer
         self._log = log
         self._wall = wall
-        self._now: _UnderWay | None = None
+        self._now: UnderWay | None = None
 
     @property
     def under_way(self) -> bool:
@@ -149,7 +123,7 @@ class Changes:
             fix=f"make {self._run.path} writable and free some space",
         )
 
-    def _give_up_now(self, now: _UnderWay, reason: str) -> None:
+    def _give_up_now(self, now: UnderWay, reason: str) -> None:
         """Refuse a change that was begun and has not reached the ranks that train."""
         self._now = None
         self._ranks.end_standby()
@@ -201,7 +175,7 @@ class Changes:
             )
         )
         self._answer(asked, "accepted", "")
-        self._now = _UnderWay(
+        self._now = UnderWay(
             request=asked,
             setting=setting,
             from_setting=from_setting,
@@ -230,7 +204,7 @@ class Changes:
             self._settle_launched(now, progress)
         return self._run.in_force().setting == now.setting and now.phase is Phase.HOT
 
-    def _look_at_standby(self, now: _UnderWay, host: HostSample | None) -> None:
+    def _look_at_standby(self, now: UnderWay, host: HostSample | None) -> None:
         """Once all ranks of the new setting are ready, those that train save and end."""
         wanted = self._run.spec(now.setting).world_size
         if len(self._ranks.standby) < wanted:
@@ -245,7 +219,7 @@ class Changes:
                 return
             now.phase = Phase.LEAVING
 
-    def _settle_told(self, now: _UnderWay, problem: str) -> None:
+    def _settle_told(self, now: UnderWay, problem: str) -> None:
         """All ranks have made the change between two steps, or none."""
         if problem:
             self._give_up_now(now, problem)
@@ -254,7 +228,7 @@ class Changes:
             self._now = None
             self._answer(now.request, "done", "")
 
-    def _settle_launched(self, now: _UnderWay, progress: Progress) -> None:
+    def _settle_launched(self, now: UnderWay, progress: Progress) -> None:
         """All ranks have made a step after a relaunch: what was kept for it has done its duty."""
         if now.phase is Phase.TRIAL:
             if not self._put_in_force(now):
@@ -267,7 +241,7 @@ class Changes:
         else:
             self._answer(now.request, "refused", f"{now.failure}; the run is back on its old setting")
 
-    def _put_in_force(self, now: _UnderWay) -> bool:
+    def _put_in_force(self, now: UnderWay) -> bool:
         """Whether the record says now what the ranks do; on a full disk it is tried again."""
         try:
             self._run.put_in_force(now.setting)
@@ -285,7 +259,7 @@ class Changes:
         except OSError as error:
             self._log(f"the state saved for the change cannot be removed: {error}")
 
-    def _restaged(self, now: _UnderWay, progress: Progress) -> Restaged:
+    def _restaged(self, now: UnderWay, progress: Progress) -> Restaged:
         back_at = max(first.t for first in progress.first_steps.values())
         stages = dict(progress.stage_seconds)
         if now.last_step_at is not None:
@@ -300,7 +274,7 @@ class Changes:
             notes=tuple(progress.loaded_notes),
         )
 
-    def _refuse(self, now: _UnderWay, reason: str) -> None:
+    def _refuse(self, now: UnderWay, reason: str) -> None:
         words = _params(now.request).words
         self._write(
             ChangeRefused(request_id=now.request.request_id, asked=words, reason=reason, setting=now.setting)
@@ -329,7 +303,7 @@ class Changes:
             return True
         return False
 
-    def _leave(self, now: _UnderWay, progress: Progress) -> None:
+    def _leave(self, now: UnderWay, progress: Progress) -> None:
         saved, last_step = progress.checkpoint, progress.finished[0].last_step
         self._run.put_in_force(now.setting, fall_back=now.from_setting)
         forget_request(self._run)
@@ -349,7 +323,7 @@ class Changes:
             )
         )
 
-    def _fall_back(self, now: _UnderWay, end: RunEnded) -> None:
+    def _fall_back(self, now: UnderWay, end: RunEnded) -> None:
         now.phase = Phase.BACK
         now.failure = f"the new setting failed before its first step: {end.reason}"
         self._go_back(now)
@@ -363,7 +337,7 @@ class Changes:
             )
         )
 
-    def _go_back(self, now: _UnderWay) -> None:
+    def _go_back(self, now: UnderWay) -> None:
         """Put the old setting in force; on a full disk once there is room, as no rank trains meanwhile."""
         deadline = time.monotonic() + _ROOM_SECONDS
         while True:

@@ -1,0 +1,34 @@
+"""A change to a live run while it is being made, and how far it is."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from msgspec import Struct
+
+from llmtop.profiler.record.checkpointevents import CheckpointSaved
+from llmtop.trainer import control
+
+
+class Phase(Enum):
+    HOT = "the ranks change between two steps"
+    READYING = "the ranks of the new setting are made ready"
+    LEAVING = "the ranks save and end"
+    TRIAL = "the new setting has not made a step yet"
+    BACK = "the old setting has not made a step again yet"
+
+
+class UnderWay(Struct, kw_only=True):
+    """The one change that is being made."""
+
+    request: control.Request
+    setting: int
+    from_setting: int
+    phase: Phase
+    state_bytes: int = 0
+    last_step_at: float | None = None
+    saved: CheckpointSaved | None = None
+    relaunched_at: float = 0.0
+    failure: str = ""
+    waits: bool = False
+    """Made, but there was no room to write that."""
