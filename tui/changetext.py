@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from llmtop.presets.cautions import cautions
 from llmtop.profiler.changewords import value_words
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.fold.spans import measured_spans
@@ -64,6 +65,8 @@ def preview_lines(preview: Preview) -> Iterator[str]:
     yield from (f"  {line}" for line in _side_by_side(preview))
     for lost in plan.lost:
         yield f"lost: {lost}"
+    known = cautions(plan.old, launching=True)
+    yield from (f"mind: {one}" for one in cautions(plan.new, launching=True) if one not in known)
     if plan.restage:
         yield _down_words(price)
 
@@ -109,7 +112,7 @@ def _bytes(prediction: Prediction) -> str:
 
 def _down_words(price: Price) -> str:
     if price.down_seconds is None:
-        return "down for: not known until the run has made its first step"
+        return "down for: not known, as no start-up of this run was measured yet"
     return f"down for about {format_seconds(price.down_seconds)}: {_price_words(price)}"
 
 

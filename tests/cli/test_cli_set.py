@@ -55,8 +55,11 @@ def test_a_dry_run_changes_nothing(run: Supervised, llmtop: Llmtop) -> None:
     assert answer.code == ExitCode.DONE
     assert "zero     2 -> 3" in answer.out and "(by a relaunch)" in answer.out
     assert "(would be made without one)" in answer.out
-    assert "lost: " in answer.out and "down for about" in answer.out
+    assert "lost: " in answer.out and "down for: not known" in answer.out
     assert answer.out.splitlines()[-1] == "nothing was changed: --dry-run"
+    assert "mind: " not in answer.out
+    longer = llmtop("set", "latest", "seq_len=500000", "micro_batch=1", "--force", "--dry-run")
+    assert "mind: " in longer.out and "positions that it has not seen" in longer.out
     assert llmtop("set", "latest", "zero=3", "--dry-run", "--json").json()["status"] == "preview"
     assert control.read_requests(run.run) == [] and run.run.in_force() == InForce()
     assert llmtop("set", "latest", "zerro=3", "--dry-run").code == ExitCode.USAGE
