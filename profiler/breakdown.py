@@ -282,7 +282,10 @@ def _largest_peak(state: RunState, spec: RunSpec) -> tuple[RankState | None, str
     """The rank, its phase and its bytes at the largest peak of any rank; of what was in use where known."""
     best: tuple[RankState | None, str | None, int | None] = (None, None, None)
     for rank in state.ranks.values():
-        for phase, memory in ((rank.peaks_in_use if spec.on_cpu else {}) or rank.peaks).items():
+        in_use = rank.peaks_in_use if spec.on_cpu else {}
+        if rank.in_use_unknown and not in_use:
+            continue
+        for phase, memory in (in_use or rank.peaks).items():
             if memory.peak_bytes is not None and memory.peak_bytes > (best[2] or -1):
                 best = (rank, phase, memory.peak_bytes)
     return best

@@ -62,6 +62,9 @@ class RankState(Struct, frozen=True, kw_only=True):
     """Phase to the largest readings of any step so far."""
     peaks_in_use: dict[str, PhaseMemory] = field(default_factory=dict)
     """The same of the steps in which the process kept no freed memory (CPU)."""
+    in_use_unknown: bool = False
+    """Whether the setting was changed after those steps: what the process holds since then the largest
+    setting may have freed, and what this one uses is not told."""
     phase_totals: dict[str, PhaseTotal] = field(default_factory=dict)
     """Phase to its time after warm-up."""
     alone: Pace = Pace()
@@ -118,6 +121,7 @@ def change_setting(rank: RankState, setting: int) -> RankState:
         setting_peaks=peaks_so_far(rank),
         peaks={},
         peaks_in_use={},
+        in_use_unknown=rank.in_use_unknown or bool(rank.peaks_in_use),
         phase_totals={},
         alone=Pace(),
         classified={},
@@ -126,8 +130,11 @@ def change_setting(rank: RankState, setting: int) -> RankState:
 
 
 def peaks_so_far(rank: RankState) -> dict[int, int]:
-    """Setting to the largest peak of any phase of its steps."""
-    seen = [memory.peak_bytes for memory in rank.peaks.values() if memory.peak_bytes is not None]
+    """Setting to the largest peak of any phase of its steps; of what was in use where that is told."""
+    if rank.in_use_unknown and not rank.peaks_in_use:
+        return rank.setting_peaks
+    peaks = rank.peaks_in_use or rank.peaks
+    seen = [memory.peak_bytes for memory in peaks.values() if memory.peak_bytes is not None]
     if not seen:
         return rank.setting_peaks
     return {**rank.setting_peaks, rank.setting: max(seen)}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
+
+from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.fold.spans import measured_spans
@@ -25,6 +28,7 @@ from llmtop.profiler.record.events import (
     RunStarted,
     StepFinished,
 )
+from tests.recorded_spec import recorded_prediction, recorded_spec
 
 ASKED = ChangeAsked(t=3.5, setting=1, changes=(KeyChange(key="micro_batch", old=4, new=2),), src="supervisor")
 
@@ -66,6 +70,19 @@ def test_a_change_between_two_steps_begins_a_span_with_peaks_of_its_own() -> Non
     for event in events:
         piecewise = fold(piecewise, [event])
     assert piecewise == state
+
+
+def test_what_a_setting_uses_is_not_told_while_the_process_keeps_what_another_freed() -> None:
+    """On the CPU: the steps that show what is in use come first, and a process gives nothing back later."""
+    exact = [msgspec.structs.replace(step(n, peak=500), in_use_only=True) for n in (1, 2, 3)]
+    kept: list[AnyEvent] = [*started(1), *exact, step(4, peak=600), ASKED, applied(1, 5), step(5, peak=600)]
+    state = fold(RunState(), kept)
+    assert [span.peak_bytes for span in measured_spans(state)] == [500, None]
+    spec = recorded_spec("cpu", ranks=1)
+    prediction = recorded_prediction(spec)
+    assert breakdown(state, spec, prediction).actual_peak_bytes is None
+    before = fold(RunState(), kept[:-3])
+    assert breakdown(before, spec, prediction).actual_peak_bytes == 500
 
 
 def test_a_change_that_the_ranks_refuse_changes_nothing() -> None:
