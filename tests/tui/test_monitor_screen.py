@@ -10,6 +10,7 @@ from llmtop.profiler.record.events import (
     Compiling,
     MemoryClassified,
     PhaseMemory,
+    RankExited,
     StageBegan,
     StageFinished,
     StepFinished,
@@ -154,6 +155,20 @@ async def test_log_is_harmless_and_switches_between_ranks(live: LiveRun, root: P
         await wait_for_text(pilot, "this is rank one", "8 Log  rank 1")
         await pilot.press("right")
         await wait_for_text(pilot, "8 Log  supervisor", "supervisor has written nothing yet")
+
+
+async def test_the_log_of_the_rank_that_failed_first_is_shown(live: LiveRun, root: Path) -> None:
+    live.log(0, "connection closed by peer\n")
+    live.log(1, "out of luck\n")
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("l")
+        await wait_for_text(pilot, "8 Log  rank 0", "connection closed by peer")
+        for rank, signal in ((1, "SIGKILL"), (0, "SIGTERM")):
+            live.recorder.time.advance(1.0)
+            live.recorder.supervisor.write(RankExited(rank=rank, pid=live.recorder.pid(rank), signal=signal))
+        live.end("failed", "rank 1 was killed by SIGKILL")
+        await wait_for_text(pilot, "8 Log  rank 1", "out of luck")
 
 
 async def test_an_empty_log_says_so_and_where_the_steps_are(root: Path) -> None:

@@ -14,7 +14,7 @@ from textual.screen import Screen
 
 from llmtop.profiler.changewords import news
 from llmtop.profiler.effects.switches import Measured, read_others
-from llmtop.profiler.fold.runstate import ENDED
+from llmtop.profiler.fold.runstate import ENDED, RunState, first_to_fail
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.tui.feed import FeedFailed, LogArrived, MonitorFeed, OthersArrived, ViewArrived, follow_run
 from llmtop.tui.keys import MONITOR_KEYS, bindings
@@ -127,9 +127,16 @@ class MonitorScreen(Screen[None]):
         if before is not None and is_news and (told := news(before.state, message.view.state)):
             self.notify(harmless(told), timeout=8, markup=False)
         if before is None or (before.state.status in ENDED) != (status in ENDED):
+            self._show_who_failed(message.view.state)
             self.refresh_bindings()
             if is_news:
                 self.app.bell()
+
+    def _show_who_failed(self, state: RunState) -> None:
+        """The log of the rank that a failed run ended by says why; unless a person has chosen another."""
+        rank = first_to_fail(state) if state.status in ("failed", "out_of_memory") else None
+        if rank is not None and self._log == 0:
+            self._choose_log(rank)
 
     def _choose_panels(self, view: RunView) -> None:
         """A small overview of a run on GPUs shows these in place of the host, unless it offloads to it."""
@@ -169,8 +176,11 @@ class MonitorScreen(Screen[None]):
     def on_log_panel_source_turned(self, message: LogPanel.SourceTurned) -> None:
         ranks = self.view.state.world_size if self.view is not None else 1
         # The supervisor's log stands before rank 0's.
-        self._log = (self._log + 1 + message.by) % (ranks + 1) - 1
-        self._feed.choose_log(SUPERVISOR if self._log < 0 else self._log)
+        self._choose_log((self._log + 1 + message.by) % (ranks + 1) - 1)
+
+    def _choose_log(self, source: int) -> None:
+        self._log = source
+        self._feed.choose_log(SUPERVISOR if source < 0 else source)
         self._wake.set()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
