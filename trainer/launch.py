@@ -12,6 +12,7 @@ from pathlib import Path
 from llmtop.presets.errors import JobFailedError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, runs_root
 from llmtop.trainer.dsconfig import deepspeed_config
 from llmtop.trainer.preflight import preflight
@@ -30,6 +31,19 @@ def start_run(spec: RunSpec, prediction: Prediction, *, root: Path | None = None
     run = RunDir.create(root or runs_root(), spec, prediction, deepspeed_config(spec))
     start_supervisor(run)
     return run
+
+
+def resume_run(run: RunDir) -> int:
+    """Start a run that has ended again, in its folder: its ranks go on from its newest checkpoint.
+
+    Raises like `start_run` for what this machine lacks.
+    """
+    preflight(run.spec(), nvme_bytes=run.prediction().nvme_bytes)
+    pid = start_supervisor(run)
+    # Who looks next must not take the end of before for the end of this.
+    while read_state(run).ended is not None and run.supervisor_alive():
+        time.sleep(_POLL_SECONDS)
+    return pid
 
 
 def start_supervisor(run: RunDir) -> int:

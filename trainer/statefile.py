@@ -135,6 +135,28 @@ class StateIndex(Struct, frozen=True, kw_only=True):
         return totals
 
 
+class _Marker(Struct, frozen=True):
+    """As far as it says whether a state is whole."""
+
+    step: int
+    files: dict[str, int] = {}
+
+
+def newest_step(folder: Path) -> int | None:
+    """The step of the furthest complete state among those in `folder`; None where there is none."""
+    return max((step for path in folder.glob("step-*") if (step := _whole(path)) is not None), default=None)
+
+
+def _whole(path: Path) -> int | None:
+    """The step of a state that has its marker, and every file in its full size."""
+    try:
+        marker = msgspec.json.decode((path / MARKER).read_bytes(), type=_Marker)
+        whole = all((path / name).stat().st_size == size for name, size in marker.files.items())
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return marker.step if whole else None
+
+
 def read_index(folder: Path) -> StateIndex:
     """The index of a `step-N` folder. Raises LlmtopError when there is none or it cannot be read."""
     path = folder / INDEX

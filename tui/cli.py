@@ -81,6 +81,12 @@ COMMANDS: tuple[Command, ...] = (
         "llmtop stop latest --save",
     ),
     Command(
+        "resume",
+        "RUN [--detach|--headless]",
+        "go on with a run that has ended, from its newest checkpoint",
+        "llmtop resume latest",
+    ),
+    Command(
         "set",
         "RUN KEY=VALUE ... [--keep-global-batch yes|no] [--force] [--dry-run] [--json] [--wait SECONDS]",
         "change a live run; says first what is predicted and what it costs",

@@ -154,14 +154,19 @@ def test_stopping_before_the_ranks_listen_is_no_failure() -> None:
 def test_a_run_that_somebody_ended_says_what_continues_it(signal_name: str, tmp_path: Path) -> None:
     checkpoints = tmp_path / "a run" / "checkpoints"
     checkpoints.mkdir(parents=True)
-    command = f"python -m llmtop.trainer.supervise '{tmp_path}/a run'"
     first = how_to_go_on(tmp_path / "a run", checkpoints)
     end = name_end(story(exited(0, None, signal_name), go_on=first))
-    assert end.fix.endswith(f"; it has no checkpoint; {command} starts it again from step 1")
-    (checkpoints / "step-5").mkdir()
+    assert end.fix.endswith("; it has no checkpoint to go on from")
+    state = checkpoints / "step-5"
+    state.mkdir()
+    (state / "index.json").write_text("{}")
+    assert how_to_go_on(tmp_path / "a run", checkpoints) == first
+    (state / "llmtop.json").write_text('{"step": 5, "files": {"index.json": 2}}')
     later = how_to_go_on(tmp_path / "a run", checkpoints)
     end = name_end(story(exited(0, None, signal_name), go_on=later))
-    assert end.fix.endswith(f"; its checkpoints are in {checkpoints}; {command} goes on from the newest")
+    assert end.fix.endswith("; llmtop resume a run goes on after step 5")
+    (state / "index.json").write_text("")
+    assert how_to_go_on(tmp_path / "a run", checkpoints) == first
     assert "{" not in name_end(story(exited(0, None, signal_name))).fix
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 from msgspec import Struct
@@ -12,6 +11,7 @@ from msgspec.structs import replace
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.events import RankFailed, RankFinished, RunEnded, XidSeen
+from llmtop.trainer.statefile import newest_step
 from llmtop.trainer.supervisor.ranks import RankExit
 
 _LOST_PEER = re.compile(
@@ -87,15 +87,11 @@ class Story(Struct, frozen=True, kw_only=True):
 
 
 def how_to_go_on(run_path: Path, checkpoints: Path) -> str:
-    """What continues a run in place: its ranks begin at the newest checkpoint, if there is one."""
-    command = f"python -m llmtop.trainer.supervise {shlex.quote(str(run_path))}"
-    try:
-        saved = any(checkpoints.iterdir())
-    except OSError:
-        saved = False
-    if not saved:
-        return f"it has no checkpoint; {command} starts it again from step 1"
-    return f"its checkpoints are in {checkpoints}; {command} goes on from the newest"
+    """What continues a run in place, from its newest checkpoint."""
+    step = newest_step(checkpoints)
+    if step is None:
+        return "it has no checkpoint to go on from"
+    return f"llmtop resume {run_path.name} goes on after step {step:,}"
 
 
 def name_end(story: Story) -> RunEnded:

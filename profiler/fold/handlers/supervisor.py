@@ -41,6 +41,10 @@ def _run_started(batch: Batch, event: RunStarted) -> None:
         llmtop_version=event.llmtop_version,
         started=event.t if batch.state.started is None else batch.state.started,
     )
+    ended = batch.state.ended
+    if ended is not None and event.t >= ended.t:
+        # It is gone on with after its end.
+        batch.set(status="starting", ended=None)
 
 
 def _rank_started(batch: Batch, event: RankStarted) -> None:
