@@ -19,8 +19,9 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import ModelBuilt, RankFinished, StepFinished
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.trainer.statefile import Position
 from llmtop.trainer.worker.build import build_model, count_parameters
-from llmtop.trainer.worker.data import Position, SequenceOrder
+from llmtop.trainer.worker.data import SequenceOrder
 from llmtop.trainer.worker.place import Place, place_from_environment
 from llmtop.trainer.worker.session import import_libraries
 from llmtop.trainer.worker.tokens import load_tokens

@@ -56,10 +56,20 @@ def _own(rank: RankState, held: dict[str, int]) -> int | None:
 
     It only grows, so the latest reading is the largest. None where only the whole device is known.
     """
-    readings = [reading for name, reading in rank.outside.items() if name != "untouched"]
-    if not readings or any(reading.process_used_bytes is None for reading in readings):
-        return None
+    return _latest(held) if _is_told_by_process(rank) else None
+
+
+def _latest(held: dict[str, int]) -> int | None:
     return next((held[name] for name in _LATEST if name in held), None)
+
+
+def _is_told_by_process(rank: RankState) -> bool:
+    """One kind of reading serves all moments, or a difference would mean nothing."""
+    return all(
+        reading.process_used_bytes is not None
+        for name, reading in rank.outside.items()
+        if name != "untouched"
+    )
 
 
 def _others(rank: RankState) -> int | None:
@@ -76,8 +86,7 @@ def _others(rank: RankState) -> int | None:
 def _held(rank: RankState, others: int) -> dict[str, int]:
     """Moment to what this process held there outside its allocator."""
     readings = {name: reading for name, reading in rank.outside.items() if name != "untouched"}
-    # One kind of reading for all moments, or a difference would mean nothing.
-    by_process = all(reading.process_used_bytes is not None for reading in readings.values())
+    by_process = _is_told_by_process(rank)
     held: dict[str, int] = {}
     for name, reading in readings.items():
         used = _used(reading, others, by_process)
@@ -96,7 +105,7 @@ def _largest_device(
     rank: RankState, reserved: int, others: int | None, held: dict[str, int], sampled: int | None
 ) -> int | None:
     """The sampler looks about once a second and may miss the largest use; the readings are exact."""
-    latest = next((held[name] for name in _LATEST if name in held), None)
+    latest = _latest(held)
     if latest is None or others is None:
         return sampled
     return max(sampled or 0, reserved + others + latest)

@@ -12,7 +12,8 @@ from pathlib import Path
 from llmtop.presets.errors import JobFailedError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.eventlog import EventTail
+from llmtop.profiler.record.events import RunStarted
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, runs_root
 from llmtop.trainer.dsconfig import deepspeed_config
 from llmtop.trainer.preflight import preflight
@@ -41,7 +42,10 @@ def resume_run(run: RunDir) -> int:
     preflight(run.spec(), nvme_bytes=run.prediction().nvme_bytes)
     pid = start_supervisor(run)
     # Who looks next must not take the end of before for the end of this.
-    while read_state(run).ended is not None and run.supervisor_alive():
+    log = EventTail(run.events_path(SUPERVISOR))
+    while not any(isinstance(event, RunStarted) and event.pid == pid for event in log.poll()):
+        if not run.supervisor_alive():
+            break
         time.sleep(_POLL_SECONDS)
     return pid
 

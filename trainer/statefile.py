@@ -10,6 +10,7 @@ A piece is a run of a parameter's elements, counted flat; all pieces of a parame
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from llmtop.presets.errors import LlmtopError
 INDEX = "index.json"
 MARKER = "llmtop.json"
 FORMAT = 1
+_TAG = re.compile(r"step-(\d+)(\.old)?")
 
 MASTER = "master"
 """The weights as the optimizer keeps them, in fp32 unless the run asked for less."""
@@ -135,26 +137,43 @@ class StateIndex(Struct, frozen=True, kw_only=True):
         return totals
 
 
-class _Marker(Struct, frozen=True):
-    """As far as it says whether a state is whole."""
+class Position(Struct, frozen=True, kw_only=True):
+    """How far the whole job has read: the same for every rank and world size."""
+
+    epoch: int = 0
+    index: int = 0
+    """Sequences of this epoch's order that are used up."""
+    seq_len: int | None = None
+    """Tokens of the sequences that were counted, where it was noted (a saved position has it)."""
+
+
+class Progress(Struct, frozen=True, kw_only=True):
+    """The marker of a complete checkpoint."""
 
     step: int
+    position: Position
+    world_size: int
+    """Of the ranks that wrote it."""
     files: dict[str, int] = {}
+    """Size of every other file of the checkpoint: one that is cut off does not count."""
 
 
-def newest_step(folder: Path) -> int | None:
-    """The step of the furthest complete state among those in `folder`; None where there is none."""
-    return max((step for path in folder.glob("step-*") if (step := _whole(path)) is not None), default=None)
+def newest(folder: Path) -> Progress | None:
+    """The furthest complete checkpoint in a folder."""
+    found = [progress for path in folder.glob("step-*") if (progress := read_progress(path)) is not None]
+    return max(found, key=lambda progress: progress.step, default=None)
 
 
-def _whole(path: Path) -> int | None:
-    """The step of a state that has its marker, and every file in its full size."""
+def read_progress(path: Path) -> Progress | None:
+    """The marker of a state that is whole; None for any other folder."""
+    if _TAG.fullmatch(path.name) is None:
+        return None
     try:
-        marker = msgspec.json.decode((path / MARKER).read_bytes(), type=_Marker)
-        whole = all((path / name).stat().st_size == size for name, size in marker.files.items())
+        progress = msgspec.json.decode((path / MARKER).read_bytes(), type=Progress)
+        whole = all((path / name).stat().st_size == size for name, size in progress.files.items())
     except (OSError, msgspec.MsgspecError):
         return None
-    return marker.step if whole else None
+    return progress if whole else None
 
 
 def read_index(folder: Path) -> StateIndex:

@@ -76,14 +76,15 @@ def _first_row(row: Row) -> Row:
     }
     rank = {"rank": 0, "largest": phases, "reserved": row["reserved_peak"], "step_seconds": [row["step_s"]]}
     return {
-        "cell": _first_cell(row["cell"], row["world"]),
+        "cell": first_cell(row["cell"], row["world"]),
         "status": "completed",
         "alone": True,
         "measured": {"ranks": [rank], "device_bytes": {"0": row["nvml_used"]}},
     }
 
 
-def _first_cell(cell: Row, world: int) -> Cell:
+def first_cell(cell: Row, world: int) -> Cell:
+    """The options of such a run in today's words."""
     return {
         "model": cell["model"],
         "gpus": world,

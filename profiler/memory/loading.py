@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import prod
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -121,15 +122,9 @@ def _is_output(group: TensorGroup, model: ModelShape) -> bool:
 
 
 def _stored(shape: tuple[int, ...], kind: str) -> int:
-    row = shape[-1]
-    if row % _BLOCKS[kind].weights:
-        kind = _INSTEAD.get(kind, "F16")
-    if row % _BLOCKS[kind].weights:
-        kind = "F16"
-    block, numel = _BLOCKS[kind], 1
-    for size in shape:
-        numel *= size
-    return numel // block.weights * block.bytes
+    kinds = (kind, _INSTEAD.get(kind, "F16"), "F16")
+    block = next(_BLOCKS[each] for each in kinds if shape[-1] % _BLOCKS[each].weights == 0)
+    return prod(shape) // block.weights * block.bytes
 
 
 def _other_bytes(model: ModelShape, tokens: int, requests: int) -> int:

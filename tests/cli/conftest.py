@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from llmtop.tui.cli import main
+from tests.trainer.supervised import GRACES, Supervised, worker_command
 
 
 class Answer(NamedTuple):
@@ -24,6 +25,7 @@ class Answer(NamedTuple):
 
 
 Llmtop = Callable[..., Answer]
+Start = Callable[..., Supervised]
 
 
 @pytest.fixture
@@ -44,3 +46,22 @@ def llmtop(runs_root: Path, capsys: pytest.CaptureFixture[str]) -> Llmtop:
         return Answer(code, out, err)
 
     return call
+
+
+@pytest.fixture
+def start(runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts a run of a scenario of `fake_rank`; whatever is left at the end of the test is killed."""
+    started: list[Supervised] = []
+    monkeypatch.setenv("LLMTOP_GRACES", GRACES)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def begin(scenario: str) -> Supervised:
+        monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command(scenario))
+        supervised = Supervised(runs_root)
+        started.append(supervised)
+        supervised.start()
+        return supervised
+
+    yield begin
+    for supervised in started:
+        supervised.clean_up()

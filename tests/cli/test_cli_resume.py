@@ -3,43 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
-import pytest
 
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
-from tests.cli.conftest import Llmtop
-from tests.trainer.supervised import GRACES, Supervised, worker_command
-
-Start = Callable[..., Supervised]
-
-
-@pytest.fixture
-def start(runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    started: list[Supervised] = []
-    monkeypatch.setenv("LLMTOP_GRACES", GRACES)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    def begin(scenario: str) -> Supervised:
-        monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command(scenario))
-        supervised = Supervised(runs_root)
-        started.append(supervised)
-        supervised.start()
-        return supervised
-
-    yield begin
-    for supervised in started:
-        supervised.clean_up()
+from tests.cli.conftest import Llmtop, Start
 
 
 def save_state(run: RunDir, step: int) -> None:
     folder = run.checkpoints_dir / f"step-{step}"
     folder.mkdir(parents=True)
     (folder / "index.json").write_text("{}")
-    (folder / "llmtop.json").write_text(json.dumps({"step": step, "files": {"index.json": 2}}))
+    marker = {"step": step, "position": {}, "world_size": 2, "files": {"index.json": 2}}
+    (folder / "llmtop.json").write_text(json.dumps(marker))
 
 
 def test_a_stopped_run_goes_on_in_its_folder(start: Start, llmtop: Llmtop) -> None:

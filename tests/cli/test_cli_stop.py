@@ -2,36 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import pytest
 
 from llmtop.presets.errors import ExitCode
 from llmtop.trainer import control
-from tests.cli.conftest import Llmtop
-from tests.trainer.supervised import GRACES, Supervised, worker_command
-
-Start = Callable[..., Supervised]
-
-
-@pytest.fixture
-def start(runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Starts a run of a scenario of `fake_rank`; whatever is left at the end of the test is killed."""
-    started: list[Supervised] = []
-    monkeypatch.setenv("LLMTOP_GRACES", GRACES)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    def begin(scenario: str) -> Supervised:
-        monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command(scenario))
-        supervised = Supervised(runs_root)
-        started.append(supervised)
-        supervised.start()
-        return supervised
-
-    yield begin
-    for supervised in started:
-        supervised.clean_up()
+from tests.cli.conftest import Llmtop, Start
 
 
 def test_stop_with_a_checkpoint_names_it(start: Start, llmtop: Llmtop) -> None:

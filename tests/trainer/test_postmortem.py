@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,8 @@ def test_a_run_that_somebody_ended_says_what_continues_it(signal_name: str, tmp_
     state.mkdir()
     (state / "index.json").write_text("{}")
     assert how_to_go_on(tmp_path / "a run", checkpoints) == first
-    (state / "llmtop.json").write_text('{"step": 5, "files": {"index.json": 2}}')
+    marker = {"step": 5, "position": {}, "world_size": 2, "files": {"index.json": 2}}
+    (state / "llmtop.json").write_text(json.dumps(marker))
     later = how_to_go_on(tmp_path / "a run", checkpoints)
     end = name_end(story(exited(0, None, signal_name), go_on=later))
     assert end.fix.endswith("; llmtop resume a run goes on after step 5")

@@ -27,10 +27,9 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.record.checkpointevents import CheckpointRefused, CheckpointSaved
 from llmtop.trainer.pdeath import die_with_parent
+from llmtop.trainer.statefile import Position, Progress, newest
 from llmtop.trainer.worker import checkpoint
 from llmtop.trainer.worker.build import DTYPES
-from llmtop.trainer.worker.checkpoint import Progress
-from llmtop.trainer.worker.data import Position
 from llmtop.trainer.worker.place import place_from_environment
 from llmtop.trainer.worker.process_group import join_process_group, leave_process_group
 from llmtop.trainer.worker.state import extras
@@ -258,7 +257,7 @@ def run_case(case: dict[str, Any], folder: Path, rank: int, ranks: int) -> None:
         told |= mishaps(engine, case, folder, rank, ranks)
     elif "loads" in case:
         source = folder / f"{case['loads']}-checkpoints"
-        progress = checkpoint.newest(source)
+        progress = newest(source)
         assert progress is not None and progress.step == SAVED
         try:
             loaded = checkpoint.load(engine, source, progress, only_trainable=only_trainable)
@@ -282,7 +281,7 @@ def run_case(case: dict[str, Any], folder: Path, rank: int, ranks: int) -> None:
         assert isinstance(saved, CheckpointSaved), saved
         told["size"] = saved.size_bytes
         told["draws"] = draws()
-        progress = checkpoint.newest(target)
+        progress = newest(target)
         assert progress is not None
         restore_draws(engine, target, progress)
         told["losses"] += train(engine, SAVED + 1, LAST, rank, ranks)
@@ -308,7 +307,7 @@ def mishaps(engine: Any, case: dict[str, Any], folder: Path, rank: int, ranks: i
             setattr(checkpoint, name, value)
         torch.distributed.barrier()
         names = sorted(path.name for path in target.glob("*"))
-        found = checkpoint.newest(target)
+        found = newest(target)
         torch.distributed.barrier()
         assert names == [f"step-{SAVED}"], names
         assert found is not None and found.step == SAVED

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtop.presets.errors import UsageError
-from llmtop.trainer.worker.data import Batches, Position, SequenceOrder
+from llmtop.trainer.statefile import Position
+from llmtop.trainer.worker.data import Batches, SequenceOrder
 from llmtop.trainer.worker.place import Place
 
 

@@ -22,15 +22,17 @@ from llmtop.trainer.statefile import (
     INDEX,
     MARKER,
     Piece,
+    Position,
+    Progress,
     Source,
     StateIndex,
     StoredFile,
     StoredParameter,
     StoredSlab,
+    newest,
     read_index,
 )
-from llmtop.trainer.worker.checkpoint import Progress, index_of, newest, prune
-from llmtop.trainer.worker.data import Position
+from llmtop.trainer.worker.checkpoint import index_of, prune
 from llmtop.trainer.worker.state import extras, moments, room, shardfile
 from llmtop.trainer.worker.state.finding import Stored, same_layout
 from llmtop.trainer.worker.state.layout import Slab, StateRefused, _cut, _row, layout_of

@@ -16,8 +16,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from llmtop.trainer.statefile import read_index
-from llmtop.trainer.worker.checkpoint import newest
+from llmtop.trainer.statefile import newest, read_index
 from tests.worker.state_ranks import SAVED
 
 pytestmark = pytest.mark.slow

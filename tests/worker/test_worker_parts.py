@@ -17,11 +17,10 @@ from llmtop.presets.spec import LrSchedule
 from llmtop.profiler.probes.training import StepReading
 from llmtop.profiler.record.eventlog import EventTail, EventWriter
 from llmtop.profiler.record.events import StageBegan, StageFinished
+from llmtop.trainer.statefile import Position, Progress, newest
 from llmtop.trainer.worker.agreement import Agreed
 from llmtop.trainer.worker.build import count_parameters, model_config
 from llmtop.trainer.worker.callbacks import StepLog, StepOutcome
-from llmtop.trainer.worker.checkpoint import Progress, newest
-from llmtop.trainer.worker.data import Position
 from llmtop.trainer.worker.failure import exit_code, failure_event, is_out_of_memory
 from llmtop.trainer.worker.kernels import apply_liger
 from llmtop.trainer.worker.optimizer import parameter_groups, schedule_factor

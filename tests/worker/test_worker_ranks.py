@@ -19,7 +19,7 @@ from llmtop.profiler.record.events import (
     StepFinished,
 )
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.trainer.worker.checkpoint import newest
+from llmtop.trainer.statefile import newest
 from tests.worker.launching import (
     events_of,
     log_end,

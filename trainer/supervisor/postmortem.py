@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.events import RankFailed, RankFinished, RunEnded, XidSeen
-from llmtop.trainer.statefile import newest_step
+from llmtop.trainer.statefile import newest
 from llmtop.trainer.supervisor.ranks import RankExit
 
 _LOST_PEER = re.compile(
@@ -88,10 +88,10 @@ class Story(Struct, frozen=True, kw_only=True):
 
 def how_to_go_on(run_path: Path, checkpoints: Path) -> str:
     """What continues a run in place, from its newest checkpoint."""
-    step = newest_step(checkpoints)
-    if step is None:
+    saved = newest(checkpoints)
+    if saved is None:
         return "it has no checkpoint to go on from"
-    return f"llmtop resume {run_path.name} goes on after step {step:,}"
+    return f"llmtop resume {run_path.name} goes on after step {saved.step:,}"
 
 
 def name_end(story: Story) -> RunEnded:

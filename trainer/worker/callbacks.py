@@ -17,8 +17,9 @@ from llmtop.profiler.probes.training import StepReading
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.events import AnyEvent, StepFinished
 from llmtop.profiler.units import format_seconds
+from llmtop.trainer.statefile import Progress
 from llmtop.trainer.worker.agreement import Agreed
-from llmtop.trainer.worker.checkpoint import Progress, leaves_base_out, save
+from llmtop.trainer.worker.checkpoint import leaves_base_out, save
 from llmtop.trainer.worker.data import Batches
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,6 @@ before it stays until that. `llmtop.trainer.statefile` says what is in a folder.
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 from pathlib import Path
@@ -19,8 +18,7 @@ from llmtop.presets.errors import LlmtopError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.record.checkpointevents import CheckpointLoaded, CheckpointRefused, CheckpointSaved
 from llmtop.profiler.record.wholefile import write_atomic
-from llmtop.trainer.statefile import INDEX, MARKER, StateIndex, read_index
-from llmtop.trainer.worker.data import Position
+from llmtop.trainer.statefile import INDEX, MARKER, Progress, StateIndex, read_index, read_progress
 from llmtop.trainer.worker.state.consent import first_problem, sum_over_ranks
 from llmtop.trainer.worker.state.finding import Stored
 from llmtop.trainer.worker.state.layout import StateRefused, layout_of
@@ -29,20 +27,8 @@ from llmtop.trainer.worker.state.names import named_parameters
 from llmtop.trainer.worker.state.room import why_no_room
 from llmtop.trainer.worker.state.saving import Share, make_index, share_of, write_share
 
-_TAG = re.compile(r"step-(\d+)(\.old)?")
 _PARTIAL = ".partial"
 _OLD = ".old"
-
-
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """The marker of a complete checkpoint."""
-
-    step: int
-    position: Position
-    world_size: int
-    """Of the ranks that wrote it."""
-    files: dict[str, int] = {}
-    """Size of every other file of the checkpoint: one that is cut off does not count."""
 
 
 def save(
@@ -79,12 +65,6 @@ def leaves_base_out(spec: RunSpec) -> bool:
     options = spec.options
     made_again = spec.weights_dir is not None or options.quantization != "none"
     return options.lora_rank > 0 and made_again
-
-
-def newest(folder: Path) -> Progress | None:
-    """The furthest complete checkpoint in a folder."""
-    found = [progress for path in folder.glob("step-*") if (progress := _read(path)) is not None]
-    return max(found, key=lambda progress: progress.step, default=None)
 
 
 def load(engine: Any, folder: Path, progress: Progress, *, only_trainable: bool) -> CheckpointLoaded:
@@ -134,7 +114,9 @@ def load(engine: Any, folder: Path, progress: Progress, *, only_trainable: bool)
 def prune(folder: Path, keep: int) -> None:
     """Remove all complete checkpoints but the newest `keep`, and what a crash left of others. On one rank."""
     complete = sorted(
-        (progress.step, path) for path in folder.glob("step-*") if (progress := _read(path)) is not None
+        (progress.step, path)
+        for path in folder.glob("step-*")
+        if (progress := read_progress(path)) is not None
     )
     for _, path in complete[: max(0, len(complete) - keep)]:
         # Without its marker first, so that a removal that is cut off leaves nothing that counts.
@@ -233,20 +215,9 @@ def _path_of(folder: Path, step: int) -> Path:
     """Of two of one step, one was about to take the other's place: the new one, if it came so far."""
     path = folder / f"step-{step}"
     old = folder / f"step-{step}{_OLD}"
-    return old if _read(path) is None and _read(old) is not None else path
+    return old if read_progress(path) is None and read_progress(old) is not None else path
 
 
 def index_of(folder: Path, progress: Progress) -> StateIndex:
     """What a checkpoint holds."""
     return read_index(_path_of(folder, progress.step))
-
-
-def _read(path: Path) -> Progress | None:
-    if _TAG.fullmatch(path.name) is None:
-        return None
-    try:
-        progress = msgspec.json.decode((path / MARKER).read_bytes(), type=Progress)
-        whole = all((path / name).stat().st_size == size for name, size in progress.files.items())
-    except (OSError, msgspec.MsgspecError):
-        return None
-    return progress if whole else None

@@ -6,24 +6,14 @@ from typing import Any
 
 import numpy
 import numpy.typing
-from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets.errors import UsageError
 from llmtop.profiler.units import counted
+from llmtop.trainer.statefile import Position
 from llmtop.trainer.worker.place import Place
 
 Ids = numpy.typing.NDArray[Any]
-
-
-class Position(Struct, frozen=True, kw_only=True):
-    """How far the whole job has read: the same for every rank and world size."""
-
-    epoch: int = 0
-    index: int = 0
-    """Sequences of this epoch's order that are used up."""
-    seq_len: int | None = None
-    """Tokens of the sequences that were counted, where it was noted (a saved position has it)."""
 
 
 class SequenceOrder:

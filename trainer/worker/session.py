@@ -24,6 +24,7 @@ from llmtop.profiler.record.events import ModelBuilt, RankFinished
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.change.restagefolder import restage_folders
 from llmtop.trainer.ops import ops_of
+from llmtop.trainer.statefile import newest
 from llmtop.trainer.worker import checkpoint
 from llmtop.trainer.worker.build import DTYPES, build_model, count_parameters, import_model_code
 from llmtop.trainer.worker.callbacks import (
@@ -318,7 +319,7 @@ def _resume(run: RunDir, engine: Any, batches: Batches, spec: RunSpec, emit: Emi
     """The step that a relaunch goes on from; 0 for a new run."""
     # One that was saved for a relaunch lies elsewhere.
     folders = (run.checkpoints_dir, *restage_folders(run))
-    found = [(progress, folder) for folder in folders if (progress := checkpoint.newest(folder)) is not None]
+    found = [(progress, folder) for folder in folders if (progress := newest(folder)) is not None]
     if not found:
         return 0
     progress, folder = max(found, key=lambda one: one[0].step)

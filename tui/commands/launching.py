@@ -1,6 +1,8 @@
-"""What `run` and `demo` share: the refusal of a run that will not fit, launch, and watching it."""
+"""What commands that start a run share: the refusal of one that will not fit, and watching it."""
 
 from __future__ import annotations
+
+import argparse
 
 from llmtop.presets.errors import DoesNotFitError, ExitCode
 from llmtop.presets.spec import RunSpec
@@ -11,7 +13,7 @@ from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_bytes
 from llmtop.tui.commands.follow import follow, require_success
 from llmtop.tui.options import change_text
-from llmtop.tui.streams import plain_streams
+from llmtop.tui.streams import can_draw, plain_streams
 from llmtop.tui.telling import tell
 
 
@@ -28,6 +30,27 @@ def require_fit(spec: RunSpec, prediction: Prediction) -> None:
         fix=(f"{fitting.text}: {change_text(spec, fitting.change)}; " if fitting else "")
         + "llmtop plan shows every way; --force launches anyway",
     )
+
+
+def add_how_to_watch(parser: argparse.ArgumentParser) -> None:
+    """The options of a command that has started a run."""
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--detach", action="store_true", help="launch and return; prints the run's id")
+    how.add_argument(
+        "--headless", action="store_true", help="follow on stderr instead of opening the monitor"
+    )
+
+
+def watch_as_asked(run: RunDir, args: argparse.Namespace) -> ExitCode:
+    """What is left to do for a run that has been started."""
+    if args.detach:
+        print(run.run_id)
+        tell(f"llmtop attach {run.run_id} watches it, llmtop stop {run.run_id} ends it")
+        return ExitCode.DONE
+    if can_draw() and not args.headless:
+        return watch(run)
+    print(run.run_id, flush=True)
+    return follow_to_end(run)
 
 
 def open_monitor(run: RunDir, *, read_only: bool = False) -> ExitCode:

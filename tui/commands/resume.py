@@ -10,19 +10,15 @@ from llmtop.profiler.record import rundir
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.launch import resume_run
-from llmtop.trainer.statefile import newest_step
-from llmtop.tui.commands.launching import follow_to_end, watch
-from llmtop.tui.streams import can_draw
+from llmtop.trainer.statefile import newest
+from llmtop.tui.arguments import RUN_HELP
+from llmtop.tui.commands.launching import add_how_to_watch, watch_as_asked
 from llmtop.tui.telling import tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's id, a unique part of it, or latest")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--detach", action="store_true", help="start and return; prints the run's id")
-    how.add_argument(
-        "--headless", action="store_true", help="follow on stderr instead of opening the monitor"
-    )
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    add_how_to_watch(parser)
 
 
 def run(args: argparse.Namespace) -> ExitCode:
@@ -30,14 +26,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     step = _step_to_go_on_from(found, read_state(found))
     resume_run(found)
     tell(f"goes on after step {step:,}, from {found.checkpoints_dir / f'step-{step}'}")
-    if args.detach:
-        print(found.run_id)
-        tell(f"llmtop attach {found.run_id} watches it, llmtop stop {found.run_id} ends it")
-        return ExitCode.DONE
-    if can_draw() and not args.headless:
-        return watch(found)
-    print(found.run_id, flush=True)
-    return follow_to_end(found)
+    return watch_as_asked(found, args)
 
 
 def _step_to_go_on_from(found: RunDir, state: RunState) -> int:
@@ -51,11 +40,11 @@ def _step_to_go_on_from(found: RunDir, state: RunState) -> int:
             f"run {found.run_id} has made all its {found.spec().options.steps:,} steps",
             fix="start another one: llmtop run",
         )
-    step = newest_step(found.checkpoints_dir)
-    if step is None:
+    saved = newest(found.checkpoints_dir)
+    if saved is None:
         raise UsageError(
             f"run {found.run_id} has no checkpoint to go on from",
             why=f"none is complete in {found.checkpoints_dir}",
             fix="start another one: llmtop run, with --checkpoint-every N to have some next time",
         )
-    return step
+    return saved.step
