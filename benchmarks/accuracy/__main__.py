@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.accuracy.doc import Evidence, document
 from benchmarks.accuracy.published import cases, left_out, published
 from benchmarks.accuracy.rivals import Compared, compared
-from benchmarks.accuracy.rows import coverage, sourced
+from benchmarks.accuracy.rows import blind, coverage, sourced
 from benchmarks.accuracy.score import Score, scores
 from benchmarks.accuracy.split import LISTED, Half, sha256_of
 from benchmarks.stats import percentile
@@ -35,6 +35,7 @@ def gathered() -> tuple[Evidence, dict[str, Plot]]:
     pictures = plots(found, rivals)
     evidence = Evidence(
         scores=tuple(found),
+        blind=tuple(scores(blind())),
         coverage=coverage(),
         held_out_sha256=sha256_of(LISTED),
         rivals=tuple(rivals),

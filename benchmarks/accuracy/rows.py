@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 from msgspec import Struct
@@ -17,8 +18,14 @@ DESIGN_ROWS = _RESULTS / "memory_h200.jsonl"
 EARLIER_ROWS = _RESULTS / "memory_matrix.jsonl"
 FIRST_ROWS = Path(__file__).parents[2] / "tests" / "data" / "h200-memory.jsonl"
 _FIRST_OPTIMIZERS = {"adamw8bit": "adamw_8bit", "paged_adamw8bit": "paged_adamw_8bit", "torch": "adamw_torch"}
-KNOWN_ROWS = 42
-"""Rows of the design, the first of the results, that were known when the formulas were last mended."""
+BLIND_FROM = 42
+"""Rows of the results from here on carry the prediction that the formulas made before they were measured."""
+_UNREACHABLE_SCALE_POWER = 32
+SET_ASIDE = {
+    "int8": "the trainer held 8-bit base weights in 16 bits until the first forward pass (mended since)",
+    "unstepped": "a loss scale of 2^32 skipped every step, so no optimizer state was ever made",
+}
+"""Completed rows that do not tell of the program of today, and why."""
 
 
 class Sourced(Struct, frozen=True, kw_only=True):
@@ -37,13 +44,37 @@ class Coverage(Struct, frozen=True, kw_only=True):
     measured: int
     held_out_cells: int
     held_out_measured: int
-    not_completed: tuple[tuple[str, Cell], ...]
-    """Status and cell of rows that ended otherwise."""
+    not_completed: tuple[tuple[str, Cell, str], ...]
+    """Status, cell and reason of rows that ended otherwise."""
+    set_aside: tuple[tuple[str, int], ...]
+    """Why completed rows are not scored, and how many."""
+
+
+def aside(row: Row) -> str | None:
+    """The key of `SET_ASIDE` that a completed row falls under."""
+    cell = row["cell"]
+    if cell.get("quantization") == "int8":
+        return "int8"
+    scale = cell.get("deepspeed", {}).get("fp16", {}).get("initial_scale_power", 0)
+    return "unstepped" if scale >= _UNREACHABLE_SCALE_POWER else None
+
+
+def completed() -> list[Row]:
+    """The completed rows of the results that tell of today's program, as they were written."""
+    rows = [row for row in read_rows(DESIGN_ROWS) if row["status"] == "completed"]
+    return [row for row in rows if aside(row) is None]
+
+
+def blind() -> list[Sourced]:
+    """Rows with the prediction that was made before their run, by formulas that did not know them."""
+    rows = [row for row in read_rows(DESIGN_ROWS)[BLIND_FROM:] if row["status"] == "completed"]
+    kept = [row for row in rows if aside(row) is None]
+    return [Sourced(row=row, half=half_of(row["cell"]), earlier=False) for row in kept]
 
 
 def sourced() -> list[Sourced]:
     """All completed rows, those of the design first."""
-    of_design = [row for row in read_rows(DESIGN_ROWS) if row["status"] == "completed"]
+    of_design = completed()
     earlier = [row for row in read_rows(EARLIER_ROWS) if row["status"] == "completed"] + first_rows()
     found = [Sourced(row=row, half=half_of(row["cell"]), earlier=False) for row in repredicted(of_design)]
     return found + [Sourced(row=row, half=Half.TUNED, earlier=True) for row in repredicted(earlier)]
@@ -52,7 +83,8 @@ def sourced() -> list[Sourced]:
 def coverage() -> Coverage:
     """Of the design as it is drawn today."""
     rows = read_rows(DESIGN_ROWS)
-    done = {key_of(row["cell"]) for row in rows if row["status"] == "completed"}
+    finished = [row for row in rows if row["status"] == "completed"]
+    done = {key_of(row["cell"]) for row in finished}
     cells = {key_of(drawn.cell) for gpus in (1, 2) for drawn in design(SEED, gpus)}
     held_out = {key for key in cells if half_of(json.loads(key)) == Half.HELD_OUT}
     return Coverage(
@@ -60,7 +92,12 @@ def coverage() -> Coverage:
         measured=len(done & cells),
         held_out_cells=len(held_out),
         held_out_measured=len(done & held_out),
-        not_completed=tuple((row["status"], row["cell"]) for row in rows if row["status"] != "completed"),
+        not_completed=tuple(
+            (row["status"], row["cell"], str(row.get("reason") or ""))
+            for row in rows
+            if row["status"] != "completed"
+        ),
+        set_aside=tuple(Counter(SET_ASIDE[why] for row in finished if (why := aside(row))).items()),
     )
 
 

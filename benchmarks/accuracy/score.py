@@ -99,7 +99,7 @@ def _words(cell: Cell) -> Iterator[str]:
         if key in ("model", "steps") or value in (False, "none", None, {}) or _DEFAULTS.get(key) == value:
             continue
         if key == "deepspeed":
-            yield from (f"{name}={size}" for name, size in value["zero_optimization"].items())
+            yield from (f"{name}={size}" for section in value.values() for name, size in section.items())
         elif value is True:
             yield _SHORT.get(key, key)
         else:

@@ -307,9 +307,10 @@ def _end_of_backward(walk: _Pass) -> Bytes:
     gradients = width * everything
     if sizes.stage == 3 or spec.options.offload_optimizer != "none":
         gradients = 0
-    if sizes.stage == 1 and gradients:
+    if sizes.stage == 1 and gradients and not walk.accumulated:
         # At the end all gradients are reduced. When the bucket is full for the first time, what it holds is
-        # gone from the full gradients, and room for the whole share is made beside them.
+        # gone from the full gradients, and room for the whole share is made beside them. Gradients of earlier
+        # micro-batches have that room already.
         gradients += width * (sizes.held_gradients - sizes.first_bucket)
     beside = _tied_head_gradient(walk) + embedding if sizes.stage >= 2 else 0
     if sizes.stage == 2 and sizes.trainable <= sizes.zero.reduce_bucket_size:

@@ -213,7 +213,7 @@ def _stage3(spec: RunSpec, sizes: Sizes) -> StateBytes:
         gathered = min(everything, sizes.zero.max_live_parameters)
         gathered += min(sizes.largest_tensor, everything - gathered)
     gathered_bytes = gathered * width
-    if sizes.packed_bytes and ranks > 1:
+    if sizes.packed_bytes and (ranks > 1 or params_away):
         # bitsandbytes keeps each packed weight as a plain attribute of the graph (`MatMul4Bit`), so what
         # ZeRO-3 releases stays; beside them the largest weight that is not packed.
         gathered_bytes = sizes.packed_bytes + sizes.head_params * width

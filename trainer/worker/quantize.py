@@ -75,13 +75,18 @@ def _shape(linear: Any) -> tuple[int, int]:
 def _quantized_linear(
     bnb: Any, linear: Any, weight: torch.Tensor, kind: Quantization, dtype: torch.dtype
 ) -> Any:
-    """A layer in place of `linear`; moving it to its device is what quantizes it."""
+    """A layer in place of `linear`; moving it to its device is what packs 4-bit weights."""
     outputs, inputs = _shape(linear)
     sizes = (inputs, outputs)
     bias = None if linear.bias is None else torch.zeros(outputs, dtype=dtype)
     if kind == "int8":
         made = bnb.nn.Linear8bitLt(*sizes, bias is not None, has_fp16_weights=False)
-        made.weight = bnb.nn.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
+        # Moving packs only what comes from the host (bitsandbytes 0.50 `nn/modules.py:Int8Params.to`): a
+        # weight that is on the device would stay in 16 bits until the first forward pass.
+        packed, scales, _ = bnb.functional.int8_vectorwise_quant(weight.to(torch.float16))
+        made.weight = bnb.nn.Int8Params(
+            packed, requires_grad=False, has_fp16_weights=False, CB=packed, SCB=scales
+        )
     else:
         form = {"compress_statistics": True, "quant_type": "nf4", "quant_storage": dtype}
         made = bnb.nn.Linear4bit(*sizes, bias is not None, compute_dtype=dtype, **form)
