@@ -8,6 +8,8 @@ from benchmarks.rows import Cell
 
 STEPS = 8
 
+ALL = "ZeRO-3, all of these"
+OPTIMIZER_AWAY = "ZeRO-3, all of these, optimizer on the CPU"
 _FULL: Cell = {"attention": "flash_attention_2", "liger": True, "gradient_checkpointing": True}
 LADDER: dict[str, Cell] = {
     "naive: fp32, eager attention, no ZeRO": {
@@ -23,8 +25,8 @@ LADDER: dict[str, Cell] = {
     "ZeRO-2, FlashAttention-2": {"zero": 2, "attention": "flash_attention_2"},
     "ZeRO-2, FlashAttention-2, Liger": {"zero": 2, "attention": "flash_attention_2", "liger": True},
     "ZeRO-2, FlashAttention-2, Liger, checkpointing": {"zero": 2, **_FULL},
-    "ZeRO-3, all of these": {"zero": 3, **_FULL},
-    "ZeRO-3, all of these, optimizer on the CPU": {"zero": 3, **_FULL, "offload_optimizer": "cpu"},
+    ALL: {"zero": 3, **_FULL},
+    OPTIMIZER_AWAY: {"zero": 3, **_FULL, "offload_optimizer": "cpu"},
     "ZeRO-3, all of these, optimizer and weights on the CPU": {
         "zero": 3,
         **_FULL,

@@ -4,7 +4,7 @@
     python -m benchmarks.techniques --document
 
 A run that does not fit is a row as well. `--document` writes `docs/techniques.md` and its plots from the
-rows, and refuses while one that it speaks of is missing.
+rows, and refuses while one that a claim rests on is missing; the ladder's say so.
 """
 
 from __future__ import annotations

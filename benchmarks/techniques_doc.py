@@ -14,6 +14,7 @@ from llmtop.profiler.units import format_bytes
 
 _GIB = 2**30
 _OUT = "out of memory"
+_UNMEASURED = "not measured"
 _QUADRATIC, _LINEAR = 1.6, 1.3
 """Growth exponents from which, and up to which, memory is called so; the linear parts pull the first down."""
 
@@ -34,6 +35,10 @@ class Results:
                 fix="run python -m benchmarks.techniques again until every cell is done",
             )
         return found
+
+    def ladder(self, name: str, gpus: int, length: int) -> Row | None:
+        """A place of the big table, which may wait for its measurement."""
+        return self._rows.get(("ladder", name, gpus, length))
 
     def device(self) -> str:
         return ", ".join(sorted({str(row["device"]) for row in self._rows.values() if row.get("device")}))
@@ -88,7 +93,8 @@ def ladder(results: Results, gpus: int) -> str:
     lines = ["| | " + " | ".join(f"{length:,} tokens" for length in asked.LENGTHS) + " |"]
     lines.append("|---" * (len(asked.LENGTHS) + 1) + "|")
     for name in asked.LADDER:
-        cells = [_cell(results.row("ladder", name, gpus, length)) for length in asked.LENGTHS]
+        rows = [results.ladder(name, gpus, length) for length in asked.LENGTHS]
+        cells = [_UNMEASURED if row is None else _cell(row) for row in rows]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -138,7 +144,7 @@ def _liger(results: Results, gpus: int) -> str:
 def _offload(results: Results, gpus: int) -> str:
     rows = [results.row("offload", name, gpus, 4096) for name in (asked.RESIDENT, asked.OFFLOADED)]
     if not all(map(_done, rows)):
-        return "; ".join(map(_cell, rows))
+        return "; ".join([*(_cell(row) for row in rows), *_optimizer_away(results, gpus)])
     tokens = 4096 * gpus
     resident, offloaded = (tokens / row["tokens_per_second"] for row in rows)
     peaks = " to ".join(format_bytes(row["peak_allocated_bytes"]) for row in rows)
@@ -146,6 +152,17 @@ def _offload(results: Results, gpus: int) -> str:
         f"{resident:.2f} s to {offloaded:.2f} s a step, {offloaded / resident:.1f} times, "
         f"for {peaks} ({_model(rows[0])})"
     )
+
+
+def _optimizer_away(results: Results, gpus: int) -> list[str]:
+    """The shortest length of the ladder with the optimizer on the CPU, against the same without."""
+    found = [results.ladder(name, gpus, asked.LENGTHS[0]) for name in (asked.ALL, asked.OPTIMIZER_AWAY)]
+    rows = [row for row in found if row is not None and _done(row)]
+    if len(rows) < 2:
+        return []
+    times = rows[0]["tokens_per_second"] / rows[1]["tokens_per_second"]
+    where = f"{_model(rows[0])}, {asked.LENGTHS[0]:,} tokens"
+    return [f"{times:.1f} times with the optimizer alone on the CPU ({where})"]
 
 
 def _large(results: Results, gpus: int) -> str:
@@ -157,8 +174,9 @@ def plots(results: Results, gpus: int) -> dict[str, Plot]:
     def of_ladder(value: Callable[[Row], float]) -> tuple[Line, ...]:
         lines = []
         for name in asked.LADDER:
-            rows = [results.row("ladder", name, gpus, length) for length in asked.LENGTHS]
-            points = tuple((float(row["cell"]["seq_len"]), value(row)) for row in rows if _done(row))
+            rows = [results.ladder(name, gpus, length) for length in asked.LENGTHS]
+            done = [row for row in rows if row is not None and _done(row)]
+            points = tuple((float(row["cell"]["seq_len"]), value(row)) for row in done)
             lines.append(Line(name=name, points=points))
         return tuple(line for line in lines if line.points)
 

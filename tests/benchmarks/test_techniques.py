@@ -56,10 +56,17 @@ def test_the_same_rows_make_the_same_files(tmp_path: Path) -> None:
     assert first == second
 
 
-@pytest.mark.parametrize("left_out", [0, -1])
-def test_nothing_is_written_while_a_result_is_missing(tmp_path: Path, left_out: int) -> None:
+def test_a_place_of_the_ladder_may_wait_for_its_measurement(tmp_path: Path) -> None:
     rows = [fake_row(cell) for cell in series.cells(1)]
-    del rows[left_out]
+    assert rows.pop()["cell"]["series"] == "ladder"
+    text = write_document(rows, tmp_path)[0].read_text()
+    assert text.count("not measured") == 1
+
+
+@pytest.mark.parametrize("wanted", ["attention", "liger", "offload", "large"])
+def test_nothing_is_written_while_a_result_of_a_claim_is_missing(tmp_path: Path, wanted: str) -> None:
+    rows = [fake_row(cell) for cell in series.cells(1)]
+    rows.remove(next(row for row in rows if row["cell"]["series"] == wanted))
     with pytest.raises(LlmtopError, match="no result for"):
         write_document(rows, tmp_path)
     assert not list(tmp_path.iterdir())
