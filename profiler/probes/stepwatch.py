@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 _RECOMPUTATION = "_recomputation_hook"
 """torch `utils/checkpoint.py`: the saved-tensor hooks of non-reentrant recomputation, which hide others."""
+_KEEPS_ITS_INPUT = "Linear8bitLt"
+"""bitsandbytes 0.50 `autograd/_functions.py:MatMul8bitLt` keeps its input as a plain attribute of the graph,
+which no saved-tensor hook sees."""
 
 
 def now_us() -> int:
@@ -62,6 +65,11 @@ class StepWatch:
                 for module in self._module.modules()
                 if module._parameters
             ]
+        self._handles += [
+            module.register_forward_pre_hook(self._see_kept_input)
+            for module in self._module.modules()
+            if type(module).__name__ == _KEEPS_ITS_INPUT
+        ]
         self._handles += [
             parameter.register_hook(self._see_gradient)  # type: ignore[no-untyped-call]
             for parameter in parameters
@@ -135,6 +143,10 @@ class StepWatch:
         for parameter in list(module._parameters.values()):
             if parameter is not None:
                 self.see(parameter, Component.PARAMETERS)
+
+    def _see_kept_input(self, _: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        if arguments and isinstance(arguments[0], torch.Tensor):
+            self.see(arguments[0], Component.ACTIVATIONS)
 
     def _see_gradient(self, gradient: torch.Tensor) -> None:
         self.see(gradient, Component.GRADIENTS)

@@ -90,6 +90,8 @@ class TrainingProbes:
         self._steps = 0
         self._broken: set[str] = set()
         self._step = 0
+        self._asked_step: int | None = None
+        """The last step that a trace was considered for."""
         self._changed = False
         self._changed_step: int | None = None
         self._phase_memory: dict[str, PhaseMemory] = {}
@@ -191,8 +193,10 @@ class TrainingProbes:
     def _begin_trace(self) -> None:
         """At the first phase of a sampled step's last micro-batch."""
         probe = self._peaks
-        if probe is None or probe.active or probe.last_step == self._step:
+        if probe is None or self._asked_step == self._step:
             return
+        # Once a step: a trace that began in its middle would not know what earlier phases made.
+        self._asked_step = self._step
         always = self._step in _ALWAYS_CLASSIFIED or self._step == self._changed_step
         if always or probe.is_due(self._highest_phase_peak):
             probe.begin(self._step)

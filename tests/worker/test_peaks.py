@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from llmtop.profiler.memory.result import Component
 from llmtop.profiler.probes.peaks import PeakProbe, logits_sizes
+from llmtop.profiler.probes.stepwatch import StepWatch
 from llmtop.profiler.probes.training import TrainingProbes
 from llmtop.profiler.record.events import AnyEvent, PeakClassified
 from tests.worker.dispatch_tracer import DispatchTracer
@@ -117,6 +119,40 @@ def test_a_later_sampled_step_is_traced_only_if_the_peak_has_grown(monkeypatch: 
     monkeypatch.setattr("llmtop.profiler.probes.peaks.PeakProbe.is_due", lambda self, highest: True)
     events, _ = traced(steps=6, classify_every=3)
     assert {event.step for event in events} == {1, 2, 3, 6}
+
+
+def test_a_trace_never_begins_in_the_middle_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peak that makes one due may be that of the same step's forward pass."""
+    asked: list[int] = []
+
+    def due_after_the_first_phase(self: PeakProbe, highest: int) -> bool:
+        asked.append(highest)
+        return len(asked) > 1
+
+    monkeypatch.setattr("llmtop.profiler.probes.peaks.PeakProbe.is_due", due_after_the_first_phase)
+    events, _ = traced(steps=3, classify_every=3)
+    assert {event.step for event in events} == {1, 2}
+    assert len(asked) == 1
+
+
+def test_what_8_bit_products_keep_for_backward_is_activations() -> None:
+    class Linear8bitLt(torch.nn.Linear):
+        """Like that of bitsandbytes: its input stays in the graph as a plain attribute."""
+
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            made = super().forward(hidden.detach())
+            made.kept = hidden  # type: ignore[attr-defined]
+            return made
+
+    module = torch.nn.Sequential(torch.nn.Linear(4, 8), Linear8bitLt(8, 4))
+    watch = StepWatch(module, CPU, vocab_size=9)
+    watch.attach()
+    kept = module[0](torch.ones(2, 4))
+    module[1](kept)
+    watch.detach()
+    names = {(one.address, one.component) for one in watch.seen}
+    assert (kept.untyped_storage().data_ptr(), Component.ACTIVATIONS) in names
+    assert not module[1]._forward_pre_hooks
 
 
 def test_a_trace_is_due_when_the_peak_is_larger_than_the_traced_one() -> None:
