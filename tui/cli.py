@@ -93,6 +93,13 @@ COMMANDS: tuple[Command, ...] = (
         "llmtop set latest micro_batch=2 gradient_checkpointing=off",
     ),
     Command(
+        "tune",
+        "[RECIPE] [OPTIONS] [--fix KEY[=VALUE]] [--allow KEY=V,V] [--trials N] [--minutes M]"
+        " [--max-batch|--max-length] [--resume ID] [--dry-run] [--json]",
+        "search for the fastest setting that fits, by prediction and real trials",
+        "llmtop tune full-zero2 --model qwen2.5-0.5b --fix attention",
+    ),
+    Command(
         "report",
         "RUN [--json]",
         "predicted against actual memory, speed, loss and findings",
@@ -131,7 +138,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
 )
 
-LATER = ("tune", "snapshot", "export")
+LATER = ("snapshot", "export")
 """Words that are reserved for commands of a later version."""
 
 

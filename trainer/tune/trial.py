@@ -49,6 +49,7 @@ class Measured(Struct, frozen=True, kw_only=True):
     step_seconds: float | None = None
     spread_seconds: float | None = None
     steps_measured: int = 0
+    steps_finished: int = 0
     peak_bytes: int | None = None
     wall_seconds: float = 0.0
 
@@ -149,6 +150,7 @@ def _measured(run: RunDir, cut: Outcome | None, wall_seconds: float) -> Measured
         step_seconds=statistics.fmean(found) if enough and outcome in ("measured", "slow") else None,
         spread_seconds=spread(found) if enough else None,
         steps_measured=len(found),
+        steps_finished=state.steps_finished,
         peak_bytes=max(peaks, default=None),
         wall_seconds=wall_seconds,
     )

@@ -1,0 +1,156 @@
+"""What a search found: the recipe, the DeepSpeed configuration, and why it won."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from llmtop.presets.spec import RunOptions, RunSpec
+from llmtop.profiler.cost.sweep import changed
+from llmtop.profiler.record.wholefile import write_atomic
+from llmtop.profiler.units import format_seconds
+from llmtop.trainer.dsconfig import deepspeed_config
+from llmtop.trainer.tune.journal import Line, TuneDir
+from llmtop.trainer.tune.space import key_of
+
+RECIPE = "best.toml"
+DEEPSPEED = "best.deepspeed.json"
+
+
+class Found(Struct, frozen=True, kw_only=True):
+    """The answer of `tune --json`."""
+
+    schema_version: int = 1
+    tune: str
+    folder: str
+    stopped: str
+    best: Line | None
+    start: Line | None
+    """The starting setting as measured; None where it does not fit or failed."""
+    runner_up: Line | None
+    why: tuple[str, ...]
+    recipe: str | None
+    deepspeed_config: str | None
+    lost: int
+    """Trials that ran out of memory, failed or timed out."""
+    trials: tuple[Line, ...]
+
+
+def found(tune: TuneDir, spec: RunSpec, start_choice: Mapping[str, Any], stopped: str) -> Found:
+    """Writes the recipe and the DeepSpeed JSON of the fastest, and says why it is that one."""
+    trials = tune.ended()
+    measured = sorted((t for t in trials if t.step_seconds), key=lambda t: t.step_seconds or math.inf)
+    best = measured[0] if measured else None
+    runner_up = measured[1] if len(measured) > 1 else None
+    start = next((t for t in measured if key_of(t.choice) == key_of(dict(start_choice))), None)
+    if best is not None:
+        won = changed(spec, best.change)
+        write_atomic(tune.path / RECIPE, recipe_text(won, _described(best, start)).encode())
+        config = json.dumps(deepspeed_config(won), indent=2) + "\n"
+        write_atomic(tune.path / DEEPSPEED, config.encode())
+    return Found(
+        tune=tune.tune_id,
+        folder=str(tune.path),
+        stopped=stopped,
+        best=best,
+        start=start,
+        runner_up=runner_up,
+        why=tuple(_why(best, start, runner_up)) if best is not None else (),
+        recipe=str(tune.path / RECIPE) if best is not None else None,
+        deepspeed_config=str(tune.path / DEEPSPEED) if best is not None else None,
+        lost=sum(t.step_seconds is None for t in trials),
+        trials=tuple(trials),
+    )
+
+
+def _described(best: Line, start: Line | None) -> str:
+    rate = f"{best.tokens_per_second or 0:,.0f} tokens/s measured"
+    if start is None or start is best or not start.step_seconds or not best.step_seconds:
+        return f"Found by llmtop tune: {rate}"
+    return f"Found by llmtop tune: {rate}, {start.step_seconds / best.step_seconds:.2f}x its start"
+
+
+def _why(best: Line, start: Line | None, runner_up: Line | None) -> Iterator[str]:
+    yield f"{_step(best)} a step, {best.tokens_per_second or 0:,.0f} tokens/s"
+    if start is best:
+        yield "no setting that was tried is faster than the starting one"
+    elif start is not None:
+        yield f"{_against(best, start)} the starting setting ({_step(start)}): {_differences(start, best)}"
+    else:
+        yield "the starting setting has no measured time to compare with"
+    if runner_up is not None and runner_up is not start:
+        second = f"the runner-up ({_step(runner_up)})"
+        yield f"{_against(best, runner_up)} {second}: {_differences(runner_up, best)}"
+
+
+def _step(line: Line) -> str:
+    return f"{format_seconds(line.step_seconds)} ± {format_seconds(line.spread_seconds)}"
+
+
+def _against(best: Line, other: Line) -> str:
+    faster, slower = best.step_seconds or 0.0, other.step_seconds or 0.0
+    error = math.hypot(_error(best), _error(other))
+    # Two standard errors of the difference of the means.
+    close = slower - faster < 2 * error
+    words = f"{slower / faster:.2f}x as fast as"
+    return f"{words} (less than the steps scatter)" if close else words
+
+
+def _error(line: Line) -> float:
+    return (line.spread_seconds or 0.0) / math.sqrt(max(1, line.steps_measured))
+
+
+def _differences(before: Line, after: Line) -> str:
+    keys = [key for key, value in after.choice.items() if before.choice.get(key) != value]
+    return ", ".join(f"{key} {_word(before.choice.get(key))} -> {_word(after.choice[key])}" for key in keys)
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "as given" if value is None else str(value)
+
+
+def recipe_text(spec: RunSpec, description: str) -> str:
+    """A recipe TOML with every option that is not the plain default."""
+    defaults = {field.name: field.default for field in msgspec.structs.fields(RunOptions)}
+    lines = [f"description = {_toml(description)}", ""]
+    tables: list[str] = []
+    for key, value in msgspec.structs.asdict(spec.options).items():
+        if key == "deepspeed":
+            tables = list(_table("deepspeed", value)) if value else []
+        elif value is not None and (value != defaults.get(key) or key in _ALWAYS):
+            lines.append(f"{key} = {_toml(value)}")
+    return "\n".join([*lines, *tables]) + "\n"
+
+
+_ALWAYS = ("zero", "precision", "attention", "micro_batch", "grad_accum", "seq_len", "liger")
+"""Options that are written also where they are the default: another default would be another setting."""
+
+
+def _table(path: str, values: Mapping[str, Any]) -> Iterator[str]:
+    plain = {k: v for k, v in values.items() if not isinstance(v, dict) and v is not None}
+    if plain:
+        yield ""
+        yield f"[{path}]"
+    yield from (f"{_toml_key(key)} = {_toml(value)}" for key, value in plain.items())
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _table(f"{path}.{_toml_key(key)}", value)
+
+
+def _toml_key(key: str) -> str:
+    bare = key.replace("_", "").replace("-", "").isalnum() and key.isascii()
+    return key if bare else json.dumps(key)
+
+
+def _toml(value: Any) -> str:
+    """JSON's texts, numbers and switches are TOML's too."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value)
