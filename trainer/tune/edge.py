@@ -116,8 +116,12 @@ def next_size(
         return None
     guess = guess if guess > fitted else fitted + step
     if wall is not None and guess >= wall:
-        # The wall came sooner than predicted: one step below it, unless much is unknown in between.
-        guess = max(fitted + grain, wall - step if not fitted else (fitted + wall) // 2 // grain * grain)
+        if fitted:
+            guess = max(fitted + grain, (fitted + wall) // 2 // grain * grain)
+        else:
+            # The bound is rarely beyond by much; where it is, the last trial had better fit.
+            walls = sum(not probe.fitted for probe in probes)
+            guess = wall - max(step, wall // (32 if walls == 1 else 4) // grain * grain)
     return guess if guess > 0 and need(guess) is not None else None
 
 

@@ -18,6 +18,7 @@ from llmtop.presets.errors import LlmtopError, UsageError, nearest
 from llmtop.presets.rules import refusals
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost.sweep import Change, Refused, changed
+from llmtop.profiler.memory import flatlimit
 from llmtop.profiler.memory.predict import Brief, predict_brief
 
 CHECKPOINTING = "checkpointing"
@@ -291,6 +292,7 @@ def _judge(
         found = refusals(run)
         if found:
             return found[0].rule, found[0].why
+        flatlimit.check(run)
         missing = lacks(run)
         if missing:
             return missing, ""
