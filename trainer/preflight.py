@@ -22,6 +22,7 @@ from llmtop.profiler.hardware.disk import (
 )
 from llmtop.profiler.hardware.libaio import libaio
 from llmtop.profiler.hardware.nvml import NvmlReader
+from llmtop.profiler.memory import flatlimit
 from llmtop.profiler.units import counted, format_bytes
 from llmtop.trainer.dsconfig import deepspeed_config, nvme_folders
 from llmtop.trainer.folders import why_not_writable
@@ -100,6 +101,7 @@ def preflight(spec: RunSpec, *, nvme_bytes: int = 0) -> None:
     `nvme_bytes` is what the run will keep in its NVMe folder.
     """
     _one_machine(spec)
+    flatlimit.check(spec)
     _modules(spec)
     _devices(spec)
     _data(spec)

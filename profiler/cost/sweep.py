@@ -20,6 +20,7 @@ from llmtop.presets.errors import LlmtopError, UsageError, nearest
 from llmtop.presets.rules import refusals
 from llmtop.presets.spec import RunSpec
 from llmtop.presets.zero import zero_settings
+from llmtop.profiler.memory import flatlimit
 from llmtop.profiler.memory.predict import Brief, predict_brief
 
 MOST_CANDIDATES = 500_000
@@ -158,10 +159,11 @@ def changed(spec: RunSpec, change: Change) -> RunSpec:
 
 
 def judge(spec: RunSpec, settings: Change) -> SweepRow | tuple[str, str]:
-    """One candidate, or (reason, why) where it is refused."""
+    """One candidate, or (reason, why) where it is refused. Raises UsageError where it is known to fail."""
     refused = refusals(spec)
     if refused:
         return refused[0].rule, refused[0].why
+    flatlimit.check(spec)
     return SweepRow(settings=settings, brief=predict_brief(spec))
 
 

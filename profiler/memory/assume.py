@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from typing import Any
 
 from llmtop.presets.no_effect import idle_keys
 from llmtop.presets.rules_deepspeed import raw
 from llmtop.presets.spec import DTYPE_SPELLINGS, RunSpec
+from llmtop.profiler.memory.flatlimit import is_too_long
 from llmtop.profiler.memory.lora import in_some_layers
 from llmtop.profiler.memory.sizes import Sizes
 
@@ -108,6 +111,13 @@ def assumptions(spec: RunSpec, sizes: Sizes, bucket: int) -> tuple[str, ...]:
         found.append(f"ZeRO-3 keeps up to {sizes.zero.max_live_parameters:,} weights gathered from step 2 on")
     if spec.gpu.memory_bytes is None:
         found.append("the memory of this GPU is not known, so there is no verdict")
-    if options.optimizer.startswith("paged"):
-        found.append("paged optimizer state counts as resident on the device")
+    found += _of_optimizer(spec)
     return tuple(found)
+
+
+def _of_optimizer(spec: RunSpec) -> Iterator[str]:
+    options = spec.options
+    if options.optimizer.startswith("paged"):
+        yield "paged optimizer state counts as resident on the device"
+    if is_too_long(spec):
+        yield f"cannot run so: ZeRO-{options.zero} hands {options.optimizer} more than 2^31 elements at once"

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from llmtop.presets.rules import has_bf16, refusals
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.memory.flatlimit import is_too_long
 from llmtop.profiler.memory.lora import targets_exist
 from llmtop.profiler.memory.result import Prediction, Suggestion
 from llmtop.profiler.units import format_bytes
@@ -43,7 +44,8 @@ def apply(spec: RunSpec, change: Change) -> RunSpec:
 
 def _allowed(spec: RunSpec, change: Change) -> RunSpec | None:
     changed = apply(spec, change)
-    return changed if targets_exist(changed) and not refusals(changed) else None
+    works = targets_exist(changed) and not refusals(changed) and not is_too_long(changed)
+    return changed if works else None
 
 
 def _saving_changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from llmtop.presets import option_values, resolve, rules, zero
 from llmtop.presets.errors import DoesNotFitError, UsageError
 from llmtop.presets.spec import Provenance, RunOptions, RunSpec, ValueSource
+from llmtop.profiler.memory import flatlimit
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.changeevents import KeyChange
@@ -61,6 +62,7 @@ def plan_change(
     zero.zero_settings(options.zero, options.deepspeed, new.model.hidden_size)
     for refusal in rules.refusals(new):
         raise UsageError(refusal.what, why=refusal.why, fix=refusal.fix)
+    flatlimit.check(new)
     return ChangePlan(
         words=tuple(words),
         old=spec,
