@@ -70,9 +70,11 @@ def replay(columns: Any) -> dict[str, int]:
     pool = Pool()
     blocks: dict[int, Block] = {}
     held = peak = unknown = 0
+    before = ""
     rows = zip(*(columns[name].tolist() for name in ("action", "size", "address", "stream")), strict=True)
     for action, size, address, stream in rows:
-        match ACTIONS[action]:
+        name = ACTIONS[action]
+        match name:
             case "alloc":
                 blocks[address] = pool.allocate(size, stream)
             case "free_completed":
@@ -85,6 +87,9 @@ def replay(columns: Any) -> dict[str, int]:
                 peak = max(peak, held)
             case "segment_free":
                 held -= size
+                if before != name:  # one call of `empty_cache` frees several
+                    pool.release_cached()
+        before = name
     return {
         "held_bytes": held,
         "peak_held_bytes": peak,
