@@ -11,7 +11,8 @@ import pytest
 from benchmarks.alloctrace import replay
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "results" / "alloctraces"
-CELLS = {row["file"]: row["cell"] for row in map(json.loads, (FOLDER / "cells.jsonl").read_text().splitlines())}
+_ROWS = map(json.loads, (FOLDER / "cells.jsonl").read_text().splitlines())
+CELLS = {row["file"]: row["cell"] for row in _ROWS}
 TWO_STREAMS = "7ff21a15ef84.npz"
 """ZeRO-1 on two GPUs: the order of events on several streams is not that of the allocator's own."""
 
