@@ -98,7 +98,7 @@ def _against(best: Line, other: Line) -> str:
     # Two standard errors of the difference of the means.
     close = slower - faster < 2 * error
     words = f"{slower / faster:.2f}x as fast as"
-    return f"{words} (less than the steps scatter)" if close else words
+    return f"no faster than the steps scatter, {words}" if close else words
 
 
 def _error(line: Line) -> float:

@@ -134,8 +134,11 @@ def _search(
     tune: TuneDir, asked: Asked, space: Space, trials: int, minutes: float, *, as_json: bool
 ) -> ExitCode:
     tell(f"search {tune.tune_id} in {tune.path}\n{space_text(space, text_width())}")
+    # A search that is resumed has a best already.
+    best = min((line.step_seconds for line in tune.ended() if line.step_seconds), default=None)
     try:
-        stopped = Search(tune, asked.spec, space, Progress(space, trials)).run(trials, minutes).why
+        search = Search(tune, asked.spec, space, Progress(space, trials, best))
+        stopped = search.run(trials, minutes).why
     except KeyboardInterrupt:
         tell(f"every trial so far is kept: llmtop tune --resume {tune.tune_id}")
         raise

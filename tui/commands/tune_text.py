@@ -67,11 +67,11 @@ def _value(value: Any) -> str:
 class Progress:
     """Told on stderr: a line for each trial, and on a terminal one that moves while it goes on."""
 
-    def __init__(self, space: Space, trials: int) -> None:
+    def __init__(self, space: Space, trials: int, best_step_seconds: float | None = None) -> None:
         self._keys = [knob.key for knob in space.knobs if len(knob.values) > 1]
         self._trials = trials
         self._moving = stderr_width() is not None
-        self._best: float | None = None
+        self._best = best_step_seconds
 
     def began(self, number: int, candidate: Candidate) -> None:
         predicted = candidate.brief.step_seconds
