@@ -10,8 +10,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from benchmarks.accuracy.differences import added_bytes
 from benchmarks.accuracy.score import percent, words
-from benchmarks.cells import plan
+from benchmarks.cells import Planned, plan
 from benchmarks.rows import Cell, Row, read_rows
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.resolve import Machine
@@ -30,6 +31,8 @@ class Published(Struct, frozen=True, kw_only=True):
     """Of the measured figure; None for a row that ran out of memory, or that is refused."""
     refused: bool | None
     """For one that ran out of memory: whether the verdict says so."""
+    mended_percent: float | None = None
+    """The same with what the row's own code is known to have kept otherwise."""
     reason: str = ""
     """Why there is no prediction."""
 
@@ -53,6 +56,11 @@ def published() -> list[Published]:
     return [_published(row) for row in read_rows(DATA / "published.jsonl")]
 
 
+def differences() -> list[Row]:
+    """Name, why and source of what code of other versions keeps otherwise."""
+    return read_rows(DATA / "differences.jsonl")
+
+
 def left_out() -> list[LeftOut]:
     return [
         LeftOut(why=row["why"], rows=tuple(row["rows"]))
@@ -66,10 +74,14 @@ def cases() -> list[Case]:
 
 def predicted(cell: Cell) -> Prediction:
     """Raises LlmtopError for a configuration that is refused."""
+    return _planned(cell).prediction
+
+
+def _planned(cell: Cell) -> Planned:
     model = str(cell["model"])
     located = str(DATA / model) if model.startswith("models/") else model
     machine = Machine(gpu=cell["gpu"], gpus=cell.get("gpus", 1), host_memory_bytes=None)
-    return plan({**cell, "model": located}, machine, name="published").prediction
+    return plan({**cell, "model": located}, machine, name="published")
 
 
 def figure(prediction: Prediction, metric: str) -> int | None:
@@ -95,15 +107,24 @@ def _name(cell: Cell) -> str:
 def _published(row: Row) -> Published:
     cell = row["cell"]
     try:
-        prediction = predicted(cell)
+        planned = _planned(cell)
     except LlmtopError as error:
         return Published(row=row, name=_name(cell), percent=None, refused=None, reason=str(error))
+    prediction = planned.prediction
     if row["outcome"] == "oom":
         refused = too_large(prediction, row.get("memory_gib"))
         return Published(row=row, name=_name(cell), percent=None, refused=refused)
     said = figure(prediction, row["metric"])
-    off = None if said is None else percent(said, row["measured_bytes"])
-    return Published(row=row, name=_name(cell), percent=off, refused=None)
+    if said is None:
+        return Published(row=row, name=_name(cell), percent=None, refused=None)
+    mended = said + added_bytes(row["differs"], planned.spec, prediction)
+    return Published(
+        row=row,
+        name=_name(cell),
+        percent=percent(said, row["measured_bytes"]),
+        mended_percent=percent(mended, row["measured_bytes"]),
+        refused=None,
+    )
 
 
 def _case(row: Row) -> Case:

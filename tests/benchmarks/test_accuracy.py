@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.accuracy.__main__ import gathered
+from benchmarks.accuracy.differences import DIFFERENCES
 from benchmarks.accuracy.doc import Evidence, document
 from benchmarks.accuracy.goals import LIMIT_PERCENTS, judged, spread, verdicts
-from benchmarks.accuracy.published import DATA
+from benchmarks.accuracy.published import DATA, differences
 from benchmarks.accuracy.rows import DESIGN_ROWS, EARLIER_ROWS, Sourced, first_rows
 from benchmarks.accuracy.score import Score, score, scores, words
 from benchmarks.accuracy.split import Half, half_of
@@ -179,3 +180,14 @@ def test_a_spread_is_ordered(percents: list[float]) -> None:
 def test_words_leave_out_what_is_the_default() -> None:
     cell = {"gpus": 1, "model": "gpt2", "zero": 2, "seq_len": 256, "liger": False, "precision": "bf16"}
     assert words(cell) == "gpt2 length=256"
+
+
+def test_each_difference_of_a_published_row_has_its_source(evidence: Evidence, text: str) -> None:
+    told = {row["name"]: row for row in differences()}
+    assert set(told) == set(DIFFERENCES)
+    assert all(row["why"] in text and row["source"] in text for row in told.values())
+    used = {name for each in evidence.published for name in each.row["differs"]}
+    assert used == set(DIFFERENCES)
+    for each in evidence.published:
+        if each.percent is not None and not each.row["differs"]:
+            assert each.mended_percent == each.percent
