@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,14 +59,26 @@ class NoProbes:
         return StepReading(times=None, phase_memory={})
 
 
+class Inside(Struct, frozen=True, kw_only=True):
+    """Seconds a step inside the calls of probes and reports."""
+
+    work: float
+    waits: float
+    """For the device, by spinning: what the calls take more where it is not idle when they come."""
+
+
 class Stopwatch:
     """Processor time of this thread inside what is measured: steady whatever else the machine does."""
 
-    def __init__(self) -> None:
+    def __init__(self, settle: Callable[[], None] | None = None) -> None:
+        """`settle` runs before each call, outside its time."""
         self.seconds = 0.0
+        self._settle = settle
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
+        if self._settle is not None:
+            self._settle()
         began = time.thread_time()
         yield
         self.seconds += time.thread_time() - began
@@ -164,13 +176,21 @@ class Bench:
         callbacks = make_reports(spec, self._place, emit, lambda line: _write(log, line))
         return Arm(probes=probes, callbacks=callbacks, hooks=self._hooks())
 
-    def inside_seconds(self, steps: int) -> float:
-        """Processor time a step inside the calls of probes and reports, over a block of `steps`."""
-        nothing = self._inside(Arm(probes=NoProbes(), callbacks=(), hooks=self._bare), steps)
-        return self._inside(self.watched(classify_every=0), steps) - nothing
+    def inside_seconds(self, steps: int) -> Inside:
+        """Processor time a step inside the calls of probes and reports, over a block of `steps`.
 
-    def _inside(self, arm: Arm, steps: int) -> float:
-        watch = Stopwatch()
+        With an idle device before each call there is nothing to wait for, so that is the calls' work.
+        """
+        bare = Arm(probes=NoProbes(), callbacks=(), hooks=self._bare)
+        nothing = self._inside(bare, steps)
+        on_cuda = self.device.type == "cuda"
+        work = self._inside(self.watched(classify_every=0), steps, self._wait if on_cuda else None) - nothing
+        if not on_cuda:
+            return Inside(work=work, waits=0.0)
+        return Inside(work=work, waits=self._inside(self.watched(classify_every=0), steps) - nothing - work)
+
+    def _inside(self, arm: Arm, steps: int, settle: Callable[[], None] | None = None) -> float:
+        watch = Stopwatch(settle)
         timed = Arm(
             probes=TimedProbes(arm.probes, watch),
             callbacks=tuple(TimedCallback(callback, watch) for callback in arm.callbacks),

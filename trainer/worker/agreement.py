@@ -1,7 +1,8 @@
 """What all ranks must agree on after a step, in one small all-reduce: mean loss, requests to stop, changes.
 
 On CUDA the result is copied without waiting and read one step later, so the host never stands still
-for it; every rank reads it at the same step and so acts on it at the same step.
+for it; every rank reads it at the same step and so acts on it at the same step. What else a step leaves on
+the device comes the same way: sent to the host before the mark of the step, read after it.
 """
 
 from __future__ import annotations
@@ -30,9 +31,24 @@ class Agreed(Struct, frozen=True, kw_only=True):
 class Pending(Protocol):
     """A reduction under way."""
 
-    def read(self) -> Agreed:
-        """Wait for the result if it is not there yet."""
+    def mark(self) -> None:
+        """At the step's end: all that was asked of the device so far is done when `read` returns."""
         ...
+
+    def read(self) -> Agreed:
+        """Wait for the mark if the device is not there yet; for nothing that was asked for after it."""
+        ...
+
+
+def send_to_host(number: float | torch.Tensor | None) -> float | torch.Tensor | None:
+    """A number on its way to the host; to be used after the next mark.
+
+    To ask a tensor of the device for its value waits for all that is queued there, the next step included.
+    """
+    if not isinstance(number, torch.Tensor) or number.device.type != "cuda":
+        return number
+    host = torch.empty(number.shape, dtype=number.dtype, pin_memory=True)
+    return host.copy_(number.detach(), non_blocking=True)
 
 
 class Agreement:
@@ -60,7 +76,9 @@ class Agreement:
 
     def now(self, request: StopRequest, change: int = 0) -> Agreed:
         """The same question outside a step, answered at once."""
-        return self.post(torch.zeros((), device=self._device), 1, request, change).read()
+        pending = self.post(torch.zeros((), device=self._device), 1, request, change)
+        pending.mark()
+        return pending.read()
 
 
 class _OnCpu:
@@ -68,6 +86,9 @@ class _OnCpu:
         self._reduced = reduced
         self._world_size = world_size
         self._change = change
+
+    def mark(self) -> None:
+        """Nothing: on the CPU work is done when the call returns."""
 
     def read(self) -> Agreed:
         loss, stop, save, seen = self._reduced.tolist()
@@ -85,9 +106,11 @@ class _OnCuda:
         self._change = change
         self._host = torch.empty(_SLOTS, dtype=torch.float32, pin_memory=True)
         self._host.copy_(reduced, non_blocking=True)
-        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._copied.record()
+        self._reached = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def mark(self) -> None:
+        self._reached.record()
 
     def read(self) -> Agreed:
-        self._copied.synchronize()
+        self._reached.synchronize()
         return _OnCpu(self._host, self._world_size, self._change).read()

@@ -37,7 +37,7 @@ class StepOutcome(Struct, frozen=True, kw_only=True):
     agreed: Agreed
     learning_rate: float | None
     grad_norm: Any
-    """A float, or a tensor on the device that is ready by the time it is read."""
+    """A float, or a tensor on the host: one on the device would be waited for."""
     loss_scale: float | None
     skipped: bool
     reading: StepReading

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from llmtop.presets.spec import RunOptions
 from llmtop.profiler.probes.training import StepReading
 from llmtop.profiler.record.events import Phase
-from llmtop.trainer.worker.agreement import Agreed, Agreement, Pending
+from llmtop.trainer.worker.agreement import Agreed, Agreement, Pending, send_to_host
 from llmtop.trainer.worker.callbacks import Callback, StepOutcome
 from llmtop.trainer.worker.data import Batches
 from llmtop.trainer.worker.malloc import keep_freed_memory
@@ -54,7 +54,7 @@ class _Unread(Struct, frozen=True, kw_only=True):
     step: int
     pending: Pending
     learning_rate: float | None
-    grad_norm: Any
+    grad_norm: float | torch.Tensor | None
     loss_scale: float | None
     skipped: bool
     reading: StepReading
@@ -165,13 +165,16 @@ class Loop:
                     engine.step()
             pending = self._agreement.post(loss_sum, self._grad_accum, self._stop, self._seen_change())
             reading = probes.finish_step()
+        grad_norm = send_to_host(bare_norm if bare_norm is not None else engine.get_global_grad_norm())
+        # After the last of what is read with it: the norm's copy and the probes' last event.
+        pending.mark()
         stages.current = None
         self._unread.append(
             _Unread(
                 step=step,
                 pending=pending,
                 learning_rate=learning_rate,
-                grad_norm=bare_norm if bare_norm is not None else engine.get_global_grad_norm(),
+                grad_norm=grad_norm,
                 loss_scale=_loss_scale(engine),
                 skipped=not engine.was_step_applied(),
                 reading=reading,

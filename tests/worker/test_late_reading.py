@@ -1,0 +1,222 @@
+"""The loop on a device that lags behind the host: nothing waits for more than its own step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from llmtop.profiler.probes.phases import CudaPhaseTimer
+from llmtop.profiler.probes.training import StepReading
+from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.events import AnyEvent, Phase, StepFinished
+from llmtop.trainer.worker import agreement, loop
+from llmtop.trainer.worker.callbacks import StepOutcome, StepReporter
+from llmtop.trainer.worker.stages import StageLog
+from llmtop.trainer.worker.stopping import StopRequest
+
+STEPS = 5
+
+
+class Device:
+    """A queue of what the host asked for; it works only when somebody waits for a place in it."""
+
+    def __init__(self) -> None:
+        self.queued: list[Any] = []
+        self.done = 0
+
+    def ask(self, work: Any = None) -> int:
+        self.queued.append(work)
+        return len(self.queued)
+
+    def reach(self, place: int) -> None:
+        for work in self.queued[self.done : place]:
+            if work is not None:
+                work()
+        self.done = max(self.done, place)
+
+
+class Number(torch.Tensor):
+    """Of the device: whoever asks it for its value waits for all that is queued."""
+
+    def _refuse(self, *_: Any) -> Any:
+        raise AssertionError("the host waited for the device")
+
+    item = tolist = __float__ = __bool__ = __int__ = _refuse
+
+
+class Probes:
+    """The timer of CUDA, as the probes use it."""
+
+    def __init__(self) -> None:
+        self._timer = CudaPhaseTimer()
+
+    @contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        self._timer.start_step()
+        yield
+
+    @contextmanager
+    def phase(self, phase: Phase, *, last: bool) -> Iterator[None]:
+        self._timer.start(phase)
+        yield
+        self._timer.stop(phase)
+
+    def finish_step(self) -> StepReading:
+        return StepReading(times=self._timer.finish_step(), phase_memory={})
+
+
+class Ahead:
+    """How far the device was when a step was told."""
+
+    def __init__(self, device: Device, events: list[AnyEvent]) -> None:
+        self._device = device
+        self._events = events
+        self.steps_queued: list[int] = []
+        self.ends: list[int] = []
+
+    def after_step(self, step: int) -> None:
+        self.ends.append(len(self._device.queued))
+
+    def after_outcome(self, outcome: StepOutcome) -> None:
+        assert self._device.done <= self.ends[outcome.step - 1], "a later step was waited for"
+        self.steps_queued.append(len(self.ends) - outcome.step)
+
+    def at_end(self, step: int, *, save_asked: bool) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """In place of CUDA: its events, pinned buffers and what is sent to them."""
+    device = Device()
+
+    class Event:
+        def __init__(self, enable_timing: bool = False) -> None:
+            self.place = 0
+
+        def record(self) -> None:
+            self.place = device.ask()
+
+        def synchronize(self) -> None:
+            assert self.place, "an event that was never recorded"
+            device.reach(self.place)
+
+        def elapsed_time(self, end: Event) -> float:
+            assert end.place <= device.done, "read before the device was there"
+            return float(end.place - self.place)
+
+    def send(number: Any) -> Any:
+        host = torch.full((), -1.0)
+        value = number.as_subclass(torch.Tensor).clone()
+        device.ask(lambda: host.copy_(value))
+        return host
+
+    class OnDevice(agreement._OnCpu):
+        """The copy of the reduction, which is the host's business here."""
+
+        def __init__(self, reduced: torch.Tensor, world_size: int, change: int) -> None:
+            super().__init__(send(reduced.sum()).expand(4), world_size, change)
+            self._event = Event()
+
+        def mark(self) -> None:
+            self._event.record()
+
+        def read(self) -> agreement.Agreed:
+            self._event.synchronize()
+            return agreement.Agreed(loss=float(self._reduced[0]), stop=False, save=False)
+
+    def post(
+        self: agreement.Agreement, loss_sum: torch.Tensor, micro_batches: int, *_: Any
+    ) -> agreement.Pending:
+        return OnDevice(loss_sum / micro_batches, 1, 0)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", Number._refuse)
+    monkeypatch.setattr(agreement.Agreement, "post", post)
+    monkeypatch.setattr(loop, "send_to_host", send)
+    return device
+
+
+def engine(device: Device) -> Any:
+    """Its loss is the step's number, its norm ten times that."""
+    made = SimpleNamespace(steps=0, optimizer=None, basic_optimizer=object())
+
+    def forward(**_: Any) -> Any:
+        device.ask()
+        return SimpleNamespace(loss=torch.tensor(made.steps + 1.0))
+
+    def step() -> None:
+        made.steps += 1
+        device.ask()
+
+    class Engine:
+        optimizer, basic_optimizer = made.optimizer, made.basic_optimizer
+        __call__ = staticmethod(forward)
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: {"get_lr": [0.5], "fp16_enabled": False, "was_step_applied": True}.get(name)
+
+        def step(self) -> None:
+            step()
+
+        def get_global_grad_norm(self) -> torch.Tensor:
+            return torch.tensor(10.0 * made.steps).as_subclass(Number)
+
+    return Engine()
+
+
+def test_each_late_reading_lands_on_its_own_step_and_waits_for_no_later_one(
+    device: Device, tmp_path: Path
+) -> None:
+    told: list[AnyEvent] = []
+    spec: Any = SimpleNamespace(options=SimpleNamespace(micro_batch=1, grad_accum=1, seq_len=4), world_size=1)
+    ahead = Ahead(device, told)
+    with EventWriter(tmp_path / "events.jsonl", "rank0") as events:
+        run = loop.Loop(
+            engine(device),
+            SimpleNamespace(next_micro_batch=lambda: numpy.zeros((1, 4), dtype="int64")),  # type: ignore[arg-type]
+            device=torch.device("cpu"),
+            world_size=1,
+            grad_accum=1,
+            probes=Probes(),
+            callbacks=(StepReporter(spec, 0, told.append), ahead),
+            stages=StageLog(events),
+            stop=StopRequest(),
+        )
+        run._lag = 1
+        run.run(1, STEPS)
+    steps = [event for event in told if isinstance(event, StepFinished)]
+    assert [(event.step, event.loss, event.grad_norm) for event in steps] == [
+        (number, float(number), 10.0 * number) for number in range(1, STEPS + 1)
+    ]
+    assert ahead.steps_queued == [1] * (STEPS - 1) + [0], "the host is a step ahead, but for the last"
+    assert all(event.step_seconds > 0 and len(event.phase_seconds) == 4 for event in steps)
+
+
+def test_a_number_of_the_host_is_not_sent() -> None:
+    number = torch.tensor(2.0)
+    assert agreement.send_to_host(number) is number
+    assert agreement.send_to_host(None) is None and agreement.send_to_host(1.5) == 1.5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_a_number_is_there_after_its_mark() -> None:
+    torch.cuda._sleep(100_000_000)  # type: ignore[no-untyped-call]
+    sent = agreement.send_to_host(torch.full((), 3.0, device="cuda"))
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    torch.cuda._sleep(2_000_000_000)  # type: ignore[no-untyped-call]
+    event.synchronize()
+    assert isinstance(sent, torch.Tensor) and sent.device.type == "cpu" and float(sent) == 3.0
+    last = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    last.record()
+    still_busy = not last.query()  # type: ignore[no-untyped-call]
+    assert still_busy, "the host waited for what was asked for later"
