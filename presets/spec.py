@@ -119,6 +119,25 @@ class ModelShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mla: MlaShape | None = None
 
 
+class MachineFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a device was measured to reach at the shapes of one model (`llmtop calibrate`)."""
+
+    date: str
+    matmul_flops_per_second: PositiveFloat
+    """Of the model's own matrices, forward and backward."""
+    attention_flops_per_second: PositiveFloat
+    """Forward and backward over the half of the square that causality leaves."""
+    memory_bytes_per_second: PositiveFloat
+    """Read and written by an elementwise operation."""
+    loss_seconds_per_logit: PositiveFloat
+    """Cross-entropy over fp32 logits, forward and backward."""
+    optimizer_seconds_per_weight: PositiveFloat
+    launch_seconds: PositiveFloat
+    """Of the host for one operation of autograd, forward and backward."""
+    pcie_bytes_per_second: PositiveFloat | None = None
+    """From pinned memory; None on the CPU kind."""
+
+
 class GpuSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One kind of accelerator. A figure that its maker does not publish is None."""
 
@@ -138,6 +157,8 @@ class GpuSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the whole board may draw: the limit that it is sold with."""
     torch_with_cuda: bool = False
     """CPU kind: ranks load a torch that was built with CUDA; read at resolve time."""
+    measured: MachineFigures | None = None
+    """Figures of this very machine, which win over the preset's; None without a calibration."""
     sources: dict[str, str] = {}
     """Field name to the document that the figure was read in."""
 

@@ -45,9 +45,15 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "plan",
         "[RECIPE] [OPTIONS] [--explain [WHEN]|--sweep VALUES [--rows N]|--where [--allow WORDS]"
-        "|--load [--context N] [--requests N]] [--json]",
+        "|--load [--context N] [--requests N]] [--no-calibration] [--json]",
         "predict memory and time; needs no GPU and no torch",
         "llmtop plan --model llama-3.1-8b --gpu h100-80gb --gpus 8 --zero 3",
+    ),
+    Command(
+        "calibrate",
+        "[RECIPE] [OPTIONS] [--json]",
+        "measure this machine for a minute at most, so that plan tells its step time",
+        "llmtop calibrate cpu-demo",
     ),
     Command(
         "run",
@@ -161,7 +167,7 @@ def help_text() -> str:
         "",
         "commands:",
     ]
-    lines += [f"  {row.name:<9}{row.help}" for row in COMMANDS]
+    lines += [f"  {row.name:<11}{row.help}" for row in COMMANDS]
     lines += [
         "",
         "example:",

@@ -152,7 +152,7 @@ def _goals(evidence: Evidence) -> Iterator[str]:
         "Fragmentation that the allocator could not give back is not in that need. "
         f"G7 judges a component below {100 * LEAST_SHARE:g} % of the peak against that share, and the peak "
         "against the moment of the same name or the one predicted to have it, whichever is nearer. "
-        "G5 after a calibration on the machine is not measured: there is no calibration yet. G6 stands below."
+        "G5 after a calibration on the machine is not measured on a GPU yet. G6 stands below."
     )
 
 

@@ -1,5 +1,7 @@
-"""Step-time prediction, first version: a roofline of arithmetic, memory traffic, links and the host.
+"""Step-time prediction: a roofline of arithmetic, memory traffic, links and the host.
 
+Where the machine has been calibrated (`llmtop calibrate`), what it was measured to reach takes the place of
+the preset's peak and of the share of it that other runs reached; on a CPU there is no prediction without.
 Operations are those that the model needs (`flops.py`) and what is recomputed of them.
 """
 
@@ -7,14 +9,14 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from llmtop.presets.spec import RunOptions, RunSpec
+from llmtop.presets.spec import MachineFigures, RunOptions, RunSpec
 from llmtop.profiler.cost.flops import active_weights, head_weights, model_flops
 from llmtop.profiler.cost.nvme import nvme_traffic, traffic_seconds, uses_nvme
 from llmtop.profiler.memory.blocks import block_bytes, eager_square, plain_attention
 from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks, quantized_weights, sizes_of
 
 # Fitted to 34 H200 runs (torch 2.11, transformers 5.17, DeepSpeed 0.19.8); the sum is within about 10 %
-# of most of them. Calibration on the machine itself will replace these.
+# of most of them. What a calibration has measured replaces them.
 GEMM_EFFICIENCY = 0.64
 """Of the dense peak that a training step's matrix products reach."""
 ATTENTION_EFFICIENCY, WIDE_HEADS, SDPA_ATTENTION = 0.24, 1.3, 1.25
@@ -42,6 +44,9 @@ EIGHT_BIT_SECONDS, PAGED_SECONDS = 1.8e-11, 2.9e-11
 """What bitsandbytes' AdamW takes longer for each weight than DeepSpeed's fused one (0.50)."""
 CPU_ADAM_BYTES_PER_SECOND = 60e9
 """Host memory traffic of a CPU optimizer step on one socket."""
+
+CPU_OPERATIONS_PER_BLOCK = 60
+"""Of autograd in one block of a Llama, by its code: norms, rotation, matrices, attention, views."""
 
 NVME_BYTES_PER_SECOND = 5e9
 """Of a drive that nobody has measured yet, each way; the ranks of a host share it."""
@@ -72,7 +77,7 @@ def _recomputed(spec: RunSpec) -> float:
     return checkpointed_blocks(layers, every) / layers
 
 
-def _arithmetic_seconds(spec: RunSpec, peak: float) -> float:
+def _arithmetic_seconds(spec: RunSpec, matmul: float, attention_rate: float) -> float:
     """Matrix products and attention of one optimizer step on one GPU, recompute included."""
     options, model = spec.options, spec.model
     tokens = options.micro_batch * options.seq_len * options.grad_accum
@@ -82,7 +87,16 @@ def _arithmetic_seconds(spec: RunSpec, peak: float) -> float:
     products += again * 2 * (active_weights(model) - head_weights(model))
     # Forward is a third of the attention's three passes.
     attention = flops.needed_attention * (1 + again / 3)
-    return tokens / peak * (products / GEMM_EFFICIENCY + attention / _attention_efficiency(spec))
+    return tokens * (products / matmul + attention / attention_rate)
+
+
+def _rates(spec: RunSpec, peak: float) -> tuple[float, float]:
+    """Operations per second of the matrix products and of the attention."""
+    figures = spec.gpu.measured
+    if figures is None:
+        return peak * GEMM_EFFICIENCY, peak * _attention_efficiency(spec)
+    matmul = figures.matmul_flops_per_second
+    return matmul, matmul if plain_attention(spec) else figures.attention_flops_per_second
 
 
 def _attention_efficiency(spec: RunSpec) -> float:
@@ -99,7 +113,8 @@ def _cuda_step(spec: RunSpec, sizes: Sizes) -> StepTime | None:
     bandwidth = gpu.memory_bandwidth_bytes_per_second
     if peak is None or bandwidth is None:
         return None
-    bandwidth *= BANDWIDTH_EFFICIENCY
+    measured = gpu.measured
+    bandwidth = measured.memory_bytes_per_second if measured else bandwidth * BANDWIDTH_EFFICIENCY
     micro_steps, layers, again = options.grad_accum, model.num_layers, _recomputed(spec)
     fused_loss = "fused_linear_cross_entropy" in sizes.liger
     logits = 0 if fused_loss else LOGIT_PASSES * model.vocab_size * sizes.tokens * micro_steps
@@ -107,8 +122,9 @@ def _cuda_step(spec: RunSpec, sizes: Sizes) -> StepTime | None:
     launch = LAUNCH_SECONDS * layers * micro_steps * (1 + 0.4 * again)
     quantized = quantized_weights(model) if options.quantization != "none" else 0
     expansions = (2 + again) * micro_steps
+    expanding = quantized * expansions / DEQUANTIZED_PER_SECOND
     return StepTime(
-        arithmetic=_arithmetic_seconds(spec, peak) + quantized * expansions / DEQUANTIZED_PER_SECOND,
+        arithmetic=_arithmetic_seconds(spec, *_rates(spec, peak)) + expanding,
         memory=(_activation_traffic(spec, sizes) + logits) / bandwidth,
         optimizer=0.0 if offloaded else sizes.shard * (OPTIMIZER_BYTES / bandwidth + _slower(options)),
         communication=_communication(spec, sizes),
@@ -152,10 +168,17 @@ def _communication(spec: RunSpec, sizes: Sizes) -> float:
     return (gradients + weights) / rate
 
 
+def _pcie_rate(spec: RunSpec) -> float:
+    measured = spec.gpu.measured
+    if measured is not None and measured.pcie_bytes_per_second is not None:
+        return measured.pcie_bytes_per_second
+    return (spec.gpu.pcie_bytes_per_second or 16e9) * LINK_EFFICIENCY
+
+
 def _offload(spec: RunSpec, sizes: Sizes) -> float:
     """Seconds of moving states over PCIe and of the optimizer on the host."""
     options, width = spec.options, sizes.dtype_bytes
-    pcie = (spec.gpu.pcie_bytes_per_second or 16e9) * LINK_EFFICIENCY
+    pcie = _pcie_rate(spec)
     seconds = 0.0
     if options.offload_optimizer != "none":
         gpus = options.gpus
@@ -170,10 +193,31 @@ def _offload(spec: RunSpec, sizes: Sizes) -> float:
 
 
 def step_time(spec: RunSpec, sizes: Sizes | None = None) -> StepTime | None:
-    """The itemised prediction; None where the hardware's figures are not known or on the CPU kind."""
-    if spec.on_cpu:
+    """The itemised prediction; None where the hardware's figures are not known."""
+    sizes = sizes_of(spec) if sizes is None else sizes
+    if not spec.on_cpu:
+        return _cuda_step(spec, sizes)
+    # Between processes of a CPU nothing has been measured, nor are packed weights.
+    if spec.gpu.measured is None or sizes.ranks > 1 or spec.options.quantization != "none":
         return None
-    return _cuda_step(spec, sizes_of(spec) if sizes is None else sizes)
+    return _cpu_step(spec, sizes, spec.gpu.measured)
+
+
+def _cpu_step(spec: RunSpec, sizes: Sizes, figures: MachineFigures) -> StepTime:
+    """One rank's step from measured figures alone."""
+    micro_steps, model, again = spec.options.grad_accum, spec.model, _recomputed(spec)
+    logits = model.vocab_size * sizes.tokens * micro_steps
+    operations = CPU_OPERATIONS_PER_BLOCK * model.num_layers * micro_steps * (1 + again / 3)
+    return StepTime(
+        arithmetic=_arithmetic_seconds(spec, *_rates(spec, 0.0)),
+        memory=_activation_traffic(spec, sizes) / figures.memory_bytes_per_second
+        + logits * figures.loss_seconds_per_logit,
+        optimizer=sizes.shard * figures.optimizer_seconds_per_weight,
+        communication=0.0,
+        offload=0.0,
+        launch=operations * figures.launch_seconds,
+        host_floor=0.0,
+    )
 
 
 def predict_step_seconds(spec: RunSpec, sizes: Sizes | None = None) -> float | None:

@@ -85,6 +85,9 @@ def assumptions(spec: RunSpec, sizes: Sizes, bucket: int) -> tuple[str, ...]:
         f"every micro-batch is full: {options.micro_batch} x {options.seq_len:,} tokens",
         "DeepSpeed 0.19.8, transformers 5.x and torch's default caching allocator",
     ]
+    if spec.gpu.measured is not None:
+        untried = "" if spec.on_cpu else "; such figures have not been compared with runs on a GPU yet"
+        found.append(f"step time by figures of this machine, calibrated on {spec.gpu.measured.date}{untried}")
     uncounted = uncounted_keys(spec)
     if uncounted:
         found.insert(0, f"not counted, though it changes memory: deepspeed.{', deepspeed.'.join(uncounted)}")

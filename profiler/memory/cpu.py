@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost.shape import param_count
+from llmtop.profiler.cost.steptime import predict_step_seconds
 from llmtop.profiler.memory.assume import assumptions
 from llmtop.profiler.memory.backward import pass_bytes
 from llmtop.profiler.memory.result import Component, HostBytes, Moment, MomentBytes, Prediction, moment_bytes
@@ -48,6 +49,7 @@ def cpu_prediction(spec: RunSpec, sizes: Sizes, states: StateBytes, *, in_words:
     held = peak + round(KEPT_SHARE * (peak - steady))
     held_upper = round(held * UPPER_MARGIN)
     ranks = spec.options.gpus
+    seconds = predict_step_seconds(spec, sizes)
     machine = ranks * held - (ranks - 1) * SHARED_BYTES
     memory = spec.gpu.memory_bytes
     host = HostBytes(total_bytes=machine, pinned_bytes=0, nvme_bytes=0, components={"processes": machine})
@@ -63,15 +65,15 @@ def cpu_prediction(spec: RunSpec, sizes: Sizes, states: StateBytes, *, in_words:
         host_bytes=machine,
         pinned_bytes=0,
         nvme_bytes=0,
-        step_seconds=None,
-        tokens_per_second=None,
+        step_seconds=seconds,
+        tokens_per_second=spec.tokens_per_step / seconds if seconds else None,
         moments=moments,
         peak_moment=largest.name,
         host=host,
         device_memory_bytes=memory,
         assumptions=(
             "a rank's peak is what its process has in use, reserved is that and what its heap keeps",
-            "a step's time on this CPU is not predicted",
+            *(() if seconds else ("a step's time on this CPU is not predicted",)),
             *assumptions(spec, sizes, 0),
         )
         if in_words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.presets.inputs import inputs
 from llmtop.presets.rules import refusals
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.cost.calibration import calibrated, find
 from llmtop.profiler.cost.sweep import Axis, changed, parse_axes, sweep
 from llmtop.profiler.cost.where import ALLOWED, gpu_names, where
 from llmtop.profiler.memory.explain import explain
@@ -31,6 +33,9 @@ from llmtop.tui.layering import check_raw_keys
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_run_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--no-calibration", action="store_true", help="step time from the preset's figures alone"
+    )
     asked = parser.add_argument_group("other questions")
     asked.add_argument(
         "--explain",
@@ -86,7 +91,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.load:
         _load(args)
         return ExitCode.DONE
-    spec = options.resolve_run(args)
+    spec = _on_this_machine(args, options.resolve_run(args))
     if args.explain is not None:
         _explain(spec, check_which(args.explain), as_json=args.json)
         return ExitCode.DONE
@@ -96,6 +101,11 @@ def run(args: argparse.Namespace) -> ExitCode:
     else:
         print(plan_text(spec, prediction, text_width()))
     return ExitCode.DONE
+
+
+def _on_this_machine(args: argparse.Namespace, spec: RunSpec) -> RunSpec:
+    """With what `llmtop calibrate` has measured of this device."""
+    return spec if args.no_calibration else calibrated(spec, find(spec))
 
 
 def _recipe_after(args: argparse.Namespace, key: str) -> None:
@@ -119,7 +129,8 @@ def _check_together(args: argparse.Namespace) -> None:
 
 def _sweep(args: argparse.Namespace) -> None:
     axes = parse_axes(args.sweep)
-    found = sweep(axes, lambda change: _checked(options.assemble_run(args, change), axes))
+    base = functools.partial(options.assemble_run, args)
+    found = sweep(axes, lambda change: _checked(_on_this_machine(args, base(change)), axes))
     if args.json:
         print_json(found)
     else:

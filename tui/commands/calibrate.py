@@ -1,0 +1,49 @@
+"""`llmtop calibrate`: measure this machine at a model's shapes, for the step time that `plan` tells."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+
+from llmtop.presets.errors import ExitCode
+from llmtop.profiler.cost.calibration import Calibration, save
+from llmtop.trainer.calibrate import calibrate
+from llmtop.tui import options
+from llmtop.tui.commands.output import print_json
+from llmtop.tui.telling import tell
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_run_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    spec = options.resolve_run(args)
+    found = calibrate(spec)
+    path = save(spec, found)
+    if args.json:
+        print_json({**msgspec.to_builtins(found), "path": str(path)})
+    else:
+        print(calibration_text(found))
+    tell(f"kept in {path}")
+    return ExitCode.DONE
+
+
+def calibration_text(found: Calibration) -> str:
+    """What was measured, a figure a line."""
+    figures = found.figures
+    pcie = figures.pcie_bytes_per_second
+    rows = (
+        ("matrix products", f"{figures.matmul_flops_per_second / 1e12:.3g} TFLOP/s"),
+        ("attention", f"{figures.attention_flops_per_second / 1e12:.3g} TFLOP/s"),
+        ("memory", f"{figures.memory_bytes_per_second / 1e9:.3g} GB/s"),
+        ("loss", f"{figures.loss_seconds_per_logit * 1e9:.3g} ns a logit"),
+        ("optimizer step", f"{figures.optimizer_seconds_per_weight * 1e9:.3g} ns a weight"),
+        ("host", f"{figures.launch_seconds * 1e6:.3g} us an operation"),
+        ("from host memory", "n/a" if pcie is None else f"{pcie / 1e9:.3g} GB/s"),
+    )
+    torch = found.versions.get("torch", "n/a")
+    head = f"{found.gpu}, {found.processor}: {found.took_seconds:.0f} s, torch {torch}"
+    return "\n".join((head, *(f"  {name:<18} {value}" for name, value in rows)))
