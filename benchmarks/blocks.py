@@ -63,8 +63,9 @@ class Inside(Struct, frozen=True, kw_only=True):
     """Seconds a step inside the calls of probes and reports."""
 
     work: float
-    waits: float
-    """For the device, by spinning: what the calls take more where it is not idle when they come."""
+    waits: float | None
+    """For the device, by spinning: what the calls take more where it is not idle when they come. None on the
+    CPU, where there is nothing to wait for."""
 
 
 class Stopwatch:
@@ -186,7 +187,7 @@ class Bench:
         on_cuda = self.device.type == "cuda"
         work = self._inside(self.watched(classify_every=0), steps, self._wait if on_cuda else None) - nothing
         if not on_cuda:
-            return Inside(work=work, waits=0.0)
+            return Inside(work=work, waits=None)
         return Inside(work=work, waits=self._inside(self.watched(classify_every=0), steps) - nothing - work)
 
     def _inside(self, arm: Arm, steps: int, settle: Callable[[], None] | None = None) -> float:

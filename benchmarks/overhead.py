@@ -201,11 +201,16 @@ def _inside(bench: Bench, steps: int, step_seconds: float) -> Row:
     """Work and waits of the probes' own calls."""
     bench.inside_seconds(_SHORTEST_BLOCK)  # the first calls import and allocate
     found = [bench.inside_seconds(steps) for _ in range(_INSIDE_BLOCKS)]
-    work, waits = [each.work for each in found], [each.waits for each in found]
+    work = [each.work for each in found]
+    waits = [each.waits for each in found if each.waits is not None]
     return {
         "inside_milliseconds": [1e3 * seconds for seconds in work],
         "waits_milliseconds": [1e3 * seconds for seconds in waits],
-        "text": [inside_text("work", work, step_seconds), inside_text("waits", waits, step_seconds)],
+        "text": [
+            inside_text(what, seconds, step_seconds)
+            for what, seconds in (("work", work), ("waits", waits))
+            if seconds
+        ],
     }
 
 
