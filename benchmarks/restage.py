@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -101,6 +103,8 @@ def main() -> None:
     planned = plan({**cell, "steps": 10**6, "lr_schedule": "constant"}, machine, name="restage")
     root = Path(tempfile.mkdtemp(prefix="llmtop-restage-"))
     options.out.parent.mkdir(parents=True, exist_ok=True)
+    # A time-out's signal ends the run as an error does, not this script alone.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         run = start_run(planned.spec, planned.prediction, root=root)
         try:

@@ -68,6 +68,14 @@ def format_count(value: float | None) -> str:
     return f"{_three_digits(scaled)}{unit}"
 
 
+def figures(value: float) -> str:
+    """Three significant figures, without an exponent where a person reads the number easier so."""
+    if value and not 1e-3 <= abs(value) < 1e6:
+        return f"{value:.3g}"
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:.3g}"
+
+
 def counted(number: int, thing: str, things: str = "") -> str:
     """`1 rank`, `8 ranks`; `things` where the plural is not made with an s."""
     return f"{number:,} {thing if number == 1 else things or thing + 's'}"

@@ -65,6 +65,8 @@ class LlmtopApp(Answering):
         super().__init__(
             root if root is not None else runs_root(), refusing(deeds) if read_only else deeds, dress
         )
+        # A moved picture is sent as many pictures, and most people look on over SSH.
+        self.animation_level = "none"
         self.read_only = read_only
         """Whether this is for looking on: no key changes anything."""
         self._start = start

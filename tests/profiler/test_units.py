@@ -121,3 +121,20 @@ def test_one_is_not_many() -> None:
         "1,000 ranks",
     ]
     assert units.counted(2, "process", "processes") == "2 processes"
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0.0, "0"),
+        (0.00012345, "0.000123"),
+        (0.5, "0.5"),
+        (99.95, "100"),
+        (130.4, "130"),
+        (-2345.6, "-2,350"),
+        (999_499.0, "999,000"),
+        (1.5e9, "1.5e+09"),
+    ],
+)
+def test_three_figures_have_an_exponent_only_where_it_is_needed(value: float, words: str) -> None:
+    assert units.figures(value) == words

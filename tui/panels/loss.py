@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 from textual.content import Content
 
 from llmtop.profiler.fold.series import Series
-from llmtop.profiler.units import format_percent
+from llmtop.profiler.units import figures, format_percent
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.inputrows import input_rows
 from llmtop.tui.widgets.paint import lines
@@ -141,7 +141,7 @@ def _newest(view: RunView) -> list[str | tuple[str, str]]:
         ("step", str(series.steps[-1])),
         ("loss", "not finite" if series.losses[-1] is None else f"{series.losses[-1]:.4f}"),
         ("learning rate", "n/a" if rate is None else f"{rate:.3g}"),
-        ("gradient norm", "n/a" if norm is None else f"{norm:.3g}"),
+        ("gradient norm", "n/a" if norm is None else figures(norm)),
     ]
     if scale is not None:
         cells.append(("loss scale", f"{scale:g}"))

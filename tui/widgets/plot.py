@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from textual_plotext import PlotextPlot
 
+from llmtop.profiler.units import figures
+
 BLUE = (122, 162, 214)
 ORANGE = (217, 166, 108)
 GREEN = (143, 199, 163)
@@ -68,7 +70,7 @@ class LinePlot(PlotextPlot):  # type: ignore[misc]  # textual_plotext is not fol
         shown = steps if self._x_axis else []
         self.plt.xticks(shown, [str(step) for step in shown])
         levels = _spread(min(ys), max(ys), 1 if self.size.height < 5 else 2 if self.size.height < 12 else 4)
-        self.plt.yticks(levels, [f"{level:.3g}" for level in levels])
+        self.plt.yticks(levels, [figures(level) for level in levels])
 
 
 def _spread(low: float, high: float, gaps: int) -> list[float]:
