@@ -26,3 +26,6 @@ def _wait(descriptor: int) -> None:
     while not any(happened & (select.POLLHUP | select.POLLNVAL) for _, happened in poll.poll()):
         pass
     os.kill(os.getpid(), signal.SIGHUP)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # As `nohup` has it: that keeps a program from its terminal's end, but the app is nothing without one.
+        os._exit(128 + signal.SIGHUP)

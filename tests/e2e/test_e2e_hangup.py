@@ -11,10 +11,17 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 PATIENCE_SECONDS = 60.0
 
 
-def test_the_app_leaves_with_a_terminal_that_is_not_its_controlling_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("inherited", "code"), [(signal.SIG_DFL, -signal.SIGHUP), (signal.SIG_IGN, 128 + signal.SIGHUP)]
+)
+def test_the_app_leaves_with_a_terminal_that_is_not_its_controlling_one(
+    tmp_path: Path, inherited: signal.Handlers, code: int
+) -> None:
     master, slave = pty.openpty()
     app = subprocess.Popen(
         [sys.executable, "-m", "llmtop.tui.cli"],
@@ -23,6 +30,7 @@ def test_the_app_leaves_with_a_terminal_that_is_not_its_controlling_one(tmp_path
         stderr=slave,
         env={**os.environ, "TERM": "xterm-256color", "LLMTOP_RUNS_DIR": str(tmp_path)},
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, inherited),  # `nohup` has it ignored
     )
     os.close(slave)
     try:
@@ -32,7 +40,7 @@ def test_the_app_leaves_with_a_terminal_that_is_not_its_controlling_one(tmp_path
                 shown += os.read(master, 65536)
         assert b"\x1b[?1049h" in shown, shown[-500:]
         os.close(master)
-        assert app.wait(PATIENCE_SECONDS) == -signal.SIGHUP
+        assert app.wait(PATIENCE_SECONDS) == code
     finally:
         if app.poll() is None:
             app.kill()
