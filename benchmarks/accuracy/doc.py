@@ -104,8 +104,8 @@ def _introduction(evidence: Evidence) -> Iterator[str]:
         "have a neighbour in the other half. So the hardest test is the one before the first table below: "
         "what was predicted of a cell before anybody had measured it."
     )
-    for why, count in coverage.set_aside:
-        yield f"Completed and not scored ({count}): {why}."
+    for why, count, worst in coverage.set_aside:
+        yield f"Completed and not scored ({count}, their peaks off by up to {worst:.1f} %): {why}."
 
 
 def _blind(evidence: Evidence) -> Iterator[str]:

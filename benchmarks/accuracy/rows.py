@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -11,7 +11,7 @@ from msgspec import Struct
 from benchmarks.accuracy.split import SEED, Half, half_of
 from benchmarks.design import design
 from benchmarks.rows import Cell, Row, key_of, read_rows
-from benchmarks.summary import repredicted
+from benchmarks.summary import outcome, repredicted
 
 _RESULTS = Path(__file__).parents[1] / "results"
 DESIGN_ROWS = _RESULTS / "memory_h200.jsonl"
@@ -46,8 +46,8 @@ class Coverage(Struct, frozen=True, kw_only=True):
     held_out_measured: int
     not_completed: tuple[tuple[str, Cell, str], ...]
     """Status, cell and reason of rows that ended otherwise."""
-    set_aside: tuple[tuple[str, int], ...]
-    """Why completed rows are not scored, and how many."""
+    set_aside: tuple[tuple[str, int, float], ...]
+    """Why completed rows are not scored, how many, and by how many percent their peaks were off at most."""
 
 
 def aside(row: Row) -> str | None:
@@ -97,8 +97,15 @@ def coverage() -> Coverage:
             for row in rows
             if row["status"] != "completed"
         ),
-        set_aside=tuple(Counter(SET_ASIDE[why] for row in finished if (why := aside(row))).items()),
+        set_aside=tuple(_set_aside(finished)),
     )
+
+
+def _set_aside(rows: Sequence[Row]) -> Iterator[tuple[str, int, float]]:
+    for key, why in SET_ASIDE.items():
+        found = [seen for row in rows if aside(row) == key and (seen := outcome(row)) is not None]
+        if found:
+            yield why, len(found), max(abs(seen.peak_percent) for seen in found)
 
 
 def first_rows() -> list[Row]:
