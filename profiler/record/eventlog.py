@@ -32,7 +32,7 @@ class EventWriter:
         self._encode = msgspec.json.Encoder().encode
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
-        self._torn = self._ends_torn()
+        self._torn = ends_torn(self._descriptor)
 
     def write(self, event: AnyEvent) -> None:
         """Stamp and append one event. Raises OSError when the disk is full or the file cannot be written."""
@@ -46,11 +46,8 @@ class EventWriter:
 
     def append(self, stamped: AnyEvent) -> None:
         """Append an event that has its stamp; raises OSError as `write` does."""
-        # A predecessor that was killed inside a line must not swallow ours.
-        line = (b"\n" if self._torn else b"") + self._encode(stamped) + b"\n"
-        self._torn = True
-        while line:
-            line = line[os.write(self._descriptor, line) :]
+        torn, self._torn = self._torn, True
+        write_line(self._descriptor, self._encode(stamped), after_torn=torn)
         self._torn = False
 
     def close(self) -> None:
@@ -66,9 +63,18 @@ class EventWriter:
     ) -> None:
         self.close()
 
-    def _ends_torn(self) -> bool:
-        size = os.fstat(self._descriptor).st_size
-        return size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
+
+def ends_torn(descriptor: int) -> bool:
+    """Whether the last line of a file has no end, as a writer that was killed inside it leaves it."""
+    size = os.fstat(descriptor).st_size
+    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+
+
+def write_line(descriptor: int, line: bytes, *, after_torn: bool) -> None:
+    """A whole line; a torn one before it must not swallow it. Raises OSError when the disk is full."""
+    rest = (b"\n" if after_torn else b"") + line + b"\n"
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
 
 
 class EventTail:

@@ -91,7 +91,7 @@ class RunDir:
         """Make a new run's folder with its three documents. It appears whole or not at all."""
         try:
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            final = _unused_path(root, spec.name)
+            final = unused_path(root, spec.name)
             aside = root / f".{final.name}.new"
             aside.mkdir(mode=0o700)
             for folder in ("control", "checkpoints"):
@@ -303,7 +303,7 @@ def find_run(root: Path, ref: str) -> RunDir:
     )
 
 
-def _unused_path(root: Path, name: str) -> Path:
+def unused_path(root: Path, name: str) -> Path:
     """A new id is sortable by start (UTC), readable and unique: `20261129-184512-cpu-demo-3f2a`."""
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:32].strip("-") or "run"
     while True:

@@ -9,7 +9,6 @@ tunes/ID/best.toml       the recipe that `llmtop run` accepts; best.deepspeed.js
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,8 +17,9 @@ from msgspec import Struct
 
 from llmtop.presets.errors import LlmtopError, UsageError, nearest
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.record.rundir import LATEST, runs_root
-from llmtop.profiler.record.wholefile import random_hex, write_atomic
+from llmtop.profiler.record.eventlog import ends_torn, write_line
+from llmtop.profiler.record.rundir import LATEST, runs_root, unused_path
+from llmtop.profiler.record.wholefile import write_atomic
 from llmtop.trainer.tune.rank import Outcome, Tried
 from llmtop.trainer.tune.space import Candidate, Space, key_of
 
@@ -73,8 +73,7 @@ class TuneDir:
 
     @classmethod
     def create(cls, root: Path, asked: Asked) -> TuneDir:
-        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-        path = root / f"{stamp}-{asked.spec.model.name[:32]}-{random_hex(2)}"
+        path = unused_path(root, asked.spec.model.name)
         try:
             (path / "trials").mkdir(parents=True, mode=0o700)
             write_atomic(path / _ASKED, msgspec.json.format(msgspec.json.encode(asked), indent=1) + b"\n")
@@ -105,9 +104,7 @@ class TuneDir:
         path = self.path / _JOURNAL
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            size = os.fstat(descriptor).st_size
-            torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-            os.write(descriptor, (b"\n" if torn else b"") + msgspec.json.encode(line) + b"\n")
+            write_line(descriptor, msgspec.json.encode(line), after_torn=ends_torn(descriptor))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
