@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from llmtop.tui.cli import main
-from tests.trainer.supervised import GRACES, Supervised, worker_command
+from tests.trainer.supervised import GRACES, Supervised, cleaned_up, worker_command
 
 
 class Answer(NamedTuple):
@@ -51,7 +51,6 @@ def llmtop(runs_root: Path, capsys: pytest.CaptureFixture[str]) -> Llmtop:
 @pytest.fixture
 def start(runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts a run of a scenario of `fake_rank`; whatever is left at the end of the test is killed."""
-    started: list[Supervised] = []
     monkeypatch.setenv("LLMTOP_GRACES", GRACES)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -62,6 +61,5 @@ def start(runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
         supervised.start()
         return supervised
 
-    yield begin
-    for supervised in started:
-        supervised.clean_up()
+    with cleaned_up() as started:
+        yield begin

@@ -6,7 +6,8 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -107,3 +108,14 @@ def _command_line(pid: int) -> list[str]:
     except psutil.Error:
         return []
     return command
+
+
+@contextmanager
+def cleaned_up() -> Iterator[list[Supervised]]:
+    """A list to put runs in; whatever is left of them at the end is killed."""
+    started: list[Supervised] = []
+    try:
+        yield started
+    finally:
+        for supervised in started:
+            supervised.clean_up()

@@ -25,7 +25,7 @@ from llmtop.profiler.record.events import (
 from llmtop.profiler.record.feed import read_state
 from llmtop.trainer import control
 from llmtop.trainer.launch import start_supervisor
-from tests.trainer.supervised import GRACES, Supervised, worker_command
+from tests.trainer.supervised import GRACES, Supervised, cleaned_up, worker_command
 
 Start = Callable[..., Supervised]
 
@@ -33,7 +33,6 @@ Start = Callable[..., Supervised]
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts a run of a scenario of `fake_rank`; whatever is left at the end of the test is killed."""
-    started: list[Supervised] = []
     monkeypatch.setenv("LLMTOP_GRACES", GRACES)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
@@ -45,9 +44,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         supervised.start()
         return supervised
 
-    yield begin
-    for supervised in started:
-        supervised.clean_up()
+    with cleaned_up() as started:
+        yield begin
 
 
 def test_a_run_that_completes(start: Start) -> None:

@@ -13,7 +13,7 @@ from llmtop.profiler.record.events import HardwareSampled, RankStarted, Topology
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from tests.recorded_spec import recorded_prediction, recorded_spec
-from tests.trainer.supervised import GRACES, Supervised, worker_command
+from tests.trainer.supervised import GRACES, Supervised, cleaned_up, worker_command
 
 ROOT = Path(__file__).parents[2]
 DRIVER = """
@@ -41,7 +41,6 @@ Start = Callable[[str, list[int]], Supervised]
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    started: list[Supervised] = []
     monkeypatch.setenv("LLMTOP_GRACES", GRACES)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -59,9 +58,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         supervised.start()
         return supervised
 
-    yield begin
-    for supervised in started:
-        supervised.clean_up()
+    with cleaned_up() as started:
+        yield begin
 
 
 def test_topology_and_samples_are_in_the_record(start: Start) -> None:
