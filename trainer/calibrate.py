@@ -9,20 +9,13 @@ import time
 from datetime import date
 
 import msgspec
-from msgspec import Struct
 
 from llmtop.presets.errors import JobFailedError
-from llmtop.presets.spec import MachineFigures, RunSpec
-from llmtop.profiler.cost.calibration import Calibration, machine_name, work_of
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.cost.calibration import Calibration, Measured, machine_name, work_of
 
 LIMIT_SECONDS = 60.0
 MODULE = "llmtop.profiler.probes.calibrate"
-
-
-class _Answer(Struct, frozen=True, kw_only=True):
-    figures: MachineFigures
-    versions: dict[str, str]
-    device: str
 
 
 def calibrate(spec: RunSpec) -> Calibration:
@@ -47,7 +40,7 @@ def calibrate(spec: RunSpec) -> Calibration:
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise JobFailedError("the calibration failed", why=lines[-1] if lines else f"exit {done.returncode}")
-    answer = msgspec.json.decode(done.stdout, type=_Answer)
+    answer = msgspec.json.decode(done.stdout, type=Measured)
     return Calibration(
         gpu=spec.gpu.name,
         processor=machine_name(),

@@ -59,25 +59,26 @@ def aside(row: Row) -> str | None:
     return "unstepped" if scale >= _UNREACHABLE_SCALE_POWER else None
 
 
-def completed() -> list[Row]:
-    """The completed rows of the results that tell of today's program, as they were written."""
-    rows = [row for row in read_rows(DESIGN_ROWS) if row["status"] == "completed"]
+def completed(first: int = 0) -> list[Row]:
+    """The completed rows of the results, from the `first` on, that tell of today's program, as written."""
+    rows = [row for row in read_rows(DESIGN_ROWS)[first:] if row["status"] == "completed"]
     return [row for row in rows if aside(row) is None]
 
 
 def blind() -> list[Sourced]:
     """Rows with the prediction that was made before their run, by formulas that did not know them."""
-    rows = [row for row in read_rows(DESIGN_ROWS)[BLIND_FROM:] if row["status"] == "completed"]
-    kept = [row for row in rows if aside(row) is None]
-    return [Sourced(row=row, half=half_of(row["cell"]), earlier=False) for row in kept]
+    return [_of_design(row) for row in completed(BLIND_FROM)]
 
 
 def sourced() -> list[Sourced]:
     """All completed rows, those of the design first."""
-    of_design = completed()
     earlier = [row for row in read_rows(EARLIER_ROWS) if row["status"] == "completed"] + first_rows()
-    found = [Sourced(row=row, half=half_of(row["cell"]), earlier=False) for row in repredicted(of_design)]
+    found = [_of_design(row) for row in repredicted(completed())]
     return found + [Sourced(row=row, half=Half.TUNED, earlier=True) for row in repredicted(earlier)]
+
+
+def _of_design(row: Row) -> Sourced:
+    return Sourced(row=row, half=half_of(row["cell"]), earlier=False)
 
 
 def coverage() -> Coverage:

@@ -43,6 +43,14 @@ class Work(Struct, frozen=True, kw_only=True):
     """Weights of the optimizer step, as far as they are worth measuring."""
 
 
+class Measured(Struct, frozen=True, kw_only=True):
+    """What the measuring process answers."""
+
+    figures: MachineFigures
+    versions: dict[str, str]
+    device: str
+
+
 class Calibration(Struct, frozen=True, kw_only=True):
     """The file."""
 

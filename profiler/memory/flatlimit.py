@@ -31,10 +31,9 @@ def is_too_long(spec: RunSpec) -> bool:
 
 def check(spec: RunSpec) -> None:
     """Raise UsageError for a run whose first optimizer step is known to fail."""
-    elements = flat_elements(spec)
-    if elements is None or elements <= MOST_ELEMENTS:
+    if not is_too_long(spec):
         return
-    options = spec.options
+    options, elements = spec.options, flat_elements(spec)
     raise UsageError(
         f"optimizer = {options.optimizer} at ZeRO-{options.zero}: {elements:,} elements in one flat tensor",
         why=f"bitsandbytes counts a tensor's elements in 32 bits, so it can step {MOST_ELEMENTS:,} at most",

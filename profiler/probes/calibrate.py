@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from llmtop.presets.spec import MachineFigures
-from llmtop.profiler.cost.calibration import Work
+from llmtop.profiler.cost.calibration import Measured, Work
 
 SECONDS = 2.5
 """For each figure."""
@@ -27,12 +27,6 @@ _FEWEST, _MOST = 3, 50
 _COPIED_BYTES = 256 << 20
 _MOST_TOKENS = 8192
 _OPERATIONS = 200
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    figures: MachineFigures
-    versions: dict[str, str]
-    device: str
 
 
 def _synchronize(device: torch.device) -> None:
@@ -54,7 +48,7 @@ def best_seconds(act: Callable[[], object], device: torch.device, seconds: float
     return min(taken)
 
 
-def measure(work: Work, seconds: float = SECONDS) -> Answer:
+def measure(work: Work, seconds: float = SECONDS) -> Measured:
     device = torch.device("cpu" if work.on_cpu else "cuda")
     if work.threads is not None:
         torch.set_num_threads(work.threads)
@@ -70,7 +64,7 @@ def measure(work: Work, seconds: float = SECONDS) -> Answer:
     )
     name = "cpu" if work.on_cpu else torch.cuda.get_device_name(device)
     versions = {"torch": str(torch.__version__), "python": sys.version.split()[0]}
-    return Answer(figures=figures, versions=versions, device=name)
+    return Measured(figures=figures, versions=versions, device=name)
 
 
 def _tokens(work: Work) -> int:

@@ -150,14 +150,10 @@ def edge_of(
     grain = 1 if quantity == "micro_batch" else LENGTH_STEP
     predicted = predicted_edge(need, memory_bytes, grain)
     probes: list[Probe] = []
-    mishaps = 0
-    while probe is not None and len(probes) + mishaps < TRIALS:
+    while probe is not None and len(probes) < TRIALS:
         size = next_size(need, memory_bytes, quantity, probes)
-        if size is None:
-            break
-        tried = probe(size)
+        tried = None if size is None else probe(size)
         if tried is None:
-            mishaps += 1
             break
         probes.append(tried)
     fitted = max((one.size for one in probes if one.fitted), default=None)

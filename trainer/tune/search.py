@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost.sweep import changed
@@ -40,12 +40,6 @@ Carry = Callable[[RunSpec, float, float | None, Show], Measured]
 """Carries out a trial: its run, its seconds, the best time of a step so far, who is shown it."""
 
 
-class Stopped(Struct, frozen=True, kw_only=True):
-    """Why a search ended."""
-
-    why: str
-
-
 def start_candidate(spec: RunSpec, space: Space) -> Candidate | None:
     """The setting that a person began with, where it can be tried."""
     key = key_of(choice_of(spec, space.knobs))
@@ -62,21 +56,21 @@ class Search:
         self._teller = teller
         self._carry = carry or self._real
 
-    def run(self, trials: int, minutes: float) -> Stopped:
-        """Until so many trials are in the journal, or this call has lasted so long."""
+    def run(self, trials: int, minutes: float) -> str:
+        """Until so many trials are in the journal, or this call has lasted so long; why it ended."""
         self._end_left_over()
         deadline = time.monotonic() + 60 * minutes
         while True:
             lines = self._tune.ended()
             tried = tried_of(lines, self._space)
             if len(lines) >= trials:
-                return Stopped(why=f"{len(lines)} trials were made")
+                return f"{len(lines)} trials were made"
             left = deadline - time.monotonic()
             if left < _LEAST_SECONDS and lines:
-                return Stopped(why=f"{minutes:g} minutes are over")
+                return f"{minutes:g} minutes are over"
             candidate = self._next(tried)
             if candidate is None:
-                return Stopped(why="nothing is left that was not tried and may fit")
+                return "nothing is left that was not tried and may fit"
             seconds = min(LONGEST_SECONDS, max(left, _LEAST_FOR_FIRST_SECONDS if not lines else 0))
             self._one(len(lines) + 1, candidate, seconds, tried)
 
@@ -104,9 +98,9 @@ class Search:
         try:
             got = self._carry(run, seconds, best, self._teller.show(number, candidate))
         except KeyboardInterrupt:
-            self._tune.append(_with(began, "interrupted", Measured(outcome="failed"), run))
+            self._tune.append(replace(began, event="interrupted", at=time.time()))
             raise
-        line = _with(began, "ended", got, run)
+        line = _ended(began, got, run)
         self._tune.append(line)
         self._teller.ended(line)
 
@@ -119,23 +113,18 @@ class Search:
             end_run(run)
 
 
-def _with(began: Line, event: str, got: Measured, run: RunSpec) -> Line:
-    rate = run.tokens_per_step / got.step_seconds if got.step_seconds else None
-    return Line(
-        event="ended" if event == "ended" else "interrupted",
-        number=began.number,
-        choice=began.choice,
-        change=began.change,
+def _ended(began: Line, got: Measured, run: RunSpec) -> Line:
+    return replace(
+        began,
+        event="ended",
         at=time.time(),
         run=got.run,
-        outcome=got.outcome if event == "ended" else None,
+        outcome=got.outcome,
         reason=got.reason,
-        predicted_step_seconds=began.predicted_step_seconds,
-        needed_bytes=began.needed_bytes,
         step_seconds=got.step_seconds,
         spread_seconds=got.spread_seconds,
         steps_measured=got.steps_measured,
-        tokens_per_second=rate,
+        tokens_per_second=run.tokens_per_step / got.step_seconds if got.step_seconds else None,
         peak_bytes=got.peak_bytes,
         wall_seconds=round(got.wall_seconds, 2),
     )

@@ -129,11 +129,9 @@ def _signal_unless_ended(run: RunDir) -> None:
 
 def intervals(run: RunDir) -> list[float]:
     """Seconds between the ends of steps, without the first ones and the last, which is reported at once."""
+    last = run.spec().options.steps
     events = [e for e in EventTail(run.events_path(0)).poll() if isinstance(e, StepFinished)]
-    ends = [
-        (e.step, e.ended if e.ended is not None else e.t) for e in events if e.step < run.spec().options.steps
-    ]
-    usable = [end for step, end in ends if step >= _SKIPPED]
+    usable = [e.ended if e.ended is not None else e.t for e in events if _SKIPPED <= e.step < last]
     return [later - before for before, later in zip(usable, usable[1:], strict=False)]
 
 

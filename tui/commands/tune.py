@@ -138,7 +138,7 @@ def _search(
     best = min((line.step_seconds for line in tune.ended() if line.step_seconds), default=None)
     try:
         search = Search(tune, asked.spec, space, Progress(space, trials, best))
-        stopped = search.run(trials, minutes).why
+        stopped = search.run(trials, minutes)
     except KeyboardInterrupt:
         tell(f"every trial so far is kept: llmtop tune --resume {tune.tune_id}")
         raise
