@@ -240,6 +240,8 @@ def out_of_memory(seen: Seen) -> Iterator[Finding]:
     failed = [rank for rank in state.ranks.values() if rank.failed and rank.failed.out_of_memory]
     if not failed and state.status != "out_of_memory":
         return
+    # While the others are being ended nobody has judged yet.
+    failed.sort(key=lambda rank: rank.rank != state.rank_at_fault)
     parts = [_how_it_ran_out(rank) for rank in failed[:1]]
     if not parts and state.ended is not None:
         parts.append(state.ended.reason)

@@ -108,18 +108,7 @@ class RunState(Struct, frozen=True, kw_only=True):
     skipped_lines: int = 0
     """Lines of unknown kind or newer version."""
 
-
-def first_to_fail(state: RunState) -> int | None:
-    """The rank whose failure came before those of the others, which mostly follow from it; None while no
-    rank has failed."""
-    failures = [
-        (event.t, rank.rank)
-        for rank in state.ranks.values()
-        for event in (rank.failed, rank.exited if _went_wrong(rank) else None)
-        if event is not None
-    ]
-    return min(failures)[1] if failures else None
-
-
-def _went_wrong(rank: RankState) -> bool:
-    return rank.exited is not None and rank.exited.exit_code != 0
+    @property
+    def rank_at_fault(self) -> int | None:
+        """As the supervisor judged when it knew all ends; None for a run that ended well or goes on."""
+        return self.ended.rank if self.ended is not None else None

@@ -75,6 +75,8 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run_ended"):
     """In words, naming rank and signal or exit code."""
     fix: str = ""
     """What a person could do about it; empty for a run that ended well."""
+    rank: int | None = None
+    """At fault, where it was one: the others' failures follow from its. None in records of older versions."""
 
 
 Answer = Literal["accepted", "done", "refused"]

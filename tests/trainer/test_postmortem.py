@@ -55,7 +55,7 @@ def test_first_failure_is_named_even_when_it_is_seen_last() -> None:
             failed={0: failed("bad batch", at=9.9), 1: failed("index out of range", at=9.0)},
         )
     )
-    assert end.reason.startswith("rank 1: RuntimeError: index out of range")
+    assert end.reason.startswith("rank 1: RuntimeError: index out of range") and end.rank == 1
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,21 @@ def test_a_rank_that_lost_another_is_not_at_fault(lost: str) -> None:
         story(exited(0, 1), exited(1, None, "SIGKILL"), failed={0: failed(lost)}, killed=frozenset({1}))
     )
     assert alone.reason.startswith("rank 0: RuntimeError: ")
+    assert (end.rank, alone.rank) == (1, 0)
+
+
+def test_nobody_is_at_fault_in_a_good_end_and_who_hung_first_in_a_hung_one() -> None:
+    assert name_end(story(exited(0, 0), finished={0: DONE})).rank is None
+    hung = name_end(
+        story(
+            exited(0, 0),
+            exited(1, None, "SIGKILL"),
+            finished={0: DONE},
+            killed=frozenset({1}),
+            waited_for="did not end with the others",
+        )
+    )
+    assert (hung.state, hung.rank) == ("failed", 1)
 
 
 def test_ranks_that_the_supervisor_killed_are_not_at_fault() -> None:

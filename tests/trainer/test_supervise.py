@@ -92,6 +92,7 @@ def test_the_rank_at_fault_is_named_not_the_one_that_lost_it(start: Start) -> No
     end = run.end()
     assert end.state == "out_of_memory"
     assert end.reason.startswith("rank 1 in forward of step 3: OutOfMemoryError: CUDA out of memory.")
+    assert read_state(run.run).rank_at_fault == 1
     assert end.fix
 
 

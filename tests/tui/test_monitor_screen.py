@@ -157,17 +157,17 @@ async def test_log_is_harmless_and_switches_between_ranks(live: LiveRun, root: P
         await wait_for_text(pilot, "8 Log  supervisor", "supervisor has written nothing yet")
 
 
-async def test_the_log_of_the_rank_that_failed_first_is_shown(live: LiveRun, root: Path) -> None:
+async def test_the_log_of_the_rank_at_fault_is_shown_though_another_one_ended_first(live: LiveRun, root: Path) -> None:
     live.log(0, "connection closed by peer\n")
     live.log(1, "out of luck\n")
     app = LlmtopApp("monitor", live.run, root)
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("l")
         await wait_for_text(pilot, "8 Log  rank 0", "connection closed by peer")
-        for rank, signal in ((1, "SIGKILL"), (0, "SIGTERM")):
+        for rank, signal in ((0, "SIGABRT"), (1, "SIGKILL")):
             live.recorder.time.advance(1.0)
             live.recorder.supervisor.write(RankExited(rank=rank, pid=live.recorder.pid(rank), signal=signal))
-        live.end("failed", "rank 1 was killed by SIGKILL")
+        live.end("failed", "rank 1 was killed by SIGKILL", rank=1)
         await wait_for_text(pilot, "8 Log  rank 1", "out of luck")
 
 

@@ -43,8 +43,9 @@ class LiveRun:
         with self.run.log_path(rank).open("a", encoding="utf-8") as file:
             file.write(text)
 
-    def end(self, state: str, reason: str, fix: str = "") -> None:
-        self.recorder.supervisor.write(RunEnded(state=state, reason=reason, fix=fix))  # type: ignore[arg-type]
+    def end(self, state: str, reason: str, fix: str = "", rank: int | None = None) -> None:
+        end = RunEnded(state=state, reason=reason, fix=fix, rank=rank)  # type: ignore[arg-type]
+        self.recorder.supervisor.write(end)
 
     def close(self) -> None:
         self.recorder.close()
@@ -56,9 +57,11 @@ def screen_text(app: App[Any]) -> str:
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
 
 
-async def wait_for(pilot: Pilot[Any], condition: Callable[[], bool], what: str = "") -> None:
+async def wait_for(
+    pilot: Pilot[Any], condition: Callable[[], bool], what: str = "", *, rounds: int = WAIT_ROUNDS
+) -> None:
     """Until the condition holds; fails with the screen when it never does."""
-    for _ in range(WAIT_ROUNDS):
+    for _ in range(rounds):
         if condition():
             return
         await asyncio.sleep(ROUND_SECONDS)

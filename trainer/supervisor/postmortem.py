@@ -98,7 +98,8 @@ def name_end(story: Story) -> RunEnded:
     """The last event of a run."""
     at_fault = _first_fault(story)
     if at_fault is not None:
-        return _with_gpu_errors(story, _failure(story, at_fault))
+        failure = replace(_failure(story, at_fault), rank=at_fault.rank)
+        return _with_gpu_errors(story, failure)
     clean = [exit_ for exit_ in story.exits if _clean(story, exit_)]
     if len(clean) == story.world_size:
         return _good_end(story)
@@ -182,8 +183,12 @@ def _impatient_end(story: Story) -> RunEnded:
         return RunEnded(
             state="stopped", reason="; ".join(filter(None, [f"stopped on request {step}", killed]))
         )
+    first = min(story.killed, default=None)
     return RunEnded(
-        state="failed", reason=f"{killed} {step}", fix=_log_fix(story, min(story.killed, default=0))
+        state="failed",
+        reason=f"{killed} {step}",
+        fix=_log_fix(story, 0 if first is None else first),
+        rank=first,
     )
 
 

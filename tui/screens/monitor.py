@@ -14,7 +14,7 @@ from textual.screen import Screen
 
 from llmtop.profiler.changewords import news
 from llmtop.profiler.effects.switches import Measured, read_others
-from llmtop.profiler.fold.runstate import ENDED, RunState, first_to_fail
+from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.tui.feed import FeedFailed, LogArrived, MonitorFeed, OthersArrived, ViewArrived, follow_run
 from llmtop.tui.keys import MONITOR_KEYS, bindings
@@ -134,7 +134,7 @@ class MonitorScreen(Screen[None]):
 
     def _show_who_failed(self, state: RunState) -> None:
         """The log of the rank that a failed run ended by says why; unless a person has chosen another."""
-        rank = first_to_fail(state) if state.status in ("failed", "out_of_memory") else None
+        rank = state.rank_at_fault
         if rank is not None and self._log == 0:
             self._choose_log(rank)
 
