@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from llmtop.presets.errors import LlmtopError
+from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import ControlAnswered, RunEnded
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
@@ -78,6 +78,14 @@ class SetParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     refusal: str = ""
     """Why whoever asks has refused it already: it is recorded, and not made whatever the run is by now."""
     refusal_fix: str = ""
+
+
+def set_params(asked: Request) -> SetParams:
+    """What a request to change a live run asks for; raises UsageError where it holds no such thing."""
+    try:
+        return msgspec.convert(asked.params, SetParams)
+    except msgspec.ValidationError as error:
+        raise UsageError("the request holds no change", why=str(error)) from error
 
 
 def change(run: RunDir, params: SetParams) -> str:

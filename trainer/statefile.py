@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,12 @@ def newest(folder: Path) -> Progress | None:
     """The furthest complete checkpoint in a folder."""
     found = [progress for path in folder.glob("step-*") if (progress := read_progress(path)) is not None]
     return max(found, key=lambda progress: progress.step, default=None)
+
+
+def newest_in(folders: Iterable[Path]) -> tuple[Progress, Path] | None:
+    """The furthest complete one of several folders, and which folder holds it; the first of equals."""
+    found = [(progress, folder) for folder in folders if (progress := newest(folder)) is not None]
+    return max(found, key=lambda one: one[0].step, default=None)
 
 
 def read_progress(path: Path) -> Progress | None:

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
 from llmtop.presets.version import llmtop_version
 from llmtop.profiler.record.events import (
@@ -67,7 +69,13 @@ class Supervisor:
         self.killed: set[int] = set()
         self._requests = Requests(run, self.events.write)
         self.changes = Changes(
-            run, self.ranks, self._start_ranks, self.events.write, self._requests.answer, _log
+            run,
+            self.ranks,
+            self._start_ranks,
+            self.events.write,
+            self._requests.answer,
+            _log,
+            ready_seconds=self.graces.ready,
         )
         self.stop_asked = False
         self.save_asked = False
@@ -236,12 +244,18 @@ class Supervisor:
         """What the last event says."""
         self.ranks.end_standby()
         end = self._named_end()
-        self.changes.close(end.reason)
+        kept = self.changes.close(end.reason)
+        if end.state not in ("completed", "stopped"):
+            end = replace(end, fix=self._with_kept(end.fix, kept))
         for stop in self._stops:
             self._requests.answer(stop, "done", end.reason)
         for asked in self._requests.new():
             self._requests.answer(asked, "refused", "the run has ended")
         return end
+
+    def _with_kept(self, fix: str, kept: str) -> str:
+        """What to do after a run that was lost between two settings, if it was."""
+        return "; ".join(filter(None, [fix, kept, how_to_go_on(self.run_dir)])) if kept else fix
 
     def _story(self) -> Story:
         progress = self.progress
@@ -261,7 +275,7 @@ class Supervisor:
             xids=self._hardware.xids,
             lost_devices=self._hardware.lost_devices,
             memory_fixes=self._memory_fixes(),
-            go_on=how_to_go_on(self.run_dir.path, self.run_dir.checkpoints_dir),
+            go_on=how_to_go_on(self.run_dir),
             logs={rank: self.run_dir.log_path(rank) for rank in range(self.spec.world_size)},
         )
 
@@ -276,7 +290,7 @@ class Supervisor:
         """The supervisor itself failed: no rank may outlive it, and the record must say so."""
         self.ranks.end_standby()
         exits, _ = self.ranks.sweep()
-        self.changes.close("the supervisor failed")
+        kept = self.changes.close("the supervisor failed")
         if isinstance(error, LlmtopError):
             reason, fix = error.in_one_line, error.fix
         else:
@@ -284,7 +298,7 @@ class Supervisor:
             fix = f"this is a bug of llmtop; {self.run_dir.log_path(SUPERVISOR)} shows where"
         for exit_ in exits:
             self._write_exit(exit_)
-        self.events.write(RunEnded(state="failed", reason=reason, fix=fix))
+        self.events.write(RunEnded(state="failed", reason=reason, fix=self._with_kept(fix, kept)))
         if not self.events.settle(_SETTLE_SECONDS):
             _log(f"the end could not be written: failed: {reason}")
 

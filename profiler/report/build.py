@@ -13,6 +13,7 @@ from llmtop.profiler.cost.flops import peak_flops_per_second, utilisation
 from llmtop.profiler.effects.switches import Measured, Switch, measure, read_others, switches
 from llmtop.profiler.findings.find import findings
 from llmtop.profiler.findings.finding import Finding, first_line
+from llmtop.profiler.fold.ending import ending
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
 from llmtop.profiler.fold.runstate import RunState, Status
 from llmtop.profiler.fold.series import MiddleHalf, mean_rate, middle_half, steady_steps
@@ -189,12 +190,13 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
     steady = steady_steps(state.series, WARMUP_STEPS)
     tokens_per_second = mean_rate(steady)
     share = utilisation(spec, tokens_per_second)
+    end = ending(state)
     return Report(
         run_id=run.run_id,
         name=spec.name,
         status=state.status,
-        reason=state.ended.reason if state.ended else "",
-        fix=state.ended.fix if state.ended else "",
+        reason=end.reason,
+        fix=end.fix,
         host=state.host,
         model=spec.model.name,
         params=built.params if built else prediction.params,

@@ -91,17 +91,20 @@ def trains() -> None:
 def changes() -> None:
     """Steps until told to stop, and does what is asked of a running rank.
 
-    On a setting that is named in the file `hangs-on` it never makes a step, on one in `fails-on` it fails.
+    On a setting that is named in the file `hangs-on` it never makes a step, on one in `fails-on` it fails,
+    on one in `fails-back` when it is to go on from a state. Named in `hangs-early` it never gets ready.
     """
     prepared = standby_setting()
     if prepared is not None:
+        if named("hangs-early", prepared) and RANK == 1:
+            wait_for(lambda: False)
         if named("fails-early", prepared):
             os._exit(9)
         mark_ready(RUN, prepared, RANK)
         wait_for_go(RUN, prepared)
     listen()
     setting, asks = RUN.in_force().setting, LiveFile(RUN)
-    if named("fails-on", setting):
+    if named("fails-on", setting) or named("fails-back", setting) and next_step() > 1:
         fail("this setting cannot be built", kind="ValueError")
     if named("hangs-on", setting):
         tell("hangs")
@@ -128,7 +131,8 @@ def leave(asked: LiveRequest, number: int) -> None:
         state = Path(asked.folder) / f"step-{number}"
         state.mkdir()
         (state / "state").write_text("weights")
-        EVENTS.write(CheckpointSaved(step=number, path=str(state), size_bytes=7, seconds=0.01))
+        saved = CheckpointSaved(step=number, path=str(state), size_bytes=7, seconds=0.01, passing=True)
+        EVENTS.write(saved)
     finish(number, "stopped")
 
 

@@ -22,6 +22,8 @@ from llmtop.profiler.record.changeevents import (
 from llmtop.profiler.record.events import AnyEvent, ControlAnswered, HardwareSampled, RankStarted, RunEnded
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import HARDWARE, InForce
+from llmtop.profiler.report.build import build_report
+from llmtop.profiler.report.text import render
 from llmtop.trainer import control
 from llmtop.trainer.change import restagefolder
 from llmtop.trainer.change.restagefolder import memory_folder
@@ -205,6 +207,10 @@ def test_a_supervisor_killed_in_a_relaunch_leaves_the_truth_and_a_state(start: S
     assert state.status == "lost"
     under_way = state.changes.under_way
     assert under_way is not None and under_way.setting == 1
+    report = build_report(run.run)
+    assert "between two settings" in report.reason
+    assert f"{memory_folder(run.run)}/step-{last}, in memory, until" in report.fix
+    assert f"llmtop resume {run.run.run_id}" in report.fix and report.fix in " ".join(render(report).split())
     assert run.run.in_force() == InForce(setting=1, fall_back=0)
 
     run.start()
@@ -250,6 +256,30 @@ def test_ranks_that_fail_while_they_are_made_ready_leave_the_run_untouched(start
     assert [record.status for record in read_state(run.run).changes.records] == ["refused"]
     assert ask(run, "zero=1").answer == "done"
     stop(run)
+
+
+def test_ranks_that_never_get_ready_leave_the_run_untouched(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMTOP_GRACES", f"{GRACES},ready=4")
+    run = start(hangs_early=1)
+    before = {event.pid for event in run.of(RankStarted)}
+    answer = ask(run, "zero=3")
+    assert answer.answer == "refused" and "the run was not touched" in answer.reason
+    assert "1 of 2 ranks of the new setting had loaded" in answer.reason
+    run.wait_for(lambda: set(run.processes()) == before)
+    assert run.of(RestageBegan) == [] and run.run.in_force() == InForce()
+    stop(run)
+
+
+def test_a_run_that_fails_on_its_way_back_says_where_its_state_is(start: Start) -> None:
+    run = start(fails_on=1, fails_back=0)
+    control.change(run.run, control.SetParams(words=("attention=eager",)))
+    end = run.end()
+    last = run.of(RestageBegan)[0].last_step
+    assert end.state == "failed" and run.of(RestageFailed)
+    kept = run.run.checkpoints_dir / f"step-{last}"
+    assert kept.is_dir() and f"the state saved for the change is kept as {kept}" in end.fix
 
 
 def test_a_folder_that_takes_no_setting_refuses_the_change_and_the_run_goes_on(start: Start) -> None:

@@ -11,6 +11,7 @@ import pytest
 from llmtop.profiler.hardware.xid import xid_seen
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.events import RankFailed, RankFinished
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.supervisor.postmortem import Story, how_to_go_on, name_end
 from llmtop.trainer.supervisor.ranks import RankExit
 
@@ -170,20 +171,21 @@ def test_stopping_before_the_ranks_listen_is_no_failure() -> None:
 def test_a_run_that_somebody_ended_says_what_continues_it(signal_name: str, tmp_path: Path) -> None:
     checkpoints = tmp_path / "a run" / "checkpoints"
     checkpoints.mkdir(parents=True)
-    first = how_to_go_on(tmp_path / "a run", checkpoints)
+    run = RunDir(tmp_path / "a run")
+    first = how_to_go_on(run)
     end = name_end(story(exited(0, None, signal_name), go_on=first))
     assert end.fix.endswith("; it has no checkpoint to go on from")
     state = checkpoints / "step-5"
     state.mkdir()
     (state / "index.json").write_text("{}")
-    assert how_to_go_on(tmp_path / "a run", checkpoints) == first
+    assert how_to_go_on(run) == first
     marker = {"step": 5, "position": {}, "world_size": 2, "files": {"index.json": 2}}
     (state / "llmtop.json").write_text(json.dumps(marker))
-    later = how_to_go_on(tmp_path / "a run", checkpoints)
+    later = how_to_go_on(run)
     end = name_end(story(exited(0, None, signal_name), go_on=later))
     assert end.fix.endswith("; llmtop resume a run goes on after step 5")
     (state / "index.json").write_text("")
-    assert how_to_go_on(tmp_path / "a run", checkpoints) == first
+    assert how_to_go_on(run) == first
     assert "{" not in name_end(story(exited(0, None, signal_name))).fix
 
 

@@ -157,7 +157,7 @@ async def test_log_is_harmless_and_switches_between_ranks(live: LiveRun, root: P
         await wait_for_text(pilot, "8 Log  supervisor", "supervisor has written nothing yet")
 
 
-async def test_the_log_of_the_rank_at_fault_is_shown_though_another_one_ended_first(live: LiveRun, root: Path) -> None:
+async def test_the_log_of_the_rank_at_fault_is_shown(live: LiveRun, root: Path) -> None:
     live.log(0, "connection closed by peer\n")
     live.log(1, "out of luck\n")
     app = LlmtopApp("monitor", live.run, root)

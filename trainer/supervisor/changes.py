@@ -10,8 +10,6 @@ import shlex
 import time
 from collections.abc import Callable
 
-import msgspec
-
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.profiler.record.changeevents import (
     ChangeAsked,
@@ -27,9 +25,10 @@ from llmtop.trainer import control
 from llmtop.trainer.change import restagefolder
 from llmtop.trainer.change.livefile import LiveRequest, ask_ranks, forget_request
 from llmtop.trainer.change.standby import count_ready
+from llmtop.trainer.supervisor.patience import Graces
 from llmtop.trainer.supervisor.progress import Progress
 from llmtop.trainer.supervisor.ranks import Ranks
-from llmtop.trainer.supervisor.underway import Phase, UnderWay
+from llmtop.trainer.supervisor.underway import Phase, UnderWay, never_ready
 
 Reply = Callable[[control.Request, Answer, str], None]
 
@@ -38,6 +37,7 @@ _ROOM_SECONDS = 60.0
 _ROOM_PAUSE_SECONDS = 0.2
 _NOT_WRITTEN = "what the change needs cannot be written"
 _NOT_READY = "the new setting failed while its ranks were made ready; the run was not touched"
+_READY_SECONDS = Graces().ready
 
 
 class Changes:
@@ -52,15 +52,20 @@ class Changes:
         answer: Reply,
         log: Callable[[str], None],
         *,
+        ready_seconds: float = _READY_SECONDS,
         wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Ranks of a new setting have `ready_seconds` to load what they need, beside those that train."""
         self._run = run
         self._ranks = ranks
         self._make_ready = make_ready
         self._write = write
         self._answer = answer
         self._log = log
+        self._ready_seconds = ready_seconds
         self._wall = wall
+        self._clock = clock
         self._now: UnderWay | None = None
 
     @property
@@ -101,7 +106,7 @@ class Changes:
         """Begin a change, or refuse it; either way it is answered and in the record."""
         words: tuple[str, ...] = ()
         try:
-            params = _params(asked)
+            params = control.set_params(asked)
             words = params.words
             self._begin(asked, params, progress)
         except (LlmtopError, OSError) as error:
@@ -180,6 +185,7 @@ class Changes:
             setting=setting,
             from_setting=from_setting,
             phase=Phase.READYING if plan.restage else Phase.HOT,
+            began=self._clock(),
             state_bytes=price.state_bytes,
         )
         if plan.restage:
@@ -218,6 +224,9 @@ class Changes:
                 self._remove_states()
                 return
             now.phase = Phase.LEAVING
+        elif self._clock() - now.began > self._ready_seconds:
+            ready = count_ready(self._run, now.setting)
+            self._give_up_now(now, never_ready(ready, wanted, self._ready_seconds))
 
     def _settle_told(self, now: UnderWay, problem: str) -> None:
         """All ranks have made the change between two steps, or none."""
@@ -275,7 +284,7 @@ class Changes:
         )
 
     def _refuse(self, now: UnderWay, reason: str) -> None:
-        words = _params(now.request).words
+        words = control.set_params(now.request).words
         self._write(
             ChangeRefused(request_id=now.request.request_id, asked=words, reason=reason, setting=now.setting)
         )
@@ -354,22 +363,26 @@ class Changes:
                     ) from error
             time.sleep(_ROOM_PAUSE_SECONDS)
 
-    def close(self, reason: str) -> None:
-        """The run has ended: no state of it stays in memory, and no request without an answer."""
+    def close(self, reason: str) -> str:
+        """The run has ended: no state of it stays in memory, and no request without an answer.
+
+        In words where a state is kept that was saved for a change; empty where there is none.
+        """
         now, self._now = self._now, None
-        try:
-            for path in restagefolder.keep_states(self._run):
-                self._log(f"the state saved for the change is kept as {path}")
-        except OSError as error:
-            self._log(f"the state saved for the change stays where it is: {error}")
+        kept = self._keep_states()
         if now is not None and now.phase is Phase.BACK:
             self._answer(now.request, "refused", now.failure)
         elif now is not None:
             self._refuse(now, f"the run has ended before it was made: {reason}")
+        return kept
 
-
-def _params(asked: control.Request) -> control.SetParams:
-    try:
-        return msgspec.convert(asked.params, control.SetParams)
-    except msgspec.ValidationError as error:
-        raise UsageError("the request holds no change", why=str(error)) from error
+    def _keep_states(self) -> str:
+        try:
+            kept = restagefolder.keep_states(self._run)
+        except OSError as error:
+            self._log(f"the state saved for the change stays where it is: {error}")
+            places = ", ".join(map(str, restagefolder.restage_folders(self._run)))
+            return f"the state saved for the change stays in {places} ({error.strerror or error})"
+        for path in kept:
+            self._log(f"the state saved for the change is kept as {path}")
+        return f"the state saved for the change is kept as {kept[-1]}" if kept else ""

@@ -31,6 +31,8 @@ class Graces(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """For stopping without a checkpoint, on top of a few steps' time."""
     save: float = 900.0
     """For stopping with a checkpoint, on top of a few steps' time."""
+    ready: float = 600.0
+    """For ranks that are started beside others to have loaded what they need."""
     finish: float = 120.0
     """After the first rank finished: the others do the same last step."""
 

@@ -11,7 +11,9 @@ from msgspec.structs import replace
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.events import RankFailed, RankFinished, RunEnded, XidSeen
-from llmtop.trainer.statefile import newest
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.trainer.change.restagefolder import restage_folders
+from llmtop.trainer.statefile import newest_in
 from llmtop.trainer.supervisor.ranks import RankExit
 
 _LOST_PEER = re.compile(
@@ -86,12 +88,12 @@ class Story(Struct, frozen=True, kw_only=True):
     """How this run is continued."""
 
 
-def how_to_go_on(run_path: Path, checkpoints: Path) -> str:
-    """What continues a run in place, from its newest checkpoint."""
-    saved = newest(checkpoints)
+def how_to_go_on(run: RunDir) -> str:
+    """What continues a run in place, from its newest state."""
+    saved = newest_in((run.checkpoints_dir, *restage_folders(run)))
     if saved is None:
         return "it has no checkpoint to go on from"
-    return f"llmtop resume {run_path.name} goes on after step {saved.step:,}"
+    return f"llmtop resume {run.run_id} goes on after step {saved[0].step:,}"
 
 
 def name_end(story: Story) -> RunEnded:

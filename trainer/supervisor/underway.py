@@ -7,6 +7,7 @@ from enum import Enum
 from msgspec import Struct
 
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
+from llmtop.profiler.units import counted, format_seconds
 from llmtop.trainer import control
 
 
@@ -25,6 +26,8 @@ class UnderWay(Struct, kw_only=True):
     setting: int
     from_setting: int
     phase: Phase
+    began: float = 0.0
+    """Monotonic."""
     state_bytes: int = 0
     last_step_at: float | None = None
     saved: CheckpointSaved | None = None
@@ -32,3 +35,12 @@ class UnderWay(Struct, kw_only=True):
     failure: str = ""
     waits: bool = False
     """Made, but there was no room to write that."""
+
+
+def never_ready(ready: int, wanted: int, seconds: float) -> str:
+    """Why a change is given up whose ranks did not get ready beside those that train."""
+    return (
+        f"after {format_seconds(seconds)} {ready} of {counted(wanted, 'rank')} of the new setting had loaded"
+        " what they need: one of them hangs, or this machine is very busy; they were ended, and the run was"
+        " not touched"
+    )

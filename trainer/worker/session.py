@@ -24,13 +24,14 @@ from llmtop.profiler.record.events import ModelBuilt, RankFinished
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.change.restagefolder import restage_folders
 from llmtop.trainer.ops import ops_of
-from llmtop.trainer.statefile import newest
+from llmtop.trainer.statefile import newest_in
 from llmtop.trainer.worker import checkpoint
 from llmtop.trainer.worker.build import DTYPES, build_model, count_parameters, import_model_code
 from llmtop.trainer.worker.callbacks import (
     Callback,
     Checkpointer,
     Emit,
+    Hold,
     StepLog,
     StepReporter,
     write_line,
@@ -132,7 +133,7 @@ def train_in_group(
         place,
         device,
         probes=probes,
-        callbacks=(*make_reports(spec, place, events.write), checkpointer),
+        callbacks=(*make_reports(spec, place, events.hold), checkpointer),
         stages=stages,
         stop=stop,
         exact_steps=EXACT_STEPS if spec.on_cpu and return_freed_memory() else 0,
@@ -263,10 +264,10 @@ def make_probes(
 
 
 def make_reports(
-    spec: RunSpec, place: Place, emit: Emit, write: Callable[[str], None] = write_line
+    spec: RunSpec, place: Place, hold: Hold, write: Callable[[str], None] = write_line
 ) -> tuple[Callback, ...]:
     """What tells of each step: an event, and now and then a line of the log."""
-    return StepReporter(spec, place.rank, emit), StepLog(spec.options.steps, place.rank, write)
+    return StepReporter(spec, place.rank, hold), StepLog(spec.options.steps, place.rank, write)
 
 
 def make_loop(
@@ -318,11 +319,10 @@ def _finished(end: LoopEnd, peaks: Peaks) -> RankFinished:
 def _resume(run: RunDir, engine: Any, batches: Batches, spec: RunSpec, emit: Emit) -> int:
     """The step that a relaunch goes on from; 0 for a new run."""
     # One that was saved for a relaunch lies elsewhere.
-    folders = (run.checkpoints_dir, *restage_folders(run))
-    found = [(progress, folder) for folder in folders if (progress := newest(folder)) is not None]
-    if not found:
+    found = newest_in((run.checkpoints_dir, *restage_folders(run)))
+    if found is None:
         return 0
-    progress, folder = max(found, key=lambda one: one[0].step)
+    progress, folder = found
     emit(checkpoint.load(engine, folder, progress, only_trainable=spec.options.lora_rank > 0))
     restore_options(engine, spec.options)
     batches.resume(progress.position)

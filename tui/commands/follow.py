@@ -10,6 +10,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.changewords import outcome, title
 from llmtop.profiler.cost.nvme import nvme_words
 from llmtop.profiler.findings.startup import stage_hint
+from llmtop.profiler.fold.ending import ending
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.feed import RunReader
@@ -114,11 +115,8 @@ def follow(run: RunDir) -> RunState:
 
 def end_in_words(state: RunState) -> str:
     """How a run ended, in one sentence."""
-    if state.ended is not None:
-        return f"{state.ended.state.replace('_', ' ')}: {state.ended.reason}"
-    if state.status == "lost":
-        return "lost: its supervisor is gone and wrote no end"
-    return state.status
+    reason = ending(state).reason
+    return f"{state.status.replace('_', ' ')}: {reason}" if reason else state.status
 
 
 def require_success(run: RunDir, state: RunState) -> ExitCode:
@@ -126,5 +124,5 @@ def require_success(run: RunDir, state: RunState) -> ExitCode:
     if state.status in ("completed", "stopped"):
         return ExitCode.DONE
     error = OutOfMemoryError if state.status == "out_of_memory" else JobFailedError
-    fix = state.ended.fix if state.ended is not None else ""
-    raise error(f"run {run.run_id} {end_in_words(state)}", fix=fix or f"llmtop logs {run.run_id}")
+    fix = ending(state).fix or f"llmtop logs {run.run_id}"
+    raise error(f"run {run.run_id} {end_in_words(state)}", fix=fix)

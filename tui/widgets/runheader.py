@@ -11,6 +11,7 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.reactive import reactive
 
+from llmtop.profiler.fold.ending import ending
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.units import format_bytes, format_percent, format_seconds
 from llmtop.tui.owncost import CostMeter, OwnCost
@@ -128,22 +129,18 @@ def _ending(view: RunView, width: int) -> list[Content]:
     """How and why it ended, what to do about it, and predicted against actual."""
     state, found = view.state, view.breakdown
     _, word, colour = STATUS_MARKS[state.status]
-    if state.ended is not None:
-        reason, fix = state.ended.reason, state.ended.fix
-    else:
-        reason = "the supervisor is gone and wrote no end"
-        fix = "the machine was restarted or the supervisor was killed; see its log (l, then ←)"
+    end = ending(state)
     ended = state.ended.t if state.ended is not None else state.now
     took = ended - state.started if ended is not None and state.started is not None else None
     good = state.status in ("completed", "stopped")
     rows = [
         Content.assemble(
             (f"{word.upper()}: ", f"bold ${colour}"),
-            (harmless(reason), "" if good else "bold"),
+            (harmless(end.reason), "" if good else "bold"),
         ),
     ]
-    if fix:
-        rows.append(Content.assemble(("fix: ", "bold $text-warning"), harmless(fix)))
+    if end.fix:
+        rows.append(Content.assemble(("fix: ", "bold $text-warning"), harmless(end.fix)))
     error = (
         ""
         if found.error_percent is None

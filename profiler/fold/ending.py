@@ -1,0 +1,51 @@
+"""How a run ended and what a person can do then, in words: as the supervisor wrote it, or as far as the
+record tells where nobody was left to write."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.record.checkpointevents import CheckpointSaved
+
+GONE = "its supervisor is gone and wrote no end"
+_WHY_GONE = "the machine was restarted, or the supervisor was killed"
+_IN_MEMORY = "/dev/shm/"
+
+
+class Ending(Struct, frozen=True, kw_only=True):
+    reason: str = ""
+    fix: str = ""
+    """Empty for a run that ended well."""
+
+
+def ending(state: RunState) -> Ending:
+    """Empty while the run goes on."""
+    if state.ended is not None:
+        return Ending(reason=state.ended.reason, fix=state.ended.fix)
+    if state.status != "lost":
+        return Ending()
+    kept = _kept_for_a_relaunch(state)
+    if kept is None:
+        return Ending(reason=GONE, fix=_from_checkpoint(state))
+    where = kept.path
+    if where.startswith(_IN_MEMORY):
+        where += ", in memory, until the machine is started anew"
+    return Ending(
+        reason=f"{GONE}, while the run was between two settings",
+        fix=f"its state after step {kept.step:,} is kept in {where}; llmtop resume {state.run_id} goes on"
+        " from it, on the old setting",
+    )
+
+
+def _kept_for_a_relaunch(state: RunState) -> CheckpointSaved | None:
+    """The state that was saved for a relaunch which has made no step: until then nobody removes it."""
+    saved = state.last_saved
+    return saved if saved is not None and saved.passing and saved.step >= state.steps_finished else None
+
+
+def _from_checkpoint(state: RunState) -> str:
+    if not state.checkpoints:
+        return _WHY_GONE
+    step = state.checkpoints[-1].step
+    return f"{_WHY_GONE}; llmtop resume {state.run_id} goes on after step {step:,}"
