@@ -6,8 +6,6 @@ traceback and ends with its exit code. Anything else that is raised is a bug and
 
 from __future__ import annotations
 
-import difflib
-import json
 import re
 from collections.abc import Callable, Iterable
 from enum import IntEnum
@@ -104,6 +102,8 @@ def _folded(word: str) -> str:
 
 
 def _close(word: str, names: Iterable[str], cutoff: float) -> str:
+    import difflib  # for mistakes alone: every command would wait for it
+
     return next(iter(difflib.get_close_matches(word, list(names), n=1, cutoff=cutoff)), "")
 
 
@@ -126,7 +126,11 @@ def written(value: object) -> str:
     """A value as files have it, so that nobody meets Python's True: true, null, 1e-5, 'text'."""
     if isinstance(value, float):
         return re.sub(r"e([+-])0+", r"e\1", repr(value)).replace("e+", "e")
-    return repr(value) if isinstance(value, str) else json.dumps(value, default=str)
+    if isinstance(value, str):
+        return repr(value)
+    import json  # for mistakes, mostly
+
+    return json.dumps(value, default=str)
 
 
 def unknown_key(where: str, key: str, known: Iterable[str], *, otherwise: str = "") -> UsageError:

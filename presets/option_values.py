@@ -5,7 +5,6 @@ Every problem is an error that names the file or option, the key, the value and 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -146,6 +145,8 @@ def raw_value(text: str) -> Any:
     """The value that a text means as a raw DeepSpeed key: JSON where it is JSON, else the text itself."""
     if text != text.strip():
         return text
+    import json  # seldom needed
+
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -160,6 +161,8 @@ def raw_text(value: Any) -> str:
     """The text that `raw_value` reads back as the value."""
     if isinstance(value, str) and raw_value(value) == value and type(raw_value(value)) is str:
         return value
+    import json
+
     return json.dumps(value)
 
 

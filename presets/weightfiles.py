@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +86,8 @@ def check_bin(file: Path) -> None:
     with file.open("rb") as opened:
         start = opened.read(len(_LFS_POINTER))
     if start.startswith(_ZIP):
+        import zipfile  # a tenth of what `plan` takes to start
+
         if not zipfile.is_zipfile(file):
             raise BrokenWeights(f"{file.name}: the file ends too early")
     elif not start.startswith(_PICKLE):
@@ -119,6 +119,8 @@ def _files(folder: Path, single: str) -> list[Path]:
 
 def _weight_map(index: Path) -> dict[str, object]:
     """Tensor to file, as an index says it."""
+    import json  # for folders with weights alone
+
     try:
         listed = json.loads(index.read_text(encoding="utf-8", errors="replace"))
     except (ValueError, RecursionError) as error:
@@ -167,6 +169,8 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
         if length > size - _LENGTH_BYTES:
             raise BrokenWeights(f"{file.name}: the file ends too early")
         text = opened.read(length)
+    import json
+
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:

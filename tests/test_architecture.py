@@ -15,6 +15,17 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("presets", "profiler", "trainer", "tui")
 TORCH_FAMILY = {"torch", "deepspeed", "transformers", "tokenizers", "safetensors", "peft", "bitsandbytes"}
+SLOW_TO_LOAD = {
+    *("asyncio", "subprocess", "socket", "threading", "email", "importlib.metadata", "urllib.request"),
+    *("shutil", "zipfile", "json", "statistics", "difflib", "inspect", "psutil", "pynvml"),
+}
+"""What a command that answers at once has no use for."""
+OTHER_QUESTIONS = {
+    *("llmtop.profiler.cost.sweep", "llmtop.profiler.cost.where", "llmtop.profiler.memory.loading"),
+    *("llmtop.profiler.memory.explain", "llmtop.profiler.hardware.nvml", "llmtop.profiler.record.events"),
+    *("llmtop.tui.commands.plan_load", "llmtop.tui.commands.plan_search", "llmtop.tui.commands.plan_explain"),
+}
+"""Of `llmtop plan`."""
 SCREEN_FAMILY = {"textual", "rich", "textual_plotext", "plotext"}
 
 
@@ -63,6 +74,25 @@ def test_commands_load_neither_torch_nor_textual(words: tuple[str, ...], tmp_pat
     loaded = loaded_by(command(*words), tmp_path)
     assert not loaded & (TORCH_FAMILY | SCREEN_FAMILY)
     assert ("hjson" in loaded) == (words[0] == "import"), "needed for DeepSpeed files only"
+
+
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [
+        (("plan", "--model", "llama-3.1-8b", "--gpu", "h100-80gb", "--gpus", "8"), OTHER_QUESTIONS),
+        (("plan", "cpu-demo", "--gpu", "cpu", "--json"), OTHER_QUESTIONS),
+        (("plan", "--help"), OTHER_QUESTIONS),
+        (("presets",), {"llmtop.profiler.memory.predict"}),
+        (("ls",), {"tomllib", "llmtop.presets.catalog", "llmtop.presets.resolve"}),
+    ],
+    ids=("plan", "plan --json", "plan --help", "presets", "ls"),
+)
+def test_commands_that_answer_at_once_load_little(
+    words: tuple[str, ...], more: set[str], tmp_path: Path
+) -> None:
+    kept = {"shutil"} if "--help" in words else set()  # asks the terminal how wide it is
+    needless = loaded_by(command(*words), tmp_path) & (SLOW_TO_LOAD - kept | more)
+    assert not needless
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from typing import NoReturn
 
 from llmtop.presets.errors import UsageError, nearest
 
 RUN_HELP = "a run's id, a unique beginning or end of it, or latest"
+
+
+_UNSHOWN = partial(argparse.RawDescriptionHelpFormatter, width=80)
+"""What argparse tries each argument with when it is added. It would ask how wide the terminal is, by a module
+that loads three libraries of compression."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -20,10 +26,15 @@ class CommandParser(argparse.ArgumentParser):
             usage=f"llmtop {name} {usage}".rstrip(),
             description=text[0].upper() + text[1:] + ".",
             epilog=f"example:\n  {example}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_UNSHOWN,
             allow_abbrev=False,
         )
         self._command = name
+
+    def format_help(self) -> str:
+        """As wide as the terminal."""
+        self.formatter_class = argparse.RawDescriptionHelpFormatter
+        return super().format_help()
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The arguments; raises UsageError for one that is not known."""

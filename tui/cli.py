@@ -6,6 +6,7 @@ once. A command's module declares its arguments (`add_arguments`) and does its w
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
@@ -206,15 +207,46 @@ def _find(word: str) -> Command:
 
 
 def _run_command(words: Sequence[str]) -> int:
-    from importlib import import_module
-
+    row = _find(words[0])
+    module = _loaded(row)
     from llmtop.tui.arguments import CommandParser
 
-    row = _find(words[0])
-    module = cast(CommandModule, import_module(f"llmtop.tui.commands.{row.module or row.name}"))
     parser = CommandParser(row.name, row.usage, row.help, row.example)
     module.add_arguments(parser)
     return int(module.run(parser.parse(words[1:])))
+
+
+def _loaded(row: Command) -> CommandModule:
+    """The command's module, and all that it imports, as fast as they can be had."""
+    from importlib import import_module
+
+    _import_msgspec()
+    module = cast(CommandModule, import_module(f"llmtop.tui.commands.{row.module or row.name}"))
+    _collect_again()
+    return module
+
+
+def _collect_again() -> None:
+    """What has been imported until now is no garbage and is never looked at."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
+
+
+def _import_msgspec() -> None:
+    """Without typing_extensions, which it takes wherever that is installed: another tenth.
+
+    What msgspec wants of it Python has had by itself since 3.11.
+    """
+    modules: dict[str, object] = cast(dict[str, object], sys.modules)
+    if "typing_extensions" in modules:
+        return
+    # As documented for `sys.modules`: None there makes the import fail.
+    modules["typing_extensions"] = None
+    try:
+        import msgspec  # noqa: F401
+    finally:
+        del modules["typing_extensions"]
 
 
 def _open_app(*, read_only: bool = False) -> int:
@@ -228,6 +260,7 @@ def _open_app(*, read_only: bool = False) -> int:
         )
     from llmtop.tui.app import run_app
 
+    _collect_again()
     with streams.plain_streams():
         return run_app(start="runs", read_only=read_only)
 
@@ -255,6 +288,9 @@ def _user_error(error: Exception) -> LlmtopError | None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. A bug is not caught, so its traceback shows and the code is 1."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        # To look for garbage among what is imported is a tenth of a command's start.
+        gc.disable()
     is_open = sys.stdout is not None
     with streams.safe_streams():
         return _code_of(words, is_open=is_open)

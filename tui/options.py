@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from shlex import quote
 from typing import Any, NamedTuple
 
 import msgspec
@@ -248,6 +247,8 @@ def option_text(key: str, value: object) -> str:
     flag = "--" + key.replace("_", "-")
     if isinstance(value, bool):
         return flag if value else "--no-" + flag[2:]
+    from shlex import quote
+
     text = quote(str(value))
     # A value that looks like an option is taken for one where it stands alone.
     return f"{flag}={text}" if text.startswith("-") else f"{flag} {text}"
@@ -258,6 +259,8 @@ def setting_texts(key: str, value: object) -> Iterator[str]:
 
     A table with a key that would not be read back as one is a leaf itself.
     """
+    from shlex import quote
+
     if isinstance(value, dict) and value and all(map(_is_dotless, value)):
         for inner, leaf in value.items():
             yield from setting_texts(f"{key}.{inner}", leaf)
@@ -297,14 +300,14 @@ def _command_line_layers(args: argparse.Namespace) -> list[resolve.Layer]:
 
 def _machine(layers: Sequence[resolve.Layer]) -> resolve.Machine:
     """What this machine has, asked only as far as the run depends on it."""
-    from llmtop.profiler.hardware import devices
+    from llmtop.profiler.hardware import host, machine
 
     gpu = strongest(layers, "gpu")
     if gpu in (None, "auto"):
-        return devices.detect_machine()
+        return machine.detect_machine()
     return resolve.Machine(
         gpu=str(gpu),
         gpus=1,
-        host_memory_bytes=devices.host_memory_bytes(),
-        torch_with_cuda=devices.torch_with_cuda(),
+        host_memory_bytes=host.host_memory_bytes(),
+        torch_with_cuda=machine.torch_with_cuda(),
     )

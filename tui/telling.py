@@ -7,16 +7,14 @@ the terminal is. Elsewhere than on a terminal lines stay whole, for `grep` and f
 from __future__ import annotations
 
 import re
-import shutil
 import sys
-import textwrap
 
 WIDEST = 100
 NARROWEST = 40
 
-_WHOLE = re.compile(r"\bllmtop [^\s,;:)]+(?: [^\s,;:)]+)?|(?<!\S)--[a-z][\w-]* [^\s,;:)]+")
+_WHOLE = r"\bllmtop [^\s,;:)]+(?: [^\s,;:)]+)?|(?<!\S)--[a-z][\w-]* [^\s,;:)]+"
 """Words that are copied together: a command with its first arguments, an option with its value."""
-_LEAD = re.compile(r" *(?:(?:why|fix): |\S{1,16}(?: \S{1,16})? {2,})?")
+_LEAD = r" *(?:(?:why|fix): |\S{1,16}(?: \S{1,16})? {2,})?"
 """The indent of a line and its label, which its later lines stand under."""
 _GLUE = "\u00a0"
 
@@ -37,6 +35,8 @@ def stderr_width() -> int | None:
     """Columns to keep to; None where no terminal reads."""
     if not sys.stderr.isatty():
         return None
+    import shutil  # for a terminal alone: scripts need not wait for it
+
     return max(NARROWEST, min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns))
 
 
@@ -44,7 +44,7 @@ def fit(line: str, width: int) -> list[str]:
     """The line in lines of at most `width` columns, save for what is longer and must stay in one piece."""
     if len(line) <= width:
         return [line]
-    match = _LEAD.match(line)
+    match = re.match(_LEAD, line)
     lead = match.group() if match else ""
     hang = " " * (len(lead) if 0 < len(lead) <= width // 2 else 2)
     room = width - len(hang)
@@ -55,7 +55,9 @@ def fit(line: str, width: int) -> list[str]:
         whole = words.startswith("llmtop") or len(words) <= room
         return words.replace(" ", _GLUE) if whole else words
 
-    glued = _WHOLE.sub(glue, line[len(lead) :])
+    import textwrap
+
+    glued = re.sub(_WHOLE, glue, line[len(lead) :])
     parts = textwrap.wrap(
         glued,
         width,

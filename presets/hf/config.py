@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ MAX_FILE_BYTES = 4 << 20
 
 def read_file(path: Path) -> dict[str, Any]:
     """The object in a config.json; raises UsageError that names the file and line."""
+    import json  # presets need none
+
     try:
         _check_file(path)
         config = json.loads(path.read_text(encoding="utf-8"))

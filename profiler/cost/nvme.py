@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from msgspec import Struct
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.host import GRADIENT_BYTES, STATE_BYTES, max_in_cpu
 from llmtop.profiler.memory.sizes import sizes_of
-from llmtop.profiler.record.events import NvmeMeasured
 from llmtop.profiler.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from llmtop.profiler.record.events import NvmeMeasured
 
 PARAM_PASSES = 2
 """Reads of each parameter in a micro-batch: for forward and for backward."""

@@ -7,11 +7,13 @@ import re
 import time
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmtop.profiler.hardware.cgroup import cgroup_memory
 from llmtop.profiler.hardware.counters import RateCounter
-from llmtop.profiler.record.deviceevents import HostSample
+
+if TYPE_CHECKING:
+    from llmtop.profiler.record.deviceevents import HostSample
 
 _T = TypeVar("_T")
 _COUNTERS = ("busy", "total", "read", "write", "nvme_read", "nvme_write", "receive", "send")
@@ -39,6 +41,8 @@ class HostReader:
         self._rates = {name: RateCounter() for name in _COUNTERS}
 
     def read(self) -> HostSample:
+        from llmtop.profiler.record.deviceevents import HostSample
+
         now = self._clock()
         memory = self._ask(self._psutil.virtual_memory)
         swap = self._ask(self._psutil.swap_memory)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from importlib import metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmtop.presets.resolve import Machine
 from llmtop.profiler.hardware.host import host_memory_bytes
-from llmtop.profiler.hardware.nvml import NvmlDevice, NvmlReader
+
+if TYPE_CHECKING:
+    from llmtop.profiler.hardware.nvml import NvmlDevice
 
 _PRESETS: tuple[tuple[str, str], ...] = (
     (r"h200", "h200"),
@@ -28,15 +31,30 @@ Not those of PCIe cards: the presets describe SXM modules, with an NVLink that s
 
 def torch_with_cuda() -> bool:
     """Whether the installed torch is a CUDA build, from its version and without importing it."""
+    version = _torch_version()
+    return version is not None and not version.endswith("+cpu")
+
+
+def _torch_version() -> str | None:
+    """As the folder beside the package says. To ask importlib takes longer than all the rest of a plan."""
+    found = PathFinder.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    folders = sorted(Path(found.origin).parents[1].glob("torch-*.dist-info"))
+    if folders:
+        return folders[-1].name.removeprefix("torch-").removesuffix(".dist-info")
+    from importlib import metadata
+
     try:
-        version = metadata.version("torch")
+        return metadata.version("torch")
     except metadata.PackageNotFoundError:
-        return False
-    return not version.endswith("+cpu")
+        return None
 
 
 def detect_machine(pynvml: ModuleType | Any | None = None) -> Machine:
     """The GPUs that CUDA would use here (those like the first), else this machine as CPU."""
+    from llmtop.profiler.hardware.nvml import NvmlReader  # nothing to load for a plan of a named GPU
+
     reader = NvmlReader(pynvml)
     try:
         visible = [reader.devices[index] for index in reader.visible_indices()]

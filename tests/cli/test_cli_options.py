@@ -89,7 +89,7 @@ def test_a_gpu_that_is_named_needs_no_look_at_this_machine(monkeypatch: pytest.M
     def look() -> resolve.Machine:
         raise AssertionError("looked at the machine")
 
-    monkeypatch.setattr("llmtop.profiler.hardware.devices.detect_machine", look)
+    monkeypatch.setattr("llmtop.profiler.hardware.machine.detect_machine", look)
     assert parse(*LLAMA).gpu.name == "h100-80gb"
     with pytest.raises(AssertionError, match="looked"):
         parse("--model", "llama-3.1-8b")

@@ -172,7 +172,7 @@ def test_plan_refuses_the_raw_keys_that_run_refuses(llmtop: Llmtop) -> None:
 
 def test_without_a_gpu_plan_says_what_it_planned_for(llmtop: Llmtop, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = Machine(gpu="cpu", gpus=1, host_memory_bytes=2**34)
-    monkeypatch.setattr("llmtop.profiler.hardware.devices.detect_machine", lambda: bare)
+    monkeypatch.setattr("llmtop.profiler.hardware.machine.detect_machine", lambda: bare)
     assert "--gpu NAME" in llmtop("plan", "--model", "llama-3.1-8b").err
     assert "--gpu" not in llmtop("plan", "--model", "llama-3.1-8b", "--gpu", "cpu").err
 

@@ -14,6 +14,7 @@ import pytest
 
 from llmtop.profiler.hardware.cgroup import CgroupMemory, cgroup_memory
 from llmtop.profiler.hardware.host import HostReader, host_memory_bytes
+from llmtop.profiler.hardware.machine import torch_with_cuda
 from llmtop.profiler.hardware.processes import TreeMemory, descendants, process_tree_memory
 from tests.recorded import ManualClock
 
@@ -258,3 +259,27 @@ def test_trees_zombies_and_unreadable_shares(tmp_path: Path) -> None:
     assert unreadable is not None and unreadable.pss_bytes is None and unreadable.rss_bytes == 10 * page
     assert process_tree_memory(13, proc=tmp_path) is None
     assert process_tree_memory(99, proc=tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("folder", "with_cuda"),
+    [
+        ("torch-2.9.1.dist-info", True),
+        ("torch-2.9.1+cu128.dist-info", True),
+        ("torch-2.9.1+cpu.dist-info", False),
+    ],
+)
+def test_the_kind_of_torch_is_told_by_what_lies_beside_it(
+    folder: str, with_cuda: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('it was loaded')")
+    (tmp_path / "torchvision-0.24.0.dist-info").mkdir()
+    (tmp_path / folder).mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert torch_with_cuda() is with_cuda
+
+
+def test_without_torch_there_is_no_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert not torch_with_cuda()

@@ -9,7 +9,6 @@ import msgspec
 
 from llmtop.presets.errors import ExitCode, LlmtopError
 from llmtop.profiler.record import rundir
-from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.units import NOT_AVAILABLE
 from llmtop.tui.commands.output import print_json, table, text_width
 from llmtop.tui.telling import tell
@@ -78,6 +77,8 @@ def _line(found: rundir.RunDir) -> RunLine:
     except LlmtopError as error:
         tell(f"warning: {error}")
         return RunLine(run_id=found.run_id, status="unreadable", path=str(found.path))
+    from llmtop.profiler.record.feed import read_state
+
     state = read_state(found)
     return RunLine(
         run_id=found.run_id,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
-import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,14 +20,16 @@ def text_width() -> int:
     """Columns to keep to: the terminal's, where a terminal reads."""
     if not sys.stdout.isatty():
         return WIDTH
+    import shutil  # for a terminal alone: scripts need not wait for it
+
     return max(NARROWEST, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
 
 
 def short_path(path: str) -> str:
     """A path as short as it stays findable: within the built-in presets, or from home."""
-    file = Path(path)
     from llmtop.presets import catalog
 
+    file = Path(path)
     if file.is_relative_to(catalog.BUILT_IN):
         return f"built-in {file.relative_to(catalog.BUILT_IN)}"
     home = Path.home()
@@ -38,6 +38,8 @@ def short_path(path: str) -> str:
 
 def wrapped(text: str, lead: str, width: int) -> list[str]:
     """Lines of at most `width` columns, save for a word that is longer itself; later ones are indented."""
+    import textwrap
+
     return textwrap.wrap(
         text,
         width,

@@ -1,33 +1,31 @@
-"""`llmtop plan`: predict a run, explain that, or search for another; without a GPU and without torch."""
+"""`llmtop plan`: predict a run, explain that, or search for another; without a GPU and without torch.
+
+What only some of the questions need is imported where they are answered: a plain plan is there at once.
+"""
 
 from __future__ import annotations
 
 import argparse
-import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from llmtop.presets import catalog
 from llmtop.presets.cautions import cautions
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.presets.inputs import inputs
-from llmtop.presets.rules import refusals
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost.calibration import calibrated, find
-from llmtop.profiler.cost.sweep import Axis, changed, parse_axes, sweep
-from llmtop.profiler.cost.where import ALLOWED, gpu_names, where
-from llmtop.profiler.memory.explain import explain
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.memory.result import Prediction
 from llmtop.tui import options
 from llmtop.tui.commands.output import print_json, text_width
-from llmtop.tui.commands.plan_explain import PEAK, WHICH, check_which, explain_text
-from llmtop.tui.commands.plan_load import CONTEXT, load_answer, load_text
-from llmtop.tui.commands.plan_search import ROWS, parse_allow, sweep_text, where_text
+from llmtop.tui.commands.plan_defaults import CONTEXT, PEAK, ROWS
 from llmtop.tui.commands.plan_text import plan_text
 from llmtop.tui.layering import check_raw_keys
+
+if TYPE_CHECKING:
+    from llmtop.profiler.cost.sweep import Axis
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="for each kind of GPU the fewest that it fits on, and the fastest setting there",
     )
     asked.add_argument(
-        "--allow", metavar="WORDS", help=f"with --where: search {', '.join(ALLOWED)} too (joined by commas)"
+        "--allow", metavar="WORDS", help="with --where: search offload, 8bit, liger too (joined by commas)"
     )
     asked.add_argument(
         "--load",
@@ -80,7 +78,7 @@ def _whole(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    _recipe_after(args, "explain")
+    _recipe_after_explain(args)
     _check_together(args)
     if args.sweep is not None:
         _sweep(args)
@@ -93,7 +91,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         return ExitCode.DONE
     spec = _on_this_machine(args, options.resolve_run(args))
     if args.explain is not None:
-        _explain(spec, check_which(args.explain), as_json=args.json)
+        _explain(spec, args.explain, as_json=args.json)
         return ExitCode.DONE
     prediction = predict_with_suggestions(spec)
     if args.json:
@@ -108,12 +106,14 @@ def _on_this_machine(args: argparse.Namespace, spec: RunSpec) -> RunSpec:
     return spec if args.no_calibration else calibrated(spec, find(spec))
 
 
-def _recipe_after(args: argparse.Namespace, key: str) -> None:
-    """A recipe may follow an option whose value may be left out."""
-    value = getattr(args, key)
-    if value is not None and value not in WHICH and args.recipe is None:
-        args.recipe = value
-        setattr(args, key, PEAK)
+def _recipe_after_explain(args: argparse.Namespace) -> None:
+    """A recipe may follow the option whose value may be left out."""
+    if args.explain is None or args.recipe is not None:
+        return
+    from llmtop.tui.commands.plan_explain import WHICH
+
+    if args.explain not in WHICH:
+        args.recipe, args.explain = args.explain, PEAK
 
 
 def _check_together(args: argparse.Namespace) -> None:
@@ -128,9 +128,15 @@ def _check_together(args: argparse.Namespace) -> None:
 
 
 def _sweep(args: argparse.Namespace) -> None:
+    from llmtop.profiler.cost.sweep import parse_axes, sweep
+    from llmtop.tui.commands.plan_search import sweep_text
+
     axes = parse_axes(args.sweep)
-    base = functools.partial(options.assemble_run, args)
-    found = sweep(axes, lambda change: _checked(_on_this_machine(args, base(change)), axes))
+
+    def base(change: Mapping[str, Any]) -> RunSpec:
+        return _checked(_on_this_machine(args, options.assemble_run(args, change)), axes)
+
+    found = sweep(axes, base)
     if args.json:
         print_json(found)
     else:
@@ -139,6 +145,9 @@ def _sweep(args: argparse.Namespace) -> None:
 
 def _checked(base: RunSpec, axes: Sequence[Axis]) -> RunSpec:
     """The base itself; raises UsageError for raw DeepSpeed keys in the sweep that a launch would refuse."""
+    from llmtop.presets.rules import refusals
+    from llmtop.profiler.cost.sweep import changed
+
     options.note_cpu(base)
     for axis in axes:
         for value in axis.values if "." in axis.key else ():
@@ -149,9 +158,13 @@ def _checked(base: RunSpec, axes: Sequence[Axis]) -> RunSpec:
 
 
 def _where(args: argparse.Namespace) -> None:
+    from llmtop.presets.catalog import load_gpu
+    from llmtop.profiler.cost.where import gpu_names, where
+    from llmtop.tui.commands.plan_search import parse_allow, where_text
+
     allow = parse_allow(args.allow or "")
     _model_or_recipe(args)
-    names = (catalog.load_gpu(args.gpu).name,) if "gpu" in args else gpu_names()
+    names = (load_gpu(args.gpu).name,) if "gpu" in args else gpu_names()
     found = where(lambda change: options.assemble_run(args, change), gpus=names, allow=allow)
     if args.json:
         print_json(found)
@@ -161,11 +174,15 @@ def _where(args: argparse.Namespace) -> None:
 
 def _model_or_recipe(args: argparse.Namespace) -> None:
     """Some questions are of a model as often as of a recipe."""
-    if args.recipe is not None and catalog.has("models", args.recipe) and "model" not in args:
+    from llmtop.presets.catalog import has
+
+    if args.recipe is not None and has("models", args.recipe) and "model" not in args:
         args.model, args.recipe = args.recipe, None
 
 
 def _load(args: argparse.Namespace) -> None:
+    from llmtop.tui.commands.plan_load import load_answer, load_text
+
     _model_or_recipe(args)
     spec, context, requests = options.assemble_run(args, {}), args.context or CONTEXT, args.requests or 1
     if args.json:
@@ -175,6 +192,10 @@ def _load(args: argparse.Namespace) -> None:
 
 
 def _explain(spec: RunSpec, which: str, *, as_json: bool) -> None:
+    from llmtop.profiler.memory.explain import explain
+    from llmtop.tui.commands.plan_explain import check_which, explain_text
+
+    check_which(which)
     explanation = explain(spec)
     if as_json:
         print_json({"explanation": explanation, "spec": spec})

@@ -10,8 +10,9 @@ from llmtop.profiler.memory.explain import ExplainedMoment, ExplainedSum, Explai
 from llmtop.profiler.memory.result import MOMENT_WORDS, Moment
 from llmtop.profiler.units import counted
 from llmtop.tui.commands.output import WIDTH, wrapped
+from llmtop.tui.commands.plan_defaults import PEAK
 
-PEAK, ALL = "peak", "all"
+ALL = "all"
 WHICH = (PEAK, ALL, *(moment.value for moment in Moment))
 """What may follow `--explain`."""
 MOST_TERMS = 6

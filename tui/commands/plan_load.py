@@ -11,8 +11,6 @@ from llmtop.profiler.memory.loading import PROMPT_TOKENS, Loaded, loaded
 from llmtop.profiler.units import counted, format_bytes
 from llmtop.tui.commands.output import WIDTH, table, wrapped
 
-CONTEXT = 8192
-"""Tokens that are kept where nobody says how many."""
 ASSUMED = (
     f"one GPU holds the whole model; keys and values in 16 bits; prompts are read {PROMPT_TOKENS} tokens at a"
     " time; int8 and nf4 by bitsandbytes, gguf by llama.cpp, whose files hold some MB of vocabulary more"

@@ -11,8 +11,6 @@ from llmtop.profiler.cost.where import ALLOWED, Where, WhereRow
 from llmtop.profiler.units import format_bytes, format_seconds
 from llmtop.tui.commands.output import WIDTH, table, value_text, wrapped
 
-ROWS = 30
-"""Candidates of a sweep that text shows where nobody says how many."""
 SHORT = {
     "micro_batch": "micro",
     "gradient_checkpointing": "recompute",
