@@ -21,8 +21,10 @@ _FIRST_OPTIMIZERS = {"adamw8bit": "adamw_8bit", "paged_adamw8bit": "paged_adamw_
 BLIND_FROM = 42
 """Rows of the results from here on carry the prediction that the formulas made before they were measured."""
 _UNREACHABLE_SCALE_POWER = 32
+_INT8_GPUS = 2
+"""Those on one GPU were measured again after the mend."""
 SET_ASIDE = {
-    "int8": "the trainer held 8-bit base weights in 16 bits until the first forward pass (mended since)",
+    "int8": "measured on two GPUs while the trainer held 8-bit weights in 16 bits until the first forward pass",
     "unstepped": "a loss scale of 2^32 skipped every step, so no optimizer state was ever made",
 }
 """Completed rows that do not tell of the program of today, and why."""
@@ -53,7 +55,7 @@ class Coverage(Struct, frozen=True, kw_only=True):
 def aside(row: Row) -> str | None:
     """The key of `SET_ASIDE` that a completed row falls under."""
     cell = row["cell"]
-    if cell.get("quantization") == "int8":
+    if cell.get("quantization") == "int8" and cell.get("gpus") == _INT8_GPUS:
         return "int8"
     scale = cell.get("deepspeed", {}).get("fp16", {}).get("initial_scale_power", 0)
     return "unstepped" if scale >= _UNREACHABLE_SCALE_POWER else None

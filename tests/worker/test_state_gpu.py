@@ -93,7 +93,8 @@ def test_every_tensor_and_number_comes_back(folder: Path, name: str) -> None:
     before, after = (CASES[one].get("precision", "bf16") for one in (CASES[name]["loads"], name))
     for key, was in saved.items():
         if key == "scale":
-            assert loaded[key] == was or before != "fp16"
+            # The wrapper of ZeRO-0 does not count hysteresis: that stays as the new one has it.
+            assert before != "fp16" or was.items() <= loaded[key].items()
         elif key in ("steps", "groups", "schedule", "counts"):
             assert loaded[key] == was, key
         elif key in ("frozen", "buffers") and narrower.get(before) == after:
