@@ -24,7 +24,7 @@ _UNREACHABLE_SCALE_POWER = 32
 _INT8_GPUS = 2
 """Those on one GPU were measured again after the mend."""
 SET_ASIDE = {
-    "int8": "measured on two GPUs while the trainer held 8-bit weights in 16 bits until the first forward pass",
+    "int8": "measured on two GPUs while the trainer held 8-bit weights in 16 bits before the first forward",
     "unstepped": "a loss scale of 2^32 skipped every step, so no optimizer state was ever made",
 }
 """Completed rows that do not tell of the program of today, and why."""
