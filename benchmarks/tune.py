@@ -24,8 +24,9 @@ from llmtop.profiler.hardware.devices import detect_machine
 from llmtop.trainer.preflight import needs
 from llmtop.trainer.tune.journal import Asked, Line, TuneDir
 from llmtop.trainer.tune.search import LONGEST_SECONDS, Search
-from llmtop.trainer.tune.space import Space, choice_of, key_of, knobs_of, space_of
+from llmtop.trainer.tune.space import Space, choice_of, key_of, space_of
 from llmtop.trainer.tune.trial import Measured, run_trial, trial_spec
+from llmtop.trainer.tune.words import knobs_of
 from llmtop.tui.commands.tune_text import Progress
 
 CPU_FIX = ("zero", "attention")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from llmtop.profiler.record.rundir import LATEST, find_run, runs_root
+from llmtop.profiler.record.naming import LATEST
+from llmtop.profiler.record.rundir import find_run, runs_root
 from llmtop.tui.screenshot import write_monitor_svg
 
 

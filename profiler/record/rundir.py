@@ -31,15 +31,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from llmtop.presets.errors import LlmtopError, UsageError, nearest
+from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.record.naming import meant
 from llmtop.profiler.record.processidentity import ProcessIdentity, process_identity
 from llmtop.profiler.record.wholefile import random_hex, sync_folder, write_atomic
 
 SUPERVISOR = "supervisor"
 HARDWARE = "hardware"
-LATEST = "latest"
 
 _SPEC = "spec.json"
 _PREDICTION = "prediction.json"
@@ -278,29 +278,17 @@ def list_runs(root: Path) -> tuple[RunDir, ...]:
 
 def find_run(root: Path, ref: str) -> RunDir:
     """The run that `ref` means: an id, a unique beginning or end of one, `latest`, or a folder's path."""
-    if not ref.strip():
-        # Every id begins with nothing: it would mean the only run there is.
-        raise UsageError("no run is named", fix="give an id, a unique beginning or end of one, or latest")
     if os.sep in ref:
         return RunDir.open(Path(ref))
-    runs = list_runs(root)
-    ids = [run.run_id for run in runs]
-    if not runs:
-        raise UsageError(f"there is no run '{ref}'", why=f"{root} is empty", fix="start one: llmtop demo")
-    if ref == LATEST:
-        return RunDir.open(runs[0].path)
-    hits = [i for i in ids if i == ref] or [i for i in ids if i.startswith(ref)]
-    hits = hits or [i for i in ids if i.endswith(ref)]
-    if len(hits) == 1:
-        return RunDir.open(root / hits[0])
-    if hits:
-        shown = ", ".join(hits[:5]) + (", ..." if len(hits) > 5 else "")
-        raise UsageError(f"'{ref}' means {len(hits)} runs", why=shown, fix="give more of the id")
-    guess = nearest(ref, ids)
-    raise UsageError(
-        f"there is no run '{ref}'",
-        fix=f"did you mean '{guess}'?" if guess else f"see `llmtop ls`; the newest run is {ids[0]}",
+    found = meant(
+        ref,
+        [run.run_id for run in list_runs(root)],
+        thing="run",
+        things="runs",
+        empty=UsageError(f"there is no run '{ref}'", why=f"{root} is empty", fix="start one: llmtop demo"),
+        otherwise="see `llmtop ls`",
     )
+    return RunDir.open(root / found)
 
 
 def unused_path(root: Path, name: str) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from llmtop.presets.errors import ExitCode
@@ -25,28 +27,64 @@ def test_the_edges_by_prediction(llmtop: Llmtop) -> None:
     assert on_cpu.code == ExitCode.DONE and "predicted only: on the CPU" in " ".join(on_cpu.out.split())
 
 
+H200 = ("tune", "--model", "llama-3.2-1b", "--gpu", "h200")
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (("tune", "cpu-demo", "--fix", "zerro"), "did you mean 'zero'?"),
         (("tune", "--resume", "nothing"), "there is no search 'nothing'"),
-        (("tune", "cpu-demo", "--resume", "x"), "--resume takes no recipe"),
+        (("tune", "--resume", ""), "no search is named"),
+        (("tune", "cpu-demo", "--resume", "x"), "--resume takes no cpu-demo"),
+        (("tune", "--resume", "x", "--micro-batch", "2"), "--resume takes no --micro-batch"),
+        (("tune", "--resume", "x", "--set", "seed=2"), "--resume takes no --set"),
+        (("tune", "--resume", "x", "--no-liger"), "--resume takes no --liger"),
+        (("tune", "--resume", "x", "--fix", "zero"), "--resume takes no --fix"),
+        (("tune", "cpu-demo", "--trials", "0"), "--trials: '0' is no whole number from 1 on"),
+        (("tune", "cpu-demo", "--trials", "x"), "--trials: 'x' is no whole number from 1 on"),
+        (("tune", "cpu-demo", "--minutes", "-1"), "--minutes: '-1' is no number above 0"),
+        ((*H200, "--max-batch", "--fix", "zero"), "--fix goes with a search for the fastest"),
+        ((*H200, "--max-length", "--allow", "zero=1"), "--allow goes with a search for the fastest"),
+        ((*H200, "--max-batch", "--trials", "2"), "--trials goes with a search for the fastest"),
+        ((*H200, "--max-batch", "--minutes", "2"), "--minutes goes with a search for the fastest"),
+        ((*H200, "--fix", "zero", "--allow", "zero=1", "--dry-run"), "zero is told already by --allow"),
+        ((*H200, "--allow", "micro_batch=1", "--fix", "grad_accum=1"), "micro_batch is told already"),
+        ((*H200, "--allow", "deepspeed.x=1", "--dry-run"), "deepspeed.x: is no key of DeepSpeed"),
+        ((*H200, "--allow", "checkpointing=99", "--dry-run"), "a model that has 16"),
+        ((*H200, "--fix", "deepspeed.gradient_clipping", "--dry-run"), "the run sets no deepspeed.grad"),
         (
-            (
-                "tune",
-                "--model",
-                "llama-3.1-70b",
-                "--gpu",
-                "t4",
-                "--fix",
-                "zero",
-                "--fix",
-                "offload_optimizer",
-            ),
-            "t",
+            ("tune", "--model", "llama-3.1-70b", "--gpu", "t4", "--fix", "zero", "--dry-run",
+             "--fix", "offload_optimizer"),
+            "nothing is left to try",
         ),
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_told(words: tuple[str, ...], told: str, llmtop: Llmtop) -> None:
     answer = llmtop(*words)
-    assert answer.code == ExitCode.USAGE and told in answer.err
+    assert answer.code == ExitCode.USAGE and told in answer.err and answer.out == "", answer
+    assert "_whole" not in answer.err and "_positive" not in answer.err
+
+
+def test_a_damaged_search_says_what_to_do(llmtop: Llmtop, runs_root: Path) -> None:
+    folder = runs_root / "tunes" / "20260101-000000-x-0000"
+    folder.mkdir(parents=True)
+    (folder / "tune.json").write_text('{"spec": 1')
+    answer = llmtop("tune", "--resume", "latest")
+    assert answer.code == ExitCode.USAGE and "start a new one" in answer.err
+
+
+def test_a_narrow_terminal_gets_lines_that_fit(llmtop: Llmtop, monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in (40, 60, 100):
+        monkeypatch.setattr("llmtop.tui.commands.tune.text_width", lambda columns=columns: columns)
+        lines = llmtop(*H200, "--grad-accum", "4", "--dry-run").out.splitlines()
+        assert max(map(len, lines)) <= columns
+        assert sum("tokens/s" in line for line in lines) >= 1
+
+
+def test_the_largest_that_fits_is_refused_where_the_optimizer_is_known_to_fail(llmtop: Llmtop) -> None:
+    words = ("--model", "llama-3.1-8b", "--gpu", "h200", "--zero", "2", "--optimizer", "adamw_8bit")
+    fixed = ("--fix", "zero", "--fix", "offload_param", "--fix", "offload_optimizer")
+    for question in (fixed, ("--max-batch",), ("--max-length",)):
+        answer = llmtop("tune", *words, *question, "--dry-run")
+        assert answer.code == ExitCode.USAGE and "32 bits" in answer.err

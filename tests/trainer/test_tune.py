@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,15 +21,19 @@ from llmtop.presets.rules import refusals
 from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.profiler.cost.sweep import changed
 from llmtop.profiler.memory.predict import predict
-from llmtop.profiler.record.rundir import list_runs
+from llmtop.profiler.record.rundir import find_run, list_runs
 from llmtop.trainer.tune import edge as edges
 from llmtop.trainer.tune.journal import Asked, Line, TuneDir, find_tune
 from llmtop.trainer.tune.outcome import found, recipe_text
+from llmtop.trainer.tune.pool import doubtful, fastest, pooled
 from llmtop.trainer.tune.rank import Tried, next_candidate, suspicion, untried
 from llmtop.trainer.tune.search import Search
-from llmtop.trainer.tune.space import Candidate, Space, choice_of, key_of, knobs_of, space_of
+from llmtop.trainer.tune.space import Candidate, Space, choice_of, key_of, space_of
 from llmtop.trainer.tune.trial import Measured, Show, trial_spec
+from llmtop.trainer.tune.words import knobs_of
+from tests.worker.failing_worker import FAILS_ON_THREADS
 
+FAILING_WORKER = Path(__file__).parents[1] / "worker" / "failing_worker.py"
 MACHINE = Machine(gpu="h200", gpus=1, host_memory_bytes=None)
 
 
@@ -135,9 +141,9 @@ def test_a_value_that_never_worked_is_avoided_and_one_that_did_is_not() -> None:
 
 
 class _Quiet:
-    def began(self, number: int, candidate: Candidate) -> None: ...
+    def began(self, line: Line) -> None: ...
 
-    def show(self, number: int, candidate: Candidate) -> Show:
+    def show(self, line: Line) -> Show:
         return lambda state, left: None
 
     def ended(self, line: Line) -> None: ...
@@ -190,6 +196,84 @@ def test_a_trial_saves_nothing_and_is_the_same_training_step() -> None:
     assert not run.options.save_at_end and run.tokens_per_step == spec.tokens_per_step
 
 
+def _line(micro: int, seconds: float | None, error: float = 0.01, number: int = 1, steps: int = 4) -> Line:
+    return Line(
+        event="ended",
+        number=number,
+        choice={"micro_batch": micro},
+        change={"micro_batch": micro},
+        at=0.0,
+        outcome="measured" if seconds else "failed",
+        step_seconds=seconds,
+        spread_seconds=2 * error,
+        error_seconds=error,
+        steps_measured=steps,
+        tokens_per_second=100 / seconds if seconds else None,
+    )
+
+
+@given(st.lists(st.tuples(st.floats(0.5, 2.0), st.integers(2, 6)), min_size=1, max_size=3))
+def test_runs_of_one_setting_are_pooled_and_their_scatter_is_in_its_error(
+    runs: list[tuple[float, int]],
+) -> None:
+    (one,) = pooled(_line(1, seconds, steps=steps) for seconds, steps in runs)
+    means = [seconds for seconds, _ in runs]
+    assert one.runs == len(runs) and one.steps_measured == sum(steps for _, steps in runs)
+    assert min(means) - 1e-9 <= (one.step_seconds or 0) <= max(means) + 1e-9
+    assert (one.tokens_per_second or 0) == pytest.approx(100 / (one.step_seconds or 1))
+    half = (max(means) - min(means)) / 2
+    assert (one.error_seconds or 0) >= (half / math.sqrt(len(runs)) if len(runs) > 1 else 0.01) - 1e-9
+
+
+def test_two_that_are_too_close_are_tried_again_and_a_failure_counts() -> None:
+    close = [_line(1, 1.0), _line(2, 1.01, error=0.02)]
+    assert doubtful(close) == close[1], "the less sure one"
+    assert doubtful([*close, _line(2, 1.01)]) == close[0], "the one with fewer runs"
+    assert doubtful([_line(1, 1.0), _line(2, 1.1)]) is None
+    assert doubtful([_line(micro, 1.0) for micro in (1, 2) for _ in range(3)]) is None
+    assert fastest(pooled([*close, _line(1, None)])) == [close[1]]
+
+
+def test_the_last_trials_tell_the_two_fastest_apart(tmp_path: Path) -> None:
+    spec = spec_of()
+    space = small_space(spec, *(knob.key for knob in small_space(spec).knobs if knob.key != "micro_batch"))
+    times = {2: iter((1.00, 1.02, 1.02)), 4: iter((1.01, 0.98, 0.98))}
+
+    def carry(run: RunSpec, seconds: float, best: float | None, show: Show) -> Measured:
+        step = next(times.get(run.options.micro_batch, iter((2.0,))))
+        return Measured(
+            outcome="measured", step_seconds=step, error_seconds=0.01, spread_seconds=0.02, steps_measured=4
+        )
+
+    tune = TuneDir.create(tmp_path, Asked(spec=spec))
+    settings = len(space.candidates)
+    Search(tune, spec, space, _Quiet(), carry).run(settings + 2, 5)
+    assert len(tune.ended()) == settings + 2 and len(pooled(tune.ended())) == settings >= 4
+    again = [line for line in tune.lines() if line.event == "began" and line.reason]
+    assert {line.choice["micro_batch"] for line in again} <= {2, 4} and len(again) == 2
+
+
+@pytest.mark.parametrize("ids", [("20260101-000000-a-aaaa", "20260102-000000-b-bbbb"), ("x-1", "x-1-x")])
+@pytest.mark.parametrize("ref", ["latest", "2026", "bbbb", "aaaa", "x", "x-1", "zzz", "", "x-1-x"])
+def test_a_search_and_a_run_are_meant_by_the_same_words(
+    ids: tuple[str, str], ref: str, tmp_path: Path
+) -> None:
+    for one in ids:
+        for root, file in (("runs", "spec.json"), ("tunes", "tune.json")):
+            path = tmp_path / root / one
+            path.mkdir(parents=True)
+            (path / file).write_bytes(msgspec.json.encode(spec_of() if file == "spec.json" else {}))
+    found = []
+    for root in ("runs", "tunes"):
+        try:
+            path = tmp_path / root
+            one = find_run(path, ref).run_id if root == "runs" else find_tune(path, ref).tune_id
+        except UsageError as error:
+            one = error.what.replace("searches", "runs").replace("search", "run")
+        found.append(one)
+    assert found[0] == found[1]
+
+
 @given(st.floats(0.85, 1.15), st.sampled_from(["micro_batch", "seq_len"]))
 def test_three_trials_find_the_edge_to_a_step(off: float, quantity: edges.Quantity) -> None:
     spec = spec_of(model="llama-3.2-3b", gradient_checkpointing=True, grad_accum=1)
@@ -223,11 +307,11 @@ def test_a_real_search_goes_on_past_a_setting_that_crashes(
     ]
     machine = Machine(gpu="cpu", gpus=1, host_memory_bytes=1 << 36)
     spec = resolve(layers, name="tune", machine=machine)
-    # DeepSpeed refuses this value when its ranks build the engine; no rule of ours knows it.
-    allow = ("deepspeed.zero_optimization.round_robin_gradients=false,maybe",)
+    monkeypatch.setenv("LLMTOP_WORKER_COMMAND", f"{sys.executable} {FAILING_WORKER}")
+    allow = (f"threads_per_rank=1,{FAILS_ON_THREADS}",)
     fix = ("zero", "micro_batch", "checkpointing", "attention")
     space = space_of(spec, knobs_of(spec, fix, allow))
-    bad = next(one for one in space.candidates if "maybe" in one.key)
+    bad = next(one for one in space.candidates if one.choice["threads_per_rank"] == FAILS_ON_THREADS)
     good = next(one for one in space.candidates if one is not bad)
     tune = TuneDir.create(tmp_path / "tunes", Asked(spec=spec))
     ordered = replace(space, candidates=(replace(bad, cost_seconds=good.cost_seconds / 2), good))

@@ -15,9 +15,10 @@ FAILS_ON_THREADS = 3
 
 if __name__ == "__main__":
     run, setting = RunDir.open(Path(sys.argv[1])), standby_setting()
-    if setting is not None and run.spec(setting).options.threads_per_rank == FAILS_ON_THREADS:
-        mark_ready(run, setting, int(os.environ["RANK"]))
-        wait_for_go(run, setting)
+    if run.spec(setting).options.threads_per_rank == FAILS_ON_THREADS:
+        if setting is not None:
+            mark_ready(run, setting, int(os.environ["RANK"]))
+            wait_for_go(run, setting)
         sys.stderr.write("this setting was planted to fail\n")
         sys.exit(9)
     main(sys.argv[1:])

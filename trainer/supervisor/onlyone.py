@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from llmtop.presets.errors import UsageError
+from llmtop.profiler.record.holding import hold
 from llmtop.profiler.record.rundir import RunDir
 
 
-@contextmanager
-def only_supervisor(run: RunDir) -> Iterator[None]:
+def only_supervisor(run: RunDir) -> AbstractContextManager[None]:
     """Hold the run's folder for as long as this process lives; refused where another one holds it."""
-    folder = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"run {run.run_id} already has a supervisor",
-                why=f"another process holds {run.path}",
-                fix=f"llmtop attach {run.run_id} watches it",
-            ) from None
-        yield
-    finally:
-        os.close(folder)
+    return hold(
+        run.path,
+        lambda: UsageError(
+            f"run {run.run_id} already has a supervisor",
+            why=f"another process holds {run.path}",
+            fix=f"llmtop attach {run.run_id} watches it",
+        ),
+    )

@@ -12,8 +12,9 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llmtop.presets.rules import refusals
+from llmtop.presets.errors import UsageError
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.cost.sweep import judge
 from llmtop.profiler.memory.predict import predict
 
 Quantity = Literal["micro_batch", "seq_len"]
@@ -56,7 +57,10 @@ def need_of(spec: RunSpec, quantity: Quantity) -> Callable[[int], Need | None]:
 
     def need(size: int) -> Need | None:
         run = sized(spec, quantity, size)
-        if refusals(run):
+        try:
+            if isinstance(judge(run, {}), tuple):
+                return None
+        except UsageError:
             return None
         found = predict(run)
         upper = found.peak_allocated_upper_bytes

@@ -9,19 +9,22 @@ tunes/ID/best.toml       the recipe that `llmtop run` accepts; best.deepspeed.js
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
-from llmtop.presets.errors import LlmtopError, UsageError, nearest
+from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.record.eventlog import ends_torn, write_line
-from llmtop.profiler.record.rundir import LATEST, runs_root, unused_path
+from llmtop.profiler.record.holding import hold
+from llmtop.profiler.record.naming import meant
+from llmtop.profiler.record.rundir import runs_root, unused_path
 from llmtop.profiler.record.wholefile import write_atomic
-from llmtop.trainer.tune.rank import Outcome, Tried
-from llmtop.trainer.tune.space import Candidate, Space, key_of
+from llmtop.trainer.tune.rank import Outcome
 
 _ASKED = "tune.json"
 _JOURNAL = "journal.jsonl"
@@ -43,6 +46,7 @@ class Line(Struct, frozen=True, kw_only=True):
     """One line of the journal."""
 
     event: Literal["began", "ended", "interrupted"]
+    """`interrupted`: it told nothing, and may be begun again."""
     number: int
     choice: dict[str, Any]
     change: dict[str, Any]
@@ -57,7 +61,11 @@ class Line(Struct, frozen=True, kw_only=True):
     """Mean of the steps after the first ones."""
     spread_seconds: float | None = None
     """Standard deviation of a step."""
+    error_seconds: float | None = None
+    """Standard error of `step_seconds`."""
     steps_measured: int = 0
+    runs: int = 1
+    """How many trials of this setting the figures are of."""
     tokens_per_second: float | None = None
     peak_bytes: int | None = None
     """Allocated, of the largest rank."""
@@ -66,7 +74,7 @@ class Line(Struct, frozen=True, kw_only=True):
 
 
 class TuneDir:
-    """The folder of one search, written by one process at a time."""
+    """The folder of one search; whoever writes to it holds it (`held`)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -93,45 +101,96 @@ class TuneDir:
     def trials_root(self) -> Path:
         return self.path / "trials"
 
+    @property
+    def journal_path(self) -> Path:
+        return self.path / _JOURNAL
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Refused where another process is at this search: each would end the trials of the other."""
+        taken = UsageError(
+            f"search {self.tune_id} is going on already",
+            why=f"another process holds {self.path}",
+            fix=f"wait for its end, or interrupt it; then: llmtop tune --resume {self.tune_id}",
+        )
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(hold(self.path, lambda: taken))
+            except OSError as error:
+                raise self._failure(error, "use") from error
+            yield
+
     def asked(self) -> Asked:
         try:
             return msgspec.json.decode((self.path / _ASKED).read_bytes(), type=Asked)
         except (OSError, msgspec.MsgspecError) as error:
-            raise LlmtopError(f"cannot read {self.path / _ASKED}", why=str(error)) from error
+            why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            raise LlmtopError(
+                f"cannot read {self.path / _ASKED}",
+                why=why,
+                fix="another version of llmtop made the search, or it is damaged: start a new one;"
+                f" llmtop report PATH reads each of its trials in {self.trials_root}",
+            ) from error
 
     def append(self, line: Line) -> None:
-        """A whole line in one write, on the disk before anything else happens."""
-        path = self.path / _JOURNAL
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """A whole line in one write, on the disk before anything else happens. Raises LlmtopError."""
         try:
-            write_line(descriptor, msgspec.json.encode(line), after_torn=ends_torn(descriptor))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            descriptor = os.open(self.journal_path, flags, 0o600)
+            try:
+                write_line(descriptor, msgspec.json.encode(line), after_torn=ends_torn(descriptor))
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise self._failure(error, "write to") from error
+
+    def write(self, name: str, content: bytes) -> Path:
+        """A file of the result. Raises LlmtopError."""
+        try:
+            write_atomic(self.path / name, content)
+        except OSError as error:
+            raise self._failure(error, "write to") from error
+        return self.path / name
 
     def lines(self) -> list[Line]:
         """Every whole line; one that was torn when the machine went away is passed over."""
-        path = self.path / _JOURNAL
-        found: list[Line] = []
-        for text in path.read_bytes().splitlines() if path.exists() else ():
-            try:
-                found.append(msgspec.json.decode(text, type=Line))
-            except msgspec.MsgspecError:
-                continue
-        return found
+        try:
+            content = self.journal_path.read_bytes()
+        except FileNotFoundError:
+            content = b""
+        except OSError as error:
+            raise self._failure(error, "read") from error
+        return decode_lines(content)
 
     def ended(self) -> list[Line]:
-        """One line for each trial that is over: what began and never ended was lost with its machine."""
-        last: dict[str, Line] = {}
-        for line in self.lines():
-            last[key_of(line.choice)] = line
-        return [
-            line if line.event == "ended" else msgspec.structs.replace(
-                line, event="ended", outcome="failed", reason="lost: the search itself was killed during it"
-            )
-            for line in last.values()
-            if line.event != "interrupted"
-        ]  # fmt: skip
+        """One line for each trial that is over, in the order of their ends."""
+        return [line for line in self.lines() if line.event == "ended"]
+
+    def open_trial(self) -> Line | None:
+        """The trial that has begun and of which nothing more was written: its search was killed."""
+        lines = self.lines()
+        return lines[-1] if lines and lines[-1].event == "began" else None
+
+    def _failure(self, error: OSError, verb: str) -> LlmtopError:
+        return LlmtopError(
+            f"search {self.tune_id} cannot {verb} its folder",
+            why=f"{error.filename or self.path}: {error.strerror or error}",
+            fix=f"free some space and make {self.path} writable; then: llmtop tune --resume {self.tune_id}"
+            if self.path.is_dir()
+            else "its folder is gone, and its trials with it: start it anew",
+        )
+
+
+def decode_lines(content: bytes) -> list[Line]:
+    """Those lines of a journal that are whole and known."""
+    found: list[Line] = []
+    for text in content.splitlines():
+        try:
+            found.append(msgspec.json.decode(text, type=Line))
+        except msgspec.MsgspecError:
+            continue
+    return found
 
 
 def tunes_root() -> Path:
@@ -139,30 +198,34 @@ def tunes_root() -> Path:
     return runs_root() / "tunes"
 
 
+def list_tunes(root: Path) -> list[TuneDir]:
+    """Every search, the newest first."""
+    found: list[tuple[str, int, str]] = []
+    for path in root.glob(f"*/{_ASKED}"):
+        with suppress(FileNotFoundError):  # it is being removed
+            # Two of one second differ in a random ending; their files tell which came later.
+            found.append((path.parent.name[:15], path.stat().st_mtime_ns, path.parent.name))
+    return [TuneDir(root / name) for _, _, name in sorted(found, reverse=True)]
+
+
 def find_tune(root: Path, ref: str) -> TuneDir:
     """By id, a unique beginning or end of one, `latest`, or a folder's path."""
-    if os.sep in ref and (Path(ref) / _ASKED).exists():
-        return TuneDir(Path(ref))
-    ids = sorted(path.parent.name for path in root.glob(f"*/{_ASKED}"))
-    if not ids:
-        raise UsageError(f"there is no search '{ref}'", why=f"{root} is empty", fix="start one: llmtop tune")
-    hits = [ids[-1]] if ref == LATEST else [i for i in ids if i.startswith(ref) or i.endswith(ref)]
-    if len(hits) != 1:
-        guess = nearest(ref, ids)
+    if os.sep in ref:
+        return _at(Path(ref))
+    found = meant(
+        ref,
+        [tune.tune_id for tune in list_tunes(root)],
+        thing="search",
+        things="searches",
+        empty=UsageError(f"there is no search '{ref}'", why=f"{root} is empty", fix="start one: llmtop tune"),
+        otherwise=f"its folders are in {root}",
+    )
+    return TuneDir(root / found)
+
+
+def _at(path: Path) -> TuneDir:
+    if not (path / _ASKED).exists():
         raise UsageError(
-            f"'{ref}' means {len(hits)} searches" if hits else f"there is no search '{ref}'",
-            why=", ".join(hits[:5]),
-            fix="give more of the id" if hits else f"did you mean '{guess or ids[-1]}'?",
+            f"{path} is no search", why=f"there is no {_ASKED} in it", fix="give the id of one, or latest"
         )
-    return TuneDir(root / hits[0])
-
-
-def tried_of(lines: list[Line], space: Space) -> list[Tried]:
-    """Journal lines as the ranking has them; those that the space no longer holds are left out."""
-    known: dict[str, Candidate] = {one.key: one for one in space.candidates}
-    found = []
-    for line in lines:
-        candidate = known.get(key_of(line.choice))
-        if candidate is not None and line.outcome is not None:
-            found.append(Tried(candidate=candidate, outcome=line.outcome, step_seconds=line.step_seconds))
-    return found
+    return TuneDir(path)

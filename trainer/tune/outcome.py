@@ -12,10 +12,10 @@ from msgspec import Struct
 
 from llmtop.presets.spec import RunOptions, RunSpec
 from llmtop.profiler.cost.sweep import changed
-from llmtop.profiler.record.wholefile import write_atomic
 from llmtop.profiler.units import format_seconds
 from llmtop.trainer.dsconfig import deepspeed_config
 from llmtop.trainer.tune.journal import Line, TuneDir
+from llmtop.trainer.tune.pool import apart, fastest, pooled
 from llmtop.trainer.tune.space import key_of
 
 RECIPE = "best.toml"
@@ -39,20 +39,23 @@ class Found(Struct, frozen=True, kw_only=True):
     lost: int
     """Trials that ran out of memory, failed or timed out."""
     trials: tuple[Line, ...]
+    """A line for each setting that was tried."""
+    runs: int
+    """Trials made, with those that were made again for a surer time."""
 
 
 def found(tune: TuneDir, spec: RunSpec, start_choice: Mapping[str, Any], stopped: str) -> Found:
     """Writes the recipe and the DeepSpeed JSON of the fastest, and says why it is that one."""
-    trials = tune.ended()
-    measured = sorted((t for t in trials if t.step_seconds), key=lambda t: t.step_seconds or math.inf)
+    lines = tune.ended()
+    trials = pooled(lines)
+    measured = fastest(trials)
     best = measured[0] if measured else None
     runner_up = measured[1] if len(measured) > 1 else None
     start = next((t for t in measured if key_of(t.choice) == key_of(dict(start_choice))), None)
     if best is not None:
         won = changed(spec, best.change)
-        write_atomic(tune.path / RECIPE, recipe_text(won, _described(best, start)).encode())
-        config = json.dumps(deepspeed_config(won), indent=2) + "\n"
-        write_atomic(tune.path / DEEPSPEED, config.encode())
+        tune.write(RECIPE, recipe_text(won, _described(best, start)).encode())
+        tune.write(DEEPSPEED, (json.dumps(deepspeed_config(won), indent=2) + "\n").encode())
     return Found(
         tune=tune.tune_id,
         folder=str(tune.path),
@@ -63,8 +66,9 @@ def found(tune: TuneDir, spec: RunSpec, start_choice: Mapping[str, Any], stopped
         why=tuple(_why(best, start, runner_up)) if best is not None else (),
         recipe=str(tune.path / RECIPE) if best is not None else None,
         deepspeed_config=str(tune.path / DEEPSPEED) if best is not None else None,
-        lost=sum(t.step_seconds is None for t in trials),
+        lost=sum(line.step_seconds is None for line in lines),
         trials=tuple(trials),
+        runs=len(lines),
     )
 
 
@@ -89,20 +93,13 @@ def _why(best: Line, start: Line | None, runner_up: Line | None) -> Iterator[str
 
 
 def _step(line: Line) -> str:
-    return f"{format_seconds(line.step_seconds)} ± {format_seconds(line.spread_seconds)}"
+    runs = f" over {line.runs} runs" if line.runs > 1 else ""
+    return f"{format_seconds(line.step_seconds)} ± {format_seconds(line.error_seconds)}{runs}"
 
 
 def _against(best: Line, other: Line) -> str:
-    faster, slower = best.step_seconds or 0.0, other.step_seconds or 0.0
-    error = math.hypot(_error(best), _error(other))
-    # Two standard errors of the difference of the means.
-    close = slower - faster < 2 * error
-    words = f"{slower / faster:.2f}x as fast as"
-    return f"no faster than the steps scatter, {words}" if close else words
-
-
-def _error(line: Line) -> float:
-    return (line.spread_seconds or 0.0) / math.sqrt(max(1, line.steps_measured))
+    words = f"{(other.step_seconds or 0.0) / (best.step_seconds or math.inf):.2f}x as fast as"
+    return words if apart(best, other) else f"no faster than the times scatter, {words}"
 
 
 def _differences(before: Line, after: Line) -> str:

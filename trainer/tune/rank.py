@@ -13,7 +13,7 @@ first what is known already. This is one linear system of a dozen rows, without 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -50,9 +50,16 @@ class Tried(Struct, frozen=True, kw_only=True):
 
 def next_candidate(candidates: Sequence[Candidate], trials: Sequence[Tried]) -> Candidate | None:
     """The one to try; None when nothing is left that has not been tried and may fit."""
-    left = untried(candidates, trials)
-    if not left:
-        return None
+    return max(untried(candidates, trials), key=_worth(trials), default=None)
+
+
+def ranked(candidates: Sequence[Candidate], trials: Sequence[Tried]) -> list[Candidate]:
+    """What has not been tried and may fit, the most promising first."""
+    return sorted(untried(candidates, trials), key=_worth(trials), reverse=True)
+
+
+def _worth(trials: Sequence[Tried]) -> Callable[[Candidate], tuple[float, float]]:
+    """How much a candidate promises: the more the better."""
     model = Correction(trials)
     doubts = suspicion(trials)
     best = min((math.log(t.step_seconds) for t in trials if t.step_seconds), default=None)
@@ -64,7 +71,7 @@ def next_candidate(candidates: Sequence[Candidate], trials: Sequence[Tried]) -> 
             return -mean, -one.cost_seconds
         return expected_improvement(best, mean, deviation), -mean
 
-    return max(left, key=worth)
+    return worth
 
 
 def untried(candidates: Sequence[Candidate], trials: Sequence[Tried]) -> list[Candidate]:

@@ -1,37 +1,56 @@
 """The search: starting setting first, then whatever the corrected ranking promises most, until a budget ends.
 
-Every trial is in the journal before the next begins, so that a search goes on where it was interrupted.
+The last trials go to the two fastest again where their times are too close to tell them apart. Every trial is
+in the journal before the next begins, so that a search goes on where it was interrupted.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost.sweep import changed
-from llmtop.profiler.record.rundir import list_runs
-from llmtop.trainer.tune.journal import Line, TuneDir, tried_of
+from llmtop.profiler.record.rundir import RunDir, list_runs
+from llmtop.profiler.units import counted
+from llmtop.trainer.tune.interrupt import undisturbed
+from llmtop.trainer.tune.journal import Line, TuneDir
+from llmtop.trainer.tune.pool import doubtful, tried_of
 from llmtop.trainer.tune.rank import Tried, fastest_first, next_candidate, untried
 from llmtop.trainer.tune.space import Candidate, Space, choice_of, key_of
-from llmtop.trainer.tune.trial import Measured, Show, end_run, run_trial, trial_spec
+from llmtop.trainer.tune.trial import (
+    Measured,
+    Show,
+    Start,
+    end_run,
+    finished_trial,
+    run_trial,
+    start_trial,
+    trial_spec,
+)
 
 LONGEST_SECONDS = 120.0
 """Of one trial, start-up included."""
 _LEAST_SECONDS = 10.0
 """With less left of the budget no trial is begun."""
 _LEAST_FOR_FIRST_SECONDS = 60.0
+_FINALS = 2
+"""Trials at the end that are kept for telling the two fastest apart."""
+_CLOCK_SECONDS = 1.0
+"""By how much a file's time may be before the clock's."""
 
 
 class Teller(Protocol):
     """Who shows a search while it goes on."""
 
-    def began(self, number: int, candidate: Candidate) -> None: ...
+    def began(self, line: Line) -> None: ...
 
-    def show(self, number: int, candidate: Candidate) -> Show: ...
+    def show(self, line: Line) -> Show: ...
 
     def ended(self, line: Line) -> None: ...
 
@@ -40,77 +59,144 @@ Carry = Callable[[RunSpec, float, float | None, Show], Measured]
 """Carries out a trial: its run, its seconds, the best time of a step so far, who is shown it."""
 
 
+class Next(Struct, frozen=True, kw_only=True):
+    """What is to be tried."""
+
+    candidate: Candidate
+    again: bool = False
+    """Whether it was tried before, and its time is not sure enough."""
+
+
 def start_candidate(spec: RunSpec, space: Space) -> Candidate | None:
     """The setting that a person began with, where it can be tried."""
     key = key_of(choice_of(spec, space.knobs))
     return next((one for one in space.candidates if one.key == key), None)
 
 
+def next_trial(spec: RunSpec, space: Space, lines: Sequence[Line], room: int) -> Next | None:
+    """The starting setting, so that there is something to compare with; then the ranking's, or a final.
+
+    `room` is how many trials may still be made.
+    """
+    tried = tried_of(lines, space)
+    start = start_candidate(spec, space)
+    if start is not None and start in untried(space.candidates, tried):
+        return Next(candidate=start)
+    following = next_candidate(space.candidates, tried)
+    if room <= _FINALS or following is None:
+        unsure = doubtful(lines)
+        again = next((one for one in space.candidates if unsure and one.key == key_of(unsure.choice)), None)
+        if again is not None:
+            return Next(candidate=again, again=True)
+    return Next(candidate=following) if following is not None else None
+
+
 class Search:
     def __init__(
-        self, tune: TuneDir, spec: RunSpec, space: Space, teller: Teller, carry: Carry | None = None
+        self,
+        tune: TuneDir,
+        spec: RunSpec,
+        space: Space,
+        teller: Teller,
+        carry: Carry | None = None,
+        start: Start = start_trial,
     ) -> None:
         self._tune = tune
         self._spec = spec
         self._space = space
         self._teller = teller
         self._carry = carry or self._real
+        self._start = start
 
     def run(self, trials: int, minutes: float) -> str:
         """Until so many trials are in the journal, or this call has lasted so long; why it ended."""
-        self._end_left_over()
         deadline = time.monotonic() + 60 * minutes
-        while True:
-            lines = self._tune.ended()
-            tried = tried_of(lines, self._space)
-            if len(lines) >= trials:
-                return f"{len(lines)} trials were made"
-            left = deadline - time.monotonic()
-            if left < _LEAST_SECONDS and lines:
-                return f"{minutes:g} minutes are over"
-            candidate = self._next(tried)
-            if candidate is None:
-                return "nothing is left that was not tried and may fit"
-            seconds = min(LONGEST_SECONDS, max(left, _LEAST_FOR_FIRST_SECONDS if not lines else 0))
-            self._one(len(lines) + 1, candidate, seconds, tried)
+        with self._tune.held():
+            self._settle_left_over()
+            while True:
+                lines = self._tune.ended()
+                if len(lines) >= trials:
+                    return f"{counted(len(lines), 'trial')} {'was' if len(lines) == 1 else 'were'} made"
+                left = deadline - time.monotonic()
+                if left < _LEAST_SECONDS and lines:
+                    return f"{minutes:g} minutes are over"
+                coming = next_trial(self._spec, self._space, lines, _room(lines, trials, left))
+                if coming is None:
+                    return "nothing is left that was not tried and may fit"
+                seconds = min(LONGEST_SECONDS, max(left, _LEAST_FOR_FIRST_SECONDS if not lines else 0))
+                self._one(len(lines) + 1, coming, seconds, tried_of(lines, self._space))
 
-    def _next(self, tried: list[Tried]) -> Candidate | None:
-        """The starting setting, so that there is something to compare with; then the ranking's."""
-        start = start_candidate(self._spec, self._space)
-        if start is not None and start in untried(self._space.candidates, tried):
-            return start
-        return next_candidate(self._space.candidates, tried)
-
-    def _one(self, number: int, candidate: Candidate, seconds: float, tried: list[Tried]) -> None:
+    def _one(self, number: int, coming: Next, seconds: float, tried: list[Tried]) -> None:
+        candidate = coming.candidate
         began = Line(
             event="began",
             number=number,
             choice=candidate.choice,
             change=candidate.change,
             at=time.time(),
+            reason="again, for a surer time" if coming.again else "",
             predicted_step_seconds=candidate.brief.step_seconds,
             needed_bytes=candidate.brief.needed_bytes,
         )
         self._tune.append(began)
-        self._teller.began(number, candidate)
-        run = trial_spec(changed(self._spec, candidate.change))
-        best = next((t.step_seconds for t in fastest_first(tried)), None)
+        self._teller.began(began)
+        run = self._spec_of(began)
+        # One that is tried again is to be measured, however far behind.
+        best = None if coming.again else next((t.step_seconds for t in fastest_first(tried)), None)
         try:
-            got = self._carry(run, seconds, best, self._teller.show(number, candidate))
-        except KeyboardInterrupt:
-            self._tune.append(replace(began, event="interrupted", at=time.time()))
+            got = self._carry(run, seconds, best, self._teller.show(began))
+        except BaseException:
+            # Whatever ends the search inside a trial, it has told nothing.
+            with undisturbed():
+                self._tune.append(replace(began, event="interrupted", at=time.time()))
             raise
-        line = _ended(began, got, run)
+        self._close(began, got)
+
+    def _close(self, began: Line, got: Measured) -> None:
+        line = _ended(began, got, self._spec_of(began))
         self._tune.append(line)
         self._teller.ended(line)
 
-    def _real(self, run: RunSpec, seconds: float, best: float | None, show: Show) -> Measured:
-        return run_trial(run, self._tune.trials_root, seconds, best_step_seconds=best, show=show)
+    def _spec_of(self, line: Line) -> RunSpec:
+        return trial_spec(changed(self._spec, line.change))
 
-    def _end_left_over(self) -> None:
-        """The run of a trial outlives a search that was killed, and would disturb the next."""
+    def _real(self, run: RunSpec, seconds: float, best: float | None, show: Show) -> Measured:
+        return run_trial(
+            run, self._tune.trials_root, seconds, best_step_seconds=best, show=show, start=self._start
+        )
+
+    def _settle_left_over(self) -> None:
+        """The run of a trial outlives a search that was killed: it would disturb the next, and may have an
+        answer."""
         for run in list_runs(self._tune.trials_root):
             end_run(run)
+        began = self._tune.open_trial()
+        if began is None:
+            return
+        left = self._run_of(began)
+        got = finished_trial(left) if left is not None else None
+        if got is None:
+            self._tune.append(replace(began, event="interrupted", at=time.time()))
+        else:
+            self._close(began, got)
+
+    def _run_of(self, began: Line) -> RunDir | None:
+        """The run that was started for a trial; None where none was."""
+        options = self._spec_of(began).options
+        for run in list_runs(self._tune.trials_root):
+            created = run.created()
+            if created is None or created < began.at - _CLOCK_SECONDS:
+                continue
+            if run.spec(0).options == options:
+                return run
+        return None
+
+
+def _room(lines: Sequence[Line], trials: int, left_seconds: float) -> int:
+    """How many more trials the budget has room for, if they take as long as those before."""
+    by_count = trials - len(lines)
+    walls = [line.wall_seconds for line in lines if line.wall_seconds]
+    return min(by_count, int(left_seconds / statistics.median(walls))) if walls else by_count
 
 
 def _ended(began: Line, got: Measured, run: RunSpec) -> Line:
@@ -123,6 +209,7 @@ def _ended(began: Line, got: Measured, run: RunSpec) -> Line:
         reason=got.reason,
         step_seconds=got.step_seconds,
         spread_seconds=got.spread_seconds,
+        error_seconds=got.error_seconds,
         steps_measured=got.steps_measured,
         tokens_per_second=run.tokens_per_step / got.step_seconds if got.step_seconds else None,
         peak_bytes=got.peak_bytes,

@@ -1,4 +1,4 @@
-"""The settings that a search chooses from: what may vary, narrowed by a person, less what is refused.
+"""The settings that a search chooses from: the combinations of what varies, less what is refused.
 
 The global batch stays what it is: a larger micro-batch has fewer accumulation steps. What is predicted not to
 fit is put aside, not forgotten: the reader is told how many there were.
@@ -13,13 +13,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from llmtop.presets import option_values, resolve
-from llmtop.presets.errors import LlmtopError, UsageError, nearest
-from llmtop.presets.rules import refusals
+from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.cost.sweep import Change, Refused, changed
-from llmtop.profiler.memory import flatlimit
-from llmtop.profiler.memory.predict import Brief, predict_brief
+from llmtop.profiler.cost.sweep import Change, Refused, changed, judge
+from llmtop.profiler.memory.predict import Brief
 
 CHECKPOINTING = "checkpointing"
 """One knob for two options: `none`, or every how many layers one is recomputed."""
@@ -29,20 +26,11 @@ EVERY = (1, 2, 4)
 BUCKET_SIZES = (None, 50_000_000, 200_000_000, 1_000_000_000)
 MOST_CANDIDATES = 200_000
 
-_FIXABLE = ("zero", "offload_optimizer", "offload_param", "micro_batch", CHECKPOINTING, "attention", "liger")
-KNOBS = (*_FIXABLE, BUCKETS)
-_REDUCE = "deepspeed.zero_optimization.reduce_bucket_size"
-_GATHER = "deepspeed.zero_optimization.allgather_bucket_size"
-_ALIASES = {
-    "gradient_checkpointing": CHECKPOINTING,
-    "checkpointing_every": CHECKPOINTING,
-    "grad_accum": "micro_batch",
-    "reduce_bucket_size": BUCKETS,
-    "allgather_bucket_size": BUCKETS,
-    _REDUCE: BUCKETS,
-    _GATHER: BUCKETS,
-}
-_EXAMPLE = "for example --fix zero=2 --allow attention=sdpa,eager"
+KNOBS = (
+    "zero", "offload_optimizer", "offload_param", "micro_batch", CHECKPOINTING, "attention", "liger", BUCKETS
+)  # fmt: skip
+REDUCE_BUCKET = "deepspeed.zero_optimization.reduce_bucket_size"
+GATHER_BUCKET = "deepspeed.zero_optimization.allgather_bucket_size"
 
 
 class Knob(Struct, frozen=True, kw_only=True):
@@ -91,10 +79,11 @@ def key_of(choice: dict[str, Any]) -> str:
 
 def choice_of(spec: RunSpec, knobs: Sequence[Knob]) -> dict[str, Any]:
     """Where a run stands on each knob."""
-    return {knob.key: _standing(spec, knob.key) for knob in knobs}
+    return {knob.key: standing(spec, knob.key) for knob in knobs}
 
 
-def _standing(spec: RunSpec, key: str) -> Any:
+def standing(spec: RunSpec, key: str) -> Any:
+    """Where a run stands on one knob."""
     options = spec.options
     if key == CHECKPOINTING:
         return str(options.checkpointing_every) if options.gradient_checkpointing else "none"
@@ -108,28 +97,6 @@ def _standing(spec: RunSpec, key: str) -> Any:
     return getattr(options, key)
 
 
-def knobs_of(spec: RunSpec, fix: Sequence[str], allow: Sequence[str]) -> tuple[Knob, ...]:
-    """What varies around a run; raises UsageError for words that make no sense."""
-    values = _usual(spec)
-    for text in allow:
-        key, given = _split(text, "--allow", spec)
-        if given is None:
-            raise UsageError(f"--allow {text}: no values", fix=_EXAMPLE)
-        values[key] = tuple(_value(key, word, f"--allow {text}") for word in given.split(","))
-    for text in fix:
-        key, given = _split(text, "--fix", spec)
-        stands = _standing(spec, key)
-        values[key] = (stands if given is None else _value(key, given, f"--fix {text}"),)
-    for size in values["micro_batch"]:
-        if per_rank(spec) % size:
-            raise UsageError(
-                f"micro_batch = {size} does not divide the {per_rank(spec)} sequences of a rank's step",
-                why="the global batch stays as it is (micro_batch x grad_accum x ranks)",
-                fix=f"use some of {', '.join(map(str, divisors(per_rank(spec))))}, or another --grad-accum",
-            )
-    return tuple(Knob(key=key, values=tuple(dict.fromkeys(some))) for key, some in values.items())
-
-
 def per_rank(spec: RunSpec) -> int:
     """Sequences of one rank in one step."""
     return spec.options.micro_batch * spec.options.grad_accum
@@ -139,7 +106,8 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(size for size in range(1, number + 1) if number % size == 0)
 
 
-def _usual(spec: RunSpec) -> dict[str, tuple[Any, ...]]:
+def usual_values(spec: RunSpec) -> dict[str, tuple[Any, ...]]:
+    """What varies where nobody narrows it."""
     on_gpu = not spec.on_cpu
     attention = ("sdpa", "flash_attention_2", "eager") if on_gpu else ("sdpa", "eager")
     every = tuple(str(k) for k in EVERY if k <= spec.model.num_layers)
@@ -150,60 +118,12 @@ def _usual(spec: RunSpec) -> dict[str, tuple[Any, ...]]:
         "offload_optimizer": tuple(dict.fromkeys((*offload, stands.offload_optimizer))),
         "offload_param": tuple(dict.fromkeys((*offload, stands.offload_param))),
         "micro_batch": divisors(per_rank(spec)),
-        CHECKPOINTING: tuple(dict.fromkeys(("none", *every, _standing(spec, CHECKPOINTING)))),
+        CHECKPOINTING: tuple(dict.fromkeys(("none", *every, standing(spec, CHECKPOINTING)))),
         "attention": tuple(dict.fromkeys((*attention, stands.attention))),
         "liger": (False, True) if on_gpu else (stands.liger,),
         # Between ranks only: alone, a bucket costs memory and moves nothing.
         BUCKETS: BUCKET_SIZES if spec.world_size > 1 and on_gpu else (None,),
     }
-
-
-def _split(text: str, where: str, spec: RunSpec) -> tuple[str, str | None]:
-    name, equals, given = (word.strip() for word in text.partition("="))
-    key = name if name.startswith("deepspeed.") else name.replace("-", "_")
-    if key == "grad_accum":
-        accum = [int(word) for word in given.split(",") if word.isdecimal() and int(word)]
-        sizes = [str(per_rank(spec) // one) for one in accum if per_rank(spec) % one == 0]
-        if equals and (not sizes or len(sizes) < len(given.split(","))):
-            raise UsageError(
-                f"{where} {text}: does not divide the {per_rank(spec)} sequences of a rank's step",
-                fix=f"use some of {', '.join(map(str, divisors(per_rank(spec))))}",
-            )
-        given = ",".join(sizes)
-    key = _ALIASES.get(key, key)
-    known = {*KNOBS, *option_values.field_types()}
-    if key.startswith("deepspeed."):
-        resolve.parse_set(f"{key}=0", f"{where} {text}")
-    elif key not in known:
-        guess = nearest(key, known)
-        raise UsageError(
-            f"{where} {text}: unknown option '{key}'", fix=f"did you mean '{guess}'?" if guess else _EXAMPLE
-        )
-    elif key in ("model", "gpu", "gpus", "nodes", "seq_len", "steps"):
-        raise UsageError(
-            f"{where} {text}: {key} is the same in every trial", fix=f"give --{key.replace('_', '-')} instead"
-        )
-    return key, given if equals else None
-
-
-def _value(key: str, word: str, where: str) -> Any:
-    word = word.strip()
-    if key == CHECKPOINTING:
-        if word.lower() in ("none", "off", "false", "no", "0"):
-            return "none"
-        if word.lower() in ("all", "on", "true", "yes"):
-            return "1"
-        if word.isdecimal():
-            return word
-        raise UsageError(f"{where}: checkpointing takes none, all, or every how many layers", fix=_EXAMPLE)
-    if key == BUCKETS:
-        size = option_values.raw_value(word)
-        if word == "none" or (type(size) is int and size > 0):
-            return None if word == "none" else size
-        raise UsageError(f"{where}: buckets are a number of elements, as 2e8, or none", fix=_EXAMPLE)
-    if key.startswith("deepspeed."):
-        return option_values.raw_value(word)
-    return option_values.parse(key, word, where)
 
 
 def change_of(spec: RunSpec, choice: dict[str, Any]) -> Change:
@@ -216,7 +136,7 @@ def change_of(spec: RunSpec, choice: dict[str, Any]) -> Change:
             on = value != "none"
             change |= {"gradient_checkpointing": on, "checkpointing_every": int(value) if on else 1}
         elif key == BUCKETS:
-            change |= {} if value is None else {_REDUCE: value, _GATHER: value}
+            change |= {} if value is None else {REDUCE_BUCKET: value, GATHER_BUCKET: value}
         else:
             change[key] = value
     return change
@@ -289,14 +209,14 @@ def _judge(
     change = change_of(spec, choice)
     try:
         run = changed(spec, change)
-        found = refusals(run)
-        if found:
-            return found[0].rule, found[0].why
-        flatlimit.check(run)
+        judged = judge(run, change)
+        if isinstance(judged, tuple):
+            return judged
         missing = lacks(run)
         if missing:
             return missing, ""
-        brief = predict_brief(run)
     except LlmtopError as error:
         return error.what, error.why
-    return Candidate(choice=choice, change=change, brief=brief, cost_seconds=_cost_seconds(run, brief))
+    return Candidate(
+        choice=choice, change=change, brief=judged.brief, cost_seconds=_cost_seconds(run, judged.brief)
+    )

@@ -1,43 +1,52 @@
 """One trial: a real run of a few steps in fresh processes under its own supervisor, within a time box.
 
 Its rate is taken between the ends of steps, from the third on: the first step allocates and compiles, and the
-worker looks closely at the second.
+worker looks closely at the second. It ends early once its rate is known well enough, or is far behind.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llmtop.presets.errors import LlmtopError
+from llmtop.presets.errors import JobFailedError, LlmtopError, UsageError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import StepFinished
-from llmtop.profiler.record.feed import RunReader
+from llmtop.profiler.record.feed import RunReader, read_state
+from llmtop.profiler.record.processidentity import ProcessIdentity, process_identity
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import control
 from llmtop.trainer.launch import start_run
+from llmtop.trainer.tune.interrupt import undisturbed
 from llmtop.trainer.tune.rank import Outcome
 
 STEPS = 8
 _SKIPPED = 2
 """Steps before the window."""
 _LEAST_INTERVALS = 2
+_ENOUGH_INTERVALS = 3
+_ENOUGH_ERROR = 0.002
+"""Standard error of the time of a step, as a share of it, from which on a trial need not go on."""
 _BEHIND = 1.5
 """Times the best time of a step, beyond which a trial need not be finished."""
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.1
 _STOP_SECONDS = 20.0
 
 Show = Callable[[RunState, float], None]
+Start = Callable[[RunSpec, Path], RunDir]
+"""Launches a run below a folder; as `start_run`."""
 
 
 class Measured(Struct, frozen=True, kw_only=True):
@@ -48,6 +57,7 @@ class Measured(Struct, frozen=True, kw_only=True):
     run: str = ""
     step_seconds: float | None = None
     spread_seconds: float | None = None
+    error_seconds: float | None = None
     steps_measured: int = 0
     steps_finished: int = 0
     peak_bytes: int | None = None
@@ -73,71 +83,128 @@ def trial_spec(spec: RunSpec, steps: int = STEPS) -> RunSpec:
     return replace(spec, options=options, weights_dir=weights, name="trial")
 
 
+def start_trial(spec: RunSpec, root: Path) -> RunDir:
+    """Launch it the usual way."""
+    return start_run(spec, predict(spec), root=root)
+
+
 def run_trial(
-    spec: RunSpec, root: Path, seconds: float, *, best_step_seconds: float | None, show: Show
+    spec: RunSpec,
+    root: Path,
+    seconds: float,
+    *,
+    best_step_seconds: float | None,
+    show: Show,
+    start: Start = start_trial,
+    early: bool = True,
 ) -> Measured:
-    """Carry it out. Whatever goes wrong in it is its outcome; Ctrl-C ends its run and is raised again."""
+    """Carry it out. Whatever goes wrong in it is its outcome; what ends the search ends its run first.
+
+    `early`: whether it may end before its last step. Raises LlmtopError where no trial at all could be kept.
+    """
     began = time.monotonic()
+    run, supervisor = None, None
     try:
-        run = start_run(spec, predict(spec), root=root)
-    except LlmtopError as error:
+        with undisturbed():
+            run = start(spec, root)
+            supervisor = run.supervisor_identity()
+        steps = StepEnds(run)
+        cut = _watch(run, steps, began + seconds, best_step_seconds, show, early=early)
+    except (UsageError, JobFailedError) as error:
+        if run is not None:
+            raise
         return Measured(outcome="failed", reason=error.in_one_line, wall_seconds=time.monotonic() - began)
-    try:
-        cut = _watch(run, began + seconds, best_step_seconds, show)
+    except OSError as error:
+        raise LlmtopError(
+            f"a trial cannot be kept in {root}",
+            why=error.strerror or str(error),
+            fix="make the folder writable and free some space",
+        ) from error
     finally:
-        end_run(run)
-    return _measured(run, cut, time.monotonic() - began)
+        if run is not None:
+            with undisturbed():
+                end_run(run, supervisor)
+    return _measured(run, steps, cut, time.monotonic() - began)
 
 
-def _watch(run: RunDir, deadline: float, best: float | None, show: Show) -> Outcome | None:
-    """Until it has ended, is far behind, or its time is up; which of the latter."""
+def finished_trial(run: RunDir) -> Measured | None:
+    """What came of a trial whose search was killed meanwhile; None where it has no end of its own."""
+    state = read_state(run)
+    if state.ended is None or state.status not in ("completed", "out_of_memory", "failed"):
+        return None
+    created = run.created()
+    return _measured(run, StepEnds(run), None, state.ended.t - created if created is not None else 0.0)
+
+
+class StepEnds:
+    """When the steps of a trial ended, each event read once."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._tail = EventTail(run.events_path(0))
+        self._last = run.spec().options.steps
+        self._ends: list[float] = []
+
+    def intervals(self) -> list[float]:
+        """Seconds between the ends so far, without the first ones and the last, which is reported at once."""
+        for event in self._tail.poll():
+            if isinstance(event, StepFinished) and _SKIPPED <= event.step < self._last:
+                self._ends.append(event.ended if event.ended is not None else event.t)
+        return [later - before for before, later in zip(self._ends, self._ends[1:], strict=False)]
+
+
+def _watch(
+    run: RunDir, steps: StepEnds, deadline: float, best: float | None, show: Show, *, early: bool
+) -> Outcome | None:
+    """Until it has ended, or need not go on; why the latter."""
     reader = RunReader(run)
     while True:
         state = reader.poll()
         show(state, deadline - time.monotonic())
         if state.status in ENDED:
             return None
-        if (
-            best is not None
-            and len(found := intervals(run)) >= _LEAST_INTERVALS
-            and min(found) > _BEHIND * best
-        ):
+        found = steps.intervals() if early else []
+        if best is not None and len(found) >= _LEAST_INTERVALS and min(found) > _BEHIND * best:
             return "slow"
+        if len(found) >= _ENOUGH_INTERVALS and error_of(found) <= _ENOUGH_ERROR * statistics.fmean(found):
+            return "measured"
         if time.monotonic() > deadline:
             return "timeout"
         time.sleep(_POLL_SECONDS)
 
 
-def end_run(run: RunDir) -> None:
-    """Have nothing of it left; a supervisor that does not answer is ended by signals."""
-    if run.supervisor_alive():
-        try:
-            control.stop(run, save=False)
-        except LlmtopError:
-            return  # it has ended in between
-        _signal_unless_ended(run)
+def end_run(run: RunDir, supervisor: ProcessIdentity | None = None) -> None:
+    """Have nothing of it left. A supervisor that cannot be asked, or does not answer, is ended by signals.
 
-
-def _signal_unless_ended(run: RunDir) -> None:
-    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
-        control.wait_for_end(run, _STOP_SECONDS)
-        identity = run.supervisor_identity()
-        if identity is None or not run.supervisor_alive():
+    `supervisor` is who it is, for a run whose folder may be gone.
+    """
+    identity = supervisor or run.supervisor_identity()
+    if identity is None:
+        return
+    patience = _STOP_SECONDS
+    try:
+        control.stop(run, save=False)
+    except LlmtopError:
+        patience = 0.0  # it has ended in between, or nothing can be written for it
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL, None):
+        if _gone(identity, patience) or number is None:
             return
-        os.kill(identity.pid, number)
+        with suppress(ProcessLookupError):
+            os.kill(identity.pid, number)
+        patience = _STOP_SECONDS
 
 
-def intervals(run: RunDir) -> list[float]:
-    """Seconds between the ends of steps, without the first ones and the last, which is reported at once."""
-    last = run.spec().options.steps
-    events = [e for e in EventTail(run.events_path(0)).poll() if isinstance(e, StepFinished)]
-    usable = [e.ended if e.ended is not None else e.t for e in events if _SKIPPED <= e.step < last]
-    return [later - before for before, later in zip(usable, usable[1:], strict=False)]
+def _gone(identity: ProcessIdentity, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while process_identity(identity.pid) == identity:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_SECONDS / 2)
+    return True
 
 
-def _measured(run: RunDir, cut: Outcome | None, wall_seconds: float) -> Measured:
-    state = RunReader(run).poll()
-    found = intervals(run)
+def _measured(run: RunDir, steps: StepEnds, cut: Outcome | None, wall_seconds: float) -> Measured:
+    state = read_state(run)
+    found = steps.intervals()
     enough = len(found) >= _LEAST_INTERVALS
     peaks = [m.peak_bytes for rank in state.ranks.values() for m in rank.peaks.values() if m.peak_bytes]
     outcome, reason = _outcome(state, cut, enough=enough)
@@ -146,7 +213,8 @@ def _measured(run: RunDir, cut: Outcome | None, wall_seconds: float) -> Measured
         reason=reason,
         run=run.run_id,
         step_seconds=statistics.fmean(found) if enough and outcome in ("measured", "slow") else None,
-        spread_seconds=spread(found) if enough else None,
+        spread_seconds=statistics.stdev(found) if enough else None,
+        error_seconds=error_of(found) if enough else None,
         steps_measured=len(found),
         steps_finished=state.steps_finished,
         peak_bytes=max(peaks, default=None),
@@ -158,6 +226,8 @@ def _outcome(state: RunState, cut: Outcome | None, *, enough: bool) -> tuple[Out
     why = state.ended.reason if state.ended is not None else "its supervisor wrote no end"
     if cut == "slow":
         return "slow", f"ended early: over {_BEHIND:g} times the best time of a step"
+    if cut == "measured":
+        return "measured", "ended early: its rate was known"
     if cut == "timeout":
         if enough:
             return "measured", "its time was up after fewer steps"
@@ -169,5 +239,6 @@ def _outcome(state: RunState, cut: Outcome | None, *, enough: bool) -> tuple[Out
     return "failed", why if state.status != "completed" else "too few steps to take a rate from"
 
 
-def spread(found: Sequence[float]) -> float:
-    return statistics.stdev(found) if len(found) > 1 else 0.0
+def error_of(found: Sequence[float]) -> float:
+    """Standard error of the mean."""
+    return statistics.stdev(found) / math.sqrt(len(found))

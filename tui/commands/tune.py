@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
-from msgspec.structs import replace
+from msgspec import Struct
 
 from llmtop.presets.errors import ExitCode, JobFailedError, UsageError
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.fold.runstate import RunState
-from llmtop.profiler.hardware.devices import host_memory_bytes
-from llmtop.profiler.memory.predict import predict
+from llmtop.profiler.hardware.host import host_memory_bytes
 from llmtop.trainer.preflight import needs, preflight
-from llmtop.trainer.tune import edge as edges
-from llmtop.trainer.tune.journal import Asked, TuneDir, find_tune, tunes_root
+from llmtop.trainer.tune.interrupt import interruptible
+from llmtop.trainer.tune.journal import Asked, Line, TuneDir, find_tune, tunes_root
 from llmtop.trainer.tune.outcome import found
-from llmtop.trainer.tune.search import LONGEST_SECONDS, Search
-from llmtop.trainer.tune.space import Space, choice_of, knobs_of, space_of
-from llmtop.trainer.tune.trial import run_trial, trial_spec
+from llmtop.trainer.tune.pool import pooled, tried_of
+from llmtop.trainer.tune.rank import ranked
+from llmtop.trainer.tune.search import Search
+from llmtop.trainer.tune.space import Candidate, Space, choice_of, space_of
+from llmtop.trainer.tune.trial import trial_spec
+from llmtop.trainer.tune.words import knobs_of
 from llmtop.tui import options
 from llmtop.tui.commands.output import print_json, text_width
-from llmtop.tui.commands.tune_text import Progress, edge_text, found_text, ranked_text, space_text
+from llmtop.tui.commands.tune_edge import find_edge
+from llmtop.tui.commands.tune_text import Progress, found_text, ranked_text, space_text, trials_text
 from llmtop.tui.telling import tell
 
 TRIALS, MINUTES = 12, 5.0
-_EDGE_STEPS = 3
-"""Of a trial for memory, which is steady after two."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,14 +57,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _whole(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise ValueError(text)
-    return number
+    if not text.isdecimal() or not 0 < int(text) < 10**6:
+        raise argparse.ArgumentTypeError(f"'{text}' is no whole number from 1 on")
+    return int(text)
 
 
 def _positive(text: str) -> float:
-    if not 0 < (number := float(text)) < 1e6:
-        raise ValueError(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e6:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number above 0")
     return number
 
 
@@ -74,14 +77,16 @@ def run(args: argparse.Namespace) -> ExitCode:
         return _resume(args)
     spec = options.resolve_run(args)
     if args.max_batch or args.max_length:
-        return _edge(spec, args)
+        return find_edge(spec, args)
     trials, minutes = args.trials or TRIALS, args.minutes or MINUTES
     asked = Asked(spec=spec, fix=tuple(args.fix), allow=tuple(args.allow), trials=trials, minutes=minutes)
     space = _space(asked, here=not args.dry_run)
-    if args.dry_run:
-        print_json(space) if args.json else print(f"{space_text(space, text_width())}\n{ranked_text(space)}")
-        return ExitCode.DONE
     _require_candidates(space)
+    if args.dry_run:
+        width = text_width()
+        text = f"{space_text(space, width)}\n{ranked_text(space, space.candidates, width)}"
+        print_json(space) if args.json else print(text)
+        return ExitCode.DONE
     preflight(trial_spec(spec))
     tune = TuneDir.create(tunes_root(), asked)
     return _search(tune, asked, space, trials, minutes, as_json=args.json)
@@ -89,17 +94,66 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 def _resume(args: argparse.Namespace) -> ExitCode:
     """Options of the run are those that the search began with."""
-    if args.recipe is not None or args.fix or args.allow or args.max_batch or args.max_length:
-        raise UsageError(
-            "--resume takes no recipe, --fix, --allow or other question",
-            why="the search goes on as it was asked for",
-            fix=f"llmtop tune --resume {args.resume}, with --trials and --minutes at most",
-        )
+    _refuse_other_words(args)
     tune = find_tune(tunes_root(), args.resume)
     asked = tune.asked()
     space = _space(asked, here=True)
     trials, minutes = args.trials or asked.trials, args.minutes or asked.minutes
+    if args.dry_run:
+        _show(tune, space, trials, as_json=args.json)
+        return ExitCode.DONE
     return _search(tune, asked, space, trials, minutes, as_json=args.json)
+
+
+def _refuse_other_words(args: argparse.Namespace) -> None:
+    given = [row.flag for row in options.ROWS if row.key in vars(args)]
+    given += ["--set"] * bool(getattr(args, options.SETTINGS))
+    given += [f"--{name.replace('_', '-')}" for name in ("fix", "allow", "max_batch", "max_length")
+              if getattr(args, name)]  # fmt: skip
+    given += [args.recipe] if args.recipe is not None else []
+    if given:
+        raise UsageError(
+            f"--resume takes no {given[0]}",
+            why="the search goes on as it was asked for",
+            fix=f"llmtop tune --resume {args.resume}, with --trials and --minutes at most",
+        )
+
+
+class Standing(Struct, frozen=True, kw_only=True):
+    """The answer of `tune --resume ID --dry-run --json`."""
+
+    schema_version: int = 1
+    tune: str
+    folder: str
+    trials: tuple[Line, ...]
+    """A line for each setting that was tried."""
+    left: int
+    """Trials that may still be made."""
+    candidates: tuple[Candidate, ...]
+    """What was not tried, the most promising first."""
+
+
+def _show(tune: TuneDir, space: Space, trials: int, *, as_json: bool) -> None:
+    """How far a search is, and what would come next."""
+    lines = tune.ended()
+    left = max(0, trials - len(lines))
+    candidates = tuple(ranked(space.candidates, tried_of(lines, space)))
+    if as_json:
+        print_json(
+            Standing(
+                tune=tune.tune_id,
+                folder=str(tune.path),
+                trials=tuple(pooled(lines)),
+                left=left,
+                candidates=candidates,
+            )
+        )
+        return
+    width = text_width()
+    if lines:
+        print(trials_text(pooled(lines), width))
+    print(f"search {tune.tune_id}: {len(lines)} of {trials} trials made; nothing is started")
+    print(ranked_text(space, candidates, width, title="what comes next, by prediction and trials"))
 
 
 def _space(asked: Asked, *, here: bool) -> Space:
@@ -137,8 +191,8 @@ def _search(
     # A search that is resumed has a best already.
     best = min((line.step_seconds for line in tune.ended() if line.step_seconds), default=None)
     try:
-        search = Search(tune, asked.spec, space, Progress(space, trials, best))
-        stopped = search.run(trials, minutes)
+        with interruptible():
+            stopped = Search(tune, asked.spec, space, Progress(space, trials, best)).run(trials, minutes)
     except KeyboardInterrupt:
         tell(f"every trial so far is kept: llmtop tune --resume {tune.tune_id}")
         raise
@@ -156,63 +210,3 @@ def _search(
             else "give it more --minutes",
         )
     return ExitCode.DONE
-
-
-def _edge(spec: RunSpec, args: argparse.Namespace) -> ExitCode:
-    quantity: edges.Quantity = "micro_batch" if args.max_batch else "seq_len"
-    memory = predict(spec).device_memory_bytes
-    if memory is None:
-        raise UsageError(
-            f"the memory of {spec.gpu.name} is not known", fix="--gpu with a preset (llmtop presets gpus)"
-        )
-    try_it = not args.dry_run and not spec.on_cpu
-    if try_it:
-        preflight(trial_spec(spec))
-    probe = _prober(spec, quantity) if try_it else None
-    edge = edges.edge_of(edges.need_of(spec, quantity), memory, quantity, probe)
-    edge = _with_words(edge, spec, tried=try_it)
-    if args.json:
-        print_json(edge)
-    else:
-        print(edge_text(edge, text_width()))
-    return ExitCode.DONE if edge.largest else ExitCode.DOES_NOT_FIT
-
-
-def _with_words(edge: edges.Edge, spec: RunSpec, *, tried: bool) -> edges.Edge:
-    words = ""
-    if spec.on_cpu:
-        words = (
-            "predicted only: on the CPU the limit is the machine's memory, and a trial beyond it would take"
-            " other programs with it"
-        )
-    elif not tried:
-        words = "predicted only: --dry-run"
-    elif not edge.probes:
-        words = "predicted only: no trial gave an answer"
-    return replace(edge, words=words)
-
-
-def _prober(spec: RunSpec, quantity: edges.Quantity) -> Callable[[int], edges.Probe | None]:
-    root = tunes_root() / "edges"
-
-    def probe(size: int) -> edges.Probe | None:
-        tell(f"trying {quantity} {size:,}")
-        got = run_trial(
-            trial_spec(edges.sized(spec, quantity, size), _EDGE_STEPS),
-            root,
-            LONGEST_SECONDS,
-            best_step_seconds=None,
-            show=_silent,
-        )
-        if got.outcome == "out_of_memory":
-            return edges.Probe(size=size, fitted=False)
-        if got.steps_finished < _EDGE_STEPS:
-            tell(f"  no answer: {got.reason}")
-            return None
-        return edges.Probe(size=size, fitted=True, peak_bytes=got.peak_bytes)
-
-    return probe
-
-
-def _silent(state: RunState, left: float) -> None:
-    """A trial for memory is over in a minute."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from llmtop.profiler.fold.runstate import RunState
@@ -35,14 +35,26 @@ def space_text(space: Space, width: int) -> str:
     return "\n".join(lines)
 
 
-def ranked_text(space: Space) -> str:
-    """The fastest by prediction."""
+def ranked_text(
+    space: Space, candidates: Sequence[Candidate], width: int, *, title: str = "the fastest by prediction"
+) -> str:
+    """The first of the candidates."""
     keys = [knob.key for knob in space.knobs if len(knob.values) > 1]
     heads = [*map(_head, keys), "needs", "step", "tokens/s"]
-    rows = [[*(_value(one.choice[k]) for k in keys), *_predicted(one)] for one in space.candidates[:_BEST]]
-    return "\n".join(
-        ["the fastest by prediction", *table([heads, *rows], right=range(len(keys), len(heads)))]
-    )
+    rows = [[*(_value(one.choice[k]) for k in keys), *_predicted(one)] for one in candidates[:_BEST]]
+    return "\n".join([title, *fitted_table([heads, *rows], range(len(keys), len(heads)), width)])
+
+
+def fitted_table(rows: Sequence[Sequence[str]], right: Sequence[int], width: int) -> list[str]:
+    """A table, or where that is wider than the terminal each row in words."""
+    lines = table(rows, right=right)
+    if max(map(len, lines), default=0) <= width:
+        return lines
+    heads, *others = rows
+    texts = [
+        ", ".join(f"{head} {cell}" for head, cell in zip(heads, row, strict=True) if cell) for row in others
+    ]
+    return [line for text in texts for line in wrapped(text, "- ", width)]
 
 
 def _predicted(one: Candidate) -> list[str]:
@@ -73,12 +85,15 @@ class Progress:
         self._moving = stderr_width() is not None
         self._best = best_step_seconds
 
-    def began(self, number: int, candidate: Candidate) -> None:
-        predicted = candidate.brief.step_seconds
-        said = f"; predicted {format_seconds(predicted)} a step" if predicted is not None else ""
-        tell(f"trial {number}/{self._trials}  {self._words(candidate.choice)}{said}")
+    def began(self, line: Line) -> None:
+        words = self._words(line.choice)
+        if line.predicted_step_seconds is not None:
+            words += f"; predicted {format_seconds(line.predicted_step_seconds)} a step"
+        if line.reason:
+            words += f"; {line.reason}"
+        tell(f"trial {line.number}/{self._trials}  {words}")
 
-    def show(self, number: int, candidate: Candidate) -> Show:
+    def show(self, line: Line) -> Show:
         def moving(state: RunState, left: float) -> None:
             if not self._moving:
                 return
@@ -102,7 +117,7 @@ class Progress:
             return f"{(line.outcome or 'failed').replace('_', ' ')}: {line.reason}"
         is_best = self._best is None or line.step_seconds < self._best
         self._best = min(line.step_seconds, self._best or line.step_seconds)
-        words = f"{format_seconds(line.step_seconds)} ± {format_seconds(line.spread_seconds)} a step"
+        words = f"{format_seconds(line.step_seconds)} ± {format_seconds(line.error_seconds)} a step"
         words += f", {line.tokens_per_second or 0:,.0f} tokens/s"
         if is_best:
             return f"{words}  the best so far"
@@ -112,16 +127,19 @@ class Progress:
         return ", ".join(f"{_head(key)} {_value(choice[key])}" for key in self._keys) or "the only setting"
 
 
-def found_text(found: Found, width: int) -> str:
-    """All trials, the fastest first, then the result."""
-    keys = sorted(
-        {k for t in found.trials for k in t.choice if len({str(o.choice[k]) for o in found.trials}) > 1}
-    )
-    heads = ["trial", *map(_head, keys), "step", "±", "tokens/s", "outcome"]
-    ordered = sorted(found.trials, key=lambda t: (t.step_seconds is None, t.step_seconds or 0.0, t.number))
+def trials_text(trials: Sequence[Line], width: int) -> str:
+    """Settings that were tried, the fastest first."""
+    keys = sorted({k for t in trials for k in t.choice if len({str(o.choice[k]) for o in trials}) > 1})
+    heads = ["trial", *map(_head, keys), "step", "±", "runs", "tokens/s", "outcome"]
+    ordered = sorted(trials, key=lambda t: (t.step_seconds is None, t.step_seconds or 0.0, t.number))
     rows = [[str(t.number), *(_value(t.choice[k]) for k in keys), *_measured(t)] for t in ordered]
     right = [0, *range(len(keys) + 1, len(heads) - 1)]
-    lines = [*table([heads, *rows], right=right), ""]
+    return "\n".join(fitted_table([heads, *rows], right, width))
+
+
+def found_text(found: Found, width: int) -> str:
+    """All trials, the fastest first, then the result."""
+    lines = [*([trials_text(found.trials, width), ""] if found.trials else [])]
     lines += wrapped(f"ended: {found.stopped}; {counted(found.lost, 'trial')} without a time", "", width)
     for why in found.why:
         lines += wrapped(why, "  ", width)
@@ -136,7 +154,8 @@ def _measured(line: Line) -> list[str]:
     rate = line.tokens_per_second
     return [
         format_seconds(line.step_seconds),
-        format_seconds(line.spread_seconds),
+        format_seconds(line.error_seconds),
+        str(line.runs),
         _NOT_AVAILABLE if rate is None else f"{rate:,.0f}",
         (line.outcome or "failed").replace("_", " "),
     ]
