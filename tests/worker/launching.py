@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 from llmtop.presets.spec import GpuSpec, ModelShape, RunOptions, RunSpec
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.trainer.supervisor.rankenv import free_port
 
 TINY_LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -105,7 +105,7 @@ def make_run(folder: Path, spec: RunSpec) -> RunDir:
 def start_ranks(run: RunDir, command: list[str] | None = None) -> list[subprocess.Popen[bytes]]:
     """Start every rank of a run; each writes its own log."""
     world_size = run.spec().world_size
-    port = _free_port()
+    port = free_port()
     processes = []
     for rank in range(world_size):
         environment = {
@@ -164,10 +164,3 @@ def events_of(run: RunDir, rank: int, kind: type[Kind]) -> list[Kind]:
 def log_end(run: RunDir, rank: int) -> str:
     """For a failing assertion's message."""
     return run.log_path(rank).read_text(errors="replace")[-3000:]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -12,7 +12,6 @@ import importlib
 import json
 import os
 import random
-import socket
 import sys
 import traceback
 from pathlib import Path
@@ -28,6 +27,7 @@ from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.record.checkpointevents import CheckpointRefused, CheckpointSaved
 from llmtop.trainer.pdeath import die_with_parent
 from llmtop.trainer.statefile import Position, Progress, newest
+from llmtop.trainer.supervisor.rankenv import free_port
 from llmtop.trainer.worker import checkpoint
 from llmtop.trainer.worker.build import DTYPES
 from llmtop.trainer.worker.place import place_from_environment
@@ -377,13 +377,6 @@ def run_together(plan: Path) -> None:
         if case["world"] == place.world_size:
             run_case(case, plan.parent, place.rank, place.world_size)
     leave_process_group(device)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def main(plan: Path) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.worker.state_ranks import SAVED, free_port
+from llmtop.trainer.supervisor.rankenv import free_port
+from tests.worker.state_ranks import SAVED
 
 pytestmark = [
     pytest.mark.gpu,

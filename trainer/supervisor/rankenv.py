@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import shlex
 import socket
 import string
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from llmtop.presets.spec import RunSpec
@@ -32,6 +34,9 @@ _NAMED_ARCHS: dict[str, str] = {
 }
 """Names that torch takes (torch 2.13 `utils/cpp_extension.py`); it takes `native` too, for what is there."""
 _ADDRESS = "127.0.0.1"
+_EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_UNPRIVILEGED_PORT = 1024
+_PORT_TRIES = 20
 
 
 def worker_command(run: RunDir, environment: Mapping[str, str]) -> list[str]:
@@ -93,10 +98,26 @@ def deepspeed_archs(arch_list: str) -> str:
 
 
 def free_port() -> int:
-    """A port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind((_ADDRESS, 0))
-        return int(probe.getsockname()[1])
+    """A port that nothing listens on now.
+
+    Rank 0 takes it only once its imports are done, seconds later: so it is none that the kernel hands out
+    to connections meanwhile, as long as one below those is free.
+    """
+    below = list(range(_FIRST_UNPRIVILEGED_PORT, _first_ephemeral_port()))
+    for port in [*random.sample(below, min(_PORT_TRIES, len(below))), 0]:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return int(probe.getsockname()[1])
+    raise OSError("no port of this machine is free")
+
+
+def _first_ephemeral_port() -> int:
+    """Where the ports begin that the kernel gives to whoever asks for any."""
+    try:
+        return int(_EPHEMERAL_PORTS.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        # No such file outside Linux and in some sandboxes: then every port may be handed out.
+        return _FIRST_UNPRIVILEGED_PORT
 
 
 def _arch_list(environment: Mapping[str, str]) -> dict[str, str]:
