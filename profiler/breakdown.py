@@ -29,7 +29,7 @@ from llmtop.profiler.memory.result import Component, Moment, Prediction
 from llmtop.profiler.outside import outside_peak_parts
 from llmtop.profiler.record.events import MemoryClassified, PeakClassified
 
-_NEAR: dict[str, tuple[Moment, ...]] = {
+NEAR_PHASE: dict[str, tuple[Moment, ...]] = {
     "data": (Moment.STEADY,),
     "forward": (Moment.FORWARD_END,),
     "backward": (
@@ -40,6 +40,7 @@ _NEAR: dict[str, tuple[Moment, ...]] = {
     ),
     "optimizer": (Moment.OPTIMIZER_STEP, Moment.STEADY),
 }
+"""Phase of a step to the moments that lie in it."""
 _CLASSIFIED = (
     Component.PARAMETERS,
     Component.GRADIENTS,
@@ -249,7 +250,7 @@ def _at_peak(
     if seen is None:
         return dict(peak.components)
     other = next((moments[name] for name in moments if name == seen.moment), peak)
-    if prediction.peak_moment not in _NEAR.get(phase or "", ()):
+    if prediction.peak_moment not in NEAR_PHASE.get(phase or "", ()):
         return dict(peak.components)
     parts = dict(other.components)
     beyond = peak.total_bytes - other.total_bytes
@@ -292,7 +293,7 @@ def _largest_peak(state: RunState, spec: RunSpec) -> tuple[RankState | None, str
 
 
 def _nearest(rank: RankState, phase: str | None, predicted: Moment) -> MemoryClassified | None:
-    known, near = rank.classified, _NEAR.get(phase or "", ())
+    known, near = rank.classified, NEAR_PHASE.get(phase or "", ())
     if rank.peaks_in_use:
         known = {moment: _in_use(event) for moment, event in known.items()}
     candidates = [known[moment] for moment in near if moment in known] or list(known.values())

@@ -22,6 +22,7 @@ from llmtop.presets.version import llmtop_version
 from llmtop.profiler.record.events import (
     Compiling,
     RankExited,
+    RankFailed,
     RankStarted,
     RunEnded,
     RunStarted,
@@ -34,11 +35,12 @@ from llmtop.trainer.supervisor.changes import Changes
 from llmtop.trainer.supervisor.extensions import compiling, extensions_dir, remove_stale_locks
 from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
 from llmtop.trainer.supervisor.journal import Journal
+from llmtop.trainer.supervisor.memoryend import memory_fix
 from llmtop.trainer.supervisor.nvmetrial import report_nvme
 from llmtop.trainer.supervisor.onlyone import only_supervisor
 from llmtop.trainer.supervisor.oom import OomWatch
 from llmtop.trainer.supervisor.patience import Graces, Patience
-from llmtop.trainer.supervisor.postmortem import Story, how_to_go_on, name_end
+from llmtop.trainer.supervisor.postmortem import SMALLER, Story, how_to_go_on, name_end
 from llmtop.trainer.supervisor.progress import HangWatch, Progress
 from llmtop.trainer.supervisor.rankenv import free_port, rank_environment, worker_command
 from llmtop.trainer.supervisor.ranks import RankExit, Ranks, adopt_orphans
@@ -274,17 +276,17 @@ class Supervisor:
             oom_evidence=self._oom.evidence(self._hardware.host),
             xids=self._hardware.xids,
             lost_devices=self._hardware.lost_devices,
-            memory_fixes=self._memory_fixes(),
+            device_fix=self._device_fix,
             go_on=how_to_go_on(self.run_dir),
             logs={rank: self.run_dir.log_path(rank) for rank in range(self.spec.world_size)},
         )
 
-    def _memory_fixes(self) -> tuple[str, ...]:
+    def _device_fix(self, failure: RankFailed | None) -> str:
         try:
-            return tuple(suggestion.text for suggestion in self.run_dir.prediction().suggestions)
+            return memory_fix(self.run_dir, failure)
         except LlmtopError as error:
             _log(f"nothing can be suggested: {error}")
-            return ()
+            return SMALLER
 
     def _give_up(self, error: BaseException) -> None:
         """The supervisor itself failed: no rank may outlive it, and the record must say so."""

@@ -18,7 +18,7 @@ STEADY_STEPS = 3
 """Steps after warm-up before anything is said about speed."""
 
 
-_NEW_RUN = frozenset({"precision", "lora_rank", "lora_alpha", "lora_targets", "warmup_steps", "data"})
+NEW_RUN = frozenset({"precision", "lora_rank", "lora_alpha", "lora_targets", "warmup_steps", "data"})
 """Options that a live run cannot change, of those that findings and suggestions name."""
 
 
@@ -58,10 +58,14 @@ def first_line(text: str) -> str:
 
 def set_command(run_id: str, change: dict[str, object]) -> str:
     """The command that changes a live run so; empty where a key of it needs a new run."""
-    if not change or not run_id or _NEW_RUN & change.keys():
+    if not change or not run_id or NEW_RUN & change.keys():
         return ""
-    words = (f"{key}={_value_text(value)}" for key, value in change.items())
-    return f"llmtop set {run_id} {' '.join(words)}"
+    return f"llmtop set {run_id} {' '.join(change_words(change))}"
+
+
+def change_words(change: dict[str, object]) -> tuple[str, ...]:
+    """As `key=value`, in the order of the change."""
+    return tuple(f"{key}={_value_text(value)}" for key, value in change.items())
 
 
 def _value_text(value: object) -> str:

@@ -9,6 +9,8 @@ from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES
 from llmtop.profiler.memory.result import Component
+from llmtop.profiler.oom.diagnosis import OutOfMemory, diagnose
+from llmtop.profiler.oom.words import evidence, fix_words, moment_words, nothing_fits
 from llmtop.profiler.record.deviceevents import HostSample
 from llmtop.profiler.units import format_bytes, format_percent
 
@@ -237,21 +239,25 @@ def others_on_the_device(seen: Seen) -> Iterator[Finding]:
 
 def out_of_memory(seen: Seen) -> Iterator[Finding]:
     state = seen.state
-    failed = [rank for rank in state.ranks.values() if rank.failed and rank.failed.out_of_memory]
-    if not failed and state.status != "out_of_memory":
+    found = diagnose(state, seen.spec, seen.prediction)
+    if found is None and state.status != "out_of_memory":
         return
-    # While the others are being ended nobody has judged yet.
-    failed.sort(key=lambda rank: rank.rank != state.rank_at_fault)
-    parts = [_how_it_ran_out(rank) for rank in failed[:1]]
-    if not parts and state.ended is not None:
-        parts.append(state.ended.reason)
+    parts = [state.ended.reason] if state.ended is not None else []
+    command = ""
+    if found is not None and found.shortage is not None:
+        parts = [moment_words(found), *(text for _, text in evidence(found))]
+    elif found is not None:
+        parts = [_how_it_ran_out(state.ranks[found.rank])]
     parts.append(_what_was_large(seen))
+    if found is not None and state.status == "out_of_memory":
+        command = next((fix.command for fix in found.fixes if fix.command), "")
     yield Finding(
         key="out_of_memory",
         severity="critical",
         title="the run ran out of memory",
         evidence="; ".join(part for part in parts if part),
-        change=_cheapest_relief(seen),
+        change=_cheapest_relief(seen, found),
+        command=command,
     )
 
 
@@ -285,19 +291,14 @@ def _what_was_large(seen: Seen) -> str:
     return ""
 
 
-def _cheapest_relief(seen: Seen) -> str:
+def _cheapest_relief(seen: Seen, found: OutOfMemory | None) -> str:
     if seen.state.ended is not None and seen.state.ended.fix:
         return seen.state.ended.fix
-    peak = seen.prediction.peak_allocated_bytes
-    smaller = [s.text for s in seen.prediction.suggestions if s.peak_allocated_bytes < peak]
-    if smaller:
-        return smaller[0]
-    options = seen.spec.options
-    if not options.gradient_checkpointing:
-        return "recompute activations: --gradient-checkpointing"
-    if options.micro_batch > 1:
-        return f"lower --micro-batch from {options.micro_batch} to {options.micro_batch // 2}"
-    return "offload the optimizer: --offload-optimizer cpu"
+    if found is not None and found.on_host:
+        return host_relief(seen)
+    if found is not None and found.fixes:
+        return fix_words(found.fixes[0])
+    return nothing_fits(seen.prediction, found.room if found is not None else None)
 
 
 MEMORY_RULES: tuple[Rule, ...] = (

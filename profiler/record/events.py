@@ -24,6 +24,7 @@ from llmtop.profiler.record.checkpointevents import CheckpointLoaded, Checkpoint
 from llmtop.profiler.record.deviceevents import DeviceSample, HostSample, ProcessSample, Topology
 from llmtop.profiler.record.eventbase import EVENT_VERSION as EVENT_VERSION
 from llmtop.profiler.record.eventbase import Event as Event
+from llmtop.profiler.record.failureevents import MemoryShortage
 
 Phase = Literal["data", "forward", "backward", "optimizer"]
 OutsideMoment = Literal["untouched", "context", "process_group", "engine", "first_step", "second_step", "end"]
@@ -223,6 +224,10 @@ class PhaseMemory(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     reserved_bytes: int | None = None
 
 
+UNREAD_STEPS = "unread_steps"
+"""Beside the phases of a step whose memory was read: peaks of the steps since the reading before."""
+
+
 class StepFinished(Event, frozen=True, kw_only=True, tag="step_finished"):
     """One optimizer step, counted from 1."""
 
@@ -245,6 +250,9 @@ class StepFinished(Event, frozen=True, kw_only=True, tag="step_finished"):
     phase_seconds: dict[str, float | None] = field(default_factory=dict)
     """Keys are `Phase`; summed over the step's micro-batches."""
     phase_memory: dict[str, PhaseMemory] = field(default_factory=dict)
+    """By phase; empty for a step that was not read. `UNREAD_STEPS` may be beside the phases."""
+    memory_every: int = 1
+    """The memory of so many steps is read once: a reading takes time."""
     profiled: bool = False
     """Kernels were recorded in this step: its times are not those of a step, on any rank."""
     in_use_only: bool = False
@@ -346,8 +354,14 @@ class RankFailed(Event, frozen=True, kw_only=True, tag="rank_failed"):
     stage: str | None = None
     """Start-up stage or phase of the step in which it happened."""
     step: int | None = None
+    micro_batch: int | None = None
+    """Which of the step, counted from 1."""
+    where: str = ""
+    """File and function that raised it."""
     traceback: str = ""
     details: dict[str, Any] = field(default_factory=dict)
+    shortage: MemoryShortage | None = None
+    """The allocation that failed, where the error tells of one."""
 
 
 AnyEvent = (

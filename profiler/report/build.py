@@ -12,12 +12,14 @@ from llmtop.profiler.breakdown import Breakdown, breakdown
 from llmtop.profiler.cost.flops import peak_flops_per_second, utilisation
 from llmtop.profiler.effects.switches import Measured, Switch, measure, read_others, switches
 from llmtop.profiler.findings.find import findings
-from llmtop.profiler.findings.finding import Finding, first_line
+from llmtop.profiler.findings.finding import Finding
 from llmtop.profiler.fold.ending import ending
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
 from llmtop.profiler.fold.runstate import RunState, Status
 from llmtop.profiler.fold.series import MiddleHalf, mean_rate, middle_half, steady_steps
 from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.oom.diagnosis import OutOfMemory, diagnose
+from llmtop.profiler.oom.message import short_message
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.events import KernelsSeen
 from llmtop.profiler.record.feed import read_state
@@ -163,6 +165,8 @@ class Report(Struct, frozen=True, kw_only=True):
     checkpoints: tuple[CheckpointSaved, ...]
     changes: tuple[ChangeReport, ...]
     """What was changed while the run went on, or was to be; memory and settings are of the last one."""
+    out_of_memory: OutOfMemory | None
+    """What ran out, what asked for it, and what would fit; None for a run in which no rank told of it."""
     findings: tuple[Finding, ...]
     switches: tuple[Switch, ...]
     """What was asked for, whether it runs, and what it changed against runs that differ in it alone."""
@@ -251,6 +255,7 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         ranks=tuple(_rank(state, rank) for _, rank in sorted(state.ranks.items())),
         checkpoints=state.checkpoints,
         changes=changes_of(state),
+        out_of_memory=diagnose(state, spec, prediction),
         findings=findings(state, spec, prediction),
         switches=switches(measure(run.run_id, spec, state, prediction), first, prediction, others),
         kernels=first.kernels if first else None,
@@ -329,7 +334,7 @@ def _rank(state: RunState, rank: RankState) -> RankReport:
     peaks = [memory.peak_bytes for memory in rank.peaks.values() if memory.peak_bytes is not None]
     failure = None
     if rank.failed is not None:
-        failure = f"{rank.failed.error_type}: {first_line(rank.failed.message)}"
+        failure = f"{rank.failed.error_type}: {short_message(rank.failed.message)}"
     return RankReport(
         rank=rank.rank,
         pid=rank.pid,

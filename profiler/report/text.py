@@ -9,6 +9,7 @@ from datetime import datetime
 
 from llmtop.profiler.effects.switches import Switch
 from llmtop.profiler.memory.result import MOMENT_WORDS
+from llmtop.profiler.oom.words import evidence, fix_words, moment_words
 from llmtop.profiler.report.build import ComponentReport, RankReport, Report
 from llmtop.profiler.report.columns import ColumnUnit, print_addends, print_one, unit_for
 from llmtop.profiler.units import (
@@ -66,6 +67,21 @@ def _head(report: Report, width: int) -> Iterator[str]:
     yield f"  began {began}, {format_seconds(report.seconds)} in all"
     for name in report.inputs.__struct_fields__:
         yield from _hanging(name, getattr(report.inputs, name), width)
+
+
+def _out_of_memory(report: Report, width: int) -> Iterator[str]:
+    found = report.out_of_memory
+    if found is None:
+        return
+    yield "Out of memory"
+    at = f" at {found.where}" if found.where else ""
+    yield from _hanging("when", f"{moment_words(found)}{at}", width)
+    for label, text in evidence(found):
+        yield from _hanging(label, text, width)
+    for fix in found.fixes:
+        label = "another run" if fix.number is None else f"fix {fix.number}"
+        command = f"; {fix.command}" if fix.command and report.status == "out_of_memory" else ""
+        yield from _hanging(label, f"{fix_words(fix)}{command}", width)
 
 
 def _scale(value: float | None) -> str:
@@ -315,7 +331,7 @@ def _record(report: Report, width: int) -> Iterator[str]:
 
 
 _SECTIONS: tuple[Section, ...] = (
-    *(_head, _training, _changes, _memory, _hardware, _switches, _kernels),
+    *(_head, _out_of_memory, _training, _changes, _memory, _hardware, _switches, _kernels),
     *(_findings, _record),
 )
 

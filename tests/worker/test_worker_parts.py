@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,11 +19,17 @@ from llmtop.presets.spec import LrSchedule
 from llmtop.profiler.probes.training import StepReading
 from llmtop.profiler.record.eventlog import EventTail, EventWriter
 from llmtop.profiler.record.events import StageBegan, StageFinished
+from llmtop.profiler.record.failureevents import MemoryShortage
 from llmtop.trainer.statefile import Position, Progress, newest
 from llmtop.trainer.worker.agreement import Agreed
 from llmtop.trainer.worker.build import count_parameters, model_config
 from llmtop.trainer.worker.callbacks import StepLog, StepOutcome
-from llmtop.trainer.worker.failure import exit_code, failure_event, is_out_of_memory
+from llmtop.trainer.worker.failure import (
+    exit_code,
+    failure_event,
+    is_out_of_memory,
+    words_for_the_log,
+)
 from llmtop.trainer.worker.kernels import apply_liger
 from llmtop.trainer.worker.optimizer import parameter_groups, schedule_factor
 from llmtop.trainer.worker.place import place_from_environment
@@ -72,22 +80,31 @@ def test_running_out_of_memory_is_recognised(error: BaseException) -> None:
     assert exit_code(error) == ExitCode.OUT_OF_MEMORY
 
 
+def at(stage: str | None, step: int | None = None, micro_batch: int | None = None) -> Any:
+    return SimpleNamespace(current=stage, step=step, micro_batch=micro_batch)
+
+
 def test_the_real_host_allocator_is_recognised() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
-    event = failure_event(caught.value, stage="forward", step=7)
-    assert event.out_of_memory and event.step == 7 and event.stage == "forward"
+    event = failure_event(caught.value, at("forward", 7, 2))
+    assert event.out_of_memory and (event.step, event.stage, event.micro_batch) == (7, "forward", 2)
     assert "Traceback" in event.traceback
+    assert event.shortage == MemoryShortage(requested_bytes=1 << 60, on_host=True)
+    assert event.where.startswith("worker/test_worker_parts.py:") and event.where.endswith("recognised")
+    log = words_for_the_log(caught.value, "a-run")
+    assert "Traceback" not in log and "llmtop report a-run" in log and str(caught.value) in log
+    assert "ValueError: x" in words_for_the_log(ValueError("x"), "a-run")
 
 
 def test_a_mistake_in_the_data_is_told_without_a_traceback() -> None:
     error = UsageError("a.jsonl, line 3: not JSON", fix="mend it")
-    event = failure_event(error, stage="data", step=None)
+    event = failure_event(error, at("data"))
     assert not event.out_of_memory and event.traceback == ""
     assert event.message == str(error)
     assert exit_code(error) == ExitCode.USAGE
     assert exit_code(ValueError()) == ExitCode.BUG
-    assert failure_event(ValueError(), stage=None, step=None).message == "ValueError"
+    assert failure_event(ValueError(), at(None)).message == "ValueError"
 
 
 def test_a_stage_that_fails_stays_named(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode
+from llmtop.profiler.oom.message import short_message
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.events import RankFailed, RankFinished, RunEnded, XidSeen
 from llmtop.profiler.record.rundir import RunDir
@@ -57,6 +59,9 @@ _MESSAGE_FIXES: tuple[tuple[str, str], ...] = (
 )
 
 
+SMALLER = "smaller --micro-batch or --seq-len, or --gradient-checkpointing"
+
+
 class Story(Struct, frozen=True, kw_only=True):
     """All that is known when no rank is left."""
 
@@ -81,8 +86,8 @@ class Story(Struct, frozen=True, kw_only=True):
     """What the driver reported of the run's GPUs while it ran."""
     lost_devices: tuple[int, ...] = ()
     """GPUs that did not answer any more in the newest sample."""
-    memory_fixes: tuple[str, ...] = ()
-    """What the prediction suggests to save device memory."""
+    device_fix: Callable[[RankFailed | None], str] = lambda failure: SMALLER
+    """What to do where device memory ran out, by the failure of the rank at fault as far as it told."""
     logs: dict[int, Path] = {}
     go_on: str = ""
     """How this run is continued."""
@@ -206,7 +211,9 @@ def _failure(story: Story, exit_: RankExit) -> RunEnded:
         # The exit code of an error that llmtop itself tells says no more than its words.
         reason += f" ({how})"
     if failure.out_of_memory:
-        return RunEnded(state="out_of_memory", reason=reason, fix=_memory_fix(story, failure.message))
+        return RunEnded(
+            state="out_of_memory", reason=reason, fix=_memory_fix(story, failure, failure.message)
+        )
     return RunEnded(state="failed", reason=reason, fix=_message_fix(story, exit_.rank, failure.message))
 
 
@@ -225,7 +232,7 @@ def _unexplained_death(story: Story, exit_: RankExit, how: str) -> RunEnded:
         go_on = f"; {story.go_on}" if story.go_on else ""
         fix = _SIGNAL_FIXES.get(exit_.signal, "").replace("{go_on}", go_on) or _log_fix(story, exit_.rank)
     elif exit_.exit_code == ExitCode.OUT_OF_MEMORY:
-        return RunEnded(state="out_of_memory", reason=reason + said, fix=_memory_fix(story, last))
+        return RunEnded(state="out_of_memory", reason=reason + said, fix=_memory_fix(story, None, last))
     else:
         fix = _message_fix(story, exit_.rank, last)
     return RunEnded(state="failed", reason=reason + said, fix=fix)
@@ -242,7 +249,8 @@ def _how(story: Story, exit_: RankExit) -> str:
 
 def _first_lines(failure: RankFailed) -> str:
     """The error without torch's long explanations, and without the mend, which is told apart."""
-    lines = [line.strip() for line in failure.message.splitlines() if line.strip()]
+    message = short_message(failure.message) if failure.shortage is not None else failure.message
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
     said = [line.removeprefix("why: ") for line in lines if not line.startswith("fix: ")]
     text = ("; " if _told_by_us(failure) else " ").join(said[:3])
     ours = _told_by_us(failure) or failure.error_type == text.split(":")[0]
@@ -255,13 +263,13 @@ def _told_by_us(failure: RankFailed) -> bool:
     return failure.error_type in ("LlmtopError", "UsageError")
 
 
-def _memory_fix(story: Story, message: str) -> str:
-    if re.search(r"cannot allocate memory|defaultcpuallocator|memoryerror", message, re.IGNORECASE):
+def _memory_fix(story: Story, failure: RankFailed | None, message: str) -> str:
+    on_host = failure is not None and failure.shortage is not None and failure.shortage.on_host
+    if on_host or re.search(
+        r"cannot allocate memory|defaultcpuallocator|memoryerror", message, re.IGNORECASE
+    ):
         return _host_memory_fix(story)
-    return (
-        "; or ".join(story.memory_fixes[:2])
-        or "smaller --micro-batch or --seq-len, or --gradient-checkpointing"
-    )
+    return story.device_fix(failure)
 
 
 def _host_memory_fix(story: Story) -> str:

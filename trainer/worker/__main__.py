@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.presets.errors import UsageError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.change.standby import mark_ready, standby_setting, wait_for_go
 from llmtop.trainer.pdeath import die_with_parent
 from llmtop.trainer.stacks import listen_for_stacks
-from llmtop.trainer.worker.failure import exit_code, failure_event
+from llmtop.trainer.worker.failure import exit_code, failure_event, words_for_the_log
 from llmtop.trainer.worker.malloc import return_freed_memory
 from llmtop.trainer.worker.place import place_from_environment
 from llmtop.trainer.worker.stages import StageLog
@@ -44,9 +43,9 @@ def main(arguments: list[str]) -> NoReturn:
         from llmtop.trainer.worker.session import train
 
         train(run, place, events, stages, stop)
-    except Exception as error:  # noqa: BLE001 - shown in full by _show
-        events.write(failure_event(error, stage=stages.current, step=stages.step))
-        _show(error)
+    except Exception as error:  # noqa: BLE001 - told in full, in the event or the log
+        events.write(failure_event(error, stages))
+        sys.stderr.write(words_for_the_log(error, run.run_id))
         _leave(exit_code(error))
     _leave(0)
 
@@ -67,19 +66,11 @@ def _stand_by(run: RunDir, setting: int, rank: int) -> None:
     try:
         spec = run.spec(setting)
         _import(spec, off_device=not spec.on_cpu)
-    except Exception as error:  # noqa: BLE001 - shown in full by _show
-        _show(error)
+    except Exception as error:  # noqa: BLE001 - told in the log
+        sys.stderr.write(words_for_the_log(error, run.run_id))
         _leave(exit_code(error))
     mark_ready(run, setting, rank)
     wait_for_go(run, setting)
-
-
-def _show(error: BaseException) -> None:
-    """In the rank's log: a person's mistake in words, anything else with its traceback."""
-    if isinstance(error, LlmtopError):
-        sys.stderr.write(f"{error}\n")
-    else:
-        traceback.print_exception(error)
 
 
 def _leave(code: int) -> NoReturn:

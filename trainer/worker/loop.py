@@ -146,6 +146,7 @@ class Loop:
             for micro in range(self._grad_accum):
                 last = micro == self._grad_accum - 1
                 stages.current = "data"
+                stages.micro_batch = micro + 1 if self._grad_accum > 1 else None
                 with probes.phase("data", last=last):
                     ids = self._next_ids()
                 # Said for each micro-batch: DeepSpeed's own count goes wrong when grad_accum changes.
@@ -168,7 +169,7 @@ class Loop:
         grad_norm = send_to_host(bare_norm if bare_norm is not None else engine.get_global_grad_norm())
         # After the last of what is read with it: the norm's copy and the probes' last event.
         pending.mark()
-        stages.current = None
+        stages.current = stages.micro_batch = None
         self._unread.append(
             _Unread(
                 step=step,

@@ -19,6 +19,8 @@ class StageLog:
         """The stage of start-up, later the phase of the step, that is going on."""
         self.step: int | None = None
         """The optimizer step that is going on, counted from 1."""
+        self.micro_batch: int | None = None
+        """Which of that step, counted from 1."""
 
     @contextmanager
     def __call__(self, stage: StartupStage) -> Iterator[None]:

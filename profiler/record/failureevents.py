@@ -1,0 +1,37 @@
+"""What is kept of an allocation that failed, in the figures of the allocator that refused it."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class DeviceUse(Struct, frozen=True, kw_only=True):
+    """One process on the device, as the allocator's message lists it."""
+
+    pid: int
+    """As the driver numbers it, which inside a container is not the container's number."""
+    used_bytes: int
+
+
+class MemoryShortage(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One failed allocation. What the message does not tell is None; printed figures are rounded."""
+
+    requested_bytes: int | None = None
+    resolution_bytes: int = 1
+    """The request lies within half of this of `requested_bytes`: one unit of the last printed digit."""
+    on_host: bool = False
+    """Host memory was refused; else the device's."""
+    device: int | None = None
+    """As CUDA numbers those that the process sees."""
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    own_bytes: int | None = None
+    """Of the device by the rank's process, what lies outside the allocator included."""
+    allowed_bytes: int | None = None
+    """That the process may use, where it was set less than all."""
+    allocated_bytes: int | None = None
+    """In tensors, by the rank's allocator."""
+    cached_bytes: int | None = None
+    """Held by that allocator and not in tensors: its free pieces were too small or of another kind."""
+    processes: tuple[DeviceUse, ...] = ()
+    """The others on the device, as far as they are listed."""
