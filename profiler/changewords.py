@@ -38,10 +38,14 @@ def outcome(record: ChangeRecord) -> str:
         return "under way"
     if record.status == "refused":
         return f"refused: {record.reason}"
+    if record.status == "failed" and record.back_to == record.setting:
+        return f"failed before its first step: {record.reason}"
     if record.status == "failed":
         return f"failed, back on the old setting: {record.reason}"
     if record.restaged is None:
         return f"from step {record.step} on, without a pause"
+    if record.down_seconds is None:
+        return f"from step {record.step} on, after the run had ended"
     return f"from step {record.step} on, down for {format_seconds(record.down_seconds)}"
 
 

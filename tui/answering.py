@@ -11,12 +11,21 @@ from textual.message import Message
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_bytes
 from llmtop.tui.deeds import Deeds
 from llmtop.tui.dressing import Dress, Dressed
-from llmtop.tui.requests import ChangeWanted, CompareAsked, DeleteAsked, LaunchAsked, RunsChanged, StopAsked
+from llmtop.tui.requests import (
+    ChangeWanted,
+    CompareAsked,
+    DeleteAsked,
+    FixAsked,
+    LaunchAsked,
+    RunsChanged,
+    StopAsked,
+)
 from llmtop.tui.stackrequests import StacksArrived, StacksAsked
 from llmtop.tui.widgets.dialog import Choice, ChoiceDialog
 from llmtop.tui.widgets.paint import harmless
@@ -47,6 +56,15 @@ class StopAnswered(Message):
 
 class ChangeAnswered(StopAnswered):
     """A run's supervisor was asked to change it."""
+
+
+class FixAnswered(Message):
+    """A run goes on with a change, or does not."""
+
+    def __init__(self, run: RunDir, error: LlmtopError | None = None) -> None:
+        super().__init__()
+        self.run = run
+        self.error = error
 
 
 class StopDialog(ChoiceDialog):
@@ -158,6 +176,39 @@ class Answering(Dressed):
         elif message.refusal is None:
             # A refusal is in the record: the monitor tells it, as it tells the end of the change.
             self.notify("The change is under way.", title="Change requested")
+
+    def on_fix_asked(self, message: FixAsked) -> None:
+        from llmtop.tui.fixing import fix_choices, fix_text
+
+        run, state = message.run, message.state
+        choices = fix_choices(run, state)
+        if not choices:
+            self.notify("No change that it can go on with is predicted to fit; its report says more.")
+            return
+
+        def answered(choice: str | None) -> None:
+            if choice is not None:
+                self._fix(run, state, int(choice))
+
+        dialog = ChoiceDialog(
+            "Go on with a change?", fix_text(run, state), choices, "go back, it stays ended"
+        )
+        self.push_screen(dialog, answered)
+
+    @work(thread=True, exclusive=True, group="fix")
+    def _fix(self, run: RunDir, state: RunState, number: int) -> None:
+        try:
+            self._deeds.fix(run, state, number)
+            answered = FixAnswered(run)
+        except LlmtopError as error:
+            answered = FixAnswered(run, error)
+        self.post_message(answered)
+
+    def on_fix_answered(self, message: FixAnswered) -> None:
+        if message.error is not None:
+            self.say(message.error)
+        else:
+            self.watch_run(message.run)
 
     def on_delete_asked(self, message: DeleteAsked) -> None:
         self._weigh(message.run)

@@ -57,6 +57,14 @@ def change(run: RunDir, params: SetParams) -> str | None:
     return answer.reason if answer is not None and answer.answer == "refused" else None
 
 
+def fix(run: RunDir, state: RunState, number: int) -> None:
+    """Go on with a run that ran out of memory, with one of the changes that fit; raises where it cannot."""
+    from llmtop.trainer.change import afterend
+
+    words = afterend.fix_numbered(run, state, number).words
+    afterend.resume_changed(run, afterend.plan_after_end(run, words))
+
+
 def stacks(run: RunDir, state: RunState) -> str:
     """The Python stacks of every rank, and where they are kept."""
     from llmtop.trainer.stacks import take_stacks
@@ -87,6 +95,7 @@ class Deeds(Struct, frozen=True, kw_only=True):
     detect: Callable[[], Machine] = detect
     stop: Callable[[RunDir, bool], str | None] = stop
     change: Callable[[RunDir, SetParams], str | None] = change
+    fix: Callable[[RunDir, RunState, int], None] = fix
     stacks: Callable[[RunDir, RunState], str] = stacks
     weigh: Callable[[RunDir], Load] = weigh
     delete: Callable[[RunDir], Load] = delete

@@ -113,6 +113,9 @@ MONITOR_KEYS: tuple[Key, ...] = (
     Key("s", "stop", "Stop", "end the run; asks whether to save first", changes=True),
     Key("l", "open('log')", "Log", "the job's own output; ← → for other ranks, f to follow", drop=5),
     Key("c", "change", "Change", "change the run: batch, stage, kernels, ...", changes=True, drop=6),
+    Key(
+        "f", "fix", "Fix", "after an out-of-memory: what fits, each with a key to go on with it", changes=True
+    ),
     Key("e", "open('changes')", "", "changes: what was asked, predicted, measured; down times", footer=False),
     Key("w", "open('switches')", "Switches", "switches: asked for, really on, what each changed", drop=4),
     Key("t", "open('stacks')", "Stacks", "where each rank stands: its Python stacks", footer=False),

@@ -61,6 +61,15 @@ class ChangeWanted(Message):
         self.state = state
 
 
+class FixAsked(Message):
+    """Go on with a run that ran out of memory, after asking with which change."""
+
+    def __init__(self, run: RunDir, state: RunState) -> None:
+        super().__init__()
+        self.run = run
+        self.state = state
+
+
 class DeleteAsked(Message):
     """Delete a run that has ended, after saying what would go."""
 

@@ -34,6 +34,8 @@ class ChangeRecord(Struct, frozen=True, kw_only=True):
     """Wall clock of its newest event."""
     reason: str = ""
     """Why it was refused or failed."""
+    back_to: int | None = None
+    """Of one that failed: the setting that is in force since then, which may be its own."""
 
     @property
     def setting(self) -> int | None:
@@ -103,11 +105,18 @@ def finish_restage(changes: Changes, event: Restaged) -> Changes:
 
 
 def fail_restage(changes: Changes, event: RestageFailed) -> Changes:
-    changed = _update(changes, event.setting, status="failed", at=event.t, reason=event.reason)
+    changed = _update(
+        changes, event.setting, status="failed", at=event.t, reason=event.reason, back_to=event.back_to
+    )
     changed = replace(changed, ranks=event.world_size)
     if changed.setting == event.back_to:
         return changed
     return _in_force(changed, event.back_to, changed.spans[-1].first_step)
+
+
+def describe(changes: Changes, setting: int) -> Changes:
+    """A script's setting is what was seen of it, from its first step on."""
+    return replace(changes, spans=(Span(setting=setting),))
 
 
 def _settings_begun(changes: Changes) -> set[int]:

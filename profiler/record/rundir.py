@@ -18,6 +18,7 @@ A run is a folder of mode 0700:
     in-force.json        which of the settings is in force; the run's own three while it is not there
     stacks/              Python stacks of the ranks, as they were asked for; rank-N.txt is what rank N wrote
     live.json            what the supervisor last asked of the running ranks
+    bookmark             the state so far and where in the logs it ends: a cache (`bookmark.py`), may be missing
     standby/N/           which ranks are ready for setting N, and whether they may begin
 """
 
@@ -67,6 +68,9 @@ class InForce(msgspec.Struct, frozen=True, kw_only=True):
     """0: as launched."""
     fall_back: int | None = None
     """While the setting has not proved itself: the one to go back to."""
+    ended_on: int | None = None
+    """Of a run that is to go on with another setting than it ended with: the one that it ended with. Its next
+    supervisor takes that into the record."""
 
 
 class RunDir:
@@ -144,9 +148,12 @@ class RunDir:
         path = self.path / _IN_FORCE
         return _read_json(path, InForce) if path.exists() else InForce()
 
-    def put_in_force(self, setting: int, *, fall_back: int | None = None) -> None:
+    def put_in_force(
+        self, setting: int, *, fall_back: int | None = None, ended_on: int | None = None
+    ) -> None:
         """From now on whoever asks for the run's spec gets that setting's."""
-        write_atomic(self.path / _IN_FORCE, _pretty(InForce(setting=setting, fall_back=fall_back)))
+        in_force = InForce(setting=setting, fall_back=fall_back, ended_on=ended_on)
+        write_atomic(self.path / _IN_FORCE, _pretty(in_force))
 
     def add_setting(self, spec: RunSpec, prediction: Prediction, deepspeed_config: dict[str, Any]) -> int:
         """Keep a setting that is to be tried; its number. It appears whole or not at all."""
@@ -202,6 +209,14 @@ class RunDir:
         matches = (_RANK_FILE.fullmatch(name) for name in names)
         found = {int(match.group(1)): self.path / match.group() for match in matches if match}
         return dict(sorted(found.items()))
+
+    def event_logs(self) -> tuple[Path, ...]:
+        """All that there are, of the ranks first; the sampler's and the supervisor's are named in any case."""
+        return (*self.rank_events().values(), self.events_path(HARDWARE), self.events_path(SUPERVISOR))
+
+    @property
+    def bookmark_path(self) -> Path:
+        return self.path / "bookmark"
 
     @property
     def control_dir(self) -> Path:

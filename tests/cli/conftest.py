@@ -54,9 +54,9 @@ def start(runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setenv("LLMTOP_GRACES", GRACES)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def begin(scenario: str) -> Supervised:
+    def begin(scenario: str, **options: Any) -> Supervised:
         monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command(scenario))
-        supervised = Supervised(runs_root)
+        supervised = Supervised(runs_root, **options)
         started.append(supervised)
         supervised.start()
         return supervised

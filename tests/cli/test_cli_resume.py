@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from llmtop.presets.errors import ExitCode
+from llmtop.profiler.changewords import outcome
 from llmtop.profiler.record.feed import read_state
-from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.rundir import InForce, RunDir
+from llmtop.trainer.change.afterend import fixes_of
 from tests.cli.conftest import Llmtop, Start
 
 
@@ -45,3 +49,52 @@ def test_what_cannot_be_gone_on_with_is_refused(start: Start, llmtop: Llmtop) ->
     (run.run.checkpoints_dir / "step-1" / "index.json").write_text("torn away")
     torn = llmtop("resume", "latest")
     assert (torn.code, "has no checkpoint to go on from" in torn.err) == (ExitCode.USAGE, True)
+
+
+@pytest.mark.parametrize("saved", [2, None])
+def test_a_run_that_ran_out_of_memory_goes_on_with_a_fix(
+    start: Start, llmtop: Llmtop, saved: int | None
+) -> None:
+    first = start("fits_when_smaller", micro_batch=4)
+    end = first.end()
+    assert end.state == "out_of_memory" and f"llmtop resume {first.run.run_id} --fix 1" in end.fix
+    assert ("begins the run anew" if saved is None else "--fix") in end.fix
+    if saved is not None:
+        save_state(first.run, saved)
+    known = fixes_of(first.run, read_state(first.run))
+    number = next(fix.number for fix in known if "micro_batch" in fix.change)
+    told = " ".join(llmtop("report", "latest").out.split())
+    assert f"fix {number} micro-batch 2" in told and f"resume {first.run.run_id} --fix {number}" in told
+    for words, why in ((("--fix", "9"), "has no fix 9"), (("--fix", "1", "zero=3"), "exclude each other")):
+        refused = llmtop("resume", "latest", *words)
+        assert (refused.code, why in refused.err) == (ExitCode.USAGE, True), refused.err
+    answer = llmtop("resume", "--detach", "latest", "--fix", str(number))
+    assert answer.code == ExitCode.DONE, answer.err
+    assert "micro_batch  4 -> 2" in answer.err
+    assert (f"goes on after step {saved}" if saved else "begins anew") in answer.err
+    assert first.end().state == "completed"
+    state = read_state(first.run)
+    assert (state.changes.setting, first.run.in_force()) == (1, InForce(setting=1))
+    (record,) = state.changes.records
+    assert (record.status, record.step) == ("applied", 1 + (saved or 0))
+    assert {rank.setting for rank in state.ranks.values()} == {1}
+    # Its report is of the setting that it ended on.
+    assert "completed" in llmtop("report", "latest").out
+    nothing = llmtop("resume", "latest", "--fix", "1")
+    assert nothing.code == ExitCode.USAGE
+
+
+def test_an_ended_run_goes_on_with_a_change_of_ones_own(start: Start, llmtop: Llmtop) -> None:
+    run = start("fits_when_smaller", micro_batch=4)
+    run.end()
+    refused = llmtop("resume", "latest", "micro_batch=3")
+    assert (refused.code, "does not divide" in refused.err) == (ExitCode.USAGE, True)
+    assert run.run.in_force() == InForce()
+    too_large = llmtop("resume", "latest", "micro_batch=40000", "grad_accum=1")
+    assert too_large.code == ExitCode.DOES_NOT_FIT and run.run.in_force() == InForce()
+    # One that fails again on the new setting says so, and ends on it.
+    assert llmtop("resume", "--detach", "latest", "zero=3").code == ExitCode.DONE
+    assert run.end().state == "out_of_memory"
+    (record,) = read_state(run.run).changes.records
+    assert "failed before its first step" in outcome(record) or record.status == "applied"
+    assert run.run.in_force() == InForce(setting=1)

@@ -186,6 +186,24 @@ def out_of_memory() -> None:
     )
 
 
+def fits_when_smaller() -> None:
+    """Rank 1 runs out of device memory in step 3, unless the run was made smaller than it was launched."""
+    if RUN.spec().options.micro_batch < RUN.spec(0).options.micro_batch:
+        number = next_step()
+        step(number)
+        finish(number)
+        return
+    step(1)
+    if RANK == 1:
+        fail(
+            "CUDA out of memory. Tried to allocate 2.00 GiB.",
+            kind="OutOfMemoryError",
+            out_of_memory=True,
+            code=5,
+        )
+    wait_for(lambda: False)
+
+
 def fails_by_mistake() -> None:
     if RANK == 0:
         fail("data x is empty\n  why: it has no line\n  fix: give another file", kind="UsageError", code=2)

@@ -5,7 +5,7 @@ Pure: the command line and the monitor preview with it what the supervisor then 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -48,17 +48,22 @@ class ChangePlan(Struct, frozen=True, kw_only=True):
 
 
 def plan_change(
-    spec: RunSpec, prediction: Prediction, words: Sequence[str], *, keep_global_batch: bool = True
+    spec: RunSpec,
+    prediction: Prediction,
+    words: Sequence[str],
+    *,
+    keep_global_batch: bool = True,
+    by: str = BY_SET,
 ) -> ChangePlan:
     """What `key=value ...` comes to; raises UsageError for what cannot be, and changes nothing."""
     asked = _parsed(words)
     values = {**asked, **_adapted(spec, asked, keep_global_batch=keep_global_batch)}
     options = replace(spec.options, **values)
-    changes = tuple(_key_changes(spec.options, options, asked))
+    changes = tuple(key_changes(spec.options, options, asked))
     if not changes:
         raise UsageError("nothing would change", why=f"the run has {' '.join(words)} already")
     _refuse_own_schedule(spec, changes)
-    new = replace(spec, options=options, provenance=_provenance(spec, changes))
+    new = replace(spec, options=options, provenance=_provenance(spec, changes, by))
     zero.zero_settings(options.zero, options.deepspeed, new.model.hidden_size)
     for refusal in rules.refusals(new):
         raise UsageError(refusal.what, why=refusal.why, fix=refusal.fix)
@@ -133,7 +138,10 @@ def _nearest_divisor(whole: int, wanted: int) -> int:
     return min([*divisors, *(whole // n for n in divisors)], key=lambda n: (abs(n - wanted), n))
 
 
-def _key_changes(old: RunOptions, new: RunOptions, asked: dict[str, Any]) -> Iterator[KeyChange]:
+def key_changes(
+    old: RunOptions, new: RunOptions, asked: Collection[str] = RunOptions.__struct_fields__
+) -> Iterator[KeyChange]:
+    """One for each key that differs; those that nobody `asked` for follow from the others."""
     for key in RunOptions.__struct_fields__:
         before, after = getattr(old, key), getattr(new, key)
         if key == "deepspeed":
@@ -151,8 +159,8 @@ def _raw_changes(old: Any, new: Any, path: str) -> Iterator[KeyChange]:
         yield KeyChange(key=path, old=old, new=new, restage=True)
 
 
-def _provenance(spec: RunSpec, changes: Sequence[KeyChange]) -> dict[str, Provenance]:
-    came_from = Provenance(source=ValueSource.COMMAND_LINE, detail=BY_SET)
+def _provenance(spec: RunSpec, changes: Sequence[KeyChange], by: str) -> dict[str, Provenance]:
+    came_from = Provenance(source=ValueSource.COMMAND_LINE, detail=by)
     return {**spec.provenance, **{change.key: came_from for change in changes}}
 
 

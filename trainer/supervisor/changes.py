@@ -10,12 +10,12 @@ import shlex
 import time
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.profiler.record.changeevents import (
-    ChangeAsked,
     ChangeRefused,
     RestageBegan,
-    Restaged,
     RestageFailed,
 )
 from llmtop.profiler.record.deviceevents import HostSample
@@ -28,7 +28,8 @@ from llmtop.trainer.change.standby import count_ready
 from llmtop.trainer.supervisor.patience import Graces
 from llmtop.trainer.supervisor.progress import Progress
 from llmtop.trainer.supervisor.ranks import Ranks
-from llmtop.trainer.supervisor.underway import Phase, UnderWay, never_ready
+from llmtop.trainer.supervisor.relaunch import go_on_with, keep_in_words, restaged
+from llmtop.trainer.supervisor.underway import Phase, UnderWay, change_asked, never_ready
 
 Reply = Callable[[control.Request, Answer, str], None]
 
@@ -88,6 +89,8 @@ class Changes:
         for path in restagefolder.keep_states(self._run):
             self._log(f"an earlier supervisor left a state of the run, kept as {path}")
         in_force = self._run.in_force()
+        if in_force.ended_on is not None:
+            self._now = go_on_with(self._run, in_force.setting, in_force.ended_on, self._write)
         if in_force.fall_back is None:
             return
         self._run.put_in_force(in_force.fall_back)
@@ -164,17 +167,13 @@ class Changes:
             preflight(plan.new, nvme_bytes=plan.new_prediction.nvme_bytes)
         price = price_of(plan, progress.stage_seconds, progress.checkpoint)
         setting = run.add_setting(plan.new, plan.new_prediction, plan.deepspeed_config)
+        told = change_asked(
+            setting, plan.changes, plan.old_prediction, plan.new_prediction, restage=plan.restage
+        )
         self._write(
-            ChangeAsked(
-                setting=setting,
+            replace(
+                told,
                 request_id=asked.request_id,
-                restage=plan.restage,
-                changes=plan.changes,
-                fits=plan.new_prediction.fits,
-                old_peak_bytes=plan.old_prediction.peak_allocated_bytes,
-                new_peak_bytes=plan.new_prediction.peak_allocated_bytes,
-                old_step_seconds=plan.old_prediction.step_seconds,
-                new_step_seconds=plan.new_prediction.step_seconds,
                 expected_down_seconds=price.down_seconds,
                 lost=plan.lost,
             )
@@ -235,20 +234,20 @@ class Changes:
             self._remove_states()
         elif self._put_in_force(now):
             self._now = None
-            self._answer(now.request, "done", "")
+            self._reply(now, "done")
 
     def _settle_launched(self, now: UnderWay, progress: Progress) -> None:
         """All ranks have made a step after a relaunch: what was kept for it has done its duty."""
-        if now.phase is Phase.TRIAL:
-            if not self._put_in_force(now):
-                return
-            self._write(self._restaged(now, progress))
+        if now.phase is Phase.TRIAL and not self._put_in_force(now):
+            return
+        if now.phase is not Phase.BACK:
+            self._write(restaged(now, progress))
         self._now = None
         self._remove_states()
-        if now.phase is Phase.TRIAL:
-            self._answer(now.request, "done", "")
+        if now.phase is Phase.BACK:
+            self._reply(now, "refused", f"{now.failure}; the run is back on its old setting")
         else:
-            self._answer(now.request, "refused", f"{now.failure}; the run is back on its old setting")
+            self._reply(now, "done")
 
     def _put_in_force(self, now: UnderWay) -> bool:
         """Whether the record says now what the ranks do; on a full disk it is tried again."""
@@ -268,27 +267,15 @@ class Changes:
         except OSError as error:
             self._log(f"the state saved for the change cannot be removed: {error}")
 
-    def _restaged(self, now: UnderWay, progress: Progress) -> Restaged:
-        back_at = max(first.t for first in progress.first_steps.values())
-        stages = dict(progress.stage_seconds)
-        if now.last_step_at is not None:
-            saving = now.saved.seconds if now.saved is not None else 0.0
-            ending = max(0.0, now.relaunched_at - now.last_step_at - saving)
-            stages = {"save": saving, "end": ending, **stages}
-        return Restaged(
-            setting=now.setting,
-            step=progress.first_steps[0].step,
-            down_seconds=None if now.last_step_at is None else back_at - now.last_step_at,
-            stage_seconds=stages,
-            notes=tuple(progress.loaded_notes),
-        )
-
     def _refuse(self, now: UnderWay, reason: str) -> None:
-        words = control.set_params(now.request).words
-        self._write(
-            ChangeRefused(request_id=now.request.request_id, asked=words, reason=reason, setting=now.setting)
-        )
-        self._answer(now.request, "refused", reason)
+        if now.request is not None:
+            words, asked = control.set_params(now.request).words, now.request.request_id
+            self._write(ChangeRefused(request_id=asked, asked=words, reason=reason, setting=now.setting))
+        self._reply(now, "refused", reason)
+
+    def _reply(self, now: UnderWay, answer: Answer, reason: str = "") -> None:
+        if now.request is not None:
+            self._answer(now.request, answer, reason)
 
     # --- no rank is left --------------------------------------------------------------------------
 
@@ -369,20 +356,19 @@ class Changes:
         In words where a state is kept that was saved for a change; empty where there is none.
         """
         now, self._now = self._now, None
-        kept = self._keep_states()
+        kept = keep_in_words(self._run, self._log)
         if now is not None and now.phase is Phase.BACK:
-            self._answer(now.request, "refused", now.failure)
+            self._reply(now, "refused", now.failure)
+        elif now is not None and now.phase is Phase.RESUMED:
+            # There is no other one to go back to: the run has ended on it.
+            self._write(
+                RestageFailed(
+                    setting=now.setting,
+                    back_to=now.setting,
+                    reason=reason,
+                    world_size=self._run.spec().world_size,
+                )
+            )
         elif now is not None:
             self._refuse(now, f"the run has ended before it was made: {reason}")
         return kept
-
-    def _keep_states(self) -> str:
-        try:
-            kept = restagefolder.keep_states(self._run)
-        except OSError as error:
-            self._log(f"the state saved for the change stays where it is: {error}")
-            places = ", ".join(map(str, restagefolder.restage_folders(self._run)))
-            return f"the state saved for the change stays in {places} ({error.strerror or error})"
-        for path in kept:
-            self._log(f"the state saved for the change is kept as {path}")
-        return f"the state saved for the change is kept as {kept[-1]}" if kept else ""

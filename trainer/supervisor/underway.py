@@ -6,6 +6,8 @@ from enum import Enum
 
 from msgspec import Struct
 
+from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.record.changeevents import ChangeAsked, KeyChange
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.units import counted, format_seconds
 from llmtop.trainer import control
@@ -17,12 +19,14 @@ class Phase(Enum):
     LEAVING = "the ranks save and end"
     TRIAL = "the new setting has not made a step yet"
     BACK = "the old setting has not made a step again yet"
+    RESUMED = "the run goes on with another setting than it ended with, which has not made a step yet"
 
 
 class UnderWay(Struct, kw_only=True):
     """The one change that is being made."""
 
-    request: control.Request
+    request: control.Request | None
+    """None where nobody waits for an answer."""
     setting: int
     from_setting: int
     phase: Phase
@@ -43,4 +47,20 @@ def never_ready(ready: int, wanted: int, seconds: float) -> str:
         f"after {format_seconds(seconds)} {ready} of {counted(wanted, 'rank')} of the new setting had loaded"
         " what they need: one of them hangs, or this machine is very busy; they were ended, and the run was"
         " not touched"
+    )
+
+
+def change_asked(
+    setting: int, changes: tuple[KeyChange, ...], old: Prediction, new: Prediction, *, restage: bool
+) -> ChangeAsked:
+    """The event of a change that is taken up, with what is predicted before and after."""
+    return ChangeAsked(
+        setting=setting,
+        restage=restage,
+        changes=changes,
+        fits=new.fits,
+        old_peak_bytes=old.peak_allocated_bytes,
+        new_peak_bytes=new.peak_allocated_bytes,
+        old_step_seconds=old.step_seconds,
+        new_step_seconds=new.step_seconds,
     )

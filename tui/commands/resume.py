@@ -9,30 +9,67 @@ from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record import rundir
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.trainer.change.afterend import fix_numbered, plan_after_end, resume_changed
+from llmtop.trainer.change.plan import require_fit
 from llmtop.trainer.change.restagefolder import restage_folders
 from llmtop.trainer.launch import resume_run
 from llmtop.trainer.statefile import newest_in
 from llmtop.tui.arguments import RUN_HELP
+from llmtop.tui.changetext import change_lines
 from llmtop.tui.commands.launching import add_how_to_watch, watch_as_asked
 from llmtop.tui.telling import tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument(
+        "words", nargs="*", metavar="KEY=VALUE", help="an option to go on with, as llmtop set takes it"
+    )
+    parser.add_argument(
+        "--fix",
+        type=int,
+        metavar="N",
+        help="go on with fix N of the report of a run that ran out of memory; begins anew where nothing was"
+        " saved",
+    )
+    parser.add_argument("--force", action="store_true", help="also when it is predicted not to fit")
     add_how_to_watch(parser)
 
 
 def run(args: argparse.Namespace) -> ExitCode:
     found = rundir.find_run(rundir.runs_root(), args.run)
-    step = _step_to_go_on_from(found, read_state(found))
-    resume_run(found)
-    # A state that was saved for a relaunch has been moved there.
-    tell(f"goes on after step {step:,}, from {found.checkpoints_dir / f'step-{step}'}")
+    state = read_state(found)
+    _require_ended(found, state)
+    changed = args.fix is not None or bool(args.words)
+    step = _step_to_go_on_from(found, may_begin_anew=changed)
+    if changed:
+        _resume_changed(found, state, args)
+    else:
+        resume_run(found)
+    if step:
+        # A state that was saved for a relaunch has been moved there.
+        tell(f"goes on after step {step:,}, from {found.checkpoints_dir / f'step-{step}'}")
+    else:
+        tell("begins anew: nothing was saved")
     return watch_as_asked(found, args)
 
 
-def _step_to_go_on_from(found: RunDir, state: RunState) -> int:
-    """Of the newest checkpoint; raises UsageError where there is nothing to go on with."""
+def _resume_changed(found: RunDir, state: RunState, args: argparse.Namespace) -> None:
+    if args.fix is not None and args.words:
+        raise UsageError("--fix and KEY=VALUE exclude each other", fix="give the one or the other")
+    if args.fix is None:
+        plan = plan_after_end(found, args.words)
+        if not args.force:
+            require_fit(plan)
+    else:
+        # Offered because it fits what there was, whatever the prediction alone says.
+        plan = plan_after_end(found, fix_numbered(found, state, args.fix).words)
+    for line in change_lines(plan.changes, whole=False):
+        tell(line)
+    resume_changed(found, plan)
+
+
+def _require_ended(found: RunDir, state: RunState) -> None:
     if found.supervisor_alive():
         raise UsageError(f"run {found.run_id} is going on", fix=f"watch it: llmtop attach {found.run_id}")
     if state.status == "completed":
@@ -40,11 +77,15 @@ def _step_to_go_on_from(found: RunDir, state: RunState) -> int:
             f"run {found.run_id} has made all its {found.spec().options.steps:,} steps",
             fix="start another one: llmtop run",
         )
+
+
+def _step_to_go_on_from(found: RunDir, *, may_begin_anew: bool) -> int:
+    """Of the newest checkpoint, 0 for none; raises UsageError where there has to be one."""
     saved = newest_in((found.checkpoints_dir, *restage_folders(found)))
-    if saved is None:
+    if saved is None and not may_begin_anew:
         raise UsageError(
             f"run {found.run_id} has no checkpoint to go on from",
             why=f"none is complete in {found.checkpoints_dir}",
             fix="start another one: llmtop run, with --checkpoint-every N to have some next time",
         )
-    return saved[0].step
+    return 0 if saved is None else saved[0].step

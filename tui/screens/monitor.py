@@ -31,7 +31,7 @@ from llmtop.tui.panels.stacks import StacksPanel
 from llmtop.tui.panels.startup import StartupPanel
 from llmtop.tui.panels.steps import StepsPanel
 from llmtop.tui.panels.switches import SwitchesPanel
-from llmtop.tui.requests import ChangeWanted, RunsAsked, StopAsked
+from llmtop.tui.requests import ChangeWanted, FixAsked, RunsAsked, StopAsked
 from llmtop.tui.stackrequests import StacksArrived, StacksAsked
 from llmtop.tui.view import LogText, RunView
 from llmtop.tui.widgets.keyfooter import KeyFooter
@@ -185,8 +185,10 @@ class MonitorScreen(Screen[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """A run that has ended cannot be stopped and does not go on: those keys leave the footer."""
-        if action == "change" and not self.IS_LIVE:
+        if action in ("change", "fix") and not self.IS_LIVE:
             return False
+        if action == "fix":
+            return self.view is not None and self.view.state.status == "out_of_memory"
         if action in ("stop", "leave", "change"):
             return self.view is None or self.view.state.status not in ENDED
         return True
@@ -243,6 +245,10 @@ class MonitorScreen(Screen[None]):
     def action_change(self) -> None:
         if self.view is not None:
             self.post_message(ChangeWanted(self.run, self.view.state))
+
+    def action_fix(self) -> None:
+        if self.view is not None:
+            self.post_message(FixAsked(self.run, self.view.state))
 
     def action_stop(self) -> None:
         self.post_message(StopAsked(self.run))

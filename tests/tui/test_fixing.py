@@ -1,0 +1,80 @@
+"""After an out-of-memory the monitor offers what fits, each with a key that goes on with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llmtop.presets.errors import LlmtopError
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.oom.message import read_shortage
+from llmtop.profiler.record.events import RankFailed
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.tui.app import LlmtopApp
+from llmtop.tui.deeds import Deeds
+from tests.tui.tuiruns import LiveRun, wait_for, wait_for_text
+
+WIDE = (130, 40)
+MESSAGE = (
+    "CUDA out of memory. Tried to allocate 3.91 GiB. GPU 0 has a total capacity of 139.80 GiB of which 3.13"
+    " GiB is free. Including non-PyTorch memory, this process has 136.67 GiB memory in use. Of the allocated"
+    " memory 133.94 GiB is allocated by PyTorch, and 642.55 MiB is reserved by PyTorch but unallocated."
+)
+
+
+@pytest.fixture
+def ended(root: Path) -> LiveRun:
+    """A run that ran out of memory in step 5, with a checkpoint of step 4."""
+    live = LiveRun(root, kind="cuda", micro_batch=2, seq_len=4096)
+    live.start()
+    live.steps(1, 4)
+    live.recorder.ranks[1].write(
+        RankFailed(
+            error_type="OutOfMemoryError",
+            message=MESSAGE,
+            out_of_memory=True,
+            stage="backward",
+            step=5,
+            shortage=read_shortage(MESSAGE),
+        )
+    )
+    folder = live.run.checkpoints_dir / "step-4"
+    folder.mkdir(parents=True)
+    (folder / "llmtop.json").write_text(json.dumps({"step": 4, "position": {}, "world_size": 2}))
+    live.end("out_of_memory", "rank 1 ran out of memory", "take less", rank=1)
+    live.close()
+    return live
+
+
+@pytest.mark.parametrize("refusal", ["", "no room on the disk"])
+async def test_a_key_goes_on_with_a_change_that_fits(ended: LiveRun, root: Path, refusal: str) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def fix(run: RunDir, state: RunState, number: int) -> None:
+        asked.append((run.run_id, number))
+        if refusal:
+            raise LlmtopError("it cannot go on", why=refusal)
+
+    app = LlmtopApp("monitor", ended.run, root, deeds=Deeds(fix=fix))
+    async with app.run_test(size=WIDE, notifications=True) as pilot:
+        shown = await wait_for_text(pilot, "OUT OF MEMORY", "f Fix")
+        before = app.screen
+        await pilot.press("f")
+        shown = await wait_for_text(pilot, "Go on with a change?", "It goes on after step 4.")
+        assert "rank 1 in backward of step 5" in shown
+        assert "asked for 3.91 GiB: the gradient of the logits in fp32" in shown
+        await pilot.press("1")
+        await wait_for(pilot, lambda: asked == [(ended.run.run_id, 1)], "the fix")
+        if refusal:
+            await wait_for_text(pilot, refusal)
+            assert app.screen is before
+        else:
+            await wait_for(pilot, lambda: app.screen is not before, "the monitor of the run that goes on")
+
+
+async def test_a_run_that_did_not_run_out_of_memory_has_no_such_key(live: LiveRun, root: Path) -> None:
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=WIDE) as pilot:
+        assert "f Fix" not in await wait_for_text(pilot, "20/60", "q Quit")

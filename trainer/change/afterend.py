@@ -1,0 +1,66 @@
+"""Changes with which a run that has ended goes on: those that would make it fit, or what a person wants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmtop.presets.errors import UsageError
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.oom.diagnosis import diagnose
+from llmtop.profiler.oom.fixes import Fix
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.trainer.change.plan import ChangePlan, plan_change
+from llmtop.trainer.launch import resume_run
+from llmtop.trainer.preflight import preflight
+
+BY_RESUME = "llmtop resume"
+
+
+def fixes_of(run: RunDir, state: RunState) -> tuple[Fix, ...]:
+    """What would make a run fit that ran out of memory, as far as it can go on with it."""
+    if state.status != "out_of_memory":
+        return ()
+    setting = state.changes.setting
+    found = diagnose(state, run.spec(setting), run.prediction(setting))
+    return tuple(fix for fix in found.fixes if fix.number is not None) if found is not None else ()
+
+
+def fix_numbered(run: RunDir, state: RunState, number: int) -> Fix:
+    """Raises UsageError where there is none of that number."""
+    known = fixes_of(run, state)
+    for fix in known:
+        if fix.number == number:
+            return fix
+    if state.status != "out_of_memory":
+        raise UsageError(
+            f"there is nothing to fix in run {run.run_id}",
+            why="fixes are for runs that ran out of memory",
+            fix=f"llmtop resume {run.run_id} KEY=VALUE goes on with a change of your own",
+        )
+    raise UsageError(
+        f"run {run.run_id} has no fix {number}",
+        why=f"its report lists {len(known)}"
+        if known
+        else "no change that it can go on with is predicted to fit",
+        fix=f"llmtop report {run.run_id}",
+    )
+
+
+def plan_after_end(run: RunDir, words: Sequence[str], *, keep_global_batch: bool = True) -> ChangePlan:
+    """What going on with `key=value ...` comes to; raises UsageError for what cannot be."""
+    return plan_change(run.spec(), run.prediction(), words, keep_global_batch=keep_global_batch, by=BY_RESUME)
+
+
+def resume_changed(run: RunDir, plan: ChangePlan) -> int:
+    """Start an ended run again, on another setting: its ranks go on from its newest checkpoint, or begin anew
+    where there is none. Raises like `resume_run`, with nothing changed."""
+    preflight(plan.new, nvme_bytes=plan.new_prediction.nvme_bytes)
+    before = run.in_force()
+    setting = run.add_setting(plan.new, plan.new_prediction, plan.deepspeed_config)
+    run.put_in_force(setting, ended_on=before.setting)
+    try:
+        return resume_run(run)
+    except BaseException:
+        if not run.supervisor_alive():
+            run.put_in_force(before.setting, fall_back=before.fall_back, ended_on=before.ended_on)
+        raise

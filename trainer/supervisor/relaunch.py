@@ -1,0 +1,63 @@
+"""Relaunches in the record: of a run that ended and goes on with another setting, and how one went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llmtop.profiler.record.changeevents import RestageBegan, Restaged
+from llmtop.profiler.record.events import AnyEvent
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.trainer.change import restagefolder
+from llmtop.trainer.statefile import newest
+from llmtop.trainer.supervisor.progress import Progress
+from llmtop.trainer.supervisor.underway import Phase, UnderWay, change_asked
+
+
+def go_on_with(run: RunDir, setting: int, ended_on: int, write: Callable[[AnyEvent], object]) -> UnderWay:
+    """Take into the record that the run ended, and that its next ranks train on another setting."""
+    # The presets are a tenth of a second of imports that few runs need.
+    from llmtop.trainer.change.plan import key_changes
+
+    saved = newest(run.checkpoints_dir)
+    changes = tuple(key_changes(run.spec(ended_on).options, run.spec(setting).options))
+    write(change_asked(setting, changes, run.prediction(ended_on), run.prediction(setting), restage=True))
+    write(
+        RestageBegan(
+            setting=setting,
+            from_setting=ended_on,
+            last_step=0 if saved is None else saved.step,
+            world_size=run.spec(setting).world_size,
+        )
+    )
+    run.put_in_force(setting)
+    return UnderWay(request=None, setting=setting, from_setting=ended_on, phase=Phase.RESUMED)
+
+
+def restaged(now: UnderWay, progress: Progress) -> Restaged:
+    """The event of a relaunch after which every rank has made a step."""
+    back_at = max(first.t for first in progress.first_steps.values())
+    stages = dict(progress.stage_seconds)
+    if now.last_step_at is not None:
+        saving = now.saved.seconds if now.saved is not None else 0.0
+        ending = max(0.0, now.relaunched_at - now.last_step_at - saving)
+        stages = {"save": saving, "end": ending, **stages}
+    return Restaged(
+        setting=now.setting,
+        step=progress.first_steps[0].step,
+        down_seconds=None if now.last_step_at is None else back_at - now.last_step_at,
+        stage_seconds=stages,
+        notes=tuple(progress.loaded_notes),
+    )
+
+
+def keep_in_words(run: RunDir, log: Callable[[str], None]) -> str:
+    """Keep what was saved for a relaunch that has made no step, and say where; empty: there is nothing."""
+    try:
+        kept = restagefolder.keep_states(run)
+    except OSError as error:
+        log(f"the state saved for the change stays where it is: {error}")
+        places = ", ".join(map(str, restagefolder.restage_folders(run)))
+        return f"the state saved for the change stays in {places} ({error.strerror or error})"
+    for path in kept:
+        log(f"the state saved for the change is kept as {path}")
+    return f"the state saved for the change is kept as {kept[-1]}" if kept else ""

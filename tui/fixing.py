@@ -1,0 +1,32 @@
+"""The question after an out-of-memory: what it was, and the changes with which the run would fit."""
+
+from __future__ import annotations
+
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.oom.diagnosis import diagnose
+from llmtop.profiler.oom.words import fix_words, moment_words, request_words
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.trainer.change.afterend import fixes_of
+from llmtop.trainer.change.restagefolder import restage_folders
+from llmtop.trainer.statefile import newest_in
+from llmtop.tui.widgets.dialog import Choice
+from llmtop.tui.widgets.paint import harmless
+
+
+def fix_choices(run: RunDir, state: RunState) -> tuple[Choice, ...]:
+    """One for each change that the run can go on with, under its number in the report."""
+    return tuple(
+        Choice(str(fix.number), harmless(fix_words(fix)), str(fix.number)) for fix in fixes_of(run, state)
+    )
+
+
+def fix_text(run: RunDir, state: RunState) -> tuple[str, ...]:
+    """What happened, and from where the run would go on."""
+    setting = state.changes.setting
+    found = diagnose(state, run.spec(setting), run.prediction(setting))
+    saved = newest_in((run.checkpoints_dir, *restage_folders(run)))
+    then = (
+        "It begins anew: nothing was saved." if saved is None else f"It goes on after step {saved[0].step:,}."
+    )
+    told = () if found is None else (moment_words(found), request_words(found))
+    return (*(harmless(line) for line in told if line), then)
