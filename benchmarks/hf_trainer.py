@@ -16,11 +16,12 @@ from transformers import Trainer, TrainerCallback, TrainingArguments, default_da
 
 from benchmarks.window import first_and_last
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.probes.inmodules import count_parameters
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import ModelBuilt, RankFinished, StepFinished
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.statefile import Position
-from llmtop.trainer.worker.build import build_model, count_parameters
+from llmtop.trainer.worker.build import build_model
 from llmtop.trainer.worker.data import SequenceOrder
 from llmtop.trainer.worker.place import Place, place_from_environment
 from llmtop.trainer.worker.session import import_libraries
@@ -91,9 +92,7 @@ def main(arguments: list[str]) -> None:
     )
     trainer.train()
     peak = None if spec.on_cpu else torch.cuda.max_memory_allocated()
-    events.write(
-        RankFinished(reason="completed", last_step=spec.options.steps, peak_allocated_bytes=peak)
-    )
+    events.write(RankFinished(reason="completed", last_step=spec.options.steps, peak_allocated_bytes=peak))
 
 
 def training_arguments(run: RunDir, spec: RunSpec) -> Any:

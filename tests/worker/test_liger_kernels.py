@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from llmtop.presets.liger import KERNELS, LIGER, apply_arguments
-from llmtop.trainer.worker import kernels
-from llmtop.trainer.worker.kernels import apply_liger, liger_kernels_in
+from llmtop.profiler.probes.inmodules import liger_kernels_in
+from llmtop.trainer.worker.kernels import apply_liger
 
 HAS_LIGER = importlib.util.find_spec("liger_kernel") is not None
 
@@ -178,4 +178,4 @@ def test_the_fused_loss_leaves_the_other_one_unused(monkeypatch: pytest.MonkeyPa
 
 
 def test_without_liger_there_is_none() -> None:
-    assert kernels.liger_kernels_in(torch.nn.Linear(2, 2)) == ()
+    assert liger_kernels_in(torch.nn.Linear(2, 2)) == ()

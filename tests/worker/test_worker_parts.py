@@ -16,18 +16,18 @@ from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
 from llmtop.presets.spec import LrSchedule
+from llmtop.profiler.oom.failure import failure_event, is_out_of_memory
+from llmtop.profiler.probes.inmodules import count_parameters
 from llmtop.profiler.probes.training import StepReading
 from llmtop.profiler.record.eventlog import EventTail, EventWriter
 from llmtop.profiler.record.events import StageBegan, StageFinished
 from llmtop.profiler.record.failureevents import MemoryShortage
 from llmtop.trainer.statefile import Position, Progress, newest
 from llmtop.trainer.worker.agreement import Agreed
-from llmtop.trainer.worker.build import count_parameters, model_config
+from llmtop.trainer.worker.build import model_config
 from llmtop.trainer.worker.callbacks import StepLog, StepOutcome
 from llmtop.trainer.worker.failure import (
     exit_code,
-    failure_event,
-    is_out_of_memory,
     words_for_the_log,
 )
 from llmtop.trainer.worker.kernels import apply_liger

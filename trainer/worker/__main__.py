@@ -9,12 +9,13 @@ from typing import NoReturn
 
 from llmtop.presets.errors import UsageError
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.oom.failure import failure_event
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.change.standby import mark_ready, standby_setting, wait_for_go
 from llmtop.trainer.pdeath import die_with_parent
 from llmtop.trainer.stacks import listen_for_stacks
-from llmtop.trainer.worker.failure import exit_code, failure_event, words_for_the_log
+from llmtop.trainer.worker.failure import exit_code, words_for_the_log
 from llmtop.trainer.worker.malloc import return_freed_memory
 from llmtop.trainer.worker.place import place_from_environment
 from llmtop.trainer.worker.stages import StageLog

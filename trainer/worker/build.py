@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from msgspec import Struct
 
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.spec import RunSpec
@@ -27,11 +26,6 @@ _NOT_FOR_BUILDING = ("auto_map", "quantization_config", "_name_or_path", "transf
 
 # What deepspeed.initialize imports inside its functions.
 _IMPORTED_BY_ENGINE = ("deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.module_inject.auto_ep")
-
-
-class ParameterCounts(Struct, frozen=True, kw_only=True):
-    params: int
-    trainable_params: int
 
 
 def model_config(spec: RunSpec) -> Any:
@@ -117,23 +111,6 @@ def build_model(
         model = add_lora(model, spec)
     built: torch.nn.Module = model.train()
     return built
-
-
-def count_parameters(model: torch.nn.Module) -> ParameterCounts:
-    """Elements as the architecture counts them: whole under ZeRO-3, unpacked when quantized."""
-    params = trainable = 0
-    for parameter in model.parameters():
-        count = _elements(parameter)
-        params += count
-        trainable += count if parameter.requires_grad else 0
-    return ParameterCounts(params=params, trainable_params=trainable)
-
-
-def _elements(parameter: torch.nn.Parameter) -> int:
-    quantized = getattr(parameter, "quant_state", None)
-    if quantized is not None:
-        return int(torch.Size(quantized.shape).numel())
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def _needed_packages(spec: RunSpec) -> list[str]:

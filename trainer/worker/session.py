@@ -16,6 +16,7 @@ from llmtop.presets.version import package_version
 from llmtop.profiler.probes.allocator import Peaks
 from llmtop.profiler.probes.baseline import baseline, device_used_bytes
 from llmtop.profiler.probes.heap import read_heap
+from llmtop.profiler.probes.inmodules import attention_in, count_parameters, liger_kernels_in
 from llmtop.profiler.probes.kernels import profiled_step
 from llmtop.profiler.probes.outside import OutsideProbe, first_collective, make_context
 from llmtop.profiler.probes.training import TrainingProbes, is_classified
@@ -26,7 +27,7 @@ from llmtop.trainer.change.restagefolder import restage_folders
 from llmtop.trainer.ops import ops_of
 from llmtop.trainer.statefile import newest_in
 from llmtop.trainer.worker import checkpoint
-from llmtop.trainer.worker.build import DTYPES, build_model, count_parameters, import_model_code
+from llmtop.trainer.worker.build import DTYPES, build_model, import_model_code
 from llmtop.trainer.worker.callbacks import (
     Callback,
     Checkpointer,
@@ -37,7 +38,6 @@ from llmtop.trainer.worker.callbacks import (
     write_line,
 )
 from llmtop.trainer.worker.data import Batches
-from llmtop.trainer.worker.kernels import attention_in, liger_kernels_in
 from llmtop.trainer.worker.live import LiveChanges
 from llmtop.trainer.worker.livesettings import restore_options
 from llmtop.trainer.worker.loop import Live, Loop, LoopEnd, Probes
@@ -56,13 +56,13 @@ _VERSIONED = ("torch", "deepspeed", "transformers", "peft", "bitsandbytes", "lig
 
 def import_libraries(spec: RunSpec, *, off_device: bool = False) -> None:
     """Everything that is loaded whatever the model's size; `off_device` but for what takes device memory."""
-    _quiet_libraries()
+    quiet_libraries()
     import_model_code(spec, off_device=off_device)
     if spec.on_cpu:
         warm_up_math(DTYPES[spec.options.precision])
 
 
-def _quiet_libraries() -> None:
+def quiet_libraries() -> None:
     """Lines that come with each collective or each matrix product and that nobody can act on."""
     warnings.filterwarnings("ignore", message=r".*is deprecated\. Please use", category=FutureWarning)
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
