@@ -10,8 +10,9 @@ import pytest
 
 from llmtop.profiler.hardware.xid import xid_seen
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
-from llmtop.profiler.record.events import RankFailed, RankFinished
+from llmtop.profiler.record.events import RankFailed, RankFinished, RunEnded
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.trainer.supervisor.oom import Evidence
 from llmtop.trainer.supervisor.postmortem import Story, how_to_go_on, name_end
 from llmtop.trainer.supervisor.ranks import RankExit
 
@@ -94,15 +95,27 @@ def test_ranks_that_the_supervisor_killed_are_not_at_fault() -> None:
     assert end.reason.startswith("rank 0 ended with exit code 3")
 
 
-def test_the_kernels_killer_is_named_only_with_evidence() -> None:
+def test_the_kernels_killer_is_named_only_with_proof() -> None:
     victim = exited(0, None, "SIGKILL")
-    with_evidence = name_end(story(victim, oom_evidence="the kernel counts a kill"))
-    assert with_evidence.state == "out_of_memory"
-    assert "OOM killer: the kernel counts a kill" in with_evidence.reason
-    assert "host memory" in with_evidence.fix
+
+    def told(kind: Any, **more: Any) -> RunEnded:
+        return name_end(story(victim, oom_evidence=Evidence(kind=kind, words="so it is"), **more))
+
+    proved = told("proof", memory_bytes={0: 3 << 30, 1: 5 << 30})
+    assert proved.state == "out_of_memory" and "host memory" in proved.fix
+    assert proved.reason == (
+        "rank 0 was killed by SIGKILL after step 7 by the kernel's OOM killer: so it is; held last:"
+        " rank 1 5.00 GiB, rank 0 3.00 GiB of host memory"
+    )
+    likely = told("likely")
+    assert likely.state == "out_of_memory"
+    assert "most likely because host memory ran out: so it is, though nothing names" in likely.reason
+    possible = told("possible", memory_bytes=dict.fromkeys(range(6), 1 << 30))
+    assert possible.state == "failed" and "OOM killer" not in possible.reason
+    assert "so it is; held last" in possible.reason and "all 6 6.00 GiB" in possible.reason
     without = name_end(story(victim))
     assert without.state == "failed"
-    assert "dmesg" in without.fix
+    assert "dmesg" in without.fix and "dmesg" in possible.fix
 
 
 def test_device_memory_gets_the_predictions_advice() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.profiler.hardware.kernellog import KernelLog
 from llmtop.profiler.record.deviceevents import HostSample
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import StageBegan, StepFinished
@@ -160,22 +161,64 @@ def fake_proc(folder: Path, kills: int) -> Path:
     return folder
 
 
-def test_a_rising_count_is_evidence(tmp_path: Path) -> None:
-    watch = OomWatch(fake_proc(tmp_path / "proc", 3))
-    assert watch.evidence(None) is None
-    fake_proc(tmp_path / "proc", 4)
-    assert "out-of-memory kill" in str(watch.evidence(None))
+def cgroup(proc: Path, kills: int) -> None:
+    """A cgroup of version 2 that counts its own kills."""
+    group = proc.parent / "group"
+    group.mkdir(exist_ok=True)
+    (group / "memory.events").write_text(f"oom 1\noom_kill {kills}\n")
+    (proc / "self").mkdir(exist_ok=True)
+    (proc / "self" / "cgroup").write_text("0::/\n")
+    (proc / "self" / "mountinfo").write_text(f"1 2 0:1 / {group} rw - cgroup2 cgroup2 rw\n")
 
 
-def test_full_memory_is_evidence(tmp_path: Path) -> None:
-    watch = OomWatch(tmp_path)
-    assert watch.evidence(HostSample(memory_total_bytes=100, memory_available_bytes=50)) is None
-    assert "98 % of host memory" in str(
-        watch.evidence(HostSample(memory_total_bytes=100, memory_available_bytes=2))
-    )
-    limited = HostSample(cgroup_limit_bytes=100, cgroup_used_bytes=99)
-    assert "99 % of the memory limit" in str(watch.evidence(limited))
-    assert watch.evidence(HostSample()) is None
+def test_a_kill_in_the_runs_own_cgroup_is_proof_and_one_elsewhere_is_not(tmp_path: Path) -> None:
+    proc = fake_proc(tmp_path / "proc", 3)
+    blind = OomWatch(proc)
+    assert blind.evidence(None) is None
+    cgroup(proc, 1)
+    watch = OomWatch(proc)
+    fake_proc(proc, 4)
+    assert watch.evidence(None) is None, "the kernel counts for this cgroup, and has counted none"
+    cgroup(proc, 2)
+    found = watch.evidence(None)
+    assert found is not None and found.kind == "proof" and "memory cgroup" in found.words
+    (proc / "self" / "cgroup").unlink()
+    perhaps = blind.evidence(None)
+    assert perhaps is not None and perhaps.kind == "possible" and "may have been another" in perhaps.words
+
+
+KILL = (
+    "3,1234,99,-;Out of memory: Killed process {pid} (python) total-vm:99kB, anon-rss:12582912kB,"
+    " file-rss:0kB, UID:0\n"
+)
+
+
+@pytest.mark.parametrize(("namespace", "proof"), [("pid:[4026531836]", True), ("pid:[4026532281]", False)])
+def test_the_kernels_log_names_whom_it_killed(tmp_path: Path, namespace: str, proof: bool) -> None:
+    proc, log = fake_proc(tmp_path / "proc", 0), tmp_path / "kmsg"
+    (proc / "self" / "ns").mkdir(parents=True)
+    (proc / "self" / "ns" / "pid").symlink_to(namespace)
+    log.write_text(KILL.format(pid=7))
+    watch = OomWatch(proc, KernelLog(log, proc=proc))
+    with log.open("a") as file:
+        file.write(KILL.format(pid=8))
+    assert watch.evidence(None, [7]) is None, "of an earlier process with that number"
+    found = watch.evidence(None, [6, 8])
+    assert (found is not None) == proof, "in a container the log's numbers are others"
+    if found is not None:
+        assert (found.kind, found.words) == ("proof", "its log names process 8 (python), 12.0 GiB resident")
+
+
+def test_full_memory_is_likely(tmp_path: Path) -> None:
+    def words(host: HostSample) -> str:
+        found = OomWatch(tmp_path).evidence(host)
+        assert found is None or found.kind == "likely"
+        return found.words if found is not None else ""
+
+    assert words(HostSample(memory_total_bytes=100, memory_available_bytes=50)) == ""
+    assert "98 % of host memory" in words(HostSample(memory_total_bytes=100, memory_available_bytes=2))
+    assert "99 % of the memory limit" in words(HostSample(cgroup_limit_bytes=100, cgroup_used_bytes=99))
+    assert words(HostSample()) == ""
 
 
 # --- ranks' environment ---------------------------------------------------------------------------

@@ -34,6 +34,8 @@ class HardwareWatch:
         self._fails = False
         self._newest: HardwareSampled | None = None
         self._xids: list[XidSeen] = []
+        self.rank_memory_bytes: dict[int, int] = {}
+        """Rank to what its processes held of host memory (PSS, else RSS) when they were last seen."""
 
     @property
     def host(self) -> HostSample | None:
@@ -81,6 +83,10 @@ class HardwareWatch:
 
     def _take_sample(self, sampler: Sampler, rank_pids: dict[int, int]) -> None:
         self._newest = sampler.sample(rank_pids)
+        for seen in self._newest.processes:
+            held = seen.rss_bytes if seen.pss_bytes is None else seen.pss_bytes
+            if held is not None:
+                self.rank_memory_bytes[seen.rank] = held
         self._write_xids(sampler.take_xids())
         self._samples.write(self._newest)
 

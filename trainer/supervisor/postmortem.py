@@ -14,8 +14,10 @@ from llmtop.profiler.oom.message import short_message
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.events import RankFailed, RankFinished, RunEnded, XidSeen
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.units import format_bytes
 from llmtop.trainer.change.restagefolder import restage_folders
 from llmtop.trainer.statefile import newest_in
+from llmtop.trainer.supervisor.oom import Evidence
 from llmtop.trainer.supervisor.ranks import RankExit
 
 _LOST_PEER = re.compile(
@@ -59,6 +61,7 @@ _MESSAGE_FIXES: tuple[tuple[str, str], ...] = (
 )
 
 
+_RANKS_TOLD = 4
 SMALLER = "smaller --micro-batch or --seq-len, or --gradient-checkpointing"
 
 
@@ -80,8 +83,10 @@ class Story(Struct, frozen=True, kw_only=True):
     last_step: int = 0
     stepped: bool = False
     """Whether this attempt finished a step, so that there was something to save."""
-    oom_evidence: str | None = None
-    """Why a SIGKILL was the kernel's; None where nothing says so."""
+    oom_evidence: Evidence | None = None
+    """What says that a SIGKILL was the kernel's; None where nothing does."""
+    memory_bytes: dict[int, int] = {}
+    """Rank to what its processes held of host memory in the newest sample that saw them."""
     xids: tuple[XidSeen, ...] = ()
     """What the driver reported of the run's GPUs while it ran."""
     lost_devices: tuple[int, ...] = ()
@@ -220,12 +225,8 @@ def _failure(story: Story, exit_: RankExit) -> RunEnded:
 def _unexplained_death(story: Story, exit_: RankExit, how: str) -> RunEnded:
     """The rank left no last event: a signal, an exit from native code, or a silent exit."""
     reason = f"rank {exit_.rank} {how}"
-    if exit_.signal == "SIGKILL" and story.oom_evidence:
-        return RunEnded(
-            state="out_of_memory",
-            reason=f"{reason} by the kernel's OOM killer: {story.oom_evidence}",
-            fix=_host_memory_fix(story),
-        )
+    if exit_.signal == "SIGKILL":
+        return _killed(story, exit_, reason)
     last = _last_line(story.logs.get(exit_.rank))
     said = f"; its log ends: {last}" if last else ""
     if exit_.signal:
@@ -236,6 +237,32 @@ def _unexplained_death(story: Story, exit_: RankExit, how: str) -> RunEnded:
     else:
         fix = _message_fix(story, exit_.rank, last)
     return RunEnded(state="failed", reason=reason + said, fix=fix)
+
+
+def _killed(story: Story, exit_: RankExit, reason: str) -> RunEnded:
+    """By -9: for memory as far as that is proved or likely, else by whoever."""
+    held, evidence = _held_at_death(story), story.oom_evidence
+    if evidence is None or evidence.kind == "possible":
+        words = f"; {evidence.words}" if evidence is not None else ""
+        return RunEnded(state="failed", reason=f"{reason}{words}{held}", fix=_SIGNAL_FIXES["SIGKILL"])
+    if evidence.kind == "proof":
+        reason += f" by the kernel's OOM killer: {evidence.words}"
+    else:
+        reason += (
+            f", most likely because host memory ran out: {evidence.words}, though nothing names who did it"
+        )
+    return RunEnded(state="out_of_memory", reason=reason + held, fix=_host_memory_fix(story))
+
+
+def _held_at_death(story: Story) -> str:
+    """What the ranks held of host memory when they were last looked at."""
+    if not story.memory_bytes:
+        return ""
+    ranks = sorted(story.memory_bytes.items(), key=lambda pair: (-pair[1], pair[0]))
+    told = ", ".join(f"rank {rank} {format_bytes(size)}" for rank, size in ranks[:_RANKS_TOLD])
+    if len(ranks) > _RANKS_TOLD:
+        told += f", all {len(ranks)} {format_bytes(sum(story.memory_bytes.values()))}"
+    return f"; held last: {told} of host memory"
 
 
 def _how(story: Story, exit_: RankExit) -> str:
