@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -17,16 +16,14 @@ from llmtop.tui.dressing import Dress
 from llmtop.tui.glyphs import only_ascii, to_ascii
 from llmtop.tui.look import THEME_NAMES, Chosen, Look, choices_path, look_of, read_choice, write_choice
 from llmtop.tui.screens.monitor import PANELS
-from llmtop.tui.screens.runs import RunsScreen
 from llmtop.tui.theme import THEMES
 from llmtop.tui.widgets.panel import Panel
-from tests.recorded import BEGAN, make_recorded_run
+from tests.recorded import make_recorded_run
 from tests.tui.tuiruns import MACHINE, LiveRun, screen_text, wait_for, wait_for_text
 
 SMALL = (80, 24)
 ASCII = Dress(Look(ascii=True))
 MONO = Dress(Look(theme="mono"))
-SNAPSHOTS = Path(__file__).parent / "snapshots"
 
 
 @pytest.mark.parametrize(
@@ -191,26 +188,3 @@ async def test_the_palette_finds_what_the_screen_can_do(live: LiveRun, root: Pat
         if app.look.theme != "mono":
             await pilot.press("enter")
         await wait_for(pilot, lambda: app.look.theme == "mono")
-
-
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
-@pytest.mark.parametrize("ascii_alone", [False, True])
-async def test_the_runs_look_as_they_did(size: tuple[int, int], ascii_alone: bool, root: Path) -> None:
-    """`LLMTOP_SNAPSHOTS=write` writes the pictures anew."""
-    for name, kind, end in (
-        ("a", "cpu", "completed"),
-        ("b", "cuda", "out_of_memory"),
-        ("c", "cuda", "stopped"),
-    ):
-        run = make_recorded_run(root, kind=kind, steps=12, end=end)  # type: ignore[arg-type]
-        run.path.rename(root / f"20261129-18450{ord(name) - 96}-{kind}-00{name}0")
-    app = LlmtopApp("runs", root=root, dress=Dress(Look(ascii=ascii_alone)))
-    app.install_screen(RunsScreen(root, clock=lambda: BEGAN + 7200), "runs")
-    path = SNAPSHOTS / f"runs-{size[0]}x{size[1]}{'-ascii' if ascii_alone else ''}.txt"
-    async with app.run_test(size=size) as pilot:
-        await wait_for_text(pilot, "3, 0 going on", "Help")
-        if os.environ.get("LLMTOP_SNAPSHOTS") == "write":
-            path.write_text(screen_text(app) + "\n", encoding="utf-8")
-        wanted = path.read_text(encoding="utf-8")
-        # The footer is made anew when the keys that apply change, and is gone for a moment.
-        await wait_for(pilot, lambda: screen_text(app) + "\n" == wanted, path.name)

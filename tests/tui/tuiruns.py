@@ -68,9 +68,10 @@ async def wait_for(
     raise AssertionError(f"never came: {what}\n{screen_text(pilot.app)}")
 
 
-async def wait_for_text(pilot: Pilot[Any], *words: str) -> str:
+async def wait_for_text(pilot: Pilot[Any], *words: str, rounds: int = WAIT_ROUNDS) -> str:
     """Until all the words stand on the screen; the screen then."""
-    await wait_for(pilot, lambda: all(word in screen_text(pilot.app) for word in words), " and ".join(words))
+    told = " and ".join(words)
+    await wait_for(pilot, lambda: all(word in screen_text(pilot.app) for word in words), told, rounds=rounds)
     # The footer and what else follows from the same message are painted a moment later.
     await pilot.pause()
     return screen_text(pilot.app)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statistics import mean, median
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.content import Content
@@ -28,6 +29,7 @@ _SHORT = {"data": "data", "forward": "fwd", "backward": "bwd", "optimizer": "opt
 class StepsPanel(Panel):
     TITLE = "Steps"
     KEY = "4"
+    DEFAULT_CSS: ClassVar[str] = "StepsPanel.zoomed LinePlot { min-height: 8; }"
 
     def compose(self) -> ComposeResult:
         yield from super().compose()
@@ -201,9 +203,11 @@ def _rank_rows(view: RunView, width: int) -> list[Content]:
     fast = min((r for r in alone if r != slow), key=lambda r: alone[r])
     scale = max(sum(phases.values()) for phases in means.values())
     spread = format_seconds(alone[slow] - alone[fast])
-    words = (
-        f"by rank; slowest rank {slow}, {spread} behind rank {fast} in what a rank does alone (data, forward)"
-    )
+    behind = f"{spread} behind rank {fast} in what a rank does alone (data, forward)"
+    if alone[slow] > alone[fast]:
+        words = f"by rank; slowest rank {slow}, {behind}"
+    else:
+        words = "by rank; all alike in what a rank does alone (data, forward)"
     rows = [Content.styled(row, "$muted") for row in wrapped(words, width)]
     head = fit("rank", _RANK_CELLS) + "".join(fit_right(_SHORT[name], _TIME_CELLS) for name in PHASES)
     rows.append(Content.styled(head, "$muted"))

@@ -14,6 +14,8 @@ ORANGE = (217, 166, 108)
 GREEN = (143, 199, 163)
 VIOLET = (178, 148, 201)
 RED = (224, 122, 122)
+_AXIS_ROWS = 2
+"""The axis of the steps and its numbers."""
 
 
 class Curve(NamedTuple):
@@ -70,6 +72,9 @@ class LinePlot(PlotextPlot):  # type: ignore[misc]  # textual_plotext is not fol
         shown = steps if self._x_axis else []
         self.plt.xticks(shown, [str(step) for step in shown])
         levels = _spread(min(ys), max(ys), 1 if self.size.height < 5 else 2 if self.size.height < 12 else 4)
+        if self.size.height - _AXIS_ROWS * self._x_axis < 2:
+            # Of several on one row any one may be drawn.
+            levels = levels[-1:]
         self.plt.yticks(levels, [figures(level) for level in levels])
 
 
