@@ -18,7 +18,11 @@ A run is a folder of mode 0700:
     in-force.json        which of the settings is in force; the run's own three while it is not there
     stacks/              Python stacks of the ranks, as they were asked for; rank-N.txt is what rank N wrote
     live.json            what the supervisor last asked of the running ranks
+    save.json            how often it has asked them for a checkpoint that is no end
     bookmark             the state so far and where in the logs it ends: a cache (`bookmark.py`), may be missing
+    environment.json     what the run was launched in: versions, driver, variables without secrets
+    imported.json        only of a run that came from an archive: which, and from where; nobody supervises it
+    mirror.log           what the processes wrote that copy the run's figures elsewhere
     standby/N/           which ranks are ready for setting N, and whether they may begin
 """
 
@@ -47,6 +51,7 @@ _PREDICTION = "prediction.json"
 _DEEPSPEED = "deepspeed.json"
 _SETTINGS = "settings"
 _IN_FORCE = "in-force.json"
+_IMPORTED = "imported.json"
 _RANK_FILE = re.compile(r"rank-(\d+)\.jsonl")
 _T = TypeVar("_T")
 
@@ -183,12 +188,41 @@ class RunDir:
     def deepspeed_path(self) -> Path:
         return self.path / _DEEPSPEED
 
+    @property
+    def environment_path(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def imported_path(self) -> Path:
+        return self.path / _IMPORTED
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether it came from an archive: then it is only looked at, nothing of it runs here."""
+        return self.imported_path.exists()
+
+    @property
+    def mirror_log_path(self) -> Path:
+        return self.path / "mirror.log"
+
+    def settings(self) -> tuple[int, ...]:
+        """Numbers of all that were ever tried; 0 is the one that the run was launched with."""
+        try:
+            names = [path.name for path in (self.path / _SETTINGS).iterdir()]
+        except OSError:
+            names = []
+        return (0, *sorted(int(name) for name in names if name.isdecimal()))
+
     def standby_dir(self, setting: int) -> Path:
         return self.path / "standby" / str(setting)
 
     @property
     def live_path(self) -> Path:
         return self.path / "live.json"
+
+    @property
+    def save_path(self) -> Path:
+        return self.path / "save.json"
 
     def events_path(self, src: str | int) -> Path:
         """The event log of `supervisor`, `hardware`, or a rank by its number or as `rank3`."""
@@ -262,11 +296,15 @@ class RunDir:
 
     def supervisor_alive(self) -> bool:
         """Whether the process that wrote `supervisor.pid` still runs (a reused pid does not count)."""
+        if self.is_imported:
+            return False
         identity = self.supervisor_identity()
         return identity is not None and process_identity(identity.pid) == identity
 
     def created(self) -> float | None:
-        """Wall clock at which the spec was written; None when the run is gone."""
+        """Wall clock at which the spec was written; None when the run is gone, or was not made here."""
+        if self.is_imported:
+            return None
         try:
             return self.spec_path.stat().st_mtime
         except OSError:
