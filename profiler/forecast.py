@@ -13,8 +13,11 @@ from statistics import fmean
 
 from msgspec import Struct
 
+from llmtop.profiler.fold.rankstate import WARMUP_STEPS
 from llmtop.profiler.record.events import HardwareSampled
 
+SETTLE_STEPS = WARMUP_STEPS + 3
+"""Caches of data, pinned buffers and freed memory fill up in the first steps; that is no leak."""
 FEWEST_SAMPLES = 30
 SHORTEST_SECONDS = 30.0
 """Less says little about minutes to come."""

@@ -34,6 +34,7 @@ from llmtop.trainer.change.standby import let_go
 from llmtop.trainer.supervisor.changes import Changes
 from llmtop.trainer.supervisor.extensions import compiling, extensions_dir, remove_stale_locks
 from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
+from llmtop.trainer.supervisor.hostmemory import HostMemoryWatch
 from llmtop.trainer.supervisor.journal import Journal
 from llmtop.trainer.supervisor.memoryend import memory_fix
 from llmtop.trainer.supervisor.nvmetrial import report_nvme
@@ -88,6 +89,7 @@ class Supervisor:
         self._hardware = HardwareWatch(run, self.events.write, _log)
         self._compiling: str | None = None
         self._compilers_due = 0.0
+        self._memory = HostMemoryWatch(run, self.events.write, _log)
         self._wakeup = Wakeup(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
@@ -173,6 +175,7 @@ class Supervisor:
         self.progress = Progress(self.run_dir, self.spec.world_size, last_step=self.progress.last_step)
         if len(self.ranks.standby) == self.spec.world_size:
             self._let_standby_go()
+        self._memory = HostMemoryWatch(self.run_dir, self.events.write, _log)
         else:
             self.ranks.end_standby()
             self._start_ranks()
@@ -203,6 +206,7 @@ class Supervisor:
         self._hardware.sample(self.ranks.alive)
         self._answer_requests()
         self._look_for_trouble()
+        self._memory.see(self._hardware.newest, self.progress, self.spec)
         self._lose_patience()
 
     # --- ranks ------------------------------------------------------------------------------------

@@ -7,13 +7,10 @@ from collections.abc import Iterator
 from llmtop.profiler.findings.finding import Finding, Rule, Seen
 from llmtop.profiler.findings.memory import host_relief
 from llmtop.profiler.findings.pace import step_seconds
-from llmtop.profiler.fold.rankstate import WARMUP_STEPS
 from llmtop.profiler.fold.runstate import ENDED, RunState
-from llmtop.profiler.forecast import Forecast, forecast
+from llmtop.profiler.forecast import SETTLE_STEPS, Forecast, forecast
 from llmtop.profiler.units import format_bytes, format_seconds
 
-SETTLE_STEPS = WARMUP_STEPS + 3
-"""Caches of data, pinned buffers and freed memory fill up in the first steps; that is no leak."""
 UNKNOWN_END_SECONDS = 3600.0
 """Where the time to the run's end is not known, an hour ahead is looked at."""
 
@@ -40,15 +37,46 @@ def memory_runs_out(seen: Seen) -> Iterator[Finding]:
         return
     early, late = format_seconds(told.earliest_seconds), format_seconds(told.latest_seconds)
     used, limit = format_bytes(told.used_bytes), format_bytes(told.limit_bytes)
+    saving = _saving_words(state)
     yield Finding(
         key="host_memory_grows",
         severity="warning",
         title=f"host memory full in {format_seconds(told.seconds)}",
         evidence=f"{used} of {limit} ({told.limit}), growing by {format_bytes(told.slope.per_second * 60)} a "
-        f"minute: full in {early} to {late}, and the run goes on for {format_seconds(ends_in)}",
+        f"minute: full in {early} to {late}, and the run goes on for {format_seconds(ends_in)}{saving}",
         change=f"{host_relief(seen)}; or stop with a checkpoint before it is full",
         command=f"llmtop stop {state.run_id} --save",
     )
 
 
-HOST_RULES: tuple[Rule, ...] = (memory_runs_out,)
+def _saving_words(state: RunState) -> str:
+    """What the supervisor has done about it."""
+    told = state.memory_runs_out
+    if told is None or told.action == "warned":
+        return ""
+    if told.action == "no_room":
+        return f"; no checkpoint was asked for: {told.reason}"
+    since = [saved for saved in state.checkpoints if saved.t >= told.t]
+    left = format_seconds(told.seconds)
+    if not since:
+        return f"; a checkpoint was asked for when {left} were left"
+    return f"; a checkpoint was made of step {since[0].step:,}, when {left} were left"
+
+
+def ended_as_memory_filled(seen: Seen) -> Iterator[Finding]:
+    """Of a run that failed after host memory was forecast to be full: what was saved before."""
+    state, told = seen.state, seen.state.memory_runs_out
+    if told is None or state.status not in ("failed", "out_of_memory", "lost"):
+        return
+    used, limit = format_bytes(told.used_bytes), format_bytes(told.limit_bytes)
+    yield Finding(
+        key="host_memory_grew",
+        severity="warning",
+        title="host memory was filling up when the run ended",
+        evidence=f"{used} of {limit} ({told.limit}), growing by {format_bytes(told.bytes_per_second * 60)} a"
+        f" minute: full in {format_seconds(told.seconds)} from then{_saving_words(state)}",
+        change=host_relief(seen),
+    )
+
+
+HOST_RULES: tuple[Rule, ...] = (memory_runs_out, ended_as_memory_filled)

@@ -21,6 +21,7 @@ from llmtop.profiler.record.events import (
     StepFinished,
     XidSeen,
 )
+from llmtop.profiler.record.failureevents import HostMemoryRunsOut
 
 Status = Literal["starting", "running", "stopping", "completed", "stopped", "failed", "out_of_memory", "lost"]
 """`lost`: the supervisor is gone and wrote no end; only the reader of a run directory can tell."""
@@ -94,6 +95,8 @@ class RunState(Struct, frozen=True, kw_only=True):
     """Device index to the first reading of that count, which goes on from before the run."""
     lost_devices: frozenset[int] = frozenset()
     """Devices that any sample found gone."""
+    memory_runs_out: HostMemoryRunsOut | None = None
+    """The newest forecast that the supervisor wrote down."""
     hang_seconds: float | None = None
     """Set while the supervisor suspects a hang."""
     hang_at: float | None = None

@@ -24,7 +24,7 @@ from llmtop.profiler.record.checkpointevents import CheckpointLoaded, Checkpoint
 from llmtop.profiler.record.deviceevents import DeviceSample, HostSample, ProcessSample, Topology
 from llmtop.profiler.record.eventbase import EVENT_VERSION as EVENT_VERSION
 from llmtop.profiler.record.eventbase import Event as Event
-from llmtop.profiler.record.failureevents import MemoryShortage
+from llmtop.profiler.record.failureevents import HostMemoryRunsOut, MemoryShortage
 
 Phase = Literal["data", "forward", "backward", "optimizer"]
 OutsideMoment = Literal["untouched", "context", "process_group", "engine", "first_step", "second_step", "end"]
@@ -377,6 +377,7 @@ AnyEvent = (
     | Restaged
     | RestageFailed
     | HangSuspected
+    | HostMemoryRunsOut
     | Compiling
     | XidSeen
     | TopologySeen

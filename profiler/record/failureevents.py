@@ -1,8 +1,12 @@
-"""What is kept of an allocation that failed, in the figures of the allocator that refused it."""
+"""Memory that ran out, or is about to: an allocation that failed, and host memory that fills up."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
+
+from llmtop.profiler.record.eventbase import Event
 
 
 class DeviceUse(Struct, frozen=True, kw_only=True):
@@ -35,3 +39,23 @@ class MemoryShortage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Held by that allocator and not in tensors: its free pieces were too small or of another kind."""
     processes: tuple[DeviceUse, ...] = ()
     """The others on the device, as far as they are listed."""
+
+
+Action = Literal["warned", "save_asked", "no_room"]
+"""`save_asked`: near enough that the ranks were asked for a checkpoint; `no_room`: they would have been, and
+there is no room for one."""
+
+
+class HostMemoryRunsOut(Event, frozen=True, kw_only=True, tag="host_memory_runs_out"):
+    """Host memory grows, and is forecast to be full before the run has ended."""
+
+    limit: str
+    """`cgroup` or `machine`."""
+    used_bytes: int
+    limit_bytes: int
+    bytes_per_second: float
+    seconds: float
+    """Until it is full, by the slope of the last minutes."""
+    action: Action = "warned"
+    reason: str = ""
+    """Why there is no room."""

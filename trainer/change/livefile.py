@@ -5,6 +5,9 @@ One change is under way at a time, so ranks that have seen a number have all see
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Generic, TypeVar
+
 import msgspec
 from msgspec import Struct
 
@@ -30,21 +33,51 @@ def forget_request(run: RunDir) -> None:
     run.live_path.unlink(missing_ok=True)
 
 
-class LiveFile:
-    """A rank's view of that file. Looking at it costs a system call while nothing changes."""
+class SaveRequest(Struct, frozen=True, kw_only=True):
+    """A checkpoint after the step that the ranks are in; the training goes on."""
 
-    def __init__(self, run: RunDir) -> None:
-        self._path = run.live_path
+    number: int
+    """Counted from 1 for each start of the ranks."""
+
+
+def ask_to_save(run: RunDir, number: int) -> None:
+    write_atomic(run.save_path, msgspec.json.encode(SaveRequest(number=number)))
+
+
+def forget_saves(run: RunDir) -> None:
+    """Before ranks are started, as `forget_request`."""
+    run.save_path.unlink(missing_ok=True)
+
+
+_Request = TypeVar("_Request", LiveRequest, SaveRequest)
+
+
+class AskedFile(Generic[_Request]):
+    """A rank's view of such a file. Looking at it costs a system call while nothing changes."""
+
+    def __init__(self, path: Path, kind: type[_Request]) -> None:
+        self._path = path
+        self._kind = kind
         self._seen: tuple[int, int] | None = None
-        self._newest: LiveRequest | None = None
+        self._newest: _Request | None = None
 
-    def newest(self) -> LiveRequest | None:
+    def newest(self) -> _Request | None:
         try:
             status = self._path.stat()
             if (status.st_mtime_ns, status.st_ino) != self._seen:
-                self._newest = msgspec.json.decode(self._path.read_bytes(), type=LiveRequest)
+                self._newest = msgspec.json.decode(self._path.read_bytes(), type=self._kind)
                 self._seen = (status.st_mtime_ns, status.st_ino)
         except OSError:
             # Not there, or not readable now: a training does not end for it.
             return self._newest
         return self._newest
+
+
+class LiveFile(AskedFile[LiveRequest]):
+    def __init__(self, run: RunDir) -> None:
+        super().__init__(run.live_path, LiveRequest)
+
+
+class SaveFile(AskedFile[SaveRequest]):
+    def __init__(self, run: RunDir) -> None:
+        super().__init__(run.save_path, SaveRequest)

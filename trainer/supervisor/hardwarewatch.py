@@ -38,6 +38,11 @@ class HardwareWatch:
         """Rank to what its processes held of host memory (PSS, else RSS) when they were last seen."""
 
     @property
+    def newest(self) -> HardwareSampled | None:
+        """With the time at which it was taken."""
+        return self._newest
+
+    @property
     def host(self) -> HostSample | None:
         """The newest reading of the machine."""
         return self._newest.host if self._newest else None
@@ -82,13 +87,15 @@ class HardwareWatch:
             self._sampler = None
 
     def _take_sample(self, sampler: Sampler, rank_pids: dict[int, int]) -> None:
-        self._newest = sampler.sample(rank_pids)
+        stamped = self._samples.stamp(sampler.sample(rank_pids))
+        assert isinstance(stamped, HardwareSampled)
+        self._newest = stamped
         for seen in self._newest.processes:
             held = seen.rss_bytes if seen.pss_bytes is None else seen.pss_bytes
             if held is not None:
                 self.rank_memory_bytes[seen.rank] = held
         self._write_xids(sampler.take_xids())
-        self._samples.write(self._newest)
+        self._samples.append(stamped)
 
     def _write_topology(self, sampler: Sampler) -> None:
         topology = sampler.topology()

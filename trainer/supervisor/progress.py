@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from llmtop.presets.spec import RunOptions
 from llmtop.profiler.record.changeevents import ChangeApplied
+from llmtop.profiler.forecast import SETTLE_STEPS
 from llmtop.profiler.record.checkpointevents import CheckpointLoaded, CheckpointSaved
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import (
@@ -71,6 +72,8 @@ class Progress:
         return statistics.median(self._seconds) if self._seconds else None
 
     def poll(self) -> None:
+        self.settled_at: float | None = None
+        """Wall clock of the step from which on memory that grows is a leak."""
         for rank, tail in self._tails.items():
             for event in tail.poll():
                 self._note(rank, event)
@@ -100,6 +103,8 @@ class Progress:
             case StageBegan() | StageFinished() | OpBuilt() | WeightsRead():
                 self.moved_at = self._clock()
             case RankFinished():
+                    if self.settled_at is None and event.step >= self.first_steps[0].step + SETTLE_STEPS:
+                        self.settled_at = event.t
                 self.finished[rank] = event
             case RankFailed():
                 self.failed.setdefault(rank, event)

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from llmtop.trainer.worker.stopping import StopRequest
 
-_SLOTS = 4
+_SLOTS = 5
 
 
 class Agreed(Struct, frozen=True, kw_only=True):
@@ -26,6 +26,8 @@ class Agreed(Struct, frozen=True, kw_only=True):
     save: bool
     change: int = 0
     """Number of the setting that every rank has been asked to go over to; 0 for none."""
+    checkpoint: int = 0
+    """Number of the checkpoint that every rank has been asked for, while it goes on; 0 for none."""
 
 
 class Pending(Protocol):
@@ -57,22 +59,28 @@ class Agreement:
         self._world_size = world_size
 
     def post(
-        self, loss_sum: torch.Tensor, micro_batches: int, request: StopRequest, change: int = 0
+        self,
+        loss_sum: torch.Tensor,
+        micro_batches: int,
+        request: StopRequest,
+        change: int = 0,
+        checkpoint: int = 0,
     ) -> Pending:
         """Collective: every rank calls it once at the end of each step.
 
         `change` is the number of a setting that this rank has seen and does not have yet. One is under way at
-        a time, so counting the ranks that have seen any is enough.
+        a time, so counting the ranks that have seen any is enough; so with `checkpoint`.
         """
         flags = torch.tensor(
-            [0.0, float(request.stop), float(request.save), float(change > 0)], dtype=torch.float32
+            [0.0, float(request.stop), float(request.save), float(change > 0), float(checkpoint > 0)],
+            dtype=torch.float32,
         )
         if self._device.type == "cuda":
             flags = flags.pin_memory().to(self._device, non_blocking=True)
         flags[0] = loss_sum / (micro_batches * self._world_size)
         torch.distributed.all_reduce(flags)
         kind = _OnCuda if self._device.type == "cuda" else _OnCpu
-        return kind(flags, self._world_size, change)
+        return kind(flags, self._world_size, change, checkpoint)
 
     def now(self, request: StopRequest, change: int = 0) -> Agreed:
         """The same question outside a step, answered at once."""
@@ -82,16 +90,17 @@ class Agreement:
 
 
 class _OnCpu:
-    def __init__(self, reduced: torch.Tensor, world_size: int, change: int) -> None:
+    def __init__(self, reduced: torch.Tensor, world_size: int, change: int, checkpoint: int) -> None:
         self._reduced = reduced
         self._world_size = world_size
-        self._change = change
+        self._change, self._checkpoint = change, checkpoint
+            checkpoint=self._checkpoint if seen_checkpoint == self._world_size else 0,
 
     def mark(self) -> None:
         """Nothing: on the CPU work is done when the call returns."""
 
     def read(self) -> Agreed:
-        loss, stop, save, seen = self._reduced.tolist()
+        loss, stop, save, seen, seen_checkpoint = self._reduced.tolist()
         return Agreed(
             loss=loss if math.isfinite(loss) else None,
             stop=stop > 0,
@@ -101,9 +110,9 @@ class _OnCpu:
 
 
 class _OnCuda:
-    def __init__(self, reduced: torch.Tensor, world_size: int, change: int) -> None:
+    def __init__(self, reduced: torch.Tensor, world_size: int, change: int, checkpoint: int) -> None:
         self._world_size = world_size
-        self._change = change
+        self._change, self._checkpoint = change, checkpoint
         self._host = torch.empty(_SLOTS, dtype=torch.float32, pin_memory=True)
         self._host.copy_(reduced, non_blocking=True)
         self._reached = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -113,4 +122,4 @@ class _OnCuda:
 
     def read(self) -> Agreed:
         self._reached.synchronize()
-        return _OnCpu(self._host, self._world_size, self._change).read()
+        return _OnCpu(self._host, self._world_size, self._change, self._checkpoint).read()

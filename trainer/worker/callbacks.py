@@ -183,6 +183,11 @@ class Checkpointer:
         saved = save(
             self._engine,
             folder or self._folder,
+    def save(self, step: int) -> None:
+        """Collective: save among the checkpoints, unless that step lies there already."""
+        if step not in (0, self._saved_step):
+            self._save(step)
+
             progress,
             only_trainable=self._only_trainable,
             durable=durable,

@@ -14,7 +14,7 @@ from llmtop.presets.spec import RunOptions
 from llmtop.profiler.probes.training import TrainingProbes
 from llmtop.profiler.record.changeevents import ChangeApplied
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.trainer.change.livefile import LiveFile
+from llmtop.trainer.change.livefile import LiveFile, SaveFile
 from llmtop.trainer.worker.callbacks import Checkpointer, Emit
 from llmtop.trainer.worker.data import Batches
 from llmtop.trainer.worker.livesettings import (
@@ -49,6 +49,8 @@ class LiveChanges:
         """The state is saved and the ranks are to end: the change takes a relaunch."""
         self._run = run
         self._file = LiveFile(run)
+        self._saves = SaveFile(run)
+        self._saved = 0
         self._engine = engine
         self._batches = batches
         self._probes = probes
@@ -59,6 +61,18 @@ class LiveChanges:
         """Number of a setting that this rank has been asked to go over to; 0 for none."""
         request = self._file.newest()
         return request.setting if request is not None and request.setting > self._setting else 0
+
+    def seen_save(self) -> int:
+        """Number of a checkpoint that this rank has been asked for and has not made; 0 for none."""
+        request = self._saves.newest()
+        return request.number if request is not None and request.number > self._saved else 0
+
+    def save(self, number: int, step: int) -> None:
+        """Collective: make a checkpoint that all ranks have seen, after `step`."""
+        if number <= self._saved:
+            return  # what the ranks agreed on a step later than they had made it
+        self._saved = number
+        self._checkpointer.save(step)
 
     def make(self, setting: int, step: int) -> None:
         """Go over to a setting that all ranks have seen; `step` is the first with it."""

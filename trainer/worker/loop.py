@@ -43,6 +43,10 @@ class Live(Protocol):
     def make(self, setting: int, step: int) -> None: ...
 
 
+    def seen_save(self) -> int: ...
+
+    def save(self, number: int, step: int) -> None: ...
+
 class LoopEnd(Struct, frozen=True, kw_only=True):
     reason: Literal["completed", "stopped"]
     last_step: int
@@ -122,8 +126,12 @@ class Loop:
         return LoopEnd(reason="completed" if step >= last_step else "stopped", last_step=step)
 
     def _change(self, agreed: Agreed, step: int) -> Agreed:
-        """Before `step`: make the change that all ranks have seen, if there is one."""
-        if self._live is None or not agreed.change or agreed.stop:
+        """Before `step`: make the checkpoint and the change that all ranks have seen, if there is one."""
+        if self._live is None or agreed.stop:
+            return agreed
+        if agreed.checkpoint:
+            self._live.save(agreed.checkpoint, step - 1)
+        if not agreed.change:
             return agreed
         # The steps so far are told first: whoever reads the record must not take them for later ones.
         newest = self._read_finished(0, agreed)
@@ -140,6 +148,9 @@ class Loop:
         return 0 if self._live is None else self._live.seen()
 
     def _train_step(self, step: int) -> None:
+    def _seen_save(self) -> int:
+        return 0 if self._live is None else self._live.seen_save()
+
         engine, probes, stages = self._engine, self._probes, self._stages
         loss_sum = torch.zeros((), device=self._device)
         with probes.step(step):
@@ -164,7 +175,8 @@ class Loop:
                 stages.current = "optimizer"
                 with probes.phase("optimizer", last=last):
                     engine.step()
-            pending = self._agreement.post(loss_sum, self._grad_accum, self._stop, self._seen_change())
+            asked = (self._stop, self._seen_change(), self._seen_save())
+            pending = self._agreement.post(loss_sum, self._grad_accum, *asked)
             reading = probes.finish_step()
         grad_norm = send_to_host(bare_norm if bare_norm is not None else engine.get_global_grad_norm())
         # After the last of what is read with it: the norm's copy and the probes' last event.

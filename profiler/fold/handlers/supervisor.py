@@ -29,6 +29,7 @@ from llmtop.profiler.record.events import (
     RunEnded,
     RunStarted,
 )
+from llmtop.profiler.record.failureevents import HostMemoryRunsOut
 
 
 def _run_started(batch: Batch, event: RunStarted) -> None:
@@ -114,5 +115,6 @@ HANDLERS: dict[type, Handler] = {
     RestageFailed: _restage_failed,
     HangSuspected: _hang_suspected,
     Compiling: _compiling,
+    HostMemoryRunsOut: lambda batch, event: batch.set(memory_runs_out=event),
     NvmeMeasured: lambda batch, event: batch.set(nvme=event),
 }
