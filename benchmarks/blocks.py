@@ -6,6 +6,7 @@ Needs torch and DeepSpeed. The process is rank 0 of a run of one; it must end wh
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -20,7 +21,7 @@ from benchmarks.cells import Planned, make_run
 from benchmarks.stats import BlockTime
 from llmtop.profiler.probes.outside import OutsideProbe
 from llmtop.profiler.probes.training import StepReading
-from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.eventlog import FLUSHER, EventWriter
 from llmtop.profiler.record.events import Phase
 from llmtop.trainer.supervisor.extensions import extensions_dir
 from llmtop.trainer.supervisor.rankenv import free_port, rank_environment
@@ -63,6 +64,8 @@ class Inside(Struct, frozen=True, kw_only=True):
     """Seconds a step inside the calls of probes and reports."""
 
     work: float
+    beside: float
+    """Of the thread that writes what was held, while the training goes on."""
     waits: float | None
     """For the device, by spinning: what the calls take more where it is not idle when they come. None on the
     CPU, where there is nothing to wait for."""
@@ -93,18 +96,19 @@ class TimedProbes:
         self._watch = watch
 
     def step(self, step: int) -> AbstractContextManager[None]:
-        return self._around(self._probes.step(step))
+        return self._around(lambda: self._probes.step(step))
 
     def phase(self, phase: Phase, *, last: bool) -> AbstractContextManager[None]:
-        return self._around(self._probes.phase(phase, last=last))
+        return self._around(lambda: self._probes.phase(phase, last=last))
 
     def finish_step(self) -> StepReading:
         with self._watch():
             return self._probes.finish_step()
 
     @contextmanager
-    def _around(self, inner: AbstractContextManager[None]) -> Iterator[None]:
+    def _around(self, made: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
         with self._watch():
+            inner = made()
             inner.__enter__()
         yield
         with self._watch():
@@ -158,6 +162,7 @@ class Bench:
         self.engine = build_engine(build_model(self.spec, config, self.device), self.spec, config)
         self._stages = StageLog(self.events)
         self._step = 0
+        self._flush_seconds = 0.0
         self._bare = self._hooks()
 
     def bare(self) -> Arm:
@@ -174,23 +179,25 @@ class Bench:
             self.engine, spec, self._place, self.device, emit, first_step=self._step + 1, outside=outside
         )
         log = os.open(self.run_dir.log_path(0), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        callbacks = make_reports(spec, self._place, emit, lambda line: _write(log, line))
+        callbacks = make_reports(spec, self._place, self.events.hold, lambda line: _write(log, line))
         return Arm(probes=probes, callbacks=callbacks, hooks=self._hooks())
 
-    def inside_seconds(self, steps: int) -> Inside:
+    def inside_seconds(self, watched: Arm, steps: int) -> Inside:
         """Processor time a step inside the calls of probes and reports, over a block of `steps`.
 
         With an idle device before each call there is nothing to wait for, so that is the calls' work.
         """
-        bare = Arm(probes=NoProbes(), callbacks=(), hooks=self._bare)
-        nothing = self._inside(bare, steps)
+        nothing, _ = self._inside(self.bare(), steps)
         on_cuda = self.device.type == "cuda"
-        work = self._inside(self.watched(classify_every=0), steps, self._wait if on_cuda else None) - nothing
-        if not on_cuda:
-            return Inside(work=work, waits=None)
-        return Inside(work=work, waits=self._inside(self.watched(classify_every=0), steps) - nothing - work)
+        busy, beside = self._inside(watched, steps, self._wait if on_cuda else None)
+        work = busy - nothing
+        waits = self._inside(watched, steps)[0] - busy if on_cuda else None
+        return Inside(work=work, beside=beside, waits=waits)
 
-    def _inside(self, arm: Arm, steps: int, settle: Callable[[], None] | None = None) -> float:
+    def _inside(
+        self, arm: Arm, steps: int, settle: Callable[[], None] | None = None
+    ) -> tuple[float, float]:
+        """In the calls, and in the thread of the writer."""
         watch = Stopwatch(settle)
         timed = Arm(
             probes=TimedProbes(arm.probes, watch),
@@ -198,9 +205,9 @@ class Bench:
             hooks=arm.hooks,
         )
         self.step_seconds(timed, 2)
-        watch.seconds = 0.0
+        watch.seconds, before = 0.0, self._writing_seconds()
         self.step_seconds(timed, steps)
-        return watch.seconds / steps
+        return watch.seconds / steps, (self._writing_seconds() - before) / steps
 
     def step_seconds(self, arm: Arm, steps: int) -> BlockTime:
         """Means over a block of `steps`, from an idle device to an idle device."""
@@ -221,9 +228,20 @@ class Bench:
         self._wait()
         began, busy = time.perf_counter(), time.process_time()
         loop.run(first, self._step)
+        self._flush()
         self._wait()
         wall, cpu = time.perf_counter() - began, time.process_time() - busy
         return BlockTime(wall=wall / steps, cpu=cpu / steps)
+
+    def _flush(self) -> None:
+        """What a block has told is written within it."""
+        began = time.thread_time()
+        self.events.flush()
+        self._flush_seconds += time.thread_time() - began
+
+    def _writing_seconds(self) -> float:
+        """Processor time so far that writing took which the training did not wait for."""
+        return self._flush_seconds + _flusher_seconds()
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -244,6 +262,15 @@ class Bench:
             if list(table) != list(wanted):
                 table.clear()
                 table.update(wanted)
+
+
+def _flusher_seconds() -> float:
+    """Processor time so far of the thread that writes events; 0 before there is one."""
+    return sum(
+        time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+        for thread in threading.enumerate()
+        if thread.name == FLUSHER and thread.ident is not None
+    )
 
 
 def _write(log: int, line: str) -> None:

@@ -25,9 +25,9 @@ class Peaks(Struct, frozen=True, kw_only=True):
 
 
 class MemoryMeter(Protocol):
-    def start_step(self) -> None: ...
-
-    def start_phase(self) -> None: ...
+    def start_step(self) -> PhaseMemory:
+        """Peaks since the last reading: of the steps that were not read, if there were any."""
+        ...
 
     def stop_phase(self) -> PhaseMemory: ...
 
@@ -102,13 +102,13 @@ class CudaMemoryMeter:
         self._allocated_peak = 0
         self._reserved_peak = 0
 
-    def start_step(self) -> None:
+    def start_step(self) -> PhaseMemory:
         # Saving and the like between two steps is not part of a phase. A reset loses what was reached
         # since the last one, so keep it first.
-        self._read_and_reset()
-
-    def start_phase(self) -> None:
-        """Nothing: the end of the phase before, or the step's start, has set the counters back."""
+        counters = self._read_and_reset()
+        return PhaseMemory(
+            peak_bytes=counters.allocated_peak_bytes, reserved_bytes=counters.reserved_peak_bytes
+        )
 
     def stop_phase(self) -> PhaseMemory:
         counters = self._read_and_reset()
@@ -150,12 +150,10 @@ class ResidentMeter:
         self._peak: int | None = None
         self._resettable = True
 
-    def start_step(self) -> None:
-        # What was reached between two steps is not part of a phase.
-        self._read_and_reset()
-
-    def start_phase(self) -> None:
-        """Nothing: the end of the phase before, or the step's start, has set the mark back."""
+    def start_step(self) -> PhaseMemory:
+        resettable = self._resettable
+        peak = self._read_and_reset()
+        return PhaseMemory(peak_bytes=peak if resettable else None)
 
     def stop_phase(self) -> PhaseMemory:
         resettable = self._resettable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from time import perf_counter
 from typing import Protocol
 
 import torch
@@ -21,9 +21,13 @@ class StepTimes(Protocol):
 
 
 class PhaseTimer(Protocol):
+    """A phase begins where the one before it ends, or the step: one mark a border."""
+
     def start_step(self) -> None: ...
 
-    def start(self, phase: Phase) -> None: ...
+    def start(self) -> None:
+        """The phase that comes begins only now: what was done since the last mark is none of it."""
+        ...
 
     def stop(self, phase: Phase) -> None: ...
 
@@ -35,53 +39,70 @@ def phase_timer(device: torch.device) -> PhaseTimer:
 
 
 class _ClockTimes:
-    def __init__(self, step: float, phases: dict[str, float | None]) -> None:
-        self._step = step
-        self._phases = phases
+    """Worked out when it is asked for: at a border each line counts."""
+
+    def __init__(self, began: float, borders: list[tuple[Phase | None, float]], ended: float) -> None:
+        self._began = began
+        self._borders = borders
+        self._ended = ended
 
     def step_seconds(self) -> float:
-        return self._step
+        return self._ended - self._began
 
     def phase_seconds(self) -> dict[str, float | None]:
-        return self._phases
+        seconds: dict[str, float | None] = {}
+        before = self._began
+        for phase, at in self._borders:
+            if phase is not None:
+                seconds[phase] = (seconds.get(phase) or 0.0) + at - before
+            before = at
+        return seconds
 
 
 class CpuPhaseTimer:
     """On the CPU work is done when the call returns, so a clock is exact."""
 
     def __init__(self) -> None:
-        self._step_began = 0.0
-        self._began: dict[str, float] = {}
-        self._seconds: dict[str, float | None] = {}
+        self._began = 0.0
+        self._borders: list[tuple[Phase | None, float]] = []
+        """Each with the phase that ended there."""
 
     def start_step(self) -> None:
-        self._seconds = {}
-        self._step_began = time.perf_counter()
+        self._borders = []
+        self._began = perf_counter()
 
-    def start(self, phase: Phase) -> None:
-        self._began[phase] = time.perf_counter()
+    def start(self) -> None:
+        self._borders.append((None, perf_counter()))
 
     def stop(self, phase: Phase) -> None:
-        spent = time.perf_counter() - self._began.pop(phase)
-        self._seconds[phase] = (self._seconds.get(phase) or 0.0) + spent
+        self._borders.append((phase, perf_counter()))
 
     def finish_step(self) -> StepTimes:
-        return _ClockTimes(time.perf_counter() - self._step_began, self._seconds)
-
-
-_EventPair = tuple[torch.cuda.Event, torch.cuda.Event]
+        return _ClockTimes(self._began, self._borders, perf_counter())
 
 
 class _EventTimes:
-    def __init__(self, step: _EventPair, phases: dict[Phase, list[_EventPair]]) -> None:
-        self._step = step
-        self._phases = phases
+    def __init__(
+        self,
+        began: torch.cuda.Event,
+        borders: list[tuple[Phase | None, torch.cuda.Event]],
+        ended: torch.cuda.Event,
+    ) -> None:
+        self._began = began
+        self._borders = borders
+        self._ended = ended
 
     def step_seconds(self) -> float:
-        return _elapsed_seconds(self._step)
+        return _elapsed_seconds(self._began, self._ended)
 
     def phase_seconds(self) -> dict[str, float | None]:
-        return {phase: sum(map(_elapsed_seconds, pairs)) for phase, pairs in self._phases.items()}
+        seconds: dict[str, float | None] = {}
+        before = self._began
+        for phase, at in self._borders:
+            if phase is not None:
+                seconds[phase] = (seconds.get(phase) or 0.0) + _elapsed_seconds(before, at)
+            before = at
+        return seconds
 
 
 class CudaPhaseTimer:
@@ -91,22 +112,21 @@ class CudaPhaseTimer:
     """
 
     def __init__(self) -> None:
-        self._step_began = _new_event()
-        self._began: dict[Phase, torch.cuda.Event] = {}
-        self._pairs: dict[Phase, list[_EventPair]] = {}
+        self._began = _new_event()
+        self._borders: list[tuple[Phase | None, torch.cuda.Event]] = []
 
     def start_step(self) -> None:
-        self._pairs = {}
-        self._step_began = _recorded_event()
+        self._borders = []
+        self._began = _recorded_event()
 
-    def start(self, phase: Phase) -> None:
-        self._began[phase] = _recorded_event()
+    def start(self) -> None:
+        self._borders.append((None, _recorded_event()))
 
     def stop(self, phase: Phase) -> None:
-        self._pairs.setdefault(phase, []).append((self._began.pop(phase), _recorded_event()))
+        self._borders.append((phase, _recorded_event()))
 
     def finish_step(self) -> StepTimes:
-        return _EventTimes((self._step_began, _recorded_event()), self._pairs)
+        return _EventTimes(self._began, self._borders, _recorded_event())
 
 
 def _new_event() -> torch.cuda.Event:
@@ -119,6 +139,6 @@ def _recorded_event() -> torch.cuda.Event:
     return event
 
 
-def _elapsed_seconds(pair: _EventPair) -> float:
-    milliseconds: float = pair[0].elapsed_time(pair[1])
+def _elapsed_seconds(began: torch.cuda.Event, ended: torch.cuda.Event) -> float:
+    milliseconds: float = began.elapsed_time(ended)
     return milliseconds / 1000.0

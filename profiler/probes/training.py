@@ -9,7 +9,8 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from msgspec import Struct
@@ -17,17 +18,21 @@ from msgspec import Struct
 from llmtop.profiler.effects.kernelnames import recognise
 from llmtop.profiler.memory.result import Component, Moment
 from llmtop.profiler.probes.activations import ActivationCounter
-from llmtop.profiler.probes.allocator import Peaks, memory_meter, merge
+from llmtop.profiler.probes.allocator import Peaks, memory_meter
 from llmtop.profiler.probes.classify import buffer_tensors, classify
 from llmtop.profiler.probes.heap import read_heap
 from llmtop.profiler.probes.kernels import KernelRecorder
 from llmtop.profiler.probes.outside import OutsideProbe
 from llmtop.profiler.probes.peaks import PeakProbe, hidden_size_of
-from llmtop.profiler.probes.phases import StepTimes, phase_timer
+from llmtop.profiler.probes.phases import PHASES, StepTimes, phase_timer
+from llmtop.profiler.probes.readings import MemoryReadings
 from llmtop.profiler.probes.tracer import CudaTracer, Tracer
 from llmtop.profiler.record.events import AnyEvent, MemoryClassified, OutsideMoment, Phase, PhaseMemory
 
 logger = logging.getLogger(__name__)
+
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
 
 _ALWAYS_CLASSIFIED = (1, 2)
 _OUTSIDE_AFTER: dict[int, OutsideMoment] = {1: "first_step", 2: "second_step"}
@@ -44,8 +49,40 @@ class StepReading(Struct, frozen=True, kw_only=True):
 
     times: StepTimes | None
     phase_memory: dict[str, PhaseMemory]
+    """Empty for a step that was not read; may name `UNREAD_STEPS` beside the phases."""
     profiled: bool = False
     """Kernels were recorded: the times are not those of a step."""
+    memory_every: int = 1
+    """Of so many steps one is read."""
+
+
+class _OnlyTimed:
+    """A phase of a step in which nothing but times is taken, made once and with as little as can be.
+
+    Between two phases everything runs on caches that the training has swept: a call costs microseconds.
+    """
+
+    __slots__ = ("_failed", "_phase", "_stop")
+
+    def __init__(self, phase: Phase, stop: Callable[[Phase], None], failed: Callable[[str], None]) -> None:
+        self._phase = phase
+        self._stop = stop
+        self._failed = failed
+
+    def __enter__(self) -> None:
+        """Nothing: the phase began where the one before it ended."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            try:
+                self._stop(self._phase)
+            except Exception:  # noqa: BLE001 - shown in full by what it calls
+                self._failed("times")
+
+
+_NOTHING = nullcontext()
 
 
 class TrainingProbes:
@@ -74,7 +111,10 @@ class TrainingProbes:
         self._emit = emit
         self._classify_every = classify_every
         self._timer = phase_timer(device)
-        self._memory = memory_meter(device)
+        self._memory = MemoryReadings(memory_meter(device))
+        self._closely = True
+        """Whether more than times is taken of this step."""
+        self._timed = {phase: _OnlyTimed(phase, self._timer.stop, self._turn_off) for phase in PHASES}
         self._activations = ActivationCounter(engine.module, vocab_size)
         # What the heap kept free before the model existed is part of the runtime's baseline.
         self._heap_free_before = heap_free_before_bytes
@@ -85,73 +125,74 @@ class TrainingProbes:
         if tracer is None and device.type == "cuda":
             tracer = CudaTracer(device)
         self._peaks = None if tracer is None else self._peak_probe(tracer, device, vocab_size)
-        self._highest_phase_peak = 0
-        """The allocator's, of any phase so far: what start-up reached is not a peak of training."""
-        self._steps = 0
         self._broken: set[str] = set()
         self._step = 0
         self._asked_step: int | None = None
         """The last step that a trace was considered for."""
         self._changed = False
         self._changed_step: int | None = None
-        self._phase_memory: dict[str, PhaseMemory] = {}
         self._inside_step: MemoryClassified | None = None
         self._optimizer_hook = self._watch_optimizer_step()
 
-    @contextmanager
-    def step(self, step: int) -> Iterator[None]:
+    def step(self, step: int) -> AbstractContextManager[None]:
+        """A step begins now; to be entered at once."""
         self._step = step
         if self._changed:
             self._changed, self._changed_step = False, step
-        self._phase_memory = {}
         self._inside_step = None
-        self._guarded("memory", self._memory.start_step)
+        due = self._memory.is_due(step)
+        self._closely = due or self.sampled or self.profiled
+        if self._closely:
+            self._guarded("memory", self._memory.start_step)
         self._guarded("times", self._timer.start_step)
         # A step that fails leaves its recording on: to end it waits for the device, which may never come.
-        yield
+        return _NOTHING
+
+    def phase(self, phase: Phase, *, last: bool) -> AbstractContextManager[None]:
+        """One phase of one micro-batch; `last` marks the micro-batch that ends with the optimizer step."""
+        return self._watched(phase, last=last) if self._closely else self._timed.get(phase, _NOTHING)
 
     @contextmanager
-    def phase(self, phase: Phase, *, last: bool) -> Iterator[None]:
-        """One phase of one micro-batch; `last` marks the micro-batch that ends with the optimizer step."""
+    def _watched(self, phase: Phase, *, last: bool) -> Iterator[None]:
         sampled = last and self.sampled
-        if last and phase == "forward" and self._records_kernels and self._step == self._kernel_step:
+        if last and phase == "forward" and self._records_kernels and self.profiled:
             self._guarded("kernels", self._kernels.start)
         if sampled:
             self._guarded("peak", self._begin_trace)
-        self._guarded("memory", self._memory.start_phase)
-        self._guarded("times", lambda: self._timer.start(phase))
-        with self._watching(phase) if sampled else nullcontext():
+        self._guarded("times", self._timer.start)
+        with self._watching(phase) if sampled else _NOTHING:
             yield
-        self._guarded("times", lambda: self._timer.stop(phase))
+        self._guarded("times", self._timer.stop, phase)
         if self._tracing is not None:
-            self._guarded("peak", lambda: self._end_traced_phase(phase))
-        self._guarded("memory", lambda: self._keep_memory(phase))
+            self._guarded("peak", self._end_traced_phase, phase)
+        self._guarded("memory", self._memory.stop_phase, phase)
         if sampled:
-            self._guarded("classification", lambda: self._classify_after(phase))
+            self._guarded("classification", self._classify_after, phase)
         if phase == "optimizer" and self._kernels.running:
             self._guarded("kernels", self._tell_kernels)
 
     def finish_step(self) -> StepReading:
         """Call at the end of a step, after its last phase."""
-        times: list[StepTimes] = []
         # First, so that what the probes do now is not part of the step.
-        self._guarded("times", lambda: times.append(self._timer.finish_step()))
-        if self.sampled:
-            self._guarded("classification", lambda: self._emit(self._classified(Moment.STEADY)))
-        if self._tracing is not None:
-            self._guarded("peak", self._tracing.finish)
-            self._activations.forget_observer()
-        self._measure_outside()
+        times = self._guarded("times", self._timer.finish_step)
+        if self._closely:
+            self._finish_closely()
         return StepReading(
-            times=times[0] if times else None,
-            phase_memory=self._phase_memory,
-            profiled=self._step == self._kernel_step,
+            times=times,
+            phase_memory=self._memory.phases,
+            profiled=self.profiled,
+            memory_every=self._memory.rate.every,
         )
+
+    def settle(self) -> None:
+        """Call before what takes memory of its own between two steps: it is no step's."""
+        self._guarded("memory", self._memory.settle)
 
     def change(self, *, classify_every: int) -> None:
         """Between two steps, after the run was changed: the coming step is classified, whatever the rate."""
         self._classify_every = classify_every
         self._changed = True
+        self._guarded("memory", self._memory.change)
 
     def close(self) -> None:
         """After the last step: nothing of the engine refers to the probes any more.
@@ -162,17 +203,23 @@ class TrainingProbes:
         if self._optimizer_hook is not None:
             self._optimizer_hook.remove()
             self._optimizer_hook = None
+        self._timed = {}  # each phase refers to the probes
         if self._peaks is not None:
             self._peaks.abandon()
         self._activations.forget_observer()
 
     def peaks(self) -> Peaks:
-        return self._memory.peaks()
+        return self._memory.meter.peaks()
 
     @property
     def sampled(self) -> bool:
         """Whether this step's tensors are classified."""
         return self._step == self._changed_step or is_classified(self._step, self._classify_every)
+
+    @property
+    def profiled(self) -> bool:
+        """Whether this step's kernels are recorded, by this rank or by the one that it waits for."""
+        return self._step == self._kernel_step
 
     @property
     def _tracing(self) -> PeakProbe | None:
@@ -198,7 +245,7 @@ class TrainingProbes:
         # Once a step: a trace that began in its middle would not know what earlier phases made.
         self._asked_step = self._step
         always = self._step in _ALWAYS_CLASSIFIED or self._step == self._changed_step
-        if always or probe.is_due(self._highest_phase_peak):
+        if always or probe.is_due(self._memory.highest_phase_peak_bytes):
             probe.begin(self._step)
 
     def _end_traced_phase(self, phase: Phase) -> None:
@@ -215,20 +262,22 @@ class TrainingProbes:
         return nullcontext()
 
     def _measure_outside(self) -> None:
-        self._steps += 1
-        moment = _OUTSIDE_AFTER.get(self._steps)
+        moment = _OUTSIDE_AFTER.get(self._memory.rate.steps)
         outside = self._outside
         if outside is not None and moment is not None:
-            self._guarded("outside", lambda: outside.measure(moment))
+            self._guarded("outside", outside.measure, moment)
 
     def _tell_kernels(self) -> None:
         self._emit(recognise(self._step, self._kernels.stop()))
 
-    def _keep_memory(self, phase: Phase) -> None:
-        memory = self._memory.stop_phase()
-        self._phase_memory[phase] = merge(self._phase_memory.get(phase), memory)
-        if memory.reserved_bytes is not None:
-            self._highest_phase_peak = max(self._highest_phase_peak, memory.peak_bytes or 0)
+    def _finish_closely(self) -> None:
+        if self.sampled:
+            self._guarded("classification", self._classify_steady)
+        self._guarded("memory", self._memory.finish_step, plain=not (self.sampled or self.profiled))
+        if self._tracing is not None:
+            self._guarded("peak", self._tracing.finish)
+            self._activations.forget_observer()
+        self._measure_outside()
 
     def _classify_after(self, phase: Phase) -> None:
         if phase == "forward":
@@ -237,6 +286,9 @@ class TrainingProbes:
             self._emit(self._classified(Moment.FIRST_BLOCK_BACKWARD))
         elif phase == "optimizer" and self._inside_step is not None:
             self._emit(self._inside_step)
+
+    def _classify_steady(self) -> None:
+        self._emit(self._classified(Moment.STEADY))
 
     def _classified(self, moment: Moment) -> MemoryClassified:
         found = classify(self._engine, on_cpu=self._on_cpu)
@@ -255,7 +307,7 @@ class TrainingProbes:
             moment=moment,
             components=components,
             host_components=found.host,
-            total_bytes=self._memory.total_bytes(),
+            total_bytes=self._memory.meter.total_bytes(),
         )
 
     def _watch_optimizer_step(self) -> Any:
@@ -276,13 +328,23 @@ class TrainingProbes:
         if kept is None or sum(seen.components.values()) > sum(kept.components.values()):
             self._inside_step = seen
 
-    def _guarded(self, probe: str, call: Callable[[], None]) -> None:
+    def _guarded(
+        self, probe: str, call: Callable[Given, Answer], *given: Given.args, **named: Given.kwargs
+    ) -> Answer | None:
+        """The call's answer; None where it failed, now or before."""
         if probe in self._broken:
-            return
+            return None
         try:
-            call()
-        except Exception:
-            self._broken.add(probe)
-            if probe == "peak" and self._peaks is not None:
-                self._peaks.abandon()
-            logger.exception("the probe of %s failed in step %d and is off from here on", probe, self._step)
+            return call(*given, **named)
+        except Exception:  # noqa: BLE001 - shown in full by what it calls
+            self._turn_off(probe)
+            return None
+
+    def _turn_off(self, probe: str) -> None:
+        """In the handler of what it raised."""
+        self._broken.add(probe)
+        if probe == "times":
+            self._timed = {}
+        if probe == "peak" and self._peaks is not None:
+            self._peaks.abandon()
+        logger.exception("the probe of %s failed in step %d and is off from here on", probe, self._step)

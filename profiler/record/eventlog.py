@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
 from llmtop.profiler.record.events import EVENT_VERSION, AnyEvent
+from llmtop.profiler.units import counted
 
+logger = logging.getLogger(__name__)
+
+HELD_SECONDS = 1.0
+"""How long an event that may wait is held at most: several are written for little more than one costs."""
 _READ_BYTES = 1 << 20
 
 
@@ -22,8 +31,15 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
     monotonic: Callable[[], float] = time.monotonic
 
 
+FLUSHER = "llmtop-events"
+"""Name of the thread that writes what was held."""
+Make = Callable[[], AnyEvent]
+_Held = tuple[float, float, Make]
+"""Wall clock and monotonic clock of the moment, and what makes the event."""
+
+
 class EventWriter:
-    """The only writer of one log. A line reaches the file in one write, so readers never see two mixed."""
+    """The only writer of one log. Lines reach the file in one write, so readers never see two mixed."""
 
     def __init__(self, path: Path, src: str, *, clock: Clock | None = None) -> None:
         self.path = path
@@ -33,6 +49,9 @@ class EventWriter:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
         self._torn = ends_torn(self._descriptor)
+        self._lock = threading.RLock()
+        self._held: deque[_Held] = deque()
+        self._flusher: threading.Thread | None = None
 
     def write(self, event: AnyEvent) -> None:
         """Stamp and append one event. Raises OSError when the disk is full or the file cannot be written."""
@@ -40,20 +59,49 @@ class EventWriter:
 
     def stamp(self, event: AnyEvent) -> AnyEvent:
         """The event as of now and of this source."""
-        return msgspec.structs.replace(
-            event, v=EVENT_VERSION, t=self._clock.wall(), m=self._clock.monotonic(), src=self._src
-        )
+        return self._stamped(event, self._clock.wall(), self._clock.monotonic())
 
     def append(self, stamped: AnyEvent) -> None:
         """Append an event that has its stamp; raises OSError as `write` does."""
-        torn, self._torn = self._torn, True
-        write_line(self._descriptor, self._encode(stamped), after_torn=torn)
-        self._torn = False
+        with self._lock:
+            self.flush()
+            self._append([self._encode(stamped)])
+
+    def hold(self, make: Make) -> None:
+        """Append what `make` gives, stamped as of now, within `HELD_SECONDS` or before the next `write`.
+
+        A thread makes and writes it, so whoever trains does not wait for it. It is lost only with a process
+        that is killed before.
+        """
+        clock = self._clock
+        self._held.append((clock.wall(), clock.monotonic(), make))
+        if self._flusher is None:
+            self._flusher = threading.Thread(
+                target=_flush_for_ever, args=(weakref.ref(self),), name=FLUSHER, daemon=True
+            )
+            self._flusher.start()
+
+    def flush(self) -> None:
+        """Write what is held. Never raises: says what is lost."""
+        with self._lock:
+            lines = [line for line in map(self._made, self._taken()) if line]
+            try:
+                self._append(lines)
+            except OSError:
+                # A full disk must not end a training: later events are tried again.
+                logger.exception("%s could not be written to %s", counted(len(lines), "event"), self.path)
+
+    @property
+    def closed(self) -> bool:
+        return self._descriptor < 0
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """What is held is written first."""
+        with self._lock:
+            if not self.closed:
+                self.flush()
+                os.close(self._descriptor)
+                self._descriptor = -1
 
     def __enter__(self) -> EventWriter:
         return self
@@ -62,6 +110,36 @@ class EventWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _taken(self) -> Iterator[_Held]:
+        while self._held:
+            yield self._held.popleft()
+
+    def _made(self, held: _Held) -> bytes:
+        """Empty where it cannot be made."""
+        wall, monotonic, make = held
+        try:
+            return self._encode(self._stamped(make(), wall, monotonic))
+        except Exception:
+            # The event after it may be the one that tells why.
+            logger.exception("an event could not be made for %s", self.path)
+            return b""
+
+    def _stamped(self, event: AnyEvent, wall: float, monotonic: float) -> AnyEvent:
+        return msgspec.structs.replace(event, v=EVENT_VERSION, t=wall, m=monotonic, src=self._src)
+
+    def _append(self, lines: Sequence[bytes]) -> None:
+        if lines:
+            torn, self._torn = self._torn, True
+            write_line(self._descriptor, b"\n".join(lines), after_torn=torn)
+            self._torn = False
+
+
+def _flush_for_ever(writer: weakref.ref[EventWriter]) -> None:
+    while (alive := writer()) is not None and not alive.closed:
+        alive.flush()
+        del alive
+        time.sleep(HELD_SECONDS)
 
 
 def ends_torn(descriptor: int) -> bool:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -10,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmtop.profiler.record import eventlog
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.eventlog import EventTail, EventWriter
 from llmtop.profiler.record.events import (
@@ -49,10 +54,10 @@ def unstamped(events: list[AnyEvent]) -> list[AnyEvent]:
 
 
 def test_every_line_carries_version_times_source_and_kind(tmp_path: Path) -> None:
-    time = ManualClock()
-    with EventWriter(tmp_path / "log", "rank3", clock=time.clock()) as writer:
+    now = ManualClock()
+    with EventWriter(tmp_path / "log", "rank3", clock=now.clock()) as writer:
         writer.write(Compiling(what="cpu_adam"))
-        time.advance(2.5)
+        now.advance(2.5)
         writer.write(StepFinished(step=1))
     first, second = (msgspec.json.decode(line) for line in (tmp_path / "log").read_bytes().splitlines())
     assert first == {"kind": "compiling", "v": 1, "t": BEGAN, "m": 1000.0, "src": "rank3", "what": "cpu_adam"}
@@ -70,6 +75,90 @@ def test_what_is_written_is_read_back_once(tmp_path: Path) -> None:
         writer.write(EXAMPLES[0])
         assert unstamped(tail.poll()) == [EXAMPLES[0]]
     assert tail.skipped_lines == 0
+
+
+def steps(path: Path) -> list[tuple[int, float]]:
+    return [(event.step, event.m) for event in EventTail(path).poll() if isinstance(event, StepFinished)]
+
+
+def step_maker(step: int) -> Callable[[], AnyEvent]:
+    return lambda: StepFinished(step=step)
+
+
+@pytest.fixture
+def no_flusher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if its time had not come yet."""
+    monkeypatch.setattr(eventlog, "_flush_for_ever", lambda _: None)
+
+
+@pytest.mark.usefixtures("no_flusher")
+def test_what_is_held_is_stamped_at_once_and_written_before_what_follows(tmp_path: Path) -> None:
+    path, now = tmp_path / "log", ManualClock()
+    with EventWriter(path, "rank0", clock=now.clock()) as writer:
+        for step in (1, 2):
+            writer.hold(step_maker(step))
+            now.advance(2.0)
+        assert path.read_bytes() == b""
+        writer.write(Compiling(what="cpu_adam"))
+        assert steps(path) == [(1, 1000.0), (2, 1002.0)]
+        assert [event.m for event in EventTail(path).poll()] == [1000.0, 1002.0, 1004.0]
+        writer.hold(step_maker(3))
+    assert [step for step, _ in steps(path)] == [1, 2, 3], "closing writes the rest"
+
+
+@pytest.mark.usefixtures("no_flusher")
+def test_an_event_that_cannot_be_made_holds_back_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> AnyEvent:
+        raise RuntimeError("the device is gone")
+
+    with EventWriter(tmp_path / "log", "rank0") as writer:
+        for make in (step_maker(1), broken, step_maker(3)):
+            writer.hold(make)
+        writer.write(Compiling(what="cpu_adam"))
+    assert [step for step, _ in steps(tmp_path / "log")] == [1, 3]
+    assert "the device is gone" in caplog.text
+
+
+@pytest.mark.usefixtures("no_flusher")
+def test_a_full_disk_loses_what_was_held_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(descriptor: int, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with EventWriter(tmp_path / "log", "rank0") as writer:
+        for step in (1, 2):
+            writer.hold(step_maker(step))
+        monkeypatch.setattr(os, "write", full)
+        writer.flush()
+        monkeypatch.undo()
+        writer.hold(step_maker(3))
+    assert "2 events could not be written" in caplog.text
+    assert [step for step, _ in steps(tmp_path / "log")] == [3]
+
+
+def test_a_process_that_stands_still_has_its_last_steps_on_the_disk(tmp_path: Path) -> None:
+    """It is killed when they are there, without a chance to write anything more."""
+    path = tmp_path / "log"
+    standing = (
+        "import sys, time\n"
+        "from llmtop.profiler.record.eventlog import EventWriter\n"
+        "from llmtop.profiler.record.events import StepFinished\n"
+        "from pathlib import Path\n"
+        "writer = EventWriter(Path(sys.argv[1]), 'rank0')\n"
+        "for step in (1, 2, 3):\n"
+        "    writer.hold(lambda step=step: StepFinished(step=step))\n"
+        "    time.sleep(0.01)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", standing, str(path)]) as process:
+        deadline = time.monotonic() + 60
+        while len(steps(path)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.kill()
+    assert [step for step, _ in steps(path)] == [1, 2, 3]
 
 
 def test_not_a_number_is_written_as_unknown(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class Probes:
 
     @contextmanager
     def phase(self, phase: Phase, *, last: bool) -> Iterator[None]:
-        self._timer.start(phase)
+        self._timer.start()
         yield
         self._timer.stop(phase)
 
@@ -186,7 +186,7 @@ def test_each_late_reading_lands_on_its_own_step_and_waits_for_no_later_one(
             world_size=1,
             grad_accum=1,
             probes=Probes(),
-            callbacks=(StepReporter(spec, 0, told.append), ahead),
+            callbacks=(StepReporter(spec, 0, lambda make: told.append(make())), ahead),
             stages=StageLog(events),
             stop=StopRequest(),
         )

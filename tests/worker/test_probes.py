@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,8 +24,8 @@ from llmtop.profiler.probes.resident import (
     resident_bytes,
     rss_bytes,
 )
-from llmtop.profiler.probes.training import TrainingProbes
-from llmtop.profiler.record.events import AnyEvent, MemoryClassified, PhaseMemory
+from llmtop.profiler.probes.training import StepReading, TrainingProbes
+from llmtop.profiler.record.events import UNREAD_STEPS, AnyEvent, MemoryClassified, PhaseMemory
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -117,7 +118,7 @@ def test_phases_of_several_micro_batches_are_summed() -> None:
     timer = CpuPhaseTimer()
     timer.start_step()
     for _ in range(3):
-        timer.start("forward")
+        timer.start()
         timer.stop("forward")
     times = timer.finish_step()
     seconds = times.phase_seconds()
@@ -128,12 +129,10 @@ def test_phases_of_several_micro_batches_are_summed() -> None:
 def test_the_peak_of_a_phase_outlives_its_memory() -> None:
     meter = ResidentMeter()
     meter.start_step()
-    meter.start_phase()
     held = torch.ones(64 * MIB, dtype=torch.uint8)
     assert held.sum() > 0
     del held
     first = meter.stop_phase()
-    meter.start_phase()
     second = meter.stop_phase()
     assert first.peak_bytes is not None and second.peak_bytes is not None
     assert first.peak_bytes >= second.peak_bytes + 32 * MIB
@@ -189,7 +188,7 @@ def test_the_process_can_be_read() -> None:
     assert heap.used_bytes > MIB
 
 
-def train_steps(probes: TrainingProbes, engine: Any, steps: int) -> None:
+def train_steps(probes: TrainingProbes, engine: Any, steps: int) -> Iterator[StepReading]:
     for step in range(1, steps + 1):
         with probes.step(step):
             with probes.phase("forward", last=True):
@@ -199,14 +198,48 @@ def train_steps(probes: TrainingProbes, engine: Any, steps: int) -> None:
             with probes.phase("optimizer", last=True):
                 engine.basic_optimizer.step()
                 engine.basic_optimizer.zero_grad()
-            reading = probes.finish_step()
-        assert set(reading.phase_memory) == {"forward", "backward", "optimizer"}
+            yield probes.finish_step()
+
+
+PHASES = {"forward", "backward", "optimizer"}
+
+
+def test_a_step_that_is_not_read_still_has_its_times() -> None:
+    engine = bare_engine(torch.nn.Linear(16, 8))
+    probes = TrainingProbes(engine, device=CPU, vocab_size=99, classify_every=4, emit=lambda _: None)
+    # Steps this short leave no time for readings, but the first and those that are classified are read.
+    readings = list(train_steps(probes, engine, 9))
+    assert [set(reading.phase_memory) - {UNREAD_STEPS} for reading in readings[:5]] == [PHASES] * 5
+    assert readings[8 - 1].phase_memory.keys() == PHASES | {UNREAD_STEPS}
+    assert readings[9 - 1].phase_memory == {} and readings[9 - 1].memory_every > 1
+    for reading in readings:
+        times = reading.times
+        assert times is not None and set(times.phase_seconds()) == PHASES
+        assert 0 < sum(seconds or 0 for seconds in times.phase_seconds().values()) <= times.step_seconds()
+
+
+def test_a_clock_that_fails_is_off_and_stops_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = bare_engine(torch.nn.Linear(16, 8))
+    probes = TrainingProbes(engine, device=CPU, vocab_size=99, classify_every=0, emit=lambda _: None)
+    assert all(reading.times for reading in train_steps(probes, engine, 7))
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no clock")
+
+    monkeypatch.setattr(CpuPhaseTimer, "stop", broken)
+    probes = TrainingProbes(engine, device=CPU, vocab_size=99, classify_every=0, emit=lambda _: None)
+    with caplog.at_level(logging.ERROR):
+        readings = list(train_steps(probes, engine, 8))
+    assert not any(reading.times for reading in readings)
+    assert caplog.text.count("the probe of times failed in step 1 and is off from here on") == 1
 
 
 def test_steps_1_and_2_and_every_nth_are_classified_at_four_moments() -> None:
     engine, seen = bare_engine(torch.nn.Linear(16, 8)), list[AnyEvent]()
     probes = TrainingProbes(engine, device=CPU, vocab_size=99, classify_every=4, emit=seen.append)
-    train_steps(probes, engine, 6)
+    assert all(reading.phase_memory for reading in list(train_steps(probes, engine, 6))[:5])
     moments = [(event.step, event.moment) for event in seen if isinstance(event, MemoryClassified)]
     names = ["end_of_forward", "first_block_backward", "optimizer_step", "between_steps"]
     assert moments == [(step, name) for step in (1, 2, 4) for name in names]
@@ -222,7 +255,8 @@ def test_a_probe_that_fails_says_so_once_and_stays_off(caplog: pytest.LogCapture
 
     probes = TrainingProbes(engine, device=CPU, vocab_size=99, classify_every=1, emit=broken)
     with caplog.at_level(logging.ERROR):
-        train_steps(probes, engine, 3)
+        readings = list(train_steps(probes, engine, 3))
+    assert all(set(reading.phase_memory) == PHASES for reading in readings)
     assert [record.getMessage() for record in caplog.records] == [
         "the probe of classification failed in step 1 and is off from here on"
     ]

@@ -102,7 +102,6 @@ def test_a_step_of_four_phases_reads_the_allocator_five_times(allocator: FakeAll
     meter.start_step()
     assert allocator.calls == ["stats", "reset"]
     for _ in range(4):
-        meter.start_phase()
         meter.stop_phase()
     assert allocator.calls == 5 * ["stats", "reset"]
 
@@ -110,7 +109,6 @@ def test_a_step_of_four_phases_reads_the_allocator_five_times(allocator: FakeAll
 def test_a_peak_between_two_steps_counts_for_the_run_and_not_for_a_phase(allocator: FakeAllocator) -> None:
     meter = CudaMemoryMeter(DEVICE)
     meter.start_step()
-    meter.start_phase()
     assert meter.stop_phase().peak_bytes == 700
     assert meter.peaks().allocated_bytes == 900
 

@@ -122,7 +122,14 @@ def train_in_group(
         heap_free_before_bytes=built.heap_free_before_bytes,
         outside=outside,
     )
-    checkpointer = Checkpointer(built.engine, built.batches, spec, run.checkpoints_dir, events.write)
+    checkpointer = Checkpointer(
+        built.engine,
+        built.batches,
+        spec,
+        run.checkpoints_dir,
+        events.write,
+        before_saving=probes.settle,
+    )
     live = LiveChanges(
         run, built.engine, built.batches, probes=probes, checkpointer=checkpointer, emit=events.write
     )

@@ -1,0 +1,136 @@
+"""Memory is read as often as its cost allows, and what is reached between two readings is not lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmtop.profiler.probes.allocator import Peaks
+from llmtop.profiler.probes.readings import ALWAYS_READ_STEPS, MemoryReadings, ReadingRate
+from llmtop.profiler.record.events import UNREAD_STEPS, Phase, PhaseMemory
+
+PHASES: tuple[Phase, ...] = ("forward", "backward")
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Meter:
+    """Counters that keep their peak until they are read, and take a while to read."""
+
+    def __init__(self, time: Time, read_seconds: float) -> None:
+        self.peak = 0
+        self._time = time
+        self._read_seconds = read_seconds
+
+    def start_step(self) -> PhaseMemory:
+        return self.stop_phase()
+
+    def stop_phase(self) -> PhaseMemory:
+        self._time.now += self._read_seconds
+        peak, self.peak = self.peak, 0
+        return PhaseMemory(allocated_bytes=1, peak_bytes=peak, reserved_bytes=2 * peak)
+
+    def total_bytes(self) -> int | None:
+        return None
+
+    def peaks(self) -> Peaks:
+        return Peaks()
+
+
+class Training:
+    """Steps of two phases, each of which reaches the step's own number of bytes."""
+
+    def __init__(self, *, read_seconds: float, step_seconds: float = 0.1) -> None:
+        self.time = Time()
+        self.meter = Meter(self.time, read_seconds)
+        self.readings = MemoryReadings(self.meter, self.time)
+        self.seconds = step_seconds
+        self.step = 0
+
+    def run(self, steps: int) -> list[dict[str, int | None]]:
+        return [self._one() for _ in range(steps)]
+
+    def _one(self) -> dict[str, int | None]:
+        self.step += 1
+        due = self.readings.is_due(self.step)
+        if due:
+            self.readings.start_step()
+        self.time.now += self.seconds
+        for phase in PHASES:
+            self.meter.peak = max(self.meter.peak, self.step)
+            if due:
+                self.readings.stop_phase(phase)
+        if due:
+            self.readings.finish_step(plain=True)
+        return {phase: memory.peak_bytes for phase, memory in self.readings.phases.items()}
+
+
+def read_steps(seen: list[dict[str, int | None]]) -> list[int]:
+    return [number for number, phases in enumerate(seen, 1) if phases]
+
+
+def test_what_costs_little_is_read_in_every_step() -> None:
+    training = Training(read_seconds=5e-6)
+    assert read_steps(training.run(30)) == list(range(1, 31))
+    assert training.readings.rate.every == 1
+
+
+@pytest.mark.parametrize(
+    ("read_seconds", "step_seconds", "every"),
+    [(30e-6, 0.1, 5), (100e-6, 0.1, 20), (30e-6, 0.004, 20), (1.0, 0.1, 100)],
+    ids=["dear", "dearer", "in short steps", "never less than one in a hundred"],
+)
+def test_what_costs_more_is_read_as_seldom_as_it_must(
+    read_seconds: float, step_seconds: float, every: int
+) -> None:
+    """A step has three readings here."""
+    training = Training(read_seconds=read_seconds, step_seconds=step_seconds)
+    seen = read_steps(training.run(300))
+    always = list(range(1, ALWAYS_READ_STEPS + 1))
+    assert seen == always + [step for step in range(ALWAYS_READ_STEPS + 1, 301) if step % every == 0]
+    assert training.readings.rate.every == every
+
+
+def test_one_reading_that_was_held_up_changes_nothing() -> None:
+    time = Time()
+    rate = ReadingRate(time)
+    time.now += 0.1
+    assert rate.is_due(1)
+    for seconds in (1e-6, 1e-6, 1.0):
+        rate.took(seconds)
+    assert rate.every == 1
+
+
+def test_peaks_of_steps_that_were_not_read_are_told_with_the_next_reading() -> None:
+    seen = Training(read_seconds=30e-6).run(15)
+    assert seen[4] == {"forward": 5, "backward": 5}
+    assert seen[5:9] == [{}] * 4
+    assert seen[9] == {UNREAD_STEPS: 9, "forward": 10, "backward": 10}
+    assert seen[14] == {UNREAD_STEPS: 14, "forward": 15, "backward": 15}
+
+
+def test_what_is_taken_between_two_steps_is_no_step_s() -> None:
+    training = Training(read_seconds=30e-6)
+    training.run(12)
+    training.readings.settle()
+    training.meter.peak = 999  # a checkpoint
+    assert training.run(2) == [{UNREAD_STEPS: 12, "forward": 13, "backward": 13}, {}]
+
+
+def test_another_setting_is_not_told_what_the_one_before_reached() -> None:
+    training = Training(read_seconds=30e-6)
+    training.run(12)
+    training.readings.change()
+    assert training.run(1) == [{"forward": 13, "backward": 13}]
+
+
+def test_the_highest_peak_of_a_phase_is_none_of_start_up() -> None:
+    training = Training(read_seconds=5e-6)
+    training.meter.peak = 999
+    training.run(3)
+    assert training.readings.highest_phase_peak_bytes == 3
