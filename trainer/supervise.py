@@ -87,9 +87,9 @@ class Supervisor:
         self._hang = HangWatch(self.spec.options)
         self._oom = OomWatch()
         self._hardware = HardwareWatch(run, self.events.write, _log)
+        self._memory = HostMemoryWatch(run, self.events.write, _log)
         self._compiling: str | None = None
         self._compilers_due = 0.0
-        self._memory = HostMemoryWatch(run, self.events.write, _log)
         self._wakeup = Wakeup(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
@@ -173,9 +173,9 @@ class Supervisor:
         self.exits, self.killed = [], set()
         self.patience = Patience(self.graces.kill)
         self.progress = Progress(self.run_dir, self.spec.world_size, last_step=self.progress.last_step)
+        self._memory = HostMemoryWatch(self.run_dir, self.events.write, _log)
         if len(self.ranks.standby) == self.spec.world_size:
             self._let_standby_go()
-        self._memory = HostMemoryWatch(self.run_dir, self.events.write, _log)
         else:
             self.ranks.end_standby()
             self._start_ranks()
@@ -204,9 +204,9 @@ class Supervisor:
             self._take_options()
         self.events.flush()
         self._hardware.sample(self.ranks.alive)
+        self._memory.see(self._hardware.newest, self.progress, self.spec)
         self._answer_requests()
         self._look_for_trouble()
-        self._memory.see(self._hardware.newest, self.progress, self.spec)
         self._lose_patience()
 
     # --- ranks ------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable
 
 from llmtop.presets.spec import RunOptions
-from llmtop.profiler.record.changeevents import ChangeApplied
 from llmtop.profiler.forecast import SETTLE_STEPS
+from llmtop.profiler.record.changeevents import ChangeApplied
 from llmtop.profiler.record.checkpointevents import CheckpointLoaded, CheckpointSaved
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import (
@@ -55,6 +55,8 @@ class Progress:
         """Rank to its first step of this attempt."""
         self.last_step_at: float | None = None
         """Wall clock at the end of rank 0's newest step."""
+        self.settled_at: float | None = None
+        """Wall clock of the step from which on memory that grows is a leak."""
         self.applied: dict[int, ChangeApplied] = {}
         """Rank to the newest change that it made."""
         self.loaded_notes: dict[str, None] = {}
@@ -72,8 +74,6 @@ class Progress:
         return statistics.median(self._seconds) if self._seconds else None
 
     def poll(self) -> None:
-        self.settled_at: float | None = None
-        """Wall clock of the step from which on memory that grows is a leak."""
         for rank, tail in self._tails.items():
             for event in tail.poll():
                 self._note(rank, event)
@@ -86,6 +86,8 @@ class Progress:
                 self.first_steps.setdefault(rank, event)
                 if rank == 0:
                     self.last_step_at = event.t
+                    if self.settled_at is None and event.step >= self.first_steps[0].step + SETTLE_STEPS:
+                        self.settled_at = event.t
                 if not event.profiled:
                     self._seconds.append(event.step_seconds)
                 self.moved_at = self._clock()
@@ -103,8 +105,6 @@ class Progress:
             case StageBegan() | StageFinished() | OpBuilt() | WeightsRead():
                 self.moved_at = self._clock()
             case RankFinished():
-                    if self.settled_at is None and event.step >= self.first_steps[0].step + SETTLE_STEPS:
-                        self.settled_at = event.t
                 self.finished[rank] = event
             case RankFailed():
                 self.failed.setdefault(rank, event)

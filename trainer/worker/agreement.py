@@ -94,7 +94,6 @@ class _OnCpu:
         self._reduced = reduced
         self._world_size = world_size
         self._change, self._checkpoint = change, checkpoint
-            checkpoint=self._checkpoint if seen_checkpoint == self._world_size else 0,
 
     def mark(self) -> None:
         """Nothing: on the CPU work is done when the call returns."""
@@ -106,6 +105,7 @@ class _OnCpu:
             stop=stop > 0,
             save=save > 0,
             change=self._change if seen == self._world_size else 0,
+            checkpoint=self._checkpoint if seen_checkpoint == self._world_size else 0,
         )
 
 

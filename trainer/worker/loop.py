@@ -42,10 +42,10 @@ class Live(Protocol):
 
     def make(self, setting: int, step: int) -> None: ...
 
-
     def seen_save(self) -> int: ...
 
     def save(self, number: int, step: int) -> None: ...
+
 
 class LoopEnd(Struct, frozen=True, kw_only=True):
     reason: Literal["completed", "stopped"]
@@ -147,10 +147,10 @@ class Loop:
     def _seen_change(self) -> int:
         return 0 if self._live is None else self._live.seen()
 
-    def _train_step(self, step: int) -> None:
     def _seen_save(self) -> int:
         return 0 if self._live is None else self._live.seen_save()
 
+    def _train_step(self, step: int) -> None:
         engine, probes, stages = self._engine, self._probes, self._stages
         loss_sum = torch.zeros((), device=self._device)
         with probes.step(step):
