@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +26,8 @@ from llmtop.trainer.worker.data import Batches
 logger = logging.getLogger(__name__)
 
 Emit = Callable[[AnyEvent], None]
+Hold = Callable[[Callable[[], AnyEvent]], None]
+"""Takes what makes an event, which may be written a moment later: `EventWriter.hold`."""
 
 LOG_EVERY_STEPS = 10
 _STDOUT = 1
@@ -62,22 +65,19 @@ class Callback(Protocol):
 
 
 class StepReporter:
-    """Writes one event for each step."""
+    """One event for each step."""
 
-    def __init__(self, spec: RunSpec, rank: int, emit: Emit) -> None:
+    def __init__(self, spec: RunSpec, rank: int, hold: Hold) -> None:
         self._spec = spec
         self._rank = rank
-        self._emit = emit
+        self._hold = hold
 
     def after_step(self, step: int) -> None:
         """Nothing: the numbers are not known yet."""
 
     def after_outcome(self, outcome: StepOutcome) -> None:
-        try:
-            self._emit(self._event(outcome))
-        except OSError:
-            # A full disk must not end a training: the next step is tried again.
-            logger.exception("step %d could not be reported", outcome.step)
+        # Made when it is written, with others: between two steps every line of Python runs on cold caches.
+        self._hold(partial(self._event, outcome))
 
     def _event(self, outcome: StepOutcome) -> StepFinished:
         times = outcome.reading.times
@@ -96,6 +96,7 @@ class StepReporter:
             step_seconds=times.step_seconds() if times else 0.0,
             phase_seconds=times.phase_seconds() if times else {},
             phase_memory=outcome.reading.phase_memory,
+            memory_every=outcome.reading.memory_every,
             profiled=outcome.reading.profiled,
             in_use_only=outcome.in_use_only,
         )
@@ -148,7 +149,17 @@ class StepLog:
 class Checkpointer:
     """Saves every so many steps, when a stop asks for it, and at the end where the options say so."""
 
-    def __init__(self, engine: Any, batches: Batches, spec: RunSpec, folder: Path, emit: Emit) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        batches: Batches,
+        spec: RunSpec,
+        folder: Path,
+        emit: Emit,
+        *,
+        before_saving: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`before_saving` is told of each save, which takes memory that no step needs."""
         self.options = spec.options
         """How often, and whether at the end; may be replaced between two steps."""
         self._folder = folder
@@ -157,6 +168,7 @@ class Checkpointer:
         self._world_size = spec.world_size
         self._only_trainable = leaves_base_out(spec)
         self._emit = emit
+        self._before_saving = before_saving
         self._saved_step = 0
 
     def after_step(self, step: int) -> None:
@@ -184,6 +196,7 @@ class Checkpointer:
 
     def _save(self, step: int, folder: Path | None = None, *, durable: bool = True) -> str:
         """Why it was not saved; empty when it was."""
+        self._before_saving()
         progress = Progress(step=step, position=self._batches.marked_position, world_size=self._world_size)
         saved = save(
             self._engine,
