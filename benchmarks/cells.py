@@ -24,7 +24,7 @@ from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.hardware.sampler import Sampler
-from llmtop.profiler.memory.predict import predict
+from llmtop.profiler.memory.predict import predict_closely
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.deviceevents import DeviceSample
 from llmtop.profiler.record.eventlog import EventTail, EventWriter
@@ -67,7 +67,7 @@ def plan(cell: Cell, machine: Machine, *, name: str) -> Planned:
     """Resolve and predict a cell; raises LlmtopError for one that is refused."""
     layer = Layer(source=ValueSource.COMMAND_LINE, detail="cell", values={**DEFAULTS, **cell})
     spec = resolve([layer], name=name, machine=machine)
-    return Planned(cell=cell, spec=spec, prediction=predict(spec))
+    return Planned(cell=cell, spec=spec, prediction=predict_closely(spec))
 
 
 class Runner:
@@ -238,15 +238,17 @@ def predicted_row(prediction: Prediction) -> Row:
 def _rank(rank: RankState, run: RunDir) -> Row:
     last = rank.last_step
     events = EventTail(run.events_path(rank.rank)).poll()
+    steps = [event for event in events if isinstance(event, StepFinished)]
+    read = next((step.phase_memory for step in reversed(steps) if step.phase_memory), {})
     return {
         "rank": rank.rank,
         "peaks": {
             phase: [memory.allocated_bytes, memory.peak_bytes, memory.reserved_bytes]
-            for phase, memory in (last.phase_memory if last else {}).items()
+            for phase, memory in read.items()
         },
         "largest": {phase: memory.peak_bytes for phase, memory in rank.peaks.items()},
         "reserved": max((m.reserved_bytes or 0 for m in rank.peaks.values()), default=None),
-        "step_seconds": [event.step_seconds for event in events if isinstance(event, StepFinished)],
+        "step_seconds": [step.step_seconds for step in steps],
         "loss": last.loss if last else None,
         "stages": {stage.stage: stage.seconds for stage in rank.stages},
         "events": newest_events(events),

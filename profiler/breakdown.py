@@ -18,6 +18,8 @@ On CUDA the rows outside the allocator add up, with the peak, to what NVML read 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -27,7 +29,7 @@ from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.allocator import outside_parts
 from llmtop.profiler.memory.result import Component, Moment, Prediction
 from llmtop.profiler.outside import outside_peak_parts
-from llmtop.profiler.record.events import MemoryClassified, PeakClassified
+from llmtop.profiler.record.events import UNREAD_STEPS, MemoryClassified, PeakClassified, PhaseMemory
 
 NEAR_PHASE: dict[str, tuple[Moment, ...]] = {
     "data": (Moment.STEADY,),
@@ -88,7 +90,8 @@ class BreakdownRow(Struct, frozen=True, kw_only=True):
 class Breakdown(Struct, frozen=True, kw_only=True):
     rows: tuple[BreakdownRow, ...]
     """In the order of `Component`; `unexplained` last."""
-    predicted_peak_bytes: int
+    predicted_peak_bytes: int | None
+    """None where nothing is predicted: of a script that has not been seen yet."""
     actual_peak_bytes: int | None = None
     """None before the first step was measured."""
     unexplained_bytes: int | None = None
@@ -149,11 +152,16 @@ def breakdown(state: RunState, spec: RunSpec, prediction: Prediction) -> Breakdo
     shown = traced or seen
     outside_rows = outside_peak(kept_inside=kept_inside)
     return Breakdown(
-        rows=_rows(_with_one_context(predicted, actual), actual, unexplained, outside_rows),
-        predicted_peak_bytes=prediction.peak_allocated_bytes,
+        rows=_rows(
+            _with_one_context(predicted, actual) if prediction.is_known else None,
+            actual,
+            unexplained,
+            outside_rows,
+        ),
+        predicted_peak_bytes=prediction.peak_allocated_bytes if prediction.is_known else None,
         actual_peak_bytes=peak,
         unexplained_bytes=unexplained,
-        predicted_moment=prediction.peak_moment,
+        predicted_moment=prediction.peak_moment if prediction.is_known else "",
         actual_moment=shown.moment if shown else None,
         exact=traced is not None,
         largest_unnamed=traced.largest_unnamed if traced else (),
@@ -204,20 +212,21 @@ def _too_small(peak: int | None, unexplained: int | None) -> bool:
 
 
 def _rows(
-    predicted: dict[Component, int],
+    predicted: dict[Component, int] | None,
     actual: dict[Component, int],
     unexplained: int | None,
     outside: tuple[Component, ...],
 ) -> tuple[BreakdownRow, ...]:
+    known = predicted or {}
     rows = [
         BreakdownRow(
             component=component,
-            predicted_bytes=predicted.get(component, None if component in outside else 0),
+            predicted_bytes=known.get(component, None if component in outside or predicted is None else 0),
             actual_bytes=actual.get(component),
             in_peak=component not in outside,
         )
         for component in Component
-        if predicted.get(component) or actual.get(component)
+        if known.get(component) or actual.get(component)
     ]
     if unexplained is not None:
         rows.append(
@@ -286,10 +295,20 @@ def _largest_peak(state: RunState, spec: RunSpec) -> tuple[RankState | None, str
         in_use = rank.peaks_in_use if spec.on_cpu else {}
         if rank.in_use_unknown and not in_use:
             continue
-        for phase, memory in (in_use or rank.peaks).items():
-            if memory.peak_bytes is not None and memory.peak_bytes > (best[2] or -1):
-                best = (rank, phase, memory.peak_bytes)
+        for phase, peak in _by_phase(in_use or rank.peaks):
+            if peak > (best[2] or -1):
+                best = (rank, phase, peak)
     return best
+
+
+def _by_phase(peaks: dict[str, PhaseMemory]) -> Iterator[tuple[str, int]]:
+    """What each phase reached; and the steps that were not read where that is clearly more."""
+    known = {phase: memory.peak_bytes for phase, memory in peaks.items() if memory.peak_bytes is not None}
+    unread = known.pop(UNREAD_STEPS, None)
+    yield from known.items()
+    # Two steps alike differ by little, and a phase is known more closely.
+    if unread is not None and NEARLY * unread > max(known.values(), default=0):
+        yield UNREAD_STEPS, unread
 
 
 def _nearest(rank: RankState, phase: str | None, predicted: Moment) -> MemoryClassified | None:

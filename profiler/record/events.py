@@ -224,7 +224,7 @@ class PhaseMemory(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     reserved_bytes: int | None = None
 
 
-UNREAD_STEPS = "unread_steps"
+UNREAD_STEPS = "unread steps"
 """Beside the phases of a step whose memory was read: peaks of the steps since the reading before."""
 
 

@@ -14,6 +14,7 @@ from llmtop.profiler.memory.allocator import outside_parts
 from llmtop.profiler.memory.result import Component, Moment
 from llmtop.profiler.record.deviceevents import DeviceSample
 from llmtop.profiler.record.events import (
+    UNREAD_STEPS,
     AnyEvent,
     BaselineMeasured,
     HardwareSampled,
@@ -53,6 +54,12 @@ def step_of(peak: int, *, reserved: int | None = None) -> StepFinished:
         "backward": PhaseMemory(peak_bytes=peak, reserved_bytes=reserved),
     }
     return StepFinished(step=2, phase_memory=memory, src="rank0")
+
+
+def between(peak: int) -> StepFinished:
+    """A step that was read, and what those before it reached that were not."""
+    memory = {UNREAD_STEPS: PhaseMemory(peak_bytes=peak), "backward": PhaseMemory(peak_bytes=PEAK)}
+    return StepFinished(step=20, phase_memory=memory, memory_every=10, src="rank0")
 
 
 def found(*events: AnyEvent) -> Breakdown:
@@ -246,3 +253,10 @@ def test_records_without_these_readings_show_the_context_as_one() -> None:
     parts = (Component.CUDA_CONTEXT, Component.NCCL, Component.LOADED_KERNELS)
     assert context.predicted_bytes == sum(whole[part] for part in parts)
     assert Component.LOADED_KERNELS not in actual(result)
+
+
+def test_steps_that_were_not_read_count_where_they_reached_clearly_more() -> None:
+    alike = found(step_of(PEAK), traced(), between(PEAK + MIB))
+    assert (alike.actual_peak_bytes, alike.peak_phase, alike.exact) == (PEAK, "backward", True)
+    more = found(step_of(PEAK), traced(), between(PEAK + 2 * GIB))
+    assert (more.actual_peak_bytes, more.peak_phase, more.exact) == (PEAK + 2 * GIB, UNREAD_STEPS, False)

@@ -14,7 +14,14 @@ from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.deviceevents import DeviceSample, HostSample
-from llmtop.profiler.record.events import AnyEvent, HardwareSampled, PeakClassified, StepFinished
+from llmtop.profiler.record.events import (
+    UNREAD_STEPS,
+    AnyEvent,
+    HardwareSampled,
+    PeakClassified,
+    PhaseMemory,
+    StepFinished,
+)
 from llmtop.profiler.record.feed import read_state
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.panels.host import HostPanel
@@ -58,6 +65,15 @@ def test_memory_is_told_at_each_moment_over_time_and_by_rank(tmp_path: Path) -> 
     table = shown.split("largest of any step by phase, allocated")[1].split("\n")
     assert table[1].split() == ["rank", "data", "forward", "backward", "optimizer", "reserved"]
     assert [row.split()[0] for row in table[2:6]] == ["0", "1", "2", "3"]
+
+
+def test_it_says_how_many_steps_were_read_and_what_the_others_reached(tmp_path: Path) -> None:
+    peaks = {UNREAD_STEPS: PhaseMemory(peak_bytes=99 * GIB), "backward": PhaseMemory(peak_bytes=98 * GIB)}
+    step = StepFinished(step=30, phase_memory=peaks, memory_every=10, src="rank0")
+    shown = text(opened(MemoryPanel), fold(recorded(tmp_path, "cuda"), [step]))
+    table = shown.split("largest of the steps read, now 1 in 10, by phase, allocated")[1].split("\n")
+    assert table[1].split()[-3:] == ["not", "read", "reserved"]
+    assert "99.0 GiB" in table[2] and "99.0 GiB" not in table[3]
 
 
 def test_a_traced_peak_stands_at_its_moment(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from textual.content import Content
 
 from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.memory.result import MOMENT_WORDS, Component, MomentBytes
+from llmtop.profiler.record.events import UNREAD_STEPS
 from llmtop.profiler.units import format_bytes
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, stacked
@@ -14,6 +15,8 @@ from llmtop.tui.widgets.palette import component
 _WORD_CELLS = 10
 _VALUE_CELLS = 10
 _FEWEST_BAR_CELLS = 8
+_HEADS = {UNREAD_STEPS: "not read"}
+"""Where a column's head is not the phase's name."""
 
 
 def moment_rows(view: RunView, width: int) -> list[Content]:
@@ -78,12 +81,16 @@ def phase_peak_rows(view: RunView) -> list[Content]:
     ranks = [rank for _, rank in sorted(view.state.ranks.items()) if rank.peaks]
     if not ranks:
         return []
-    names = ("data", "forward", "backward", "optimizer")
-    head = fit("rank", 6) + "".join(fit_right(name, 12) for name in names)
+    names = ["data", "forward", "backward", "optimizer"]
+    every = max((rank.last_step.memory_every for rank in ranks if rank.last_step is not None), default=1)
+    which = "of any step" if every == 1 else f"of the steps read, now 1 in {every},"
+    if any(UNREAD_STEPS in rank.peaks for rank in ranks):
+        names.append(UNREAD_STEPS)
+    head = fit("rank", 6) + "".join(fit_right(_HEADS.get(name, name), 12) for name in names)
     on_cpu = view.spec.on_cpu
     what = "resident" if on_cpu else "allocated"
     rows = [
-        Content.styled(f"largest of any step by phase, {what}", "$muted"),
+        Content.styled(f"largest {which} by phase, {what}", "$muted"),
         Content.styled(head + ("" if on_cpu else fit_right("reserved", 12)), "$muted"),
     ]
     for rank in ranks:
