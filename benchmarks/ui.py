@@ -10,6 +10,7 @@ and wandb; without it, and for a peer that cannot run here, the line says n/a an
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -31,7 +32,8 @@ from benchmarks.ui_terminal import BenchTerminal, Cost
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.eventlog import EventTail
-from llmtop.profiler.record.feed import RunTail
+from llmtop.profiler.record.feed import RunStream
+from llmtop.profiler.record.recording import PART_BYTES
 
 Figures = dict[str, Any]
 HERE = Path(__file__).parent
@@ -333,19 +335,16 @@ def _decoding(path: Path) -> Iterator[Figures]:
     from llmtop.profiler.record.rundir import RunDir
 
     run = RunDir.open(path)
+    began, tail, count = time.process_time(), EventTail(run.events_path(3)), 0
+    while tail.offset < 32 << 20:
+        count += len(tail.poll(PART_BYTES))
+    decode = (time.process_time() - began) / count
+    yield {"figure": "decode an event", "cpu_microseconds": 1e6 * decode, "events": count}
+    events = list(itertools.islice(RunStream(run).poll(), 80_000))
     began = time.process_time()
-    events = EventTail(run.events_path(3)).poll(32 << 20)
-    decode = (time.process_time() - began) / len(events)
-    yield {"figure": "decode an event", "cpu_microseconds": 1e6 * decode, "events": len(events)}
-    del events
-    tail, state, count, spent = RunTail(run), RunState(), 0, 0.0
-    for _ in range(8):
-        part = tail.poll(1 << 20)
-        began = time.process_time()
-        state = fold(state, part)
-        spent += time.process_time() - began
-        count += len(part)
-    yield {"figure": "fold an event", "cpu_microseconds": 1e6 * spent / count, "events": count}
+    fold(RunState(), events)
+    spent = (time.process_time() - began) / len(events)
+    yield {"figure": "fold an event", "cpu_microseconds": 1e6 * spent, "events": len(events)}
 
 
 # --- all of them -------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from llmtop.profiler.record.events import (
     StepFinished,
     XidSeen,
 )
-from llmtop.profiler.record.recording import PART_BYTES, Cursor, Place, logs_of, logs_size_bytes
+from llmtop.profiler.record.recording import PART_BYTES, Cursor, Place, logs_size_bytes
 from llmtop.profiler.record.rundir import RunDir
 
 MOST_SNAPSHOTS = 128
@@ -77,7 +77,7 @@ class Replay:
     def __init__(self, run: RunDir, find: FindKeys) -> None:
         self.run = run
         self._find = find
-        self._paths = logs_of(run)
+        self._paths = run.event_logs()
         self._size = logs_size_bytes(self._paths)
         self._hardware = len(self._paths) - 2
         self._slice = max(1, self._size // _EVENT_BYTES // _SLICES)

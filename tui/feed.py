@@ -32,9 +32,9 @@ IDLE_POLL_SECONDS = 2.0
 KEPT_LINES = 2000
 _FIRST_READ_BYTES = 512 * 1024
 _ROWS_A_BATCH = 16
-_FIRST_PART_BYTES = 512 * 1024
-_PART_BYTES = 1 << 20
-"""Of each log, before the next look at the clock."""
+_FIRST_EVENTS = 2_000
+_PART_EVENTS = 8_000
+"""Of a long record, before the next look at the clock."""
 
 
 class Replaceable(Message):
@@ -165,10 +165,10 @@ class MonitorFeed:
     def _read(self) -> RunState:
         """What is new; of a long record the next part, the first of them small so that it is soon shown."""
         if self._seen is None:
-            return self._reader.poll(_FIRST_PART_BYTES)
+            return self._reader.poll(_FIRST_EVENTS)
         state, until = self._seen, time.monotonic() + POLL_SECONDS
         while True:
-            state = self._reader.poll(_PART_BYTES)
+            state = self._reader.poll(_PART_EVENTS)
             if not self._reader.behind or time.monotonic() >= until:
                 return state
 
@@ -244,7 +244,7 @@ def run_row(run: RunDir, state: RunState) -> RunRow:
         device=f"{spec.world_size}x{spec.gpu.name}",
         status=state.status,
         step=state.steps_finished,
-        steps=spec.options.steps,
+        steps=spec.steps_planned,
         loss=state.last_loss,
         tokens_per_second=steady_speed(state.series),
         memory_bytes=max(held.values(), default=None),

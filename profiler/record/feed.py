@@ -1,73 +1,113 @@
-"""From a run's folder to its state: tail every log, merge what is there by time, fold it.
+"""From a run's folder to its state: read every log, merge what is there by time, fold it.
 
-Reading (`RunTail`) and folding (`RunReader`) are apart, so that another source of events, such as
+Reading (`RunStream`) and folding (`RunReader`) are apart, so that another source of events, such as
 a replay by time stamp, can drive the same fold.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import time
-from bisect import bisect_left
-from collections.abc import Callable
-from operator import attrgetter
+from collections.abc import Callable, Iterator
+from itertools import chain
 
 from msgspec.structs import replace
 
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
-from llmtop.profiler.record.eventlog import EventTail
+from llmtop.profiler.record.bookmark import Bookmark, read_bookmark, write_bookmark
 from llmtop.profiler.record.events import AnyEvent
-from llmtop.profiler.record.rundir import HARDWARE, SUPERVISOR, RunDir
-
-_TIME = attrgetter("t")
+from llmtop.profiler.record.recording import Cursor, LogPlace, NoSuchPlace
+from llmtop.profiler.record.rundir import RunDir
 
 START_GRACE_SECONDS = 60.0
 """A run that has no supervisor this long after it was made never got one."""
+WORTH_KEEPING_BYTES = 4 << 20
+"""Less than this is read again as fast as a bookmark is."""
 
 
-class RunTail:
-    """What all the logs of one run have gained since the last poll, in the order of time."""
+class LateLine(Exception):
+    """A log has gained an event from before what is folded already, and the order has to be that of time."""
 
-    def __init__(self, run: RunDir) -> None:
+
+class RunStream:
+    """What all the logs of one run hold, in the order of time, from the beginning or a bookmark on."""
+
+    def __init__(self, run: RunDir, bookmark: Bookmark | None = None) -> None:
+        """Raises NoSuchPlace where the logs do not reach as far as the bookmark says."""
         self._run = run
-        self._ranks: dict[int, EventTail] = {}
-        self._others = (EventTail(run.events_path(HARDWARE)), EventTail(run.events_path(SUPERVISOR)))
-        self._early: dict[EventTail, list[AnyEvent]] = {}
-        """Read already, but another log has not been read beyond their time."""
+        self._until = self._marked = bookmark.until if bookmark is not None else -math.inf
+        """Time of the newest event given, and of the newest in the bookmark."""
+        self.in_order = True
+        """Whether everything was given in the order of time: of a live run a line may come late."""
+        places = bookmark.places if bookmark is not None else {}
+        paths = run.event_logs()
+        self._cursor = Cursor(paths, tuple(places.get(path, LogPlace()) for path in paths))
+        self._began_bytes = self._cursor.offset_bytes
 
-    def poll(self, most_bytes: int | None = None) -> list[AnyEvent]:
-        """All that is there; with `most_bytes` about so much of each log, to a time that all have passed."""
-        for rank, path in self._run.rank_events().items():
-            if rank not in self._ranks:
-                self._ranks[rank] = EventTail(path)
-        # The supervisor last: it starts a rank before the rank writes, so the start is then read too.
-        read = {tail: tail.poll(most_bytes) for tail in (*self._ranks.values(), *self._others)}
-        # A batch need not end with its newest event: a clock may have been set back.
-        ends = [max(batch, key=_TIME).t for tail, batch in read.items() if tail.behind and batch]
-        for tail, early in self._early.items():
-            read[tail] = early + read[tail]
-        filled = [batch for batch in read.values() if batch]
-        if len(filled) == 1 and not ends:
-            self._early = {}
-            return filled[0]
-        events = sorted((event for batch in filled for event in batch), key=_TIME)
-        if not ends:
-            self._early = {}
-            return events
-        # Of one time the logs come in their own order, so all of that time has to be there.
-        until = min(ends)
-        late = {tail: [event for event in batch if event.t >= until] for tail, batch in read.items()}
-        self._early = {tail: batch for tail, batch in late.items() if batch}
-        return events[: bisect_left(events, until, key=_TIME)]
+    def batches(self, until: float | None = None, *, strictly: bool = False) -> Iterator[list[AnyEvent]]:
+        """All that is there now, or all of it up to a time.
+
+        Raises LateLine for an event from before the bookmark; `strictly` for one from before any given.
+        """
+        cursor = self._cursor
+        cursor.look_again(self._run.event_logs())
+        while batch := cursor.batch(until):
+            self.in_order = self.in_order and cursor.earliest > self._until
+            if cursor.earliest <= (self._until if strictly else self._marked):
+                raise LateLine
+            self._until = max(self._until, cursor.latest)
+            yield batch
+
+    def poll(self, most_events: int | None = None) -> Iterator[AnyEvent]:
+        """The next events, all that are there or about so many; raises LateLine."""
+        return chain.from_iterable(self._parts(most_events))
+
+    def _parts(self, most_events: int | None) -> Iterator[list[AnyEvent]]:
+        left = most_events
+        for batch in self.batches():
+            yield batch
+            left = None if left is None else left - len(batch)
+            if left is not None and left <= 0:
+                return
+
+    def bookmark(self, state: RunState) -> Bookmark:
+        """Of the state that everything given so far makes."""
+        return Bookmark(state=state, until=self._until, places=self._cursor.places)
 
     @property
     def behind(self) -> bool:
         """Whether there is more than the last poll was asked to read."""
-        return bool(self._early) or any(tail.behind for tail in (*self._ranks.values(), *self._others))
+        return self._cursor.behind
+
+    @property
+    def given_bytes(self) -> int:
+        """Of all logs, since the beginning, the bookmark or `forget_given`."""
+        return self._cursor.offset_bytes - self._began_bytes
+
+    def forget_given(self) -> None:
+        self._began_bytes = self._cursor.offset_bytes
 
     @property
     def skipped_lines(self) -> int:
-        return sum(tail.skipped_lines for tail in (*self._ranks.values(), *self._others))
+        return self._cursor.skipped_lines
+
+
+def open_stream(run: RunDir) -> tuple[RunStream, RunState]:
+    """A run's stream from its bookmark on, and the state up to there; from the beginning without one."""
+    bookmark = read_bookmark(run)
+    if bookmark is not None:
+        try:
+            return RunStream(run, bookmark), bookmark.state
+        except NoSuchPlace:
+            pass  # the log was cut since
+    return anew(run)
+
+
+def anew(run: RunDir) -> tuple[RunStream, RunState]:
+    """A run's stream from the beginning."""
+    return RunStream(run), RunState(run_id=run.run_id)
 
 
 class RunReader:
@@ -75,28 +115,48 @@ class RunReader:
 
     def __init__(self, run: RunDir, *, wall: Callable[[], float] = time.time) -> None:
         self.run = run
-        self._tail = RunTail(run)
         self._wall = wall
-        self._folded = RunState(run_id=run.run_id)
+        self._stream, self._folded = open_stream(run)
         self._shown = self._folded
 
     @property
     def behind(self) -> bool:
         """Whether the logs hold more than the last poll was asked to read."""
-        return self._tail.behind
+        return self._stream.behind
 
-    def poll(self, most_bytes: int | None = None) -> RunState:
-        """With `most_bytes` about so much more of each log, so that a long run is seen while it is read."""
+    def poll(self, most_events: int | None = None) -> RunState:
+        """With `most_events` about so many more, so that a long run is seen while it is read."""
         # Asked before reading: a supervisor that ends in between has then written its end already.
         supervised = self._folded.ended is not None or self._supervised()
-        folded = fold(self._folded, self._tail.poll(most_bytes))
-        if self._tail.skipped_lines != folded.skipped_lines:
-            folded = replace(folded, skipped_lines=self._tail.skipped_lines)
-        lost = folded.ended is None and not supervised and not self._tail.behind
+        folded = self._fold(most_events)
+        if self._stream.skipped_lines != folded.skipped_lines:
+            folded = replace(folded, skipped_lines=self._stream.skipped_lines)
+        lost = folded.ended is None and not supervised and not self._stream.behind
         if folded is not self._folded or lost != (self._shown.status == "lost"):
             self._folded = folded
             self._shown = replace(folded, status="lost") if lost else folded
+        if (lost or folded.ended is not None) and not self._stream.behind:
+            self._keep()
         return self._shown
+
+    def _fold(self, most_events: int | None) -> RunState:
+        try:
+            return fold(self._folded, self._stream.poll(most_events))
+        except LateLine:
+            self._stream, self._folded = anew(self.run)
+            return fold(self._folded, self._stream.poll(most_events))
+
+    def _keep(self) -> None:
+        """For the next reader of a long record that nobody adds to; not in the folder of somebody else."""
+        if self._stream.given_bytes < WORTH_KEEPING_BYTES or not self._stream.in_order:
+            return
+        try:
+            is_own = self.run.path.stat().st_uid == os.getuid()
+        except FileNotFoundError:
+            return
+        self._stream.forget_given()
+        if is_own:
+            write_bookmark(self.run, self._stream.bookmark(self._folded))
 
     def _supervised(self) -> bool:
         if self.run.supervisor_alive():

@@ -19,7 +19,7 @@ A run is a folder of mode 0700:
     stacks/              Python stacks of the ranks, as they were asked for; rank-N.txt is what rank N wrote
     live.json            what the supervisor last asked of the running ranks
     save.json            how often it has asked them for a checkpoint that is no end
-    bookmark             the state so far and where in the logs it ends: a cache (`bookmark.py`), may be missing
+    bookmark             the state so far, and where in the logs it ends: a cache (`bookmark.py`), if there
     environment.json     what the run was launched in: versions, driver, variables without secrets
     imported.json        only of a run that came from an archive: which, and from where; nobody supervises it
     mirror.log           what the processes wrote that copy the run's figures elsewhere
@@ -245,7 +245,7 @@ class RunDir:
         return dict(sorted(found.items()))
 
     def event_logs(self) -> tuple[Path, ...]:
-        """All that there are, of the ranks first; the sampler's and the supervisor's are named in any case."""
+        """All that there are, the ranks' first; the sampler's and the supervisor's are named in any case."""
         return (*self.rank_events().values(), self.events_path(HARDWARE), self.events_path(SUPERVISOR))
 
     @property

@@ -6,20 +6,25 @@ import os
 from pathlib import Path
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old content or all of the new, and a crash loses neither."""
+def write_atomic(path: Path, content: bytes, *, lasting: bool = True) -> None:
+    """Write a file so that a reader sees the old content or all of the new, and a crash loses neither.
+
+    A file that need not last through a crash is there sooner.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}.{random_hex(3)}.new")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            if lasting:
+                file.flush()
+                os.fsync(file.fileno())
         aside.replace(path)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if lasting:
+        sync_folder(path.parent)
 
 
 def random_hex(size: int) -> str:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.record import recording
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import RankExited, RunEnded, StepFinished
-from llmtop.profiler.record.feed import START_GRACE_SECONDS, RunReader, RunTail, read_state
+from llmtop.profiler.record.feed import START_GRACE_SECONDS, RunReader, RunStream, read_state
 from llmtop.profiler.record.processidentity import process_identity
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.wholefile import write_atomic
@@ -59,7 +60,7 @@ def test_nothing_new_gives_the_same_object(tmp_path: Path) -> None:
 
 def test_events_of_all_logs_come_in_the_order_of_time(tmp_path: Path) -> None:
     run = make_recorded_run(tmp_path)
-    events = RunTail(run).poll()
+    events = list(RunStream(run).poll())
     assert [event.t for event in events] == sorted(event.t for event in events)
     assert fold(RunState(run_id=run.run_id), events) == read_state(run)
 
@@ -127,11 +128,17 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 
 @settings(max_examples=12, deadline=None)
-@given(part=st.integers(2_000, 60_000))
-def test_reading_in_parts_comes_to_the_same_state(recorded: RunDir, part: int) -> None:
+@given(part=st.integers(1, 200), part_bytes=st.integers(500, 20_000))
+def test_reading_in_parts_comes_to_the_same_state(recorded: RunDir, part: int, part_bytes: int) -> None:
     """Parts of each log hold different spans of time; what is folded never runs ahead of a log."""
     whole = read_state(recorded)
-    reader, polls = RunReader(recorded), 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recording, "PART_BYTES", part_bytes)
+        read_in_parts(recorded, part, whole)
+
+
+def read_in_parts(run: RunDir, part: int, whole: RunState) -> None:
+    reader, polls = RunReader(run), 0
     before = reader.poll(part)
     while reader.behind:
         assert before.status != "lost", "a run that is over is not lost while it is read"

@@ -16,7 +16,7 @@ from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record import recording
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import AnyEvent, HangSuspected
-from llmtop.profiler.record.recording import Cursor, logs_of
+from llmtop.profiler.record.recording import Cursor
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.replay import Replay
 from tests.recorded import Recorder, make_recorded_run
@@ -42,7 +42,7 @@ def all_events(run: RunDir) -> list[AnyEvent]:
 
 
 def stamped(run: RunDir) -> list[tuple[float, AnyEvent]]:
-    return [(event.t, event) for path in logs_of(run) for event in EventTail(path).poll()]
+    return [(event.t, event) for path in run.event_logs() for event in EventTail(path).poll()]
 
 
 def titles(state: RunState, run: RunDir) -> dict[str, str]:
@@ -61,7 +61,7 @@ def expected(run: RunDir, t: float) -> RunState:
 
 
 def test_a_cursor_gives_every_event_in_order_and_can_be_entered_anywhere(run: RunDir) -> None:
-    paths = logs_of(run)
+    paths = run.event_logs()
     cursor, seen, places = Cursor(paths), [], []
     while taken := cursor.take(97):
         seen += taken

@@ -39,7 +39,7 @@ from llmtop.profiler.record.events import (
     WeightsLoaded,
     WeightsRead,
 )
-from llmtop.profiler.record.feed import RunTail
+from llmtop.profiler.record.feed import RunStream
 from tests.recorded import make_recorded_run
 
 small = st.integers(min_value=0, max_value=5)
@@ -319,7 +319,7 @@ def test_rank_of_a_source(src: str, rank: int | None) -> None:
 @pytest.mark.parametrize("end", ["completed", "failed", "out_of_memory"])
 def test_a_recorded_run_folds_to_its_story(tmp_path: Path, end: Any) -> None:
     run = make_recorded_run(tmp_path, end=end, checkpoint_every=20)
-    events = RunTail(run).poll()
+    events = list(RunStream(run).poll())
     state = fold(RunState(), events)
     assert state.status == end
     assert state.run_id == run.run_id

@@ -8,8 +8,8 @@ from datetime import datetime
 import msgspec
 
 from llmtop.presets.errors import ExitCode, LlmtopError
-from llmtop.profiler.record import rundir
-from llmtop.profiler.units import NOT_AVAILABLE
+from llmtop.profiler.record import bookmark, rundir
+from llmtop.profiler.units import NOT_AVAILABLE, format_progress
 from llmtop.tui.commands.output import print_json, table, text_width
 from llmtop.tui.telling import tell
 
@@ -30,7 +30,7 @@ class RunLine(msgspec.Struct, frozen=True, kw_only=True):
     """The recipe."""
     step: int = 0
     steps: int | None = None
-    """Asked for."""
+    """Asked for; null for a script, which alone knows."""
     world_size: int | None = None
     last_loss: float | None = None
     started: float | None = None
@@ -77,13 +77,15 @@ def _line(found: rundir.RunDir) -> RunLine:
     except LlmtopError as error:
         tell(f"warning: {error}")
         return RunLine(run_id=found.run_id, status="unreadable", path=str(found.path))
-    from llmtop.profiler.record.feed import read_state
+    state = bookmark.ended_summary(found)
+    if state is None:
+        from llmtop.profiler.record.feed import read_state  # the whole fold
 
-    state = read_state(found)
+        state = bookmark.summary_of(read_state(found))
     return RunLine(
         run_id=found.run_id,
         name=spec.name,
-        steps=spec.options.steps,
+        steps=spec.steps_planned,
         world_size=spec.world_size,
         status=state.status,
         step=state.steps_finished,
@@ -98,7 +100,7 @@ def _cells(line: RunLine) -> tuple[str, ...]:
     if line.started is not None:
         began = datetime.fromtimestamp(line.started).strftime("%Y-%m-%d %H:%M:%S")
     loss = NOT_AVAILABLE if line.last_loss is None else f"{line.last_loss:.3f}"
-    progress = f"{line.step}/{_shown(line.steps)}"
+    progress = NOT_AVAILABLE if line.name is None else format_progress(line.step, line.steps)
     return (line.run_id, _shown(line.name), line.status, progress, loss, _shown(line.world_size), began)
 
 
