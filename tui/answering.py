@@ -10,11 +10,8 @@ from textual import work
 from textual.message import Message
 
 from llmtop.presets.errors import LlmtopError
-from llmtop.presets.spec import RunSpec
 from llmtop.profiler.fold.runstate import RunState
-from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.profiler.units import format_bytes
 from llmtop.tui.deeds import Deeds
 from llmtop.tui.dressing import Dress, Dressed
 from llmtop.tui.requests import (
@@ -272,28 +269,28 @@ class Answering(Dressed):
             self.push_screen(CompareScreen(message.found))
 
     def on_launch_asked(self, message: LaunchAsked) -> None:
-        spec, prediction = message.spec, message.prediction
-        if prediction.fits is not False:
-            self._launch(spec, prediction)
+        from llmtop.presets.cautions import cautions
+        from llmtop.trainer.dsconfig import deepspeed_config
+        from llmtop.tui.launchtext import config_text
+        from llmtop.tui.widgets.launchreview import LaunchReview
+
+        def answered(wanted: bool | None) -> None:
+            if wanted:
+                self._launch(message)
+
+        try:
+            config = config_text(deepspeed_config(message.spec))
+        except LlmtopError as error:
+            self.say(error)
             return
-
-        def answered(choice: str | None) -> None:
-            if choice == "launch":
-                self._launch(spec, prediction)
-
-        text = (
-            f"Predicted: needs up to {format_bytes(prediction.needed_bytes)}"
-            f" of {format_bytes(prediction.device_memory_bytes)}.",
-            "It will most likely run out of memory.",
-        )
-        choices = (Choice("y", "launch it all the same", "launch"),)
-        dialog = ChoiceDialog("This run is not predicted to fit", text, choices, "go back to the plan")
-        self.push_screen(dialog, answered)
+        notes = cautions(message.spec, launching=True)
+        self.push_screen(LaunchReview(message.prediction, message.command, config, notes), answered)
 
     @work(thread=True, exclusive=True, group="launch")
-    def _launch(self, spec: RunSpec, prediction: Prediction) -> None:
+    def _launch(self, message: LaunchAsked) -> None:
+        asked = (message.spec, message.prediction, self._root, message.visible_devices)
         try:
-            launched = Launched(self._deeds.launch(spec, prediction, self._root))
+            launched = Launched(self._deeds.launch(*asked))
         except LlmtopError as error:
             launched = Launched(None, error)
         self.post_message(launched)

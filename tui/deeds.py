@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
     from llmtop.tui.deletion import Load
 
 
-def launch(spec: RunSpec, prediction: Prediction, root: Path) -> RunDir:
-    """Start a run for real."""
-    from llmtop.trainer.launch import start_run
+def launch(spec: RunSpec, prediction: Prediction, root: Path, visible_devices: str = "") -> RunDir:
+    """Start a run for real, on the devices that are named as in CUDA_VISIBLE_DEVICES, or on what there is."""
+    from llmtop.trainer.launch import start_run, start_supervisor
 
-    return start_run(spec, prediction, root=root)
+    supervise = partial(start_supervisor, visible_devices=visible_devices) if visible_devices else None
+    return start_run(spec, prediction, root=root, supervise=supervise)
 
 
 def detect() -> Machine:
@@ -91,7 +93,7 @@ def delete(run: RunDir) -> Load:
 class Deeds(Struct, frozen=True, kw_only=True):
     """All of them."""
 
-    launch: Callable[[RunSpec, Prediction, Path], RunDir] = launch
+    launch: Callable[[RunSpec, Prediction, Path, str], RunDir] = launch
     detect: Callable[[], Machine] = detect
     stop: Callable[[RunDir, bool], str | None] = stop
     change: Callable[[RunDir, SetParams], str | None] = change

@@ -61,6 +61,12 @@ SHEET_KEYS: tuple[Key, ...] = (
     Key("q", "dismiss", "", "", footer=False),
 )
 
+REVIEW_KEYS: tuple[Key, ...] = (
+    Key("enter", "launch", "Launch", "start the run and watch it", display="⏎", changes=True),
+    Key("y", "launch_anyway", "", "start it though it is predicted not to fit", footer=False, changes=True),
+)
+"""Of what a launch would do, before the sheet's own."""
+
 RUNS_KEYS: tuple[Key, ...] = (
     Key("enter", "open", "", "watch the run under the cursor", display="⏎", footer=False),
     Key(
@@ -97,7 +103,7 @@ PLAN_KEYS: tuple[Key, ...] = (
     Key("s", "sweep", "Sweep", "micro-batch by ZeRO stage: what fits and how fast; ⏎ takes a cell", drop=5),
     Key("w", "where", "Where", "which GPUs it fits on, how many, how fast; ⏎ takes them", drop=6),
     Key("escape", "cancel_edit", "", "", footer=False),
-    Key("L", "launch", "Launch", "start the run and watch it", changes=True),
+    Key("L", "review", "Launch", "the command and DeepSpeed's configuration; ⏎ there launches", changes=True),
 )
 
 SEARCH_KEYS: tuple[Key, ...] = (
@@ -177,6 +183,7 @@ HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
     ("Runs", RUNS_KEYS),
     ("Plan", PLAN_KEYS),
     ("Sweep and where", SEARCH_KEYS),
+    ("Launch", REVIEW_KEYS),
     ("Monitor", MONITOR_KEYS),
     ("Log, opened", LOG_KEYS),
     ("Findings, opened", FINDINGS_KEYS),

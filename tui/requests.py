@@ -88,9 +88,15 @@ class CompareAsked(Message):
 
 
 class LaunchAsked(Message):
-    """Start a run; one that is not predicted to fit is asked about first."""
+    """Start a run, after showing what would be started."""
 
-    def __init__(self, spec: RunSpec, prediction: Prediction) -> None:
+    def __init__(
+        self, spec: RunSpec, prediction: Prediction, command: str = "", visible_devices: str = ""
+    ) -> None:
         super().__init__()
         self.spec = spec
         self.prediction = prediction
+        self.command = command
+        """The same in a shell."""
+        self.visible_devices = visible_devices
+        """As in CUDA_VISIBLE_DEVICES; empty: what there is."""

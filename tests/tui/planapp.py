@@ -22,7 +22,7 @@ Launched = list[tuple[RunSpec, Prediction]]
 def plan_app(root: Path, launched: Launched | None = None, recipe: str = "test-8b") -> LlmtopApp:
     """The app on its plan, on a machine that is made up; a launch makes the folder and starts nothing."""
 
-    def launcher(spec: RunSpec, prediction: Prediction, where: Path) -> RunDir:
+    def launcher(spec: RunSpec, prediction: Prediction, where: Path, visible: str) -> RunDir:
         if launched is not None:
             launched.append((spec, prediction))
         run = RunDir.create(where, spec, prediction, {})

@@ -25,7 +25,7 @@ from llmtop.tui.requests import ReplayWish
 from tests.tui.tuiruns import MACHINE, LiveRun, screen_text, wait_for, wait_for_text
 
 SCREENS = {"Runs": "runs", "Plan": "plan", "Monitor": "monitor", "Replay": "replay"}
-ELSEWHERE = {"Sweep and where", "Log, opened", "Findings, opened"}
+ELSEWHERE = {"Launch", "Sweep and where", "Log, opened", "Findings, opened"}
 """Sections of what is opened on a screen."""
 
 

@@ -168,6 +168,11 @@ async def test_launch_starts_the_run_and_watches_it(root: Path) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await wait_for_text(pilot, "✓ fits")
         await pilot.press("L")
+        await wait_for_text(pilot, "Launch this run?", "llmtop run test-8b", '"stage": 2', "Esc goes back")
+        assert launched == []
+        await pilot.press("escape", "L")
+        await wait_for_text(pilot, "Launch this run?")
+        await pilot.press("enter")
         await wait_for(pilot, lambda: isinstance(app.screen, MonitorScreen))
         await wait_for_text(pilot, "starting", "0/100")
     (spec, prediction), *more = launched
@@ -183,25 +188,27 @@ async def test_launching_what_does_not_fit_asks_first(root: Path) -> None:
         await pilot.press("left")
         await wait_for_text(pilot, "✗ does not fit")
         await pilot.press("L")
-        await wait_for_text(pilot, "not predicted to fit", "all the same", "Esc  go back to the plan")
+        await wait_for_text(pilot, "not predicted to fit", "y launches it all the same", "Esc goes back")
         await pilot.press("escape")
         await wait_for(pilot, lambda: "all the same" not in screen_text(app))
         assert launched == []
-        await pilot.press("L", "L", "L")
-        await wait_for_text(pilot, "launch it all the same")
+        await pilot.press("L", "L", "enter")
+        await wait_for_text(pilot, "launches it all the same")
         assert launched == []
         await pilot.press("y")
         await wait_for(pilot, lambda: len(launched) == 1)
 
 
 async def test_a_failed_launch_is_told_and_the_plan_stays(root: Path) -> None:
-    def launcher(spec: RunSpec, prediction: Prediction, where: Path) -> RunDir:
+    def launcher(spec: RunSpec, prediction: Prediction, where: Path, visible: str) -> RunDir:
         raise UsageError("this machine has no h200", why="it has no GPU at all", fix="choose gpu = cpu")
 
     app = LlmtopApp("plan", root=root, recipe="test-8b", deeds=Deeds(detect=lambda: MACHINE, launch=launcher))
     async with app.run_test(size=SMALL, notifications=True) as pilot:
         await wait_for_text(pilot, "✓ fits")
         await pilot.press("L")
+        await wait_for_text(pilot, "Launch this run?")
+        await pilot.press("enter")
         await wait_for_text(pilot, "this machine has no h200", "choose gpu = cpu")
         assert isinstance(app.screen, PlanScreen)
 

@@ -84,6 +84,6 @@ def test_all_deeds_but_looking_are_refused() -> None:
 
 def test_the_table_marks_what_changes_something() -> None:
     marked = {key.action for _, keys in HELP for key in keys if key.changes}
-    assert {"stop", "delete", "launch"} <= marked
+    assert {"stop", "delete", "launch", "review"} <= marked
     assert all(changes_something(action) for action in marked)
     assert not changes_something("open") and not changes_something("quit")

@@ -10,7 +10,7 @@ from llmtop.tui.widgets.paint import harmless
 from llmtop.tui.widgets.sheet import Sheet
 
 
-class CompareScreen(Sheet):
+class CompareScreen(Sheet[None]):
     def __init__(self, found: Comparison) -> None:
         super().__init__("Compare")
         self.found = found

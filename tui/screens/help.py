@@ -21,7 +21,7 @@ NOTES = (
 _KEY_CELLS = 10
 
 
-class HelpScreen(Sheet):
+class HelpScreen(Sheet[None]):
     """Begins with the keys of the screen below it."""
 
     def __init__(self, title: str = "", *, read_only: bool = False) -> None:

@@ -20,6 +20,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost.where import Where, gpu_names, where
 from llmtop.tui.grid import grid_of
 from llmtop.tui.keys import PLAN_KEYS, bindings
+from llmtop.tui.launchtext import launch_command
 from llmtop.tui.planning import (
     RECIPE,
     Draft,
@@ -270,7 +271,7 @@ class PlanScreen(Screen[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """What cannot be done now is greyed out in the footer."""
         launch, fix = _offers(self.plan) if self.plan is not None else (False, False)
-        if action == "launch":
+        if action == "review":
             return True if launch else None
         return fix if action == "fix" else True
 
@@ -292,10 +293,11 @@ class PlanScreen(Screen[None]):
         self.app.clear_notifications()
         self.notify(words, title=title, severity="warning", timeout=5, markup=False)
 
-    def action_launch(self) -> None:
+    def action_review(self) -> None:
         plan = self.plan
         if plan is not None and plan.spec is not None and plan.prediction is not None and plan.launchable:
-            self.post_message(LaunchAsked(plan.spec, plan.prediction))
+            command = launch_command(plan.draft, plan.spec)
+            self.post_message(LaunchAsked(plan.spec, plan.prediction, command))
 
 
 def _title(spec: RunSpec) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -14,21 +14,23 @@ from textual.widgets import Static
 from llmtop.tui.keys import MOVE_KEYS, SHEET_KEYS, bindings
 
 _LEAST_CELLS = 20
+Answer = TypeVar("Answer")
 
 
-class Sheet(ModalScreen[None]):
+class Sheet(ModalScreen[Answer], Generic[Answer]):
     """Its text is made for the width that there is. Escape, q or its own key closes it."""
 
     BINDINGS: ClassVar[list[BindingType]] = bindings((*SHEET_KEYS, *MOVE_KEYS))
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, keys: str = "Esc closes") -> None:
         super().__init__()
         self._title = title
+        self._keys = keys
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="sheet") as box:
             box.border_title = Content(self._title)
-            box.border_subtitle = "Esc closes"
+            box.border_subtitle = Content(self._keys)
             yield Static(markup=False)
 
     def on_mount(self) -> None:
