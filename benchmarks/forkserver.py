@@ -24,6 +24,7 @@ from benchmarks.zygote import WORKER, Answer, Order
 from llmtop.presets.errors import JobFailedError
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.change.standby import TOUCHES_CUDA
+from llmtop.trainer.tune.nest import PARENT_ENVIRONMENT
 
 _POLL_SECONDS = 0.15
 _LONGEST_IMPORT_SECONDS = 180.0
@@ -131,9 +132,7 @@ class ForkServer:
             cwd=Path(__file__).resolve().parents[1],
             env={
                 **os.environ,
-                # Counting devices must not initialize CUDA, nor may compilers be started ahead of time.
-                "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-                "TORCH_WARM_POOL": "0",
+                **PARENT_ENVIRONMENT,
                 "DS_ACCELERATOR": "cpu" if self._on_cpu else "cuda",
                 "TOKENIZERS_PARALLELISM": "false",
             },

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import importlib.util
-import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 
 from msgspec import Struct
+
+from llmtop.trainer.worker.forking import cuda_touched
 
 PRELOADED = (
     "torch",
@@ -44,8 +42,6 @@ PRELOADED = (
 PRELOAD_SECONDS = 60.0
 """After this long what is loaded is enough."""
 _SHOWN_SECONDS = 0.5
-_CUDA_NOT_INITIALIZED = 3
-_MOST_INITS = 1000
 
 
 class Preloaded(Struct, frozen=True, kw_only=True):
@@ -89,36 +85,3 @@ def preload(
 
 def _left(name: str, leave: frozenset[str]) -> bool:
     return any(name == left or name.startswith(f"{left}.") for left in leave)
-
-
-def cuda_touched() -> str:
-    """How this process has touched CUDA; empty when it has not.
-
-    NVML does not count, though it opens `/dev/nvidia-uvm` too (driver 580): `forget_nvml` gives it up.
-    """
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return "torch has initialized CUDA"
-    if not any("libcuda.so" in line for line in Path("/proc/self/maps").read_text().splitlines()):
-        return ""
-    count = ctypes.c_int()
-    if ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count)) != _CUDA_NOT_INITIALIZED:
-        return "cuInit has been called"
-    return ""
-
-
-def forget_nvml() -> None:
-    """Undo each nvmlInit of an import (torch counts devices with it), so that ranks start their own."""
-    if any("libnvidia-ml" in line for line in Path("/proc/self/maps").read_text().splitlines()):
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-        for _ in range(_MOST_INITS):
-            if library.nvmlShutdown() != 0:
-                break
-
-
-def restart_nvml() -> None:
-    """DeepSpeed opens NVML at its import and counts on that later (0.19.8, `cuda_accelerator.py`)."""
-    nvml = sys.modules.get("pynvml")
-    if nvml is not None and os.environ.get("DS_ACCELERATOR") == "cuda":
-        with suppress(nvml.NVMLError):
-            nvml.nvmlInit()

@@ -1,128 +1,340 @@
-"""The search of `llmtop tune` against an exhaustive sweep over the same settings.
+"""The search of `llmtop tune` against an exhaustive sweep over settings that it chooses from.
 
-    python -m benchmarks.tune [--cpu] [--model NAME] [--gpus N] [--fix KEY[=V] ...] [--allow KEY=V,V ...]
-        [--trials 12] [--minutes 5] [--sweep-minutes 60] [--out FILE]
+    python -m benchmarks.tune --cells llama-1b,qwen-0.5b,llama-8b-lora --minutes 9
+    python -m benchmarks.tune --sweep llama-1b --minutes 9       # again until all of its settings have a row
+    python -m benchmarks.tune --summary benchmarks/results/tune.jsonl
 
-Appends one JSON line: found/best by the sweep's own measurement of both, trials, minutes, lost trials. The
-search runs first, then every setting that may fit is measured once more, each in fresh processes.
+A search is a row with all of its trials. It chooses from everything that `llmtop tune` varies by itself. A
+sweep is a row for each setting: what the search found, what it began with, then the settings of `_SWEPT` from
+the fastest predicted on, each measured as a trial is. `--summary` judges a search by its sweep alone, which
+measured both.
+Rows are added as they come and none is made twice, so calls go on where the last one was cut off.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rows import RowLog
+import msgspec
+from msgspec import Struct
+
+from benchmarks.rows import Cell, Row, RowLog, read_rows
+from benchmarks.session import RESULTS, machine_of, run_main
 from llmtop.presets.catalog import load_recipe
-from llmtop.presets.resolve import Layer, recipe_layers, resolve
+from llmtop.presets.resolve import Layer, Machine, recipe_layers, resolve
 from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.profiler.cost.sweep import changed
-from llmtop.profiler.hardware.devices import detect_machine
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.hardware.host import host_memory_bytes
 from llmtop.trainer.preflight import needs
+from llmtop.trainer.tune.interrupt import interruptible
 from llmtop.trainer.tune.journal import Asked, Line, TuneDir
-from llmtop.trainer.tune.search import LONGEST_SECONDS, Search
-from llmtop.trainer.tune.space import Space, choice_of, key_of, space_of
-from llmtop.trainer.tune.trial import Measured, run_trial, trial_spec
+from llmtop.trainer.tune.nest import Nest
+from llmtop.trainer.tune.outcome import found
+from llmtop.trainer.tune.search import Search
+from llmtop.trainer.tune.space import Candidate, Space, choice_of, key_of, space_of
+from llmtop.trainer.tune.trial import Start, run_trial, start_trial, trial_spec
 from llmtop.trainer.tune.words import knobs_of
 from llmtop.tui.commands.tune_text import Progress
+from llmtop.tui.telling import tell
 
-CPU_FIX = ("zero", "attention")
-
-
-def start_spec(args: argparse.Namespace) -> RunSpec:
-    values: dict[str, Any] = {
-        "gpus": args.gpus,
-        "micro_batch": args.micro_batch,
-        "grad_accum": args.grad_accum,
-    }
-    layers = list(recipe_layers(load_recipe("cpu-demo" if args.cpu else "full-zero2")))
-    if args.model:
-        values["model"] = args.model
-    layers.append(Layer(ValueSource.COMMAND_LINE, "benchmark", values))
-    return resolve(layers, name="tune", machine=detect_machine())
+GOAL_FOUND, GOAL_START, GOAL_TRIALS, GOAL_MINUTES = 0.98, 1.22, 12, 5.0
+_FIRST_SECONDS = 400.0
+"""For the run before all others, which builds DeepSpeed's ops and fills the caches of the disk."""
+_FIRST_STEPS = 4
+_TRIAL_SECONDS = 120.0
 
 
-def swept(spec: RunSpec, space: Space, root: Path, minutes: float) -> dict[str, Measured]:
-    """Every setting once, until the time is up."""
-    deadline = time.monotonic() + 60 * minutes
-    found: dict[str, Measured] = {}
-    for one in space.candidates:
-        if time.monotonic() > deadline:
-            break
-        run = trial_spec(changed(spec, one.change))
-        got = run_trial(run, root, LONGEST_SECONDS, best_step_seconds=None, show=lambda state, left: None)
-        found[one.key] = got
-        print(
-            f"sweep {len(found)}/{len(space.candidates)} {one.key}: {got.outcome} {got.step_seconds}",
-            flush=True,
+class Case(Struct, frozen=True, kw_only=True):
+    """What is searched: a recipe and what is given with it."""
+
+    recipe: str
+    values: Cell
+    swept: tuple[str, ...]
+    """`--allow` of the sweep; what is not named stays as it is in the recipe."""
+
+
+_SWEPT = (
+    "zero=0,1,2,3",
+    "micro_batch=1,2,4,8",
+    "checkpointing=none,all",
+    "attention=sdpa,flash_attention_2",
+    "liger=no,yes",
+)
+_EIGHT: Cell = {"micro_batch": 1, "grad_accum": 8}
+CASES: dict[str, Case] = {
+    "llama-1b": Case(recipe="full-zero2", values={"model": "llama-3.2-1b", **_EIGHT}, swept=_SWEPT),
+    "qwen-0.5b": Case(recipe="full-zero2", values={"model": "qwen2.5-0.5b", **_EIGHT}, swept=_SWEPT),
+    "llama-8b-lora": Case(recipe="lora", values={"model": "llama-3.1-8b", **_EIGHT}, swept=_SWEPT),
+    "llama-8b-8bit": Case(
+        recipe="full-zero3",
+        values={"model": "llama-3.1-8b", "optimizer": "adamw_8bit", **_EIGHT},
+        swept=_SWEPT,
+    ),
+    "cpu": Case(
+        recipe="cpu-demo",
+        values={"gpus": 1, "micro_batch": 1, "grad_accum": 4},
+        swept=("micro_batch=1,2,4", "checkpointing=none,all"),
+    ),
+}
+"""On as many GPUs as `--gpus` says."""
+
+
+class Bench:
+    """One call: where rows go, how long it may go on, how trials are started."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.machine: Machine = machine_of(options)
+        self.log = RowLog(options.out)
+        self._deadline = time.monotonic() + 60 * options.minutes
+        self._warm = False
+
+    def left_seconds(self) -> float:
+        left: float = self._deadline - time.monotonic()
+        return left
+
+    def spec(self, name: str) -> RunSpec:
+        case = CASES[name]
+        values = {"gpus": self.options.gpus, **case.values}
+        layers = recipe_layers(load_recipe(case.recipe))
+        layers.append(Layer(ValueSource.COMMAND_LINE, "benchmark", values))
+        return resolve(layers, name=name, machine=self.machine)
+
+    def space(self, spec: RunSpec, fix: Sequence[str], allow: Sequence[str]) -> Space:
+        return space_of(spec, knobs_of(spec, fix, allow), host_memory_bytes=host_memory_bytes(), lacks=_lacks)
+
+    def warm_up(self, spec: RunSpec, root: Path) -> None:
+        """Before the first trial of a call all that is built once is built."""
+        if self._warm:
+            return
+        began = time.monotonic()
+        run = trial_spec(spec, _FIRST_STEPS)
+        got = run_trial(run, root, _FIRST_SECONDS, best_step_seconds=None, show=_unseen, early=False)
+        seconds = time.monotonic() - began
+        print(f"ready after {seconds:.0f} s, {got.steps_finished} steps {got.reason}", flush=True)
+        self._warm = True
+
+    @contextmanager
+    def starts(self, spec: RunSpec, root: Path) -> Iterator[Start]:
+        """How a trial is started."""
+        if self.options.fresh:
+            yield start_trial
+            return
+        with Nest(trial_spec(spec), root / "nest.log", tell) as nest:
+            nest.wait_ready()
+            yield nest.start
+
+    def cell(self, name: str, **more: Any) -> Cell:
+        return {"case": name, "gpus": self.options.gpus, "gpu": self.machine.gpu, **more}
+
+
+def _unseen(state: RunState, left: float) -> None:
+    """Nobody is shown it."""
+
+
+def _lacks(run: RunSpec) -> str:
+    return next((need.name for need in needs(run) if need.missing), "")
+
+
+# --- the search -----------------------------------------------------------------------------------
+
+
+def search(bench: Bench, name: str, root: Path) -> None:
+    """One search as `llmtop tune` makes it, imports included; a row."""
+    options = bench.options
+    cell = bench.cell(name, kind="search", fresh=options.fresh)
+    if cell in bench.log:
+        return
+    needed = 60 * options.search_minutes + 60
+    if bench.left_seconds() < needed:
+        print(f"{name}: no time left for a search, call again", flush=True)
+        return
+    spec = bench.spec(name)
+    fix = [] if spec.gpu.name != "cpu" else ["zero", "attention"]
+    space = bench.space(spec, fix, [])
+    tune = TuneDir.create(root, Asked(spec=spec, fix=tuple(fix)))
+    bench.warm_up(spec, root)
+    began = time.monotonic()
+    with tune.held(), bench.starts(spec, tune.path) as start:
+        ready = time.monotonic() - began
+        teller = Progress(space, options.trials)
+        stopped = Search(tune, spec, space, teller, start=start).run(
+            options.trials, options.search_minutes, began=began
         )
-    return found
+    result = found(tune, spec, choice_of(spec, space.knobs), stopped)
+    best, began_with = result.best, result.start
+    bench.log.add(
+        {
+            "cell": cell,
+            "minutes": round((time.monotonic() - began) / 60, 2),
+            "ready_seconds": round(ready, 1),
+            "runs": result.runs,
+            "lost": result.lost,
+            "out_of_memory": sum(line.outcome == "out_of_memory" for line in tune.ended()),
+            "candidates": len(space.candidates),
+            "combinations": space.size,
+            "stopped": stopped,
+            "why": list(result.why),
+            "found": best.choice if best is not None else None,
+            "found_change": best.change if best is not None else None,
+            "start": choice_of(spec, space.knobs),
+            "found_over_start": _ratio(_step(began_with), _step(best)),
+            "trials": [msgspec.to_builtins(line) for line in tune.ended()],
+        }
+    )
+    print("\n".join(result.why), flush=True)
 
 
-def row_of(
-    space: Space, trials: list[Line], minutes: float, sweep: dict[str, Measured], start: str
-) -> dict[str, Any]:
-    times = {key: got.step_seconds for key, got in sweep.items() if got.step_seconds}
-    measured = sorted((t for t in trials if t.step_seconds), key=lambda t: t.step_seconds or 0.0)
-    found = key_of(measured[0].choice) if measured else None
-    best = min(times, key=lambda key: times[key]) if times else None
-    ratio = times[best] / times[found] if best and found in times else None
-    return {
-        "found": found,
-        "best": best,
-        "found_over_best": round(ratio, 4) if ratio else None,
-        "found_over_start": round(times[start] / times[found], 3)
-        if found in times and start in times
-        else None,
-        "trials": len(trials),
-        "minutes": round(minutes, 2),
-        "lost": sum(t.step_seconds is None for t in trials),
-        "settings": len(space.candidates),
-        "swept": len(sweep),
-        "sweep_seconds": {key: round(value, 4) for key, value in times.items()},
-    }
+def _step(line: Line | None) -> float | None:
+    return line.step_seconds if line is not None else None
+
+
+# --- the sweep ------------------------------------------------------------------------------------
+
+
+def sweep(bench: Bench, name: str, root: Path) -> None:
+    """Rows of the settings that have none yet, while there is time."""
+    spec = bench.spec(name)
+    candidates = list(swept_settings(bench, name, spec))
+    todo = [one for one in candidates if bench.cell(name, kind="setting", choice=one.choice) not in bench.log]
+    print(f"{name}: {len(candidates)} settings, {len(todo)} without a row", flush=True)
+    if not todo:
+        return
+    bench.warm_up(spec, root)
+    with bench.starts(spec, root) as start:
+        for number, one in enumerate(todo, 1):
+            seconds = min(_TRIAL_SECONDS, bench.left_seconds() + 50)
+            if bench.left_seconds() < 0:
+                print(f"{len(todo) - number + 1} settings without a row yet, call again", flush=True)
+                return
+            got = run_trial(trial_spec(changed(spec, one.change)), root / "sweep", seconds,
+                            best_step_seconds=None, show=_unseen, start=start)  # fmt: skip
+            if got.outcome == "timeout" and seconds < _TRIAL_SECONDS:
+                return
+            bench.log.add(
+                {
+                    "cell": bench.cell(name, kind="setting", choice=one.choice),
+                    "predicted_step_seconds": one.brief.step_seconds,
+                    "settings": len(candidates),
+                    **msgspec.to_builtins(got),
+                }
+            )
+            shutil.rmtree(root / "sweep", ignore_errors=True)
+            step = "n/a" if got.step_seconds is None else f"{got.step_seconds:.4f} s"
+            print(
+                f"{number}/{len(todo)} {got.outcome} {step} {key_of(one.choice)} {got.reason}"[:300],
+                flush=True,
+            )
+
+
+def swept_settings(bench: Bench, name: str, spec: RunSpec) -> Iterator[Candidate]:
+    """What the search found and began with, then the rest of the sweep, the fastest predicted first."""
+    fix = [] if spec.gpu.name != "cpu" else ["zero", "attention"]
+    knobs = {word.partition("=")[0] for word in CASES[name].swept}
+    usual = bench.space(spec, fix, [])
+    kept = [knob.key for knob in usual.knobs if knob.key not in knobs and knob.key not in fix]
+    narrowed = bench.space(spec, [*fix, *kept], CASES[name].swept)
+    rows = [row for row in read_rows(bench.options.out) if row["cell"].get("kind") == "search"]
+    known = {one.key: one for one in (*usual.candidates, *narrowed.candidates)}
+    wanted = [
+        key_of(choice)
+        for row in rows
+        if (row["cell"]["case"], row["cell"]["gpus"]) == (name, bench.options.gpus)
+        for choice in (row["found"], row["start"])
+        if choice
+    ]
+    keys = dict.fromkeys([*wanted, *(one.key for one in narrowed.candidates)])
+    yield from (known[key] for key in keys if key in known)
+
+
+# --- the judgement --------------------------------------------------------------------------------
+
+
+def judged(rows: Sequence[Row]) -> Iterator[Row]:
+    """Each search beside what the sweep of its case measured."""
+    for row in rows:
+        cell = row["cell"]
+        if cell.get("kind") != "search":
+            continue
+        times = {
+            key_of(other["cell"]["choice"]): other["step_seconds"]
+            for other in rows
+            if other["cell"].get("kind") == "setting"
+            and (other["cell"]["case"], other["cell"]["gpus"]) == (cell["case"], cell["gpus"])
+            and other.get("step_seconds")
+        }
+        best = min(times.values(), default=None)
+        own = times.get(key_of(row["found"])) if row["found"] else None
+        start = times.get(key_of(row["start"])) if row["start"] else None
+        yield {
+            **cell,
+            "found_over_best": _ratio(best, own),
+            "found_over_start": _ratio(start, own) or row["found_over_start"],
+            "swept": len(times),
+            **{key: row[key] for key in ("runs", "minutes", "lost", "out_of_memory", "found")},
+        }
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return round(above / below, 4) if above and below else None
+
+
+def summary(rows: Sequence[Row]) -> str:
+    lines = []
+    for one in judged(rows):
+        fresh = ", imports in each trial" if one.get("fresh") else ""
+        lines.append(f"{one['case']} on {one['gpus']} {one['gpu']}{fresh}")
+        lines.append(
+            f"  {_times(one['found_over_best'])} of the best of {one['swept']} swept (goal {GOAL_FOUND}),"
+            f" {_times(one['found_over_start'])} of the start (goal {GOAL_START} somewhere)"
+        )
+        lines.append(
+            f"  {one['runs']} trials (goal {GOAL_TRIALS}), {one['minutes']} minutes (goal {GOAL_MINUTES:g}),"
+            f" {one['lost']} lost, {one['out_of_memory']} to memory (goal 0)"
+        )
+    return "\n".join(lines) or "no searches"
+
+
+def _times(ratio: float | None) -> str:
+    return "n/a" if ratio is None else f"{ratio:.3f}x"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--cpu", action="store_true")
-    parser.add_argument("--model")
+    parser.add_argument("--cells", default="", metavar="NAMES", help=f"searches: {', '.join(CASES)}")
+    parser.add_argument("--sweep", default="", metavar="NAMES", help="sweeps of these instead")
+    parser.add_argument("--cpu", action="store_true", help="the case cpu, whatever devices there are")
     parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--micro-batch", type=int, default=1)
-    parser.add_argument("--grad-accum", type=int, default=8)
-    parser.add_argument("--fix", action="append", default=[])
-    parser.add_argument("--allow", action="append", default=[])
-    parser.add_argument("--trials", type=int, default=12)
-    parser.add_argument("--minutes", type=float, default=5.0)
-    parser.add_argument("--sweep-minutes", type=float, default=60.0)
+    parser.add_argument("--trials", type=int, default=GOAL_TRIALS)
+    parser.add_argument("--search-minutes", type=float, default=GOAL_MINUTES, help="of each search")
+    parser.add_argument("--minutes", type=float, default=9.0, help="of this call; nothing begins later")
+    parser.add_argument("--fresh", action="store_true", help="each trial loads its libraries itself")
+    parser.add_argument("--summary", type=Path, help="only say what a file of rows holds")
     parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    spec = start_spec(args)
-    fix = args.fix or (list(CPU_FIX) if args.cpu else [])
-    knobs = knobs_of(spec, fix, args.allow)
-    space = space_of(spec, knobs, lacks=lambda run: next((n.name for n in needs(run) if n.missing), ""))
-    with tempfile.TemporaryDirectory() as folder:
-        tune = TuneDir.create(Path(folder), Asked(spec=spec, fix=tuple(fix), allow=tuple(args.allow)))
-        began = time.monotonic()
-        Search(tune, spec, space, Progress(space, args.trials)).run(args.trials, args.minutes)
-        minutes = (time.monotonic() - began) / 60
-        sweep = swept(spec, space, Path(folder) / "sweep", args.sweep_minutes)
-        start = key_of(choice_of(spec, knobs))
-        row = row_of(space, tune.ended(), minutes, sweep, start)
-    cell = {
-        "model": spec.model.name,
-        "gpu": spec.gpu.name,
-        "gpus": spec.options.gpus,
-        "start": start,
-        "fix": fix,
-    }
-    out = args.out or Path(__file__).parent / "results" / ("tune_cpu.jsonl" if args.cpu else "tune.jsonl")
-    RowLog(out).add({"cell": cell, **row})
-    print(row)
+    options = parser.parse_args()
+    if options.summary is not None:
+        print(summary(read_rows(options.summary)))
+        return
+    options.out = options.out or RESULTS / ("tune_cpu.jsonl" if options.cpu else "tune.jsonl")
+    names = (options.sweep or options.cells or ("cpu" if options.cpu else "llama-1b")).split(",")
+    bench = Bench(options)
+    root = Path(tempfile.mkdtemp(prefix="llmtop-tune-"))
+    try:
+        with interruptible():
+            for name in names:
+                (sweep if options.sweep else search)(bench, name, root)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    print(summary(read_rows(options.out)))
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -27,7 +27,7 @@ from typing import NoReturn
 import msgspec
 from msgspec import Struct
 
-from benchmarks.preload import PRELOAD_SECONDS, forget_nvml, preload, restart_nvml
+from benchmarks.preload import PRELOAD_SECONDS, preload
 from llmtop.presets.version import llmtop_version
 from llmtop.profiler.hardware.processes import descendants
 from llmtop.profiler.record.eventlog import EventWriter
@@ -39,6 +39,7 @@ from llmtop.trainer.supervisor.postmortem import Story, name_end
 from llmtop.trainer.supervisor.progress import Progress
 from llmtop.trainer.supervisor.rankenv import free_port, rank_environment
 from llmtop.trainer.supervisor.ranks import RankExit, adopt_orphans, signal_name
+from llmtop.trainer.worker.forking import forget_nvml, restart_nvml
 
 WORKER = "llmtop.trainer.worker.__main__:main"
 _PEER_SECONDS = 15.0

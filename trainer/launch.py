@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from llmtop.presets.errors import JobFailedError
@@ -23,14 +24,21 @@ _START_SECONDS = 60.0
 _POLL_SECONDS = 0.01
 
 
-def start_run(spec: RunSpec, prediction: Prediction, *, root: Path | None = None) -> RunDir:
+def start_run(
+    spec: RunSpec,
+    prediction: Prediction,
+    *,
+    root: Path | None = None,
+    supervise: Callable[[RunDir], int] | None = None,
+) -> RunDir:
     """Launch a run and return at once; from then on its supervisor and its folder are all there is of it.
 
+    `supervise` starts the supervisor another way than `start_supervisor`.
     Raises UsageError for a run that cannot start here, JobFailedError when its supervisor does not.
     """
     preflight(spec, nvme_bytes=prediction.nvme_bytes)
     run = RunDir.create(root or runs_root(), spec, prediction, deepspeed_config(spec))
-    start_supervisor(run)
+    (supervise or start_supervisor)(run)
     return run
 
 
@@ -50,8 +58,12 @@ def resume_run(run: RunDir) -> int:
     return pid
 
 
-def start_supervisor(run: RunDir) -> int:
-    """Start the supervisor of a run in a session of its own; its pid, once it supervises."""
+def start_supervisor(run: RunDir, *, visible_devices: str | None = None) -> int:
+    """Start the supervisor of a run in a session of its own; its pid, once it supervises.
+
+    `visible_devices` is CUDA_VISIBLE_DEVICES for it and its ranks; None: as for this process.
+    """
+    chosen = {} if visible_devices is None else {"CUDA_VISIBLE_DEVICES": visible_devices}
     log_path = run.log_path(SUPERVISOR)
     descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -61,20 +73,33 @@ def start_supervisor(run: RunDir) -> int:
             stdout=descriptor,
             stderr=descriptor,
             start_new_session=True,
+            env={**os.environ, **chosen},
         )
     finally:
         os.close(descriptor)
     # Whoever launches may live for long (the app): its ended supervisors must not stay as zombies.
     threading.Thread(target=process.wait, name=f"reaper of {process.pid}", daemon=True).start()
+    try:
+        wait_until_supervised(run, process.pid, process.poll)
+    except JobFailedError:
+        process.kill()
+        raise
+    return process.pid
+
+
+def wait_until_supervised(run: RunDir, pid: int, exit_code: Callable[[], int | None]) -> None:
+    """Until a process that was started for it is the supervisor of a run.
+
+    Raises JobFailedError when it has ended (`exit_code` tells), or does not come to it.
+    """
     deadline = time.monotonic() + _START_SECONDS
-    while not _supervises(run, process.pid):
-        if process.poll() is not None:
-            raise _not_started(run, f"its supervisor ended with exit code {process.returncode}")
+    while not _supervises(run, pid):
+        code = exit_code()
+        if code is not None:
+            raise _not_started(run, f"its supervisor ended with exit code {code}")
         if time.monotonic() > deadline:
-            process.kill()
             raise _not_started(run, f"its supervisor was not ready after {_START_SECONDS:g} s")
         time.sleep(_POLL_SECONDS)
-    return process.pid
 
 
 def _supervises(run: RunDir, pid: int) -> bool:

@@ -58,12 +58,14 @@ _SETTLE_SECONDS = 60.0
 
 
 class Supervisor:
-    def __init__(self, run: RunDir, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, run: RunDir, environment: Mapping[str, str] = os.environ, ranks: Ranks | None = None
+    ) -> None:
         self.run_dir = run
         self.spec = run.spec()
         self.environment = environment
         self.events = Journal(run.events_path(SUPERVISOR), SUPERVISOR, log=_log)
-        self.ranks = Ranks()
+        self.ranks = Ranks() if ranks is None else ranks
         self.progress = Progress(run, self.spec.world_size)
         self.graces = Graces.from_environment(environment)
         self.patience = Patience(self.graces.kill)
@@ -386,12 +388,12 @@ def _log(line: str) -> None:
         sys.stderr.flush()
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], ranks: Ranks | None = None) -> int:
     if len(arguments) != 1:
         raise UsageError("the supervisor takes one argument, the run directory")
     run = RunDir.open(Path(arguments[0]))
     with only_supervisor(run):
-        end = Supervisor(run).run()
+        end = Supervisor(run, ranks=ranks).run()
     if end.state == "out_of_memory":
         return ExitCode.OUT_OF_MEMORY
     return ExitCode.JOB_FAILED if end.state == "failed" else ExitCode.DONE

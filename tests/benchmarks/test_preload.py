@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks import preload
 from benchmarks.forkserver import left_after
+from llmtop.trainer.worker import forking
 
 
 class FakeMaps:
@@ -45,23 +46,23 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_counts_as_touching_cuda(
     monkeypatch: pytest.MonkeyPatch, maps: str, answer: int, touched: str
 ) -> None:
-    monkeypatch.setattr(preload, "Path", FakeMaps(maps))
+    monkeypatch.setattr(forking, "Path", FakeMaps(maps))
     library = SimpleNamespace(cuDeviceGetCount=lambda count: answer)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    assert preload.cuda_touched() == touched
+    assert forking.cuda_touched() == touched
 
 
 def test_torch_says_whether_it_has_initialized_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True))
     monkeypatch.setitem(sys.modules, "torch", fake)
-    assert preload.cuda_touched() == "torch has initialized CUDA"
+    assert forking.cuda_touched() == "torch has initialized CUDA"
 
 
 def test_nvml_is_given_up_as_often_as_it_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     left = [0, 0, 1]
-    monkeypatch.setattr(preload, "Path", FakeMaps("/lib/libnvidia-ml.so.580"))
+    monkeypatch.setattr(forking, "Path", FakeMaps("/lib/libnvidia-ml.so.580"))
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(nvmlShutdown=lambda: left.pop(0)))
-    preload.forget_nvml()
+    forking.forget_nvml()
     assert left == []
 
 

@@ -78,7 +78,7 @@ def rank_environment(
         "MASTER_ADDR": _ADDRESS,
         "MASTER_PORT": str(port),
         "DS_ACCELERATOR": "cpu" if spec.on_cpu else "cuda",
-        "OMP_NUM_THREADS": str(_threads(spec, environment)),
+        "OMP_NUM_THREADS": str(threads_of(spec, environment)),
         "PYTHONUNBUFFERED": "1",
         VARIABLE: str(extensions),
     }
@@ -125,7 +125,7 @@ def _arch_list(environment: Mapping[str, str]) -> dict[str, str]:
     return {ARCH_LIST: deepspeed_archs(given)} if given else {}
 
 
-def _threads(spec: RunSpec, environment: Mapping[str, str]) -> int:
+def threads_of(spec: RunSpec, environment: Mapping[str, str]) -> int:
     """CPU threads of a rank: the option, else the environment, else a fair share of the cores."""
     given = environment.get("OMP_NUM_THREADS", "")
     if spec.options.threads_per_rank:

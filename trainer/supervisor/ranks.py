@@ -85,21 +85,8 @@ class Ranks:
 
         It stays in this session but leads a process group, so that what it starts can be signalled with it.
         """
-        write = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         try:
-            pid = os.posix_spawnp(
-                command[0],
-                list(command),
-                dict(environment),
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_OPEN, 1, str(log), write, 0o600),
-                    (os.POSIX_SPAWN_DUP2, 1, 2),
-                ],
-                setpgroup=0,
-                # Python ignores these for itself; a compiler must not inherit that.
-                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
-            )
+            pid = self._launch(command, environment, log)
         except OSError as error:
             raise LlmtopError(
                 f"rank {rank} cannot be started",
@@ -108,6 +95,22 @@ class Ranks:
             ) from error
         (self._standby if standby else self._pids)[rank] = pid
         return pid
+
+    def _launch(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
+        write = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        return os.posix_spawnp(
+            command[0],
+            list(command),
+            dict(environment),
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(log), write, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setpgroup=0,
+            # Python ignores these for itself; a compiler must not inherit that.
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+        )
 
     def reap(self) -> list[RankExit]:
         """The ranks that ended since the last call. Adopted orphans that ended are cleared away."""

@@ -3,6 +3,7 @@
 tunes/ID/tune.json       what was asked (`Asked`)
 tunes/ID/journal.jsonl   a line when a trial begins and one when it has ended (`Line`)
 tunes/ID/trials/RUN/     run directories: `llmtop report PATH` reads them
+tunes/ID/nest.log        what the process wrote that holds the libraries (`nest.py`)
 tunes/ID/best.toml       the recipe that `llmtop run` accepts; best.deepspeed.json beside it
 """
 

@@ -108,23 +108,23 @@ class Search:
         self._carry = carry or self._real
         self._start = start
 
-    def run(self, trials: int, minutes: float) -> str:
-        """Until so many trials are in the journal, or this call has lasted so long; why it ended."""
-        deadline = time.monotonic() + 60 * minutes
-        with self._tune.held():
-            self._settle_left_over()
-            while True:
-                lines = self._tune.ended()
-                if len(lines) >= trials:
-                    return f"{counted(len(lines), 'trial')} {'was' if len(lines) == 1 else 'were'} made"
-                left = deadline - time.monotonic()
-                if left < _LEAST_SECONDS and lines:
-                    return f"{minutes:g} minutes are over"
-                coming = next_trial(self._spec, self._space, lines, _room(lines, trials, left))
-                if coming is None:
-                    return "nothing is left that was not tried and may fit"
-                seconds = min(LONGEST_SECONDS, max(left, _LEAST_FOR_FIRST_SECONDS if not lines else 0))
-                self._one(len(lines) + 1, coming, seconds, tried_of(lines, self._space))
+    def run(self, trials: int, minutes: float, *, began: float | None = None) -> str:
+        """Until so many trials are in the journal, or this has lasted so long (from `began` on, on the
+        monotonic clock, by default from now on); why it ended. Whoever calls it holds the search's folder."""
+        deadline = (time.monotonic() if began is None else began) + 60 * minutes
+        self._settle_left_over()
+        while True:
+            lines = self._tune.ended()
+            if len(lines) >= trials:
+                return f"{counted(len(lines), 'trial')} {'was' if len(lines) == 1 else 'were'} made"
+            left = deadline - time.monotonic()
+            if left < _LEAST_SECONDS and lines:
+                return f"{minutes:g} minutes are over"
+            coming = next_trial(self._spec, self._space, lines, _room(lines, trials, left))
+            if coming is None:
+                return "nothing is left that was not tried and may fit"
+            seconds = min(LONGEST_SECONDS, max(left, _LEAST_FOR_FIRST_SECONDS if not lines else 0))
+            self._one(len(lines) + 1, coming, seconds, tried_of(lines, self._space))
 
     def _one(self, number: int, coming: Next, seconds: float, tried: list[Tried]) -> None:
         candidate = coming.candidate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 
 from msgspec import Struct
 
@@ -12,6 +13,7 @@ from llmtop.profiler.hardware.host import host_memory_bytes
 from llmtop.trainer.preflight import needs, preflight
 from llmtop.trainer.tune.interrupt import interruptible
 from llmtop.trainer.tune.journal import Asked, Line, TuneDir, find_tune, tunes_root
+from llmtop.trainer.tune.nest import Nest
 from llmtop.trainer.tune.outcome import found
 from llmtop.trainer.tune.pool import pooled, tried_of
 from llmtop.trainer.tune.rank import ranked
@@ -190,9 +192,12 @@ def _search(
     tell(f"search {tune.tune_id} in {tune.path}\n{space_text(space, text_width())}")
     # A search that is resumed has a best already.
     best = min((line.step_seconds for line in tune.ended() if line.step_seconds), default=None)
+    began = time.monotonic()
     try:
-        with interruptible():
-            stopped = Search(tune, asked.spec, space, Progress(space, trials, best)).run(trials, minutes)
+        with interruptible(), tune.held(), Nest(trial_spec(asked.spec), tune.path / "nest.log", tell) as nest:
+            nest.wait_ready()
+            search = Search(tune, asked.spec, space, Progress(space, trials, best), start=nest.start)
+            stopped = search.run(trials, minutes, began=began)
     except KeyboardInterrupt:
         tell(f"every trial so far is kept: llmtop tune --resume {tune.tune_id}")
         raise

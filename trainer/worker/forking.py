@@ -1,0 +1,45 @@
+"""What a process has to do so that ranks can be forked from it: a CUDA context does not survive a fork."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+_CUDA_NOT_INITIALIZED = 3
+_MOST_INITS = 1000
+
+
+def cuda_touched() -> str:
+    """How this process has touched CUDA; empty when it has not.
+
+    NVML does not count, though it opens `/dev/nvidia-uvm` too (driver 580): `forget_nvml` gives it up.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "torch has initialized CUDA"
+    if not any("libcuda.so" in line for line in Path("/proc/self/maps").read_text().splitlines()):
+        return ""
+    count = ctypes.c_int()
+    if ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count)) != _CUDA_NOT_INITIALIZED:
+        return "cuInit has been called"
+    return ""
+
+
+def forget_nvml() -> None:
+    """Undo each nvmlInit of an import (torch counts devices with it), so that ranks start their own."""
+    if any("libnvidia-ml" in line for line in Path("/proc/self/maps").read_text().splitlines()):
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        for _ in range(_MOST_INITS):
+            if library.nvmlShutdown() != 0:
+                break
+
+
+def restart_nvml() -> None:
+    """DeepSpeed opens NVML at its import and counts on that later (0.19.8, `cuda_accelerator.py`)."""
+    nvml = sys.modules.get("pynvml")
+    if nvml is not None and os.environ.get("DS_ACCELERATOR") == "cuda":
+        with suppress(nvml.NVMLError):
+            nvml.nvmlInit()
