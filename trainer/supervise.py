@@ -31,6 +31,7 @@ from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.trainer import control
 from llmtop.trainer.change.standby import VARIABLE as STANDBY
 from llmtop.trainer.change.standby import let_go
+from llmtop.trainer.supervisor.bookmarkwatch import BookmarkWatch
 from llmtop.trainer.supervisor.changes import Changes
 from llmtop.trainer.supervisor.extensions import compiling, extensions_dir, remove_stale_locks
 from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
@@ -89,6 +90,7 @@ class Supervisor:
         self._hang = HangWatch(self.spec.options)
         self._oom = OomWatch()
         self._hardware = HardwareWatch(run, self.events.write, _log)
+        self._bookmark = BookmarkWatch(run, _log)
         self._memory = HostMemoryWatch(run, self.events.write, _log)
         self._compiling: str | None = None
         self._compilers_due = 0.0
@@ -210,6 +212,7 @@ class Supervisor:
         self._answer_requests()
         self._look_for_trouble()
         self._lose_patience()
+        self._bookmark.turn()
 
     # --- ranks ------------------------------------------------------------------------------------
 
@@ -394,6 +397,7 @@ def main(arguments: list[str], ranks: Ranks | None = None) -> int:
     run = RunDir.open(Path(arguments[0]))
     with only_supervisor(run):
         end = Supervisor(run, ranks=ranks).run()
+        BookmarkWatch(run, _log).finish()
     if end.state == "out_of_memory":
         return ExitCode.OUT_OF_MEMORY
     return ExitCode.JOB_FAILED if end.state == "failed" else ExitCode.DONE

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from llmtop.presets.errors import JobFailedError, LlmtopError
+from llmtop.profiler.record.bookmark import ended_summary
 from llmtop.profiler.record.events import (
     Compiling,
     ControlAnswered,
@@ -60,6 +61,17 @@ def test_a_run_that_completes(start: Start) -> None:
     assert {p.rank for p in samples[0].processes} == {0, 1}
     assert read_state(run.run).status == "completed"
     assert run.log() == ""
+
+
+def test_a_run_that_has_ended_is_known_without_its_logs(start: Start) -> None:
+    run = start("finishes")
+    end = run.end()
+    summary = ended_summary(run.run)
+    assert summary is not None
+    assert (summary.status, summary.steps_finished) == (end.state, 3)
+    with_bookmark = read_state(run.run)
+    run.run.bookmark_path.unlink()
+    assert read_state(run.run) == with_bookmark
 
 
 def test_a_killed_rank_is_named_with_its_signal(start: Start) -> None:
