@@ -33,7 +33,7 @@ class SequenceOrder:
             taken.append(part)
             count -= len(part)
             epoch, index = epoch + 1, 0
-        return numpy.concatenate(taken)
+        return taken[0] if len(taken) == 1 else numpy.concatenate(taken)
 
     def advance(self, position: Position, count: int) -> Position:
         epochs, index = divmod(position.index + count, self.sequences)
@@ -68,7 +68,8 @@ class Batches:
         self.position = Position()
         """Where the next micro-batch starts; set it to resume."""
         self.micro_batch = micro_batch
-        self._tokens = tokens
+        # Of a mapped file: each slice of the map itself would be a map again.
+        self._tokens = numpy.asarray(tokens)
         self._seq_len = seq_len
         self._place = place
         self._seed = seed
@@ -119,6 +120,5 @@ class Batches:
         first = self._place.rank * self.micro_batch
         numbers = self.order.take(self.position, across_ranks)[first : first + self.micro_batch]
         self.position = self.order.advance(self.position, across_ranks)
-        starts = numbers.astype(numpy.int64) * self._seq_len
-        rows = [self._tokens[start : start + self._seq_len] for start in starts]
-        return numpy.stack(rows).astype(numpy.int64)
+        rows = self._tokens[: self.order.sequences * self._seq_len].reshape(-1, self._seq_len)
+        return rows[numbers].astype(numpy.int64)
