@@ -122,7 +122,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         """The copy of the reduction, which is the host's business here."""
 
         def __init__(self, reduced: torch.Tensor, world_size: int, change: int) -> None:
-            super().__init__(send(reduced.sum()).expand(4), world_size, change)
+            super().__init__(send(reduced.sum()).expand(5), world_size, change, 0)
             self._event = Event()
 
         def mark(self) -> None:
@@ -198,6 +198,18 @@ def test_each_late_reading_lands_on_its_own_step_and_waits_for_no_later_one(
     ]
     assert ahead.steps_queued == [1] * (STEPS - 1) + [0], "the host is a step ahead, but for the last"
     assert all(event.step_seconds > 0 and len(event.phase_seconds) == 4 for event in steps)
+
+
+@pytest.mark.parametrize(("loss", "told"), [(6.0, 2.0), (float("nan"), None)])
+def test_one_rank_agrees_with_itself_without_a_collective(loss: float, told: float | None) -> None:
+    """There is no process group here."""
+    request = StopRequest()
+    request.stop = True
+    agreed = agreement.Agreement(torch.device("cpu"), 1)
+    pending = agreed.post(torch.tensor(loss), 3, request, change=7)
+    pending.mark()
+    assert pending.read() == agreement.Agreed(loss=told, stop=True, save=False, change=7)
+    assert agreed.now(StopRequest()) == agreement.Agreed(loss=0.0, stop=False, save=False)
 
 
 def test_a_number_of_the_host_is_not_sent() -> None:

@@ -8,11 +8,12 @@ the device comes the same way: sent to the host before the mark of the step, rea
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llmtop.trainer.worker.stopping import StopRequest
 
@@ -71,13 +72,19 @@ class Agreement:
         `change` is the number of a setting that this rank has seen and does not have yet. One is under way at
         a time, so counting the ranks that have seen any is enough; so with `checkpoint`.
         """
+        mean = loss_sum / (micro_batches * self._world_size)
+        if self._world_size == 1:
+            own = Agreed(
+                loss=None, stop=request.stop, save=request.save, change=change, checkpoint=checkpoint
+            )
+            return _Alone(mean, own)
         flags = torch.tensor(
             [0.0, float(request.stop), float(request.save), float(change > 0), float(checkpoint > 0)],
             dtype=torch.float32,
         )
         if self._device.type == "cuda":
             flags = flags.pin_memory().to(self._device, non_blocking=True)
-        flags[0] = loss_sum / (micro_batches * self._world_size)
+        flags[0] = mean
         torch.distributed.all_reduce(flags)
         kind = _OnCuda if self._device.type == "cuda" else _OnCpu
         return kind(flags, self._world_size, change, checkpoint)
@@ -87,6 +94,24 @@ class Agreement:
         pending = self.post(torch.zeros((), device=self._device), 1, request, change)
         pending.mark()
         return pending.read()
+
+
+class _Alone:
+    """Where there is nobody to agree with, only the loss is under way."""
+
+    def __init__(self, loss: torch.Tensor, agreed: Agreed) -> None:
+        self._loss: Any = send_to_host(loss)
+        self._agreed = agreed
+        self._reached = torch.cuda.Event() if loss.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def mark(self) -> None:
+        if self._reached is not None:
+            self._reached.record()
+
+    def read(self) -> Agreed:
+        if self._reached is not None:
+            self._reached.synchronize()
+        return replace(self._agreed, loss=_finite(float(self._loss)))
 
 
 class _OnCpu:
@@ -101,7 +126,7 @@ class _OnCpu:
     def read(self) -> Agreed:
         loss, stop, save, seen, seen_checkpoint = self._reduced.tolist()
         return Agreed(
-            loss=loss if math.isfinite(loss) else None,
+            loss=_finite(loss),
             stop=stop > 0,
             save=save > 0,
             change=self._change if seen == self._world_size else 0,
@@ -123,3 +148,7 @@ class _OnCuda:
     def read(self) -> Agreed:
         self._reached.synchronize()
         return _OnCpu(self._host, self._world_size, self._change, self._checkpoint).read()
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
