@@ -3,24 +3,60 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.record import rundir
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.text import render
 from llmtop.tui.arguments import RUN_HELP
 from llmtop.tui.commands.output import print_json, text_width
 
+_OWN_NAME = ""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="print one JSON object")
+    how.add_argument(
+        "--html",
+        nargs="?",
+        const=_OWN_NAME,
+        metavar="FILE",
+        help="write one page with plots, which needs no network; by default RUN.html here",
+    )
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    report = build_report(rundir.find_run(rundir.runs_root(), args.run))
+    found = rundir.find_run(rundir.runs_root(), args.run)
+    if args.html is not None:
+        _write_page(found, Path(args.html or f"{found.run_id}.html"))
+        return ExitCode.DONE
+    report = build_report(found)
     if args.json:
         print_json(report)
     else:
         print(render(report, text_width()))
     return ExitCode.DONE
+
+
+def _write_page(found: RunDir, path: Path) -> None:
+    # Text and JSON wait for none of these.
+    import os
+
+    from llmtop.profiler.effects.switches import read_others
+    from llmtop.profiler.export.secrets import Scrubber
+    from llmtop.profiler.record.feed import read_state
+    from llmtop.profiler.report.history import read_history
+    from llmtop.profiler.report.page import run_page
+    from llmtop.profiler.report.pagedata import page_of
+    from llmtop.profiler.report.saving import save_page
+    from llmtop.profiler.report.settings import settings_of
+
+    state = read_state(found)
+    others = read_others(found, state.host)
+    data = page_of(found, state, read_history(found), Scrubber(os.environ), others)
+    save_page(path, run_page(data, settings_of(found, state)))
+    print(f"{path}: open it in a browser")

@@ -1,0 +1,99 @@
+"""What of a run's folder goes into an archive, how, and what stays at home and why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from msgspec import Struct
+
+from llmtop.profiler.record.rundir import RunDir
+
+How = Literal["events", "document", "text", "bytes"]
+"""Lines of events; JSON; other text; as it is. Secrets are taken out of the first three."""
+
+_TEXTS = frozenset({".txt", ".log", ".md", ".toml", ".csv", ".ini", ".yaml", ".yml"})
+_HEAVY: dict[str, str] = {
+    "checkpoints": "weights and optimizer states: llmtop resume needs them where the run was",
+    "tokens": "the training data as numbers",
+    "tokenizer": "made from the training data",
+}
+_NOT_OF_THE_RECORD = frozenset(
+    {"control", "standby", "bookmark", "supervisor.pid", "live.json", "save.json", "imported.json"}
+    | {"environment.json", "report.html", "report.json", "findings.json", "changes.json", "memory.csv"}
+    | {"metrics", "README.txt", "manifest.json"}
+)
+"""Of a run that goes on, or a cache, or made anew for each archive: an imported run has those already."""
+LOGS = "the ranks' output was left out on request"
+BINARY = "may hold names and code of yours; --snapshots takes them along as they are"
+
+
+class Member(Struct, frozen=True, kw_only=True):
+    """A file of the folder that goes into the archive, under its own name."""
+
+    name: str
+    path: Path
+    how: How
+
+
+class LeftOut(Struct, frozen=True, kw_only=True):
+    """What an archive does not hold, so that nobody looks for it in vain."""
+
+    name: str
+    """A file, or a folder with all that is in it."""
+    size_bytes: int
+    files: int = 1
+    why: str
+
+
+def contents(run: RunDir, *, logs: bool, snapshots: bool) -> tuple[list[Member], list[LeftOut]]:
+    """The small documents first. Links are not followed, and hidden files are somebody's unfinished ones."""
+    members: list[Member] = []
+    left: list[LeftOut] = []
+    for name, path in _files(run.path):
+        how, why = _judged(name, logs=logs, snapshots=snapshots)
+        if how is not None:
+            members.append(Member(name=name, path=path, how=how))
+        else:
+            left.append(LeftOut(name=name, size_bytes=_size(path), why=why))
+    for folder, why in _HEAVY.items():
+        sizes = [_size(path) for _, path in _files(run.path / folder)]
+        if sizes:
+            left.append(LeftOut(name=folder, size_bytes=sum(sizes), files=len(sizes), why=why))
+    order: dict[How, int] = {"document": 0, "text": 1, "bytes": 2, "events": 3}
+    return sorted(members, key=lambda member: (order[member.how], member.name)), left
+
+
+def _judged(name: str, *, logs: bool, snapshots: bool) -> tuple[How | None, str]:
+    suffix = PurePosixPath(name).suffix.lower()
+    if suffix == ".jsonl":
+        return "events", ""
+    if suffix == ".json":
+        return "document", ""
+    if suffix in _TEXTS:
+        return ("text", "") if logs or suffix != ".log" else (None, LOGS)
+    return ("bytes", "") if snapshots else (None, BINARY)
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Regular files by their name within the run, without what is never told of."""
+    for place, folders, names in os.walk(folder):
+        at = Path(place)
+        inside = at.relative_to(folder)
+        if not inside.parts:
+            folders[:] = [one for one in folders if one not in _HEAVY and one not in _NOT_OF_THE_RECORD]
+            names = [one for one in names if one not in _NOT_OF_THE_RECORD]
+        folders[:] = sorted(one for one in folders if not one.startswith(".") and not (at / one).is_symlink())
+        for name in sorted(names):
+            path = at / name
+            if not name.startswith(".") and path.is_file() and not path.is_symlink():
+                yield (inside / name).as_posix(), path
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0  # it went while we looked

@@ -1,0 +1,253 @@
+"""`llmtop import-run`: an archive as a run that can be looked at. What it says is not trusted.
+
+All is checked before anything is written: names, sizes, checksums and the documents that every view reads.
+Then it is unpacked aside and renamed. The run is marked: nothing supervises it, it takes no requests and is
+not gone on with.
+"""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import struct
+import time
+import zipfile
+import zlib
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.export.manifest import FORMAT, FORMAT_VERSION, MANIFEST, Manifest
+from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.wholefile import random_hex, sync_folder, write_atomic
+from llmtop.profiler.units import counted, format_bytes
+
+LIMIT_BYTES = 16 << 30
+"""What an archive may come to when it is unpacked, unless somebody allows more."""
+MOST_FILES = 20_000
+_LONGEST_NAME = 240
+_DEEPEST = 6
+_CHUNK_BYTES = 1 << 20
+_DOCUMENT_BYTES = 64 << 20
+_NEVER = frozenset(
+    {"control", "checkpoints", "standby", "supervisor.pid", "live.json", "imported.json", "bookmark"}
+)
+"""No export holds these: they would say that something of the run lives here."""
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_ENCRYPTED = 0x1
+_FIX = "export the run again: llmtop export RUN"
+_T = TypeVar("_T")
+
+
+class Imported(Struct, frozen=True, kw_only=True):
+    """`imported.json`: where a run came from."""
+
+    archive: str
+    run_id: str
+    """Where it was recorded."""
+    host: str
+    status: str
+    """When it was exported."""
+    exported_at: float
+    imported_at: float
+
+
+class _Plan(Struct, frozen=True, kw_only=True):
+    """Members by their name within the run, all of them checked."""
+
+    manifest: Manifest
+    members: dict[str, str]
+    size_bytes: int
+
+
+def import_run(
+    archive: Path, root: Path, *, name: str | None = None, limit_bytes: int = LIMIT_BYTES
+) -> RunDir:
+    """Unpack an archive under `root`, as `name` or as it was called.
+
+    Raises LlmtopError for a file that is no archive of a run, is damaged or larger than allowed, and where it
+    cannot be unpacked; then nothing has been written, or nothing of it is left.
+    """
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            plan = _checked(opened, archive, limit_bytes)
+            return _unpacked(opened, plan, archive, root, _run_id(plan.manifest, name))
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, struct.error) as error:
+        raise _damaged(archive, str(error)) from error
+    except FileNotFoundError as error:
+        if archive.exists():
+            raise
+        raise UsageError(f"there is no file {archive}") from error
+    except IsADirectoryError as error:
+        raise UsageError(f"{archive} is a folder", fix="give the file that llmtop export wrote") from error
+
+
+def _checked(opened: zipfile.ZipFile, archive: Path, limit_bytes: int) -> _Plan:
+    entries = [entry for entry in opened.infolist() if not entry.is_dir()]
+    if len(entries) > MOST_FILES:
+        why = f"it holds {counted(len(entries), 'file')}, and no more than {MOST_FILES:,} are taken"
+        raise LlmtopError(f"{archive} is not unpacked", why=why, fix=_FIX)
+    size = sum(entry.file_size for entry in entries)
+    if size > limit_bytes:
+        raise LlmtopError(
+            f"{archive} is not unpacked",
+            why=f"it comes to {format_bytes(size)}, and {format_bytes(limit_bytes)} are allowed",
+            fix="if you trust it, allow more: --limit GIB",
+        )
+    members: dict[str, str] = {}
+    roots: set[str] = set()
+    folded: set[str] = set()
+    """A file system may take two names for one."""
+    for entry in entries:
+        if problem := _problem(entry):
+            raise _refused(archive, entry.filename, problem)
+        root, _, name = entry.filename.partition("/")
+        if name.casefold() in folded:
+            raise _refused(archive, entry.filename, "it is there twice")
+        roots.add(root)
+        folded.add(name.casefold())
+        members[name] = entry.filename
+    if MANIFEST not in members or len(roots) != 1:
+        raise LlmtopError(
+            f"{archive} is no exported run", why=f"it holds no {MANIFEST}", fix="give a file of llmtop export"
+        )
+    manifest = _document(opened, members[MANIFEST], Manifest, archive)
+    _require_known(manifest, archive)
+    for name, kind in (("spec.json", RunSpec), ("prediction.json", Prediction)):
+        if name not in members:
+            raise _damaged(archive, f"{name} is missing")
+        _document(opened, members[name], kind, archive)
+    missing = [name for name in manifest.files if name not in members]
+    if missing:
+        raise _damaged(archive, f"{missing[0]} is missing")
+    _require_whole(opened, entries)
+    return _Plan(manifest=manifest, members=members, size_bytes=size)
+
+
+def _problem(entry: zipfile.ZipInfo) -> str:
+    """Why a member is not taken; empty for one that is. The whole archive is then refused."""
+    name = entry.filename
+    # A NUL and what is behind it zipfile has cut off; `orig_filename` still has it.
+    if name != entry.orig_filename or any(ord(char) < 32 or char in '\\:*?"<>|' for char in name):
+        return "its name has characters that no export writes"
+    parts = name.split("/")
+    if name.startswith("/") or any(part in ("", ".", "..") for part in parts):
+        return "its name leads out of the run's folder"
+    if len(parts) < 2 or len(parts) > _DEEPEST or len(name.encode("utf-8", "replace")) > _LONGEST_NAME:
+        return "its name is none of a run's"
+    if any(part.startswith(".") for part in parts) or parts[1] in _NEVER:
+        return "no export holds such a file"
+    mode = entry.external_attr >> 16
+    if mode and stat.S_IFMT(mode) not in (0, stat.S_IFREG):
+        return "it is a link or no regular file"
+    if entry.flag_bits & _ENCRYPTED or entry.compress_type not in _METHODS:
+        return "it is packed as no export packs"
+    return ""
+
+
+def _require_known(manifest: Manifest, archive: Path) -> None:
+    if manifest.format != FORMAT:
+        raise LlmtopError(f"{archive} is no exported run", why=f"it says that it is '{manifest.format}'")
+    if manifest.format_version > FORMAT_VERSION:
+        raise LlmtopError(
+            f"{archive} is of a newer llmtop",
+            why=f"its format is {manifest.format_version}, and this one knows {FORMAT_VERSION}",
+            fix="update llmtop",
+        )
+
+
+def _require_whole(opened: zipfile.ZipFile, entries: list[zipfile.ZipInfo]) -> None:
+    """Read everything once: checksums are right, and nothing comes to more than it says."""
+    for entry in entries:
+        with opened.open(entry) as source:
+            while source.read(_CHUNK_BYTES):
+                pass
+
+
+def _document(opened: zipfile.ZipFile, name: str, kind: type[_T], archive: Path) -> _T:
+    if opened.getinfo(name).file_size > _DOCUMENT_BYTES:
+        raise _damaged(archive, f"{name} is larger than any such file")
+    try:
+        return msgspec.json.decode(opened.read(name), type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _damaged(archive, f"{name}: {error}") from error
+
+
+def _run_id(manifest: Manifest, name: str | None) -> str:
+    chosen = manifest.run_id if name is None else name
+    is_name = PurePosixPath(chosen).name == chosen and chosen.isprintable() and "\\" not in chosen
+    if not chosen or not is_name or chosen.startswith((".", "-")) or len(chosen) > _LONGEST_NAME:
+        raise UsageError(f"'{chosen}' is no name of a run", fix="give another one: --name NAME")
+    return chosen
+
+
+def _unpacked(opened: zipfile.ZipFile, plan: _Plan, archive: Path, root: Path, run_id: str) -> RunDir:
+    final = root / run_id
+    if final.exists():
+        raise UsageError(
+            f"there is a run {run_id} already", why=f"in {root}", fix="give another name: --name NAME"
+        )
+    try:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        free = shutil.disk_usage(root).free
+        if plan.size_bytes > free:
+            raise LlmtopError(
+                f"{archive} does not fit in {root}",
+                why=f"it comes to {format_bytes(plan.size_bytes)}, and {format_bytes(free)} are free",
+                fix="free some space, or set LLMTOP_RUNS_DIR to another folder",
+            )
+        _write(opened, plan, archive, final)
+    except OSError as error:
+        raise LlmtopError(
+            f"{archive} cannot be unpacked to {root}",
+            why=error.strerror or str(error),
+            fix="make the folder writable, free some space, or set LLMTOP_RUNS_DIR to another folder",
+        ) from error
+    return RunDir.open(final)
+
+
+def _write(opened: zipfile.ZipFile, plan: _Plan, archive: Path, final: Path) -> None:
+    aside = final.with_name(f".{final.name}.{random_hex(3)}.new")
+    aside.mkdir(mode=0o700)
+    try:
+        for name, member in plan.members.items():
+            path = aside / name
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with opened.open(member) as source, path.open("xb") as target:
+                shutil.copyfileobj(source, target, _CHUNK_BYTES)
+            path.chmod(0o600)
+        _mark(RunDir(aside), plan.manifest, archive)
+        aside.rename(final)
+        sync_folder(final.parent)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def _mark(run: RunDir, manifest: Manifest, archive: Path) -> None:
+    imported = Imported(
+        archive=str(archive.absolute()),
+        run_id=manifest.run_id,
+        host=manifest.host,
+        status=manifest.status,
+        exported_at=manifest.exported_at,
+        imported_at=time.time(),
+    )
+    write_atomic(run.imported_path, msgspec.json.format(msgspec.json.encode(imported), indent=1) + b"\n")
+
+
+def _refused(archive: Path, member: str, why: str) -> LlmtopError:
+    return LlmtopError(
+        f"{archive} is not unpacked",
+        why=f"{member!r}: {why}",
+        fix="take it from somebody you trust; an archive of llmtop export holds no such thing",
+    )
+
+
+def _damaged(archive: Path, why: str) -> LlmtopError:
+    return LlmtopError(f"{archive} is damaged, or no exported run", why=why, fix=_FIX)

@@ -1,0 +1,192 @@
+"""Takes secrets out of text, names and values before they leave the machine.
+
+What is recognised: values whose name says it (`secretnames`), tokens by their form (Hugging Face, GitHub,
+AWS, OpenAI, Slack, Google, JSON web tokens, bearer headers, private keys, `user:password@` in addresses), and
+whatever the environment of the calling process holds under such a name, wherever it turns up.
+A secret that has neither name nor form is not found: nothing here is a reason to write secrets into a log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llmtop.profiler.export.secretnames import names_secret, parts_of
+
+REMOVED = "[removed]"
+_KNOWN_LENGTH = 8
+"""A shorter value of the environment may be a word that stands anywhere."""
+
+_FORMS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
+    (
+        ("private key-----",),
+        re.compile(
+            r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.|\n)*?(?:-----END [A-Z ]*PRIVATE KEY-----|(?=\")|\Z)"
+        ),
+        REMOVED,
+    ),
+    (("hf_", "api_org_"), re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{16,}"), REMOVED),
+    (("sk-",), re.compile(r"\bsk-[A-Za-z0-9_-]{16,}"), REMOVED),
+    (
+        ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-"),
+        re.compile(r"\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}"),
+        REMOVED,
+    ),
+    (("akia", "asia"), re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"), REMOVED),
+    (("xox",), re.compile(r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}"), REMOVED),
+    (("aiza",), re.compile(r"\bAIza[\w-]{30,}"), REMOVED),
+    (("eyj",), re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"), REMOVED),
+    (
+        ("npm_", "pypi-", "dop_v1_", "lin_api_", "rk_live_", "sk_live_", "wandb_v1_"),
+        re.compile(r"\b(?:npm|pypi|dop_v1|lin_api|rk_live|sk_live|wandb_v1)[_-][\w-]{20,}"),
+        REMOVED,
+    ),
+    (
+        ("bearer ", "basic ", "token "),
+        re.compile(r"(?i)\b(bearer|basic|token)(\s+)(?=[^\s]*\d)[\w.~+/-]{16,}=*"),
+        rf"\1\2{REMOVED}",
+    ),
+    (
+        ("@",),
+        re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*://)(?:[^\s/@:\"'\\]*:[^\s/@\"'\\]+|[\w.~-]{16,})@"),
+        rf"\1{REMOVED}@",
+    ),
+    (
+        ("x-amz-", "sig=", "signature="),
+        re.compile(r"(?i)([?&](?:x-amz-(?:signature|credential|security-token)|sig|signature)=)[^\s&\"'\\]+"),
+        rf"\1{REMOVED}",
+    ),
+    (("wandb",), re.compile(r"(?i)(wandb[^\n]*?)\b(?:local-)?[0-9a-f]{40}\b"), rf"\1{REMOVED}"),
+)
+"""What stands in small letters in every text that may hold one, its form, and what takes its place."""
+_HEX_KEY = re.compile(r"(?:local-)?[0-9a-f]{40}")
+"""A key of Weights & Biases; Git names its commits alike."""
+_COMMIT_WORDS = frozenset({"commit", "revision", "sha", "hash", "git", "rev", "version", "snapshot"})
+_ASSIGNED = re.compile(
+    r"(?P<name>(?P<dashes>--?)?[A-Za-z_][\w.-]*)"
+    r"(?P<between>\\?[\"']?\s*[=:]\s*(?:\\?[\"'])?)"
+    r"(?P<value>[^\s\"'\\,;&}\])]+)"
+)
+_OPTION = re.compile(
+    r"(?P<name>(?<![\w-])(?P<dashes>--?)[A-Za-z_][\w.-]*)"
+    r"(?P<between>[\"']?,?\s+[\"']?)(?P<value>[^\s\"'\\,;=-][^\s\"'\\,;]*)"
+)
+"""On a command line, or in a list of its words."""
+_NAMED = re.compile(
+    r"token(?!iz|s\W*[\d(]|s/|s? (?:per|a|of|in|is)\b)|secret|passw|passphrase"
+    r"|pwd|pass[\"' =:]|key|credential|auth|cookie|dsn"
+)
+"""In small letters: a line without one assigns no secret."""
+
+
+class Scrubber:
+    """Takes secrets out, and counts them."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        """`environment`: whose secrets are known by value, wherever they turn up."""
+        found = {value for name, value in (environment or {}).items() if names_secret(name, value)}
+        # The longest first: one may be part of another.
+        self._known = sorted((v for v in found if len(v) >= _KNOWN_LENGTH), key=len, reverse=True)
+        self.count = 0
+
+    @property
+    def known_values(self) -> tuple[str, ...]:
+        return tuple(self._known)
+
+    def text(self, text: str) -> str:
+        """Any text, of one line or many."""
+        text = self._without_known(text)
+        lowered = text.lower()
+        for marks, pattern, replacement in _FORMS:
+            if any(mark in lowered for mark in marks):
+                text, times = pattern.subn(replacement, text)
+                self.count += times
+        return self._without_assigned(text)
+
+    def value(self, value: Any, name: str = "") -> Any:
+        """A value of a file as it was parsed, with all that is in it; only strings change."""
+        if isinstance(value, Mapping):
+            return {self._key(key): self.value(part, str(key)) for key, part in value.items()}
+        if isinstance(value, list | tuple):
+            if all(isinstance(part, str) for part in value):
+                return type(value)(self.words(value, name))
+            return type(value)(self.value(part, name) for part in value)
+        return self._string(value, name) if isinstance(value, str) else value
+
+    def words(self, words: Sequence[str], name: str = "") -> list[str]:
+        """A list of strings, as the arguments of a command: an option may stand before its value."""
+        kept: list[str] = []
+        option = ""
+        for word in words:
+            kept.append(self._string(word, option or name, is_option=bool(option)))
+            option = word.lstrip("-") if word.startswith("-") and "=" not in word else ""
+        return kept
+
+    def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Variables by name; there the name alone decides, as `my_token` has few other meanings."""
+        return {name: self._string(value, name.upper()) for name, value in sorted(environment.items())}
+
+    def _key(self, key: Any) -> Any:
+        return self.text(key) if isinstance(key, str) else key
+
+    def _string(self, value: str, name: str, *, is_option: bool = False) -> str:
+        secret = names_secret(name, value, is_option=is_option) or _is_hex_key(value, name)
+        if value != REMOVED and secret:
+            self.count += 1
+            return REMOVED
+        return self.text(value)
+
+    def _without_known(self, text: str) -> str:
+        for value in self._known:
+            if value in text:
+                self.count += text.count(value)
+                text = text.replace(value, REMOVED)
+        return text
+
+    def _without_assigned(self, text: str) -> str:
+        """Only the lines that may assign one are looked at closely: a log has millions of others."""
+        kept: list[str] = []
+        done = 0
+        lowered = text.lower()
+        if len(lowered) != len(text):
+            return self._close_look(text)  # a character whose small letter is two
+        for found in _NAMED.finditer(lowered):
+            if found.start() < done:
+                continue
+            began = max(done, text.rfind("\n", 0, found.start()) + 1)
+            ended = text.find("\n", found.end())
+            ended = len(text) if ended < 0 else ended
+            kept += (text[done:began], self._close_look(text[began:ended]))
+            done = ended
+        return "".join((*kept, text[done:])) if kept else text
+
+    def _close_look(self, text: str) -> str:
+        return _OPTION.sub(self._assigned, _ASSIGNED.sub(self._assigned, text))
+
+    def _assigned(self, found: re.Match[str]) -> str:
+        name, between, value = found["name"], found["between"], found["value"]
+        bare = name.lstrip("-")
+        is_option = bool(found["dashes"])
+        last = bare.rpartition(".")[2] or bare
+        if value.startswith(REMOVED) or not names_secret(last, value, is_option=is_option):
+            return self._inner(found)
+        self.count += 1
+        return f"{name}{between}{REMOVED}"
+
+    def _inner(self, found: re.Match[str]) -> str:
+        """What looks like one value may hold another name and its value: `detail=api_key=x`."""
+        value = found["value"]
+        if "=" not in value and ":" not in value:
+            return found[0]
+        return f"{found['name']}{found['between']}{_ASSIGNED.sub(self._assigned, value)}"
+
+
+def _is_hex_key(value: str, name: str) -> bool:
+    return _HEX_KEY.fullmatch(value) is not None and not _COMMIT_WORDS.intersection(parts_of(name))
+
+
+def scrub_lines(scrubber: Scrubber, lines: bytes) -> bytes:
+    """Whole lines of a file; bytes that are no UTF-8 stay as they are."""
+    text = lines.decode("utf-8", "surrogateescape")
+    return scrubber.text(text).encode("utf-8", "surrogateescape")

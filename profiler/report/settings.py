@@ -1,0 +1,48 @@
+"""All settings that a run trained on, in their order: a run that was changed is more than its last one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import fields
+
+from llmtop.presets.errors import LlmtopError
+from llmtop.presets.spec import RunOptions, RunSpec
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.fold.spans import measured_spans
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.report.pagedata import SettingReport
+
+
+def settings_of(run: RunDir, state: RunState) -> tuple[SettingReport, ...]:
+    """One for each part of the run that made steps, or is to; the last one is in force."""
+    found: list[SettingReport] = []
+    before: RunSpec | None = None
+    for span in measured_spans(state):
+        try:
+            spec, predicted = run.spec(span.setting), run.prediction(span.setting).peak_allocated_bytes
+        except LlmtopError:
+            # A damaged folder of an old setting hides its options, not its figures.
+            spec, predicted = None, None
+        found.append(
+            SettingReport(
+                setting=span.setting,
+                options={} if spec is None or before is None else changed_options(before, spec),
+                first_step=span.first_step,
+                last_step=span.last_step,
+                step_seconds=span.step_seconds,
+                peak_bytes=span.peak_bytes,
+                predicted_peak_bytes=predicted,
+            )
+        )
+        before = spec or before
+    return tuple(found)
+
+
+def changed_options(before: RunSpec, after: RunSpec) -> dict[str, Any]:
+    """Option to its new value."""
+    return {
+        option.name: getattr(after.options, option.name)
+        for option in fields(RunOptions)
+        if getattr(after.options, option.name) != getattr(before.options, option.name)
+    }

@@ -1,0 +1,199 @@
+"""An archive is unpacked only when everything in it is as an export writes it."""
+
+from __future__ import annotations
+
+import stat
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.profiler.export.archive import Choices, export_run
+from llmtop.profiler.export.importing import Imported, import_run
+from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.rundir import RunDir, list_runs
+from llmtop.profiler.report.build import build_report
+from llmtop.trainer import control
+from tests.recorded import make_recorded_run
+
+Spoil = Callable[[zipfile.ZipFile, str], None]
+
+
+def exported(folder: Path, *, end: str | None = "completed") -> tuple[RunDir, Path]:
+    run = make_recorded_run(folder / "there", kind="cuda", steps=8, end=end)  # type: ignore[arg-type]
+    archive = folder / "run.zip"
+    export_run(run, archive, choices=Choices(parquet=False), environment={})
+    return run, archive
+
+
+def with_member(folder: Path, name: str, content: bytes = b"x", mode: int = 0) -> Path:
+    """A good archive with one more member."""
+    run, archive = exported(folder)
+    with zipfile.ZipFile(archive, "a") as opened:
+        entry = zipfile.ZipInfo(name.replace("RUN", run.run_id))
+        entry.external_attr = mode << 16
+        opened.writestr(entry, content)
+    return archive
+
+
+def test_an_imported_run_says_what_the_exported_one_did(tmp_path: Path) -> None:
+    run, archive = exported(tmp_path)
+    found = import_run(archive, tmp_path / "here")
+    assert found.run_id == run.run_id and found.path != run.path
+    assert read_state(found) == read_state(run)
+    mine, its = build_report(found), build_report(run)
+    assert msgspec.structs.replace(mine, files={}) == msgspec.structs.replace(its, files={})
+    told = msgspec.json.decode(found.imported_path.read_bytes(), type=Imported)
+    assert (told.archive, told.status) == (str(archive), "completed")
+    assert all(path.stat().st_mode & 0o077 == 0 for path in found.path.rglob("*"))
+    again = import_run(archive, tmp_path / "here", name="another")
+    assert {one.run_id for one in list_runs(tmp_path / "here")} == {run.run_id, "another"}
+    # An imported run can be handed on.
+    export_run(again, tmp_path / "again.zip", choices=Choices(parquet=False), environment={})
+    third = import_run(tmp_path / "again.zip", tmp_path / "third")
+    assert read_state(third).series == read_state(run).series
+
+
+def test_nothing_can_be_asked_of_an_imported_run(tmp_path: Path) -> None:
+    run, archive = exported(tmp_path, end=None)
+    assert run.supervisor_alive()
+    found = import_run(archive, tmp_path / "here")
+    # Even a file that says so makes no supervisor of a process of this machine.
+    found.write_supervisor_pid()
+    assert found.is_imported and not found.supervisor_alive() and read_state(found).status == "lost"
+    with pytest.raises(LlmtopError, match="takes no requests"):
+        control.stop(found, save=False)
+    assert not found.control_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("RUN/../outside", 0),
+        ("../outside", 0),
+        ("RUN/a/../../../outside", 0),
+        ("/tmp/outside", 0),
+        ("RUN/./x", 0),
+        ("RUN//x", 0),
+        ("RUN\\..\\outside", 0),
+        ("C:/outside", 0),
+        ("RUN/a\x01b", 0),
+        ("RUN/link.json", stat.S_IFLNK | 0o777),
+        ("RUN/device", stat.S_IFCHR | 0o600),
+        ("RUN/control/1.json", 0),
+        ("RUN/supervisor.pid", 0),
+        ("RUN/imported.json", 0),
+        ("RUN/checkpoints/step-1/x.pt", 0),
+        ("RUN/.hidden", 0),
+        ("RUN/SPEC.JSON", 0),
+        ("other/x.json", 0),
+        ("x.json", 0),
+        ("RUN/" + "d/" * 9 + "x", 0),
+    ],
+)
+def test_a_member_that_no_export_writes_refuses_the_whole(tmp_path: Path, name: str, mode: int) -> None:
+    archive = with_member(tmp_path, name, mode=mode)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(LlmtopError) as told:
+        import_run(archive, tmp_path / "here")
+    assert told.value.fix
+    assert sorted(tmp_path.rglob("*")) == before and not Path("/tmp/outside").exists()
+
+
+def test_sizes_are_looked_at_before_anything_is_unpacked(tmp_path: Path) -> None:
+    archive = with_member(tmp_path, "RUN/zeros.txt", b"\0" * (8 << 20))
+    with pytest.raises(LlmtopError, match="not unpacked") as told:
+        import_run(archive, tmp_path / "here", limit_bytes=4 << 20)
+    assert "4.00 MiB are allowed" in told.value.why and "--limit" in told.value.fix
+    assert not (tmp_path / "here").exists()
+    import_run(archive, tmp_path / "here")
+
+
+def test_a_member_that_is_larger_than_it_says_is_not_unpacked(tmp_path: Path) -> None:
+    archive = with_member(tmp_path, "RUN/zeros.txt", b"\0" * (8 << 20))
+    content = archive.read_bytes()
+    size = (8 << 20).to_bytes(4, "little")
+    assert content.count(size) >= 2
+    archive.write_bytes(content.replace(size, (1 << 10).to_bytes(4, "little")))
+    with pytest.raises(LlmtopError, match="damaged"):
+        import_run(archive, tmp_path / "here", limit_bytes=4 << 20)
+    assert not (tmp_path / "here").exists()
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100, 0.5, 0.99])
+def test_a_cut_archive_is_refused(tmp_path: Path, kept: float) -> None:
+    _, archive = exported(tmp_path)
+    content = archive.read_bytes()
+    archive.write_bytes(content[: int(kept if kept >= 1 else kept * len(content))])
+    with pytest.raises(LlmtopError, match="damaged, or no exported run"):
+        import_run(archive, tmp_path / "here")
+    assert not (tmp_path / "here").exists()
+
+
+def test_a_flipped_byte_is_found(tmp_path: Path) -> None:
+    run, archive = exported(tmp_path)
+    with zipfile.ZipFile(archive) as opened:
+        entry = opened.getinfo(f"{run.run_id}/hardware.jsonl")
+    content = bytearray(archive.read_bytes())
+    content[entry.header_offset + 200] ^= 0xFF
+    archive.write_bytes(content)
+    with pytest.raises(LlmtopError, match="damaged"):
+        import_run(archive, tmp_path / "here")
+    assert not (tmp_path / "here").exists()
+
+
+def rewritten(archive: Path, name: str, content: bytes | None) -> None:
+    """The archive with another content of one member, or without it."""
+    with zipfile.ZipFile(archive) as opened:
+        members = {one: opened.read(one) for one in opened.namelist()}
+    with zipfile.ZipFile(archive, "w") as opened:
+        for one, old in members.items():
+            if not one.endswith(f"/{name}"):
+                opened.writestr(one, old)
+            elif content is not None:
+                opened.writestr(one, content)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("manifest.json", None, "no exported run"),
+        ("manifest.json", b"{", "damaged"),
+        ("manifest.json", b'{"run_id":"x","exported_at":1,"files":{},"format":"cake"}', "no exported run"),
+        ("manifest.json", b'{"run_id":"x","exported_at":1,"files":{},"format_version":9}', "newer llmtop"),
+        ("manifest.json", b'{"run_id":"../x","exported_at":1,"files":{}}', "no name of a run"),
+        ("spec.json", None, "damaged"),
+        ("spec.json", b'{"name":"x"}', "damaged"),
+        ("prediction.json", b"[" * 5000, "damaged"),
+        ("rank-0.jsonl", None, "damaged"),
+    ],
+)
+def test_documents_are_read_before_anything_is_written(
+    tmp_path: Path, name: str, content: bytes | None, words: str
+) -> None:
+    _, archive = exported(tmp_path)
+    rewritten(archive, name, content)
+    with pytest.raises(LlmtopError, match=words):
+        import_run(archive, tmp_path / "here")
+    assert not (tmp_path / "here").exists()
+
+
+def test_what_is_no_archive_is_told_in_words(tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("hello")
+    with pytest.raises(LlmtopError, match="no exported run"):
+        import_run(text, tmp_path / "here")
+    with pytest.raises(UsageError, match="there is no file"):
+        import_run(tmp_path / "nothing.zip", tmp_path / "here")
+    with pytest.raises(UsageError, match="is a folder"):
+        import_run(tmp_path, tmp_path / "here")
+    _, archive = exported(tmp_path)
+    import_run(archive, tmp_path / "here")
+    with pytest.raises(UsageError, match="already"):
+        import_run(archive, tmp_path / "here")
+    for name in ("..", "a/b", ".x", "-x", "", "a\nb"):
+        with pytest.raises(UsageError, match="no name of a run"):
+            import_run(archive, tmp_path / "here", name=name)
