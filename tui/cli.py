@@ -108,15 +108,28 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "report",
-        "RUN [--json]",
+        "RUN [--json|--html [FILE]]",
         "predicted against actual memory, speed, loss and findings",
         "llmtop report latest",
     ),
     Command(
         "compare",
-        "RUN RUN [--json]",
+        "RUN RUN [--json|--html FILE]",
         "two runs side by side: options, time, memory, and what really ran",
         "llmtop compare 20261129-1845 latest",
+    ),
+    Command(
+        "export",
+        "RUN [--out FILE] [--no-logs] [--snapshots] [--no-parquet] [--force] [--json]",
+        "one run as one file, without secrets: record, metrics and a page with plots",
+        "llmtop export latest --out run.zip",
+    ),
+    Command(
+        "import-run",
+        "ARCHIVE [--name NAME] [--limit GIB] [--json]",
+        "an exported run, to be looked at here",
+        "llmtop import-run run.zip",
+        module="import_run",
     ),
     Command(
         "replay",
@@ -145,7 +158,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
 )
 
-LATER = ("snapshot", "export")
+LATER = ("snapshot",)
 """Words that are reserved for commands of a later version."""
 
 
