@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
@@ -19,7 +19,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
     fix: str
 
 
-def _no_words(_: RunSpec) -> dict[str, str]:
+def _no_words(_: RunSpec) -> Mapping[str, str | float]:
     return {}
 
 
@@ -33,7 +33,7 @@ class Rule(Struct, frozen=True, kw_only=True):
     fix: str
     source: str
     """Where it was read or seen that the combination cannot work."""
-    words: Callable[[RunSpec], dict[str, str]] = _no_words
+    words: Callable[[RunSpec], Mapping[str, str | float]] = _no_words
     """Further `{words}` of the texts."""
 
     def refusal(self, spec: RunSpec) -> Refusal:

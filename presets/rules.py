@@ -6,6 +6,7 @@ from llmtop.presets.liger import LIGER
 from llmtop.presets.rule import Refusal, Rule
 from llmtop.presets.rules_deepspeed import DEEPSPEED_RULES, contradictions
 from llmtop.presets.rules_engine import ENGINE_RULES
+from llmtop.presets.rules_host import HOST_RULES
 from llmtop.presets.rules_kernels import KERNEL_CHOICE_RULES
 from llmtop.presets.rules_optimizer import OPTIMIZER_RULES
 from llmtop.presets.spec import Attention, GpuSpec, ModelShape, RunSpec
@@ -276,4 +277,5 @@ RULES: tuple[Rule, ...] = (
     *_KERNEL_RULES,
     *KERNEL_CHOICE_RULES,
     *_SHAPE_RULES,
+    *HOST_RULES,
 )
