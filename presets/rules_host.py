@@ -35,7 +35,7 @@ HOST_RULES: tuple[Rule, ...] = (
         why="no host has so many cores for a rank: each matrix product would wait for threads that wait for"
         " a core, and starting them may fail",
         fix="--threads-per-rank 0 divides this machine's cores; at most {most}",
-        source="it becomes OMP_NUM_THREADS (trainer/supervisor/rankenv.py); libgomp ends a process that cannot"
+        source="it becomes OMP_NUM_THREADS (supervisor/rankenv.py); libgomp ends a process that cannot"
         " start them",
         words=lambda _: {"most": MOST_THREADS},
     ),

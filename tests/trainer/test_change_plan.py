@@ -95,6 +95,43 @@ def test_what_cannot_be_is_told_before_anything_happens(word: str, what: str, fi
     assert what in str(caught.value) and fix in str(caught.value)
 
 
+USUAL = "rope,rms_norm,swiglu,fused_linear_cross_entropy"
+"""What Liger switches on for Llama."""
+
+
+@pytest.mark.parametrize(
+    ("word", "options", "why"),
+    [
+        ("nvme_path=/fast", {}, "nothing is offloaded to NVMe"),
+        ("checkpointing_reentrant=on", {}, "nothing is recomputed"),
+        (f"liger_kernels={USUAL}", {"liger": True}, "the same kernels run already"),
+        ("deepspeed.disable_allgather=true", {}, "reads it nowhere"),
+        ("deepspeed.steps_per_print=1000000000", {}, "DeepSpeed's configuration is the same"),
+    ],
+)
+def test_ranks_are_not_started_again_for_nothing(word: str, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan(word, kind="cuda", **options)
+    assert "nothing would change" in str(caught.value) and why in str(caught.value)
+    # Beside what does take a relaunch it does no harm.
+    assert plan(word, "attention=eager", kind="cuda", **options).restage
+    with pytest.raises(UsageError, match="nothing would change"):
+        plan(word, "learning_rate=1e-4", kind="cuda", **options)
+
+
+@pytest.mark.parametrize(
+    ("word", "options"),
+    [
+        ("nvme_path=/fast", {"zero": 3, "offload_optimizer": "nvme", "nvme_path": "/slow"}),
+        ("checkpointing_reentrant=on", {"gradient_checkpointing": True}),
+        ("liger_kernels=rope", {"liger": True}),
+        ("deepspeed.zero_optimization.reduce_bucket_size=1000000", {}),
+    ],
+)
+def test_ranks_are_started_again_for_what_changes(word: str, options: dict[str, Any]) -> None:
+    assert plan(word, kind="cuda", **options).restage
+
+
 def test_a_schedule_of_deepspeeds_own_has_no_single_learning_rate() -> None:
     scheduler = {"scheduler": {"type": "WarmupLR", "params": {}}}
     with pytest.raises(UsageError, match="deepspeed.scheduler"):

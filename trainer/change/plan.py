@@ -19,6 +19,7 @@ from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.changeevents import KeyChange
 from llmtop.profiler.units import format_bytes
+from llmtop.trainer.change.idle import refuse_idle_relaunch
 from llmtop.trainer.change.keys import RESTAGE, check_key
 from llmtop.trainer.dsconfig import deepspeed_config
 
@@ -68,6 +69,7 @@ def plan_change(
     for refusal in rules.refusals(new):
         raise UsageError(refusal.what, why=refusal.why, fix=refusal.fix)
     flatlimit.check(new)
+    refuse_idle_relaunch(spec, new, changes)
     return ChangePlan(
         words=tuple(words),
         old=spec,
