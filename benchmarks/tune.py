@@ -50,6 +50,8 @@ _FIRST_SECONDS = 400.0
 """For the run before all others, which builds DeepSpeed's ops and fills the caches of the disk."""
 _FIRST_STEPS = 4
 _TRIAL_SECONDS = 120.0
+_OVERTIME_SECONDS = 50.0
+"""Beyond a call's minutes, for the trial that is under way."""
 
 
 class Case(Struct, frozen=True, kw_only=True):
@@ -211,28 +213,23 @@ def sweep(bench: Bench, name: str, root: Path) -> None:
     bench.warm_up(spec, root)
     with bench.starts(spec, root) as start:
         for number, one in enumerate(todo, 1):
-            seconds = min(_TRIAL_SECONDS, bench.left_seconds() + 50)
             if bench.left_seconds() < 0:
                 print(f"{len(todo) - number + 1} settings without a row yet, call again", flush=True)
                 return
-            got = run_trial(trial_spec(changed(spec, one.change)), root / "sweep", seconds,
-                            best_step_seconds=None, show=_unseen, start=start)  # fmt: skip
+            seconds = min(_TRIAL_SECONDS, bench.left_seconds() + _OVERTIME_SECONDS)
+            run = trial_spec(changed(spec, one.change))
+            # What is far behind needs no more steps to be told so.
+            best = min(times_of(read_rows(bench.options.out), bench.cell(name)).values(), default=None)
+            got = run_trial(run, root / "sweep", seconds, best_step_seconds=best, show=_unseen, start=start)
+            shutil.rmtree(root / "sweep", ignore_errors=True)
             if got.outcome == "timeout" and seconds < _TRIAL_SECONDS:
                 return
-            bench.log.add(
-                {
-                    "cell": bench.cell(name, kind="setting", choice=one.choice),
-                    "predicted_step_seconds": one.brief.step_seconds,
-                    "settings": len(candidates),
-                    **msgspec.to_builtins(got),
-                }
-            )
-            shutil.rmtree(root / "sweep", ignore_errors=True)
+            row = {"predicted_step_seconds": one.brief.step_seconds, "settings": len(candidates)}
+            cell = bench.cell(name, kind="setting", choice=one.choice)
+            bench.log.add({"cell": cell, **row, **msgspec.to_builtins(got)})
             step = "n/a" if got.step_seconds is None else f"{got.step_seconds:.4f} s"
-            print(
-                f"{number}/{len(todo)} {got.outcome} {step} {key_of(one.choice)} {got.reason}"[:300],
-                flush=True,
-            )
+            words = f"{number}/{len(todo)} {got.outcome} {step} {key_of(one.choice)} {got.reason}"
+            print(words[:300], flush=True)
 
 
 def swept_settings(bench: Bench, name: str, spec: RunSpec) -> Iterator[Candidate]:
@@ -258,19 +255,25 @@ def swept_settings(bench: Bench, name: str, spec: RunSpec) -> Iterator[Candidate
 # --- the judgement --------------------------------------------------------------------------------
 
 
+def times_of(rows: Sequence[Row], cell: Cell) -> dict[str, float]:
+    """Seconds of a step of each setting that was swept for a cell's case."""
+    same = ("case", "gpus", "gpu")
+    return {
+        key_of(row["cell"]["choice"]): row["step_seconds"]
+        for row in rows
+        if row["cell"].get("kind") == "setting"
+        and all(row["cell"][key] == cell[key] for key in same)
+        and row.get("step_seconds")
+    }
+
+
 def judged(rows: Sequence[Row]) -> Iterator[Row]:
     """Each search beside what the sweep of its case measured."""
     for row in rows:
         cell = row["cell"]
         if cell.get("kind") != "search":
             continue
-        times = {
-            key_of(other["cell"]["choice"]): other["step_seconds"]
-            for other in rows
-            if other["cell"].get("kind") == "setting"
-            and (other["cell"]["case"], other["cell"]["gpus"]) == (cell["case"], cell["gpus"])
-            and other.get("step_seconds")
-        }
+        times = times_of(rows, cell)
         best = min(times.values(), default=None)
         own = times.get(key_of(row["found"])) if row["found"] else None
         start = times.get(key_of(row["start"])) if row["start"] else None

@@ -11,6 +11,8 @@ is answered on stdout with its supervisor's pid. It ends when stdin does.
 from __future__ import annotations
 
 import gc
+import importlib
+import importlib.util
 import os
 import select
 import signal
@@ -30,6 +32,8 @@ from llmtop.trainer.worker.forking import cuda_touched, forget_nvml
 from llmtop.trainer.worker.seats import Seat, SeatedRanks, redirect
 
 _TURN_SECONDS = 0.2
+_OF_OTHER_SETTINGS = ("deepspeed.ops.adam", "accelerate", "flash_attn")
+"""What a run may need that differs from the first only in what a search varies, and that asks no device."""
 
 
 def load(spec: RunSpec) -> None:
@@ -39,6 +43,9 @@ def load(spec: RunSpec) -> None:
 
     quiet_libraries()
     import_model_code(spec, off_device=not spec.on_cpu)
+    for name in _OF_OTHER_SETTINGS:
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+            importlib.import_module(name)
 
 
 def serve(orders: int, answers: int) -> None:

@@ -1,0 +1,63 @@
+"""The benchmark of the search: what it sweeps, and how a search is judged by its sweep."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from benchmarks import tune
+from benchmarks.rows import Row, RowLog
+from llmtop.presets.resolve import Machine
+from llmtop.trainer.tune.space import choice_of, key_of
+
+H200 = Machine(gpu="h200", gpus=1, host_memory_bytes=1 << 40)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tune.Bench:
+    monkeypatch.setattr(tune, "machine_of", lambda options: H200)
+    monkeypatch.setattr(tune, "host_memory_bytes", lambda: H200.host_memory_bytes)
+    monkeypatch.setattr(tune, "_lacks", lambda run: "")
+    out = tmp_path / "rows.jsonl"
+    return tune.Bench(argparse.Namespace(out=out, minutes=1.0, gpus=1, fresh=False))
+
+
+@pytest.mark.parametrize("name", [name for name in tune.CASES if name != "cpu"])
+def test_a_sweep_begins_with_what_was_found_and_holds_no_setting_twice(name: str, bench: tune.Bench) -> None:
+    spec = bench.spec(name)
+    plain = list(tune.swept_settings(bench, name, spec))
+    assert len(plain) >= 32 and len({one.key for one in plain}) == len(plain)
+    costs = [one.cost_seconds for one in plain]
+    assert costs == sorted(costs)
+    usual = bench.space(spec, [], [])
+    found = next(one for one in reversed(usual.candidates) if one.key not in {p.key for p in plain})
+    row: Row = {
+        "cell": bench.cell(name, kind="search"),
+        "found": found.choice,
+        "start": choice_of(spec, usual.knobs),
+    }
+    RowLog(bench.options.out).add(row)
+    again = list(tune.swept_settings(bench, name, spec))
+    assert again[0].key == found.key and len(again) >= len(plain) + 1
+    assert again[1].key == key_of(row["start"])
+
+
+def test_a_search_is_judged_by_what_the_sweep_measured_of_both() -> None:
+    cell = {"case": "x", "gpus": 1, "gpu": "h200"}
+    search: Row = {
+        "cell": {**cell, "kind": "search"}, "found": {"a": 1}, "start": {"a": 2}, "found_over_start": 9.0,
+        "runs": 12, "minutes": 4.0, "lost": 1, "out_of_memory": 0,
+    }  # fmt: skip
+    times = {1: 1.0, 2: 1.5, 3: 0.99, 4: None}
+    settings: list[Row] = [
+        {"cell": {**cell, "kind": "setting", "choice": {"a": a}}, "step_seconds": seconds}
+        for a, seconds in times.items()
+    ]
+    other: Row = {"cell": {**cell, "gpus": 2, "kind": "setting", "choice": {"a": 5}}, "step_seconds": 0.1}
+    (one,) = tune.judged([search, *settings, other])
+    assert (one["found_over_best"], one["found_over_start"], one["swept"]) == (0.99, 1.5, 3)
+    (alone,) = tune.judged([search])
+    assert (alone["found_over_best"], alone["found_over_start"], alone["swept"]) == (None, 9.0, 0)
+    assert "n/a of the best of 0 swept" in tune.summary([search])
