@@ -24,6 +24,7 @@ from llmtop.profiler.memory.result import Component
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.build import Report, report_of
+from llmtop.profiler.report.settings import SettingReport, settings_of
 from llmtop.profiler.units import counted
 
 COMPARE_SCHEMA_VERSION = 1
@@ -52,6 +53,8 @@ class Side(Struct, frozen=True, kw_only=True):
     step_spread: MiddleHalf | None
     """Between which times the middle half of them lie."""
     versions: dict[str, str]
+    settings: tuple[SettingReport, ...] = ()
+    """All that it trained on; the figures of the comparison are of the last one."""
 
 
 class OptionDifference(Struct, frozen=True, kw_only=True):
@@ -171,6 +174,7 @@ def _side(read: _Read) -> Side:
         timed_steps=len(steady),
         step_spread=middle_half(steady),
         versions=report.versions,
+        settings=settings_of(read.run, read.state),
     )
 
 
@@ -284,6 +288,12 @@ def _not_settled(read: _Read, side: Side) -> Iterator[str]:
     elif side.timed_steps < FEW_STEPS:
         steps = counted(side.timed_steps, "step")
         yield f"{side.run_id} has only {steps} after warm-up; small differences are noise"
+    if len(side.settings) > 1:
+        last = side.settings[-1]
+        yield (
+            f"{side.run_id} was changed while it ran: its options, memory and phases are those since step"
+            f" {last.first_step:,}, its step time and loss those of all its steps"
+        )
     if side.status in ("failed", "out_of_memory", "lost"):
         yield f"{side.run_id} ended as {side.status.replace('_', ' ')}"
     if read.spec.on_cpu:

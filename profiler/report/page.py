@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from llmtop.profiler.report import figures, markup, sections
 from llmtop.profiler.report.markup import Markup, element, section
-from llmtop.profiler.report.pagedata import PageData, SettingReport
+from llmtop.profiler.report.pagedata import PageData
+from llmtop.profiler.report.settings import SettingReport
 
 _NAVIGATION = (
     *(("findings", "Findings"), ("memory", "Memory"), ("timeline", "Timeline"), ("links", "Links")),

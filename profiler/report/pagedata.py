@@ -31,19 +31,6 @@ class MeasuredMoment(Struct, frozen=True, kw_only=True):
     """From the allocator's trace of the peak itself; else at the border of a phase."""
 
 
-class SettingReport(Struct, frozen=True, kw_only=True):
-    """One of the settings that a run trained on, as far as it is known."""
-
-    setting: int
-    options: dict[str, Any]
-    """What differs from the setting before; of the first one nothing."""
-    first_step: int
-    last_step: int | None
-    step_seconds: float | None
-    peak_bytes: int | None
-    predicted_peak_bytes: int | None
-
-
 class PageData(Struct, frozen=True, kw_only=True):
     report: Report
     spec: RunSpec

@@ -13,7 +13,8 @@ from llmtop.presets.spec import Provenance, RunOptions, ValueSource
 from llmtop.profiler.report.build import ComponentReport, RankReport, Report
 from llmtop.profiler.report.columns import print_addends, print_one, unit_for
 from llmtop.profiler.report.markup import Markup, details, element, joined, table
-from llmtop.profiler.report.pagedata import PageData, SettingReport
+from llmtop.profiler.report.pagedata import PageData
+from llmtop.profiler.report.settings import SettingReport
 from llmtop.profiler.units import (
     NOT_AVAILABLE,
     format_bytes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import fields
 
 from llmtop.presets.errors import LlmtopError
@@ -11,7 +12,19 @@ from llmtop.presets.spec import RunOptions, RunSpec
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.fold.spans import measured_spans
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.profiler.report.pagedata import SettingReport
+
+
+class SettingReport(Struct, frozen=True, kw_only=True):
+    """One of the settings that a run trained on, as far as it is known."""
+
+    setting: int
+    options: dict[str, Any]
+    """What differs from the setting before; of the first one nothing."""
+    first_step: int
+    last_step: int | None
+    step_seconds: float | None
+    peak_bytes: int | None
+    predicted_peak_bytes: int | None
 
 
 def settings_of(run: RunDir, state: RunState) -> tuple[SettingReport, ...]:

@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from llmtop.profiler.report.envelope import Envelope
 
-WIDTH, HEIGHT = 760, 210
-_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 12, 10, 26
+WIDTH, HEIGHT = 760, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 14, 10, 36
 COLOURS = 12
 _TICKS = 4
 _BAR, _GAP = 15, 7
@@ -164,8 +164,8 @@ def _grid(
         yield _level(up(tick), "grid")
         yield _text(_LEFT - 6, up(tick) + 4, plot.y_label(tick), anchor="end")
     for tick in x_ticks:
-        yield _text(across(tick), HEIGHT - _BOTTOM + 16, plot.x_label(tick), anchor="middle")
-    yield _text(WIDTH - _RIGHT, HEIGHT - 1, plot.x_title, anchor="end", kind="axis")
+        yield _text(across(tick), HEIGHT - _BOTTOM + 15, plot.x_label(tick), anchor="middle")
+    yield _text(WIDTH - _RIGHT, HEIGHT - 5, plot.x_title, anchor="end", kind="axis")
 
 
 def _bands(

@@ -4,47 +4,42 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 
 from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode
 from llmtop.presets.spec import Provenance, ValueSource
-from llmtop.profiler.effects.compare import Change, Comparison, OptionDifference, Side, compare
+from llmtop.profiler.effects.compare import Change, Comparison, OptionDifference, compare
+from llmtop.profiler.effects.comparewords import (
+    change_words,
+    is_measured,
+    setting_words,
+    side_words,
+    spread_words,
+    value_words,
+)
 from llmtop.profiler.record import rundir
 from llmtop.profiler.report.text import SMALL_SHARE
-from llmtop.profiler.units import (
-    NOT_AVAILABLE,
-    format_bytes,
-    format_percent,
-    format_seconds,
-    format_tokens_rate,
-)
 from llmtop.tui.arguments import RUN_HELP
-from llmtop.tui.commands.output import print_json, short_path, table, text_width, value_text, wrapped
-
-_NAMES = {
-    "step_seconds": "step time (median)",
-    "tokens_per_second": "throughput",
-    "mfu_percent": "MFU (PaLM's count)",
-    "needed_mfu_percent": "MFU (needed products)",
-    "peak_bytes": "peak memory",
-    "reserved_bytes": "reserved",
-    "device_bytes": "device (NVML)",
-    "host_bytes": "host RAM (PSS)",
-}
-_INDENTED = "  "
-"""Before the components, which add up to the peak."""
+from llmtop.tui.commands.output import print_json, short_path, table, text_width, wrapped
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("first", metavar="RUN", help=RUN_HELP)
     parser.add_argument("second", metavar="RUN", help="the run whose change against the first is shown")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="print one JSON object")
+    how.add_argument("--html", type=Path, metavar="FILE", help="write one page, which needs no network")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
     root = rundir.runs_root()
-    found = compare(rundir.find_run(root, args.first), rundir.find_run(root, args.second))
+    first, second = rundir.find_run(root, args.first), rundir.find_run(root, args.second)
+    if args.html is not None:
+        _write_page(first, second, args.html)
+        return ExitCode.DONE
+    found = compare(first, second)
     if args.json:
         print_json(found)
     else:
@@ -52,11 +47,24 @@ def run(args: argparse.Namespace) -> ExitCode:
     return ExitCode.DONE
 
 
+def _write_page(first: rundir.RunDir, second: rundir.RunDir, path: Path) -> None:
+    # Text and JSON wait for none of these.
+    import os
+
+    from llmtop.profiler.export.secrets import Scrubber
+    from llmtop.profiler.report.comparepage import read_compare_page
+    from llmtop.profiler.report.saving import save_page
+
+    save_page(path, read_compare_page(first, second, Scrubber(os.environ)))
+    print(f"{path}: open it in a browser")
+
+
 def render(found: Comparison, width: int) -> Iterator[str]:
     """The comparison in lines of at most `width` columns."""
     yield from _head(found, width)
     yield ""
     yield from _options(found, width)
+    yield from _settings(found, width)
     yield ""
     yield from _changes(found)
     yield from _spreads(found, width)
@@ -72,14 +80,7 @@ def render(found: Comparison, width: int) -> Iterator[str]:
 def _head(found: Comparison, width: int) -> Iterator[str]:
     for letter, side in (("A", found.first), ("B", found.second)):
         yield from wrapped(f"{side.run_id}  {side.status.replace('_', ' ')}", f"{letter}  ", width)
-        yield from wrapped(_what(side), "   ", width)
-
-
-def _what(side: Side) -> str:
-    return (
-        f"{side.model} on {side.world_size} x {side.gpu} at {side.host or NOT_AVAILABLE}, "
-        f"{side.steps_finished} steps of {side.tokens_per_step:,} tokens"
-    )
+        yield from wrapped(side_words(side), "   ", width)
 
 
 def _options(found: Comparison, width: int) -> Iterator[str]:
@@ -92,7 +93,7 @@ def _options(found: Comparison, width: int) -> Iterator[str]:
 
 
 def _option(option: OptionDifference) -> str:
-    first, second = _value(option.first), _value(option.second)
+    first, second = value_words(option.first), value_words(option.second)
     return (
         f"{option.option}: {first} ({_source(option.first_from)}) -> {second} ({_source(option.second_from)})"
     )
@@ -105,33 +106,28 @@ def _source(found: Provenance) -> str:
     return str(found.source)
 
 
-def _value(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "not set" if value is None or value == {} else value_text(value)
+def _settings(found: Comparison, width: int) -> Iterator[str]:
+    """Of a run that was changed while it ran: all that it trained on, not only what it ended with."""
+    for letter, side in (("A", found.first), ("B", found.second)):
+        if len(side.settings) < 2:
+            continue
+        yield ""
+        yield f"Settings of {letter}, in their order"
+        for setting in side.settings:
+            steps, options, seconds, peak = setting_words(setting)
+            yield from wrapped(f"{options}: {seconds} a step, peak {peak}", f"  steps {steps:<14}", width)
 
 
 def _changes(found: Comparison) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [("", "A", "B", "B - A", "")]
     peak = max((c.first or 0, c.second or 0) for c in found.changes if c.name == "peak_bytes")
-    shown = (_without_small_percent(change, max(peak)) for change in found.changes if _measured(change))
-    rows += [_row(change, found.loss_step) for change in shown]
+    shown = (_without_small_percent(change, max(peak)) for change in found.changes if is_measured(change))
+    rows += [change_words(change, found.loss_step) for change in shown]
     yield from table(rows, right=(1, 2, 3, 4))
 
 
 def _spreads(found: Comparison, width: int) -> Iterator[str]:
-    """How much steps of one run differ, which a change of the medians has to be more than."""
-    parts = [
-        f"of {letter} took {format_seconds(spread.low_seconds)} to {format_seconds(spread.high_seconds)}"
-        for letter, spread in (("A", found.first.step_spread), ("B", found.second.step_spread))
-        if spread is not None
-    ]
-    if not parts:
-        return
-    verdict = (
-        "; step time, throughput and MFU differ by less: within noise" if found.speed_within_noise else ""
-    )
-    yield from wrapped(f"Half of the steps {', '.join(parts)}{verdict}", "", width)
+    yield from wrapped(spread_words(found), "", width)
 
 
 def _without_small_percent(change: Change, peak_bytes: float) -> Change:
@@ -139,43 +135,6 @@ def _without_small_percent(change: Change, peak_bytes: float) -> Change:
     size = max(change.first or 0, change.second or 0)
     is_small = change.unit == "bytes" and size < SMALL_SHARE * peak_bytes
     return replace(change, percent=None) if is_small else change
-
-
-def _measured(change: Change) -> bool:
-    """A row of zeros or of nothing known is no news."""
-    return bool(change.first or change.second) or change.name in ("step_seconds", "peak_bytes")
-
-
-def _row(change: Change, loss_step: int | None) -> tuple[str, ...]:
-    name = _NAMES.get(change.name, _INDENTED + change.name.replace("_", " "))
-    if change.unit == "loss":
-        name = f"loss at step {loss_step}"
-    percent = "" if change.percent is None else format_percent(change.percent, signed=True)
-    return (name, _amount(change, change.first), _amount(change, change.second), _difference(change), percent)
-
-
-def _amount(change: Change, value: float | None) -> str:
-    if change.unit == "bytes":
-        return format_bytes(value)
-    if change.unit == "seconds":
-        return format_seconds(value)
-    if change.unit == "tokens_per_second":
-        return format_tokens_rate(value)
-    if change.unit == "percent":
-        return format_percent(value)
-    return NOT_AVAILABLE if value is None else f"{value:.4f}"
-
-
-def _difference(change: Change) -> str:
-    value = change.change
-    if value is None:
-        return NOT_AVAILABLE
-    if change.unit == "bytes":
-        return format_bytes(value, signed=True)
-    if change.unit == "percent":
-        return f"{value:+.1f} points"
-    sign = "-" if value < 0 else "+"
-    return sign + _amount(change, abs(value))
 
 
 def _ran(found: Comparison, width: int) -> Iterator[str]:

@@ -1,0 +1,108 @@
+"""A comparison's figures in words, the same for the terminal, the app and the page."""
+
+from __future__ import annotations
+
+from llmtop.presets.errors import written
+from llmtop.profiler.effects.compare import Change, Comparison, Side
+from llmtop.profiler.report.settings import SettingReport
+from llmtop.profiler.units import (
+    NOT_AVAILABLE,
+    format_bytes,
+    format_percent,
+    format_seconds,
+    format_tokens_rate,
+)
+
+_NAMES = {
+    "step_seconds": "step time (median)",
+    "tokens_per_second": "throughput",
+    "mfu_percent": "MFU (PaLM's count)",
+    "needed_mfu_percent": "MFU (needed products)",
+    "peak_bytes": "peak memory",
+    "reserved_bytes": "reserved",
+    "device_bytes": "device (NVML)",
+    "host_bytes": "host RAM (PSS)",
+}
+INDENTED = "  "
+"""Before the components, which add up to the peak."""
+
+
+def side_words(side: Side) -> str:
+    return (
+        f"{side.model} on {side.world_size} x {side.gpu} at {side.host or NOT_AVAILABLE}, "
+        f"{side.steps_finished} steps of {side.tokens_per_step:,} tokens"
+    )
+
+
+def value_words(value: object) -> str:
+    """Of an option."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value is None or value == {}:
+        return "not set"
+    return value if isinstance(value, str) else written(value)
+
+
+def is_measured(change: Change) -> bool:
+    """A row of zeros or of nothing known is no news."""
+    return bool(change.first or change.second) or change.name in ("step_seconds", "peak_bytes")
+
+
+def change_words(change: Change, loss_step: int | None) -> tuple[str, str, str, str, str]:
+    """Name, both sides, the difference, and how much that is."""
+    name = _NAMES.get(change.name, INDENTED + change.name.replace("_", " "))
+    if change.unit == "loss":
+        name = f"loss at step {loss_step}"
+    percent = "" if change.percent is None else format_percent(change.percent, signed=True)
+    return (name, amount(change, change.first), amount(change, change.second), _difference(change), percent)
+
+
+def amount(change: Change, value: float | None) -> str:
+    if change.unit == "bytes":
+        return format_bytes(value)
+    if change.unit == "seconds":
+        return format_seconds(value)
+    if change.unit == "tokens_per_second":
+        return format_tokens_rate(value)
+    if change.unit == "percent":
+        return format_percent(value)
+    return NOT_AVAILABLE if value is None else f"{value:.4f}"
+
+
+def _difference(change: Change) -> str:
+    value = change.change
+    if value is None:
+        return NOT_AVAILABLE
+    if change.unit == "bytes":
+        return format_bytes(value, signed=True)
+    if change.unit == "percent":
+        return f"{value:+.1f} points"
+    sign = "-" if value < 0 else "+"
+    return sign + amount(change, abs(value))
+
+
+def spread_words(found: Comparison) -> str:
+    """How much steps of one run differ: a change of the medians has to be more. Empty where it is not known."""
+    parts = [
+        f"of {letter} took {format_seconds(spread.low_seconds)} to {format_seconds(spread.high_seconds)}"
+        for letter, spread in (("A", found.first.step_spread), ("B", found.second.step_spread))
+        if spread is not None
+    ]
+    if not parts:
+        return ""
+    verdict = (
+        "; step time, throughput and MFU differ by less: within noise" if found.speed_within_noise else ""
+    )
+    return f"Half of the steps {', '.join(parts)}{verdict}"
+
+
+def setting_words(setting: SettingReport) -> tuple[str, str, str, str]:
+    """Its steps, its options, its step time and its peak."""
+    last = "" if setting.last_step is None else f"{setting.last_step:,}"
+    changed = ", ".join(f"{name}={value_words(value)}" for name, value in setting.options.items())
+    return (
+        f"{setting.first_step:,} to {last}".rstrip(),
+        changed or ("as launched" if setting.setting == 0 else "as before"),
+        format_seconds(setting.step_seconds),
+        format_bytes(setting.peak_bytes),
+    )
