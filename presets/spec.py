@@ -222,6 +222,8 @@ class RunOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kernel_profile_step: NonNegativeInt = 3
     """The step, counted from the start of the processes, in which rank 0 records the names of its kernels;
     0: never. A shorter run takes its last step; a classified step makes way to its neighbour."""
+    heal: bool = False
+    """Where memory runs out in a step, go on with half the micro-batch at the same global batch."""
     sample_seconds: PositiveFloat = 1.0
     hang_factor: PositiveFloat = 30.0
     """No step for this many times the median step counts as a hang."""

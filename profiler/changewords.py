@@ -54,6 +54,8 @@ def details(record: ChangeRecord, spans: tuple[MeasuredSpan, ...]) -> Iterator[s
     asked = record.asked
     if asked is None or record.status == "refused":
         return
+    if asked.why:
+        yield f"because {asked.why}"
     if asked.new_peak_bytes is not None:
         old, new = format_bytes(asked.old_peak_bytes), format_bytes(asked.new_peak_bytes)
         verdict = "; predicted not to fit" if asked.fits is False else ""

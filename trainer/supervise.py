@@ -20,7 +20,6 @@ from msgspec.structs import replace
 from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
 from llmtop.presets.version import llmtop_version
 from llmtop.profiler.record.events import (
-    Compiling,
     RankExited,
     RankFailed,
     RankStarted,
@@ -33,8 +32,9 @@ from llmtop.trainer.change.standby import VARIABLE as STANDBY
 from llmtop.trainer.change.standby import let_go
 from llmtop.trainer.supervisor.bookmarkwatch import BookmarkWatch
 from llmtop.trainer.supervisor.changes import Changes
-from llmtop.trainer.supervisor.extensions import compiling, extensions_dir, remove_stale_locks
+from llmtop.trainer.supervisor.extensions import extensions_dir
 from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
+from llmtop.trainer.supervisor.healing import Healer
 from llmtop.trainer.supervisor.hostmemory import HostMemoryWatch
 from llmtop.trainer.supervisor.journal import Journal
 from llmtop.trainer.supervisor.memoryend import memory_fix
@@ -43,16 +43,15 @@ from llmtop.trainer.supervisor.onlyone import only_supervisor
 from llmtop.trainer.supervisor.oom import OomWatch
 from llmtop.trainer.supervisor.patience import Graces, Patience
 from llmtop.trainer.supervisor.postmortem import SMALLER, Story, how_to_go_on, name_end
-from llmtop.trainer.supervisor.progress import HangWatch, Progress
+from llmtop.trainer.supervisor.progress import Progress
 from llmtop.trainer.supervisor.rankenv import free_port, rank_environment, worker_command
 from llmtop.trainer.supervisor.ranks import RankExit, Ranks, adopt_orphans
 from llmtop.trainer.supervisor.requests import Requests
+from llmtop.trainer.supervisor.trouble import Trouble
 from llmtop.trainer.supervisor.wakeup import Wakeup
 from llmtop.trainer.toolchain import mended, torch_cuda
 
 _TURN_SECONDS = 0.2
-_QUIET_SECONDS = 2.0
-"""Without news from the ranks for this long, compilers are looked for."""
 _STEPS_TO_STOP = 5
 _SETTLE_SECONDS = 60.0
 """How long the last events wait for room on a full disk."""
@@ -87,13 +86,12 @@ class Supervisor:
         self.save_asked = False
         self._stops: list[control.Request] = []
         """Requests that are answered again when the run has ended."""
-        self._hang = HangWatch(self.spec.options)
+        self._trouble = Trouble(extensions_dir(environment), self.spec.options, self.events.write, _log)
         self._oom = OomWatch()
         self._hardware = HardwareWatch(run, self.events.write, _log)
         self._bookmark = BookmarkWatch(run, _log)
         self._memory = HostMemoryWatch(run, self.events.write, _log)
-        self._compiling: str | None = None
-        self._compilers_due = 0.0
+        self._healer = Healer(run, self.events.write, _log)
         self._wakeup = Wakeup(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
@@ -132,7 +130,7 @@ class Supervisor:
         report_nvme(run, self.spec, self.events.write, _log)
         extensions = extensions_dir(self.environment)
         extensions.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._remove_stale_locks()
+        self._trouble.remove_stale_locks()
         self._start_ranks()
         # The first sample shows the machine before the ranks have taken anything.
         self._hardware.sample(self.ranks.alive)
@@ -169,9 +167,10 @@ class Supervisor:
 
     def _start_again(self) -> bool:
         """Whether ranks were started in place of those that have ended, because the run was changed."""
-        if self.stop_asked or not self.changes.under_way:
+        if self.stop_asked or not (self.changes.under_way or self.spec.options.heal):
             return False
-        if not self.changes.goes_on(self.progress, self._named_end()):
+        end = self._named_end()
+        if not (self.changes.goes_on(self.progress, end) or self._heal(end)):
             return False
         self._take_options()
         self.exits, self.killed = [], set()
@@ -185,16 +184,21 @@ class Supervisor:
             self._start_ranks()
         return True
 
+    def _heal(self, end: RunEnded) -> bool:
+        """Whether ranks that ran out of device memory are to be started again with half the micro-batch."""
+        failure = self.progress.failed.get(end.rank) if end.rank is not None else None
+        if not self.spec.options.heal or end.state != "out_of_memory" or failure is None or end.rank is None:
+            return False
+        why = self._healer.relaunch(failure, end.rank)
+        if why:
+            self.changes.relaunch(why)
+        return bool(why)
+
     def _take_options(self) -> None:
         """Another setting is in force."""
         self.spec = self.run_dir.spec()
-        self._hang = HangWatch(self.spec.options)
+        self._trouble.take_options(self.spec.options)
         self._hardware.every_seconds = self.spec.options.sample_seconds
-
-    def _remove_stale_locks(self) -> None:
-        """Whoever meets a lock of a build that was killed waits for ever."""
-        for lock in remove_stale_locks(extensions_dir(self.environment)):
-            _log(f"removed {lock}, which a build that was killed had left")
 
     def _turn(self) -> None:
         for number in self._wakeup.wait(_TURN_SECONDS):
@@ -204,7 +208,7 @@ class Supervisor:
         self.progress.poll()
         for exit_ in exits:
             self._note_exit(exit_)
-        if self.changes.poll(self.progress, self._hardware.host):
+        if self.changes.poll(self.progress, self._hardware.host) or self._healer.poll(self.progress):
             self._take_options()
         self.events.flush()
         self._hardware.sample(self.ranks.alive)
@@ -362,26 +366,12 @@ class Supervisor:
     # --- watching ---------------------------------------------------------------------------------
 
     def _look_for_trouble(self) -> None:
-        """Long silence: a compiler at work, or a hang."""
-        now = time.monotonic()
-        if now >= self._compilers_due and now - self.progress.moved_at > _QUIET_SECONDS:
-            self._compilers_due = now + 1.0
-            found = compiling(self.ranks.alive.values())
-            if found is not None and found != self._compiling:
-                self.events.write(Compiling(what=found))
-            self._compiling = found
-            if found is None and not self.progress.stepped:
-                self._remove_stale_locks()
-        elif now - self.progress.moved_at <= _QUIET_SECONDS:
-            self._compiling = None
-        if self.patience.waiting_for:
-            return
-        suspicion = self._hang.check(self.progress, compiling=self._compiling is not None)
-        if suspicion is not None:
-            self.events.write(suspicion)
-            if self.changes.on_trial:
-                # Nobody watches a relaunch that hangs, and there is a setting that works.
-                self.patience.wait(0.0, "made no step after the relaunch")
+        hangs = self._trouble.look(
+            self.progress, self.ranks.alive.values(), waited_for=bool(self.patience.waiting_for)
+        )
+        if hangs and self.changes.on_trial:
+            # Nobody watches a relaunch that hangs, and there is a setting that works.
+            self.patience.wait(0.0, "made no step after the relaunch")
 
 
 def _log(line: str) -> None:

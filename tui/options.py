@@ -121,6 +121,7 @@ GROUPS: tuple[OptionGroup, ...] = (
             OptionRow("hang_factor", "X", "a hang is no step for X times the median step"),
             OptionRow("hang_floor_seconds", "S", "never a hang before S seconds without a step"),
             OptionRow("threads_per_rank", "N", "CPU threads a rank; 0 divides the cores"),
+            OptionRow("heal", "", "where memory runs out in a step, halve the micro-batch and go on"),
         ),
     ),
     OptionGroup(

@@ -261,6 +261,24 @@ def out_of_memory(seen: Seen) -> Iterator[Finding]:
     )
 
 
+def healed(seen: Seen) -> Iterator[Finding]:
+    """Memory ran out, and the run went on with a smaller micro-batch by itself."""
+    records = [record for record in seen.state.changes.records if record.asked and record.asked.why]
+    if not records:
+        return
+    newest = records[-1].asked
+    assert newest is not None
+    options = seen.spec.options
+    yield Finding(
+        key="healed",
+        severity="warning",
+        title=f"memory ran out, and the run went on with micro-batch {options.micro_batch}",
+        evidence=newest.why + (f"; {len(records)} times in all" if len(records) > 1 else ""),
+        change=f"start the next one with --micro-batch {options.micro_batch} --grad-accum"
+        f" {options.grad_accum}, or see what llmtop plan suggests",
+    )
+
+
 def _how_it_ran_out(rank: RankState) -> str:
     told = rank.failed
     assert told is not None
@@ -303,6 +321,7 @@ def _cheapest_relief(seen: Seen, found: OutOfMemory | None) -> str:
 
 MEMORY_RULES: tuple[Rule, ...] = (
     out_of_memory,
+    healed,
     host_memory_short,
     pages_reclaimed,
     prediction_off,

@@ -69,6 +69,11 @@ class Batch:
         known = self.state.ranks if self._ranks is None else self._ranks
         return known.get(number) or RankState(rank=number)
 
+    @property
+    def rank_numbers(self) -> tuple[int, ...]:
+        known = self.state.ranks if self._ranks is None else self._ranks
+        return tuple(sorted({*known, *self._steps}))
+
     def set_rank(self, rank: RankState) -> None:
         ranks = self.state.changes.ranks
         if ranks is not None and rank.rank >= ranks:

@@ -194,6 +194,15 @@ class TrainingProbes:
         self._changed = True
         self._guarded("memory", self._memory.change)
 
+    def abandon_step(self) -> None:
+        """After a step that was broken off and is to be made again: nothing that was begun in it goes on."""
+        if self._peaks is not None:
+            self._peaks.abandon()
+        self._activations.forget_observer()
+        if self._kernels.running:
+            # What it would tell is of half a step.
+            self._guarded("kernels", self._kernels.stop)
+
     def close(self) -> None:
         """After the last step: nothing of the engine refers to the probes any more.
 

@@ -42,6 +42,8 @@ class ChangeAsked(Event, frozen=True, kw_only=True, tag="change_asked"):
     expected_down_seconds: float | None = None
     lost: tuple[str, ...] = ()
     """What the change costs beyond time, in words."""
+    why: str = ""
+    """Of one that nobody asked for: the out-of-memory that it heals, in words."""
 
 
 class ChangeRefused(Event, frozen=True, kw_only=True, tag="change_refused"):

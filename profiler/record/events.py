@@ -24,7 +24,7 @@ from llmtop.profiler.record.checkpointevents import CheckpointLoaded, Checkpoint
 from llmtop.profiler.record.deviceevents import DeviceSample, HostSample, ProcessSample, Topology
 from llmtop.profiler.record.eventbase import EVENT_VERSION as EVENT_VERSION
 from llmtop.profiler.record.eventbase import Event as Event
-from llmtop.profiler.record.failureevents import HostMemoryRunsOut, MemoryShortage
+from llmtop.profiler.record.failureevents import HostMemoryRunsOut, MemoryShortage, StepHealed
 
 Phase = Literal["data", "forward", "backward", "optimizer"]
 OutsideMoment = Literal["untouched", "context", "process_group", "engine", "first_step", "second_step", "end"]
@@ -391,6 +391,7 @@ AnyEvent = (
     | BaselineMeasured
     | ModelBuilt
     | StepFinished
+    | StepHealed
     | MemoryClassified
     | PeakClassified
     | OutsideMeasured

@@ -59,3 +59,17 @@ class HostMemoryRunsOut(Event, frozen=True, kw_only=True, tag="host_memory_runs_
     action: Action = "warned"
     reason: str = ""
     """Why there is no room."""
+
+
+class StepHealed(Event, frozen=True, kw_only=True, tag="step_healed"):
+    """A rank trains on a step's batch again in smaller parts, as its memory or another rank's ran out."""
+
+    step: int
+    micro_batch: int
+    """From here on."""
+    grad_accum: int
+    stage: str | None = None
+    """Phase in which this rank's memory ran out; None where it was another's."""
+    where: str = ""
+    message: str = ""
+    shortage: MemoryShortage | None = None

@@ -18,6 +18,7 @@ from llmtop.profiler.record.changeevents import ChangeApplied
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import RankFailed, RankFinished, StageBegan, StepFinished
+from llmtop.profiler.record.failureevents import StepHealed
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.change.livefile import LiveFile, LiveRequest
 from llmtop.trainer.change.restagefolder import restage_folders
@@ -202,6 +203,29 @@ def fits_when_smaller() -> None:
             code=5,
         )
     wait_for(lambda: False)
+
+
+def host_memory() -> None:
+    step(1)
+    if RANK == 1:
+        fail("DefaultCPUAllocator: you tried to allocate 9 bytes", out_of_memory=True, code=5)
+    wait_for(lambda: False)
+
+
+def heals() -> None:
+    """Steps, of which the third is made again in smaller parts by both ranks: rank 1 ran out of memory."""
+    listen()
+    step(1)
+    step(2)
+    stage, message = ("backward", "CUDA out of memory. Tried to allocate 2.00 GiB") if RANK else (None, "")
+    EVENTS.write(StepHealed(step=3, micro_batch=2, grad_accum=4, stage=stage, message=message))
+    number = 2
+    end = time.monotonic() + BOUND_SECONDS
+    while time.monotonic() < end and not ASKED:
+        number += 1
+        step(number)
+        time.sleep(PAUSE_SECONDS)
+    finish(number, "stopped")
 
 
 def fails_by_mistake() -> None:

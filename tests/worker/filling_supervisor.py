@@ -23,7 +23,7 @@ def filling(full_after_seconds: float) -> None:
         share = (time.monotonic() - began) / full_after_seconds
         return CgroupMemory(limit_bytes=LIMIT_BYTES, used_bytes=int(LIMIT_BYTES * min(1.0, share)))
 
-    host.cgroup_memory = read  # type: ignore[assignment]
+    host.cgroup_memory = read  # type: ignore[attr-defined,assignment]
     # Minutes of samples, in seconds.
     forecast.FEWEST_SAMPLES, forecast.SHORTEST_SECONDS = 10, 0.5
 

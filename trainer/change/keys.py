@@ -38,6 +38,7 @@ RESTAGE = frozenset(
         "quantization",
         "kernel_profile_step",
         "threads_per_rank",
+        "heal",
         "deepspeed",
     }
 )

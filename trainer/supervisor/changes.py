@@ -350,6 +350,13 @@ class Changes:
                     ) from error
             time.sleep(_ROOM_PAUSE_SECONDS)
 
+    def relaunch(self, why: str) -> None:
+        """The ranks have ended and are to be started again, on the setting that was put in force for that."""
+        in_force = self._run.in_force()
+        assert in_force.ended_on is not None
+        forget_request(self._run)
+        self._now = go_on_with(self._run, in_force.setting, in_force.ended_on, self._write, why)
+
     def close(self, reason: str) -> str:
         """The run has ended: no state of it stays in memory, and no request without an answer.
 

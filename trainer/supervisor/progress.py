@@ -23,6 +23,7 @@ from llmtop.profiler.record.events import (
     StepFinished,
     WeightsRead,
 )
+from llmtop.profiler.record.failureevents import StepHealed
 from llmtop.profiler.record.rundir import RunDir
 
 _STEPS_REMEMBERED = 50
@@ -59,6 +60,8 @@ class Progress:
         """Wall clock of the step from which on memory that grows is a leak."""
         self.applied: dict[int, ChangeApplied] = {}
         """Rank to the newest change that it made."""
+        self.healed: dict[int, StepHealed] = {}
+        """Rank to the newest step that it made again in smaller parts."""
         self.loaded_notes: dict[str, None] = {}
         """What a rank that goes on from a checkpoint says is not exactly as it was, each once."""
         self.stage_seconds: dict[str, float] = {}
@@ -81,16 +84,7 @@ class Progress:
     def _note(self, rank: int, event: AnyEvent) -> None:
         match event:
             case StepFinished():
-                self.last_step = max(self.last_step, event.step)
-                self.stepped = True
-                self.first_steps.setdefault(rank, event)
-                if rank == 0:
-                    self.last_step_at = event.t
-                    if self.settled_at is None and event.step >= self.first_steps[0].step + SETTLE_STEPS:
-                        self.settled_at = event.t
-                if not event.profiled:
-                    self._seconds.append(event.step_seconds)
-                self.moved_at = self._clock()
+                self._note_step(rank, event)
             case CheckpointSaved():
                 self.checkpoint = event
                 self.moved_at = self._clock()
@@ -99,6 +93,9 @@ class Progress:
                 self.moved_at = self._clock()
             case ChangeApplied():
                 self.applied[rank] = event
+            case StepHealed():
+                self.healed[rank] = event
+                self.moved_at = self._clock()
             case StageFinished() if rank == 0:
                 self.stage_seconds[event.stage] = event.seconds
                 self.moved_at = self._clock()
@@ -110,6 +107,18 @@ class Progress:
                 self.failed.setdefault(rank, event)
             case _:
                 pass
+
+    def _note_step(self, rank: int, event: StepFinished) -> None:
+        self.last_step = max(self.last_step, event.step)
+        self.stepped = True
+        self.first_steps.setdefault(rank, event)
+        if rank == 0:
+            self.last_step_at = event.t
+            if self.settled_at is None and event.step >= self.first_steps[0].step + SETTLE_STEPS:
+                self.settled_at = event.t
+        if not event.profiled:
+            self._seconds.append(event.step_seconds)
+        self.moved_at = self._clock()
 
 
 class HangWatch:

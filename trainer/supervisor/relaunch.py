@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from llmtop.profiler.record.changeevents import RestageBegan, Restaged
 from llmtop.profiler.record.events import AnyEvent
 from llmtop.profiler.record.rundir import RunDir
@@ -13,14 +15,17 @@ from llmtop.trainer.supervisor.progress import Progress
 from llmtop.trainer.supervisor.underway import Phase, UnderWay, change_asked
 
 
-def go_on_with(run: RunDir, setting: int, ended_on: int, write: Callable[[AnyEvent], object]) -> UnderWay:
-    """Take into the record that the run ended, and that its next ranks train on another setting."""
+def go_on_with(
+    run: RunDir, setting: int, ended_on: int, write: Callable[[AnyEvent], object], why: str = ""
+) -> UnderWay:
+    """Take into the record that the ranks have ended, and that the next ones train on another setting."""
     # The presets are a tenth of a second of imports that few runs need.
     from llmtop.trainer.change.plan import key_changes
 
     saved = newest(run.checkpoints_dir)
     changes = tuple(key_changes(run.spec(ended_on).options, run.spec(setting).options))
-    write(change_asked(setting, changes, run.prediction(ended_on), run.prediction(setting), restage=True))
+    told = change_asked(setting, changes, run.prediction(ended_on), run.prediction(setting), restage=True)
+    write(replace(told, why=why))
     write(
         RestageBegan(
             setting=setting,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
@@ -17,6 +17,7 @@ from llmtop.profiler.record.events import Phase
 from llmtop.trainer.worker.agreement import Agreed, Agreement, Pending, send_to_host
 from llmtop.trainer.worker.callbacks import Callback, StepOutcome
 from llmtop.trainer.worker.data import Batches
+from llmtop.trainer.worker.heal import NoHealing
 from llmtop.trainer.worker.malloc import keep_freed_memory
 from llmtop.trainer.worker.stages import StageLog
 from llmtop.trainer.worker.stopping import StopRequest
@@ -45,6 +46,14 @@ class Live(Protocol):
     def seen_save(self) -> int: ...
 
     def save(self, number: int, step: int) -> None: ...
+
+
+class Heals(Protocol):
+    """What becomes of a step in which memory runs out: `Healing`."""
+
+    def attempt(self, step: int, grad_accum: int, train: Callable[[int, int], None]) -> int: ...
+
+    def before_update(self) -> None: ...
 
 
 class LoopEnd(Struct, frozen=True, kw_only=True):
@@ -83,10 +92,12 @@ class Loop:
         stop: StopRequest,
         exact_steps: int = 0,
         live: Live | None = None,
+        healing: Heals | None = None,
     ) -> None:
         """In the first `exact_steps` freed memory leaves the process at once; then the heap keeps it.
 
-        `live` is what may be changed between two steps; without it nothing is.
+        `live` is what may be changed between two steps; without it nothing is. `healing` is for a step in
+        which memory runs out; without it the rank ends.
         """
         self._engine = engine
         self._batches = batches
@@ -98,6 +109,7 @@ class Loop:
         self._stop = stop
         self._exact_steps = exact_steps
         self._live = live
+        self._healing: Heals = healing if healing is not None else NoHealing()
         self._agreement = Agreement(device, world_size)
         self._unread: deque[_Unread] = deque()
         # On CUDA a step is read when the next one is under way, so that nothing waits for the device.
@@ -114,9 +126,9 @@ class Loop:
             self._stages.step = step
             if step == first_step:
                 with self._stages("first_step"):
-                    self._train_step(step)
+                    self._attempt(step)
             else:
-                self._train_step(step)
+                self._attempt(step)
             for callback in self._callbacks:
                 callback.after_step(step)
             agreed = self._read_finished(self._lag, agreed)
@@ -150,14 +162,17 @@ class Loop:
     def _seen_save(self) -> int:
         return 0 if self._live is None else self._live.seen_save()
 
-    def _train_step(self, step: int) -> None:
+    def _attempt(self, step: int) -> None:
+        self._grad_accum = self._healing.attempt(step, self._grad_accum, self._train_step)
+
+    def _train_step(self, step: int, grad_accum: int) -> None:
         engine, probes, stages = self._engine, self._probes, self._stages
         loss_sum = torch.zeros((), device=self._device)
         with probes.step(step):
-            for micro in range(self._grad_accum):
-                last = micro == self._grad_accum - 1
+            for micro in range(grad_accum):
+                last = micro == grad_accum - 1
                 stages.current = "data"
-                stages.micro_batch = micro + 1 if self._grad_accum > 1 else None
+                stages.micro_batch = micro + 1 if grad_accum > 1 else None
                 with probes.phase("data", last=last):
                     ids = self._next_ids()
                 # Said for each micro-batch: DeepSpeed's own count goes wrong when grad_accum changes.
@@ -172,11 +187,13 @@ class Loop:
                 del loss
                 learning_rate = _learning_rate(engine)
                 bare_norm = _bare_gradient_norm(engine) if last else None
+                if last:
+                    self._healing.before_update()
                 stages.current = "optimizer"
                 with probes.phase("optimizer", last=last):
                     engine.step()
             asked = (self._stop, self._seen_change(), self._seen_save())
-            pending = self._agreement.post(loss_sum, self._grad_accum, *asked)
+            pending = self._agreement.post(loss_sum, grad_accum, *asked)
             reading = probes.finish_step()
         grad_norm = send_to_host(bare_norm if bare_norm is not None else engine.get_global_grad_norm())
         # After the last of what is read with it: the norm's copy and the probes' last event.

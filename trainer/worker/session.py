@@ -38,6 +38,7 @@ from llmtop.trainer.worker.callbacks import (
     write_line,
 )
 from llmtop.trainer.worker.data import Batches
+from llmtop.trainer.worker.heal import Healing, can_heal
 from llmtop.trainer.worker.live import LiveChanges
 from llmtop.trainer.worker.livesettings import restore_options
 from llmtop.trainer.worker.loop import Live, Loop, LoopEnd, Probes
@@ -49,6 +50,7 @@ from llmtop.trainer.worker.process_group import join_process_group, leave_proces
 from llmtop.trainer.worker.stages import StageLog
 from llmtop.trainer.worker.stopping import StopRequest
 from llmtop.trainer.worker.tokens import load_tokens
+from llmtop.trainer.worker.vote import Vote
 from llmtop.trainer.worker.warmup import warm_up_math
 
 _VERSIONED = ("torch", "deepspeed", "transformers", "peft", "bitsandbytes", "liger-kernel", "flash-attn")
@@ -133,6 +135,7 @@ def train_in_group(
     live = LiveChanges(
         run, built.engine, built.batches, probes=probes, checkpointer=checkpointer, emit=events.write
     )
+    healing = make_healing(built.engine, built.batches, spec, place, live, probes, stages, events.write)
     loop = make_loop(
         built.engine,
         built.batches,
@@ -140,6 +143,7 @@ def train_in_group(
         place,
         device,
         probes=probes,
+        healing=healing,
         callbacks=(*make_reports(spec, place, events.hold), checkpointer),
         stages=stages,
         stop=stop,
@@ -290,6 +294,7 @@ def make_loop(
     stop: StopRequest,
     exact_steps: int = 0,
     live: Live | None = None,
+    healing: Healing | None = None,
 ) -> Loop:
     return Loop(
         engine,
@@ -303,7 +308,26 @@ def make_loop(
         stop=stop,
         exact_steps=exact_steps,
         live=live,
+        healing=healing,
     )
+
+
+def make_healing(
+    engine: Any,
+    batches: Batches,
+    spec: RunSpec,
+    place: Place,
+    live: LiveChanges,
+    probes: TrainingProbes,
+    stages: StageLog,
+    emit: Emit,
+) -> Healing | None:
+    """Collective; None where the run does not ask for it, or its steps cannot be taken back."""
+    if not spec.options.heal or not can_heal(engine):
+        return None
+    vote = Vote(place.world_size)
+    vote.watch(deepspeed.comm.comm.cdb)
+    return Healing(engine, batches, live, probes, stages, vote, emit)
 
 
 def _kernel_step(options: RunOptions, first_step: int) -> int | None:

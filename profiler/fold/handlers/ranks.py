@@ -33,6 +33,7 @@ from llmtop.profiler.record.events import (
     WeightsLoaded,
     WeightsRead,
 )
+from llmtop.profiler.record.failureevents import StepHealed
 
 
 def _of_rank(change: Callable[[RankState, Any], RankState]) -> Handler:
@@ -67,8 +68,11 @@ def _change_applied(batch: Batch, event: ChangeApplied) -> None:
     changes = changestate.apply(before, event)
     if changes is not before:
         batch.set(changes=changes, peak_device_bytes={})
-    if number is not None and not event.problem:
-        batch.set_rank(rankstate.change_setting(batch.rank(number), event.setting))
+    if event.problem:
+        return
+    # The supervisor writes it for all ranks, where they made it by themselves.
+    for rank in batch.rank_numbers if number is None else (number,):
+        batch.set_rank(rankstate.change_setting(batch.rank(rank), event.setting))
 
 
 def _checkpoint_saved(batch: Batch, event: CheckpointSaved) -> None:
@@ -123,6 +127,8 @@ def _step_of_run(batch: Batch, event: StepFinished) -> None:
 
 
 HANDLERS: dict[type, Handler] = {
+    # The supervisor's change says what came of it, for all ranks.
+    StepHealed: lambda batch, event: None,
     ChangeApplied: _change_applied,
     StageBegan: _of_rank(rankstate.begin_stage),
     StageFinished: _stage_finished,
