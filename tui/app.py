@@ -116,7 +116,7 @@ class LlmtopApp(Answering):
         if not self.is_screen_installed("plan"):
             from llmtop.tui.screens.plan import PlanScreen
 
-            self.install_screen(PlanScreen(self._recipe, self._deeds.detect), "plan")
+            self.install_screen(PlanScreen(self._recipe, self._deeds.detect, self._deeds.gpus), "plan")
         self._show("plan")
 
     def action_help(self) -> None:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.rundir import RunDir
 
 if TYPE_CHECKING:
+    from llmtop.presets.resolve import Machine
+    from llmtop.profiler.hardware.gpuuse import GpusInUse
     from llmtop.trainer.control import SetParams
     from llmtop.tui.deletion import Load
 
@@ -33,6 +34,13 @@ def detect() -> Machine:
     from llmtop.profiler.hardware.devices import detect_machine
 
     return detect_machine()
+
+
+def gpus() -> GpusInUse:
+    """Who is using which GPU of this machine."""
+    from llmtop.profiler.hardware.gpuuse import gpus_in_use
+
+    return gpus_in_use()
 
 
 ANSWER_SECONDS = 5.0
@@ -95,6 +103,7 @@ class Deeds(Struct, frozen=True, kw_only=True):
 
     launch: Callable[[RunSpec, Prediction, Path, str], RunDir] = launch
     detect: Callable[[], Machine] = detect
+    gpus: Callable[[], GpusInUse] = gpus
     stop: Callable[[RunDir, bool], str | None] = stop
     change: Callable[[RunDir, SetParams], str | None] = change
     fix: Callable[[RunDir, RunState, int], None] = fix

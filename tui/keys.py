@@ -61,6 +61,29 @@ SHEET_KEYS: tuple[Key, ...] = (
     Key("q", "dismiss", "", "", footer=False),
 )
 
+LOAD_KEYS: tuple[Key, ...] = (
+    Key("right", "context(1)", "Longer", "twice the tokens of a request, and ← half", display="→"),
+    Key("left", "context(-1)", "Shorter", "", display="←"),
+    Key(
+        "up", "requests(1)", "More requests", "twice the requests at a time, and ↓ half", display="↑", drop=2
+    ),
+    Key("down", "requests(-1)", "Fewer", "", display="↓", drop=2),
+    Key("escape", "dismiss(None)", "Close", "back to the plan", display="Esc"),
+    Key("q", "dismiss(None)", "", "", footer=False),
+    Key("question_mark", "app.help", "Help", "", display="?"),
+)
+"""Of what a model needs to be loaded and asked, which lies over the plan."""
+
+PICKER_KEYS: tuple[Key, ...] = (
+    Key("space", "pick", "Choose", "choose the GPU under the cursor, or not", display="Space"),
+    Key("a", "free", "All free", "choose all that nobody uses"),
+    Key("enter", "take", "Take them", "plan for the chosen ones, and launch on them", display="⏎"),
+    Key("escape", "dismiss(None)", "Close", "back to the plan as it was", display="Esc"),
+    Key("q", "dismiss(None)", "", "", footer=False),
+    Key("question_mark", "app.help", "Help", "", display="?"),
+)
+"""Of the GPUs of this machine, which lie over the plan."""
+
 REVIEW_KEYS: tuple[Key, ...] = (
     Key("enter", "launch", "Launch", "start the run and watch it", display="⏎", changes=True),
     Key("y", "launch_anyway", "", "start it though it is predicted not to fit", footer=False, changes=True),
@@ -102,6 +125,8 @@ PLAN_KEYS: tuple[Key, ...] = (
     Key("5", "fix(5)", "", "", footer=False),
     Key("s", "sweep", "Sweep", "micro-batch by ZeRO stage: what fits and how fast; ⏎ takes a cell", drop=5),
     Key("w", "where", "Where", "which GPUs it fits on, how many, how fast; ⏎ takes them", drop=6),
+    Key("d", "devices", "GPUs", "the GPUs here: who uses which; choose which the run is to have", drop=4),
+    Key("v", "serve", "Serve", "what the model needs to be loaded and asked, at each precision", drop=7),
     Key("escape", "cancel_edit", "", "", footer=False),
     Key("L", "review", "Launch", "the command and DeepSpeed's configuration; ⏎ there launches", changes=True),
 )
@@ -183,6 +208,8 @@ HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
     ("Runs", RUNS_KEYS),
     ("Plan", PLAN_KEYS),
     ("Sweep and where", SEARCH_KEYS),
+    ("Load and ask", LOAD_KEYS),
+    ("GPUs of this machine", PICKER_KEYS),
     ("Launch", REVIEW_KEYS),
     ("Monitor", MONITOR_KEYS),
     ("Log, opened", LOG_KEYS),

@@ -14,6 +14,7 @@ from llmtop.presets.cautions import cautions
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.rule import Refusal
 from llmtop.presets.spec import RunSpec, ValueSource
+from llmtop.profiler.cost.calibration import calibrated, find
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.memory.result import Prediction
 from llmtop.tui.layering import absolute, check_raw_keys, deepspeed_layer
@@ -94,7 +95,7 @@ def evaluate(draft: Draft, machine: resolve.Machine) -> Plan:
         return Plan(
             draft=draft,
             spec=spec,
-            prediction=predict_with_suggestions(spec),
+            prediction=predict_with_suggestions(calibrated(spec, find(spec))),
             refusals=refusals,
             cautions=cautions(spec),
         )

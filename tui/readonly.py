@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from llmtop.presets.errors import UsageError
 from llmtop.tui.deeds import Deeds
 
-_ONLY_LOOK = ("detect",)
+_ONLY_LOOK = ("detect", "gpus")
 
 
 def refusing(deeds: Deeds) -> Deeds:

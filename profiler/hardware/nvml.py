@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -27,6 +27,7 @@ from llmtop.profiler.record.deviceevents import DeviceSample, Topology
 from llmtop.profiler.record.events import XidSeen
 
 _PROCESSES = "nvmlDeviceGetComputeRunningProcesses"
+_GRAPHICS_PROCESSES = "nvmlDeviceGetGraphicsRunningProcesses"
 _XID_WAIT = "nvmlEventSetWait_v2"
 _ONE_AT_A_TIME = threading.RLock()
 """Readers of one process share the library, which crashed when several threads sampled through readers of
@@ -42,6 +43,14 @@ class NvmlDevice(Struct, frozen=True, kw_only=True):
     memory_total_bytes: int | None
     compute_capability: str | None = None
     """As `9.0`."""
+
+
+class Holder(NamedTuple):
+    """A process that has memory of a device."""
+
+    pid: int
+    """As the driver counts; in a container it may be the host's number."""
+    memory_bytes: int | None
 
 
 class NvmlReader:
@@ -99,6 +108,18 @@ class NvmlReader:
         """Bytes that went over the links of a device since the driver was loaded."""
         with _ONE_AT_A_TIME:
             return self._device(index).links.totals()
+
+    def holders(self, index: int) -> tuple[Holder, ...] | None:
+        """The processes that have memory of a device, each once; None where the driver does not tell."""
+        with _ONE_AT_A_TIME:
+            answers = [self._device(index).ask(call) for call in (_PROCESSES, _GRAPHICS_PROCESSES)]
+        if answers[0] is None:
+            return None
+        found: dict[int, Holder] = {}
+        for process in (process for answer in answers for process in answer or ()):
+            size = process.usedGpuMemory
+            found[process.pid] = Holder(process.pid, None if size is None else int(size))
+        return tuple(found.values())
 
     def topology(self, indices: Iterable[int] | None = None) -> Topology:
         """How the devices are connected, read anew."""

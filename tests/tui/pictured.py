@@ -11,10 +11,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost.sweep import Change, SweepRow
 from llmtop.profiler.cost.where import Where, WhereRow
 from llmtop.profiler.findings.finding import Finding, Seen
+from llmtop.profiler.hardware.gpuuse import GpuProcess, GpusInUse, GpuUse
 from llmtop.profiler.memory.predict import Brief
 from llmtop.profiler.memory.result import Prediction, Suggestion
 from llmtop.profiler.record.changeevents import (
@@ -41,7 +43,30 @@ Thread 4242 (active): "MainThread"
 Thread 4243 (idle): "MainThread"
     read (llmtop/trainer/worker/data.py:140)
 """
+_TOTAL_BYTES = 150_754_820_096
+HERE = Machine(gpu="h200", gpus=4, host_memory_bytes=1008 * GIB, gpu_memory_bytes=_TOTAL_BYTES)
 _DIGITS = "0123456789abcdef"
+
+
+def gpus() -> GpusInUse:
+    """Four, on one of which somebody trains, and one process that nobody here can see."""
+    ada = GpuProcess(pid=4242, user="ada", command="python train.py --big", memory_bytes=60 * GIB)
+    used = {0: (ada,), 2: (ada, GpuProcess(pid=77))}
+    return GpusInUse(
+        gpus=tuple(
+            GpuUse(
+                index=index,
+                uuid=f"GPU-{index:08x}",
+                preset="h200",
+                name="NVIDIA H200",
+                memory_used_bytes=61 * GIB if index in used else GIB // 2,
+                memory_total_bytes=_TOTAL_BYTES,
+                utilization_percent=97.0 if index in used else 0.0,
+                processes=used.get(index, ()),
+            )
+            for index in range(4)
+        )
+    )
 
 
 def numbered_ids(monkeypatch: Any) -> None:

@@ -25,7 +25,10 @@ from llmtop.tui.requests import ReplayWish
 from tests.tui.tuiruns import MACHINE, LiveRun, screen_text, wait_for, wait_for_text
 
 SCREENS = {"Runs": "runs", "Plan": "plan", "Monitor": "monitor", "Replay": "replay"}
-ELSEWHERE = {"Launch", "Sweep and where", "Log, opened", "Findings, opened"}
+ELSEWHERE = {
+    *("Launch", "GPUs of this machine", "Load and ask", "Sweep and where"),
+    *("Log, opened", "Findings, opened"),
+}
 """Sections of what is opened on a screen."""
 
 

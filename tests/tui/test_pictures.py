@@ -25,7 +25,7 @@ from llmtop.tui.widgets.runheader import RunHeader
 from tests.recorded import BEGAN
 from tests.tui import pictured
 from tests.tui.pictures import SNAPSHOTS, WRITING, picture
-from tests.tui.tuiruns import MACHINE, LiveRun, wait_for, wait_for_text
+from tests.tui.tuiruns import LiveRun, wait_for, wait_for_text
 
 
 class View(NamedTuple):
@@ -104,7 +104,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def app_of(view: View, root: Path, start: str, run: Any = None, **given: Any) -> LlmtopApp:
-    deeds = Deeds(detect=lambda: MACHINE, stacks=lambda run, state: pictured.STACKS)
+    deeds = Deeds(detect=lambda: pictured.HERE, gpus=pictured.gpus, stacks=lambda run, state: pictured.STACKS)
     app = LlmtopApp(start, run, root, deeds=deeds, dress=Dress(view.look), **given)  # type: ignore[arg-type]
     app.install_screen(RunsScreen(root, clock=lambda: pictured.LATER), "runs")
     return app
@@ -207,10 +207,13 @@ async def test_the_plan_and_what_lies_over_it(view: View, root: Path) -> None:
     app = app_of(view, root, "plan", recipe="test-8b")
     async with app.run_test(size=(view.columns, view.rows), notifications=True) as pilot:
         pages = (
-            Page("plan", (), ("fits", "Liger")),
+            Page("plan", (), ("fits", "Liger", "each")),
             Page("plan-edited", ("down", "down", "down", "down", "right"), ("1 edited",)),
             Page("sweep", ("s",), ("ZeRO-3", "micro-batch")),
             Page("where", ("escape", "w"), ("a100-40gb", "Take it")),
+            Page("plan-gpus", ("escape", "d", "a"), ("2 chosen",)),
+            Page("plan-launch", ("enter", "L"), ("Launch this run?", "train_batch_size")),
+            Page("plan-serve", ("escape", "v"), ("bf16", "Longer")),
             Page("plan-help", ("escape", "question_mark"), ("Esc closes", "Plan")),
         )
         await album.take(pilot, pages)

@@ -16,6 +16,9 @@ ASSUMED = (
     " time; int8 and nf4 by bitsandbytes, gguf by llama.cpp, whose files hold some MB of vocabulary more"
 )
 
+_SMALLEST = ((3, "smallest GPUs"), (1, "smallest GPU"))
+"""How many are named, as there is room."""
+
 
 def load_answer(spec: RunSpec, context: int, requests: int) -> dict[str, Any]:
     """The same as data."""
@@ -34,41 +37,54 @@ def load_answer(spec: RunSpec, context: int, requests: int) -> dict[str, Any]:
 def load_text(spec: RunSpec, context: int, requests: int, width: int = WIDTH) -> str:
     """A row for each precision, with the smallest GPUs that hold it."""
     rows = loaded(spec.model, context=context, requests=requests)
-    gpus = _by_memory()
+    lines = [*wrapped(load_head(spec, context, requests), "", width), "", *load_table(spec.gpu, rows, width)]
+    return "\n".join([*lines, "", *wrapped(ASSUMED, "", width)])
+
+
+def load_head(spec: RunSpec, context: int, requests: int) -> str:
     tokens = f"{context:,} tokens kept"
-    head = f"{spec.model.name}, loaded with {tokens} for {counted(requests, 'request')}"
-    cells = [["weights as", "weights", "cache", "other", "in all", f"on {spec.gpu.name}", "smallest GPUs"]]
-    cells += [
+    return f"{spec.model.name}, loaded with {tokens} for {counted(requests, 'request')}"
+
+
+def load_table(gpu: GpuSpec, rows: tuple[Loaded, ...], width: int) -> list[str]:
+    """Its head, then a line for each precision; what has no room is left out from the right."""
+    gpus = _by_memory()
+    heads = ["weights as", "weights", "cache", "other", "in all", f"on {gpu.name}"]
+    cells = [
         [
             row.form,
             *map(format_bytes, (row.weights_bytes, row.cache_bytes, row.other_bytes, row.total_bytes)),
-            _fits_word(row, spec.gpu),
-            ", ".join(_smallest(row, gpus)) or "none",
+            _fits_word(row, gpu),
         ]
         for row in rows
     ]
-    lines = table(cells, right=(1, 2, 3, 4))
-    if max(map(len, lines)) > width:
-        lines = table([row[:-1] for row in cells], right=(1, 2, 3, 4))
-    return "\n".join([*wrapped(head, "", width), "", *lines, "", *wrapped(ASSUMED, "", width)])
+    for most, head in _SMALLEST:
+        named = [[", ".join(_smallest(row, gpus, most)) or "none"] for row in rows]
+        told = [[*heads, head], *([*row, *names] for row, names in zip(cells, named, strict=True))]
+        lines = table(told, right=(1, 2, 3, 4))
+        if max(map(len, lines)) <= width:
+            return lines
+    return table([heads, *cells], right=(1, 2, 3, 4))
 
 
 def _row(row: Loaded, gpu: GpuSpec) -> dict[str, Any]:
-    memory = gpu.memory_bytes
     return {
         "form": row.form,
         "weights_bytes": row.weights_bytes,
         "cache_bytes": row.cache_bytes,
         "other_bytes": row.other_bytes,
         "total_bytes": row.total_bytes,
-        "fits": None if memory is None else row.total_bytes <= memory,
+        "fits": fits(row, gpu),
     }
 
 
+def fits(row: Loaded, gpu: GpuSpec) -> bool | None:
+    """None where the GPU's memory is not known."""
+    return None if gpu.memory_bytes is None else row.total_bytes <= gpu.memory_bytes
+
+
 def _fits_word(row: Loaded, gpu: GpuSpec) -> str:
-    if gpu.memory_bytes is None:
-        return "n/a"
-    return "fits" if row.total_bytes <= gpu.memory_bytes else "does not fit"
+    return {None: "n/a", True: "fits", False: "does not fit"}[fits(row, gpu)]
 
 
 def _by_memory() -> list[GpuSpec]:
@@ -76,5 +92,5 @@ def _by_memory() -> list[GpuSpec]:
     return sorted(known, key=lambda gpu: (gpu.memory_bytes or 0, gpu.name))
 
 
-def _smallest(row: Loaded, gpus: list[GpuSpec], most: int = 3) -> list[str]:
+def _smallest(row: Loaded, gpus: list[GpuSpec], most: int) -> list[str]:
     return [gpu.name for gpu in gpus if (gpu.memory_bytes or 0) >= row.total_bytes][:most]

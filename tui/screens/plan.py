@@ -17,7 +17,9 @@ from textual.widgets import OptionList, Static
 
 from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.cost.calibration import calibrated, find
 from llmtop.profiler.cost.where import Where, gpu_names, where
+from llmtop.profiler.hardware.gpuuse import GpusInUse, GpuUse, visible_devices
 from llmtop.tui.grid import grid_of
 from llmtop.tui.keys import PLAN_KEYS, bindings
 from llmtop.tui.launchtext import launch_command
@@ -35,10 +37,12 @@ from llmtop.tui.planning import (
 )
 from llmtop.tui.requests import LaunchAsked
 from llmtop.tui.widgets.editor import Editor
+from llmtop.tui.widgets.gpupicker import GpuPicker, GpusRead
 from llmtop.tui.widgets.keyfooter import KeyFooter
+from llmtop.tui.widgets.loadview import LoadView
 from llmtop.tui.widgets.paint import harmless, two_sided
 from llmtop.tui.widgets.planrows import HELP, PlanRows, source_words
-from llmtop.tui.widgets.predicted import PredictedPane, offered, verdict
+from llmtop.tui.widgets.predicted import Place, PredictedPane, offered, verdict
 from llmtop.tui.widgets.runheader import READ_ONLY
 from llmtop.tui.widgets.searchviews import SweepView, WhereView
 
@@ -76,8 +80,17 @@ class PlanScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = bindings(PLAN_KEYS)
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (64, "-normal"), (130, "-wide")]
 
-    def __init__(self, recipe: str | None, detect: Callable[[], Machine]) -> None:
+    def __init__(
+        self,
+        recipe: str | None,
+        detect: Callable[[], Machine],
+        gpus: Callable[[], GpusInUse] = GpusInUse,
+    ) -> None:
         super().__init__()
+        self._read_gpus = gpus
+        self._in_use = GpusInUse()
+        self._devices: tuple[GpuUse, ...] = ()
+        """That were chosen by hand; of no account once the plan is for others."""
         self._draft = Draft(recipe=recipe or FIRST_RECIPE)
         self._detect = detect
         self._machine: Machine | None = None
@@ -102,10 +115,15 @@ class PlanScreen(Screen[None]):
     @work(thread=True, exclusive=True, group="machine")
     def _look(self) -> None:
         self.post_message(MachineSeen(self._detect()))
+        self.post_message(GpusRead(self._read_gpus()))
 
     def on_machine_seen(self, message: MachineSeen) -> None:
         self._machine = message.machine
         self._show(self._draft)
+
+    def on_gpus_read(self, message: GpusRead) -> None:
+        self._in_use = message.found
+        self._show_place()
 
     def on_resize(self) -> None:
         self._paint_head()
@@ -134,10 +152,62 @@ class PlanScreen(Screen[None]):
             self._last_spec = plan.spec
         self.query_one(PlanRows).show(plan, self._last_spec)
         self.query_one(PredictedPane).plan = plan
+        self._show_place()
         self._paint_head()
         self._paint_help()
         if before is None or _offers(before) != _offers(plan):
             self.refresh_bindings()
+
+    # --- where it would run ----------------------------------------------------------------------
+
+    @property
+    def _chosen(self) -> tuple[GpuUse, ...]:
+        """The GPUs that were chosen by hand, as long as the plan is for so many of that kind."""
+        spec, devices = self.plan.spec if self.plan is not None else None, self._devices
+        if spec is None or not devices or spec.options.nodes != 1 or spec.options.gpus != len(devices):
+            return ()
+        return devices if spec.gpu.name == devices[0].preset else ()
+
+    def _show_place(self) -> None:
+        plan, machine = self.plan, self._machine
+        if plan is None or plan.spec is None or machine is None:
+            return
+        is_here = plan.spec.gpu.name == machine.gpu and plan.spec.options.nodes == 1
+        visible = [gpu for gpu in self._in_use.gpus if gpu.visible and gpu.preset == plan.spec.gpu.name]
+        newest = {gpu.index: gpu for gpu in self._in_use.gpus}
+        gpus = tuple(newest.get(gpu.index, gpu) for gpu in self._chosen) or tuple(
+            visible[: plan.spec.options.gpus] if is_here else ()
+        )
+        self.query_one(PredictedPane).place = Place(gpus=gpus, machine=machine if is_here else None)
+
+    def action_devices(self) -> None:
+        plan, machine = self.plan, self._machine
+        if plan is None or machine is None:
+            return
+        prediction = plan.prediction
+        is_cpu = plan.spec is not None and plan.spec.on_cpu
+        need = prediction.needed_bytes if prediction is not None and not is_cpu else None
+        picker = GpuPicker(self._read_gpus, tuple(gpu.index for gpu in self._chosen), need)
+
+        def chosen(devices: tuple[GpuUse, ...] | None) -> None:
+            if picker.found is not None:
+                self._in_use = picker.found
+            if devices:
+                self._devices = devices
+                kind = devices[0].preset
+                known = any(name == kind for name, _ in choices("gpu"))
+                self._take({"gpu": kind if known else "auto", "gpus": len(devices), "nodes": 1})
+            else:
+                self._show_place()
+
+        self.app.push_screen(picker, chosen)
+
+    def action_serve(self) -> None:
+        plan = self.plan
+        if plan is None or plan.spec is None:
+            self._say("There is no model to ask: the plan is not valid.")
+            return
+        self.app.push_screen(LoadView(plan.spec))
 
     def _paint_head(self) -> None:
         plan = self.plan
@@ -148,6 +218,8 @@ class PlanScreen(Screen[None]):
         spec = plan.spec or self._last_spec
         if spec is not None:
             parts.append(f"  {harmless(spec.model.name)}  {spec.world_size} x {harmless(spec.gpu.name)}")
+        if self._chosen:
+            parts.append((f": {', '.join(f'GPU{gpu.index}' for gpu in self._chosen)}", "$text-accent"))
         if getattr(self.app, "read_only", False):
             parts.append(READ_ONLY)
         if plan.draft.edits:
@@ -245,7 +317,8 @@ class PlanScreen(Screen[None]):
         if plan is None or plan.spec is None:
             self._say("There is nothing to sweep: the plan is not valid.")
             return
-        self.app.push_screen(SweepView(grid_of(plan.spec), _title(plan.spec)), self._take)
+        grid = grid_of(calibrated(plan.spec, find(plan.spec)))
+        self.app.push_screen(SweepView(grid, _title(plan.spec)), self._take)
 
     def action_where(self) -> None:
         plan, machine = self.plan, self._machine
@@ -296,8 +369,9 @@ class PlanScreen(Screen[None]):
     def action_review(self) -> None:
         plan = self.plan
         if plan is not None and plan.spec is not None and plan.prediction is not None and plan.launchable:
-            command = launch_command(plan.draft, plan.spec)
-            self.post_message(LaunchAsked(plan.spec, plan.prediction, command))
+            visible = visible_devices(self._chosen)
+            command = launch_command(plan.draft, plan.spec, visible)
+            self.post_message(LaunchAsked(plan.spec, plan.prediction, command, visible))
 
 
 def _title(spec: RunSpec) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rich.cells import cell_len
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import OptionList
@@ -22,6 +23,8 @@ HELP: dict[str, str] = {
 """Option name to its help, in the order of the list."""
 
 _LABEL_CELLS = 24
+_VALUE_CELLS, _SOURCE_CELLS = 16, 12
+"""With room for both, a row tells its source too."""
 _MARKS: dict[ValueSource, str] = {
     ValueSource.DEFAULT: " ",
     ValueSource.RECIPE: "·",
@@ -88,10 +91,17 @@ class PlanRows(OptionList):
         mark = _mark(plan, self._last_spec, key)
         colour = {"*": "$text-accent", "✗": "$text-error"}.get(mark)
         style = f"bold {colour}" if colour else "$foreground"
+        room = max(4, width - _LABEL_CELLS - 2)
+        source = harmless(source_words(plan, self._last_spec, key, brief=True))
+        if room < _VALUE_CELLS + _SOURCE_CELLS or cell_len(value) >= _VALUE_CELLS:
+            cells, source = room, ""
+        else:
+            cells = _VALUE_CELLS
         return Content.assemble(
             (f"{mark} ", colour or "$muted"),
             (fit(key, _LABEL_CELLS), "$muted"),
-            (fit(value, max(4, width - _LABEL_CELLS - 2)), style),
+            (fit(value, cells), style),
+            (fit(source, room - cells), "$muted"),
         )
 
 
@@ -113,16 +123,18 @@ def _origin(plan: Plan, last_spec: RunSpec | None, key: str) -> Provenance | Non
     return spec.provenance.get(key) if spec is not None else None
 
 
-def source_words(plan: Plan, last_spec: RunSpec | None, key: str) -> str:
-    """Where the value of a row came from."""
+def source_words(plan: Plan, last_spec: RunSpec | None, key: str, *, brief: bool = False) -> str:
+    """Where the value of a row came from; `brief`: without what can be done about it."""
     if any(name.split(".")[0] == key for name in plan.wrong):
-        return "cannot be taken; backspace takes it back"
+        return "cannot be taken" + ("" if brief else "; backspace takes it back")
     came_from = _origin(plan, last_spec, key)
     if came_from is None:
         return ""
     if came_from.detail == EDITED:
-        return "edited here; backspace takes it back"
+        return "edited here" + ("" if brief else "; backspace takes it back")
     detail = came_from.detail.rsplit("/", 1)[-1]
+    if brief:
+        return "this machine" if came_from.source is ValueSource.MACHINE else detail or str(came_from.source)
     return f"from {came_from.source}" + (f": {detail}" if detail else "")
 
 

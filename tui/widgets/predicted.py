@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import textwrap
 
+from msgspec import Struct
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.reactive import reactive
 
+from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.hardware.gpuuse import GpuUse
 from llmtop.profiler.memory.result import MOMENT_WORDS, Component, Prediction, Suggestion
 from llmtop.profiler.units import format_bytes, format_count, format_seconds, format_tokens_rate
 from llmtop.tui.planning import Plan
@@ -19,6 +22,7 @@ from llmtop.tui.widgets.inputrows import input_rows
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, harmless, stacked, wrapped
 from llmtop.tui.widgets.painted import Painted
 from llmtop.tui.widgets.palette import component
+from llmtop.tui.widgets.placebars import gpu_bars, host_bar
 
 MOST_FIXES = 5
 _FEWEST_COMPONENTS = 3
@@ -44,10 +48,18 @@ def _fits_words(prediction: Prediction) -> tuple[str, str]:
     return ("✓ fits", "bold $text-success") if prediction.fits else ("✗ does not fit", "bold $text-error")
 
 
+class Place(Struct, frozen=True, kw_only=True):
+    """Where the plan would run, as far as that is this machine."""
+
+    gpus: tuple[GpuUse, ...] = ()
+    machine: Machine | None = None
+
+
 class PredictedPane(VerticalScroll):
     """Repaints when the plan changes; what does not fit its height scrolls, after Tab, by arrow keys."""
 
     plan: reactive[Plan | None] = reactive(None, repaint=False)
+    place: reactive[Place] = reactive(Place(), repaint=False)
 
     def __init__(self) -> None:
         super().__init__(id="predicted")
@@ -59,17 +71,20 @@ class PredictedPane(VerticalScroll):
     def watch_plan(self) -> None:
         self.repaint()
 
+    def watch_place(self) -> None:
+        self.repaint()
+
     def on_resize(self) -> None:
         self.repaint()
 
     def repaint(self) -> None:
         size = self.scrollable_content_region.size
         if self.plan is not None and size.width > 0:
-            rows = _rows(self.plan, size.width, size.height)
+            rows = _rows(self.plan, self.place, size.width, size.height)
             self._body.paint(Content("\n").join(rows), size.width)
 
 
-def _rows(plan: Plan, width: int, height: int) -> list[Content]:
+def _rows(plan: Plan, place: Place, width: int, height: int) -> list[Content]:
     if plan.spec is None or plan.prediction is None:
         rows = _problem(plan.what, plan.why, plan.fix)
         for wrong in plan.also_wrong:
@@ -79,7 +94,7 @@ def _rows(plan: Plan, width: int, height: int) -> list[Content]:
     for refusal in plan.refusals:
         rows += [*_problem(refusal.what, refusal.why, refusal.fix), Content("")]
     fixes = [*_notes(plan.cautions, width), *_fixes(plan, width)]
-    beside = _elsewhere(plan.prediction)
+    beside = [*gpu_bars(plan.prediction, place.gpus, width), *_elsewhere(plan.prediction, place, width)]
     reads = input_rows(plan.spec, _LABEL_CELLS, "tokens", width=width)
     parts = _parts(plan.spec, plan.prediction)
     room = height - _rows_high(rows, width) - _PEAK_ROWS - len(beside) - len(fixes)
@@ -150,13 +165,12 @@ def _component_row(name: str, size: int, total: int, width: int) -> Content:
     )
 
 
-def _elsewhere(prediction: Prediction) -> list[Content]:
+def _elsewhere(prediction: Prediction, place: Place, width: int) -> list[Content]:
     """Host memory, NVMe, parameters and speed."""
-    host = f"{format_bytes(prediction.host_bytes)}"
-    if prediction.pinned_bytes:
-        host += f", {format_bytes(prediction.pinned_bytes)} pinned"
-    if prediction.nvme_bytes:
-        host += f", NVMe {format_bytes(prediction.nvme_bytes)}"
+    bar = host_bar(prediction, place.machine, width)
+    also = [f"{format_bytes(prediction.pinned_bytes)} pinned"] if prediction.pinned_bytes else []
+    also += [f"NVMe {format_bytes(prediction.nvme_bytes)}"] if prediction.nvme_bytes else []
+    host = ", ".join(also if bar is not None else [format_bytes(prediction.host_bytes), *also])
     speed = format_seconds(prediction.step_seconds)
     if prediction.tokens_per_second is not None:
         speed += f", {format_tokens_rate(prediction.tokens_per_second)}"
@@ -164,10 +178,10 @@ def _elsewhere(prediction: Prediction) -> list[Content]:
     params = format_count(prediction.params)
     if prediction.trainable_params != prediction.params:
         params += f", {trained} trained"
-    return [
-        Content.assemble((fit(label, _LABEL_CELLS), "$muted"), text)
-        for label, text in (("host", host), ("step", speed), ("params", params))
-    ]
+    told = [("host" if bar is None else "", host)] if host else []
+    told += [("step", speed), ("params", params)]
+    rows = [Content.assemble((fit(label, _LABEL_CELLS), "$muted"), text) for label, text in told]
+    return rows if bar is None else [bar, *rows]
 
 
 def offered(plan: Plan) -> tuple[Suggestion, ...]:
