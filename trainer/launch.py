@@ -12,6 +12,7 @@ from pathlib import Path
 
 from llmtop.presets.errors import JobFailedError
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.export.environment import record_environment
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import RunStarted
@@ -38,6 +39,7 @@ def start_run(
     """
     preflight(spec, nvme_bytes=prediction.nvme_bytes)
     run = RunDir.create(root or runs_root(), spec, prediction, deepspeed_config(spec))
+    _keep_environment(run)
     (supervise or start_supervisor)(run)
     return run
 
@@ -48,6 +50,7 @@ def resume_run(run: RunDir) -> int:
     Raises like `start_run` for what this machine lacks.
     """
     preflight(run.spec(), nvme_bytes=run.prediction().nvme_bytes)
+    _keep_environment(run)
     pid = start_supervisor(run)
     # Who looks next must not take the end of before for the end of this.
     log = EventTail(run.events_path(SUPERVISOR))
@@ -56,6 +59,17 @@ def resume_run(run: RunDir) -> int:
             break
         time.sleep(_POLL_SECONDS)
     return pid
+
+
+def _keep_environment(run: RunDir) -> None:
+    try:
+        record_environment(run)
+    except OSError as error:
+        raise JobFailedError(
+            f"run {run.run_id} was not started",
+            why=f"{run.environment_path} cannot be written: {error.strerror or error}",
+            fix="free some space there",
+        ) from error
 
 
 def start_supervisor(run: RunDir, *, visible_devices: str | None = None) -> int:
