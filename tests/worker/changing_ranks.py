@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.eventlog import EventWriter, Make
 from llmtop.profiler.record.events import AnyEvent, StepFinished
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.change.livefile import LiveRequest, ask_ranks
@@ -32,6 +32,9 @@ class Asking(EventWriter):
         super().__init__(run.events_path(source), source)
         self._run = run
         self._script: dict[str, int] = json.loads((run.path / SCRIPT).read_text()) if asks else {}
+
+    def hold(self, make: Make) -> None:
+        self.write(make())
 
     def write(self, event: AnyEvent) -> None:
         super().write(event)
