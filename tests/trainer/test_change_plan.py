@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from llmtop.presets.errors import DoesNotFitError, UsageError
+from llmtop.presets.rules import RULES
 from llmtop.presets.spec import RunOptions, RunSpec
 from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
@@ -17,6 +19,7 @@ from llmtop.trainer.change.keys import FIXED, HOT, RESTAGE
 from llmtop.trainer.change.plan import ChangePlan, plan_change, require_fit
 from llmtop.trainer.change.price import price_of
 from llmtop.trainer.change.restagefolder import state_bytes
+from llmtop.trainer.change.setwords import set_words
 from tests.recorded_spec import recorded_prediction, recorded_spec
 
 
@@ -85,7 +88,7 @@ def test_one_key_that_takes_a_relaunch_makes_the_whole_change_one() -> None:
         ("zerro=3", "unknown key 'zerro'", "did you mean 'zero'?"),
         ("steps=5", "steps of a live run cannot be changed", ""),
         ("precision=bf16", "precision of a live run cannot be changed", ""),
-        ("liger=on", "liger on the CPU", "--no-liger"),
+        ("liger=on", "liger on the CPU", "liger=false"),
         ("deepspeed.zero_optimization.stage=3", "stage = 3, but zero = 2", "say it once"),
     ],
 )
@@ -171,3 +174,31 @@ def test_reading_in_another_cut_is_told() -> None:
     assert plan("zero=3").lost == ()
     assert "rounded to 8 bits" in plan("optimizer=adamw_8bit").lost[0]
     assert "packed anew" in plan("zero=3", optimizer="adamw_8bit").lost[0]
+
+
+@pytest.mark.parametrize(
+    ("launch", "change"),
+    [
+        ("--zero 3, or --offload-param none", "zero=3, or offload_param=none"),
+        ("--no-liger, or --gpu NAME to plan for a GPU", "liger=false, or --gpu NAME to plan for a GPU"),
+        (
+            "--attention eager, or --attention sdpa where the family has it",
+            "attention=eager, or attention=sdpa where the family has it",
+        ),
+        ("a smaller --micro-batch; --grad-accum makes", "a smaller micro_batch; grad_accum makes"),
+        ("--liger-kernels with only one; x", "liger_kernels with only one; x"),
+        ("--precision fp16, or --set deepspeed.x.y=fp16", "--precision fp16, or deepspeed.x.y=fp16"),
+        ("pip install --no-build-isolation flash-attn", "pip install --no-build-isolation flash-attn"),
+        ("--force changes it all the same", "--force changes it all the same"),
+        ("raise --micro-batch from 2 to 4", "raise micro_batch from 2 to 4"),
+    ],
+)
+def test_mends_are_told_in_the_words_of_a_change(launch: str, change: str) -> None:
+    assert set_words(launch) == change
+
+
+def test_no_mend_of_a_change_names_an_option_that_a_change_has_no_word_for() -> None:
+    """Whatever the rules of a launch say, what is left of an option is one that a live run cannot change."""
+    for rule in RULES:
+        for option in re.findall(r"--(?:no-)?([a-z][a-z-]*)", set_words(rule.fix)):
+            assert option.replace("-", "_") in FIXED, rule.fix

@@ -109,7 +109,7 @@ REFUSALS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("micro_batch=3",), "micro_batch=3 does not divide the 8 sequences", "micro_batch=2 with grad_accum=4"),
     (("micro_btch=2",), "unknown key 'micro_btch'", "did you mean 'micro_batch'?"),
     (("model=other",), "model of a live run cannot be changed", ""),
-    (("zero=2", "offload_param=cpu"), "offload_param = cpu with zero = 2", "--zero 3"),
+    (("zero=2", "offload_param=cpu"), "offload_param = cpu with zero = 2", "zero=3"),
     (("micro_batch=4",), "nothing would change", ""),
     (("gpus=3",), "3 ranks do not divide the global batch of 16", "gpus=2"),
     (("micro_batch=20000", "grad_accum=1"), "predicted not to fit", "--force"),

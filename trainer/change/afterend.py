@@ -10,6 +10,7 @@ from llmtop.profiler.oom.diagnosis import diagnose
 from llmtop.profiler.oom.fixes import Fix
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.change.plan import ChangePlan, plan_change
+from llmtop.trainer.change.setwords import as_set_takes_it
 from llmtop.trainer.launch import resume_run
 from llmtop.trainer.preflight import preflight
 
@@ -54,7 +55,8 @@ def plan_after_end(run: RunDir, words: Sequence[str], *, keep_global_batch: bool
 def resume_changed(run: RunDir, plan: ChangePlan) -> int:
     """Start an ended run again, on another setting: its ranks go on from its newest checkpoint, or begin anew
     where there is none. Raises like `resume_run`, with nothing changed."""
-    preflight(plan.new, nvme_bytes=plan.new_prediction.nvme_bytes)
+    with as_set_takes_it():
+        preflight(plan.new, nvme_bytes=plan.new_prediction.nvme_bytes)
     before = run.in_force()
     setting = run.add_setting(plan.new, plan.new_prediction, plan.deepspeed_config)
     run.put_in_force(setting, ended_on=before.setting)

@@ -21,6 +21,7 @@ from llmtop.profiler.record.changeevents import KeyChange
 from llmtop.profiler.units import format_bytes
 from llmtop.trainer.change.idle import refuse_idle_relaunch
 from llmtop.trainer.change.keys import RESTAGE, check_key
+from llmtop.trainer.change.setwords import as_set_takes_it
 from llmtop.trainer.dsconfig import deepspeed_config
 
 BY_SET = "llmtop set"
@@ -65,10 +66,8 @@ def plan_change(
         raise UsageError("nothing would change", why=f"the run has {' '.join(words)} already")
     _refuse_own_schedule(spec, changes)
     new = replace(spec, options=options, provenance=_provenance(spec, changes, by))
-    zero.zero_settings(options.zero, options.deepspeed, new.model.hidden_size)
-    for refusal in rules.refusals(new):
-        raise UsageError(refusal.what, why=refusal.why, fix=refusal.fix)
-    flatlimit.check(new)
+    with as_set_takes_it():
+        _check(new)
     refuse_idle_relaunch(spec, new, changes)
     return ChangePlan(
         words=tuple(words),
@@ -80,6 +79,14 @@ def plan_change(
         deepspeed_config=deepspeed_config(new),
         lost=tuple(_lost(spec, new)),
     )
+
+
+def _check(spec: RunSpec) -> None:
+    """What a launch refuses too."""
+    zero.zero_settings(spec.options.zero, spec.options.deepspeed, spec.model.hidden_size)
+    for refusal in rules.refusals(spec):
+        raise UsageError(refusal.what, why=refusal.why, fix=refusal.fix)
+    flatlimit.check(spec)
 
 
 def require_fit(plan: ChangePlan) -> None:

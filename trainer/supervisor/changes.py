@@ -141,6 +141,7 @@ class Changes:
         # The prediction and the presets are a tenth of a second of imports that few runs need.
         from llmtop.trainer.change.plan import plan_change, require_fit
         from llmtop.trainer.change.price import price_of
+        from llmtop.trainer.change.setwords import as_set_takes_it
         from llmtop.trainer.preflight import preflight
 
         if params.refusal:
@@ -164,7 +165,8 @@ class Changes:
                     why="a change that takes a relaunch needs a state to go on from",
                     fix="ask again after its first step",
                 )
-            preflight(plan.new, nvme_bytes=plan.new_prediction.nvme_bytes)
+            with as_set_takes_it():
+                preflight(plan.new, nvme_bytes=plan.new_prediction.nvme_bytes)
         price = price_of(plan, progress.stage_seconds, progress.checkpoint)
         setting = run.add_setting(plan.new, plan.new_prediction, plan.deepspeed_config)
         told = change_asked(
