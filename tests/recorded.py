@@ -137,6 +137,8 @@ class Recorder:
         self.baseline = 440 * MIB if spec.on_cpu else 2 * GIB
         self.steady_seconds = 0.4 if spec.on_cpu else 1.25
         self.kernels: KernelsSeen | None = None
+        self.tells_logs = True
+        """Whether samples tell how long the logs are, as those of older versions do not."""
 
     def close(self) -> None:
         for writer in (self.supervisor, self.hardware, *self.ranks):
@@ -289,11 +291,16 @@ class Recorder:
                         rss_bytes=used if self.spec.on_cpu else 3 * GIB,
                         pss_bytes=used - 90 * MIB if self.spec.on_cpu else 2 * GIB,
                         cpu_percent=97.0,
+                        log_bytes=self._log_bytes(rank),
                     )
                     for rank in range(len(self.ranks))
                 ),
             )
         )
+
+    def _log_bytes(self, rank: int) -> int | None:
+        path = self.run.log_path(rank)
+        return path.stat().st_size if self.tells_logs and path.exists() else None
 
     def _device(self, index: int, used: int) -> DeviceSample:
         return DeviceSample(

@@ -14,10 +14,12 @@ from msgspec.structs import replace
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.findings.find import findings
 from llmtop.profiler.fold.runstate import ENDED, RunState
-from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.replay import Mark, Replay
 from llmtop.tui.feed import FeedFailed, LogArrived, MonitorFeed, Post, Replaceable, ViewArrived
+from llmtop.tui.replaylog import LogAtTime, log_bytes
 from llmtop.tui.requests import ReplayWish
+from llmtop.tui.view import LogText
 
 SPEEDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 """Seconds of the run in one of the viewer."""
@@ -28,6 +30,7 @@ _HELD_POLL_SECONDS = 2.0
 _READING_POLL_SECONDS = 0.005
 """Between two parts of the first reading: keys are answered there."""
 _READ_SECONDS = 0.1
+_ALL_BYTES = 1 << 62
 _MOST_EVENTS_A_POLL = 20_000
 """A run of many fast steps that is played fast goes as fast as it can be folded."""
 
@@ -67,6 +70,7 @@ class ReplayFeed(MonitorFeed):
         wish = wish or ReplayWish()
         self._clock = clock
         self._replay = Replay(run, self._find)
+        self._logs: dict[int | str, LogAtTime] = {}
         self._orders: deque[Callable[[], None]] = deque()
         self._speed = wish.speed
         self._playing = wish.step is None
@@ -182,6 +186,18 @@ class ReplayFeed(MonitorFeed):
                 self._lost = replace(state, status="lost")
             return self._lost
         return state
+
+    def poll_log(self) -> LogText | None:
+        """As far as it had been written where the replay stands; whole at the end of the run."""
+        source = self._source
+        if source not in self._logs:
+            words = SUPERVISOR if source == SUPERVISOR else f"rank {source}"
+            self._logs[source] = LogAtTime(self.run.log_path(source), words)
+        log = self._logs[source]
+        if source != self._told:
+            log.forget()
+        self._told = source
+        return log.poll(_ALL_BYTES if self._at_end else log_bytes(self._replay.state, source))
 
     def position(self) -> ReplayPosition:
         replay = self._replay

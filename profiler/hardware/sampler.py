@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.hardware.processes import descendants, tree_memory
 from llmtop.profiler.record.deviceevents import DeviceSample, ProcessSample, Topology
 from llmtop.profiler.record.events import HardwareSampled, XidSeen
+from llmtop.profiler.record.rundir import SUPERVISOR
 
 SLOW_EVERY = 5
 """Samples between readings that cost milliseconds: PSS, process trees, the processes of a device, and
@@ -40,9 +42,14 @@ class Sampler:
         host: HostReader | None = None,
         device_indices: tuple[int, ...] | None = None,
         slow_every: int = SLOW_EVERY,
+        log_path: Callable[[int | str], Path] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`device_indices`: NVML indices in the order of the local ranks; by default those CUDA shows."""
+        """`device_indices`: NVML indices in the order of the local ranks; by default those CUDA shows.
+
+        `log_path` says where a rank, or the supervisor, writes; without it no sample tells how much.
+        """
+        self._log_path = log_path
         self._nvml = nvml if nvml is not None else NvmlReader()
         self._host = host if host is not None else HostReader()
         self._indices = device_indices if device_indices is not None else self._nvml.visible_indices()
@@ -64,7 +71,7 @@ class Sampler:
             self._find_trees(rank_pids)
         return HardwareSampled(
             devices=self._sample_devices(slow, fast_devices),
-            host=self._host.read(),
+            host=replace(self._host.read(), log_bytes=self._log_bytes(SUPERVISOR)),
             processes=tuple(self._sample_rank(rank, slow) for rank in sorted(self._trees)),
         )
 
@@ -104,10 +111,10 @@ class Sampler:
         return replace(sample, process_count=listed.process_count, own_memory_bytes=listed.own_memory_bytes)
 
     def _sample_rank(self, rank: int, slow: bool) -> ProcessSample:
-        tree = self._trees[rank]
+        tree, log_bytes = self._trees[rank], self._log_bytes(rank)
         memory = tree_memory(tree.pids, with_pss=slow)
         if memory is None:
-            return ProcessSample(rank=rank)
+            return ProcessSample(rank=rank, log_bytes=log_bytes)
         if slow:
             tree.pss_bytes = memory.pss_bytes
         rate = tree.cpu.advance(memory.cpu_seconds, self._clock())
@@ -116,4 +123,13 @@ class Sampler:
             rss_bytes=memory.rss_bytes,
             pss_bytes=tree.pss_bytes,
             cpu_percent=None if rate is None else 100.0 * rate,
+            log_bytes=log_bytes,
         )
+
+    def _log_bytes(self, source: int | str) -> int | None:
+        if self._log_path is None:
+            return None
+        try:
+            return self._log_path(source).stat().st_size
+        except OSError:
+            return None

@@ -138,6 +138,8 @@ class HostSample(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
     nvme_write_bytes_per_second: float | None = None
     network_receive_bytes_per_second: float | None = None
     network_send_bytes_per_second: float | None = None
+    log_bytes: int | None = None
+    """Of what the supervisor had written to its own log by then."""
 
 
 class ProcessSample(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -150,3 +152,5 @@ class ProcessSample(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     the samples between two readings repeat the first."""
     cpu_percent: float | None = None
     """100 is one core."""
+    log_bytes: int | None = None
+    """Of what the rank had written to its log by then, so that a replay shows no more of it."""

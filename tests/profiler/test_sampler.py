@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from llmtop.profiler.hardware.host import HostReader
 from llmtop.profiler.hardware.nvml import NvmlReader
@@ -40,6 +41,17 @@ def test_a_sample_of_a_run_on_this_machine() -> None:
     assert rank.rank == 0 and rank.rss_bytes is not None and rank.rss_bytes > 0
     assert first.processes[0].cpu_percent is None
     assert rank.cpu_percent is not None and rank.cpu_percent >= 0
+
+
+def test_how_long_logs_are_is_told_where_they_lie(tmp_path: Path) -> None:
+    (tmp_path / "0.log").write_text("twelve bytes")
+    (tmp_path / "supervisor.log").write_text("four")
+    sampler = Sampler(
+        nvml=NvmlReader(FakeNvml()), device_indices=(), log_path=lambda source: tmp_path / f"{source}.log"
+    )
+    sample = sampler.sample({0: os.getpid(), 1: os.getpid()})
+    assert [rank.log_bytes for rank in sample.processes] == [12, None]
+    assert sample.host.log_bytes == 4
 
 
 def test_slow_readings_are_repeated_in_between() -> None:

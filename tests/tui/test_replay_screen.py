@@ -60,6 +60,41 @@ async def test_goes_to_steps_and_shows_the_run_as_it_was(root: Path) -> None:
         await wait_for_text(pilot, "starting")
 
 
+async def test_the_log_is_as_long_as_it_was(root: Path) -> None:
+    run = make_recorded_run(root, steps=60)
+    app = LlmtopApp("replay", run, root, wish=ReplayWish(step=30))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await wait_for(pilot, at_step(app, 30), "step 30")
+        shown = await wait_for_text(pilot, "step 28 loss")
+        assert "step 32 loss" not in shown
+        await pilot.press("t", "5", "0", "enter")
+        await wait_for_text(pilot, "step 48 loss")
+        await pilot.press("t", "1", "0", "enter")
+        shown = await wait_for_text(pilot, "step 8 loss")
+        assert "step 28 loss" not in shown
+        await pilot.press("greater_than_sign")
+        await wait_for_text(pilot, "step 60 loss")
+        # The other rank wrote little, at the beginning.
+        await pilot.press("t", "1", "0", "enter")
+        await wait_for_text(pilot, "step 8 loss")
+        await pilot.press("8", "right")
+        await wait_for_text(pilot, "[rank 1] building")
+        await pilot.press("left")
+        await wait_for_text(pilot, "step 8 loss", "rank 0")
+
+
+async def test_a_record_that_does_not_tell_how_long_logs_were_shows_them_whole(root: Path) -> None:
+    live = LiveRun(root)
+    live.recorder.tells_logs = False
+    live.start()
+    live.steps(1, 40)
+    live.close()
+    app = LlmtopApp("replay", live.run, root, wish=ReplayWish(step=10))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await wait_for(pilot, at_step(app, 10), "step 10")
+        await wait_for_text(pilot, "step 40 loss", "rank 0, whole, as its times were not recorded")
+
+
 async def test_plays_and_holds_at_a_pace(root: Path) -> None:
     run = make_recorded_run(root, steps=60)
     app = LlmtopApp("replay", run, root, wish=ReplayWish(step=1))

@@ -26,7 +26,9 @@ class HardwareWatch:
         self, run: RunDir, write: Callable[[XidSeen | TopologySeen], object], log: Callable[[str], None]
     ) -> None:
         spec = run.spec()
-        self._sampler: Sampler | None = Sampler(device_indices=() if spec.on_cpu else None)
+        self._sampler: Sampler | None = Sampler(
+            device_indices=() if spec.on_cpu else None, log_path=run.log_path
+        )
         self._samples = EventWriter(run.events_path(HARDWARE), HARDWARE)
         self.every_seconds = spec.options.sample_seconds
         self._write, self._log = write, log
