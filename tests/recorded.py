@@ -228,7 +228,7 @@ class Recorder:
         if self.kernels is not None and profiled:
             seconds *= 5
             self.ranks[0].write(self.kernels)
-        self.time.advance(seconds)
+        self.pass_step(seconds)
         loss = 1.9 + 5.7 * math.exp(-step / 18) + 0.05 * math.sin(step * 2.1)
         for rank, writer in enumerate(self.ranks):
             writer.write(
@@ -258,6 +258,10 @@ class Recorder:
         if every and step % every == 0:
             path = str(self.run.checkpoints_dir / f"step-{step}")
             self.ranks[0].write(CheckpointSaved(step=step, path=path, size_bytes=40 * MIB, seconds=0.2))
+
+    def pass_step(self, seconds: float) -> None:
+        """The time of a step goes by."""
+        self.time.advance(seconds)
 
     def _classify(self, writer: EventWriter, step: int) -> None:
         for moment in (Moment.FORWARD_END, Moment.FIRST_BLOCK_BACKWARD, Moment.OPTIMIZER_STEP, Moment.STEADY):

@@ -27,6 +27,7 @@ from llmtop.profiler.record.changeevents import (
     RestageBegan,
     Restaged,
 )
+from llmtop.profiler.record.deviceevents import DeviceSample
 from llmtop.profiler.record.events import HangSuspected, KernelsSeen
 from llmtop.profiler.record.rundir import RunDir
 from tests.recorded import BEGAN, Recorder, make_recorded_run
@@ -80,13 +81,36 @@ def numbered_ids(monkeypatch: Any) -> None:
     monkeypatch.setattr("llmtop.profiler.record.rundir.unused_path", unused_path)
 
 
+class FineRecorder(Recorder):
+    """Samples `fine` times a step, with links that carry what the phases of ZeRO-3 would."""
+
+    fine = 0
+    _share = 1.0
+
+    def pass_step(self, seconds: float) -> None:
+        for number in range(self.fine):
+            super().pass_step(seconds / self.fine)
+            self._share = (number + 0.5) / self.fine
+            self._sample()
+        if not self.fine:
+            super().pass_step(seconds)
+
+    def _device(self, index: int, used: int) -> DeviceSample:
+        device = super()._device(index, used)
+        if not self.fine:
+            return device
+        # Gathers under forward; gathers and sums under backward; little beside the optimizer.
+        rate = 9e10 if self._share < 0.35 else 1.7e11 if self._share < 0.9 else 2e9
+        return replace(device, nvlink_tx_bytes_per_second=rate, nvlink_rx_bytes_per_second=rate)
+
+
 def changed_run(root: Path) -> RunDir:
     """On two GPUs: two changes, one of them by a relaunch, and one that was refused; then it completed."""
     spec = recorded_spec("cuda", steps=40)
     run = RunDir.create(root, spec, recorded_prediction(spec), {"zero_optimization": {"stage": 2}})
     for _ in range(2):
         run.add_setting(spec, recorded_prediction(spec), {})
-    recorder = Recorder(run, spec, BEGAN)
+    recorder = FineRecorder(run, spec, BEGAN)
     recorder.kernels = KernelsSeen(
         step=3, attention="sdpa_flash", attention_calls=32, optimizer="deepspeed_fused_adam"
     )
@@ -108,6 +132,7 @@ def changed_run(root: Path) -> RunDir:
     recorder.time.advance(90)
     write(HangSuspected(last_step=30, quiet_seconds=90.0, threshold_seconds=60.0))
     write(ChangeRefused(asked=("zero=9",), reason="zero = 9 is not valid"))
+    recorder.fine = 24
     _steps(recorder, 31, 40)
     recorder.end("completed", 40)
     recorder.close()

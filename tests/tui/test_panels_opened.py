@@ -190,6 +190,22 @@ def test_links_are_told_by_the_phase_that_was_under_way() -> None:
     assert rows["data"][1] == "n/a"
 
 
+def test_links_over_the_course_of_a_step_stand_under_its_phases() -> None:
+    phases = {"forward": 0.4, "backward": 0.5, "optimizer": 0.1}
+    events: list[AnyEvent] = [
+        StepFinished(step=n, src="rank0", t=float(n), step_seconds=1.0, phase_seconds=dict(phases))
+        for n in range(1, 12)
+    ]
+    events += [linked(t / 20, 80e9 if (t / 20 - 0.025) % 1 < 0.4 else 20e9) for t in range(1, 220)]
+    shown = text(opened(LinksPanel), fold(RunState(), events), width=76).split("\n")
+    at = next(number for number, row in enumerate(shown) if row.startswith("a step of 1.00 s"))
+    bar, sent = shown[at + 2], shown[at + 3]
+    assert sent.startswith("NVLink →") and sent.endswith("74.5 GiB/s")
+    began = {letter: bar.index(letter) for letter in "FBO"}
+    assert set(sent[began["F"] : began["B"] - 1]) == {"█"}
+    assert set(sent[began["B"] + 1 : began["O"] - 1]) == {"▂"}
+
+
 def test_slow_sampling_tells_no_phase_and_says_what_would() -> None:
     events: list[AnyEvent] = [phased(0, n, 0.3) for n in range(1, 30)]
     events += [linked(float(n), 1e9) for n in range(30)]

@@ -6,16 +6,35 @@ from textual.content import Content
 
 from llmtop.profiler import topology
 from llmtop.profiler.fold.phaselinks import PhaseTraffic, phase_traffic
+from llmtop.profiler.fold.stepprofile import step_profile
 from llmtop.profiler.record.deviceevents import DeviceSample, LinkSample
 from llmtop.profiler.units import counted, format_rate, format_seconds
 from llmtop.tui.view import RunView
-from llmtop.tui.widgets.paint import NOT_KNOWN, fit, fit_right, harmless, lines, sparkline
+from llmtop.tui.widgets.paint import (
+    NOT_KNOWN,
+    Segment,
+    fit,
+    fit_right,
+    harmless,
+    lines,
+    sparkline,
+    stacked,
+    wrapped,
+)
+from llmtop.tui.widgets.palette import PHASES
 from llmtop.tui.widgets.panel import Panel
 
 _LABEL_CELLS = 8
 _RATE_CELLS = 12
 _LINK_CELLS = 26
 _PHASE_CELLS = 10
+_PROFILE_LABELS = (
+    ("nvlink_tx_bytes_per_second", "NVLink →"),
+    ("nvlink_rx_bytes_per_second", "NVLink ←"),
+    ("pcie_tx_bytes_per_second", "PCIe →"),
+    ("pcie_rx_bytes_per_second", "PCIe ←"),
+)
+"""Sent and received, as the GPU sees it."""
 _SHORTEST_SAMPLE_SECONDS = 0.05
 """A sample of eight devices takes some 10 ms."""
 
@@ -37,7 +56,7 @@ class LinksPanel(Panel):
             _network_row(view),
         ]
         if self.zoomed:
-            rows += [Content(""), *_phase_rows(view), Content("")]
+            rows += [Content(""), *_profile_rows(view, width), *_phase_rows(view), Content("")]
             rows += [*_device_rows(devices), Content(""), *_histories(view, width)]
             rows += [*_pcie_rows(view), *_topology_rows(view), *_link_rows(view, width)]
         return lines(rows if self.zoomed else rows[: max(height, 1)])
@@ -108,6 +127,29 @@ def _phase_rows(view: RunView) -> list[Content]:
         count = (fit_right(str(row.samples), 9), "$muted")
         rows.append(Content.assemble(fit(row.phase, _PHASE_CELLS), cells, count))
     return rows
+
+
+def _profile_rows(view: RunView, width: int) -> list[Content]:
+    """One step from left to right, and below it what the links carried then, over many steps."""
+    columns = width - _PHASE_CELLS - _RATE_CELLS
+    found = step_profile(view.state.hardware_history, view.state.recent_steps, columns)
+    if found is None:
+        return []
+    bar = [
+        Segment(PHASES[s.phase].letter, PHASES[s.phase].colour, s.ended - s.began) for s in found.stretches
+    ]
+    head = f"a step of {format_seconds(found.step_seconds)}: the mean of {counted(found.steps, 'step')} by"
+    head += f" {counted(found.samples, 'sample')}; each row up to its highest rate"
+    rows = [Content.styled(row, "$muted") for row in wrapped(head, width)]
+    rows.append(Content(" " * _PHASE_CELLS) + stacked(bar, found.step_seconds, columns))
+    for name, label in _PROFILE_LABELS:
+        rates = found.rates[name]
+        known = [rate for rate in rates if rate is not None]
+        if known:
+            drawn = (fit(sparkline(rates, columns, floor=0.0), columns), "$primary")
+            top = fit_right(format_rate(max(known)), _RATE_CELLS)
+            rows.append(Content.assemble((fit(label, _PHASE_CELLS), "$muted"), drawn, top))
+    return [*rows, Content("")]
 
 
 def _too_slow(view: RunView, found: PhaseTraffic) -> list[str]:
