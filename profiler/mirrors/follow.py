@@ -1,0 +1,66 @@
+"""Follows a run's record and copies its figures, until the run has ended. No rank knows of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from llmtop.presets.errors import LlmtopError
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.export.secrets import Scrubber
+from llmtop.profiler.fold.runstate import ENDED
+from llmtop.profiler.mirrors.scalars import Rows
+from llmtop.profiler.mirrors.targets import Asked, Described, Target, open_targets
+from llmtop.profiler.record.feed import RunReader, RunStream
+from llmtop.profiler.record.rundir import RunDir
+
+POLL_SECONDS = 1.0
+
+
+def mirror(
+    run: RunDir,
+    asked: Asked,
+    environment: Mapping[str, str],
+    *,
+    pause: Callable[[], None] = lambda: time.sleep(POLL_SECONDS),
+) -> int:
+    """Copy everything from the beginning on; the number of rows. Raises LlmtopError where a place fails."""
+    described = describe(run, environment)
+    try:
+        targets = open_targets(asked, described)
+        return _follow(run, targets, pause)
+    except LlmtopError:
+        raise
+    except Exception as error:
+        # Whatever a library of somebody else raises: a place that is full, away, or asks for a key.
+        raise LlmtopError(
+            f"the figures of {run.run_id} are not copied any more",
+            why=f"{type(error).__name__}: {error}",
+            fix=f"mend it, then copy them anew: llmtop mirror {run.run_id} ...; the run itself goes on",
+        ) from error
+
+
+def describe(run: RunDir, environment: Mapping[str, str]) -> Described:
+    spec: RunSpec = run.spec()
+    options = {name: getattr(spec.options, name) for name in spec.options.__struct_fields__}
+    told = {**options, "model_name": spec.model.name, "gpu_name": spec.gpu.name, "recipe": spec.name}
+    return Described(run_id=run.run_id, options=Scrubber(environment).value(told))
+
+
+def _follow(run: RunDir, targets: list[Target], pause: Callable[[], None]) -> int:
+    stream, reader, rows, written = RunStream(run), RunReader(run), Rows(), 0
+    while True:
+        # Asked before reading: what a run writes before its end is then read too.
+        status = reader.poll().status
+        for batch in stream.batches():
+            for row in rows.of(batch):
+                written += 1
+                for target in targets:
+                    target.write(row)
+        for target in targets:
+            target.flush()
+        if status in ENDED:
+            for target in targets:
+                target.close(status)
+            return written
+        pause()

@@ -1,0 +1,138 @@
+"""What Prometheus is told, read back by its own parsers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
+from prometheus_client import generate_latest, parser
+from prometheus_client.openmetrics import exposition as openmetrics_exposition
+from prometheus_client.openmetrics import parser as openmetrics_parser
+
+from llmtop.profiler.mirrors.openmetrics import RunsCollector, label_names, registry
+from llmtop.profiler.record.rundir import RunDir
+from tests.recorded import Recorder, make_recorded_run
+from tests.recorded_spec import recorded_prediction, recorded_spec
+
+DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana-dashboard.json"
+parse: Any = parser.text_string_to_metric_families
+parse_openmetrics: Any = openmetrics_parser.text_string_to_metric_families
+generate_openmetrics: Any = openmetrics_exposition.generate_latest
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def samples(families: Any) -> Samples:
+    """By name and labels other than the run's id."""
+    return {
+        (s.name, tuple(sorted((k, v) for k, v in s.labels.items() if k != "run"))): s.value
+        for family in families
+        for s in family.samples
+    }
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_both_formats_are_read_back(tmp_path: Path, kind: Any) -> None:
+    run = make_recorded_run(tmp_path, kind=kind, steps=12, end=None)
+    made = registry(tmp_path)
+    found = samples(parse(generate_latest(made).decode()))
+    assert samples(parse_openmetrics(generate_openmetrics(made).decode())) == found
+    assert found["llmtop_step", ()] == 12 and found["llmtop_steps_planned", ()] == 12
+    assert 1 < found["llmtop_loss", ()] < 10
+    assert found["llmtop_phase_seconds", (("phase", "backward"),)] > 0
+    assert found["llmtop_rank_step", (("rank", "1"),)] == 12
+    peak = found["llmtop_peak_memory_bytes", (("side", "measured"),)]
+    parts = [
+        v
+        for (name, labels), v in found.items()
+        if name == "llmtop_memory_bytes" and labels[1][1] == "measured"
+    ]
+    assert peak > 0 and len(parts) > 5
+    info = [dict(labels) for name, labels in found if name == "llmtop_run_info"]
+    assert [one["status"] for one in info] == ["running"] and run.run_id in generate_latest(made).decode()
+    on_gpu = [name for name, _ in found if name.startswith("llmtop_device")]
+    assert bool(on_gpu) == (kind == "cuda")
+    if kind == "cuda":
+        assert found["llmtop_device_nvlink_sent_bytes_per_second", (("device", "0"),)] == 41e9
+        assert found["llmtop_device_energy_joules_total", (("device", "1"),)] > 0
+
+
+def test_runs_come_grow_and_go(tmp_path: Path) -> None:
+    make_recorded_run(tmp_path, steps=3)
+    collector = RunsCollector(tmp_path)
+
+    def steps() -> list[float]:
+        family = next(one for one in collector.collect() if one.name == "llmtop_step")
+        return [sample.value for sample in family.samples]
+
+    assert steps() == [], "a run that has ended is not told"
+    spec = recorded_spec("cpu", steps=9)
+    run = RunDir.create(tmp_path, spec, recorded_prediction(spec), {})
+    run.write_supervisor_pid()
+    recorder = Recorder(run, spec, 1.7e9)
+    recorder.start()
+    assert steps() == [0]
+    recorder.step(1)
+    recorder.step(2)
+    assert steps() == [2]
+    run.prediction_path.rename(tmp_path / "kept")
+    assert steps() == [2], "what was read once is not read again"
+    recorder.end("completed", 2)
+    assert steps() == []
+    recorder.close()
+
+
+def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+    broken = make_recorded_run(tmp_path, steps=3, end=None)
+    make_recorded_run(tmp_path, steps=4, end=None)
+    broken.prediction_path.write_text("{")
+    found = samples(parse(generate_latest(registry(tmp_path)).decode()))
+    assert found["llmtop_step", ()] == 4
+
+
+def test_the_dashboard_asks_for_what_there_is() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    known = label_names()
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert len(expressions) > 15
+    for expression in expressions:
+        names = re.findall(r"\bllmtop_\w+", expression)
+        assert names and set(names) <= known.keys(), expression
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            (name,) = re.findall(r"\bllmtop_\w+", target["expr"])
+            assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= set(known[name])
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+def test_a_real_server_is_scraped_and_ends_when_asked(tmp_path: Path) -> None:
+    make_recorded_run(tmp_path, steps=5, end=None)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "llmtop.tui.cli", "serve-metrics", "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "LLMTOP_RUNS_DIR": str(tmp_path)},
+    )
+    try:
+        assert server.stderr is not None
+        told = server.stderr.readline()
+        address = re.search(r"http://127\.0\.0\.1:\d+/metrics", told)
+        assert address, told
+        with urllib.request.urlopen(address[0], timeout=30) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain")
+            found = samples(parse(answer.read().decode()))
+        assert found["llmtop_step", ()] == 5
+        server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 0
+    finally:
+        server.kill()
+        server.communicate()

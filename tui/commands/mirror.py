@@ -1,0 +1,75 @@
+"""`llmtop mirror`, and the options of `llmtop run` that start it: a run's figures, copied elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from llmtop.presets.errors import ExitCode, UsageError
+from llmtop.profiler.mirrors.targets import Asked, require_packages
+from llmtop.profiler.record import rundir
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.units import counted
+from llmtop.tui.arguments import RUN_HELP
+from llmtop.tui.telling import tell
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    add_mirror_arguments(parser)
+
+
+def add_mirror_arguments(parser: argparse.ArgumentParser) -> None:
+    """Also of `llmtop run`."""
+    parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="event files for TensorBoard")
+    parser.add_argument(
+        "--wandb", metavar="PROJECT", help="a project of Weights & Biases; WANDB_MODE=offline keeps it here"
+    )
+    parser.add_argument("--mlflow", metavar="URI", help="as http://localhost:5000 or sqlite:///mlflow.db")
+
+
+def asked_of(args: argparse.Namespace) -> Asked:
+    """Raises UsageError where a library that is needed is not there."""
+    asked = Asked(tensorboard=args.tensorboard, wandb=args.wandb, mlflow=args.mlflow)
+    require_packages(asked)
+    return asked
+
+
+def run(args: argparse.Namespace) -> ExitCode:
+    from llmtop.profiler.mirrors.follow import mirror
+
+    found = rundir.find_run(rundir.runs_root(), args.run)
+    asked = asked_of(args)
+    if not asked.any:
+        raise UsageError(
+            "mirror: nowhere to copy to", fix="say --tensorboard DIR, --wandb PROJECT or --mlflow URI"
+        )
+    rows = mirror(found, asked, os.environ)
+    tell(f"run {found.run_id} has ended: {counted(rows, 'row')} copied")
+    return ExitCode.DONE
+
+
+def start_mirror(run: RunDir, asked: Asked) -> threading.Thread | None:
+    """Follow a run in a process of its own, which outlives the terminal and ends with the run.
+
+    The thread waits for it, so that no zombie stays; None where nothing was asked for.
+    """
+    if not asked.any:
+        return None
+    words = [sys.executable, "-P", "-m", "llmtop.tui.cli", "mirror", str(run.path.resolve())]
+    for name in asked.__struct_fields__:
+        value = getattr(asked, name)
+        if value is not None:
+            words += [f"--{name}", str(value.absolute()) if isinstance(value, Path) else value]
+    with run.mirror_log_path.open("ab") as log:
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    tell(f"its figures are copied; problems would be in {run.mirror_log_path}")
+    reaper = threading.Thread(target=process.wait, name=f"reaper of {process.pid}", daemon=True)
+    reaper.start()
+    return reaper
