@@ -132,6 +132,19 @@ COMMANDS: tuple[Command, ...] = (
         module="import_run",
     ),
     Command(
+        "serve-metrics",
+        "[RUN] [--host HOST] [--port PORT]",
+        "the runs that go on, for Prometheus; from this machine alone unless --host says else",
+        "llmtop serve-metrics --port 9757",
+        module="serve_metrics",
+    ),
+    Command(
+        "mirror",
+        "RUN [--tensorboard DIR] [--wandb PROJECT] [--mlflow URI]",
+        "copy a run's figures to where others are looked at, until it ends",
+        "llmtop mirror latest --tensorboard runs/tb",
+    ),
+    Command(
         "replay",
         "RUN [--speed N] [--step N] [--read-only]",
         "see a recorded run again, at any pace and from any step",

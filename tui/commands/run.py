@@ -9,6 +9,7 @@ from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.trainer import launch
 from llmtop.tui import options
 from llmtop.tui.commands.launching import add_how_to_watch, require_fit, watch_as_asked
+from llmtop.tui.commands.mirror import add_mirror_arguments, asked_of, start_mirror
 from llmtop.tui.commands.output import WIDTH
 from llmtop.tui.commands.plan_text import caution_lines, input_lines, verdict_line
 from llmtop.tui.telling import stderr_width, tell
@@ -18,9 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_run_arguments(parser)
     add_how_to_watch(parser)
     parser.add_argument("--force", action="store_true", help="launch even if predicted not to fit")
+    add_mirror_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> ExitCode:
+    mirrors = asked_of(args)
     spec = options.resolve_run(args)
     prediction = predict_with_suggestions(spec)
     width = stderr_width() or WIDTH
@@ -29,4 +32,5 @@ def run(args: argparse.Namespace) -> ExitCode:
     if not args.force:
         require_fit(spec, prediction)
     launched = launch.start_run(spec, prediction)
+    start_mirror(launched, mirrors)
     return watch_as_asked(launched, args)
