@@ -74,7 +74,7 @@ def open_targets(asked: Asked, run: Described) -> list[Target]:
 
 
 def _summary_writer() -> Any:
-    """tensorboardX imports torch where that is installed, which takes seconds, and needs it for graphs alone."""
+    """tensorboardX imports torch where that is installed, for graphs that nobody draws here: seconds."""
     if "torch" in sys.modules:
         from tensorboardX import SummaryWriter
 
