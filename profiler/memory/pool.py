@@ -63,86 +63,89 @@ class Block:
         self.previous: Block | None = None
         self.next: Block | None = None
 
-    def __lt__(self, other: Block) -> bool:
-        return (self.size, self.place) < (other.size, other.place)
+
+_Free = list[tuple[int, int, Block]]
+"""Size, place and block, in that order; no two have the same place."""
 
 
 class Pool:
     """One device's allocator: what is given out, what is held, and the most of both."""
 
-    def __init__(self) -> None:
+    def __init__(self, room_bytes: int | None = None) -> None:
+        """`room_bytes` is what the driver can give at most; None: without end."""
         self.allocated_bytes = 0
         self.reserved_bytes = 0
         self.peak_allocated_bytes = 0
         self.peak_reserved_bytes = 0
-        self._free: dict[tuple[int, bool], list[Block]] = {}
-        """By stream and whether small: sorted by size, then place."""
+        self._room = room_bytes
+        self._free: dict[tuple[int, bool], _Free] = {}
+        """By stream and whether small."""
         self._end = 0
-        """Where the next segment lies; the driver's own order is not known."""
+        """Where the next segment ends: the driver places each below the one before (seen on H200, driver
+        580), and of free blocks of the same size the one with the lowest address is taken."""
 
     def allocate(self, size: int, stream: int = 0) -> Block:
-        size = rounded(size)
+        size = -(-size // _SMALLEST) * _SMALLEST or _SMALLEST
         small = size <= _SMALL
-        block = self._take((stream, small), size) or self._segment((stream, small), size)
+        pool = (stream, small)
+        free = self._free.get(pool)
+        if free is None:
+            free = self._free[pool] = []
+        at = bisect_left(free, (size,))
+        if at < len(free):
+            block = free.pop(at)[2]
+            block.free = False
+        else:
+            block = self._segment(pool, size)
         left = block.size - size
         if left >= _SMALLEST if small else left > _SMALL:
-            self._split(block, size)
+            rest = Block(left, block.place + size, pool)
+            rest.previous, rest.next = block, block.next
+            if block.next is not None:
+                block.next.previous = rest
+            block.next, block.size, rest.free = rest, size, True
+            insort(self._free[pool], (left, rest.place, rest))
         self.allocated_bytes += block.size
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
         return block
 
     def free(self, block: Block) -> None:
         self.allocated_bytes -= block.size
-        free = self._free.setdefault(block.pool, [])
-        for neighbour in (block.previous, block.next):
-            if neighbour is not None and neighbour.free:
-                del free[bisect_left(free, neighbour)]
-                block = _joined(block, neighbour)
+        free = self._free[block.pool]
+        before, after = block.previous, block.next
+        if after is not None and after.free:
+            del free[bisect_left(free, (after.size, after.place))]
+            _join(block, after)
+        if before is not None and before.free:
+            del free[bisect_left(free, (before.size, before.place))]
+            _join(before, block)
+            block = before
         block.free = True
-        insort(free, block)
+        insort(free, (block.size, block.place, block))
 
     def release_cached(self) -> None:
         """Give whole free segments back to the driver, as `torch.cuda.empty_cache` does."""
         for pool, blocks in self._free.items():
-            whole = [block for block in blocks if block.previous is None and block.next is None]
-            self.reserved_bytes -= sum(block.size for block in whole)
-            self._free[pool] = [block for block in blocks if block.previous or block.next]
-
-    def _take(self, pool: tuple[int, bool], size: int) -> Block | None:
-        free = self._free.get(pool)
-        if not free:
-            return None
-        place = bisect_left(free, size, key=_size_of)
-        if place == len(free):
-            return None
-        block = free.pop(place)
-        block.free = False
-        return block
+            kept = [entry for entry in blocks if entry[2].previous or entry[2].next]
+            self.reserved_bytes -= sum(entry[0] for entry in blocks) - sum(entry[0] for entry in kept)
+            self._free[pool] = kept
 
     def _segment(self, pool: tuple[int, bool], size: int) -> Block:
-        block = Block(segment_bytes(size), self._end, pool)
-        self._end += block.size
-        self.reserved_bytes += block.size
+        asked = segment_bytes(size)
+        if self._room is not None and self.reserved_bytes + asked > self._room:
+            # The driver refuses; what is cached goes back to it before the allocator gives up.
+            self.release_cached()
+        self._end -= asked
+        block = Block(asked, self._end, pool)
+        self.reserved_bytes += asked
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         return block
 
-    def _split(self, block: Block, size: int) -> None:
-        rest = Block(block.size - size, block.place + size, block.pool)
-        rest.previous, rest.next = block, block.next
-        if block.next is not None:
-            block.next.previous = rest
-        block.next, block.size, rest.free = rest, size, True
-        insort(self._free.setdefault(block.pool, []), rest)
 
-
-def _size_of(block: Block) -> int:
-    return block.size
-
-
-def _joined(block: Block, neighbour: Block) -> Block:
-    first, second = (neighbour, block) if neighbour.place < block.place else (block, neighbour)
+def _join(first: Block, second: Block) -> None:
+    """Make the first of two neighbours both."""
     first.size += second.size
     first.next = second.next
     if second.next is not None:
         second.next.previous = first
-    return first

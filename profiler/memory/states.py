@@ -150,8 +150,9 @@ def _stage0(spec: RunSpec, sizes: Sizes) -> StateBytes:
     # Every 16-bit gradient is cast to fp32, then the casts are flattened; unfused casts tensor by tensor.
     # A plain fp32 optimizer on the CPU goes tensor by tensor.
     plain = _optimizer_temporary(spec) * (sizes.largest_tensor if spec.on_cpu else count)
-    step_extra = (8 * count if fused else 4 * count) if mixed else plain
-    init = (18 if fused else 6) * count if mixed else width * count
+    step_extra = (8 * count if fused else 4 * count + plain) if mixed else plain
+    # Both wrappers step once on zeros; the unfused one has them in both precisions.
+    init = (18 * count if fused else 12 * count + optimizer + plain) if mixed else width * count
     return StateBytes(
         parameters=width * count + sizes.frozen_bytes,
         gathered=0,

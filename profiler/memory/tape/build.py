@@ -1,0 +1,305 @@
+"""A model and an engine for a run spec: which layers, of which sizes."""
+
+from __future__ import annotations
+
+from llmtop.presets.spec import ModelShape, RunSpec
+from llmtop.profiler.cost.shape import Role, TensorGroup, tensors
+from llmtop.profiler.memory.blocks import FP32_NORMALIZED, plain_attention
+from llmtop.profiler.memory.lora import adapted, module_name
+from llmtop.profiler.memory.mask import mask_bytes
+from llmtop.profiler.memory.sizes import INT8_BYTES, NF4_BYTES, Sizes
+from llmtop.profiler.memory.tape.attention import (
+    Attention,
+    EagerKernel,
+    FusedKernel,
+    Heads,
+    Kernel,
+    MathKernel,
+)
+from llmtop.profiler.memory.tape.blocks import Block, GatedMlp, Mlp, PlainMlp
+from llmtop.profiler.memory.tape.engine import Engine, GatherRules, Plan, StepRules
+from llmtop.profiler.memory.tape.layers import Frame, FusedNorm, Linear, Norm, RmsNorm
+from llmtop.profiler.memory.tape.loss import ChunkedLoss, Loss, PlainLoss
+from llmtop.profiler.memory.tape.machine import Machine
+from llmtop.profiler.memory.tape.model import Embedding, Model
+from llmtop.profiler.memory.tape.stage3 import Coordinator, Stage3, Weight
+
+_SOFTMAX_AS_IT_IS = ("gpt2",)
+"""Families whose eager attention does not upcast its softmax."""
+_PYTHON_GELU = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh_python")
+_BITS = {"none": 16, "int8": 8, "nf4": 4}
+_STORED = {"none": None, "int8": INT8_BYTES, "nf4": NF4_BYTES}
+"""Bytes of a packed weight."""
+FAMILIES = frozenset(
+    {
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "smollm3",
+        "gemma",
+        "gemma2",
+        "gpt2",
+        "gpt_neox",
+        "phi3",
+        "starcoder2",
+    }
+)
+"""Those whose blocks are of the forms that this package has."""
+
+
+def is_covered(spec: RunSpec) -> bool:
+    """Whether the order of allocations is known."""
+    options = spec.options
+    return (
+        not spec.on_cpu
+        and spec.model.family in FAMILIES
+        and "nvme" not in (options.offload_optimizer, options.offload_param)
+    )
+
+
+class Builder:
+    """The parts of one model, made on one machine."""
+
+    def __init__(self, spec: RunSpec, sizes: Sizes, machine: Machine, engine: Engine | Stage3) -> None:
+        self.spec, self.sizes, self.machine = spec, sizes, machine
+        self.shape: ModelShape = spec.model
+        self.slots = 0
+        self.coordinator = self._coordinator(engine) if isinstance(engine, Stage3) else None
+        self.frame = Frame(
+            machine,
+            engine.ready,
+            sizes.tokens,
+            sizes.dtype_bytes,
+            [True],
+            spec.options.precision != "fp16",
+            self.coordinator,
+            [] if spec.options.quantization == "int8" else None,
+            by_function=sizes.stage == 3 and spec.options.quantization == "none",
+        )
+        self.full = sizes.lora_rank == 0
+        names = adapted(self.shape, spec.options.lora_targets) if sizes.lora_rank else ()
+        self.adapted = {module_name(self.shape, group) for group in names}
+        self.groups = {group.name: group for group in tensors(self.shape) if group.per_layer}
+
+    def _coordinator(self, engine: Stage3) -> Coordinator | None:
+        """What gathers weights; one rank has all of them."""
+        if engine.plan.ranks == 1 and not engine.plan.params_away:
+            return None
+        shape, width = self.shape, self.sizes.dtype_bytes
+        matrices = [g for g in _in_order(shape) if g.per_layer and len(g.shape) == 2]
+        each = _STORED[self.spec.options.quantization] or width
+        embedding = self.sizes.head_params
+        weights = [Weight(0, embedding, embedding * width)]
+        for group in matrices:
+            weights.append(Weight(len(weights), group.numel, round(group.numel * each)))
+        if not shape.tied_embeddings:
+            weights.append(Weight(len(weights), embedding, embedding * width))
+        slots = len(matrices) // shape.num_layers
+        engine.coordinator = Coordinator(engine.machine, engine.plan, weights, slots)
+        return engine.coordinator
+
+    def linear(self, name: str, rows: int, columns: int, *, bias: bool = False) -> Linear:
+        group = self.groups.get(name)
+        has = group is not None and module_name(self.shape, group) in self.adapted
+        self.slots += 1
+        return Linear(
+            self.frame,
+            rows,
+            columns,
+            bias=bias,
+            trained=self.full,
+            rank=self.sizes.lora_rank if has else 0,
+            bits=_BITS[self.spec.options.quantization],
+            slot=self.slots - 1,
+        )
+
+    def norm(self, columns: int, *, rows: int = 1) -> Norm:
+        shape, liger = self.shape, self.sizes.liger
+        fused = ("rms_norm" if shape.norm == "rms" else "layer_norm") in liger
+        if shape.norm == "layer" or fused:
+            in_place = fused and shape.norm == "rms"
+            return FusedNorm(self.frame, columns, trained=self.full, in_place=in_place, rows=rows)
+        wide = shape.family in FP32_NORMALIZED
+        return RmsNorm(self.frame, columns, trained=self.full, rows=rows, fp32_weight=wide)
+
+    def attention(self) -> Attention:
+        shape, frame = self.shape, self.frame
+        query_columns = shape.num_heads * shape.head_dim
+        kv_columns = shape.num_kv_heads * shape.head_dim
+        heads = self._heads(query_columns, kv_columns)
+        hidden, bias = shape.hidden_size, shape.qkv_bias
+        norms: list[Norm | None] = [None, None]
+        if shape.qk_norm != "none":
+            norms = [self.norm(shape.head_dim, rows=count) for count in (shape.num_heads, shape.num_kv_heads)]
+        return Attention(
+            frame,
+            heads,
+            kernel=self._kernel(heads),
+            query=self.linear("q_proj", query_columns, hidden, bias=bias),
+            key=self.linear("k_proj", kv_columns, hidden, bias=bias),
+            value=self.linear("v_proj", kv_columns, hidden, bias=bias),
+            output=self.linear("o_proj", hidden, query_columns, bias=shape.output_bias),
+            query_norm=norms[0],
+            key_norm=norms[1],
+            rotary="fused" if "rope" in self.sizes.liger else "none" if shape.learned_positions else "plain",
+        )
+
+    def _heads(self, query_columns: int, kv_columns: int) -> Heads:
+        shape, sizes = self.shape, self.sizes
+        tokens, width = sizes.tokens, sizes.dtype_bytes
+        scores = tokens * shape.num_heads * sizes.seq_len
+        return Heads(
+            query=tokens * query_columns * width,
+            kv=tokens * kv_columns * width,
+            statistics=4 * tokens * shape.num_heads,
+            wide_query=4 * tokens * query_columns,
+            scores=scores * width,
+            wide_scores=scores * 4,
+            grouped=shape.num_kv_heads != shape.num_heads,
+        )
+
+    def _kernel(self, heads: Heads) -> Kernel:
+        options, shape = self.spec.options, self.shape
+        if not plain_attention(self.spec):
+            return FusedKernel(self.frame, heads, one_buffer=options.attention == "sdpa")
+        if options.attention == "sdpa":
+            return MathKernel(self.frame, heads)
+        return EagerKernel(
+            self.frame,
+            heads,
+            capped=bool(shape.attention_softcap),
+            half_to_float=options.precision == "fp16",
+            upcast=shape.family not in _SOFTMAX_AS_IT_IS,
+            dropout=bool(shape.dropout),
+        )
+
+    def mlp(self) -> Mlp:
+        shape = self.shape
+        hidden, inner, bias = shape.hidden_size, shape.intermediate_size, shape.mlp_bias
+        down = self.linear("down_proj", hidden, inner, bias=bias)
+        up = self.linear("up_proj", inner, hidden, bias=bias)
+        if shape.gated_mlp:
+            gate = self.linear("gate_proj", inner, hidden, bias=bias)
+            return GatedMlp(self.frame, gate=gate, up=up, down=down, fused="glu" in self.sizes.liger)
+        return PlainMlp(
+            self.frame,
+            up=up,
+            down=down,
+            python_gelu=shape.activation in _PYTHON_GELU,
+            in_place=shape.activation == "relu",
+        )
+
+    def model(self) -> Model:
+        shape, sizes = self.shape, self.sizes
+        width, hidden = sizes.dtype_bytes, shape.hidden_size
+        block = Block(
+            self.frame,
+            norms=[self.norm(hidden) for _ in range(shape.norms_per_layer)],
+            attention=self.attention(),
+            mlp=self.mlp(),
+            hidden_bytes=sizes.tokens * hidden * width,
+            parallel=shape.parallel_block,
+            dropout=bool(shape.dropout) and not shape.parallel_block,
+        )
+        head_frame = self.frame._replace(ready=lambda elements, gradient: model.hold_head(elements, gradient))
+        head = Linear(head_frame, shape.vocab_size, hidden, trained=self.full, slot=self.slots)
+        loss: Loss
+        if "fused_linear_cross_entropy" in sizes.liger:
+            loss = ChunkedLoss(head_frame, head, sharded=sizes.stage == 3)
+        else:
+            capped = bool(shape.logit_softcap)
+            loss = PlainLoss(head_frame, head, capped=capped, fused="cross_entropy" in sizes.liger)
+        embedded = sizes.head_params
+        model = Model(
+            self.frame,
+            embedding=Embedding(
+                elements=embedded,
+                weight_bytes=embedded * width,
+                hidden_bytes=sizes.tokens * hidden * width,
+                trained=self.full,
+                tied=shape.tied_embeddings,
+                positions=bool(shape.learned_positions),
+            ),
+            block=block,
+            layers=shape.num_layers,
+            final_norm=self.norm(hidden) if shape.final_norm else None,
+            loss=loss,
+            constant_bytes=0 if shape.learned_positions else 2 * shape.head_dim * width * sizes.seq_len,
+            mask_bytes=mask_bytes(self.spec, sizes),
+            checkpoint_every=sizes.checkpoint_every,
+            reentrant=self.spec.options.checkpointing_reentrant,
+            at_block=self.coordinator.at_block if self.coordinator is not None else None,
+        )
+        return model
+
+
+def engine_plan(spec: RunSpec, sizes: Sizes, rank: int) -> Plan:
+    """What the engine of one rank goes by."""
+    options = spec.options
+    trained, frozen = weights_of(spec, sizes)
+    return Plan(
+        stage=sizes.stage,
+        ranks=sizes.ranks,
+        width=sizes.dtype_bytes,
+        trained=trained,
+        tied=spec.model.tied_embeddings,
+        packed=options.quantization != "none",
+        frozen_bytes=frozen,
+        rank=rank,
+        share=sizes.shard,
+        bucket=sizes.zero.reduce_bucket_size,
+        overlap=sizes.zero.overlap_comm,
+        offloaded=options.offload_optimizer != "none",
+        params_away=options.offload_param != "none",
+        accumulating=options.grad_accum > 1,
+        contiguous=sizes.zero.contiguous_gradients,
+        sub_group=sizes.zero.sub_group_size,
+        rules=_rules(spec),
+        gathering=GatherRules(
+            max_live=sizes.zero.max_live_parameters,
+            max_reuse=sizes.zero.max_reuse_distance,
+            prefetch_bucket=sizes.zero.prefetch_bucket_size,
+            persistent=sizes.zero.param_persistence_threshold,
+        ),
+    )
+
+
+def _rules(spec: RunSpec) -> StepRules:
+    kind = spec.options.optimizer
+    fused = kind == "adamw"
+    temporary = 4 if kind == "adamw_torch" else 0
+    if spec.options.offload_optimizer != "none" or kind == "paged_adamw_32bit":
+        return StepRules(0.0, 0.0, temporary, fused)
+    if kind in ("adamw_8bit", "paged_adamw_8bit"):
+        return StepRules(1.0 if kind == "adamw_8bit" else 0.0, 4 / 256, temporary, fused)
+    return StepRules(4.0, 0.0, temporary, fused)
+
+
+def weights_of(spec: RunSpec, sizes: Sizes) -> tuple[list[int], list[int]]:
+    """Elements of each trained tensor and bytes of each frozen one, in the model's order."""
+    ordered = _in_order(spec.model)
+    if not sizes.lora_rank:
+        return [group.numel for group in ordered], []
+    names = {group.name for group in adapted(spec.model, spec.options.lora_targets)}
+    trained: list[int] = []
+    frozen: list[int] = []
+    packed = _STORED[spec.options.quantization]
+    for group in ordered:
+        matrix = group.per_layer and len(group.shape) == 2 and group.role in (Role.ATTENTION, Role.MLP)
+        each = packed if packed is not None and matrix else sizes.dtype_bytes
+        frozen.append(round(group.numel * each))
+        if group.name in names:
+            trained += [sizes.lora_rank * group.shape[1], sizes.lora_rank * group.shape[0]]
+    return trained, frozen
+
+
+def _in_order(shape: ModelShape) -> list[TensorGroup]:
+    """One entry a tensor: the embedding, the blocks one after another, what follows them."""
+    groups = tensors(shape)
+    first = [g for g in groups if not g.per_layer and g.role in (Role.EMBEDDING, Role.POSITION)]
+    last = [g for g in groups if not g.per_layer and g.role not in (Role.EMBEDDING, Role.POSITION)]
+    inside = [g for g in groups if g.per_layer]
+    inside.sort(key=lambda group: group.role is Role.NORM)
+    block = [g for g in inside for _ in range(g.count // shape.num_layers)]
+    return [*first, *(block * shape.num_layers), *last]

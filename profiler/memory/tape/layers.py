@@ -1,0 +1,367 @@
+"""What one layer makes, keeps and drops, forward and backward, in the order of the operations.
+
+From the modelling code of transformers 5.x, the derivatives of torch 2.11 and liger-kernel 0.8.5, and held to
+recorded runs (`benchmarks/results/alloctraces`). Each layer has `forward(x)`, which gives its output and what
+autograd keeps, and `backward(gradient, kept)`, which uses up both and gives the gradient of `x`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+from typing import NamedTuple, Protocol
+
+from llmtop.profiler.memory.tape.machine import Machine, Tensor
+
+Kept = tuple[Tensor, ...]
+Ready = Callable[[int, Tensor], None]
+"""Called with the elements of a weight and its gradient, when that is complete."""
+
+
+class Gathering(Protocol):
+    """What ZeRO-3 does before a weight is used, and behind its last use for now."""
+
+    def fetch(self, slot: int) -> Tensor | None: ...
+    def release(self, slot: int) -> None: ...
+    def enter(self, modules: int = 1) -> None: ...
+
+
+_MULTIPROCESSORS, _BLOCKS_EACH = 132, 16
+"""Of an H100 or H200: those with fewer get smaller buffers for a sum over tokens."""
+
+
+class Frame(NamedTuple):
+    """What all layers of a model share."""
+
+    machine: Machine
+    ready: Ready
+    tokens: int
+    width: int
+    """Bytes of a number in the model's precision."""
+    saving: list[bool]
+    """Whether autograd keeps anything: not inside a checkpointed forward pass."""
+    casts_to_half: bool
+    """Whether fp16 is another precision than the model's."""
+    gathering: Gathering | None = None
+    graph: list[Tensor] | None = None
+    """What stays until the whole graph is gone: plain attributes of its nodes."""
+    by_function: bool = False
+    """Products are ZeRO-3's own function (`zero/linear.py`), which differentiates the input first."""
+
+    def enter(self, modules: int = 1) -> None:
+        """Modules without a sharded weight are entered."""
+        if self.gathering is not None:
+            self.gathering.enter(modules)
+
+    def save(self, *tensors: Tensor) -> Kept:
+        if not self.saving[0]:
+            return ()
+        for tensor in tensors:
+            tensor.holders += 1
+        return tensors
+
+
+def sum_buffer_bytes(rows: int, columns: int) -> int:
+    """The buffer in which a sum over `rows` of a 16 or 32-bit matrix is gathered from many thread blocks.
+
+    torch `aten/src/ATen/native/cuda/Reduce.cuh:setReduceConfig`: 32 x 4 threads of four columns each.
+    """
+    values = ceil(rows / 4)
+    if values < 256:
+        return 0
+    grid = ceil(columns / 4 / 32)
+    target = _MULTIPROCESSORS * _BLOCKS_EACH
+    blocks = max(min(ceil(target / grid), ceil(values / 16)), ceil(values / 256)) if grid <= target else 1
+    return 4 * columns * blocks * 128 if blocks > 1 else 0
+
+
+class Linear:
+    """A matrix product; with an adapter beside a frozen matrix, which may be packed in 4 bits."""
+
+    def __init__(
+        self,
+        frame: Frame,
+        rows: int,
+        columns: int,
+        *,
+        bias: bool = False,
+        trained: bool = True,
+        rank: int = 0,
+        bits: int = 16,
+        slot: int = 0,
+    ) -> None:
+        """`bits` of a weight as it is kept; `slot` numbers the matrices of a block, for ZeRO-3."""
+        self.frame, self.rows, self.columns, self.slot = frame, rows, columns, slot
+        self.bias, self.trained, self.rank, self.bits = bias, trained, rank, bits
+        self.out_bytes = frame.tokens * rows * frame.width
+        self.in_bytes = frame.tokens * columns * frame.width
+        self.weight_bytes = rows * columns * frame.width
+        self.low_bytes = frame.tokens * rank * frame.width
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Kept]:
+        machine, gathering = self.frame.machine, self.frame.gathering
+        if gathering is not None:
+            gathering.fetch(self.slot)
+        y = self._base(x)
+        if gathering is not None:
+            gathering.release(self.slot)
+        if not self.rank:
+            return y, self.frame.save(x) if self.trained else ()
+        low = machine.new(self.low_bytes)
+        raised = machine.new(self.out_bytes)
+        scaled = machine.new(self.out_bytes)
+        kept = self.frame.save(x, low)
+        machine.drop(raised, low)
+        total = machine.new(self.out_bytes)
+        machine.drop(y, scaled)
+        return total, kept
+
+    def _base(self, x: Tensor) -> Tensor:
+        """The product with the base weight, whatever that is packed in."""
+        machine = self.frame.machine
+        if self.bits == 8:
+            return self._in_8_bits(x)
+        unpacked = machine.new(self.weight_bytes) if self.bits == 4 else None
+        y = machine.new(self.out_bytes)
+        machine.multiply()
+        machine.drop(unpacked)
+        return y
+
+    def _in_8_bits(self, x: Tensor) -> Tensor:
+        """bitsandbytes 0.50 `autograd/_functions.py:MatMul8bitLt`: the input quantized by way of fp16, its
+        outliers looked for, the product in 32 bits and in fp16."""
+        machine, frame = self.frame.machine, self.frame
+        in_half = machine.new(self.in_bytes) if frame.casts_to_half else None
+        quantized = machine.new(self.in_bytes // frame.width)
+        sizes, outliers = machine.new(self.in_bytes), machine.new(self.in_bytes // frame.width)
+        machine.drop(sizes, outliers, in_half)
+        whole = machine.new(self.out_bytes // frame.width * 4)
+        y = machine.new(self.out_bytes)
+        if frame.casts_to_half:
+            cast = machine.new(self.out_bytes)
+            machine.drop(y)
+            y = cast
+        machine.drop(whole, quantized)
+        if frame.graph is not None:
+            frame.graph.append(machine.keep(x))
+        return y
+
+    def recompute(self, x: Tensor) -> Kept:
+        """The last product of a recomputation, which stops when all is kept that was kept before."""
+        machine = self.frame.machine
+        if not self.rank:
+            return self.frame.save(x) if self.trained else ()
+        y = self._base(x)
+        low = machine.new(self.low_bytes)
+        kept = self.frame.save(x, low)
+        machine.drop(low, y)
+        return kept
+
+    def backward(self, gradient: Tensor, kept: Kept, held: Tensor | None = None) -> Tensor:
+        """`held` is what the gradient of the input already is; the sum of both is given."""
+        machine, ready = self.frame.machine, self.frame.ready
+        if self.rank:
+            return self._backward_adapted(gradient, kept, held)
+        gathering = self.frame.gathering
+        if gathering is not None:
+            gathering.fetch(self.slot)
+        weight, of_input = self._products()
+        if self.bias and self.trained:
+            machine.passing(sum_buffer_bytes(self.frame.tokens, self.rows))
+        machine.drop(gradient, *kept)
+        if gathering is not None:
+            gathering.release(self.slot)
+        total = machine.added(held, of_input, self.in_bytes)
+        if weight is not None:
+            ready(self.rows * self.columns, weight)
+        return total
+
+    def _products(self) -> tuple[Tensor | None, Tensor]:
+        """The gradients of weight and input."""
+        machine = self.frame.machine
+        if self.frame.by_function and self.bits == 16:
+            of_input = machine.new(self.in_bytes)
+            machine.multiply()
+            return machine.new(self.weight_bytes) if self.trained else None, of_input
+        weight = machine.view(self.weight_bytes) if self.trained else None
+        unpacked = machine.new(self.weight_bytes) if self.bits < 16 else None
+        machine.multiply()
+        of_input = machine.view(self.in_bytes)
+        machine.drop(unpacked)
+        return weight, of_input
+
+    def _backward_adapted(self, gradient: Tensor, kept: Kept, held: Tensor | None) -> Tensor:
+        machine, ready = self.frame.machine, self.frame.ready
+        x, low = kept
+        raised = machine.new(self.out_bytes)
+        weight = machine.new(self.rows * self.rank * self.frame.width)
+        machine.multiply()
+        of_low = machine.new(self.low_bytes)
+        machine.drop(raised, low)
+        ready(self.rows * self.rank, weight)
+        weight = machine.new(self.columns * self.rank * self.frame.width)
+        of_input = machine.view(self.in_bytes)
+        machine.drop(of_low, x)
+        held = machine.added(held, of_input, self.in_bytes)
+        ready(self.columns * self.rank, weight)
+        gathering = self.frame.gathering
+        if gathering is not None:
+            gathering.fetch(self.slot)
+        unpacked = machine.new(self.weight_bytes) if self.bits < 16 else None
+        of_input = machine.view(self.in_bytes)
+        machine.drop(unpacked, gradient)
+        if gathering is not None:
+            gathering.release(self.slot)
+        return machine.added(held, of_input, self.in_bytes)
+
+
+class RmsNorm:
+    """Plain code: upcast, mean of squares, scaled, cast down, times the weight."""
+
+    def __init__(
+        self, frame: Frame, columns: int, *, trained: bool, rows: int = 1, fp32_weight: bool = False
+    ) -> None:
+        """`rows` vectors a token; `fp32_weight`: the weight is applied before the cast (Gemma)."""
+        self.frame, self.trained, self.fp32_weight = frame, trained, fp32_weight
+        self.columns, self.numbers = columns, frame.tokens * rows * columns
+        self.bytes = self.numbers * frame.width
+        self.wide_bytes = self.numbers * 4
+        self.buffer_bytes = sum_buffer_bytes(frame.tokens * rows, columns)
+        self.casts = frame.width != 4
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Kept]:
+        machine = self.frame.machine
+        wide = machine.new(self.wide_bytes) if self.casts else machine.keep(x)
+        machine.passing(self.wide_bytes)
+        scaled = machine.new(self.wide_bytes)
+        if self.fp32_weight:
+            kept = self.frame.save(wide, scaled) if self.trained else self.frame.save(wide)
+            machine.drop(wide)
+            product = machine.new(self.wide_bytes)
+            machine.drop(scaled)
+            if not self.casts:
+                return product, kept
+            y = machine.new(self.bytes)
+            machine.drop(product)
+            return y, kept
+        kept = self.frame.save(wide)
+        machine.drop(wide)
+        narrow = machine.new(self.bytes) if self.casts else machine.keep(scaled)
+        y = machine.new(self.bytes)
+        kept += self.frame.save(narrow) if self.trained else ()
+        machine.drop(narrow, scaled)
+        return y, kept
+
+    def backward(self, gradient: Tensor, kept: Kept) -> Tensor:
+        machine = self.frame.machine
+        if self.fp32_weight and self.casts:
+            wide = machine.new(self.wide_bytes)
+            machine.drop(gradient)
+            gradient = wide
+        size = self.wide_bytes if self.fp32_weight else self.bytes
+        of_scaled = machine.new(size)
+        if self.trained:
+            product = machine.new(size)
+            machine.passing(self.buffer_bytes)
+            machine.drop(product)
+        machine.drop(gradient, *kept[1:])
+        if self.trained:
+            self.frame.ready(self.columns, machine.new(self.columns * self.frame.width))
+        if self.casts and not self.fp32_weight:
+            wide = machine.new(self.wide_bytes)
+            machine.drop(of_scaled)
+            of_scaled = wide
+        of_rstd, of_wide = machine.new(self.wide_bytes), machine.new(self.wide_bytes)
+        machine.drop(of_rstd, of_scaled)
+        spread, power = machine.new(self.wide_bytes), machine.new(self.wide_bytes)
+        doubled = machine.new(self.wide_bytes)
+        of_square = machine.new(self.wide_bytes)
+        machine.drop(doubled, power, spread, kept[0], of_square)
+        if not self.casts:
+            return of_wide
+        of_input = machine.new(self.bytes)
+        machine.drop(of_wide)
+        return of_input
+
+
+class FusedNorm:
+    """Liger's RMSNorm, whose backward writes over the gradient, and LayerNorm, which does not."""
+
+    def __init__(self, frame: Frame, columns: int, *, trained: bool, in_place: bool, rows: int = 1) -> None:
+        self.frame, self.in_place, self.columns, self.trained = frame, in_place, columns, trained
+        self.bytes = frame.tokens * rows * columns * frame.width
+        self.partial_bytes = _MULTIPROCESSORS * columns * 4 if trained else 0
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Kept]:
+        return self.frame.machine.new(self.bytes), self.frame.save(x)
+
+    def backward(self, gradient: Tensor, kept: Kept) -> Tensor:
+        machine = self.frame.machine
+        of_input = gradient if self.in_place else machine.new(self.bytes)
+        machine.passing(self.partial_bytes)
+        machine.drop(*kept)
+        if self.in_place:
+            gradient.is_view = True
+        else:
+            machine.drop(gradient)
+        if self.trained:
+            self.frame.ready(self.columns, machine.new(self.columns * self.frame.width))
+        return of_input
+
+
+Norm = RmsNorm | FusedNorm
+
+
+class Dropout:
+    """A mask of one byte a number, kept, and the masked copy."""
+
+    def __init__(self, frame: Frame, size: int) -> None:
+        self.frame, self.bytes = frame, size
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Kept]:
+        """Drops `x`."""
+        machine = self.frame.machine
+        y, mask = machine.new(self.bytes), machine.new(self.bytes // self.frame.width)
+        machine.drop(x)
+        kept = self.frame.save(mask)
+        machine.drop(mask)
+        return y, kept
+
+    def backward(self, gradient: Tensor, kept: Kept) -> Tensor:
+        of_input = self.frame.machine.new(self.bytes)
+        self.frame.machine.drop(gradient, *kept)
+        return of_input
+
+
+class Rotary:
+    """Positions turned into queries or keys: plain code, or Liger's kernel, which writes over its input."""
+
+    def __init__(self, frame: Frame, bytes_: int, *, fused: bool) -> None:
+        self.frame, self.bytes, self.fused = frame, bytes_, fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        machine = self.frame.machine
+        if self.fused:
+            return machine.keep(x)
+        by_cosine = machine.new(self.bytes)
+        negated = machine.new(self.bytes // 2)
+        turned = machine.new(self.bytes)
+        machine.drop(negated)
+        by_sine = machine.new(self.bytes)
+        machine.drop(turned)
+        y = machine.new(self.bytes)
+        machine.drop(by_cosine, by_sine)
+        return y
+
+    def backward(self, gradient: Tensor) -> Tensor:
+        machine = self.frame.machine
+        if self.fused:
+            return gradient
+        by_sine, negated = machine.new(self.bytes), machine.new(self.bytes // 2)
+        of_input = machine.new(self.bytes)
+        machine.drop(negated)
+        other_half = machine.new(self.bytes)
+        machine.drop(by_sine, other_half)
+        by_cosine = machine.new(self.bytes)
+        machine.drop(gradient, by_cosine)
+        return of_input

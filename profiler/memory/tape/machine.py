@@ -1,0 +1,80 @@
+"""Tensors on a simulated device: made, shared and dropped as torch's reference counts do it."""
+
+from __future__ import annotations
+
+from llmtop.profiler.memory.pool import Block, Pool
+
+LEAST_BYTES = 16 * 1024
+"""Smaller tensors are left out: all of a step's together fill a few segments of 2 MiB."""
+
+
+class Tensor:
+    """Storage, and how many hold it. A tensor that is too small to count has no block."""
+
+    __slots__ = ("block", "holders", "is_view")
+
+    def __init__(self, block: Block | None) -> None:
+        self.block = block
+        self.holders = 1
+        self.is_view = False
+        """Autograd never adds into a gradient that is a view of what an operation returned."""
+
+
+class Machine:
+    """One device: its allocator, and what makes and drops tensors on it."""
+
+    def __init__(self, room_bytes: int | None = None, workspace_bytes: int = 0) -> None:
+        """`workspace_bytes`: of cuBLAS, in each thread that multiplies."""
+        self.pool = Pool(room_bytes)
+        self.in_backward = False
+        """Whose thread runs: the program's own, or that of the backward pass."""
+        self.stream = 0
+        """On which tensors are made now: each stream has free blocks of its own."""
+        self._workspace_bytes = workspace_bytes
+        self._without_workspace = {False, True}
+
+    def new(self, size: int) -> Tensor:
+        """A tensor of `size` bytes with one holder."""
+        return Tensor(self.pool.allocate(size, self.stream) if size >= LEAST_BYTES else None)
+
+    def view(self, size: int) -> Tensor:
+        """A new tensor of which the result is only a view, as matrix products of three dimensions return."""
+        tensor = self.new(size)
+        tensor.is_view = True
+        return tensor
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """One holder more."""
+        tensor.holders += 1
+        return tensor
+
+    def drop(self, *tensors: Tensor | None) -> None:
+        """One holder less of each; without holders its block is free."""
+        for tensor in tensors:
+            if tensor is None:
+                continue
+            tensor.holders -= 1
+            if tensor.holders == 0 and tensor.block is not None:
+                self.pool.free(tensor.block)
+
+    def passing(self, size: int) -> None:
+        """A temporary that nobody sees."""
+        self.drop(self.new(size))
+
+    def multiply(self) -> None:
+        """cuBLAS takes its workspace at a thread's first product, and keeps it."""
+        if self.in_backward in self._without_workspace:
+            self._without_workspace.remove(self.in_backward)
+            self.new(self._workspace_bytes)
+
+    def added(self, held: Tensor | None, new: Tensor, size: int) -> Tensor:
+        """The sum of two gradients of the same tensor: torch `autograd/input_buffer.cpp:accumulate` adds into
+        the first where it owns it, and makes a third tensor otherwise."""
+        if held is None:
+            return new
+        if held.is_view or held.holders > 1:
+            total = self.new(size)
+            self.drop(held, new)
+            return total
+        self.drop(new)
+        return held

@@ -1,0 +1,166 @@
+"""A whole model of one kind of block: embedding, blocks, loss, and its forward and backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from llmtop.profiler.memory.tape.blocks import Block, BlockKept
+from llmtop.profiler.memory.tape.layers import Frame, Norm
+from llmtop.profiler.memory.tape.loss import Loss
+from llmtop.profiler.memory.tape.machine import Tensor
+
+
+class Embedding(NamedTuple):
+    """Sizes in bytes, elements where it says so."""
+
+    elements: int
+    weight_bytes: int
+    hidden_bytes: int
+    trained: bool
+    tied: bool
+    positions: bool
+    """Learned positions are looked up and added."""
+
+
+class Model:
+    """The passes of one micro-batch."""
+
+    def __init__(
+        self,
+        frame: Frame,
+        *,
+        embedding: Embedding,
+        block: Block,
+        layers: int,
+        final_norm: Norm | None,
+        loss: Loss,
+        constant_bytes: int,
+        mask_bytes: int,
+        checkpoint_every: int,
+        reentrant: bool,
+        at_block: Callable[[int], None] | None = None,
+    ) -> None:
+        self.frame, self.embedding, self.block, self.layers = frame, embedding, block, layers
+        self.final_norm, self.loss, self.constant_bytes = final_norm, loss, constant_bytes
+        self.mask_bytes = mask_bytes
+        self.checkpoint_every, self.reentrant = checkpoint_every, reentrant
+        self.head_gradient: Tensor | None = None
+        self.at_block = at_block
+
+    def hold_head(self, elements: int, gradient: Tensor) -> None:
+        """The head's gradient: a tied one waits for the embedding's."""
+        if self.embedding.tied and elements == self.embedding.elements:
+            self.head_gradient = gradient
+        else:
+            self.frame.ready(elements, gradient)
+
+    def run(self) -> None:
+        """Forward and backward."""
+        machine, frame = self.frame.machine, self.frame
+        machine.in_backward = False
+        self._at(-1)
+        frame.enter(2)  # the whole and the model in it
+        if self.frame.gathering is not None:
+            self.frame.gathering.fetch(0)
+        embedded = machine.new(self.embedding.hidden_bytes)
+        if self.frame.gathering is not None:
+            self.frame.gathering.release(0)
+        frame.enter()  # positions
+        if self.embedding.positions:
+            summed = machine.new(self.embedding.hidden_bytes)
+            machine.drop(embedded)
+            embedded = summed
+        machine.multiply()  # of positions and frequencies
+        constant, mask = machine.new(self.constant_bytes), machine.new(self.mask_bytes)
+        x = machine.keep(embedded)
+        kept: list[BlockKept | Tensor] = []
+        for index in range(self.layers):
+            self._at(index)
+            checkpointed = self._is_checkpointed(index)
+            frame.saving[0] = not checkpointed
+            y, of_block = self._block_forward(x, checkpointed=checkpointed)
+            frame.saving[0] = True
+            kept.append(machine.keep(x) if checkpointed else of_block)
+            machine.drop(x)
+            assert y is not None
+            x = y
+        if not self.checkpoint_every:
+            machine.drop(mask)  # checkpoints hold it to the end
+        gradient = self._head(x, embedded)
+        for index in reversed(range(self.layers)):
+            self._at(index)
+            gradient = self._block_backward(gradient, kept.pop())
+        machine.drop(constant, mask if self.checkpoint_every else None)
+        self._embedding_backward(gradient)
+        self._drop_graph(0)
+
+    def _block_forward(self, x: Tensor, *, checkpointed: bool) -> tuple[Tensor | None, BlockKept]:
+        """Reentrant checkpoints make no graph in the forward pass; the others do, whose nodes hold what is no
+        saved tensor."""
+        before = 0 if self.frame.graph is None else len(self.frame.graph)
+        y, kept = self.block.forward(x)
+        if checkpointed and self.reentrant:
+            self._drop_graph(before)
+        return y, kept
+
+    def _drop_graph(self, first: int) -> None:
+        graph = self.frame.graph
+        if graph is not None:
+            self.frame.machine.drop(*graph[first:])
+            del graph[first:]
+
+    def _is_checkpointed(self, index: int) -> bool:
+        return bool(self.checkpoint_every) and index % self.checkpoint_every == 0
+
+    def _at(self, index: int) -> None:
+        if self.at_block is not None:
+            self.at_block(index)
+
+    def _head(self, x: Tensor, embedded: Tensor) -> Tensor:
+        """Final norm, head, loss, and their backward: the gradient of the last block's output."""
+        machine = self.frame.machine
+        self._at(self.layers)
+        if self.final_norm is None:
+            machine.drop(embedded)
+            return self.loss.run(x)[0]
+        normed, of_norm = self.final_norm.forward(x)
+        machine.drop(x, embedded)
+        gradient, of_head = self.loss.run(normed)
+        gradient = self.final_norm.backward(gradient, of_norm)
+        for tensor in of_head:
+            self.hold_head(self.embedding.elements, tensor)
+        return gradient
+
+    def _block_backward(self, gradient: Tensor, kept: BlockKept | Tensor) -> Tensor:
+        if isinstance(kept, BlockKept):
+            return self.block.backward(gradient, kept)
+        machine = self.frame.machine
+        first = 0 if self.frame.graph is None else len(self.frame.graph)
+        y, of_block = self.block.forward(kept, ending=self.reentrant)
+        if not self.reentrant:
+            self._drop_graph(first)
+            before = self.block.backward(gradient, of_block)
+            machine.drop(y, kept)
+            return before
+        # The outer pass holds the gradient and the output while the inner one runs.
+        before = self.block.backward(machine.keep(gradient), of_block)
+        self._drop_graph(first)
+        machine.drop(y, kept, gradient)
+        return before
+
+    def _embedding_backward(self, gradient: Tensor) -> None:
+        machine, embedding, gathering = self.frame.machine, self.embedding, self.frame.gathering
+        if gathering is not None:
+            self._at(-1)
+            gathering.fetch(0)
+            gathering.release(0)
+        if not embedding.trained:
+            machine.drop(gradient)
+            return
+        dense = machine.new(embedding.weight_bytes)
+        machine.drop(gradient)
+        if self.head_gradient is not None:
+            dense = machine.added(self.head_gradient, dense, embedding.weight_bytes)
+            self.head_gradient = None
+        self.frame.ready(embedding.elements, dense)

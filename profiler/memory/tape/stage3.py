@@ -1,0 +1,314 @@
+"""ZeRO-3 around a model: shards, gathered weights, the bucket, and a step by sub-groups.
+
+After deepspeed 0.19.8 `runtime/zero/stage3.py`, `zero/partition_parameters.py` and
+`zero/partitioned_param_coordinator.py`. Weights are gathered on a stream of their own and gradients reduced
+on another, each with its own free blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmtop.profiler.memory.tape.engine import Plan
+from llmtop.profiler.memory.tape.machine import Machine, Tensor
+
+GATHER, REDUCE = 1, 2
+"""Streams."""
+NORM_ELEMENTS = 250_000_000
+"""Of a gradient whose norm is taken at once (`stage3.py:_constant_buffered_norm2`)."""
+
+
+class Weight:
+    """One sharded tensor."""
+
+    __slots__ = ("bytes", "elements", "index", "tensor")
+
+    def __init__(self, index: int, elements: int, bytes_: int) -> None:
+        self.index, self.elements, self.bytes = index, elements, bytes_
+        self.tensor: Tensor | None = None
+        """Its gathered form."""
+
+
+class Gather:
+    """Some weights that come in one flat tensor, which stays until the last of them is used."""
+
+    __slots__ = ("flat", "is_apart", "weights")
+
+    def __init__(self, flat: Tensor, weights: list[Weight]) -> None:
+        self.flat, self.weights, self.is_apart = flat, weights, False
+
+
+class Coordinator:
+    """Which weights are gathered when."""
+
+    def __init__(self, machine: Machine, plan: Plan, weights: Sequence[Weight], slots: int) -> None:
+        """`weights` are the embedding, then `slots` matrices of each block, then an untied head."""
+        self.machine, self.plan, self.weights, self.slots = machine, plan, weights, slots
+        self.block = -1
+        self.uses: list[int] = []
+        """The weights in the order of their uses, as the first step recorded them."""
+        self.recording = True
+        self.at = 0
+        self.queued = 0
+        """Uses before this one are gathered, or about to be."""
+        self.available = 0
+        """Elements that are gathered, less those of earlier steps."""
+        self.inflight: dict[int, Gather] = {}
+        """By weight, until that is used."""
+
+    def at_block(self, block: int) -> None:
+        self.block = block
+
+    def begin(self) -> None:
+        """A micro-batch begins."""
+        if self.uses:
+            self.recording = False
+        self.at = self.queued = self.available = 0
+
+    def weight(self, slot: int) -> Weight:
+        """The embedding's before the blocks, then a block's by its slot, then the head's."""
+        if self.block < 0:
+            return self.weights[0]
+        if slot < self.slots:
+            return self.weights[1 + self.block * self.slots + slot]
+        return self.weights[0 if self.plan.tied else -1]
+
+    def fetch(self, slot: int) -> Tensor | None:
+        """A module with one sharded weight is entered; gives the weight's gathered form."""
+        weight = self.weight(slot)
+        if self.recording:
+            self.uses.append(weight.index)
+        if weight.tensor is None and weight.index not in self.inflight:
+            self._gather([weight])
+        self._wait(weight)
+        self.at += 1
+        self.enter()
+        return weight.tensor
+
+    def enter(self, modules: int = 1) -> None:
+        """Modules are entered: each gathers ahead, those without a weight of their own too."""
+        if not self.recording:
+            for _ in range(modules):
+                self._prefetch()
+
+    def _gather(self, weights: list[Weight]) -> None:
+        machine = self.machine
+        self.available += sum(weight.elements for weight in weights)
+        machine.stream = GATHER
+        if self.plan.ranks == 1:  # from the host, each by itself
+            for weight in weights:
+                weight.tensor = machine.new(weight.bytes)
+        else:
+            flat = machine.new(sum(weight.bytes for weight in weights))
+            gather = Gather(flat, weights)
+            for weight in weights:
+                machine.keep(flat)
+                self.inflight[weight.index] = gather
+            machine.drop(flat)
+        machine.stream = 0
+
+    def _wait(self, weight: Weight) -> None:
+        """The first use of a gather of several takes it apart into a tensor for each."""
+        gather = self.inflight.pop(weight.index, None)
+        if gather is None:
+            return
+        machine = self.machine
+        if len(gather.weights) == 1:
+            weight.tensor = gather.flat
+            return
+        if not gather.is_apart:
+            gather.is_apart = True
+            machine.stream = GATHER
+            for each in gather.weights:
+                each.tensor = machine.new(each.bytes)
+            machine.stream = 0
+        machine.drop(gather.flat)
+
+    def _prefetch(self) -> None:
+        settings = self.plan.gathering
+        self.queued = max(self.queued, self.at)
+        room = min(settings.max_live - self.available, settings.prefetch_bucket)
+        wanted: list[Weight] = []
+        total = 0
+        while self.queued < len(self.uses) and total < room:
+            weight = self.weights[self.uses[self.queued]]
+            self.queued += 1
+            if weight.tensor is None and weight.index not in self.inflight and weight not in wanted:
+                wanted.append(weight)
+                total += weight.elements
+        if wanted:
+            self._gather(wanted)
+
+    def release(self, slot: int) -> None:
+        weight = self.weight(slot)
+        if weight.tensor is None or (not self.recording and self._is_near(weight)):
+            return
+        self.machine.drop(weight.tensor)
+        weight.tensor = None
+        self.available -= weight.elements
+
+    def _is_near(self, weight: Weight) -> bool:
+        """Whether it is used again soon, or a prefetch has passed over its next use."""
+        passed = 0
+        for place in range(self.at, len(self.uses)):
+            index = self.uses[place]
+            if index == weight.index:
+                return place < self.queued or passed < self.plan.gathering.max_reuse
+            passed += self.weights[index].elements
+            if passed >= self.plan.gathering.max_reuse and place >= self.queued:
+                return False
+        return False
+
+    def end(self) -> None:
+        """All is released at the end of a micro-batch."""
+        for weight in self.weights:
+            gather = self.inflight.pop(weight.index, None)
+            if gather is not None and (gather.is_apart or len(gather.weights) > 1):
+                self.machine.drop(gather.flat)
+            elif gather is not None:
+                weight.tensor = gather.flat
+            self.machine.drop(weight.tensor)
+            weight.tensor = None
+
+
+class Stage3:
+    """The engine of stage 3."""
+
+    def __init__(self, machine: Machine, plan: Plan) -> None:
+        self.machine, self.plan = machine, plan
+        self.filled: list[int] = []
+        self.large: Tensor | None = None
+        self.moments: list[Tensor] = []
+        self.coordinator: Coordinator | None = None
+        self.boundary = True
+
+    def _part(self, elements: int) -> int:
+        return -(-elements // self.plan.ranks)
+
+    def sub_groups(self) -> list[int]:
+        """Elements of each, of this rank: tensors are added until the limit is passed."""
+        groups: list[int] = []
+        filled = 0
+        for elements in self.plan.trained:
+            filled += self._part(elements)
+            if filled >= self.plan.sub_group:
+                groups.append(filled)
+                filled = 0
+        return [*groups, filled] if filled else groups
+
+    def start(self) -> None:
+        """Weights are sharded one by one; then the trained shards are laid out anew, through the host."""
+        machine, plan = self.machine, self.plan
+        width = plan.width
+        machine.drop(*self._shards())
+        machine.pool.release_cached()
+        if not plan.params_away:
+            machine.new(plan.share * width)
+        groups = self.sub_groups()
+        if not plan.offloaded:
+            before: Tensor | None = None
+            for elements in groups:
+                wide = machine.new(4 * elements)
+                machine.drop(before)
+                before = wide
+                machine.new(4 * elements)
+            machine.drop(before)
+            machine.passing(4 * max(groups))
+        machine.new(plan.bucket * width)
+        if not plan.offloaded:
+            machine.new(plan.share * width)
+        for elements in plan.trained:  # each is gathered once more to find its gradient's hook
+            machine.passing(elements * width)
+
+    def _shards(self) -> list[Tensor]:
+        """Those of trained weights; those of frozen ones stay as they are."""
+        machine, plan = self.machine, self.plan
+        width, full = plan.width, not plan.frozen_bytes
+        base = [elements * width for elements in plan.trained] if full else list(plan.frozen_bytes)
+        trained: list[Tensor] = []
+        if plan.packed:
+            # A packed model is made whole, and sharded with its adapters when the engine is.
+            whole = [machine.new(size) for size in base]
+        else:
+            whole = []
+            head = base[:1] * plan.tied  # is made as well, and thrown away
+            for size in base + head:
+                each = machine.new(size)
+                shard = None if plan.params_away else machine.new(-(-size // plan.ranks))
+                machine.drop(each)
+                if full and shard is not None:
+                    trained.append(shard)
+            for size in base + head:
+                machine.passing(size)
+            if full and head and not plan.params_away:
+                machine.drop(trained.pop())
+        adapters = [] if full else [machine.new(elements * width) for elements in plan.trained]
+        for each, size in zip(whole, base, strict=False):
+            if not plan.params_away:
+                machine.new(-(-size // plan.ranks))
+            machine.drop(each)
+        for each, elements in zip(adapters, plan.trained, strict=False):
+            if not plan.params_away:
+                trained.append(machine.new(self._part(elements) * width))
+            machine.drop(each)
+        return trained
+
+    def begin(self, index: int, *, boundary: bool) -> None:
+        self.boundary = boundary
+        if self.coordinator is not None:
+            self.coordinator.begin()
+
+    def ready(self, elements: int, gradient: Tensor) -> None:
+        if sum(self.filled) + elements > self.plan.bucket:
+            self._flush()
+        self.filled.append(elements)
+        if elements > self.plan.bucket:
+            self.large = gradient
+        else:
+            self.machine.drop(gradient)
+
+    def _flush(self) -> None:
+        """The bucket is reduced; under offload its gradients go to the host, with their norms, in fp32."""
+        machine, plan = self.machine, self.plan
+        machine.stream = REDUCE
+        flat = machine.new(sum(self.filled) * plan.width) if len(self.filled) > 1 else None
+        before: Tensor | None = None
+        for elements in self.filled if plan.offloaded else ():
+            part = self._part(elements)
+            held = machine.new(part * plan.width)
+            machine.drop(before)
+            before = held
+            if self.boundary:
+                machine.passing(8 * min(part, NORM_ELEMENTS))
+                machine.passing(4 * part if plan.width != 4 else 0)
+        machine.drop(before, flat, self.large)
+        machine.stream = 0
+        self.large = None
+        self.filled = []
+
+    def end_backward(self) -> None:
+        self._flush()
+        if self.coordinator is not None:
+            self.coordinator.end()
+
+    def step(self) -> None:
+        machine, plan = self.machine, self.plan
+        if plan.offloaded:
+            return
+        for elements in plan.trained:
+            machine.passing(8 * self._part(elements))
+        first = not self.moments
+        for elements in self.sub_groups():
+            narrow = machine.new(plan.width * elements)
+            if plan.width != 4:
+                wide = machine.new(4 * elements)
+                machine.drop(narrow)
+            else:
+                wide = narrow
+            if first:
+                rules = plan.rules
+                for each in (rules.moment_bytes, rules.moment_bytes, rules.scale_bytes, rules.scale_bytes):
+                    if each:
+                        self.moments.append(machine.new(round(each * elements)))
+            machine.passing(plan.rules.temporary_bytes * elements)
+            machine.drop(wide)

@@ -1,0 +1,131 @@
+"""What holds for every simulated run, and that it allocates what the formulas say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmtop.presets.resolve import Layer, Machine, resolve
+from llmtop.presets.rules import refusals
+from llmtop.presets.spec import RunSpec, ValueSource
+from llmtop.profiler.memory.predict import predict, predict_closely
+from llmtop.profiler.memory.sizes import sizes_of
+from llmtop.profiler.memory.tape.build import is_covered
+from llmtop.profiler.memory.tape.layers import sum_buffer_bytes
+from llmtop.profiler.memory.tape.machine import Machine as Device
+from llmtop.profiler.memory.tape.run import Taped, machine_of, run_tape, taped
+
+MIB = 2**20
+
+
+def make(model: str = "qwen3-0.6b", **options: Any) -> RunSpec:
+    values = {"model": model, "gpu": "h200", **options}
+    layer = Layer(source=ValueSource.COMMAND_LINE, detail="test", values=values)
+    host = Machine(gpu="h200", gpus=options.get("gpus", 1), host_memory_bytes=None)
+    return resolve([layer], name="test", machine=host)
+
+
+def simulated(spec: RunSpec) -> Taped:
+    found = taped(spec, None)
+    assert found is not None
+    return found
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> RunSpec:
+    return make(
+        draw(st.sampled_from(["qwen3-0.6b", "qwen2.5-0.5b", "llama-3.2-1b"])),
+        zero=draw(st.sampled_from([1, 2, 3])),
+        micro_batch=draw(st.sampled_from([1, 2, 4])),
+        seq_len=draw(st.sampled_from([1024, 2048])),
+        attention=draw(st.sampled_from(["sdpa", "flash_attention_2"])),
+        liger=draw(st.booleans()),
+        gradient_checkpointing=draw(st.booleans()),
+        optimizer=draw(st.sampled_from(["adamw", "adamw_torch", "adamw_8bit"])),
+    )
+
+
+@settings(max_examples=12, deadline=None)
+@given(specs())
+def test_the_simulated_run_allocates_what_the_formulas_say(spec: RunSpec) -> None:
+    found = simulated(spec)
+    assert found.peak_allocated_bytes == pytest.approx(predict(spec).peak_allocated_bytes, rel=0.01)
+    assert found.peak_reserved_bytes >= found.peak_allocated_bytes
+
+
+@settings(max_examples=5, deadline=None)
+@given(specs())
+def test_a_small_device_makes_the_allocator_give_back(spec: RunSpec) -> None:
+    free = simulated(spec)
+    assert taped(spec, free.peak_reserved_bytes) == free
+    tight = taped(spec, free.peak_reserved_bytes - 1)
+    assert tight is not None and tight.peak_reserved_bytes <= free.peak_reserved_bytes
+
+
+@settings(max_examples=5, deadline=None)
+@given(specs())
+def test_the_close_prediction_differs_in_what_is_held_alone(spec: RunSpec) -> None:
+    quick, close = predict(spec), predict_closely(spec)
+    low, high = close.peak_reserved_bytes
+    assert close.peak_allocated_bytes <= low <= high
+    assert close.peak_device_bytes is not None and close.peak_device_bytes > low
+    assert (close.moments, close.fits, close.needed_bytes) == (quick.moments, quick.fits, quick.needed_bytes)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": "qwen3-30b-a3b"},
+        {"model": "llama-3.2-1b", "gpu": "cpu"},
+        {"model": "llama-3.2-1b", "zero": 3, "offload_optimizer": "nvme", "nvme_path": "/tmp"},
+    ],
+)
+def test_what_has_no_known_order_is_estimated(options: dict[str, Any]) -> None:
+    spec = make(**options)
+    assert not is_covered(spec)
+    assert taped(spec, None) is None
+    assert predict_closely(spec) == predict(spec)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"zero": 3, "gpus": 8},
+        {"zero": 2, "gpus": 4, "grad_accum": 4},
+        {"zero": 1, "grad_accum": 2, "deepspeed": {"zero_optimization": {"overlap_comm": True}}},
+        {"zero": 0, "gpus": 2, "optimizer": "adamw_torch"},
+        {"zero": 0, "precision": "fp32"},
+        {"zero": 3, "offload_optimizer": "cpu", "offload_param": "cpu", "grad_accum": 2},
+        {"zero": 2, "offload_optimizer": "cpu"},
+        {"lora_rank": 16, "quantization": "nf4"},
+        {"lora_rank": 16, "quantization": "int8", "gradient_checkpointing": True},
+        {"lora_rank": 16, "quantization": "nf4", "zero": 3, "gpus": 2},
+        {"attention": "eager", "gradient_checkpointing": True, "checkpointing_reentrant": True},
+        {"model": "gemma-2-2b", "attention": "eager", "liger": True},
+        {"model": "gpt2", "seq_len": 1024},
+        {"model": "pythia-1b", "seq_len": 1024},
+        {"optimizer": "paged_adamw_32bit"},
+    ],
+)
+def test_at_the_end_of_a_step_nothing_passing_is_left(options: dict[str, Any]) -> None:
+    """A third step leaves the same bytes as the second: nothing is kept that should have gone."""
+    spec = make(**options)
+    assert not refusals(spec)
+    left = [allocated_after(spec, steps) for steps in (2, 3)]
+    assert left[0] == left[1] > 0
+
+
+def allocated_after(spec: RunSpec, steps: int) -> int:
+    device: Device = machine_of(spec)
+    run_tape(spec, sizes_of(spec), device, steps=steps)
+    return device.pool.allocated_bytes
+
+
+def test_a_sum_over_tokens_needs_a_buffer_from_a_thousand_tokens_on() -> None:
+    """2,048 tokens by 2,048 columns: 32 MiB, as recorded; few rows fit a block's own memory."""
+    assert sum_buffer_bytes(2048, 2048) == 32 * MIB
+    assert sum_buffer_bytes(1000, 2048) == 0
+    assert sum_buffer_bytes(2**20, 2**20) == 0
