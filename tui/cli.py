@@ -58,7 +58,8 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "run",
-        "[RECIPE] [OPTIONS] [--detach|--headless] [--force]",
+        "[RECIPE] [OPTIONS] [--detach|--headless] [--force] [--tensorboard DIR] [--wandb PROJECT]"
+        " [--mlflow URI]",
         "launch; on a terminal the monitor opens",
         "llmtop run cpu-demo --steps 200",
     ),
@@ -194,7 +195,7 @@ def help_text() -> str:
         "",
         "commands:",
     ]
-    lines += [f"  {row.name:<11}{row.help}" for row in COMMANDS]
+    lines += [f"  {row.name:<14}{row.help}" for row in COMMANDS]
     lines += [
         "",
         "example:",
