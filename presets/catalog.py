@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llmtop.presets import option_values
 from llmtop.presets.errors import UsageError, bad_value, nearest
 from llmtop.presets.hf import canonical as hf_canonical
 from llmtop.presets.hf import config as hf_config
+from llmtop.presets.hf import tracing
 from llmtop.presets.paths import expand_user, is_hub_id, nearest_sibling
 from llmtop.presets.spec import GpuSpec, ModelShape
 from llmtop.presets.toml_file import TomlFile
@@ -253,9 +255,9 @@ def _model_folder(folder: Path) -> LoadedModel:
             f"{folder}: holds no config.json", fix="give the folder that a model was saved to, or a preset"
         )
     config = hf_config.read_file(path)
-    hf_canonical.canonical(config, str(path))  # an architecture that is not known is the first thing to tell
+    loaded = _loaded(config, name=folder.resolve().name, source=path, weights_dir=None)
     has_weights = holds_weights(folder)
-    if has_weights and not hf_canonical.is_plain(config):
+    if has_weights and not hf_canonical.is_plain(config, traced=loaded.shape.traced is not None):
         raise UsageError(
             f"{folder}: its weights are not those of a plain language model",
             why="the layout of the saved tensors is not the one that training builds",
@@ -269,8 +271,7 @@ def _model_folder(folder: Path) -> LoadedModel:
             why="its config.json says so in quantization_config, and training starts from 16- or 32-bit ones",
             fix=f"give the folder with those, or {path} itself: the same shape, from random weights",
         )
-    weights_dir = str(folder.resolve()) if has_weights else None
-    return _loaded(config, name=folder.resolve().name, source=path, weights_dir=weights_dir)
+    return replace(loaded, weights_dir=str(folder.resolve())) if has_weights else loaded
 
 
 def holds_weights(folder: Path) -> bool:
@@ -278,13 +279,15 @@ def holds_weights(folder: Path) -> bool:
 
 
 def _loaded(config: dict[str, Any], *, name: str, source: Path, weights_dir: str | None) -> LoadedModel:
-    plain = hf_canonical.canonical(config, str(source))
-    return LoadedModel(
-        shape=hf_config.read_shape(plain, name, str(source)),
-        hf_config=plain,
-        source=str(source),
-        weights_dir=weights_dir,
-    )
+    try:
+        plain = hf_canonical.canonical(config, str(source))
+        shape = hf_config.read_shape(plain, name, str(source))
+    except hf_canonical.UnknownArchitectureError as unknown:
+        if "model_type" not in config:
+            raise
+        plain = hf_canonical.plain_keys(config, str(source))
+        shape = tracing.traced_shape(plain, name, unknown)
+    return LoadedModel(shape=shape, hf_config=plain, source=str(source), weights_dir=weights_dir)
 
 
 def load_gpu(name: str) -> GpuSpec:

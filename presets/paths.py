@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from llmtop.presets.errors import nearest
@@ -17,6 +18,16 @@ def expand_user(text: str) -> str:
     `Path.expanduser` raises for such a name, and `Path` itself turns an empty text into the current folder.
     """
     return os.path.expanduser(text)  # noqa: PTH111
+
+
+def cache_dir(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where llmtop's own caches lie, whether there are any or not: `$XDG_CACHE_HOME/llmtop`.
+
+    The XDG rules say to ignore a relative path.
+    """
+    configured = Path(environment.get("XDG_CACHE_HOME", ""))
+    home = Path(environment.get("HOME") or Path.home())
+    return (configured if configured.is_absolute() else home / ".cache") / "llmtop"
 
 
 def is_hub_id(text: str) -> bool:

@@ -42,7 +42,14 @@ def has_bf16(gpu: GpuSpec) -> bool:
 
 def default_attention(model: ModelShape) -> Attention:
     """The attention to use where nobody chose: SDPA wherever transformers has it for the family."""
-    return "eager" if model.family in NO_SDPA else "sdpa"
+    return "sdpa" if _has(model, "sdpa") else "eager"
+
+
+def _has(model: ModelShape, attention: str) -> bool:
+    """Whether the family's class works with `sdpa` or `flash`."""
+    if model.traced is not None:
+        return attention in model.traced.attentions
+    return model.family not in (NO_SDPA if attention == "sdpa" else NO_FLASH_ATTENTION)
 
 
 def _capability(gpu: GpuSpec) -> tuple[int, int]:
@@ -204,7 +211,7 @@ _KERNEL_RULES = (
     ),
     Rule(
         name="family without flash attention",
-        refuses=lambda spec: _flash(spec) and spec.model.family in NO_FLASH_ATTENTION,
+        refuses=lambda spec: _flash(spec) and not _has(spec.model, "flash"),
         what="attention = {o.attention} with a {model.family} model",
         why="transformers has no FlashAttention for this family",
         fix="--attention eager, or --attention sdpa where the family has it",
@@ -223,7 +230,7 @@ _KERNEL_RULES = (
     ),
     Rule(
         name="family without SDPA",
-        refuses=lambda spec: spec.options.attention == "sdpa" and spec.model.family in NO_SDPA,
+        refuses=lambda spec: spec.options.attention == "sdpa" and not _has(spec.model, "sdpa"),
         what="attention = sdpa with a {model.family} model",
         why="transformers refuses SDPA for this family: it cannot express its attention",
         fix="--attention eager, or --attention flash_attention_2 where the family has it",

@@ -63,6 +63,57 @@ class MlaShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     v_head_dim: PositiveInt
 
 
+TensorRole = Literal["embedding", "position", "attention", "mlp", "expert", "router", "norm", "bias", "head"]
+
+
+class TracedTensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`count` equal weights of a traced model."""
+
+    name: str
+    """The module's within a block, or the model's own."""
+    shape: tuple[int, ...]
+    count: int
+    """Over all blocks."""
+    role: TensorRole
+    per_layer: bool
+
+
+class TracedCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one block of a traced model keeps for its backward, per token: the mean of all blocks."""
+
+    attention: Literal["eager", "sdpa"]
+    """`sdpa` stands for FlashAttention too, which keeps the same tensors."""
+    width: Literal[2, 4]
+    """Bytes of a number: 16 bits or 32."""
+    from_length: NonNegativeInt
+    """Sequences of at least so many tokens: a sliding window changes what is kept."""
+    saved_bytes: int
+    """For each token, whatever the length."""
+    fixed_bytes: int
+    """For each block, whatever the tokens."""
+    saved_bytes_per_key: float
+    """The same for each token of the sequence: scores, masks."""
+    outside_bytes: int
+    """Kept outside of all blocks for each token: the last norm and the head's input."""
+    keeps_input: bool
+    """Whether `saved_bytes` has the block's own input in it, which a checkpoint already holds."""
+
+
+class Traced(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the modelling code of an architecture without formulas was seen to do (`presets.hf.tracing`)."""
+
+    tensors: tuple[TracedTensor, ...]
+    costs: tuple[TracedCost, ...]
+    multiplied_weights: int
+    """Weights that one token is multiplied with, of the chosen experts alone: half the forward's work."""
+    attention_flops: float
+    """Of the forward pass for a query and a key, over all heads: the mean of all blocks."""
+    attentions: tuple[str, ...]
+    """What the class says that it works with: `eager`, `sdpa`, `flash`."""
+    versions: str
+    """Of the packages that were traced, in words."""
+
+
 class ModelShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A causal decoder-only transformer, as far as counting and memory need to know it."""
 
@@ -117,6 +168,9 @@ class ModelShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     dropout: NonNegativeFloat = 0.0
     moe: MoeShape | None = None
     mla: MlaShape | None = None
+    traced: Traced | None = None
+    """Set for an architecture without formulas: its tensors and costs as they were seen. The other fields
+    are then what its configuration says, as far as it says it."""
 
 
 class MachineFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -255,6 +309,20 @@ class Provenance(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The file, option text or probe that gave it."""
 
 
+class Script(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A training command of the user's own."""
+
+    command: tuple[str, ...]
+    folder: str
+    """In which it runs."""
+    described: bool = False
+    """Whether the rest of the spec is what was seen of it. Until it has made its first step nothing is known
+    of its model, which then has the family `UNSEEN`."""
+
+
+UNSEEN = "unseen"
+
+
 class RunSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A resolved run: everything prediction and launch need, with nothing left to look up."""
 
@@ -271,11 +339,18 @@ class RunSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     weights_dir: str | None = None
     """Folder with weights to start from; None trains from random weights."""
     provenance: dict[str, Provenance] = field(default_factory=dict)
+    script: Script | None = None
+    """The command that is run in place of llmtop's own trainer; None: its own."""
 
     @property
     def world_size(self) -> int:
         """Ranks of the whole job."""
         return self.options.gpus * self.options.nodes
+
+    @property
+    def steps_planned(self) -> int | None:
+        """Optimizer steps that the run is to make; None for a script, which alone knows."""
+        return self.options.steps if self.script is None else None
 
     @property
     def on_cpu(self) -> bool:

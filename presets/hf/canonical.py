@@ -36,8 +36,22 @@ _REMOTE_CODE = {"chatglm": "glm", "RefinedWeb": "falcon", "RefinedWebModel": "fa
 """Model types of code that once came with the weights, and the family that has the same layout now."""
 
 
+class UnknownArchitectureError(UsageError):
+    """An architecture without a row in the family tables, which may be traced."""
+
+
+def plain_keys(config: dict[str, Any], where: str) -> dict[str, Any]:
+    """The language model's own keys as the file has them, for an architecture that has no row."""
+    plain = _language_model(config, where)
+    plain.pop("quantization_config", None)
+    return {**plain, "model_type": _model_type(plain, where)}
+
+
 def canonical(config: dict[str, Any], where: str) -> dict[str, Any]:
-    """The language model's keys under its own class's names; an unknown architecture is a UsageError."""
+    """The language model's keys under its own class's names.
+
+    Raises UnknownArchitectureError for a family without a row, UsageError for what cannot be read.
+    """
     if not isinstance(config, dict):
         raise UsageError(f"{where}: not a model configuration", why="the file holds no JSON object")
     plain = _language_model(config, where)
@@ -61,10 +75,10 @@ def canonical(config: dict[str, Any], where: str) -> dict[str, Any]:
     return plain
 
 
-def is_plain(config: dict[str, Any]) -> bool:
+def is_plain(config: dict[str, Any], *, traced: bool = False) -> bool:
     """Whether weights beside this configuration are those of the language model alone, in today's layout."""
     model_type = config.get("model_type")
-    if not isinstance(model_type, str):
+    if traced or not isinstance(model_type, str):
         return "text_config" not in config
     return model_type in FAMILIES
 
@@ -166,9 +180,9 @@ def _from_chatglm(config: dict[str, Any], where: str) -> dict[str, Any]:
     }
 
 
-def _unknown_architecture(name: str, where: str) -> UsageError:
+def _unknown_architecture(name: str, where: str) -> UnknownArchitectureError:
     guess = nearest(name, FAMILIES)
-    return UsageError(
+    return UnknownArchitectureError(
         f"{where}: the architecture '{name[:80]}' is not known",
         why="parameters and memory are counted by family, and this one has no row yet",
         fix=(f"did you mean '{guess}'? " if guess else "") + f"known: {', '.join(sorted(FAMILIES))}",

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from llmtop.presets.paths import cache_dir
 from llmtop.presets.spec import MachineFigures, RunSpec
 from llmtop.profiler.cost.shape import Role, tensors
 from llmtop.profiler.hardware.processor import processor_name
@@ -93,9 +94,7 @@ def work_of(spec: RunSpec, threads: int | None) -> Work:
 
 def calibrations_dir() -> Path:
     """Where the files lie, whether there are any or not."""
-    configured = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(configured) if Path(configured).is_absolute() else Path.home() / ".cache"
-    return root / "llmtop" / "calibration"
+    return cache_dir() / "calibration"
 
 
 def path_for(spec: RunSpec) -> Path:

@@ -75,6 +75,8 @@ class Utilisation(Struct, frozen=True, kw_only=True):
 @lru_cache(maxsize=1024)
 def active_weights(model: ModelShape) -> int:
     """Weights that one token is multiplied with; a tied head counts, a lookup does not."""
+    if model.traced is not None:
+        return model.traced.multiplied_weights
     count = sum(group.total for group in tensors(model) if _is_multiplied(group))
     if model.tied_embeddings:
         count += head_weights(model)
@@ -95,7 +97,7 @@ def _is_multiplied(group: TensorGroup) -> bool:
 def model_flops(spec: RunSpec) -> ModelFlops:
     """Of one token of the run."""
     model, options = spec.model, spec.options
-    per_key = 6 * model.num_heads * _head_widths(model)
+    per_key = _attention_flops(model)
     attended = _attended(spec)
     adapters = 0
     if options.lora_rank:
@@ -106,6 +108,13 @@ def model_flops(spec: RunSpec) -> ModelFlops:
         attention=per_key * sum(layers * keys for layers, keys, _ in attended),
         needed_attention=per_key * sum(layers * needed for layers, _, needed in attended),
     )
+
+
+def _attention_flops(model: ModelShape) -> float:
+    """Of a query and a key in one block, forward and backward: two products, each with two more backward."""
+    if model.traced is not None:
+        return 3 * model.traced.attention_flops
+    return 6 * model.num_heads * _head_widths(model)
 
 
 def _head_widths(model: ModelShape) -> int:

@@ -12,7 +12,7 @@ from math import prod
 
 from msgspec import Struct
 
-from llmtop.presets.spec import MlaShape, ModelShape, MoeShape
+from llmtop.presets.spec import MlaShape, ModelShape, MoeShape, Traced
 
 
 class Role(StrEnum):
@@ -156,9 +156,24 @@ def _experts(build: _Builder, model: ModelShape, moe: MoeShape) -> None:
         build.add("shared_expert_gate", (1, hidden), layers, Role.ROUTER)
 
 
+def _traced(traced: Traced) -> tuple[TensorGroup, ...]:
+    return tuple(
+        TensorGroup(
+            name=tensor.name,
+            shape=tensor.shape,
+            count=tensor.count,
+            role=Role(tensor.role),
+            per_layer=tensor.per_layer,
+        )
+        for tensor in traced.tensors
+    )
+
+
 @lru_cache(maxsize=256)
 def tensors(model: ModelShape) -> tuple[TensorGroup, ...]:
     """Every trainable tensor of the model, tied ones once."""
+    if model.traced is not None:
+        return _traced(model.traced)
     build = _Builder()
     hidden, layers, vocab = model.hidden_size, model.num_layers, model.vocab_size
     width = model.embedding_dim or hidden

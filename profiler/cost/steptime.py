@@ -146,7 +146,7 @@ def _activation_traffic(spec: RunSpec, sizes: Sizes) -> float:
     passes = ACTIVATION_PASSES + _recomputed(spec)
     square = 0
     if plain_attention(spec):
-        square = model.num_heads * sizes.seq_len * eager_square(model, sizes.dtype_bytes)
+        square = model.num_heads * sizes.seq_len * eager_square(spec, sizes.dtype_bytes)
     saved = block_bytes(spec, sizes).saved - square
     per_token = passes * saved + SQUARE_PASSES * square
     return per_token * model.num_layers * sizes.tokens * options.grad_accum

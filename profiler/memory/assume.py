@@ -12,36 +12,8 @@ from llmtop.profiler.memory.flatlimit import is_too_long
 from llmtop.profiler.memory.lora import in_some_layers
 from llmtop.profiler.memory.sizes import Sizes
 
-COUNTED_FAMILIES = frozenset(
-    {
-        *(
-            "llama",
-            "mistral",
-            "mixtral",
-            "qwen2",
-            "qwen3",
-            "qwen3_moe",
-            "gemma",
-            "gemma2",
-            "phi",
-            "phi3",
-            "gpt2",
-        ),
-        *(
-            "gpt_neox",
-            "opt",
-            "bloom",
-            "falcon",
-            "olmo2",
-            "cohere",
-            "glm4",
-            "starcoder2",
-            "granite",
-            "smollm3",
-        ),
-    }
-)
-"""Families whose activations were counted and compared with what torch keeps of the real modelling code."""
+UNCOMPARED_FAMILIES = frozenset({"gpt_neo", "llama4_text"})
+"""Families whose formulas have not been compared with what torch keeps of the real modelling code."""
 
 _FLAGS = (
     "bf16.bf16_master_weights_and_grads",
@@ -82,6 +54,7 @@ def assumptions(spec: RunSpec, sizes: Sizes, bucket: int) -> tuple[str, ...]:
     """One sentence each, the most consequential first."""
     options, model = spec.options, spec.model
     found = [
+        *_of_family(spec),
         f"every micro-batch is full: {options.micro_batch} x {options.seq_len:,} tokens",
         "DeepSpeed 0.19.8, transformers 5.x and torch's default caching allocator",
     ]
@@ -101,8 +74,6 @@ def assumptions(spec: RunSpec, sizes: Sizes, bucket: int) -> tuple[str, ...]:
         found.append(
             f"DeepSpeed's reduce bucket of {sizes.zero.reduce_bucket_size:,} elements is allocated whole"
         )
-    if model.family not in COUNTED_FAMILIES:
-        found.append(f"activations of family '{model.family}' follow formulas not yet compared with its code")
     if options.lora_rank and in_some_layers(model, options.lora_targets):
         found.append("adapters sit in some layers only; activations are counted as if they sat in all")
     if model.moe is not None:
@@ -115,6 +86,18 @@ def assumptions(spec: RunSpec, sizes: Sizes, bucket: int) -> tuple[str, ...]:
         found.append("the memory of this GPU is not known, so there is no verdict")
     found += _of_optimizer(spec)
     return tuple(found)
+
+
+def _of_family(spec: RunSpec) -> Iterator[str]:
+    """How well the architecture is known."""
+    model = spec.model
+    if model.traced is not None:
+        code = f"its own code was followed ({model.traced.versions})"
+        yield f"traced: '{model.family}' has no formulas here; {code}, and the upper bound is wider"
+        if spec.options.lora_rank:
+            yield "activations are counted as if every weight of the traced model were trained"
+    elif model.family in UNCOMPARED_FAMILIES:
+        yield f"activations of family '{model.family}' follow formulas not yet compared with its code"
 
 
 def _of_optimizer(spec: RunSpec) -> Iterator[str]:

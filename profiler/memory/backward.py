@@ -10,8 +10,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.memory.blocks import BlockBytes, block_bytes, final_norm_saved, mlp_copies
+from llmtop.profiler.memory.blocks import BlockBytes, block_bytes, final_norm_saved
 from llmtop.profiler.memory.loss import LossBytes, loss_bytes
+from llmtop.profiler.memory.mlp import mlp_copies
 from llmtop.profiler.memory.pool import OWN_BLOCKS, block_end
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks
@@ -57,9 +58,6 @@ def pass_bytes(spec: RunSpec, sizes: Sizes, states: StateBytes) -> PassBytes:
 
 
 def _pass(spec: RunSpec, sizes: Sizes, states: StateBytes) -> _Pass:
-    # Cosine and sine tables of rotary positions, token ids and labels.
-    table = 2 * spec.model.head_dim * sizes.dtype_bytes * sizes.seq_len
-    rotary = 0 if spec.model.learned_positions else table
     return _Pass(
         spec=spec,
         sizes=sizes,
@@ -67,9 +65,21 @@ def _pass(spec: RunSpec, sizes: Sizes, states: StateBytes) -> _Pass:
         block=block_bytes(spec, sizes),
         loss=loss_bytes(spec, sizes),
         final_norm=final_norm_saved(spec, sizes) * sizes.tokens,
-        constant=rotary + 8 * sizes.tokens + _kept_inputs(spec, sizes),
+        constant=_before_blocks(spec, sizes) + _kept_inputs(spec, sizes),
         accumulated=_accumulated(spec, sizes),
     )
+
+
+def _before_blocks(spec: RunSpec, sizes: Sizes) -> int:
+    """Kept until the very end: token ids and labels, tables of rotary positions, what the embedding keeps."""
+    model, config = spec.model, spec.hf_config
+    if model.traced is not None:
+        return 0  # part of what was seen outside of all blocks
+    rotary = 0 if model.learned_positions else 2 * model.head_dim * sizes.dtype_bytes * sizes.seq_len
+    embedding = model.hidden_size * sizes.dtype_bytes if model.embedding_norm else 0
+    if config.get("embd_pdrop", model.dropout if model.family in ("gpt2", "gpt_bigcode") else 0):
+        embedding += model.hidden_size  # the mask of its dropout
+    return rotary + (8 + embedding) * sizes.tokens
 
 
 def _kept_inputs(spec: RunSpec, sizes: Sizes) -> int:

@@ -9,14 +9,23 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from llmtop.presets.liger import FUSED_EXPERTS
-from llmtop.presets.spec import ModelShape, RunSpec
+from llmtop.presets.spec import DTYPE_BYTES, ModelShape, RunSpec, Traced, TracedCost
+from llmtop.profiler.cost.flops import windowed_layers
+from llmtop.profiler.memory.mlp import mlp_backward, mlp_saved
 from llmtop.profiler.memory.sizes import Sizes
 
-ROTARY_BY_CONCATENATION = frozenset({"phi3", "phi", "gpt_neox", "glm", "glm4", "stablelm", "gpt_oss"})
+ROTARY_BY_CONCATENATION = frozenset(
+    {"phi3", "phi", "gpt_neox", "glm", "glm4", "glm4_moe", "stablelm", "nemotron", "gpt_oss"}
+)
 """Families whose rotary code joins parts, so queries lose the layout that lets attention skip a copy."""
-FP32_NORMALIZED = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text", "olmo2", "olmo3"})
+FP32_NORMALIZED = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "olmo2", "olmo3"})
 """RMSNorms that multiply by the weight in fp32 and so keep the normalized value in fp32."""
+
+
+POST_NORM = frozenset({"olmo2", "olmo3", "exaone4"})
+"""Families that normalize what attention and MLP return, not what they read."""
+SOFTMAX_AS_IT_IS = frozenset({"falcon", "gpt2", "gpt_oss", "llama4_text"})
+"""Families whose eager attention does not upcast its softmax."""
 
 
 class BlockBytes(Struct, frozen=True, kw_only=True):
@@ -39,6 +48,8 @@ class BlockBytes(Struct, frozen=True, kw_only=True):
 def final_norm_saved(spec: RunSpec, sizes: Sizes) -> int:
     """Bytes per token kept by the norm before the head, its output included where the head is trained."""
     model, width = spec.model, sizes.dtype_bytes
+    if model.traced is not None:
+        return traced_cost(spec, model.traced).outside_bytes
     if not model.final_norm:
         return 0
     fused_loss = "fused_linear_cross_entropy" in sizes.liger
@@ -59,7 +70,8 @@ def _norm(model: ModelShape, sizes: Sizes, *, trained: bool, width: int | None =
     if model.family.startswith("cohere"):
         return 12 * columns + 4
     if model.norm == "layer":
-        return columns * sizes.dtype_bytes + 8 * rows
+        # OLMo's is computed in fp32.
+        return columns * (4 if model.family == "olmo" else sizes.dtype_bytes) + 8 * rows
     normalized = 4 if model.family in FP32_NORMALIZED else sizes.dtype_bytes
     return columns * (4 + (normalized if trained else 0)) + 4 * rows
 
@@ -70,27 +82,72 @@ def _liger_norm(model: ModelShape, sizes: Sizes) -> bool:
 
 def _attention_saved(spec: RunSpec, sizes: Sizes) -> int:
     """Queries, keys, values, output and statistics of the attention, with the square terms of eager."""
-    model, width = spec.model, sizes.dtype_bytes
-    heads, groups = model.num_heads, model.num_kv_heads
+    model = spec.model
     if model.mla is not None:
         return _latent_attention_saved(spec, sizes)
-    query = heads * model.head_dim
-    kv = groups * model.head_dim
+    query = model.num_heads * model.head_dim
+    kv = model.num_kv_heads * model.head_dim
     norms = _query_key_norms(spec, sizes, query, kv)
+    unmasked = _unmasked_attention(spec, sizes, query, kv)
+    masked = _masked_blocks(spec)
+    if not masked:
+        return norms + unmasked
+    share = masked / model.num_layers
+    return norms + round(unmasked * (1 - share) + _masked_attention(spec, sizes, query, kv) * share)
+
+
+def _unmasked_attention(spec: RunSpec, sizes: Sizes, query: int, kv: int) -> int:
+    """Where causality is all that hides keys."""
+    model, width, heads = spec.model, sizes.dtype_bytes, spec.model.num_heads
     if plain_attention(spec):
-        # Keys and values are repeated to every head.
-        return norms + 4 * query * width + heads * sizes.seq_len * eager_square(model, width)
-    if model.family == "falcon" and groups != heads and spec.options.attention == "sdpa":
+        # Keys and values are repeated to every head. With sinks a head has one score more, and the place of
+        # its largest is kept (transformers 5.24, `modeling_gpt_oss.py:eager_attention_forward`).
+        sinks = heads * (width + 8) if model.attention_sinks else 0
+        in_fp32 = 2 * query * (4 - width) if model.family in ("gptj", "codegen") and width < 4 else 0
+        return 4 * query * width + in_fp32 + heads * sizes.seq_len * eager_square(spec, width) + sinks
+    if model.family == "falcon" and model.num_kv_heads == 1 and spec.options.attention == "sdpa":
         # One key for many heads: torch falls back to plain mathematics in fp32.
-        return norms + query * width + 3 * 4 * query + 4 * heads * sizes.seq_len
+        return query * width + 3 * 4 * query + 4 * heads * sizes.seq_len
     values = kv
-    if model.fused_qkv and model.family != "gpt2":
+    if model.fused_qkv and model.family not in ("gpt2", "gpt_bigcode", "codegen"):
         values = query + 2 * kv  # the values are a view that keeps the whole projection alive
     # Liger rotates in place of the layout that attention reads.
     copied = query if model.family in ROTARY_BY_CONCATENATION and "rope" not in sizes.liger else 0
-    if model.family == "gpt2":
-        copied = 0  # without rotary, queries, keys and values are views of one projection: counted once
-    return norms + (2 * query + kv + values + copied) * width + 4 * heads
+    if model.family in ("gpt2", "gpt_bigcode") or (spec.options.precision == "fp32" and not spec.on_cpu):
+        # Without rotary positions queries, keys and values are views of one projection, counted once.
+        # On CUDA fp32 takes the memory-efficient kernel, whose output has the layout that is wanted.
+        copied = 0
+    return (2 * query + kv + values + copied) * width + 4 * heads
+
+
+def _masked_blocks(spec: RunSpec) -> int:
+    """Blocks to whose SDPA transformers gives a mask: those with a window that is not longer than a sequence.
+
+    Falcon's code always makes one (transformers 5.24, `models/falcon/modeling_falcon.py`); with one key for
+    all heads, which no fused kernel takes, nothing of it is kept.
+    """
+    model, options = spec.model, spec.options
+    if options.attention != "sdpa":
+        return 0
+    if model.family == "falcon":
+        return model.num_layers if model.num_kv_heads > 1 else 0
+    window = model.sliding_window
+    return windowed_layers(spec) if window is not None and options.seq_len >= window else 0
+
+
+def _masked_attention(spec: RunSpec, sizes: Sizes, query: int, kv: int) -> int:
+    """SDPA with a mask: keys and values are repeated to every head, and a mask of truth values becomes one of
+    numbers in each block. One with ALiBi's slopes has numbers already, which all blocks share.
+
+    transformers 5.24, `integrations/sdpa_attention.py:use_gqa_in_sdpa`; torch 2.13,
+    `aten/src/ATen/native/transformers/attention.cpp:convert_boolean_attn_mask`.
+    """
+    model, width = sizes.model, sizes.dtype_bytes
+    fused = query + 2 * kv if model.fused_qkv and model.family != "falcon" else kv
+    repeated = kv != query or model.family == "falcon"
+    keys, values = (query, query) if repeated else (kv, fused)
+    mask = 0 if spec.hf_config.get("alibi") else sizes.seq_len
+    return (2 * query + keys + values + mask) * width + 4 * model.num_heads
 
 
 def plain_attention(spec: RunSpec) -> bool:
@@ -106,14 +163,25 @@ def plain_attention(spec: RunSpec) -> bool:
     return options.attention == "sdpa" and options.precision == "fp32" and grouped and not spec.on_cpu
 
 
-def eager_square(model: ModelShape, width: int) -> int:
-    """Bytes that eager attention keeps per score: softmax in fp32, and again in the model's precision."""
+def eager_square(spec: RunSpec, width: int) -> int:
+    """Bytes that eager attention keeps per score: softmax in fp32, and again in the model's precision.
+
+    With dropout on the scores also what it lets through, and for each whether it did.
+    """
+    model = spec.model
     capped = width if model.attention_softcap else 0
-    if model.family == "gpt2":
-        return width + (1 + width if model.dropout else 0)
-    if model.family == "falcon":
-        return width
-    return capped + (4 if width == 4 else 4 + width)
+    dropped = 1 + width if _score_dropout(spec) else 0
+    if model.family in SOFTMAX_AS_IT_IS:
+        return width + dropped
+    return capped + 4 + (dropped or (width if width < 4 else 0))
+
+
+def _score_dropout(spec: RunSpec) -> bool:
+    """Whether dropout applies to attention's scores; absent keys as in transformers 5.24."""
+    model, config = spec.model, spec.hf_config
+    if model.family in ("gpt2", "gpt_bigcode"):
+        return bool(config.get("attn_pdrop", model.dropout))
+    return bool(config.get("attention_dropout", 0.1 if model.family == "seed_oss" else 0.0))
 
 
 def _softmax_backward(spec: RunSpec, sizes: Sizes) -> tuple[int, int]:
@@ -125,10 +193,10 @@ def _softmax_backward(spec: RunSpec, sizes: Sizes) -> tuple[int, int]:
     done: its copies of weights and values are gone, and the gradient of the values is there.
     """
     model, width = spec.model, sizes.dtype_bytes
-    own_width = model.family in ("gpt2", "falcon") and spec.options.attention == "eager"
+    own_width = model.family in SOFTMAX_AS_IT_IS and spec.options.attention == "eager"
     softmax = width if own_width else 4
     result = width if own_width or spec.options.precision == "fp16" else 4
-    copies = eager_square(model, width) - softmax if spec.options.attention == "eager" else 0
+    copies = eager_square(spec, width) - softmax if spec.options.attention == "eager" else 0
     if model.attention_softcap:
         copies -= width  # of the capped scores, which come later
     square = model.num_heads * sizes.seq_len
@@ -148,90 +216,72 @@ def _query_key_norms(spec: RunSpec, sizes: Sizes, query: int, kv: int) -> int:
 
 
 def _latent_attention_saved(spec: RunSpec, sizes: Sizes) -> int:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): compressed and expanded heads."""
-    model, width = spec.model, sizes.dtype_bytes
-    mla = model.mla
-    assert mla is not None
-    heads = model.num_heads
-    head_width = mla.qk_nope_head_dim + mla.qk_rope_head_dim
-    compressed = mla.kv_lora_rank + mla.qk_rope_head_dim + (mla.q_lora_rank or 0)
-    norms = _norm(model, sizes, trained=True, width=mla.kv_lora_rank)
-    expanded = heads * (2 * head_width + 2 * mla.v_head_dim)
-    eager = spec.options.attention == "eager"
-    square = heads * (sizes.seq_len * eager_square(model, width) if eager else 4)
-    return norms + (compressed + mla.kv_lora_rank + expanded) * width + square
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): compressed and expanded heads.
 
-
-def mlp_copies(model: ModelShape, sizes: Sizes) -> int:
-    """How many tensors of the MLP's width are kept."""
-    if model.gated_mlp:
-        # gate, up, activated gate, product; Liger recomputes the activation.
-        return 3 if "glu" in sizes.liger else 4
-    if model.activation == "relu":
-        return 1
-    if model.activation in ("gelu_new", "gelu_fast", "gelu_pytorch_tanh_python"):
-        # Written as Python arithmetic: input, its half, tanh, 1 + tanh, and the product.
-        return 5
-    return 2
-
-
-def _mlp_saved(spec: RunSpec, sizes: Sizes) -> int:
-    model, width = spec.model, sizes.dtype_bytes
-    copies = mlp_copies(model, sizes)
-    if not sizes.mlp_adapted:
-        copies -= 1  # the product is kept only for the gradient of the last matrix
-    dense = copies * model.intermediate_size * width
-    if model.moe is None:
-        return dense
-    moe = model.moe
-    # Each token's experts keep gathered input, gate, up, activation, product and weighted output.
-    routed = moe.experts_per_token * (4 * moe.expert_intermediate_size + 2 * model.hidden_size) * width
-    if _fused_experts(model, sizes):
-        routed = moe.experts_per_token * 2 * moe.expert_intermediate_size * width
-    shared = copies * moe.shared_intermediate_size * width
-    router = 8 * moe.num_experts + 36 * moe.experts_per_token
-    blend = moe.first_dense_layers / model.num_layers
-    return round(dense * blend + (routed + shared + router) * (1 - blend))
-
-
-def _fused_experts(model: ModelShape, sizes: Sizes) -> bool:
-    """Liger's experts keep gate and up alone: liger-kernel 0.8.5, `ops/fused_moe.py`."""
-    return model.moe is not None and "glu" in sizes.liger and model.family in FUSED_EXPERTS
-
-
-def _mlp_width(model: ModelShape) -> int:
-    """The widest intermediate that exists at once for a token."""
-    if model.moe is None:
-        return model.intermediate_size
-    moe = model.moe
-    return max(
-        model.intermediate_size if moe.first_dense_layers else 0,
-        moe.experts_per_token * moe.expert_intermediate_size + moe.shared_intermediate_size,
-    )
-
-
-def _mlp_backward(spec: RunSpec, sizes: Sizes) -> tuple[int, int]:
-    """Transient and already freed bytes per token at the peak of the MLP's backward.
-
-    Plain code: gradients of product, activation and up are alive while the product is gone. Liger writes
-    its gradients over gate and up, so only the product's gradient is new; an adapter adds one more.
+    transformers 5.24, `models/deepseek_v3/modeling_deepseek_v3.py:DeepseekV3Attention`.
     """
-    model, width = spec.model, sizes.dtype_bytes
-    inner = _mlp_width(model) * width
-    if sizes.lora_rank:
-        return 2 * inner, 0
-    if not model.gated_mlp:
-        return inner, 0
-    if _fused_experts(model, sizes):
-        return 3 * inner, 0
-    if "glu" in sizes.liger:
-        return inner, 0
-    return 3 * inner, inner
+    model, width, mla = spec.model, sizes.dtype_bytes, spec.model.mla
+    assert mla is not None
+    heads, key = model.num_heads, mla.qk_nope_head_dim + mla.qk_rope_head_dim
+    # A norm on each latent and its output; in fp32 the norm keeps the projection itself, rotary part and all.
+    latents = _norm(model, sizes, trained=True, width=mla.kv_lora_rank) + mla.kv_lora_rank * width
+    latents += mla.qk_rope_head_dim * width if width == 4 else 0
+    if mla.q_lora_rank is not None:
+        latents += _norm(model, sizes, trained=True, width=mla.q_lora_rank) + mla.q_lora_rank * width
+    queries_and_keys = 2 * heads * key * width
+    if spec.options.attention == "eager":
+        square = heads * sizes.seq_len * eager_square(spec, width)
+        return latents + queries_and_keys + 2 * heads * mla.v_head_dim * width + square
+    if spec.options.attention != "sdpa":
+        # FlashAttention takes heads of one width: values are padded to the keys' and its output cropped.
+        cropped = mla.v_head_dim if mla.v_head_dim != key else 0
+        return latents + 2 * queries_and_keys + heads * (cropped * width + 4)
+    # The values are a view that keeps what they were projected with alive: the keys' unrotated part.
+    values = heads * (mla.qk_nope_head_dim + mla.v_head_dim) * width
+    return latents + queries_and_keys + values + heads * (mla.v_head_dim * width + 4)
+
+
+def traced_cost(spec: RunSpec, traced: Traced) -> TracedCost:
+    """The costs that were traced for the run's attention, precision and length."""
+    eager = spec.options.attention == "eager" or "sdpa" not in traced.attentions
+    fitting = [
+        cost
+        for cost in traced.costs
+        if (cost.attention == "eager") == eager
+        and cost.width == DTYPE_BYTES[spec.options.precision]
+        and cost.from_length <= spec.options.seq_len
+    ]
+    return max(fitting, key=lambda cost: cost.from_length)
+
+
+def _traced_block(spec: RunSpec, sizes: Sizes, traced: Traced) -> BlockBytes:
+    """A block as it was traced; what its backward makes beside it as in other families."""
+    cost, hidden = traced_cost(spec, traced), spec.model.hidden_size * sizes.dtype_bytes
+    adapters = sizes.lora_modules * sizes.lora_rank * sizes.dtype_bytes
+    extra, freed = mlp_backward(spec, sizes)
+    in_attention = False
+    if plain_attention(spec):
+        in_softmax, given_back = _softmax_backward(spec, sizes)
+        if in_softmax - given_back > extra - freed:
+            extra, freed, in_attention = in_softmax, given_back, True
+    return BlockBytes(
+        saved=cost.saved_bytes
+        + round(cost.saved_bytes_per_key * sizes.seq_len)
+        + cost.fixed_bytes // sizes.tokens
+        + adapters,
+        input_saved=hidden if cost.keeps_input else 0,
+        backward_extra=extra,
+        backward_freed=freed,
+        peak_in_attention=in_attention,
+        gradient=hidden,
+    )
 
 
 def block_bytes(spec: RunSpec, sizes: Sizes) -> BlockBytes:
     """Everything about one block, per token."""
     model, width = spec.model, sizes.dtype_bytes
+    if model.traced is not None:
+        return _traced_block(spec, sizes, model.traced)
     hidden = model.hidden_size * width
     trained = sizes.lora_rank == 0
     norm = _norm(model, sizes, trained=trained)
@@ -240,16 +290,16 @@ def block_bytes(spec: RunSpec, sizes: Sizes) -> BlockBytes:
     outputs = (1 if sizes.attention_adapted else 0) + (1 if sizes.mlp_adapted else 0)
     if model.norms_per_layer == 1:
         outputs = min(outputs, 1)  # attention and MLP read the same norm's output
-    keeps_input = _liger_norm(model, sizes) or model.norm == "layer" or width == 4
+    keeps_input = _keeps_input(model, sizes)
     input_saved = hidden if keeps_input else 0
     if model.parallel_block and keeps_input and model.norms_per_layer == 2:
         norms -= hidden  # both norms read, and keep, the same input
-    adapters = sizes.lora_modules * sizes.lora_rank * width
+    adapters = sizes.lora_modules * sizes.lora_rank * width + _rotary_tables(model, sizes)
     attention = _attention_saved(spec, sizes)
     masks = _dropout_masks(model)
-    mlp = _mlp_saved(spec, sizes)
+    mlp = mlp_saved(spec, sizes)
     saved = norms + outputs * hidden + attention + mlp + adapters + masks
-    extra, freed = _mlp_backward(spec, sizes)
+    extra, freed = mlp_backward(spec, sizes)
     in_attention = False
     if plain_attention(spec):
         in_softmax, given_back = _softmax_backward(spec, sizes)
@@ -265,6 +315,27 @@ def block_bytes(spec: RunSpec, sizes: Sizes) -> BlockBytes:
         peak_in_attention=in_attention,
         gradient=hidden,
     )
+
+
+def _keeps_input(model: ModelShape, sizes: Sizes) -> bool:
+    """Whether something keeps the block's own input: a norm that does not upcast it, or a matrix."""
+    if model.family in POST_NORM:
+        return sizes.lora_rank == 0 or sizes.attention_adapted
+    if _liger_norm(model, sizes):
+        return True
+    if model.family.startswith("cohere"):
+        return False
+    return sizes.dtype_bytes == 4 or (model.norm == "layer" and model.family != "olmo")
+
+
+def _rotary_tables(model: ModelShape, sizes: Sizes) -> int:
+    """Families whose every block makes cosines and sines of its own; all sequences share them.
+
+    transformers 5.24, `modeling_glm4.py` (of half of each head) and `modeling_ernie4_5.py` (in fp32).
+    """
+    if model.family in ("glm", "glm4"):
+        return model.head_dim * sizes.dtype_bytes // sizes.micro_batch
+    return 8 * model.head_dim // sizes.micro_batch if model.family == "ernie4_5" else 0
 
 
 def _dropout_masks(model: ModelShape) -> int:

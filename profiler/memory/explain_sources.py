@@ -43,8 +43,17 @@ RULES: dict[str, Rule] = {
     "blocks._attention_saved": Rule("queries, keys, values, attention", _AUTOGRAD),
     "blocks._latent_attention_saved": Rule("latent attention", "DeepSeek-V2, arXiv 2405.04434; " + _AUTOGRAD),
     "blocks._query_key_norms": Rule("norms of queries and keys", _AUTOGRAD),
-    "blocks._mlp_saved": Rule("MLP", f"{_AUTOGRAD}; Liger's experts: liger-kernel 0.8.5 ops/fused_moe.py"),
-    "blocks._mlp_backward": Rule(
+    "blocks._masked_attention": Rule(
+        "attention with a mask", f"{_AUTOGRAD}; torch aten/src/ATen/native/transformers/attention.cpp"
+    ),
+    "blocks._unmasked_attention": Rule("queries, keys, values, attention", _AUTOGRAD),
+    "blocks._traced_block": Rule("a block as it was traced", _AUTOGRAD),
+    "mlp.mlp_saved": Rule("MLP", _AUTOGRAD),
+    "mlp._routed_saved": Rule(
+        "experts", f"{_AUTOGRAD}; Liger's experts: liger-kernel 0.8.5 ops/fused_moe.py"
+    ),
+    "mlp._router_saved": Rule("router", _AUTOGRAD),
+    "mlp.mlp_backward": Rule(
         "gradients inside the MLP", "torch's autograd; liger-kernel 0.8.5 ops/swiglu.py"
     ),
     "blocks.block_bytes": Rule("a block's inputs, outputs, gradients", _AUTOGRAD),
@@ -59,7 +68,9 @@ RULES: dict[str, Rule] = {
     "loss.liger_chunk_tokens": Rule(
         "", "liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py:fused_linear_cross_entropy_forward"
     ),
-    "backward._pass": Rule("rotary tables, token ids, labels", "transformers 5.x modelling code"),
+    "backward._before_blocks": Rule(
+        "rotary tables, token ids, labels, the embedding's", "transformers 5.x modelling code"
+    ),
     "backward._kept_inputs": Rule(
         "inputs of 8-bit matrices", "bitsandbytes 0.50 autograd/_functions.py:MatMul8bitLt"
     ),
@@ -85,6 +96,7 @@ RULES: dict[str, Rule] = {
 MODULES: dict[str, Rule] = {
     "states": Rule("", "deepspeed 0.19.8 runtime/zero/"),
     "blocks": Rule("", _AUTOGRAD),
+    "mlp": Rule("", _AUTOGRAD),
     "loss": Rule("", "transformers 5.x loss/loss_utils.py:ForCausalLMLoss"),
     "backward": Rule("", _WALK),
     "predict": Rule("", "sum of the moments; margins measured on H200"),

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
+from llmtop.presets.paths import cache_dir
 from llmtop.profiler.hardware.processes import descendants
 
 VARIABLE = "TORCH_EXTENSIONS_DIR"
@@ -25,10 +26,8 @@ def extensions_dir(environment: Mapping[str, str]) -> Path:
     chosen = environment.get(VARIABLE)
     if chosen:
         return Path(chosen)
-    cache = environment.get("XDG_CACHE_HOME")
-    base = Path(cache) if cache else Path(environment.get("HOME") or Path.home()) / ".cache"
     identity = "\n".join([sys.prefix, sys.version, platform.machine(), *map(_version, _PACKAGES)])
-    return base / "llmtop" / "torch_extensions" / hashlib.sha256(identity.encode()).hexdigest()[:16]
+    return cache_dir(environment) / "torch_extensions" / hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
 def op_library(folder: Path, op: str) -> Path:

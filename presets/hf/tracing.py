@@ -1,0 +1,117 @@
+"""Architectures without formulas: their real modelling code is traced once, and the answer kept.
+
+The trace runs in a process of its own, started by name (`profiler/probes/trace_model.py`): nothing here
+imports torch. It needs the training packages, no GPU and no network. What it found lies in
+`$XDG_CACHE_HOME/llmtop/traces/`, one file for each configuration and versions of torch and transformers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from llmtop.presets.errors import UsageError
+from llmtop.presets.paths import cache_dir
+from llmtop.presets.spec import ModelShape
+
+MODULE = "llmtop.profiler.probes.trace_model"
+FORM = 1
+"""Of the answer and of how it is made: another one makes every kept answer anew."""
+LIMIT_SECONDS = 180.0
+_PACKAGES = ("torch", "transformers")
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """What the tracing process says: one of the two."""
+
+    shape: ModelShape | None = None
+    """Its name is for the asker to fill in."""
+    refused: str = ""
+    """Why there is none."""
+
+
+def traced_shape(config: dict[str, Any], name: str, unknown: UsageError) -> ModelShape:
+    """The shape that the modelling code of transformers has for the configuration.
+
+    Raises `unknown`, the error of an architecture that has no formulas, with the reason why no trace helps.
+    """
+    versions = _versions()
+    if versions is None:
+        missing = "torch and transformers, whose code would be traced, are not both installed"
+        fix = "pip install 'llmtop-deepspeed[train]', then again"
+        raise _because(unknown, f"it has no formulas here, and {missing}", fix)
+    path = _path(config, versions)
+    shape = _kept(path)
+    if shape is None:
+        answer = _asked(config, unknown)
+        if answer.shape is None:
+            raise _because(unknown, f"it has no formulas here, and cannot be traced: {answer.refused}")
+        shape = answer.shape
+        _keep(path, shape)
+    return replace(shape, name=name)
+
+
+def _because(unknown: UsageError, why: str, fix: str | None = None) -> UsageError:
+    return UsageError(unknown.what, why=why, fix=fix or unknown.fix)
+
+
+def _versions() -> dict[str, str] | None:
+    """Of the packages that are traced; None where one is missing."""
+    try:
+        return {package: metadata.version(package) for package in _PACKAGES}
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _path(config: dict[str, Any], versions: dict[str, str]) -> Path:
+    key = json.dumps([FORM, versions, config], sort_keys=True)
+    return cache_dir() / "traces" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def _kept(path: Path) -> ModelShape | None:
+    """The kept answer; a broken file counts as none: it is made anew in seconds."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ModelShape)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _keep(path: Path, shape: ModelShape) -> None:
+    """A folder that cannot be written to costs the next caller the same seconds, and nothing else."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_suffix(f".{os.getpid()}")
+        aside.write_bytes(msgspec.json.encode(shape))
+        aside.replace(path)
+    except OSError:
+        return
+
+
+def _asked(config: dict[str, Any], unknown: UsageError) -> Answer:
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", MODULE],
+            input=json.dumps(config).encode(),
+            capture_output=True,
+            timeout=LIMIT_SECONDS,
+            env={**os.environ, **offline},
+        )
+    except subprocess.TimeoutExpired as error:
+        raise _because(unknown, f"tracing its code took longer than {LIMIT_SECONDS:g} s") from error
+    if done.returncode != 0:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise _because(
+            unknown, f"tracing its code failed: {lines[-1] if lines else f'exit {done.returncode}'}"
+        )
+    return msgspec.json.decode(done.stdout, type=Answer)
