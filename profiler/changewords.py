@@ -10,7 +10,7 @@ from llmtop.profiler.fold.changestate import ChangeRecord
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.fold.spans import MeasuredSpan
 from llmtop.profiler.record.changeevents import KeyChange
-from llmtop.profiler.units import format_bytes, format_seconds
+from llmtop.profiler.units import counted, format_bytes, format_seconds
 
 
 def value_words(value: Any) -> str:
@@ -47,6 +47,29 @@ def outcome(record: ChangeRecord) -> str:
     if record.down_seconds is None:
         return f"from step {record.step} on, after the run had ended"
     return f"from step {record.step} on, down for {format_seconds(record.down_seconds)}"
+
+
+def down_words(state: RunState) -> str:
+    """How long no step was made for changes so far; empty where none took a relaunch."""
+    took = [record.down_seconds for record in state.changes.records if record.restaged is not None]
+    if not took:
+        return ""
+    known = [seconds for seconds in took if seconds is not None]
+    seconds = format_seconds(sum(known) if known else None)
+    return f"down for {seconds} in {counted(len(took), 'relaunch', 'relaunches')}"
+
+
+def under_way_words(state: RunState, now: float) -> str:
+    """Of a relaunch that goes on: since when no step is made, and how long it was expected to take."""
+    record = state.changes.under_way
+    if record is None or record.began is None:
+        return ""
+    # The ranks saved before that, after their last step.
+    seconds = max(0.0, now - record.began.t) + (record.began.save_seconds or 0.0)
+    asked = record.asked
+    expected = asked.expected_down_seconds if asked is not None else None
+    of = "" if expected is None else f" of about {format_seconds(expected)}"
+    return f"relaunch: down for {seconds:.0f} s{of}"
 
 
 def details(record: ChangeRecord, spans: tuple[MeasuredSpan, ...]) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.content import Content
 
-from llmtop.profiler.changewords import details, outcome, title
+from llmtop.profiler.changewords import details, down_words, outcome, title, under_way_words
 from llmtop.profiler.fold.changestate import ChangeRecord
 from llmtop.profiler.fold.spans import MeasuredSpan, measured_spans
 from llmtop.tui.view import RunView
@@ -24,10 +24,11 @@ class ChangesPanel(Panel):
     KEY = "e"
 
     def headline(self, view: RunView) -> str:
-        changes = view.state.changes
+        changes, down = view.state.changes, down_words(view.state)
         if changes.under_way is not None:
-            return "one under way"
-        return f"setting {changes.setting} in force" if changes.setting else ""
+            return under_way_words(view.state, view.state.now or 0.0) or "one under way"
+        words = f"setting {changes.setting} in force" if changes.setting else ""
+        return f"{words}  {down}".strip()
 
     def draw(self, view: RunView, width: int, height: int) -> Content:
         records, spans = view.state.changes.records, measured_spans(view.state)

@@ -207,7 +207,7 @@ def _rank_rows(view: RunView, width: int) -> list[Content]:
     if alone[slow] > alone[fast]:
         words = f"by rank; slowest rank {slow}, {behind}"
     else:
-        words = "by rank; all alike in what a rank does alone (data, forward)"
+        words = "by rank; no slowest rank: all alike in what a rank does alone (data, forward)"
     rows = [Content.styled(row, "$muted") for row in wrapped(words, width)]
     head = fit("rank", _RANK_CELLS) + "".join(fit_right(_SHORT[name], _TIME_CELLS) for name in PHASES)
     rows.append(Content.styled(head, "$muted"))
