@@ -26,7 +26,7 @@ from llmtop.tui.hangup import leave_with_the_terminal
 from llmtop.tui.keys import APP_KEYS, MOVE_KEYS, bindings, changes_something
 from llmtop.tui.look import choices_path, look_of, read_choice, write_choice
 from llmtop.tui.readonly import refusing
-from llmtop.tui.requests import MonitorAsked, ReplayAsked, ReplayWish
+from llmtop.tui.requests import MonitorAsked, ReplayAsked, ReplayWish, TuneAsked
 from llmtop.tui.view import RunView
 
 Start = Literal["runs", "plan", "monitor", "replay"]
@@ -157,6 +157,11 @@ class LlmtopApp(Answering):
         from llmtop.tui.screens.replay import ReplayScreen
 
         self._show(ReplayScreen(run, wish))
+
+    def on_tune_asked(self, message: TuneAsked) -> None:
+        from llmtop.tui.screens.tune import TuneScreen
+
+        self.push_screen(TuneScreen(message.spec, self._root / "tunes", self._deeds), message.taken)
 
     # --- what screens ask for ------------------------------------------------------------------
 

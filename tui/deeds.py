@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from llmtop.presets.resolve import Machine
     from llmtop.profiler.hardware.gpuuse import GpusInUse
     from llmtop.trainer.control import SetParams
+    from llmtop.trainer.tune.journal import TuneDir
     from llmtop.tui.deletion import Load
 
 
@@ -98,6 +99,23 @@ def delete(run: RunDir) -> Load:
     return deletion.delete(run)
 
 
+def search(spec: RunSpec, tune: TuneDir | None, root: Path) -> TuneDir:
+    """Begin the search for a run's fastest setting, or go on with one; it needs nobody from then on."""
+    from llmtop.tui import searching
+
+    if tune is None:
+        return searching.begin(spec, root)
+    searching.go_on(tune)
+    return tune
+
+
+def interrupt(tune: TuneDir) -> bool:
+    """Ask the process that is at a search to end; whether there was one."""
+    from llmtop.tui import searching
+
+    return searching.interrupt(tune)
+
+
 class Deeds(Struct, frozen=True, kw_only=True):
     """All of them."""
 
@@ -110,3 +128,5 @@ class Deeds(Struct, frozen=True, kw_only=True):
     stacks: Callable[[RunDir, RunState], str] = stacks
     weigh: Callable[[RunDir], Load] = weigh
     delete: Callable[[RunDir], Load] = delete
+    search: Callable[[RunSpec, TuneDir | None, Path], TuneDir] = search
+    interrupt: Callable[[TuneDir], bool] = interrupt

@@ -125,6 +125,7 @@ PLAN_KEYS: tuple[Key, ...] = (
     Key("5", "fix(5)", "", "", footer=False),
     Key("s", "sweep", "Sweep", "micro-batch by ZeRO stage: what fits and how fast; ⏎ takes a cell", drop=5),
     Key("w", "where", "Where", "which GPUs it fits on, how many, how fast; ⏎ takes them", drop=6),
+    Key("t", "tune", "Tune", "search for the fastest setting by real trials; ⏎ takes one", drop=8),
     Key("d", "devices", "GPUs", "the GPUs here: who uses which; choose which the run is to have", drop=4),
     Key("v", "serve", "Serve", "what the model needs to be loaded and asked, at each precision", drop=7),
     Key("escape", "cancel_edit", "", "", footer=False),
@@ -138,6 +139,16 @@ SEARCH_KEYS: tuple[Key, ...] = (
     Key("question_mark", "app.help", "Help", "", display="?"),
 )
 """Of the sweep and of the table of GPUs, which lie over the plan."""
+
+TUNE_KEYS: tuple[Key, ...] = (
+    Key("enter", "take", "Take it", "put the setting under the cursor into the plan", display="⏎"),
+    Key("s", "search", "Search", "begin the search, or go on with it; it needs no app", changes=True),
+    Key("x", "interrupt", "Stop", "end the search and its trial; all trials are kept", changes=True),
+    Key("escape", "dismiss(None)", "Close", "back to the plan; a search goes on", display="Esc"),
+    Key("q", "dismiss(None)", "", "", footer=False),
+    Key("question_mark", "app.help", "Help", "", display="?"),
+)
+"""Of the search for the fastest setting, which lies over the plan."""
 
 MONITOR_KEYS: tuple[Key, ...] = (
     Key("q", "leave", "Quit (run goes on)", ""),
@@ -208,6 +219,7 @@ HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
     ("Runs", RUNS_KEYS),
     ("Plan", PLAN_KEYS),
     ("Sweep and where", SEARCH_KEYS),
+    ("Tune", TUNE_KEYS),
     ("Load and ask", LOAD_KEYS),
     ("GPUs of this machine", PICKER_KEYS),
     ("Launch", REVIEW_KEYS),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from msgspec import Struct
 from textual.message import Message
 
@@ -85,6 +88,15 @@ class CompareAsked(Message):
         super().__init__()
         self.first = first
         self.second = second
+
+
+class TuneAsked(Message):
+    """Search for the fastest setting around a run; `taken` gets the change that a person takes, or None."""
+
+    def __init__(self, spec: RunSpec, taken: Callable[[Mapping[str, Any] | None], None]) -> None:
+        super().__init__()
+        self.spec = spec
+        self.taken = taken
 
 
 class LaunchAsked(Message):

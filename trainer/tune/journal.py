@@ -3,6 +3,8 @@
 tunes/ID/tune.json       what was asked (`Asked`)
 tunes/ID/journal.jsonl   a line when a trial begins and one when it has ended (`Line`)
 tunes/ID/trials/RUN/     run directories: `llmtop report PATH` reads them
+tunes/ID/search.pid      who is at it, pid and start time
+tunes/ID/search.log      what a search wrote that nobody sat at (the app starts such)
 tunes/ID/nest.log        what the process wrote that holds the libraries (`nest.py`)
 tunes/ID/best.toml       the recipe that `llmtop run` accepts; best.deepspeed.json beside it
 """
@@ -23,12 +25,14 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.record.eventlog import ends_torn, write_line
 from llmtop.profiler.record.holding import hold
 from llmtop.profiler.record.naming import meant
+from llmtop.profiler.record.processidentity import ProcessIdentity, process_identity
 from llmtop.profiler.record.rundir import runs_root, unused_path
 from llmtop.profiler.record.wholefile import write_atomic
 from llmtop.trainer.tune.rank import Outcome
 
 _ASKED = "tune.json"
 _JOURNAL = "journal.jsonl"
+_HOLDER = "search.pid"
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -103,6 +107,10 @@ class TuneDir:
         return self.path / "trials"
 
     @property
+    def log_path(self) -> Path:
+        return self.path / "search.log"
+
+    @property
     def journal_path(self) -> Path:
         return self.path / _JOURNAL
 
@@ -117,9 +125,23 @@ class TuneDir:
         with ExitStack() as stack:
             try:
                 stack.enter_context(hold(self.path, lambda: taken))
+                write_atomic(self.path / _HOLDER, msgspec.json.encode(process_identity(os.getpid())))
             except OSError as error:
                 raise self._failure(error, "use") from error
+            stack.callback(self._forget_holder)
             yield
+
+    def _forget_holder(self) -> None:
+        with suppress(OSError):  # with its folder gone there is nothing that would be read
+            (self.path / _HOLDER).unlink()
+
+    def holder(self) -> ProcessIdentity | None:
+        """Who is at this search now; None when nobody is."""
+        try:
+            found = msgspec.json.decode((self.path / _HOLDER).read_bytes(), type=ProcessIdentity)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        return found if process_identity(found.pid) == found else None
 
     def asked(self) -> Asked:
         try:

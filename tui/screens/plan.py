@@ -35,7 +35,7 @@ from llmtop.tui.planning import (
     shown,
     stepped,
 )
-from llmtop.tui.requests import LaunchAsked
+from llmtop.tui.requests import LaunchAsked, TuneAsked
 from llmtop.tui.widgets.editor import Editor
 from llmtop.tui.widgets.gpupicker import GpuPicker, GpusRead
 from llmtop.tui.widgets.keyfooter import KeyFooter
@@ -334,10 +334,19 @@ class PlanScreen(Screen[None]):
 
         self.app.push_screen(WhereView(search, harmless(plan.spec.model.name)), self._take)
 
+    def action_tune(self) -> None:
+        plan = self.plan
+        if plan is None or plan.spec is None or plan.refusals:
+            self._say("There is nothing to search from: the plan is not valid.")
+            return
+        self.post_message(TuneAsked(plan.spec, self._take))
+
     def _take(self, change: Mapping[str, Any] | None) -> None:
         if change is not None and self.plan is not None and self.plan.spec is not None:
             options = self.plan.spec.options
-            self._keep(self._draft.changed({k: v for k, v in change.items() if getattr(options, k) != v}))
+            # Raw keys are no options of their own: they are taken as they are.
+            new = {k: v for k, v in change.items() if "." in k or getattr(options, k) != v}
+            self._keep(self._draft.changed(new))
 
     # --- launching -------------------------------------------------------------------------------
 
