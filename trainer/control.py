@@ -36,12 +36,7 @@ class Request(Struct, frozen=True, kw_only=True):
 
 def request(run: RunDir, action: str, params: dict[str, Any] | None = None) -> str:
     """Ask the supervisor for something; the id under which it will answer. Raises when there is none."""
-    if run.is_imported:
-        raise LlmtopError(
-            f"run {run.run_id} takes no requests",
-            why="it came from an archive: nothing of it runs here",
-            fix=f"look at it: llmtop report {run.run_id}",
-        )
+    run.require_own("takes no requests")
     if not run.supervisor_alive():
         raise LlmtopError(
             f"run {run.run_id} takes no requests",

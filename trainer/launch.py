@@ -49,6 +49,7 @@ def resume_run(run: RunDir) -> int:
 
     Raises like `start_run` for what this machine lacks.
     """
+    run.require_own("cannot be gone on with")
     preflight(run.spec(), nvme_bytes=run.prediction().nvme_bytes)
     _keep_environment(run)
     pid = start_supervisor(run)

@@ -201,6 +201,15 @@ class RunDir:
         """Whether it came from an archive: then it is only looked at, nothing of it runs here."""
         return self.imported_path.exists()
 
+    def require_own(self, what: str) -> None:
+        """Raise UsageError for a run that came from an archive; `what` as in `takes no requests`."""
+        if self.is_imported:
+            raise UsageError(
+                f"run {self.run_id} {what}",
+                why="it came from an archive: nothing of it runs here",
+                fix=f"look at it: llmtop report {self.run_id}",
+            )
+
     @property
     def mirror_log_path(self) -> Path:
         return self.path / "mirror.log"

@@ -55,6 +55,7 @@ def plan_after_end(run: RunDir, words: Sequence[str], *, keep_global_batch: bool
 def resume_changed(run: RunDir, plan: ChangePlan) -> int:
     """Start an ended run again, on another setting: its ranks go on from its newest checkpoint, or begin anew
     where there is none. Raises like `resume_run`, with nothing changed."""
+    run.require_own("cannot be gone on with")
     with as_set_takes_it():
         preflight(plan.new, nvme_bytes=plan.new_prediction.nvme_bytes)
     before = run.in_force()

@@ -35,6 +35,8 @@ class RunLine(msgspec.Struct, frozen=True, kw_only=True):
     last_loss: float | None = None
     started: float | None = None
     """Seconds since the epoch."""
+    imported: bool = False
+    """It came from an archive: it is only looked at."""
 
 
 class RunList(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +94,7 @@ def _line(found: rundir.RunDir) -> RunLine:
         last_loss=state.last_loss,
         started=state.started,
         path=str(found.path),
+        imported=found.is_imported,
     )
 
 
@@ -101,7 +104,8 @@ def _cells(line: RunLine) -> tuple[str, ...]:
         began = datetime.fromtimestamp(line.started).strftime("%Y-%m-%d %H:%M:%S")
     loss = NOT_AVAILABLE if line.last_loss is None else f"{line.last_loss:.3f}"
     progress = NOT_AVAILABLE if line.name is None else format_progress(line.step, line.steps)
-    return (line.run_id, _shown(line.name), line.status, progress, loss, _shown(line.world_size), began)
+    status = f"{line.status}, imported" if line.imported else line.status
+    return (line.run_id, _shown(line.name), status, progress, loss, _shown(line.world_size), began)
 
 
 def _shown(value: object) -> str:

@@ -70,12 +70,7 @@ def _resume_changed(found: RunDir, state: RunState, args: argparse.Namespace) ->
 
 
 def _require_ended(found: RunDir, state: RunState) -> None:
-    if found.is_imported:
-        raise UsageError(
-            f"run {found.run_id} came from an archive: nothing of it runs here",
-            why="an archive holds no checkpoints, and its data and model lie on another machine",
-            fix="start one like it: llmtop run, with the options that llmtop report shows",
-        )
+    found.require_own("cannot be gone on with")
     if found.supervisor_alive():
         raise UsageError(f"run {found.run_id} is going on", fix=f"watch it: llmtop attach {found.run_id}")
     if state.status == "completed":

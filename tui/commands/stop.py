@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitCode:
     found = rundir.find_run(rundir.runs_root(), args.run)
+    found.require_own("has nothing to stop")
     state = read_state(found)
     if state.status in ENDED:
         print(f"run {found.run_id} had ended: {end_in_words(state)}")
@@ -146,7 +147,9 @@ def processes_left(found: rundir.RunDir) -> list[int]:
 
 def _marked_processes(found: rundir.RunDir) -> list[psutil.Process]:
     """Live processes that carry the run's mark, but for this one."""
-    marked = []
+    marked: list[psutil.Process] = []
+    if found.is_imported:
+        return marked  # the run that it was may be going on here under the same id
     for process in psutil.process_iter():
         try:
             is_marked = process.environ().get(RUN_ID) == found.run_id

@@ -1,0 +1,99 @@
+"""`llmtop export`, `import-run`, `report --html`, `compare --html` as they are typed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from llmtop.presets.errors import ExitCode, UsageError
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.trainer.launch import resume_run
+from llmtop.trainer.supervisor.rankenv import RUN_ID
+from tests.cli.conftest import Llmtop
+from tests.recorded import make_recorded_run
+
+
+def test_there_and_back(
+    llmtop: Llmtop, runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_recorded_run(runs_root, steps=8)
+    monkeypatch.chdir(tmp_path)
+    made = llmtop("export", "latest", "--no-parquet")
+    archive = tmp_path / f"{run.run_id}.llmtop.zip"
+    assert made.code == ExitCode.DONE and made.out.startswith(f"{archive.name}: ")
+    assert zipfile.is_zipfile(archive)
+    again = llmtop("export", "latest")
+    assert again.code == ExitCode.USAGE and "--force" in again.err
+    told = llmtop("export", "latest", "--force", "--no-logs", "--json").json()
+    assert {left["name"] for left in told["left_out"]} == {"rank-0.log", "rank-1.log"}
+    monkeypatch.setenv("LLMTOP_RUNS_DIR", str(tmp_path / "here"))
+    brought = llmtop("import-run", archive.name)
+    assert brought.code == ExitCode.DONE and f"llmtop report {run.run_id}" in brought.out
+    assert llmtop("report", "latest", "--json").json()["steps_finished"] == 8
+    (line,) = llmtop("ls", "--json").json()["runs"]
+    assert line["imported"] is True
+    assert "completed, imported" in llmtop("ls").out
+    assert "step 8" in llmtop("logs", "latest").out or llmtop("logs", "latest").code == ExitCode.DONE
+    other = llmtop("import-run", archive.name, "--name", "other", "--json").json()
+    assert other == {"run_id": "other", "path": str(tmp_path / "here" / "other")}
+    assert llmtop("compare", run.run_id, "other").code == ExitCode.DONE
+    assert llmtop("delete", "other", "--yes").code == ExitCode.DONE
+    assert llmtop("import-run", "nothing.zip").code == ExitCode.USAGE
+    assert "is no size" in llmtop("import-run", archive.name, "--limit", "0").err
+
+
+def test_an_imported_run_is_only_looked_at(
+    llmtop: Llmtop, runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_recorded_run(runs_root, steps=4, end=None)
+    assert llmtop("export", "latest", "--out", str(tmp_path / "a.zip")).code == ExitCode.DONE
+    # A process of the run itself, which goes on here under the same id.
+    own = subprocess.Popen(
+        [sys.executable, "-c", "import sys; print(1, flush=True); sys.stdin.read()"],
+        env={**os.environ, RUN_ID: run.run_id},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert own.stdout is not None and own.stdout.readline()
+        monkeypatch.setenv("LLMTOP_RUNS_DIR", str(tmp_path / "here"))
+        assert llmtop("import-run", str(tmp_path / "a.zip")).code == ExitCode.DONE
+        for words in (("stop", "latest"), ("resume", "latest")):
+            answer = llmtop(*words)
+            assert answer.code == ExitCode.USAGE and "came from an archive" in answer.err
+        assert llmtop("set", "latest", "micro_batch=2").code == ExitCode.USAGE
+        assert llmtop("stacks", "latest").code == ExitCode.USAGE
+        found = RunDir.open(tmp_path / "here" / run.run_id)
+        with pytest.raises(UsageError, match="cannot be gone on with"):
+            resume_run(found)
+        assert llmtop("delete", "latest", "--yes").code == ExitCode.DONE
+        assert own.poll() is None, "what goes on here was left alone"
+    finally:
+        own.kill()
+        own.communicate()
+
+
+def test_pages(llmtop: Llmtop, runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = make_recorded_run(runs_root, steps=8), make_recorded_run(runs_root, steps=8, zero=1)
+    monkeypatch.chdir(tmp_path)
+    assert llmtop("report", one.run_id, "--html").out.startswith(f"{one.run_id}.html: ")
+    assert (tmp_path / f"{one.run_id}.html").read_text().startswith("<!DOCTYPE html>")
+    assert llmtop("report", one.run_id, "--html", "x.html").code == ExitCode.DONE
+    assert llmtop("compare", one.run_id, two.run_id, "--html", "c.html").code == ExitCode.DONE
+    assert "Two runs side by side" in (tmp_path / "c.html").read_text()
+    assert "is a folder" in llmtop("report", one.run_id, "--html", str(tmp_path)).err
+    gone = llmtop("report", one.run_id, "--html", str(tmp_path / "nowhere" / "x.html"))
+    assert gone.code == ExitCode.USAGE and "cannot be written" in gone.err
+    assert llmtop("report", one.run_id, "--html", "--json").code == ExitCode.USAGE
+
+
+def test_mirrors_say_what_is_missing(llmtop: Llmtop, runs_root: Path) -> None:
+    make_recorded_run(runs_root, steps=3)
+    nowhere = llmtop("mirror", "latest")
+    assert nowhere.code == ExitCode.USAGE and "--tensorboard DIR" in nowhere.err
+    assert "is no port" in llmtop("serve-metrics", "--port", "70000").err
