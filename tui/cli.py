@@ -172,6 +172,9 @@ COMMANDS: tuple[Command, ...] = (
     ),
 )
 
+_COLLECT_AFTER = 50_000
+"""Objects more than before; Python's own 700 is a twentieth of what a panel takes to be painted."""
+
 LATER = ("snapshot",)
 """Words that are reserved for commands of a later version."""
 
@@ -254,9 +257,10 @@ def _loaded(row: Command) -> CommandModule:
 
 
 def _collect_again() -> None:
-    """What has been imported until now is no garbage and is never looked at."""
+    """What has been imported until now is no garbage and is never looked at, and the rest seldom."""
     if not gc.isenabled():
         gc.freeze()
+        gc.set_threshold(_COLLECT_AFTER)
         gc.enable()
 
 

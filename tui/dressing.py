@@ -31,7 +31,16 @@ class Dressed(App[int]):
         self._chosen, self._remember = dress.chosen, dress.remember
         for theme in THEMES:
             self.register_theme(theme)
-        self.theme = dress.look.theme
+        self._put_on(dress.look.theme)
+
+    def _put_on(self, name: str) -> None:
+        """Before anything is shown: set as later, the theme would have every style read a second time."""
+        self.set_reactive(App.theme, name)
+        theme = self.current_theme
+        self.stylesheet.set_variables(self.get_css_variables())
+        classes = {f"-theme-{theme.name}": True, "-dark-mode": theme.dark, "-light-mode": not theme.dark}
+        self.update_classes(classes, update=False)
+        self._refresh_truecolor_filter(self.ansi_theme)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Textual's answer to `NO_COLOR` is shades of grey; ours is the theme `mono`."""

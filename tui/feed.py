@@ -12,18 +12,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from textual.message import Message
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.breakdown import breakdown, process_peaks
-from llmtop.profiler.effects.switches import Measured
 from llmtop.profiler.findings.find import findings
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, list_runs
 from llmtop.tui.view import LogText, RunRow, RunView, steady_speed
 from llmtop.tui.widgets.paint import harmless
+
+if TYPE_CHECKING:
+    from llmtop.profiler.effects.switches import Measured
 
 POLL_SECONDS = 0.25
 PAINT_SECONDS = 1.0

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.findings.finding import NEW_RUN, change_words
 from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES, context_bytes
-from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.memory.suggest import Change, suggestions
 from llmtop.profiler.record.failureevents import MemoryShortage
@@ -92,6 +91,8 @@ def fixes(spec: RunSpec, prediction: Prediction, room: Room | None, run_id: str)
     A prediction that was too low is raised for every change by what it was too low by, so that what is left
     still fits though the error itself would shrink with the change.
     """
+    from llmtop.profiler.memory.predict import predict  # for a run that failed so: no other waits for it
+
     available = room.available_bytes if room is not None else prediction.device_memory_bytes
     base = predict(spec)
     if available is None or base.needed_bytes is None:

@@ -15,7 +15,7 @@ from llmtop.tui.deeds import Deeds
 from llmtop.tui.dressing import Dress
 from llmtop.tui.glyphs import only_ascii, to_ascii
 from llmtop.tui.look import THEME_NAMES, Chosen, Look, choices_path, look_of, read_choice, write_choice
-from llmtop.tui.screens.monitor import PANELS
+from llmtop.tui.screens.monitor import all_panels
 from llmtop.tui.theme import THEMES
 from llmtop.tui.widgets.panel import Panel
 from tests.recorded import make_recorded_run
@@ -105,7 +105,7 @@ async def test_every_screen_and_panel_in_ascii(live: LiveRun, root: Path) -> Non
         await pilot.press("enter")
         shown = await wait_for_text(pilot, "1 Memory", "naive cafe")
         assert shown.isascii()
-        for name, kind in PANELS:
+        for name, kind in all_panels():
             await pilot.press(kind.KEY)
             panel = app.screen.query_one(f"#{name}", Panel)
             await wait_for(pilot, lambda panel=panel: panel.zoomed, name)  # type: ignore[misc]

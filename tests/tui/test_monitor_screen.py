@@ -19,7 +19,7 @@ from llmtop.profiler.record.feed import read_state
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.deeds import Deeds
 from llmtop.tui.feed import run_row
-from llmtop.tui.screens.monitor import PANELS
+from llmtop.tui.screens.monitor import all_panels
 from llmtop.tui.screens.runs import RunsScreen
 from llmtop.tui.widgets.panel import Panel
 from tests.recorded import make_recorded_run
@@ -112,10 +112,10 @@ async def test_each_panel_opens_over_the_screen_and_closes_again(live: LiveRun, 
     app = LlmtopApp("monitor", live.run, root)
     async with app.run_test(size=SMALL) as pilot:
         await wait_for_text(pilot, "20/60")
-        for name, kind in PANELS:
+        for name, kind in all_panels():
             await pilot.press(kind.KEY)
             shown = await wait_for_text(pilot, f" {kind.KEY} {kind.TITLE}")
-            others = [other.TITLE for _, other in PANELS if other is not kind]
+            others = [other.TITLE for _, other in all_panels() if other is not kind]
             titles = [line for line in shown.splitlines() if any(f" {title} " in line for title in others)]
             assert not [line for line in titles if line.lstrip().startswith(("─", "━"))], name
             await pilot.press("escape")

@@ -14,7 +14,7 @@ from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.deeds import Deeds
 from llmtop.tui.requests import ReplayWish
-from llmtop.tui.screens.monitor import PANELS, MonitorScreen
+from llmtop.tui.screens.monitor import MonitorScreen, all_panels
 from tests.recorded import make_recorded_run
 from tests.tui.tuiruns import MACHINE, screen_text, wait_for
 
@@ -84,8 +84,8 @@ async def test_every_opened_panel_at_any_size(folder: Path) -> None:
     app = app_on(folder, "monitor")
     async with app.run_test(size=(100, 30)) as pilot:
         await wait_for(pilot, lambda: app.settled)
-        for name, _ in PANELS:
+        for name, _ in all_panels():
             assert isinstance(app.screen, MonitorScreen)
-            app.screen.action_open(name)
+            await app.screen.action_open(name)
             for width, height in ((20, 5), *sizes(name, 1)):
                 await resize(pilot, width, height)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from llmtop.profiler.effects import switches
 from llmtop.profiler.record.events import KernelsSeen
 from llmtop.tui.app import LlmtopApp
-from llmtop.tui.screens import monitor
 from llmtop.tui.widgets.painted import Painted
 from tests.recorded import make_recorded_run
 from tests.tui.tuiruns import wait_for_text
@@ -41,7 +41,7 @@ async def test_other_runs_are_not_read_before_it_is_opened(
         reads.append(host)
         return ()
 
-    monkeypatch.setattr(monitor, "read_others", read_others)
+    monkeypatch.setattr(switches, "read_others", read_others)
     app = LlmtopApp("monitor", make_recorded_run(root), root)
     async with app.run_test(size=(80, 24)) as pilot:
         await wait_for_text(pilot, "60/60")

@@ -8,7 +8,6 @@ from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.record import rundir
 from llmtop.tui.arguments import RUN_HELP
 from llmtop.tui.commands.launching import follow_to_end, watch
-from llmtop.tui.commands.plain import plain_to_end
 from llmtop.tui.streams import can_draw
 
 
@@ -32,5 +31,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.headless:
         return follow_to_end(found)
     if args.plain or not can_draw():
+        from llmtop.tui.commands.plain import plain_to_end
+
         return plain_to_end(found, args.every)
     return watch(found, read_only=args.read_only)

@@ -6,13 +6,8 @@ import argparse
 
 from llmtop.presets.errors import DoesNotFitError, ExitCode
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.profiler.units import format_bytes
-from llmtop.tui.commands.follow import follow, require_success
-from llmtop.tui.options import change_text
 from llmtop.tui.streams import can_draw, plain_streams
 from llmtop.tui.telling import tell
 
@@ -21,6 +16,9 @@ def require_fit(spec: RunSpec, prediction: Prediction) -> None:
     """Raise DoesNotFitError when the upper bound is above what there is. Unknown memory is no refusal."""
     if prediction.fits is not False:
         return
+    from llmtop.profiler.units import format_bytes
+    from llmtop.tui.options import change_text
+
     fitting = next((s for s in prediction.suggestions if s.fits), None)
     raise DoesNotFitError(
         f"{spec.name}: predicted not to fit",
@@ -64,12 +62,19 @@ def open_monitor(run: RunDir, *, read_only: bool = False) -> ExitCode:
 def watch(run: RunDir, *, read_only: bool = False) -> ExitCode:
     """Open the monitor on `run`; what the command ends with once the monitor is closed."""
     code = open_monitor(run, read_only=read_only)
+    # Only now: the first screen does not wait for it.
+    from llmtop.profiler.fold.runstate import ENDED
+    from llmtop.profiler.record.feed import read_state
+    from llmtop.tui.commands.follow import require_success
+
     state = read_state(run)
     return require_success(run, state) if state.status in ENDED else code
 
 
 def follow_to_end(run: RunDir) -> ExitCode:
     """Follow on stderr; raises when the run failed."""
+    from llmtop.tui.commands.follow import follow, require_success
+
     state = follow(run)
     code = require_success(run, state)
     tell(f"run {run.run_id} {state.status} after step {state.steps_finished}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import ClassVar
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import events, work
 from textual.app import ComposeResult
@@ -12,13 +14,12 @@ from textual.containers import Container
 from textual.reactive import reactive
 from textual.screen import Screen
 
+from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.changewords import news
-from llmtop.profiler.effects.switches import Measured, read_others
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.tui.feed import FeedFailed, LogArrived, MonitorFeed, OthersArrived, ViewArrived, follow_run
 from llmtop.tui.keys import MONITOR_KEYS, bindings
-from llmtop.tui.panels.changes import ChangesPanel
 from llmtop.tui.panels.components import ComponentsPanel
 from llmtop.tui.panels.devices import DevicesPanel
 from llmtop.tui.panels.findings import FindingsPanel
@@ -27,10 +28,8 @@ from llmtop.tui.panels.links import LinksPanel
 from llmtop.tui.panels.log import LogPanel
 from llmtop.tui.panels.loss import LossPanel
 from llmtop.tui.panels.memory import MemoryPanel
-from llmtop.tui.panels.stacks import StacksPanel
 from llmtop.tui.panels.startup import StartupPanel
 from llmtop.tui.panels.steps import StepsPanel
-from llmtop.tui.panels.switches import SwitchesPanel
 from llmtop.tui.requests import ChangeWanted, FixAsked, RunsAsked, StopAsked
 from llmtop.tui.stackrequests import StacksArrived, StacksAsked
 from llmtop.tui.view import LogText, RunView
@@ -38,6 +37,9 @@ from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import harmless
 from llmtop.tui.widgets.panel import Panel
 from llmtop.tui.widgets.runheader import RunHeader
+
+if TYPE_CHECKING:
+    from llmtop.profiler.effects.switches import Measured
 
 PANELS: tuple[tuple[str, type[Panel]], ...] = (
     ("memory", MemoryPanel),
@@ -50,11 +52,22 @@ PANELS: tuple[tuple[str, type[Panel]], ...] = (
     ("links", LinksPanel),
     ("findings", FindingsPanel),
     ("log", LogPanel),
-    ("switches", SwitchesPanel),
-    ("stacks", StacksPanel),
-    ("changes", ChangesPanel),
 )
 """Identifier to panel, in the order of the grid."""
+OPENED_PANELS = {"switches": "SwitchesPanel", "stacks": "StacksPanel", "changes": "ChangesPanel"}
+"""Those that only a key shows, by module and class: they are loaded and made when they are opened first."""
+_OWN_VALUES = {"switches": ("others",), "stacks": ("stacks",)}
+"""Of those, what they show besides the run."""
+
+
+def opened_panel(name: str) -> type[Panel]:
+    kind: type[Panel] = getattr(import_module(f"llmtop.tui.panels.{name}"), OPENED_PANELS[name])
+    return kind
+
+
+def all_panels() -> tuple[tuple[str, type[Panel]], ...]:
+    """Identifier to panel, for every panel that has a key."""
+    return (*PANELS, *((name, opened_panel(name)) for name in OPENED_PANELS))
 
 
 class MonitorScreen(Screen[None]):
@@ -84,26 +97,64 @@ class MonitorScreen(Screen[None]):
         self._wake = threading.Event()
         self._log = 0
         """Rank whose log is shown; -1 is the supervisor's."""
+        self._told: RunView | None = None
+        """The newest view that `on_view_arrived` has seen."""
+        self._problem: LlmtopError | None = None
+        """Why the first view could not be read."""
 
     def compose(self) -> ComposeResult:
+        self._take_size()
+        if self.IS_LIVE:
+            self._read_first()
         yield from self.compose_head()
         with Container(id="panels"):
             for name, kind in PANELS:
                 panel = kind(id=name).data_bind(MonitorScreen.view)
                 if isinstance(panel, LogPanel):
                     panel.data_bind(MonitorScreen.log_text)
-                if isinstance(panel, StacksPanel):
-                    panel.data_bind(MonitorScreen.stacks)
-                if isinstance(panel, SwitchesPanel):
-                    panel.data_bind(MonitorScreen.others)
                 yield panel
         yield KeyFooter()
+
+    def _read_first(self) -> None:
+        """What the first screen shows: it is laid out, dressed and painted once, as it will stay."""
+        try:
+            view, text = self._feed.poll(), self._feed.poll_log()
+        except LlmtopError as error:
+            self._problem = error
+            return
+        self.set_reactive(MonitorScreen.view, view)
+        self.set_reactive(MonitorScreen.log_text, text)
+        for name, on in _panel_classes(view).items() if view is not None else ():
+            self.set_class(on, name, update=False)
+
+    def _take_size(self) -> None:
+        """Else the screen is dressed for no size first, and once more for its own."""
+        width, height = self.app.size
+        for name in (
+            *self._get_breakpoint_classes(width, self.HORIZONTAL_BREAKPOINTS),
+            *self._get_breakpoint_classes(height, self.VERTICAL_BREAKPOINTS),
+        ):
+            self.set_class(True, name, update=False)
+
+    async def _panel(self, name: str) -> Panel:
+        """The panel of that name, made now where it was not opened before."""
+        for found in self.query(f"#{name}").results(Panel):
+            return found
+        panel = opened_panel(name)(id=name)
+        await self.query_one("#panels").mount(panel)
+        for value in ("view", *_OWN_VALUES.get(name, ())):
+            panel.watch(self, value, partial(setattr, panel, value))
+        return panel
 
     def compose_head(self) -> ComposeResult:
         yield RunHeader().data_bind(MonitorScreen.view)
 
     def on_mount(self) -> None:
         self.query_one("#memory").focus()
+        if self.view is not None:
+            self.post_message(ViewArrived(self.view))
+        if self._problem is not None:
+            self.post_message(FeedFailed(self._problem))
         self._follow()
 
     def on_unmount(self) -> None:
@@ -119,8 +170,8 @@ class MonitorScreen(Screen[None]):
         follow_run(self._feed, self.post_message, self._stop, self._wake)
 
     def on_view_arrived(self, message: ViewArrived) -> None:
-        before, status = self.view, message.view.state.status
-        self.view = message.view
+        before, status = self._told, message.view.state.status
+        self.view = self._told = message.view
         self._choose_panels(message.view)
         # What a long record tells while it is read is no news.
         is_news = before is not None and self.IS_LIVE and not before.reading
@@ -139,15 +190,9 @@ class MonitorScreen(Screen[None]):
             self._choose_log(rank)
 
     def _choose_panels(self, view: RunView) -> None:
-        """A small overview of a run on GPUs shows these in place of the host, unless it offloads to it."""
-        options, state = view.spec.options, view.state
-        wanted = {
-            "-starting": state.steps_finished == 0 and state.status not in ENDED,
-            "-gpu": not view.spec.on_cpu,
-            "-offload": options.offload_optimizer != "none" or options.offload_param != "none",
-        }
+        """By the run that is watched."""
         before = self.classes
-        for name, on in wanted.items():
+        for name, on in _panel_classes(view).items():
             self.set_class(on, name, update=False)
         # Once for all of them: the styles of every widget are looked up anew.
         if self.classes != before:
@@ -155,6 +200,8 @@ class MonitorScreen(Screen[None]):
 
     @work(thread=True, exclusive=True, group="others")
     def _read_others(self, host: str) -> None:
+        from llmtop.profiler.effects.switches import read_others
+
         self.post_message(OthersArrived(read_others(self.run, host)))
 
     def on_others_arrived(self, message: OthersArrived) -> None:
@@ -170,8 +217,8 @@ class MonitorScreen(Screen[None]):
         words = "\n".join(harmless(line) for line in str(message.error).splitlines())
         self.notify(words, severity="error", markup=False)
 
-    def on_panel_zoom_asked(self, message: Panel.ZoomAsked) -> None:
-        self.action_open(message.panel.id or "")
+    async def on_panel_zoom_asked(self, message: Panel.ZoomAsked) -> None:
+        await self.action_open(message.panel.id or "")
 
     def on_log_panel_source_turned(self, message: LogPanel.SourceTurned) -> None:
         ranks = self.view.state.world_size if self.view is not None else 1
@@ -207,9 +254,9 @@ class MonitorScreen(Screen[None]):
     def zoomed(self) -> Panel | None:
         return next((panel for panel in self.query(Panel) if panel.zoomed), None)
 
-    def action_open(self, name: str) -> None:
+    async def action_open(self, name: str) -> None:
         """Show one panel over the whole screen; its own key again shows all."""
-        wanted = self.query_one(f"#{name}", Panel)
+        wanted = await self._panel(name)
         self._zoom(None if wanted.zoomed else wanted)
 
     def _zoom(self, wanted: Panel | None) -> None:
@@ -220,10 +267,11 @@ class MonitorScreen(Screen[None]):
         self.update_node_styles()
         if wanted is not None:
             wanted.focus()
-        if isinstance(wanted, StacksPanel) and self.view is not None:
+        name = wanted.id if wanted is not None else ""
+        if name == "stacks" and self.view is not None:
             self.stacks = None
             self.post_message(StacksAsked(self.run, self.view.state, self.post_message))
-        if isinstance(wanted, SwitchesPanel) and self.view is not None:
+        if name == "switches" and self.view is not None:
             self._read_others(self.view.state.host)
 
     def action_back(self) -> None:
@@ -252,3 +300,13 @@ class MonitorScreen(Screen[None]):
 
     def action_stop(self) -> None:
         self.post_message(StopAsked(self.run))
+
+
+def _panel_classes(view: RunView) -> dict[str, bool]:
+    """A small overview of a run on GPUs shows these in place of the host, unless it offloads to it."""
+    options, state = view.spec.options, view.state
+    return {
+        "-starting": state.steps_finished == 0 and state.status not in ENDED,
+        "-gpu": not view.spec.on_cpu,
+        "-offload": options.offload_optimizer != "none" or options.offload_param != "none",
+    }

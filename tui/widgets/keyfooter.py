@@ -2,48 +2,120 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.cells import cell_len
 from textual import events
-from textual.app import ComposeResult
-from textual.widgets import Footer
-from textual.widgets._footer import FooterKey
+from textual.app import RenderResult
+from textual.content import Content
+from textual.screen import Screen
+from textual.widget import Widget
 
 from llmtop.tui.glyphs import spelt
 from llmtop.tui.keys import leads_here, of_least_use
 from llmtop.tui.look import Look
 
-_EDGE_CELLS = 2
-_MARGIN_CELLS = 1
+
+class _Shown(NamedTuple):
+    """One key, and what it does in a word."""
+
+    key: str
+    display: str
+    word: str
+    action: str
+    enabled: bool
+
+    @property
+    def cells(self) -> int:
+        """With its word, and the space after it."""
+        return cell_len(f"{self.display} {self.word}".strip()) + 1
 
 
-class KeyFooter(Footer):
-    """Never longer than the terminal is wide, so that no key is out of sight."""
+class KeyFooter(Widget):
+    """One widget for all keys: Textual's own has one for each, which take as long to lay out as a panel.
+
+    Never longer than the terminal is wide, so that no key is out of sight.
+    """
+
+    DEFAULT_CSS = """
+    KeyFooter { dock: bottom; width: 1fr; height: 1; padding: 0 1; background: $panel; color: $foreground; }
+    """
+    ALLOW_SELECT = False
 
     def __init__(self) -> None:
-        super().__init__(show_command_palette=False, compact=True)
+        super().__init__()
+        self._keys: tuple[_Shown, ...] = ()
 
-    def compose(self) -> ComposeResult:
-        title, look = getattr(self.screen, "HELP_TITLE", ""), getattr(self.app, "look", Look())
-        shown = [
-            key
-            for key in super().compose()
-            if not (isinstance(key, FooterKey) and leads_here(key.action, title))
-        ]
-        for key in shown:
-            if isinstance(key, FooterKey) and look.ascii:
-                key.key_display = spelt(key.key_display)
-        while sum(map(_cells, shown)) > self.app.size.width - _EDGE_CELLS:
-            dropped = of_least_use([key.action for key in shown if isinstance(key, FooterKey)])
-            if dropped is None:
-                break
-            shown = [key for key in shown if not (isinstance(key, FooterKey) and key.action == dropped)]
-        yield from shown
+    def on_mount(self) -> None:
+        self.screen.bindings_updated_signal.subscribe(self, self._bindings_changed)
+
+    def on_unmount(self) -> None:
+        self.screen.bindings_updated_signal.unsubscribe(self)
+
+    def _bindings_changed(self, screen: Screen[object]) -> None:
+        if screen.app.app_focus and self.is_attached and screen is self.screen:
+            self._choose()
 
     def on_resize(self, _: events.Resize) -> None:
-        self.refresh(recompose=True)
+        self._choose()
+
+    def _choose(self) -> None:
+        keys = self._that_fit()
+        if keys != self._keys:
+            self._keys = keys
+            self.refresh()
+
+    def _that_fit(self) -> tuple[_Shown, ...]:
+        shown = self._all()
+        while sum(key.cells for key in shown) > self.content_size.width:
+            dropped = of_least_use([key.action for key in shown])
+            if dropped is None:
+                break
+            shown = [key for key in shown if key.action != dropped]
+        return tuple(shown)
+
+    def _all(self) -> list[_Shown]:
+        """Of several keys with one action the first."""
+        title, look = getattr(self.screen, "HELP_TITLE", ""), getattr(self.app, "look", Look())
+        found: dict[str, _Shown] = {}
+        for active in self.screen.active_bindings.values():
+            binding = active.binding
+            if binding.show and binding.action not in found and not leads_here(binding.action, title):
+                display = self.app.get_key_display(binding)
+                found[binding.action] = _Shown(
+                    key=binding.key,
+                    display=spelt(display) if look.ascii else display,
+                    word=binding.description,
+                    action=binding.action,
+                    enabled=active.enabled,
+                )
+        return list(found.values())
+
+    def render(self) -> RenderResult:
+        return Content("").join([part for key in self._keys for part in _written(key)])
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        key = _key_at(self._keys, event.get_content_offset_capture(self).x)
+        if key is None:
+            return
+        if key.enabled:
+            self.app.simulate_key(key.key)
+        else:
+            self.app.bell()
 
 
-def _cells(key: object) -> int:
-    """A key, its word, and the space after it."""
-    if not isinstance(key, FooterKey):
-        return 0
-    return len(f"{key.key_display} {key.description}".strip()) + _MARGIN_CELLS
+def _written(key: _Shown) -> tuple[Content, ...]:
+    dim = "" if key.enabled else "dim "
+    word = Content.styled(f" {key.word}", f"{dim}$footer-description-foreground") if key.word else Content("")
+    return Content.styled(key.display, f"{dim}bold $footer-key-foreground"), word, Content(" ")
+
+
+def _key_at(keys: Sequence[_Shown], column: int) -> _Shown | None:
+    """None in the space between two keys and behind the last."""
+    begin = 0
+    for key in keys:
+        if begin <= column < begin + key.cells - 1:
+            return key
+        begin += key.cells
+    return None

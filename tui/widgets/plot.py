@@ -1,13 +1,20 @@
-"""A line plot over textual-plotext: drawn again only when its data or its size change."""
+"""A line plot over textual-plotext: drawn again only when its data or its size change.
+
+plotext takes a third as long to load as all the rest: the first plot comes a moment after the first screen.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from textual_plotext import PlotextPlot
+from textual.app import RenderResult
+from textual.widget import Widget
 
 from llmtop.profiler.units import figures
+
+if TYPE_CHECKING:
+    from textual_plotext import PlotextPlot
 
 BLUE = (122, 162, 214)
 ORANGE = (217, 166, 108)
@@ -28,20 +35,19 @@ class Curve(NamedTuple):
     """Marks by themselves in place of a line."""
 
 
-class LinePlot(PlotextPlot):  # type: ignore[misc]  # textual_plotext is not followed by mypy
+class LinePlot(Widget):
     """Braille lines over light axes; the horizontal one counts steps."""
 
-    DEFAULT_CSS = "LinePlot { height: 1fr; }"
+    DEFAULT_CSS = "LinePlot { width: 1fr; height: 1fr; }"
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 - Textual's own name
         super().__init__(id=id)
         self._shown: tuple[Curve, ...] = ()
         self._x_axis = True
+        self._figure: PlotextPlot | None = None
 
-    def on_mount(self) -> None:
-        self.plt.frame(False)
-        self.plt.xaxes(True, False)
-        self.plt.yaxes(True, False)
+    def render(self) -> RenderResult:
+        return ""
 
     def show(self, curves: Sequence[Curve], *, x_axis: bool = True) -> None:
         """Draw these in place of what is there; one plot above another needs no axis of its own."""
@@ -49,33 +55,51 @@ class LinePlot(PlotextPlot):  # type: ignore[misc]  # textual_plotext is not fol
         if wanted == self._shown and x_axis == self._x_axis:
             return
         self._shown, self._x_axis = wanted, x_axis
-        self.plt.clear_data()
-        for curve in wanted:
+        if self._figure is not None:
+            self._draw(self._figure)
+        else:
+            self.call_after_refresh(self._open)
+
+    def _open(self) -> None:
+        if self._figure is not None or not self.is_attached:
+            return
+        from textual_plotext import PlotextPlot
+
+        self._figure = figure = PlotextPlot()
+        figure.plt.frame(False)
+        figure.plt.yaxes(True, False)
+        self.mount(figure)
+        self._draw(figure)
+
+    def _draw(self, figure: PlotextPlot) -> None:
+        figure.plt.clear_data()
+        for curve in self._shown:
             if curve.dots:
-                self.plt.scatter(list(curve.xs), list(curve.ys), marker="x", color=curve.colour)
+                figure.plt.scatter(list(curve.xs), list(curve.ys), marker="x", color=curve.colour)
             else:
-                self.plt.plot(list(curve.xs), list(curve.ys), marker="braille", color=curve.colour)
-        self._set_ticks()
-        self.refresh()
+                figure.plt.plot(list(curve.xs), list(curve.ys), marker="braille", color=curve.colour)
+        self._set_ticks(figure)
+        figure.refresh()
 
     def on_resize(self) -> None:
-        self._set_ticks()
-        self.refresh()
+        if self._figure is not None:
+            self._set_ticks(self._figure)
+            self._figure.refresh()
 
-    def _set_ticks(self) -> None:
+    def _set_ticks(self, figure: PlotextPlot) -> None:
         if not self._shown:
             return
         xs = [x for curve in self._shown for x in (curve.xs[0], curve.xs[-1])]
         ys = [y for curve in self._shown for y in curve.ys]
         steps = sorted({round(x) for x in _spread(min(xs), max(xs), 2 if self.size.width < 50 else 4)})
-        self.plt.xaxes(self._x_axis, False)
+        figure.plt.xaxes(self._x_axis, False)
         shown = steps if self._x_axis else []
-        self.plt.xticks(shown, [str(step) for step in shown])
+        figure.plt.xticks(shown, [str(step) for step in shown])
         levels = _spread(min(ys), max(ys), 1 if self.size.height < 5 else 2 if self.size.height < 12 else 4)
         if self.size.height - _AXIS_ROWS * self._x_axis < 2:
             # Of several on one row any one may be drawn.
             levels = levels[-1:]
-        self.plt.yticks(levels, [figures(level) for level in levels])
+        figure.plt.yticks(levels, [figures(level) for level in levels])
 
 
 def _spread(low: float, high: float, gaps: int) -> list[float]:
