@@ -6,7 +6,6 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from llmtop.presets.catalog import holds_weights
 from llmtop.presets.paths import expand_user
 from llmtop.presets.spec import RunSpec
 
@@ -55,8 +54,11 @@ def _weights(spec: RunSpec) -> str:
     if spec.weights_dir is not None:
         return f"from {spec.weights_dir}"
     source = Path(spec.model_source)
-    if source.suffix != ".toml" and holds_weights(source.parent):
-        return f"random (those beside {source.name} are not read; for them --model {source.parent})"
+    if source.suffix != ".toml":
+        from llmtop.presets.catalog import holds_weights  # slow to load, and most models are presets
+
+        if holds_weights(source.parent):
+            return f"random (those beside {source.name} are not read; for them --model {source.parent})"
     what = "the preset has none" if source.suffix == ".toml" else f"there are none with {source.name}"
     return f"random ({what}; for real ones --model FOLDER with config.json and safetensors)"
 
