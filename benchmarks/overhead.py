@@ -54,7 +54,7 @@ _SAMPLED_BLOCK_SECONDS = 2.0
 _SHORTEST_BLOCK = 5
 _WARM_UP_STEPS = 12
 """Until the probes know what their readings cost."""
-_INSIDE_BLOCKS = 10
+_INSIDE_BLOCKS = 6
 _INSIDE_STEPS = 20
 """Some of what is told by steps is told of every tenth or twentieth."""
 _TRIM = 0.1

@@ -47,6 +47,7 @@ from llmtop.trainer.worker.opbuild import build_ops
 from llmtop.trainer.worker.optimizer import client_optimizer, client_schedule, parameter_groups
 from llmtop.trainer.worker.place import Place
 from llmtop.trainer.worker.process_group import join_process_group, leave_process_group
+from llmtop.trainer.worker.ranges import enter_ranges_if_heard
 from llmtop.trainer.worker.stages import StageLog
 from llmtop.trainer.worker.stopping import StopRequest
 from llmtop.trainer.worker.tokens import load_tokens
@@ -211,6 +212,7 @@ def _build(
 
 def build_engine(model: torch.nn.Module, spec: RunSpec, deepspeed_config: dict[str, Any]) -> Any:
     options = spec.options
+    enter_ranges_if_heard()
     engine, _, _, _ = deepspeed.initialize(
         model=model,
         model_parameters=parameter_groups(model, options.weight_decay),
