@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,10 +13,13 @@ import pytest
 import torch
 
 from llmtop.profiler.oom.halving import halved
-from llmtop.profiler.record.events import RankFinished, StepFinished
+from llmtop.profiler.record.events import AnyEvent, RankFinished, StepFinished
 from llmtop.profiler.record.failureevents import StepHealed
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.trainer.statefile import Position
 from llmtop.trainer.worker.build import build_model
+from llmtop.trainer.worker.heal import Healing
+from llmtop.trainer.worker.vote import Vote
 from tests.worker.healing_ranks import PLANTS
 from tests.worker.launching import (
     deepspeed_config,
@@ -114,3 +118,38 @@ def test_every_healed_step_is_told_by_all_ranks_and_by_the_one_that_ran_out_in_f
             assert (event.shortage is not None) == (rank in plant["ranks"])
     sizes = [(event.micro_batch, event.grad_accum) for event in events_of(run, 0, StepFinished)]
     assert sizes[-1] == (1, options.micro_batch * options.grad_accum)
+
+
+class Alone:
+    """An engine of one rank, as far as healing looks at it."""
+
+    device = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "updates", "error"),
+    [
+        (4, True, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
+        (1, False, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
+        (4, False, RuntimeError("CUDA error: out of memory")),
+    ],
+    ids=["an update that has begun", "one sequence", "another error"],
+)
+def test_what_is_not_healed_ends_the_rank(micro_batch: int, updates: bool, error: Exception) -> None:
+    sizes = SimpleNamespace(options=tiny_spec(micro_batch=micro_batch).options)
+    batches = SimpleNamespace(position=Position(), micro_batch=micro_batch)
+    stages = SimpleNamespace(current="forward", step=1, micro_batch=None)
+    told: list[AnyEvent] = []
+    probes: Any = None
+    healing = Healing(Alone(), batches, sizes, probes, stages, Vote(1), told.append)  # type: ignore[arg-type]
+    tries: list[int] = []
+
+    def train(step: int, grad_accum: int) -> None:
+        tries.append(grad_accum)
+        if updates:
+            healing.before_update()
+        raise error
+
+    with pytest.raises(type(error)):
+        healing.attempt(1, 2, train)
+    assert tries == [2] and told == [] and sizes.options.micro_batch == micro_batch
