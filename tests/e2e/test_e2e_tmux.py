@@ -1,4 +1,4 @@
-"""The app in a real tmux of 80 by 24, by keys alone: runs, monitor, a panel, replay, and out again."""
+"""The app in a real tmux of 80 by 24, by keys alone: plan, launch, monitor, change, stop, replay, compare."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from llmtop.tui.widgets.planrows import HELP
 from tests.e2e.conftest import LLMTOP, environment
 from tests.recorded import make_recorded_run
 
@@ -98,6 +99,54 @@ def test_runs_monitor_and_replay_by_keys_alone(tmux: Tmux) -> None:
     tmux.type("Escape")
     # Escape and what follows at once would be one key, as with Alt.
     tmux.wait_for("COMPLETED")
+    tmux.type("q")
+    tmux.wait_for_end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tmux", ["en_US.UTF-8"], indirect=True)
+def test_from_the_plan_through_a_real_run_to_a_comparison(tmux: Tmux) -> None:
+    tmux.start(LLMTOP)
+    tmux.wait_for("llmtop  runs  1, 0 going on", "Help")
+    tmux.type("p")
+    tmux.wait_for("llmtop  plan  tiny-llama-cpu  2 x cpu", "fits")
+    # More steps than there is patience for: it is ended by hand.
+    tmux.type(*["Down"] * list(HELP).index("steps"), "Right", "Right")
+    tmux.wait_for("1 edited")
+    tmux.type("L")
+    tmux.wait_for("Launch this run?", "llmtop run cpu-demo --steps 480", '"stage": 2')
+    tmux.type("Enter")
+    tmux.wait_for("0 Start-up", "import torch")
+    tmux.wait_for("4 Steps", "a step", "running")
+    tmux.type("c")
+    tmux.wait_for("Change this run")
+    tmux.type(*"micro_batch=4")
+    tmux.wait_for("8 -> 4", "between two steps")
+    tmux.type("Enter")
+    tmux.wait_for("The change is under way.")
+    tmux.type("e")
+    tmux.wait_for("e Changes", "micro_batch 8 -> 4", "without a pause", "setting 1 in force")
+    tmux.type("e")
+    tmux.wait_for("1 Memory")
+    tmux.type("s")
+    tmux.wait_for("Stop this run?")
+    tmux.type("n")
+    tmux.wait_for("STOPPED:", "1 Memory")
+    tmux.type("r")
+    tmux.wait_for("llmtop  runs  2, 0 going on", "stopped")
+    # The newest run is the first; the cursor is still on the other one.
+    tmux.type("Home", "v")
+    tmux.wait_for("REPLAY 10x")
+    tmux.type("t")
+    tmux.wait_for("Go to a step")
+    tmux.type("2", "Enter")
+    tmux.wait_for("step 2/480", "REPLAY")
+    tmux.type("Escape")
+    tmux.wait_for("llmtop  runs  2")
+    tmux.type("Home", "Space", "Down", "c")
+    tmux.wait_for("Compare", "Options that differ", "Esc closes")
+    tmux.type("q")
+    tmux.wait_for("llmtop  runs  2")
     tmux.type("q")
     tmux.wait_for_end()
 
