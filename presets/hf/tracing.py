@@ -8,6 +8,7 @@ imports torch. It needs the training packages, no GPU and no network. What it fo
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -50,6 +51,8 @@ def traced_shape(config: dict[str, Any], name: str, unknown: UsageError) -> Mode
         missing = "torch and transformers, whose code would be traced, are not both installed"
         fix = "pip install 'llmtop-deepspeed[train]', then again"
         raise _because(unknown, f"it has no formulas here, and {missing}", fix)
+    if not _is_named(str(config["model_type"])):
+        raise _because(unknown, "it has no formulas here, and transformers does not know it either")
     path = _path(config, versions)
     shape = _kept(path)
     if shape is None:
@@ -71,6 +74,18 @@ def _versions() -> dict[str, str] | None:
         return {package: metadata.version(package) for package in _PACKAGES}
     except metadata.PackageNotFoundError:
         return None
+
+
+def _is_named(model_type: str) -> bool:
+    """Whether transformers' own lists may have the name. They are searched as text: importing takes seconds.
+
+    A package without such lists may know anything.
+    """
+    found = importlib.util.find_spec("transformers")
+    folder = Path(found.origin).parent / "models" / "auto" if found and found.origin else None
+    lists = sorted(folder.glob("*.py")) if folder else []
+    name = f'"{model_type}"'
+    return not lists or any(name in path.read_text(encoding="utf-8") for path in lists)
 
 
 def _path(config: dict[str, Any], versions: dict[str, str]) -> Path:

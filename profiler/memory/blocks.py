@@ -144,10 +144,13 @@ def _masked_attention(spec: RunSpec, sizes: Sizes, query: int, kv: int) -> int:
     """
     model, width = sizes.model, sizes.dtype_bytes
     fused = query + 2 * kv if model.fused_qkv and model.family != "falcon" else kv
-    repeated = kv != query or model.family == "falcon"
+    # One key for all heads is repeated without a copy.
+    repeated = (kv != query and model.num_kv_heads > 1) or model.family == "falcon"
     keys, values = (query, query) if repeated else (kv, fused)
     mask = 0 if spec.hf_config.get("alibi") else sizes.seq_len
-    return (2 * query + keys + values + mask) * width + 4 * model.num_heads
+    # CUDA's memory-efficient kernel returns the layout that is wanted; the CPU's takes the queries'.
+    copied = query if spec.on_cpu and model.family in ROTARY_BY_CONCATENATION else 0
+    return (2 * query + keys + values + copied + mask) * width + 4 * model.num_heads
 
 
 def plain_attention(spec: RunSpec) -> bool:

@@ -56,7 +56,7 @@ def trace(config: dict[str, Any]) -> ModelShape:
         shape = shape_of(model, blocks, tensors)
         for attention in _attentions(model):
             model = _model(built, attention)
-            run = _shortened(blocks_of(model))
+            run = _shortened(model)
             for width, dtype in _DTYPES:
                 costs += _costs(model.to(dtype), run, attention, width, shape.sliding_window)
         weights, attention_flops = _flops(model.to(torch.bfloat16), run, len(blocks))
@@ -72,9 +72,10 @@ def trace(config: dict[str, Any]) -> ModelShape:
     return replace(shape, traced=traced)
 
 
-def _shortened(blocks: torch.nn.ModuleList) -> torch.nn.ModuleList:
-    """The model's own list, of which all but two blocks are taken out where all are alike."""
-    if len({_kind(block) for block in blocks}) == 1:
+def _shortened(model: Any) -> torch.nn.ModuleList:
+    """The model's own list of blocks, of which all but two are taken out where all are alike."""
+    blocks = blocks_of(model)
+    if len(set(_kinds(model, blocks))) == 1:
         del blocks[2:]
     return blocks
 
@@ -181,7 +182,8 @@ def _costs(
 def _cost(model: Any, blocks: torch.nn.ModuleList, lengths: tuple[int, int, int, int]) -> TracedCost:
     """Of one length's kind; which attention and precision it is of is for the caller to fill in."""
     runs = [_Run(model, blocks, length) for length in lengths]
-    means = [_mean_block(run, blocks) for run in runs]
+    kinds = _kinds(model, blocks)
+    means = [_mean_block(run, kinds) for run in runs]
     fixed, per_token, per_key = _coefficients(lengths, means)
     whole = runs[0].outside + sum(runs[0].by_block) - means[0] * len(blocks)
     return TracedCost(
@@ -196,15 +198,19 @@ def _cost(model: Any, blocks: torch.nn.ModuleList, lengths: tuple[int, int, int,
     )
 
 
-def _mean_block(run: _Run, blocks: torch.nn.ModuleList) -> float:
+def _mean_block(run: _Run, kinds: list[tuple[Any, ...]]) -> float:
     """Of the blocks of one kind the last speaks for all: the first also keeps what all of them share."""
-    last = {_kind(block): kept for block, kept in zip(blocks, run.by_block, strict=True)}
-    return sum(last[_kind(block)] for block in blocks) / len(blocks)
+    last = dict(zip(kinds, run.by_block, strict=True))
+    return sum(last[kind] for kind in kinds) / len(kinds)
 
 
-def _kind(block: Any) -> tuple[Any, ...]:
+def _kinds(model: Any, blocks: torch.nn.ModuleList) -> list[tuple[Any, ...]]:
     """Blocks with the same weights that look at the same keys keep the same."""
-    return (type(block), window_of(block), *(tuple(weight.shape) for weight in block.parameters()))
+    named = getattr(model.config, "layer_types", None) or [None] * len(blocks)
+    return [
+        (type(block), kind, window_of(block), *(tuple(weight.shape) for weight in block.parameters()))
+        for block, kind in zip(blocks, named, strict=False)
+    ]
 
 
 def _coefficients(lengths: tuple[int, int, int, int], totals: list[float]) -> tuple[float, float, float]:

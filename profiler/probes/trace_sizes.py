@@ -142,8 +142,11 @@ def _is_gated(tensors: tuple[TracedTensor, ...]) -> bool:
 
 
 def _window(config: Any, blocks: list[Any]) -> int | None:
-    """The window that some block really has."""
+    """The window that some block has, or that the configuration names for all."""
     windows = {window for block in blocks if (window := window_of(block))}
+    named = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) and isinstance(named, int) and named > 0:
+        windows.add(named)
     return min(windows) if windows else None
 
 

@@ -111,6 +111,17 @@ def test_a_process_that_fails_or_takes_too_long_is_told(
         assert words in caught.value.why
 
 
+def test_a_name_that_transformers_does_not_have_is_told_at_once(
+    cache: Path, tmp_path: Path, started: list[Any]
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**CONFIG, "model_type": "persimon"}))
+    with pytest.raises(UsageError) as caught:
+        catalog.load_model(str(path))
+    assert caught.value.why.endswith("transformers does not know it either")
+    assert not started
+
+
 def test_without_the_training_packages_it_says_what_to_install(
     cache: Path, config_file: Path, started: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
