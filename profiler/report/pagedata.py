@@ -82,10 +82,14 @@ def _measured(state: RunState, spec: RunSpec, number: int | None) -> tuple[Measu
     found: dict[str, MeasuredMoment] = {}
     runtime = rank.baseline.rss_bytes if spec.on_cpu and rank.baseline is not None else None
     for moment, seen in rank.classified.items():
-        parts = dict(seen.components)
+        parts, total = dict(seen.components), seen.total_bytes
         if runtime:
             parts[Component.RUNTIME] = runtime
-        found[moment] = _moment(moment, parts, seen.total_bytes, exact=False)
+        if rank.peaks_in_use:
+            # As in the table of the peak: freed memory that a process keeps is told apart from what it uses.
+            kept = parts.pop(Component.FRAGMENTATION, 0)
+            total = None if total is None else total - kept
+        found[moment] = _moment(moment, parts, total, exact=False)
     for peak in rank.peaks_classified.values():
         known = found.get(peak.moment)
         if known is None or not known.exact or known.total_bytes < peak.total_bytes:

@@ -162,7 +162,8 @@ def _grid(
 ) -> Iterator[str]:
     for tick in y_ticks:
         yield _level(up(tick), "grid")
-        yield _text(_LEFT - 6, up(tick) + 4, plot.y_label(tick), anchor="end")
+        # A zero needs no unit, and has a strange one in some.
+        yield _text(_LEFT - 6, up(tick) + 4, plot.y_label(tick) if tick else "0", anchor="end")
     for tick in x_ticks:
         yield _text(across(tick), HEIGHT - _BOTTOM + 15, plot.x_label(tick), anchor="middle")
     yield _text(WIDTH - _RIGHT, HEIGHT - 5, plot.x_title, anchor="end", kind="axis")
