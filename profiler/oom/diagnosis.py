@@ -11,7 +11,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import NEAR_PHASE, Breakdown, breakdown
 from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.fold.runstate import RunState
-from llmtop.profiler.memory.result import Component, Prediction
+from llmtop.profiler.memory.result import Component, Moment, Prediction
 from llmtop.profiler.oom.allocations import identify
 from llmtop.profiler.oom.fixes import Fix, Room, fixes, room_of
 from llmtop.profiler.record.failureevents import MemoryShortage
@@ -98,8 +98,8 @@ def diagnose(state: RunState, spec: RunSpec, prediction: Prediction) -> OutOfMem
 
 
 def _predicted_for(stage: str | None, prediction: Prediction) -> int:
-    """Of the largest moment in the phase; of all moments where the failure was in none."""
-    near = NEAR_PHASE.get(stage or "", ())
+    """Of the largest moment in the phase, in start-up of that moment; where neither is known, of all."""
+    near = NEAR_PHASE.get(stage or "", (Moment.INIT,) if stage else ())
     sizes = [moment.total_bytes for moment in prediction.moments if moment.name in near]
     return max(sizes, default=prediction.peak_allocated_bytes)
 

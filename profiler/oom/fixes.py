@@ -10,7 +10,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.findings.finding import NEW_RUN, change_words
 from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES, context_bytes
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.memory.suggest import Change, suggestions
+from llmtop.profiler.memory.suggest import suggestions
 from llmtop.profiler.record.failureevents import MemoryShortage
 
 MOST = 5
@@ -128,6 +128,3 @@ def fixes(spec: RunSpec, prediction: Prediction, room: Room | None, run_id: str)
                 )
             )
     return tuple(numbered[:MOST])
-
-
-__all__ = ["Change", "Fix", "Room", "fixes", "room_of"]

@@ -57,7 +57,7 @@ class AskedFile(Generic[_Request]):
 
     def __init__(self, path: Path, kind: type[_Request]) -> None:
         self._path = path
-        self._kind = kind
+        self._kind: type[_Request] = kind
         self._seen: tuple[int, int] | None = None
         self._newest: _Request | None = None
 

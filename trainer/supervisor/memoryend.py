@@ -19,9 +19,11 @@ def memory_fix(run: RunDir, failure: RankFailed | None) -> str:
 
     spec, prediction = run.spec(), run.prediction()
     room = room_of(spec, failure.shortage if failure is not None else None)
-    found = [fix for fix in fixes(spec, prediction, room, run.run_id) if fix.command]
+    every = fixes(spec, prediction, room, run.run_id)
+    found = [fix for fix in every if fix.command]
     if not found:
-        return nothing_fits(prediction, room)
+        # What is left needs a run of its own.
+        return "; or ".join(fix.text for fix in every[:_SAID]) or nothing_fits(prediction, room)
     saved = newest_in((run.checkpoints_dir, *restage_folders(run)))
     then = "begins the run anew" if saved is None else f"goes on after step {saved[0].step:,}"
     words = "; or ".join(f"{fix.text}: {fix.command}" for fix in found[:_SAID])

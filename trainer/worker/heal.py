@@ -113,6 +113,10 @@ class Healing:
             # Outside the handlers, whose errors hold on to all that the step had made.
             grad_accum = self._heal(step, start, healed)
 
+    def close(self) -> None:
+        """After the last step."""
+        self._vote.unwatch()
+
     def before_update(self) -> None:
         """Collective: after the last backward pass of a step; from here on nothing is taken back."""
         self._vote.all_well()

@@ -155,6 +155,8 @@ def train_in_group(
     if outside is not None:
         outside.measure("end")
     probes.close()
+    if healing is not None:
+        healing.close()
     events.write(_finished(end, probes.peaks()))
 
 

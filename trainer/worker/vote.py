@@ -48,19 +48,19 @@ class Vote:
     def __init__(self, world_size: int) -> None:
         self._group = torch.distributed.new_group(backend="gloo") if world_size > 1 else None
         self._open = False
-        self._wrapped: dict[str, Any] = {}
+        self._backend: Any = None
 
     def watch(self, backend: Any) -> None:
         """Ask before each collective of DeepSpeed's backend, while a vote is open."""
+        self._backend = backend
         for name in _COLLECTIVES:
-            if hasattr(backend, name):
-                self._wrapped[name] = getattr(backend, name)
-                setattr(backend, name, self._asking(self._wrapped[name]))
+            setattr(backend, name, self._asking(getattr(backend, name)))
 
-    def unwatch(self, backend: Any) -> None:
-        for name in self._wrapped:
-            delattr(backend, name)
-        self._wrapped = {}
+    def unwatch(self) -> None:
+        """After the last step: the backend is as it was."""
+        for name in _COLLECTIVES if self._backend is not None else ():
+            delattr(self._backend, name)
+        self._backend = None
 
     def open(self) -> None:
         self._open = True
