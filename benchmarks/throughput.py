@@ -82,6 +82,14 @@ COMPARED_ON_CPU: tuple[Cell, ...] = (
         "steps": 30,
         "threads_per_rank": 1,
     },
+    {
+        "model": "tiny-llama-cpu",
+        "zero": 3,
+        "micro_batch": 1,
+        "seq_len": 32,
+        "steps": 30,
+        "threads_per_rank": 1,
+    },
 )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,6 +114,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
             return float(end.place - self.place)
 
     def send(number: Any) -> Any:
+        if not isinstance(number, Number):
+            return number
         host = torch.full((), -1.0)
         value = number.as_subclass(torch.Tensor).clone()
         device.ask(lambda: host.copy_(value))
@@ -122,7 +125,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         """The copy of the reduction, which is the host's business here."""
 
         def __init__(self, reduced: torch.Tensor, world_size: int, change: int) -> None:
-            super().__init__(send(reduced.sum()).expand(5), world_size, change, 0)
+            super().__init__(send(reduced.sum().as_subclass(Number)).expand(5), world_size, change, 0)
             self._event = Event()
 
         def mark(self) -> None:
@@ -144,16 +147,16 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return device
 
 
-def engine(device: Device) -> Any:
-    """Its loss is the step's number, its norm ten times that."""
-    made = SimpleNamespace(steps=0, optimizer=None, basic_optimizer=object())
+def engine(device: Device, norm: Callable[[float], Any], overflows_in: int = 0) -> Any:
+    """Its loss is the step's number, its norm what `norm` makes of ten times that."""
+    made = SimpleNamespace(steps=0, last=True, optimizer=None, basic_optimizer=object())
 
     def forward(**_: Any) -> Any:
         device.ask()
         return SimpleNamespace(loss=torch.tensor(made.steps + 1.0))
 
     def step() -> None:
-        made.steps += 1
+        made.steps += made.last
         device.ask()
 
     class Engine:
@@ -161,30 +164,42 @@ def engine(device: Device) -> Any:
         __call__ = staticmethod(forward)
 
         def __getattr__(self, name: str) -> Any:
-            return lambda *_: {"get_lr": [0.5], "fp16_enabled": False, "was_step_applied": True}.get(name)
+            applied = made.steps != overflows_in
+            return lambda *_: {"get_lr": [0.5], "fp16_enabled": False, "was_step_applied": applied}.get(name)
+
+        def set_gradient_accumulation_boundary(self, last: bool) -> None:
+            made.last = last
 
         def step(self) -> None:
             step()
 
-        def get_global_grad_norm(self) -> torch.Tensor:
-            return torch.tensor(10.0 * made.steps).as_subclass(Number)
+        def get_global_grad_norm(self) -> Any:
+            return norm(math.inf if made.steps == overflows_in else 10.0 * made.steps)
 
     return Engine()
 
 
+def on_device(norm: float) -> torch.Tensor:
+    return torch.tensor(norm).as_subclass(Number)
+
+
+@pytest.mark.parametrize("norm", [on_device, float, torch.tensor], ids=["device", "number", "offloaded"])
+@pytest.mark.parametrize("grad_accum", [1, 3])
+@pytest.mark.parametrize("overflows_in", [0, 3], ids=["", "one overflows"])
 def test_each_late_reading_lands_on_its_own_step_and_waits_for_no_later_one(
-    device: Device, tmp_path: Path
+    device: Device, tmp_path: Path, norm: Callable[[float], Any], grad_accum: int, overflows_in: int
 ) -> None:
     told: list[AnyEvent] = []
-    spec: Any = SimpleNamespace(options=SimpleNamespace(micro_batch=1, grad_accum=1, seq_len=4), world_size=1)
+    sizes = SimpleNamespace(micro_batch=1, grad_accum=grad_accum, seq_len=4)
+    spec: Any = SimpleNamespace(options=sizes, world_size=1)
     ahead = Ahead(device, told)
     with EventWriter(tmp_path / "events.jsonl", "rank0") as events:
         run = loop.Loop(
-            engine(device),
+            engine(device, norm, overflows_in),
             SimpleNamespace(next_micro_batch=lambda: numpy.zeros((1, 4), dtype="int64")),  # type: ignore[arg-type]
             device=torch.device("cpu"),
             world_size=1,
-            grad_accum=1,
+            grad_accum=grad_accum,
             probes=Probes(),
             callbacks=(StepReporter(spec, 0, lambda make: told.append(make())), ahead),
             stages=StageLog(events),
@@ -193,9 +208,11 @@ def test_each_late_reading_lands_on_its_own_step_and_waits_for_no_later_one(
         run._lag = 1
         run.run(1, STEPS)
     steps = [event for event in told if isinstance(event, StepFinished)]
-    assert [(event.step, event.loss, event.grad_norm) for event in steps] == [
-        (number, float(number), 10.0 * number) for number in range(1, STEPS + 1)
-    ]
+    numbers = range(1, STEPS + 1)
+    assert [event.loss for event in steps] == [float(number) for number in numbers]
+    norms = {number: 10.0 * number if number != overflows_in else None for number in numbers}
+    assert {event.step: event.grad_norm for event in steps} == norms
+    assert [event.step for event in steps if event.skipped] == [overflows_in] * (overflows_in > 0)
     assert ahead.steps_queued == [1] * (STEPS - 1) + [0], "the host is a step ahead, but for the last"
     assert all(event.step_seconds > 0 and len(event.phase_seconds) == 4 for event in steps)
 
