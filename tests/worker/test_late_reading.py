@@ -102,7 +102,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         def __init__(self, enable_timing: bool = False) -> None:
             self.place = 0
 
-        def record(self) -> None:
+        def record(self, stream: Any = None) -> None:
             self.place = device.ask()
 
         def synchronize(self) -> None:
@@ -141,6 +141,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         return OnDevice(loss_sum / micro_batches, 1, 0)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
     monkeypatch.setattr(torch.cuda, "synchronize", Number._refuse)
     monkeypatch.setattr(agreement.Agreement, "post", post)
     monkeypatch.setattr(loop, "send_to_host", send)
