@@ -196,7 +196,10 @@ def _others(evidence: Evidence) -> Iterator[str]:
     )
     yield _worst(scores, lambda score: score.device_percent, 8)
     offloading = [score for score in scores if offloads(score.cell)]
-    yield f"**G4.** {len(offloading)} rows offload. Pinned pages are counted in each process's PSS."
+    yield (
+        f"**G4.** {len(offloading)} rows offload. Pinned pages are counted in each process's resident set; "
+        "measured is its high-water mark, library pages that ranks share counted once."
+    )
     yield _worst(scores, lambda score: score.host_percent, 8)
     yield (
         "**G5.** Only runs that had their devices for themselves tell a step time; it is the fastest of the "

@@ -115,11 +115,28 @@ def offloads(cell: Cell) -> bool:
 
 
 def _host_percent(row: Row) -> float | None:
-    sizes = (row["measured"].get("pss_bytes") or {}).values()
-    if not offloads(row["cell"]) or not sizes or not all(sizes):
+    measured = host_bytes(row)
+    if not offloads(row["cell"]) or measured is None:
         return None
-    # Pinned pages count in a process's proportional set size, so nothing is added for them.
-    return percent(row["predicted"]["host_bytes"], sum(sizes))
+    # Pinned pages count in a process's resident set, so nothing is added for them.
+    return percent(row["predicted"]["host_bytes"], measured)
+
+
+def host_bytes(row: Row) -> int | None:
+    """What the ranks of a node held at most, pages that they share counted once.
+
+    The kernel's own high-water mark misses no moment, as a sampled PSS does. Ranks that were forked share
+    library pages with the process that they came from, and so with each other; what they shared is the
+    difference of resident and proportional set before they did anything. Rows that lack the mark have PSS.
+    """
+    ranks = [rank.get("events", {}) for rank in row["measured"]["ranks"]]
+    peaks = [int(events.get("rank_finished", {}).get("peak_rss_bytes") or 0) for events in ranks]
+    first = ranks[0].get("baseline_measured", {})
+    if all(peaks) and first.get("pss_bytes"):
+        shared = int(first["rss_bytes"]) - int(first["pss_bytes"])
+        return sum(peaks) - (len(peaks) - 1) * shared
+    sizes = [int(size or 0) for size in (row["measured"].get("pss_bytes") or {}).values()]
+    return sum(sizes) if sizes and all(sizes) else None
 
 
 def _step_percent(row: Row) -> float | None:
