@@ -10,6 +10,7 @@ import importlib.util
 import os
 import shutil
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,7 +21,6 @@ from msgspec import Struct
 
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.profiler.export.contents import LeftOut, contents
-from llmtop.profiler.export.environment import recorded_environment
 from llmtop.profiler.export.manifest import Manifest, memory_csv, readme
 from llmtop.profiler.export.packing import Packer
 from llmtop.profiler.export.secrets import Scrubber
@@ -121,15 +121,16 @@ class _Archive:
         path = self._folder / "archive.zip"
         packer = Packer(path, self._run.run_id, self._packers)
         with ThreadPoolExecutor(1, "llmtop-pack") as thread:
-            packed = [thread.submit(packer.add_member, member) for member in self._members]
+            packed = deque(thread.submit(packer.add_member, member) for member in self._members)
             try:
                 self._add_views(packer, packed, thread)
+                packer.finish()
             except BaseException:
                 for waiting in packed:
                     waiting.cancel()
+                thread.shutdown()
+                packer.abandon()
                 raise
-        packer.close()
-        _sync(path)
         return _Made(
             path=path,
             sizes=packer.sizes,
@@ -137,7 +138,7 @@ class _Archive:
             left_out=self._left,
         )
 
-    def _add_views(self, packer: Packer, packed: list[Future[None]], thread: ThreadPoolExecutor) -> None:
+    def _add_views(self, packer: Packer, packed: deque[Future[None]], thread: ThreadPoolExecutor) -> None:
         """What is made of the record: tables, report, page; then what the archive says of itself."""
         state = read_state(self._run)
         tables = TableWriter(self._folder)
@@ -153,12 +154,12 @@ class _Archive:
         data = page_of(self._run, state, history, self._scrubber)
         for name, content in self._documents(state, data).items():
             packed.append(thread.submit(packer.add_bytes, name, content))
-        for future in packed:
-            future.result()
+        while packed:
+            packed.popleft().result()
         packer.add_bytes("README.txt", readme(packer.sizes, self._left).encode())
         packer.add_bytes("manifest.json", _pretty(self._manifest(state, packer)))
 
-    def _read(self, tables: TableWriter, packed: list[Future[None]]) -> History:
+    def _read(self, tables: TableWriter, packed: deque[Future[None]]) -> History:
         builder = HistoryBuilder()
         for batch in RunStream(self._run).batches():
             builder.add(batch)
@@ -167,7 +168,7 @@ class _Archive:
         return builder.freeze()
 
     def _documents(self, state: RunState, data: PageData) -> dict[str, bytes]:
-        environment = recorded_environment(self._run)
+        environment = data.environment
         parts = {
             "environment": {
                 **msgspec.to_builtins(environment),
@@ -212,11 +213,10 @@ class _Archive:
         )
 
 
-def _raise_first(packed: list[Future[None]]) -> None:
+def _raise_first(packed: deque[Future[None]]) -> None:
     """A full disk is no reason to read on."""
-    for future in packed:
-        if future.done() and future.exception() is not None:
-            future.result()
+    while packed and packed[0].done():
+        packed.popleft().result()
 
 
 def _pretty(value: object) -> bytes:
@@ -225,11 +225,6 @@ def _pretty(value: object) -> bytes:
 
 def _has_pyarrow() -> bool:
     return importlib.util.find_spec("pyarrow") is not None
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
 
 
 def _require_place(path: Path, *, force: bool) -> None:

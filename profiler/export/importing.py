@@ -14,7 +14,7 @@ import time
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -23,7 +23,7 @@ from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.export.manifest import FORMAT, FORMAT_VERSION, MANIFEST, Manifest
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.rundir import InForce, RunDir
 from llmtop.profiler.record.wholefile import random_hex, sync_folder, write_atomic
 from llmtop.profiler.units import counted, format_bytes
 
@@ -40,6 +40,9 @@ _NEVER = frozenset(
 """No export holds these: they would say that something of the run lives here."""
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 0x1
+_KINDS: dict[str, type[Any]] = {"spec.json": RunSpec, "prediction.json": Prediction}
+"""Read by every view; those of each setting too."""
+_IN_FORCE = "in-force.json"
 _FIX = "export the run again: llmtop export RUN"
 _T = TypeVar("_T")
 
@@ -118,13 +121,7 @@ def _checked(opened: zipfile.ZipFile, archive: Path, limit_bytes: int) -> _Plan:
         )
     manifest = _document(opened, members[MANIFEST], Manifest, archive)
     _require_known(manifest, archive)
-    for name, kind in (("spec.json", RunSpec), ("prediction.json", Prediction)):
-        if name not in members:
-            raise _damaged(archive, f"{name} is missing")
-        _document(opened, members[name], kind, archive)
-    missing = [name for name in manifest.files if name not in members]
-    if missing:
-        raise _damaged(archive, f"{missing[0]} is missing")
+    _require_documents(opened, members, manifest, archive)
     _require_whole(opened, entries)
     return _Plan(manifest=manifest, members=members, size_bytes=size)
 
@@ -159,6 +156,24 @@ def _require_known(manifest: Manifest, archive: Path) -> None:
             why=f"its format is {manifest.format_version}, and this one knows {FORMAT_VERSION}",
             fix="update llmtop",
         )
+
+
+def _require_documents(
+    opened: zipfile.ZipFile, members: dict[str, str], manifest: Manifest, archive: Path
+) -> None:
+    """Every file that the manifest names is there, and what views read first can be read."""
+    for name in (*_KINDS, *manifest.files):
+        if name not in members:
+            raise _damaged(archive, f"{name} is missing")
+    for name, member in members.items():
+        of_setting = name.startswith("settings/")
+        kind = _KINDS.get(PurePosixPath(name).name if of_setting else name)
+        if kind is not None:
+            _document(opened, member, kind, archive)
+    if _IN_FORCE in members:
+        number = _document(opened, members[_IN_FORCE], InForce, archive).setting
+        if number and f"settings/{number}/spec.json" not in members:
+            raise _damaged(archive, f"the setting {number}, which is in force, is missing")
 
 
 def _require_whole(opened: zipfile.ZipFile, entries: list[zipfile.ZipInfo]) -> None:
@@ -222,6 +237,7 @@ def _write(opened: zipfile.ZipFile, plan: _Plan, archive: Path, final: Path) -> 
                 shutil.copyfileobj(source, target, _CHUNK_BYTES)
             path.chmod(0o600)
         _mark(RunDir(aside), plan.manifest, archive)
+        RunDir.open(aside).prediction()
         aside.rename(final)
         sync_folder(final.parent)
     except BaseException:

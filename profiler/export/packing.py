@@ -6,10 +6,12 @@ checksum, a cut file is recognised by its missing end, and one member can be rea
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -38,13 +40,24 @@ class Packer:
 
     def __init__(self, path: Path, root: str, scrubber: Scrubber) -> None:
         """All names lie under the folder `root` of the archive."""
-        self._zip = zipfile.ZipFile(path, "x", zipfile.ZIP_DEFLATED, compresslevel=LEVEL)
+        self._file = path.open("xb")
+        self._zip = zipfile.ZipFile(self._file, "w", zipfile.ZIP_DEFLATED, compresslevel=LEVEL)
         self._root, self._scrubber = root, scrubber
         self.sizes: dict[str, int] = {}
         """Name to bytes before compression."""
 
-    def close(self) -> None:
+    def finish(self) -> None:
+        """Write the directory; the file is then whole, and on the disk."""
         self._zip.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Nothing more is written: also no directory, when the archive is let go."""
+        self._zip.fp = None
+        with suppress(OSError):  # what waits to be written has no room, as is told already
+            self._file.close()
 
     def add_member(self, member: Member) -> None:
         """A file of the run, as far as it is written now; one that has gone since is left out."""

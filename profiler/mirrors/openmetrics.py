@@ -6,6 +6,7 @@ and without a scrape nothing is read.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -201,10 +202,12 @@ class RunsCollector(Collector):
         """`only`: this run alone, also after its end."""
         self._root, self._only = root, only
         self._readers: dict[Path, RunReader] = {}
-        self._ended: set[Path] = set()
+        self._lock = threading.Lock()
+        """Two may scrape at once, and a reader is no thing of two threads."""
 
     def collect(self) -> Iterable[Metric]:
-        runs = dict(self._runs())
+        with self._lock:
+            runs = dict(self._runs())
         for family in FAMILIES:
             metric = _metric(family)
             for run_id, seen in runs.items():
@@ -216,14 +219,13 @@ class RunsCollector(Collector):
     def _runs(self) -> Iterator[tuple[str, Seen]]:
         chosen = [self._only] if self._only is not None else list_runs(self._root)
         for run in chosen:
-            if run.path in self._ended:
-                continue
+            if self._only is None and run.path not in self._readers and not run.supervisor_alive():
+                continue  # the record of an ended run may be long, and nobody asks for it
             seen = self._read(run)
             if seen is None:
                 continue
             if self._only is None and seen.state.status in ENDED:
-                self._ended.add(run.path)
-                self._readers.pop(run.path, None)
+                del self._readers[run.path]
             else:
                 yield run.run_id, seen
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.effects.switches import Measured
+from llmtop.profiler.export.environment import Environment, recorded_environment
 from llmtop.profiler.export.secrets import Scrubber
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.result import Component, MomentBytes, Prediction
@@ -42,6 +43,7 @@ class PageData(Struct, frozen=True, kw_only=True):
     predicted: tuple[MomentBytes, ...]
     measured: tuple[MeasuredMoment, ...]
     measured_rank: int | None
+    environment: Environment
 
 
 def scrubbed(scrubber: Scrubber, value: _T) -> _T:
@@ -72,6 +74,7 @@ def page_of(
         predicted=prediction.moments,
         measured=_measured(state, spec, rank),
         measured_rank=rank,
+        environment=scrubbed(scrubber, recorded_environment(run)),
     )
 
 

@@ -320,7 +320,25 @@ def environment(data: PageData) -> Markup:
         (words(stage.stage), "not finished" if stage.seconds is None else format_seconds(stage.seconds))
         for stage in report.startup
     ]
-    parts = [table(("package", "version"), versions), element("h3", "Inputs"), table(("", ""), inputs)]
+    where = data.environment
+    machine = [
+        (name, str(value))
+        for name, value in (
+            ("system", where.system),
+            ("machine", where.machine),
+            ("processors", where.cpus),
+            ("NVIDIA driver", where.driver),
+            ("Python", where.python),
+            *where.variables.items(),
+        )
+        if value is not None
+    ]
+    parts = [
+        table(("package", "version"), versions),
+        table(("", ""), machine),
+        element("h3", "Inputs"),
+        table(("", ""), inputs),
+    ]
     if startup:
         parts += [element("h3", "Start-up, slowest rank"), table(("stage", "time"), startup, right=(1,))]
     return joined(parts)

@@ -181,6 +181,18 @@ def test_documents_are_read_before_anything_is_written(
     assert not (tmp_path / "here").exists()
 
 
+def test_the_setting_in_force_has_to_be_there(tmp_path: Path) -> None:
+    run, _ = exported(tmp_path)
+    spec, prediction = run.spec(), run.prediction()
+    run.put_in_force(run.add_setting(spec, prediction, {}))
+    export_run(run, tmp_path / "b.zip", choices=Choices(parquet=False), environment={})
+    assert import_run(tmp_path / "b.zip", tmp_path / "here").in_force().setting == 1
+    rewritten(tmp_path / "b.zip", "in-force.json", b'{"setting":7}')
+    with pytest.raises(LlmtopError, match="damaged") as told:
+        import_run(tmp_path / "b.zip", tmp_path / "there-again")
+    assert "setting 7" in told.value.why and not (tmp_path / "there-again").exists()
+
+
 def test_what_is_no_archive_is_told_in_words(tmp_path: Path) -> None:
     text = tmp_path / "notes.txt"
     text.write_text("hello")
