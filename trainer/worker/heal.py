@@ -92,8 +92,7 @@ class Healing:
     def attempt(self, step: int, grad_accum: int, train: Train) -> int:
         """Train on a batch until it fits; the accumulation that it took. Raises what cannot be healed."""
         while True:
-            start = self._start()
-            healed: StepHealed | None = None
+            start, smaller = self._start(), self._smaller
             self._vote.open()
             try:
                 train(step, grad_accum)
@@ -101,17 +100,19 @@ class Healing:
             except torch.OutOfMemoryError as error:
                 if not self._vote.is_open:
                     raise  # some of the weights are updated
-                healed = self._failure(step, error)
                 self._vote.fail()
-                if self._smaller is None:
+                if smaller is None:
                     raise
+                told = replace(_healed(step, smaller), **_failure(error), stage=self._stages.current)
             except PeerFailed:
-                if self._smaller is None:
+                if smaller is None:
                     raise
+                told = _healed(step, smaller)
             finally:
                 self._vote.close()
             # Outside the handlers, whose errors hold on to all that the step had made.
-            grad_accum = self._heal(step, start, healed)
+            self._heal(start, told)
+            grad_accum = told.grad_accum
 
     def close(self) -> None:
         """After the last step."""
@@ -135,21 +136,9 @@ class Healing:
             device_generator=torch.cuda.get_rng_state() if on_cuda else None,
         )
 
-    def _failure(self, step: int, error: torch.OutOfMemoryError) -> StepHealed:
-        return StepHealed(
-            step=step,
-            micro_batch=0,
-            grad_accum=0,
-            stage=self._stages.current,
-            where=innermost(error),
-            message=short_message(str(error)),
-            shortage=read_shortage(str(error)),
-        )
-
-    def _heal(self, step: int, start: _Start, failure: StepHealed | None) -> int:
-        smaller = self._smaller
-        assert smaller is not None
-        micro_batch, grad_accum = smaller
+    def _heal(self, start: _Start, told: StepHealed) -> None:
+        """Go back to the beginning of the step, with the smaller micro-batch."""
+        micro_batch, grad_accum = told.micro_batch, told.grad_accum
         gc.collect()
         clear_gradients(self._engine)
         self._probes.abandon_step()
@@ -161,16 +150,25 @@ class Healing:
         self._batches.micro_batch = micro_batch
         set_batch(self._engine, micro_batch=micro_batch, grad_accum=grad_accum)
         self._sizes.options = replace(self._sizes.options, micro_batch=micro_batch, grad_accum=grad_accum)
-        self._tell(step, micro_batch, grad_accum, failure)
-        return grad_accum
-
-    def _tell(self, step: int, micro_batch: int, grad_accum: int, failure: StepHealed | None) -> None:
-        told = failure if failure is not None else StepHealed(step=step, micro_batch=0, grad_accum=0)
         try:
-            self._emit(replace(told, micro_batch=micro_batch, grad_accum=grad_accum))
+            self._emit(told)
         except OSError:
             # A full disk must not end a training.
-            logger.exception("that step %d was healed could not be reported", step)
+            logger.exception("that step %d was healed could not be reported", told.step)
+
+
+def _healed(step: int, sizes: tuple[int, int]) -> StepHealed:
+    return StepHealed(step=step, micro_batch=sizes[0], grad_accum=sizes[1])
+
+
+def _failure(error: torch.OutOfMemoryError) -> dict[str, Any]:
+    """What the event tells of the rank whose memory ran out."""
+    message = str(error)
+    return {
+        "where": innermost(error),
+        "message": short_message(message),
+        "shortage": read_shortage(message),
+    }
 
 
 def can_heal(engine: Any) -> bool:
