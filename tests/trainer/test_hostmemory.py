@@ -19,6 +19,7 @@ from llmtop.trainer.change.livefile import SaveFile
 from llmtop.trainer.supervisor import hostmemory
 from llmtop.trainer.supervisor.hostmemory import SAVE_SECONDS, WARN_SECONDS, HostMemoryWatch
 from llmtop.trainer.supervisor.progress import Progress
+from llmtop.tui.commands.follow import Narrator
 from tests.recorded_spec import GIB, recorded_prediction, recorded_spec
 
 LIMIT = 16 * GIB
@@ -111,6 +112,8 @@ def test_what_was_done_is_in_the_findings_while_it_runs_and_after(tmp_path: Path
         found = findings(state, spec, recorded_prediction(spec))
         return {one.key: one.evidence for one in found}
 
+    lines = list(Narrator(spec).lines(fold(RunState(), [told]), 0.0))
+    assert any(line.startswith("host memory full in") and "a checkpoint is made" in line for line in lines)
     killed = RunEnded(state="out_of_memory", reason="rank 0 was killed", t=BEGAN + 200)
     assert "a checkpoint was asked for when" in evidence(killed)["host_memory_grew"]
     assert "host_memory_grew" not in evidence(RunEnded(state="completed", reason="", t=BEGAN + 200))

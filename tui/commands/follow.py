@@ -13,6 +13,7 @@ from llmtop.profiler.findings.startup import stage_hint
 from llmtop.profiler.fold.ending import ending
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.record.failureevents import HostMemoryRunsOut
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_seconds
@@ -23,6 +24,12 @@ LINES_PER_RUN = 20
 """A progress line after each of this many equal parts of the run, and after the first step."""
 QUIET_SECONDS = 10.0
 """A progress line at least this often while steps go on."""
+
+_MEMORY_WORDS = {
+    "warned": "",
+    "save_asked": ": a checkpoint is made after this step",
+    "no_room": ": there is no room for a checkpoint",
+}
 
 
 class Narrator:
@@ -38,6 +45,7 @@ class Narrator:
         self._stage = ""
         self._compiling: str | None = None
         self._hanging = False
+        self._memory: HostMemoryRunsOut | None = None
         self._nvme_told = False
         self._changes: dict[int, str] = {}
         """What was last said of each change."""
@@ -74,6 +82,10 @@ class Narrator:
             self._compiling = state.compiling
             if state.compiling is not None:
                 yield f"compiling {state.compiling}: minutes the first time, cached afterwards"
+        memory = state.memory_runs_out
+        if memory is not None and memory != self._memory:
+            self._memory = memory
+            yield f"host memory full in {format_seconds(memory.seconds)}{_MEMORY_WORDS[memory.action]}"
         hanging = state.hang_seconds is not None
         if hanging and not self._hanging:
             yield f"no step for {format_seconds(state.hang_seconds)}: the run may hang"
