@@ -155,11 +155,8 @@ class TrainingProbes:
     @contextmanager
     def _watched(self, phase: Phase, *, last: bool) -> Iterator[None]:
         sampled = last and self.sampled
-        if last and phase == "forward" and self._records_kernels and self.profiled:
-            self._guarded("kernels", self._kernels.start)
-        if sampled:
-            self._guarded("peak", self._begin_trace)
-        self._guarded("times", self._timer.start)
+        if last and self._begin_recording(phase):
+            self._guarded("times", self._timer.start)
         with self._watching(phase) if sampled else _NOTHING:
             yield
         self._guarded("times", self._timer.stop, phase)
@@ -170,6 +167,8 @@ class TrainingProbes:
             self._guarded("classification", self._classify_after, phase)
         if phase == "optimizer" and self._kernels.running:
             self._guarded("kernels", self._tell_kernels)
+        # What the probes did here is no part of the phase that comes.
+        self._guarded("times", self._timer.start)
 
     def finish_step(self) -> StepReading:
         """Call at the end of a step, after its last phase."""
@@ -246,10 +245,20 @@ class TrainingProbes:
             buffers=partial(buffer_tensors, self._engine),
         )
 
+    def _begin_recording(self, phase: Phase) -> bool:
+        """Before a phase of the last micro-batch: begin what this step records; whether anything was begun."""
+        kernels = phase == "forward" and self._records_kernels and self.profiled
+        trace = self.sampled and self._peaks is not None and self._asked_step != self._step
+        if kernels:
+            self._guarded("kernels", self._kernels.start)
+        if trace:
+            self._guarded("peak", self._begin_trace)
+        return kernels or trace
+
     def _begin_trace(self) -> None:
         """At the first phase of a sampled step's last micro-batch."""
         probe = self._peaks
-        if probe is None or self._asked_step == self._step:
+        if probe is None:
             return
         # Once a step: a trace that began in its middle would not know what earlier phases made.
         self._asked_step = self._step

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from llmtop.profiler.memory.result import Component
+from llmtop.profiler.probes import phases
 from llmtop.profiler.probes.activations import ActivationCounter
 from llmtop.profiler.probes.allocator import ResidentMeter, merge
 from llmtop.profiler.probes.classify import classify
@@ -216,6 +217,25 @@ def test_a_step_that_is_not_read_still_has_its_times() -> None:
         times = reading.times
         assert times is not None and set(times.phase_seconds()) == PHASES
         assert 0 < sum(seconds or 0 for seconds in times.phase_seconds().values()) <= times.step_seconds()
+
+
+def test_a_phase_lasts_from_the_end_of_the_one_before_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a step is classified, read or neither."""
+    now = [0.0]
+    monkeypatch.setattr(phases, "perf_counter", lambda: now[0])
+    engine = bare_engine(torch.nn.Linear(16, 8))
+    probes = TrainingProbes(engine, device=CPU, vocab_size=99, classify_every=8, emit=lambda _: None)
+    for step in range(1, 10):
+        with probes.step(step):
+            now[0] += 3.0
+            with probes.phase("forward", last=True):
+                now[0] += 4.0
+            now[0] += 5.0
+            with probes.phase("backward", last=True):
+                pass
+            times = probes.finish_step().times
+        assert times is not None
+        assert times.phase_seconds() == {"forward": 7.0, "backward": 5.0}, step
 
 
 def test_a_clock_that_fails_is_off_and_stops_nothing(
