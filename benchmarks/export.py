@@ -25,7 +25,7 @@ from benchmarks.ui_runs import make_long_run
 from llmtop.profiler.record.rundir import RunDir
 
 
-def called(root: Path, *words: str) -> dict[str, float]:
+def called(root: Path, *words: str) -> dict[str, Any]:
     """One call of the command line: seconds by the clock and of processors, and its largest resident set."""
     began = time.perf_counter()
     process = subprocess.Popen(
@@ -38,6 +38,9 @@ def called(root: Path, *words: str) -> dict[str, float]:
     if process.returncode:
         raise SystemExit(f"{' '.join(words)} ended with {process.returncode}")
     return {
+        "load": round(os.getloadavg()[0], 2),
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "nice": os.nice(0),
         "wall_seconds": round(time.perf_counter() - began, 2),
         "cpu_seconds": round(used.ru_utime + used.ru_stime, 2),
         "peak_rss_bytes": used.ru_maxrss * 1024,
@@ -91,8 +94,6 @@ def main() -> None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         for row in figures(folder / "runs", run, folder, args.rounds):
             told = {"steps": args.steps, "ranks": args.ranks, "record_bytes": record, **row, **machine}
-            told["load"] = [round(load, 2) for load in os.getloadavg()]
-            told["at"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             line = json.dumps(told)
             print(line)
             with args.out.open("a") as log:
