@@ -8,7 +8,8 @@ all tensors in the block (`classified`). A second series compares bare blocks wi
 sampler of a supervisor running in its own process. Differences are taken within a round; the interval
 is a bootstrap of their trimmed mean over the rounds. On a machine with other work that is wide; so the
 processor time inside the probes' own calls is measured first, their work apart from their waits for the
-device (`--inside` measures nothing else, within 90 seconds on a GPU).
+device, without and with that of the thread that writes what they tell (`--inside` measures nothing else,
+within 90 seconds on a GPU).
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ class TrainingProbes:
         )
 
     def _begin_recording(self, phase: Phase) -> bool:
-        """Before a phase of the last micro-batch: begin what this step records; whether anything was begun."""
+        """Before a phase of the last micro-batch: begin what this step records; whether anything began."""
         kernels = phase == "forward" and self._records_kernels and self.profiled
         trace = self.sampled and self._peaks is not None and self._asked_step != self._step
         if kernels:
