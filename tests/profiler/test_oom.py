@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from llmtop.presets import resolve
+from llmtop.presets.spec import ValueSource
 from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES
 from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.oom.allocations import MIB, identify, known_allocations, request_bytes
@@ -282,3 +284,50 @@ def test_host_memory_gets_no_advice_for_the_device(tmp_path: Path) -> None:
     found = report.out_of_memory
     assert found is not None and found.on_host and found.fixes == ()
     assert "asked for 8.00 GiB of host memory" in " ".join(render(report).split())
+
+
+_MEASURED: tuple[tuple[dict[str, Any], str, str, str], ...] = (
+    (
+        {"zero": 2, "seq_len": 8192},
+        "Tried to allocate 8.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 6.36 GiB is free."
+        " Including non-PyTorch memory, this process has 133.43 GiB memory in use. Of the allocated memory"
+        " 122.36 GiB is allocated by PyTorch, and 9.49 GiB is reserved by PyTorch but unallocated.",
+        "a block's attention scores in fp32 (1 x 32 heads x 8,192 x 8,192)",
+        "sdpa",
+    ),
+    (
+        {"zero": 0, "seq_len": 32768},
+        "Tried to allocate 64.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 50.07 GiB is free."
+        " Including non-PyTorch memory, this process has 89.73 GiB memory in use. Of the allocated memory"
+        " 83.22 GiB is allocated by PyTorch, and 4.93 GiB is reserved by PyTorch but unallocated.",
+        "a block's attention scores (1 x 32 heads x 32,768 x 32,768, 16-bit)",
+        "sdpa",
+    ),
+    (
+        {"zero": 0, "seq_len": 16384, "precision": "fp32"},
+        "Tried to allocate 32.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 3.49 GiB is free."
+        " Including non-PyTorch memory, this process has 136.31 GiB memory in use. Of the allocated memory"
+        " 108.96 GiB is allocated by PyTorch, and 25.76 GiB is reserved by PyTorch but unallocated.",
+        "a block's attention scores (1 x 32 heads x 16,384 x 16,384, fp32)",
+        "sdpa",
+    ),
+)
+"""Of Llama-3.2-1B with eager attention on one H200 (torch 2.11), in the forward pass: options, torch's message,
+what it was, and the attention with which the cheapest fix goes on."""
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "name", "attention"), _MEASURED, ids=("zero 2", "long", "fp32")
+)
+def test_what_ran_out_on_an_h200_is_named_and_mended(
+    options: dict[str, Any], message: str, name: str, attention: str
+) -> None:
+    chosen = {"model": "llama-3.2-1b", "gpu": "h200", "attention": "eager", "micro_batch": 1, **options}
+    layer = resolve.Layer(ValueSource.COMMAND_LINE, "a test", chosen)
+    machine = resolve.Machine(gpu="h200", gpus=1, host_memory_bytes=None)
+    spec = resolve.resolve([layer], name="h200", machine=machine)
+    shortage = read_shortage(f"CUDA out of memory. {message}")
+    assert shortage is not None
+    assert [known.name for known in identify(spec, shortage, "forward")] == [name]
+    cheapest = fixes(spec, predict(spec), room_of(spec, shortage), "a-run")[0]
+    assert cheapest.change["attention"] == attention
