@@ -138,7 +138,7 @@ FAMILIES: tuple[Family, ...] = (
         labels=("name", "model", "gpu", "ranks", "status"),
     ),
     Family(name="llmtop_step", help="Largest step finished", read=_one(lambda s: s.state.steps_finished)),
-    Family(name="llmtop_steps_planned", help="Steps asked for", read=_one(lambda s: s.spec.options.steps)),
+    Family(name="llmtop_steps_planned", help="Steps asked for", read=_one(lambda s: s.spec.steps_planned)),
     Family(
         name="llmtop_skipped_steps",
         help="Steps without an update",

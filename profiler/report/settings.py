@@ -33,7 +33,8 @@ def settings_of(run: RunDir, state: RunState) -> tuple[SettingReport, ...]:
     before: RunSpec | None = None
     for span in measured_spans(state):
         try:
-            spec, predicted = run.spec(span.setting), run.prediction(span.setting).peak_allocated_bytes
+            spec, prediction = run.spec(span.setting), run.prediction(span.setting)
+            predicted = prediction.peak_allocated_bytes if prediction.is_known else None
         except LlmtopError:
             # A damaged folder of an old setting hides its options, not its figures.
             spec, predicted = None, None
