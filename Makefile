@@ -21,9 +21,9 @@ check: $(TEST)/.installed
 	$(TEST)/bin/mypy presets profiler trainer tui tests $(wildcard benchmarks/*.py benchmarks/*/*.py)
 	$(TEST)/bin/lint-imports
 
-# The README's picture, exported by the app itself from the newest run: call it after `make demo`.
+# The README's pictures, exported by the app itself, one of them from the newest run: after `make demo`.
 screenshot: $(TEST)/.installed
-	$(TEST)/bin/python -m tests.screenshot docs/monitor.svg
+	$(TEST)/bin/python -m tests.screenshot docs
 
 $(DEMO)/.installed: EXTRAS := train
 $(TEST)/.installed: EXTRAS := train,dev

@@ -113,8 +113,8 @@ class GpuPicker(ModalScreen[tuple[GpuUse, ...]]):
             why = self.found.problem if self.found is not None else ""
             return f"{NOT_KNOWN}: no GPU here" + (f" ({harmless(why)})" if why else "")
         need = self._need_bytes
-        adds = f", ╍ what the plan adds to a chosen one, {format_bytes(need)} at most" if need else ""
-        return f"━ in use now{adds}. A run is given the chosen ones by CUDA_VISIBLE_DEVICES."
+        adds = f", ━ what the plan needs of a chosen one, {format_bytes(need)} at most" if need else ""
+        return f"╍ in use now{adds}. A run is given the chosen ones by CUDA_VISIBLE_DEVICES."
 
     def _row(self, gpu: GpuUse, width: int) -> Content:
         is_chosen = gpu.index in self._chosen
@@ -129,8 +129,10 @@ class GpuPicker(ModalScreen[tuple[GpuUse, ...]]):
         numbers = fit_right(f"{used_of(used, total)}  busy {active}", _NUMBER_CELLS)
         room = max(_LEAST_BAR_CELLS, width - _MARK_CELLS - _NUMBER_CELLS - 1)
         added = self._need_bytes if is_chosen and self._need_bytes else 0
-        share = used / total if used is not None and total else None
-        bar = gauge(share, room, others=added / total if total else 0.0)
+        if used is None or not total:
+            bar = gauge(None, room)
+        else:
+            bar = gauge(added / total, room, others=used / total)
         rows = [Content.assemble(head, bar, " ", numbers)]
         rows += [Content.styled(_indented(row), "$muted") for row in self._told(gpu, width - _MARK_CELLS)]
         return Content("\n").join(rows)
