@@ -26,6 +26,7 @@ _NOT_OF_THE_RECORD = frozenset(
     | {"metrics", "README.txt", "manifest.json"}
 )
 """Of a run that goes on, or a cache, or made anew for each archive: an imported run has those already."""
+_LOCKS = (".lock", ".pid")
 LOGS = "the ranks' output was left out on request"
 BINARY = "may hold names and code of yours; --snapshots takes them along as they are"
 
@@ -85,6 +86,7 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
         if not inside.parts:
             folders[:] = [one for one in folders if one not in _HEAVY and one not in _NOT_OF_THE_RECORD]
             names = [one for one in names if one not in _NOT_OF_THE_RECORD]
+        names = [name for name in names if not name.endswith(_LOCKS)]
         folders[:] = sorted(one for one in folders if not one.startswith(".") and not (at / one).is_symlink())
         for name in sorted(names):
             path = at / name

@@ -54,7 +54,7 @@ _FORMS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     ),
     (
         ("x-amz-", "sig=", "signature="),
-        re.compile(r"(?i)([?&](?:x-amz-(?:signature|credential|security-token)|sig|signature)=)[^\s&\"'\\]+"),
+        re.compile(r"(?i)([?&](?:x-amz-(?:signature|credential|security-token)|sig|signature)=)[^\s&\"'\\\[]+"),
         rf"\1{REMOVED}",
     ),
     (("wandb",), re.compile(r"(?i)(wandb[^\n]*?)\b(?:local-)?[0-9a-f]{40}\b"), rf"\1{REMOVED}"),
@@ -169,7 +169,7 @@ class Scrubber:
         bare = name.lstrip("-")
         is_option = bool(found["dashes"])
         last = bare.rpartition(".")[2] or bare
-        if value.startswith(REMOVED) or not names_secret(last, value, is_option=is_option):
+        if value.startswith(REMOVED[:-1]) or not names_secret(last, value, is_option=is_option):
             return self._inner(found)
         self.count += 1
         return f"{name}{between}{REMOVED}"
