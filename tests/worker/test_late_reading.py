@@ -13,6 +13,7 @@ import numpy
 import pytest
 import torch
 
+from llmtop.profiler.probes import hostcopy
 from llmtop.profiler.probes.phases import CudaPhaseTimer
 from llmtop.profiler.probes.training import StepReading
 from llmtop.profiler.record.eventlog import EventWriter
@@ -232,15 +233,15 @@ def test_one_rank_agrees_with_itself_without_a_collective(loss: float, told: flo
 
 def test_a_number_of_the_host_is_not_sent() -> None:
     number = torch.tensor(2.0)
-    assert agreement.send_to_host(number) is number
-    assert agreement.send_to_host(None) is None and agreement.send_to_host(1.5) == 1.5
+    assert hostcopy.send_to_host(number) is number
+    assert hostcopy.send_to_host(None) is None and hostcopy.send_to_host(1.5) == 1.5
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_a_number_is_there_after_its_mark() -> None:
     torch.cuda._sleep(100_000_000)  # type: ignore[no-untyped-call]
-    sent = agreement.send_to_host(torch.full((), 3.0, device="cuda"))
+    sent = hostcopy.send_to_host(torch.full((), 3.0, device="cuda"))
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     torch.cuda._sleep(2_000_000_000)  # type: ignore[no-untyped-call]

@@ -12,9 +12,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets.spec import RunOptions
+from llmtop.profiler.probes.hostcopy import send_to_host
 from llmtop.profiler.probes.training import StepReading
 from llmtop.profiler.record.events import Phase
-from llmtop.trainer.worker.agreement import Agreed, Agreement, Pending, send_to_host
+from llmtop.trainer.worker.agreement import Agreed, Agreement, Pending
 from llmtop.trainer.worker.callbacks import Callback, StepOutcome
 from llmtop.trainer.worker.data import Batches
 from llmtop.trainer.worker.heal import NoHealing
