@@ -1,4 +1,4 @@
-"""Bounds of what a run takes of the host: samples of the hardware, threads."""
+"""Bounds of what a run asks of its host: samples of the hardware, threads, patience."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from llmtop.presets.rule import Rule
 LEAST_SAMPLE_SECONDS = 0.01
 MOST_SAMPLE_SECONDS = 600.0
 MOST_THREADS = 1024
+LEAST_HANG_SECONDS = 5.0
 
 HOST_RULES: tuple[Rule, ...] = (
     Rule(
@@ -27,6 +28,15 @@ HOST_RULES: tuple[Rule, ...] = (
         fix="--sample-seconds {most:g} or less",
         source="trainer/supervisor/hardwarewatch.py: what it watches is what was sampled",
         words=lambda _: {"most": MOST_SAMPLE_SECONDS},
+    ),
+    Rule(
+        name="hangs sooner than steps are told",
+        refuses=lambda spec: spec.options.hang_floor_seconds < LEAST_HANG_SECONDS,
+        what="hang_floor_seconds = {o.hang_floor_seconds:g}",
+        why="a rank tells its steps up to a second late, so a pause this short is none",
+        fix="--hang-floor-seconds {least:g} or more",
+        source="profiler/record/eventlog.py:HELD_SECONDS",
+        words=lambda _: {"least": LEAST_HANG_SECONDS},
     ),
     Rule(
         name="threads without cores",

@@ -47,6 +47,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "offload_param needs stage 3": ({"offload_param": "cpu", "zero": 2}, {"zero": 3}),
     "samples faster than readings": ({"sample_seconds": 0.001}, {"sample_seconds": 0.01}),
     "samples too far apart": ({"sample_seconds": 3600.0}, {"sample_seconds": 600}),
+    "hangs sooner than steps are told": ({"hang_floor_seconds": 0.5}, {"hang_floor_seconds": 5}),
     "threads without cores": ({"threads_per_rank": 100_000}, {"threads_per_rank": 0}),
     "offload_optimizer needs sharding": ({"offload_optimizer": "cpu", "zero": 0}, {"zero": 1}),
     "nvme needs stage 3": (
