@@ -15,6 +15,7 @@ import torch.distributed
 from msgspec import Struct
 from msgspec.structs import replace
 
+from llmtop.profiler.probes.hostcopy import send_to_host
 from llmtop.trainer.worker.stopping import StopRequest
 
 _SLOTS = 5
@@ -41,17 +42,6 @@ class Pending(Protocol):
     def read(self) -> Agreed:
         """Wait for the mark if the device is not there yet; for nothing that was asked for after it."""
         ...
-
-
-def send_to_host(number: float | torch.Tensor | None) -> float | torch.Tensor | None:
-    """A number on its way to the host; to be used after the next mark.
-
-    To ask a tensor of the device for its value waits for all that is queued there, the next step included.
-    """
-    if not isinstance(number, torch.Tensor) or number.device.type != "cuda":
-        return number
-    host = torch.empty(number.shape, dtype=number.dtype, pin_memory=True)
-    return host.copy_(number.detach(), non_blocking=True)
 
 
 class Agreement:
