@@ -127,7 +127,7 @@ def test_wheel_and_sdist_hold_every_module_and_preset(tmp_path: Path) -> None:
         str(path.relative_to(ROOT))
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.suffix in (".py", ".toml", ".typed") and "__pycache__" not in path.parts
+        if path.suffix in (".py", ".toml", ".typed", ".css") and "__pycache__" not in path.parts
     }
     assert any(name.endswith(".toml") for name in sources)
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:

@@ -50,7 +50,8 @@ def memory_by_moment(data: PageData) -> Markup:
             bars.append(_bar(f"{words}, predicted", named[name].components, named[name].total_bytes))
         if name in measured:
             seen = measured[name]
-            bars.append(_bar("measured", seen.components, seen.total_bytes, pale=True))
+            name_of = "measured" if name in named else f"{words}, measured"
+            bars.append(_bar(name_of, seen.components, seen.total_bytes, pale=True))
     parts = dict.fromkeys(name for bar in bars for name, _, _ in bar.parts)
     keys = legend([(name, component_colour(name.replace(" ", "_"))) for name in parts])
     return figure(

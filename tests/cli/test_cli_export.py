@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from llmtop.presets.errors import ExitCode, UsageError
-from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir, list_runs
 from llmtop.trainer.launch import resume_run
 from llmtop.trainer.supervisor.rankenv import RUN_ID
 from tests.cli.conftest import Llmtop
 from tests.recorded import make_recorded_run
+from tests.trainer.supervised import GRACES, worker_command
 
 
 def test_there_and_back(
@@ -90,6 +93,26 @@ def test_pages(llmtop: Llmtop, runs_root: Path, tmp_path: Path, monkeypatch: pyt
     gone = llmtop("report", one.run_id, "--html", str(tmp_path / "nowhere" / "x.html"))
     assert gone.code == ExitCode.USAGE and "cannot be written" in gone.err
     assert llmtop("report", one.run_id, "--html", "--json").code == ExitCode.USAGE
+
+
+@pytest.mark.skipif(find_spec("tensorboardX") is None, reason="tensorboardX is not installed")
+def test_a_launched_run_is_mirrored_to_its_end(
+    llmtop: Llmtop, runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command("finishes"))
+    monkeypatch.setenv("LLMTOP_GRACES", GRACES)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "aB3d" * 8)
+    answer = llmtop("run", "cpu-demo", "--headless", "--tensorboard", str(tmp_path / "tb"))
+    assert answer.code == ExitCode.DONE and "its figures are copied" in answer.err
+    (run,) = list_runs(runs_root)
+    for thread in threading.enumerate():
+        if thread.name.startswith("reaper of "):
+            thread.join(60)
+    assert "rows copied" in run.mirror_log_path.read_text()
+    assert list((tmp_path / "tb" / run.run_id).glob("events.out.tfevents.*"))
+    kept = run.environment_path.read_text()
+    assert '"HF_TOKEN": "[removed]"' in kept and "aB3daB3d" not in kept
 
 
 def test_mirrors_say_what_is_missing(llmtop: Llmtop, runs_root: Path) -> None:
