@@ -114,7 +114,8 @@ def fixes(spec: RunSpec, prediction: Prediction, room: Room | None, run_id: str)
     numbered: list[Fix] = []
     for found in suggestions(spec, failed, corrected):
         if found.fits:
-            needs_new_run = bool(NEW_RUN & found.change.keys())
+            # A command of the user's own is not llmtop's to change.
+            needs_new_run = bool(NEW_RUN & found.change.keys()) or spec.script is not None
             taken = sum(fix.number is not None for fix in numbered)
             number = None if needs_new_run else taken + 1
             numbered.append(

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from llmtop.presets import resolve
-from llmtop.presets.spec import ValueSource
+from llmtop.presets.spec import Script, ValueSource
 from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES
 from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.oom.allocations import MIB, identify, known_allocations, request_bytes
@@ -222,6 +222,13 @@ def test_a_prediction_that_was_too_low_is_raised_for_every_change() -> None:
         excess = room.needed_bytes - prediction.needed_bytes - GIB
         for fix in fixes(spec, prediction, room, "r"):
             assert fix.peak_allocated_bytes + excess < capacity
+
+
+def test_a_command_of_ones_own_is_not_gone_on_with() -> None:
+    spec = recorded_spec("cuda", ranks=4, zero=2, micro_batch=4, seq_len=2048)
+    own = replace(spec, script=Script(command=("python", "train.py"), folder="/", described=True))
+    found = fixes(own, predict(spec), None, "r")
+    assert found and all(fix.number is None and fix.command == "" for fix in found)
 
 
 def test_without_figures_whatever_needs_less_is_offered() -> None:
