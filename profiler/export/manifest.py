@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from llmtop.profiler.export.contents import LeftOut
-from llmtop.profiler.report.pagedata import PageData
 from llmtop.profiler.units import counted, format_bytes
+
+if TYPE_CHECKING:
+    from llmtop.profiler.report.pagedata import PageData  # to read an archive takes none of it
 
 FORMAT = "llmtop-run"
 FORMAT_VERSION = 1

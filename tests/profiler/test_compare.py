@@ -11,16 +11,15 @@ import pytest
 from llmtop.profiler.effects.compare import Comparison, compare
 from llmtop.profiler.effects.kernelnames import AttentionKernel
 from llmtop.profiler.export.secrets import Scrubber
-from llmtop.profiler.record.changeevents import ChangeApplied, ChangeAsked, KeyChange
 from llmtop.profiler.record.deviceevents import DeviceSample
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import AnyEvent, BaselineMeasured, HardwareSampled, KernelsSeen
-from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.comparepage import read_compare_page
 from llmtop.tui.commands.compare import render
 from tests.profiler.test_report_page import require_harmless
-from tests.recorded import Recorder, make_recorded_run
-from tests.recorded_spec import GIB, recorded_prediction, recorded_spec
+from tests.recorded import make_recorded_run
+from tests.recorded_changes import make_changed_run
+from tests.recorded_spec import GIB
 
 
 def flash(attention: str = AttentionKernel.FLASH_2) -> KernelsSeen:
@@ -143,32 +142,6 @@ def test_text_keeps_to_its_width_and_json_to_its_keys(tmp_path: Path, width: int
     assert {"schema_version", "first", "second", "options", "changes", "ran", "unfair"} <= set(plain)
     for change in plain["changes"]:
         assert set(change) == {"name", "unit", "first", "second", "change", "percent"}
-
-
-def make_changed_run(root: Path) -> RunDir:
-    """Twelve steps as launched, twelve with micro-batch 8, twelve with micro-batch 8 and checkpointing."""
-    specs = [
-        recorded_spec("cpu", steps=36),
-        recorded_spec("cpu", steps=36, micro_batch=8),
-        recorded_spec("cpu", steps=36, micro_batch=8, gradient_checkpointing=True),
-    ]
-    run = RunDir.create(root, specs[0], recorded_prediction(specs[0]), {})
-    recorder = Recorder(run, specs[0], 1.7e9)
-    recorder.start()
-    keys = [KeyChange(key="micro_batch", old=4, new=8), KeyChange(key="gradient_checkpointing", new=True)]
-    for number, spec in enumerate(specs):
-        if number:
-            assert run.add_setting(spec, recorded_prediction(spec), {}) == number
-            recorder.supervisor.write(ChangeAsked(setting=number, changes=(keys[number - 1],)))
-            for writer in recorder.ranks:
-                writer.write(ChangeApplied(setting=number, step=12 * number + 1))
-            recorder.spec = spec
-            recorder.steady_seconds *= 2
-        for step in range(12 * number + 1, 12 * number + 13):
-            recorder.step(step)
-    recorder.end("completed", 36)
-    recorder.close()
-    return run
 
 
 def test_a_changed_run_shows_all_its_settings(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from llmtop.profiler.report.pagedata import PageData, read_page
 from llmtop.profiler.report.settings import settings_of
 from llmtop.profiler.report.svg import nice_ticks
 from tests.recorded import make_recorded_run
+from tests.recorded_changes import make_changed_run
 from tests.recorded_spec import recorded_prediction, recorded_spec
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'></svg></style></title>&amp;\u202e"
@@ -124,6 +125,15 @@ def test_the_page_has_every_part(tmp_path: Path, kind: Any) -> None:
         assert words in parsed.text
     assert parsed.text.count("exit 0") == 2
     assert ("No link was measured" in parsed.text) == (kind == "cpu")
+
+
+def test_a_changed_run_has_all_its_settings_and_marks(tmp_path: Path) -> None:
+    _, page = page_of_run(make_changed_run(tmp_path))
+    parsed = require_harmless(page)
+    for words in ("micro_batch=8", "gradient_checkpointing=true", "1 to 12", "13 to 24", "25 to 36"):
+        assert words in parsed.text
+    marks = [a for name, a in parsed.elements if name == "line" and a.get("class") == "mark"]
+    assert len(marks) >= 2 * 4, "two changes in each plot over time or steps"
 
 
 def test_what_somebody_wrote_stays_text(tmp_path: Path) -> None:
