@@ -287,6 +287,7 @@ class Supervisor:
             last_step=progress.last_step,
             stepped=progress.stepped,
             oom_evidence=self._oom.evidence(self._hardware.host, [exit_.pid for exit_ in self.exits]),
+            on_cpu=self.spec.on_cpu,
             memory_bytes=self._hardware.rank_memory_bytes,
             xids=self._hardware.xids,
             lost_devices=self._hardware.lost_devices,

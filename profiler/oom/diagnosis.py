@@ -91,10 +91,29 @@ def diagnose(state: RunState, spec: RunSpec, prediction: Prediction) -> OutOfMem
         predicted_upper_bytes=prediction.peak_allocated_upper_bytes,
         room=room,
         fragmented=_fragmented(shortage),
-        fixes=()
-        if shortage is not None and shortage.on_host
-        else fixes(spec, prediction, room, state.run_id),
+        fixes=_fixes(spec, prediction, room, state.run_id, on_host=_on_host(shortage)),
     )
+
+
+def fixes_after(state: RunState, spec: RunSpec, prediction: Prediction) -> tuple[Fix, ...]:
+    """What fits after a run that ran out of memory, also where its rank could not tell how."""
+    if state.status != "out_of_memory":
+        return ()
+    found = diagnose(state, spec, prediction)
+    if found is not None:
+        return found.fixes
+    rank = state.ranks.get(-1 if state.rank_at_fault is None else state.rank_at_fault)
+    killed = rank is not None and rank.exited is not None and rank.exited.signal == "SIGKILL"
+    return _fixes(spec, prediction, None, state.run_id, on_host=killed)
+
+
+def _fixes(
+    spec: RunSpec, prediction: Prediction, room: Room | None, run_id: str, *, on_host: bool
+) -> tuple[Fix, ...]:
+    """None where it was the host of devices, whose memory the prediction's changes do not spare."""
+    if on_host and not spec.on_cpu:
+        return ()
+    return fixes(spec, prediction, room, run_id)
 
 
 def _predicted_for(stage: str | None, prediction: Prediction) -> int:
@@ -128,3 +147,7 @@ def _fragmented(shortage: MemoryShortage | None) -> bool:
     if shortage is None or shortage.cached_bytes is None or shortage.requested_bytes is None:
         return False
     return shortage.cached_bytes >= FRAGMENTED_SHARE * shortage.requested_bytes
+
+
+def _on_host(shortage: MemoryShortage | None) -> bool:
+    return shortage is not None and shortage.on_host

@@ -13,13 +13,15 @@ from llmtop.presets.spec import Script, ValueSource
 from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES
 from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.oom.allocations import MIB, identify, known_allocations, request_bytes
+from llmtop.profiler.oom.diagnosis import fixes_after
 from llmtop.profiler.oom.fixes import Room, fixes, room_of
 from llmtop.profiler.oom.message import read_shortage
 from llmtop.profiler.record.events import RankExited, RankFailed
 from llmtop.profiler.record.failureevents import DeviceUse, MemoryShortage
+from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.report.build import Report, build_report
 from llmtop.profiler.report.text import render
-from tests.recorded_spec import GIB, recorded_spec
+from tests.recorded_spec import GIB, Kind, recorded_spec
 from tests.tui.tuiruns import LiveRun
 
 ALONE = (
@@ -291,6 +293,25 @@ def test_host_memory_gets_no_advice_for_the_device(tmp_path: Path) -> None:
     found = report.out_of_memory
     assert found is not None and found.on_host and found.fixes == ()
     assert "asked for 8.00 GiB of host memory" in " ".join(render(report).split())
+
+
+@pytest.mark.parametrize(
+    ("kind", "signal", "some"), [("cuda", "SIGKILL", False), ("cuda", None, True), ("cpu", "SIGKILL", True)]
+)
+def test_fixes_are_offered_where_the_rank_could_not_tell(
+    tmp_path: Path, kind: Kind, signal: str | None, some: bool
+) -> None:
+    live = LiveRun(tmp_path, kind=kind, micro_batch=4, seq_len=2048)
+    live.start()
+    code = None if signal else 5
+    live.recorder.supervisor.write(
+        RankExited(rank=0, pid=live.recorder.pid(0), exit_code=code, signal=signal)
+    )
+    live.end("out_of_memory", "rank 0 is gone", rank=0)
+    live.close()
+    state = read_state(live.run)
+    assert bool(fixes_after(state, live.spec, live.run.prediction())) == some
+    assert fixes_after(replace(state, status="failed"), live.spec, live.run.prediction()) == ()
 
 
 _MEASURED: tuple[tuple[dict[str, Any], str, str], ...] = (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llmtop.presets.errors import UsageError
 from llmtop.profiler.fold.runstate import RunState
-from llmtop.profiler.oom.diagnosis import diagnose
+from llmtop.profiler.oom.diagnosis import fixes_after
 from llmtop.profiler.oom.fixes import Fix
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.change.plan import ChangePlan, plan_change
@@ -19,11 +19,9 @@ BY_RESUME = "llmtop resume"
 
 def fixes_of(run: RunDir, state: RunState) -> tuple[Fix, ...]:
     """What would make a run fit that ran out of memory, as far as it can go on with it."""
-    if state.status != "out_of_memory":
-        return ()
     setting = state.changes.setting
-    found = diagnose(state, run.spec(setting), run.prediction(setting))
-    return tuple(fix for fix in found.fixes if fix.number is not None) if found is not None else ()
+    found = fixes_after(state, run.spec(setting), run.prediction(setting))
+    return tuple(fix for fix in found if fix.number is not None)
 
 
 def fix_numbered(run: RunDir, state: RunState, number: int) -> Fix:

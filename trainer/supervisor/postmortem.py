@@ -85,6 +85,8 @@ class Story(Struct, frozen=True, kw_only=True):
     """Whether this attempt finished a step, so that there was something to save."""
     oom_evidence: Evidence | None = None
     """What says that a SIGKILL was the kernel's; None where nothing does."""
+    on_cpu: bool = False
+    """The ranks train in host memory."""
     memory_bytes: dict[int, int] = {}
     """Rank to what its processes held of host memory in the newest sample that saw them."""
     xids: tuple[XidSeen, ...] = ()
@@ -251,7 +253,7 @@ def _killed(story: Story, exit_: RankExit, reason: str) -> RunEnded:
         reason += (
             f", most likely because host memory ran out: {evidence.words}, though nothing names who did it"
         )
-    return RunEnded(state="out_of_memory", reason=reason + held, fix=_host_memory_fix(story))
+    return RunEnded(state="out_of_memory", reason=reason + held, fix=_host_memory_fix(story, None))
 
 
 def _held_at_death(story: Story) -> str:
@@ -295,12 +297,17 @@ def _memory_fix(story: Story, failure: RankFailed | None, message: str) -> str:
     if on_host or re.search(
         r"cannot allocate memory|defaultcpuallocator|memoryerror", message, re.IGNORECASE
     ):
-        return _host_memory_fix(story)
+        return _host_memory_fix(story, failure)
     return story.device_fix(failure)
 
 
-def _host_memory_fix(story: Story) -> str:
-    return "free host memory, offload less, start fewer ranks on this machine, or raise the container's limit"
+def _host_memory_fix(story: Story, failure: RankFailed | None) -> str:
+    words = (
+        "free host memory, offload less, start fewer ranks on this machine, or raise the container's limit"
+    )
+    if not story.on_cpu:
+        return words
+    return f"{story.device_fix(failure)}; or {words.replace('offload less, ', '')}"
 
 
 def _message_fix(story: Story, rank: int, message: str) -> str:
