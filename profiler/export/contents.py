@@ -31,6 +31,27 @@ LOGS = "the ranks' output was left out on request"
 BINARY = "may hold names and code of yours; --snapshots takes them along as they are"
 
 
+LONGEST_NAME_BYTES = 240
+DEEPEST = 6
+
+
+def name_problem(name: str) -> str:
+    """Why a name has no place in an archive; empty for one that has.
+
+    Both sides ask it: who packs leaves such a file at home, who unpacks refuses the whole.
+    """
+    if not name.isprintable() or "\\" in name:
+        return "its name has characters that no export writes"
+    parts = name.split("/")
+    if name.startswith("/") or any(part in ("", ".", "..") for part in parts):
+        return "its name leads out of the run's folder"
+    if any(part.startswith(".") for part in parts):
+        return "no export holds hidden files"
+    if len(parts) > DEEPEST or len(name.encode("utf-8", "replace")) > LONGEST_NAME_BYTES:
+        return "its name is longer than any of a run"
+    return ""
+
+
 class Member(Struct, frozen=True, kw_only=True):
     """A file of the folder that goes into the archive, under its own name."""
 
@@ -55,7 +76,8 @@ def contents(run: RunDir, *, logs: bool, snapshots: bool) -> tuple[list[Member],
     left: list[LeftOut] = []
     for name, path in _files(run.path):
         how, why = _judged(name, logs=logs, snapshots=snapshots)
-        if how is not None:
+        why = name_problem(name) or why
+        if how is not None and not why:
             members.append(Member(name=name, path=path, how=how))
         else:
             left.append(LeftOut(name=name, size_bytes=_size(path), why=why))

@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.export.contents import LONGEST_NAME_BYTES, name_problem
 from llmtop.profiler.export.manifest import FORMAT, FORMAT_VERSION, MANIFEST, Manifest
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.rundir import InForce, RunDir
@@ -30,8 +31,6 @@ from llmtop.profiler.units import counted, format_bytes
 LIMIT_BYTES = 16 << 30
 """What an archive may come to when it is unpacked, unless somebody allows more."""
 MOST_FILES = 20_000
-_LONGEST_NAME = 240
-_DEEPEST = 6
 _CHUNK_BYTES = 1 << 20
 _DOCUMENT_BYTES = 64 << 20
 _NEVER = frozenset(
@@ -128,16 +127,13 @@ def _checked(opened: zipfile.ZipFile, archive: Path, limit_bytes: int) -> _Plan:
 
 def _problem(entry: zipfile.ZipInfo) -> str:
     """Why a member is not taken; empty for one that is. The whole archive is then refused."""
-    name = entry.filename
     # A NUL and what is behind it zipfile has cut off; `orig_filename` still has it.
-    if name != entry.orig_filename or any(ord(char) < 32 or char in '\\:*?"<>|' for char in name):
+    if entry.filename != entry.orig_filename:
         return "its name has characters that no export writes"
-    parts = name.split("/")
-    if name.startswith("/") or any(part in ("", ".", "..") for part in parts):
-        return "its name leads out of the run's folder"
-    if len(parts) < 2 or len(parts) > _DEEPEST or len(name.encode("utf-8", "replace")) > _LONGEST_NAME:
-        return "its name is none of a run's"
-    if any(part.startswith(".") for part in parts) or parts[1] in _NEVER:
+    folder, _, name = entry.filename.partition("/")
+    if problem := name_problem(name) or name_problem(folder):
+        return problem
+    if name.partition("/")[0] in _NEVER:
         return "no export holds such a file"
     mode = entry.external_attr >> 16
     if mode and stat.S_IFMT(mode) not in (0, stat.S_IFREG):
@@ -196,7 +192,7 @@ def _document(opened: zipfile.ZipFile, name: str, kind: type[_T], archive: Path)
 def _run_id(manifest: Manifest, name: str | None) -> str:
     chosen = manifest.run_id if name is None else name
     is_name = PurePosixPath(chosen).name == chosen and chosen.isprintable() and "\\" not in chosen
-    if not chosen or not is_name or chosen.startswith((".", "-")) or len(chosen) > _LONGEST_NAME:
+    if not chosen or not is_name or chosen.startswith((".", "-")) or len(chosen) > LONGEST_NAME_BYTES:
         raise UsageError(f"'{chosen}' is no name of a run", fix="give another one: --name NAME")
     return chosen
 

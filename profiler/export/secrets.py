@@ -54,7 +54,9 @@ _FORMS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     ),
     (
         ("x-amz-", "sig=", "signature="),
-        re.compile(r"(?i)([?&](?:x-amz-(?:signature|credential|security-token)|sig|signature)=)[^\s&\"'\\\[]+"),
+        re.compile(
+            r"(?i)([?&](?:x-amz-(?:signature|credential|security-token)|sig|signature)=)[^\s&\"'\\\[]+"
+        ),
         rf"\1{REMOVED}",
     ),
     (("wandb",), re.compile(r"(?i)(wandb[^\n]*?)\b(?:local-)?[0-9a-f]{40}\b"), rf"\1{REMOVED}"),

@@ -124,9 +124,11 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     (run.path / "snapshots" / "rank-0.pickle").write_bytes(b"\x80\x04 memory")
     (run.path / ".unfinished.new").write_text("x")
     (run.path / "elsewhere.json").symlink_to("/etc/hostname")
+    (run.path / "odd\nname.txt").write_text("x")
     made = export_run(run, tmp_path / "a.zip", choices=Choices(logs=False, parquet=False))
     left = {one.name: one for one in made.left_out}
-    assert left.keys() == {"checkpoints", "snapshots/rank-0.pickle", "rank-0.log", "rank-1.log"}
+    odd = {"odd\nname.txt"}
+    assert left.keys() == {"checkpoints", "snapshots/rank-0.pickle", "rank-0.log", "rank-1.log"} | odd
     assert (left["checkpoints"].size_bytes, left["checkpoints"].files) == (1000, 1)
     files = unpacked(tmp_path / "a.zip")
     assert not any(name.startswith(("checkpoints", "snapshots", ".", "rank-0.log", "else")) for name in files)
