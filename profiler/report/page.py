@@ -8,6 +8,7 @@ from llmtop.profiler.report.pagedata import PageData
 from llmtop.profiler.report.settings import SettingReport
 
 _NAVIGATION = (
+    ("out-of-memory", "Out of memory"),
     *(("findings", "Findings"), ("memory", "Memory"), ("timeline", "Timeline"), ("links", "Links")),
     *(("training", "Training"), ("changes", "Changes"), ("hardware", "Ranks and devices")),
     *(("configuration", "Configuration"), ("environment", "Environment")),
@@ -21,6 +22,7 @@ def run_page(data: PageData, settings: tuple[SettingReport, ...] = ()) -> str:
         "p", "No link was measured: there was no GPU, or its driver does not tell.", kind="dim"
     )
     parts = (
+        section("Out of memory", sections.out_of_memory(report), anchor="out-of-memory"),
         section("Findings", sections.finding_list(report), anchor="findings"),
         section("Memory", figures.memory_by_moment(data), sections.peak_table(report), anchor="memory"),
         section("Timeline", figures.timeline(data), anchor="timeline"),

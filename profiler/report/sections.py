@@ -10,6 +10,7 @@ from msgspec.structs import fields
 
 from llmtop.presets.errors import written
 from llmtop.presets.spec import Provenance, RunOptions, ValueSource
+from llmtop.profiler.oom.words import evidence, fix_words, moment_words
 from llmtop.profiler.report.build import ComponentReport, RankReport, Report
 from llmtop.profiler.report.columns import print_addends, print_one, unit_for
 from llmtop.profiler.report.markup import Markup, details, element, joined, table
@@ -109,6 +110,22 @@ def finding_list(report: Report) -> Markup:
     )
 
 
+def out_of_memory(report: Report) -> Markup:
+    """Of a run that ran out of memory: when, what was asked for, and what fits. Else empty."""
+    found = report.out_of_memory
+    if found is None:
+        return Markup("")
+    at = f" at {found.where}" if found.where else ""
+    fixes = [
+        (
+            "another run" if fix.number is None else f"fix {fix.number}",
+            element("span", fix_words(fix), " ", element("code", fix.command) if fix.command else ""),
+        )
+        for fix in found.fixes
+    ]
+    return table(("", ""), [("when", f"{moment_words(found)}{at}"), *evidence(found), *fixes])
+
+
 def peak_table(report: Report) -> Markup:
     """Predicted and actual, in columns that add up as they are printed."""
     unit = unit_for(max(report.predicted_device_bytes or 0, report.actual_peak_bytes or 0))
@@ -188,9 +205,10 @@ def _last(setting: SettingReport) -> str:
 
 def rank_table(data: PageData) -> Markup:
     """A row a rank: what it held, how long its phases took, how it ended."""
-    heads = ("rank", "pid", "last step", "peak", "RSS", "PSS", *(f"{p} (mean)" for p in _PLAIN_PHASES), "end")
+    heads = ("rank", "pid", "last step", "peak", "RSS", "PSS", *_PLAIN_PHASES, "end")
     rows = [_rank_row(data, rank) for rank in data.report.ranks]
-    return table(heads, rows, right=range(10))
+    note = element("p", "Phases: means over the steps after warm-up.", kind="dim") if rows else ""
+    return joined((table(heads, rows, right=range(10)), note))
 
 
 def _rank_row(data: PageData, rank: RankReport) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from llmtop.presets.spec import Provenance, ValueSource
 from llmtop.profiler.export.secrets import Scrubber
 from llmtop.profiler.memory.result import Component
+from llmtop.profiler.oom.words import fix_words
 from llmtop.profiler.record.changeevents import ChangeRefused
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import KernelsSeen, KernelTime, RankFailed
@@ -158,6 +159,14 @@ def test_what_somebody_wrote_stays_text(tmp_path: Path) -> None:
     # Shown as it was written, in each of the places; only what turns the text's direction is gone.
     assert parsed.text.count("<script>alert(1)</script>") >= 8
     assert "\u202e" not in page
+
+
+def test_a_run_out_of_memory_tells_when_and_what_fits(tmp_path: Path) -> None:
+    data, page = page_of_run(make_recorded_run(tmp_path, kind="cuda", steps=4, end="out_of_memory"))
+    parsed = require_harmless(page)
+    assert data.report.out_of_memory is not None and "Out of memory" in parsed.text
+    assert "rank 0 in backward of step 5" in parsed.text
+    assert all(fix_words(fix) in parsed.text for fix in data.report.out_of_memory.fixes)
 
 
 def test_a_run_without_a_step_has_a_page(tmp_path: Path) -> None:
