@@ -28,6 +28,8 @@ _NOT_SECRET = _words(
     "HF_TOKEN_PATH WANDB_API_KEY_FILE"
 )
 """Names that would be taken for secrets and hold a place or a switch."""
+_PLACEHOLDERS = frozenset({"KEY", "KEYS"})
+"""As in `KEY=VALUE` of a usage line."""
 _AFTER = _words("id value file path str string text base64 b64 json env name")
 """May follow the word that says it: `aws_access_key_id`."""
 _PLAIN_VALUES = _words("true false yes no on off none null auto nan inf")
@@ -50,6 +52,8 @@ def names_secret(name: str, value: str, *, is_option: bool = False) -> bool:
     parts = parts_of(name)
     if _ALWAYS.intersection(parts) or "".join(parts) in _ALWAYS:
         return True
+    if name in _PLACEHOLDERS and not is_option:
+        return looks_random(value)
     if name.isupper() or (is_option and len(parts) == 1):
         return bool(_SOMETIMES.intersection(parts))
     return _says_by_its_end(parts, value)

@@ -127,7 +127,10 @@ class Scrubber:
 
     def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Variables by name; there the name alone decides, as `my_token` has few other meanings."""
-        return {name: self._string(value, name.upper()) for name, value in sorted(environment.items())}
+        return {
+            name: self._string(value, name.upper(), is_option=True)
+            for name, value in sorted(environment.items())
+        }
 
     def _key(self, key: Any) -> Any:
         return self.text(key) if isinstance(key, str) else key

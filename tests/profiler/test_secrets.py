@@ -66,6 +66,7 @@ def test_what_a_name_or_a_place_says_is_a_secret(text: str, kept: str) -> None:
         "KeyError: 'lm_head.weight'",
         "Missing key: model.layers.0.self_attn.k_proj.weight",
         f"commit {HEX}",
+        "llmtop set RUN KEY=VALUE ...",
         "the token is not known",
         "TOKENIZERS_PARALLELISM=false",
         "https://host/path@1.2?page=3",
@@ -101,6 +102,7 @@ def test_nested_values_and_arguments() -> None:
         *("python", "x.py", "--token", REMOVED, f"--api-key={REMOVED}", "--lr", "3e-4", REMOVED)
     ]
     assert scrubber.value({"revision": HEX}) == {"revision": HEX}
+    assert scrubber.environment({"KEY": "qwerty12"}) == {"KEY": REMOVED}
     assert scrubber.environment({"A_KEY": "qwerty12", "my_token": "qwerty12", "OMP_NUM_THREADS": "2"}) == {
         "A_KEY": REMOVED,
         "OMP_NUM_THREADS": "2",
