@@ -12,6 +12,7 @@ from textual.actions import ActionParseResult, parse
 from textual.binding import BindingType
 from textual.command import Provider
 from textual.dom import DOMNode
+from textual.driver import Driver
 from textual.screen import Screen
 
 from llmtop.presets.errors import ExitCode, LlmtopError
@@ -24,7 +25,9 @@ from llmtop.tui.dressing import Dress
 from llmtop.tui.feed import RunsArrived, ViewArrived
 from llmtop.tui.hangup import leave_with_the_terminal
 from llmtop.tui.keys import APP_KEYS, MOVE_KEYS, bindings, changes_something
+from llmtop.tui.link import Link, measured
 from llmtop.tui.look import choices_path, look_of, read_choice, write_choice
+from llmtop.tui.pace import answer_soon
 from llmtop.tui.readonly import refusing
 from llmtop.tui.requests import MonitorAsked, ReplayAsked, ReplayWish, TuneAsked
 from llmtop.tui.view import RunView
@@ -62,6 +65,7 @@ class LlmtopApp(Answering):
         dress: Dress = Dress(),  # noqa: B008 - it is frozen
     ) -> None:
         deeds = deeds if deeds is not None else Deeds()
+        self.link = Link()
         super().__init__(
             root if root is not None else runs_root(), refusing(deeds) if read_only else deeds, dress
         )
@@ -77,6 +81,9 @@ class LlmtopApp(Answering):
         """Newest view of the run that was watched last."""
         self.farewell = ""
         """What is printed below the prompt after leaving."""
+
+    def get_driver_class(self) -> type[Driver]:
+        return measured(super().get_driver_class(), self.link)
 
     def on_mount(self) -> None:
         if self._start == "monitor" and self._run is not None:
@@ -245,6 +252,7 @@ def run_app(
 ) -> int:
     """Show the app until a person leaves it; the exit code of the run that was watched, or 0."""
     leave_with_the_terminal()
+    answer_soon()
     path = choices_path()
     chosen = read_choice(path)
     dress = Dress(look_of(os.environ, chosen), chosen, partial(write_choice, path))

@@ -22,6 +22,7 @@ from llmtop.profiler.findings.find import findings
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, list_runs
+from llmtop.tui.link import Link
 from llmtop.tui.view import LogText, RunRow, RunView, steady_speed
 from llmtop.tui.widgets.paint import harmless
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.25
 PAINT_SECONDS = 1.0
+LOG_SECONDS = 0.5
 IDLE_POLL_SECONDS = 2.0
 """Between looks at a run that has ended, and at the list of runs."""
 KEPT_LINES = 2000
@@ -127,7 +129,9 @@ class MonitorFeed:
     def __init__(self, run: RunDir) -> None:
         self.run = run
         self._reader = RunReader(run)
+        self._newest: RunState | None = None
         self._seen: RunState | None = None
+        """Of the last view."""
         self._tails: dict[int | str, LogTail] = {}
         self._source: int | str = 0
         self._told: int | str | None = None
@@ -137,9 +141,19 @@ class MonitorFeed:
         self._source = source
 
     def poll(self) -> RunView | None:
-        """The run now; None when nothing has changed since the last call."""
-        state = self._read()
-        if state is self._seen:
+        """The run now; None when nothing has changed since the last view."""
+        self.read()
+        return self.view()
+
+    def read(self) -> RunState:
+        """What the record says now. Cheap: what all of it means is for `view`."""
+        self._newest = self._read()
+        return self._newest
+
+    def view(self) -> RunView | None:
+        """Of what was read last; None where it was given already."""
+        state = self._newest
+        if state is None or state is self._seen:
             return None
         self._seen = state
         # What was measured since the last change is compared with what was predicted for it.
@@ -167,9 +181,9 @@ class MonitorFeed:
 
     def _read(self) -> RunState:
         """What is new; of a long record the next part, the first of them small so that it is soon shown."""
-        if self._seen is None:
+        if self._newest is None:
             return self._reader.poll(_FIRST_EVENTS)
-        state, until = self._seen, time.monotonic() + POLL_SECONDS
+        state, until = self._newest, time.monotonic() + POLL_SECONDS
         while True:
             state = self._reader.poll(_PART_EVENTS)
             if not self._reader.behind or time.monotonic() >= until:
@@ -190,7 +204,7 @@ class MonitorFeed:
 
     @property
     def ended(self) -> bool:
-        return self._seen is not None and self._seen.status in ENDED
+        return self._newest is not None and self._newest.status in ENDED
 
 
 class RunsFeed:
@@ -258,26 +272,28 @@ def run_row(run: RunDir, state: RunState) -> RunRow:
 Post = Callable[[Message], object]
 
 
-def follow_run(feed: MonitorFeed, post: Post, stop: threading.Event, wake: threading.Event) -> None:
-    """Poll until `stop`; `wake` makes the next poll come at once."""
-    waiting: RunView | None = None
-    due, status = 0.0, ""
+def follow_run(
+    feed: MonitorFeed, post: Post, stop: threading.Event, wake: threading.Event, link: Link | None = None
+) -> None:
+    """Poll until `stop`; `wake` makes the next poll come at once. A slow link gets fewer views."""
+    view_due = log_due = 0.0
+    status, woken = "", False
     while not stop.is_set():
-        failed = False
+        failed, factor = False, link.factor if link is not None else 1
         try:
-            view, text = feed.poll(), feed.poll_log()
+            newest, now = feed.read().status, time.monotonic()
+            if (now >= view_due or newest != status) and (view := feed.view()) is not None:
+                post(ViewArrived(view))
+                status, view_due = newest, now + factor * feed.paint_seconds
+            if (now >= log_due or woken) and (text := feed.poll_log()) is not None:
+                post(LogArrived(text))
+                log_due = now + factor * LOG_SECONDS
         except LlmtopError as error:
             post(FeedFailed(error))
-            view, text, failed = None, None, True
-        now = time.monotonic()
-        waiting = view if view is not None else waiting
-        if waiting is not None and (now >= due or waiting.state.status != status):
-            post(ViewArrived(waiting))
-            status, due, waiting = waiting.state.status, now + feed.paint_seconds, None
-        if text is not None:
-            post(LogArrived(text))
+            failed = True
+        woken = False
         if failed or not feed.reading:
-            wake.wait(IDLE_POLL_SECONDS if feed.ended else POLL_SECONDS)
+            woken = wake.wait(IDLE_POLL_SECONDS if feed.ended else POLL_SECONDS)
             wake.clear()
 
 

@@ -147,7 +147,9 @@ class MonitorScreen(Screen[None]):
         return panel
 
     def compose_head(self) -> ComposeResult:
-        yield RunHeader().data_bind(MonitorScreen.view)
+        header = RunHeader().data_bind(MonitorScreen.view)
+        header.set_reactive(RunHeader.view, self.view)
+        yield header
 
     def on_mount(self) -> None:
         self.query_one("#memory").focus()
@@ -167,7 +169,7 @@ class MonitorScreen(Screen[None]):
 
     def follow(self) -> None:
         """In a thread, until the screen goes."""
-        follow_run(self._feed, self.post_message, self._stop, self._wake)
+        follow_run(self._feed, self.post_message, self._stop, self._wake, getattr(self.app, "link", None))
 
     def on_view_arrived(self, message: ViewArrived) -> None:
         before, status = self._told, message.view.state.status
@@ -261,9 +263,15 @@ class MonitorScreen(Screen[None]):
 
     def _zoom(self, wanted: Panel | None) -> None:
         self.set_class(wanted is not None, "-zoomed", update=False)
+        area = self.query_one("#panels")
         for panel in self.query(Panel):
             panel.set_class(panel is wanted, "zoomed", update=False)
             panel.zoomed = panel is wanted
+            # Painted for their new size before they have it: the screen is laid out and written once.
+            if panel is wanted:
+                panel.fit_whole(area.region.shrink(area.styles.padding).size)
+            elif wanted is None:
+                panel.fit_small()
         self.update_node_styles()
         if wanted is not None:
             wanted.focus()

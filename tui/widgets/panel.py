@@ -9,12 +9,15 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
+from textual.geometry import Size
 from textual.message import Message
 from textual.reactive import reactive
 
 from llmtop.tui.view import RunView
 from llmtop.tui.widgets.painted import Painted
 
+_GUTTER_CELLS, _TITLE_ROWS = 1, 1
+"""Beside and above the body of an opened panel: its scroll bar, and the title on its border."""
 _TITLE_EDGE_CELLS = 5
 """Around a title: the border's own cells at both sides, and a space after the words."""
 
@@ -46,6 +49,10 @@ class Panel(VerticalScroll):
         super().__init__(id=id, classes="panel")
         self._body = Painted(classes="panel-body")
         self._title_words = ""
+        self._fitted: tuple[RunView, Size, bool] | None = None
+        """What was painted last, for which size, and whether for the whole screen."""
+        self._small = Size(0, 0)
+        """In the overview, the last time."""
 
     def compose(self) -> ComposeResult:
         yield self._body
@@ -63,16 +70,36 @@ class Panel(VerticalScroll):
 
     def repaint(self) -> None:
         """Paint again if what would be shown differs from what is shown."""
-        size = self.scrollable_content_region.size
+        self._paint(self.scrollable_content_region.size)
+
+    def fit(self, size: Size) -> None:
+        """Paint for a size of the body, unless that was done last: also before the panel has it."""
+        before = self._fitted
+        if before is None or before[0] is not self.view or before[1:] != (size, self.zoomed):
+            self._paint(size)
+
+    def fit_whole(self, room: Size) -> None:
+        """For an area that it is about to have for itself."""
+        self.fit(Size(room.width - _GUTTER_CELLS, room.height - _TITLE_ROWS))
+
+    def fit_small(self) -> None:
+        """For its place in the overview, to which it comes back."""
+        self.fit(self._small)
+
+    def _paint(self, size: Size) -> None:
         if self.view is None or size.width <= 0:
             return
-        self._title(self._that_fits(self.headline(self.view)))
+        self._fitted = (self.view, size, self.zoomed)
+        if not self.zoomed:
+            self._small = size
+        room = size.width + _GUTTER_CELLS * self.zoomed
+        self._title(self._that_fits(self.headline(self.view), room))
         self._body.paint(self.draw(self.view, size.width, size.height), size.width)
 
-    def _that_fits(self, headline: str | tuple[str, ...]) -> str:
+    def _that_fits(self, headline: str | tuple[str, ...], width: int) -> str:
         """A headline is shown whole or not at all."""
         ways = (headline,) if isinstance(headline, str) else headline
-        room = self.size.width - len(f" {self.KEY} {self.TITLE}  ") - _TITLE_EDGE_CELLS
+        room = width - len(f" {self.KEY} {self.TITLE}  ") - _TITLE_EDGE_CELLS
         return next((words for words in ways if cell_len(words) <= room), "")
 
     def _title(self, headline: str) -> None:
@@ -86,13 +113,16 @@ class Panel(VerticalScroll):
             self.border_title = title
 
     def watch_view(self) -> None:
-        self.repaint()
+        # Each panel in a turn of its own: a key is answered between two of them.
+        self.call_later(self.on_resize)
 
     def watch_zoomed(self) -> None:
-        self.call_after_refresh(self.repaint)
+        self.call_after_refresh(self.on_resize)
 
     def on_resize(self) -> None:
-        self.repaint()
+        # What is hidden keeps the size that it had.
+        if self.display:
+            self.fit(self.scrollable_content_region.size)
 
     def action_zoom(self) -> None:
         self.post_message(self.ZoomAsked(self))

@@ -23,6 +23,7 @@ READ_ONLY = ("  read-only", "bold $text-warning")
 """In the head of a screen that only looks on."""
 
 _RECENT_STEPS = 20
+_EDGE_CELLS = 1
 _LEAST_BAR_CELLS = 12
 """What is left for the bar of steps beside what the app itself costs."""
 
@@ -39,6 +40,8 @@ class RunHeader(Vertical):
         self.meter = CostMeter()
 
     def compose(self) -> ComposeResult:
+        # As high as it will be: else everything below is laid out twice.
+        self._paint(self.app.size.width - 2 * _EDGE_CELLS)
         yield self._rows
 
     def on_mount(self) -> None:
@@ -51,7 +54,10 @@ class RunHeader(Vertical):
         self.repaint()
 
     def repaint(self) -> None:
-        view, width = self.view, self.content_size.width
+        self._paint(self.content_size.width)
+
+    def _paint(self, width: int) -> None:
+        view = self.view
         if view is None or width <= 0:
             return
         badge = READ_ONLY if getattr(self.app, "read_only", False) else None
