@@ -10,12 +10,14 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from benchmarks.accuracy.differences import added_bytes
+from benchmarks.accuracy.differences import EXPANDABLE_SEGMENTS, added_bytes
 from benchmarks.accuracy.score import percent, words
-from benchmarks.cells import Planned, plan
+from benchmarks.cells import DEFAULTS, Planned, plan
 from benchmarks.rows import Cell, Row, read_rows
 from llmtop.presets.errors import LlmtopError
-from llmtop.presets.resolve import Machine
+from llmtop.presets.resolve import Layer, Machine, assemble
+from llmtop.presets.spec import ValueSource
+from llmtop.profiler.memory.predict import predict_closely
 from llmtop.profiler.memory.result import Prediction
 
 DATA = Path(__file__).parents[1] / "data"
@@ -30,11 +32,11 @@ class Published(Struct, frozen=True, kw_only=True):
     percent: float | None
     """Of the measured figure; None for a row that ran out of memory, or that is refused."""
     refused: bool | None
-    """For one that ran out of memory: whether the verdict says so."""
-    mended_percent: float | None = None
+    """For one that ran out of memory: whether the verdict says so; None where another rule refuses it."""
+    mended_refused: bool | None = None
     """The same with what the row's own code is known to have kept otherwise."""
-    reason: str = ""
-    """Why there is no prediction."""
+    mended_percent: float | None = None
+    """Of a measured row with what its own code is known to have kept otherwise."""
 
 
 class Case(Struct, frozen=True, kw_only=True):
@@ -77,27 +79,40 @@ def predicted(cell: Cell) -> Prediction:
     return _planned(cell).prediction
 
 
-def _planned(cell: Cell) -> Planned:
+def _planned(cell: Cell, *, own_code: bool = False) -> Planned:
+    """With code of its own a row is held against none of the rules of the versions that we launch."""
     model = str(cell["model"])
     located = str(DATA / model) if model.startswith("models/") else model
     machine = Machine(gpu=cell["gpu"], gpus=cell.get("gpus", 1), host_memory_bytes=None)
-    return plan({**cell, "model": located}, machine, name="published")
+    cell = {**cell, "model": located}
+    if not own_code:
+        return plan(cell, machine, name="published")
+    layer = Layer(source=ValueSource.COMMAND_LINE, detail="cell", values={**DEFAULTS, **cell})
+    spec = assemble([layer], name="published", machine=machine)
+    return Planned(cell=cell, spec=spec, prediction=predict_closely(spec))
 
 
-def figure(prediction: Prediction, metric: str) -> int | None:
-    """What the prediction says of a metric: allocated, reserved (as far as likely) or the whole device."""
+def figure(prediction: Prediction, metric: str, *, grows_in_place: bool = False) -> int | None:
+    """What the prediction says of a metric: allocated, reserved (as far as likely) or the whole device.
+
+    With segments that grow in place what is reserved is what is allocated.
+    """
+    allocated, device = prediction.peak_allocated_bytes, prediction.peak_device_bytes
     if metric == "allocated":
-        return prediction.peak_allocated_bytes
-    device = prediction.peak_device_bytes
-    if metric == "device" or device is None or prediction.needed_bytes is None:
+        return allocated
+    if device is None or prediction.needed_bytes is None:
         return device
-    return device - (prediction.needed_bytes - prediction.peak_allocated_upper_bytes)
+    outside = prediction.needed_bytes - prediction.peak_allocated_upper_bytes
+    reserved = allocated if grows_in_place else device - outside
+    return reserved + outside if metric == "device" else reserved
 
 
-def too_large(prediction: Prediction, memory_gib: float | None) -> bool:
-    if memory_gib is not None and prediction.needed_bytes is not None:
-        return prediction.needed_bytes > memory_gib * _GIB
-    return prediction.fits is False
+def too_large(prediction: Prediction, memory_gib: float | None, added_bytes: int = 0) -> bool:
+    """Whether the upper bound, with what is added to it, is more than the limit or the GPU's memory."""
+    limit = prediction.device_memory_bytes if memory_gib is None else round(memory_gib * _GIB)
+    if limit is None or prediction.needed_bytes is None:
+        return prediction.fits is False
+    return prediction.needed_bytes + added_bytes > limit
 
 
 def _name(cell: Cell) -> str:
@@ -105,26 +120,37 @@ def _name(cell: Cell) -> str:
 
 
 def _published(row: Row) -> Published:
-    cell = row["cell"]
-    try:
-        planned = _planned(cell)
-    except LlmtopError as error:
-        return Published(row=row, name=_name(cell), percent=None, refused=None, reason=str(error))
-    prediction = planned.prediction
+    cell, differs = row["cell"], row["differs"]
+    own = _planned(cell, own_code=True)
+    added = added_bytes(differs, own.spec, own.prediction)
     if row["outcome"] == "oom":
-        refused = too_large(prediction, row.get("memory_gib"))
-        return Published(row=row, name=_name(cell), percent=None, refused=refused)
-    said = figure(prediction, row["metric"])
-    if said is None:
+        limit = row.get("memory_gib")
+        return Published(
+            row=row,
+            name=_name(cell),
+            percent=None,
+            refused=_refused(cell, limit),
+            mended_refused=too_large(own.prediction, limit, added),
+        )
+    said = figure(own.prediction, row["metric"])
+    mended = figure(own.prediction, row["metric"], grows_in_place=EXPANDABLE_SEGMENTS in differs)
+    if said is None or mended is None:
         return Published(row=row, name=_name(cell), percent=None, refused=None)
-    mended = said + added_bytes(row["differs"], planned.spec, prediction)
     return Published(
         row=row,
         name=_name(cell),
         percent=percent(said, row["measured_bytes"]),
-        mended_percent=percent(mended, row["measured_bytes"]),
+        mended_percent=percent(mended + added, row["measured_bytes"]),
         refused=None,
     )
+
+
+def _refused(cell: Cell, limit: float | None) -> bool | None:
+    """By today's formulas and rules; None where a rule refuses it for another reason than its size."""
+    try:
+        return too_large(_planned(cell).prediction, limit)
+    except LlmtopError:
+        return None
 
 
 def _case(row: Row) -> Case:
