@@ -10,17 +10,22 @@ from __future__ import annotations
 from msgspec import Struct
 
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.memory.blocks import BlockBytes, block_bytes, final_norm_saved
-from llmtop.profiler.memory.loss import LossBytes, loss_bytes
+from llmtop.profiler.memory.blocks import block_bytes, final_norm_saved
+from llmtop.profiler.memory.loss import loss_bytes
+from llmtop.profiler.memory.mask import mask_bytes
 from llmtop.profiler.memory.mlp import mlp_copies
 from llmtop.profiler.memory.pool import OWN_BLOCKS, block_end
-from llmtop.profiler.memory.result import Component
+from llmtop.profiler.memory.reduction import end_of_backward
 from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks
 from llmtop.profiler.memory.states import StateBytes
-
-Bytes = dict[Component, int]
-ALLREDUCE_ELEMENTS = 500_000_000
-"""`MEMORY_OPT_ALLREDUCE_SIZE` of deepspeed 0.19.8, `runtime/engine.py`."""
+from llmtop.profiler.memory.walk import (
+    Bytes,
+    Walk,
+    bucket_bytes,
+    reduces_at_once,
+    tied_head_gradient,
+    with_resident,
+)
 
 
 class PassBytes(Struct, frozen=True, kw_only=True):
@@ -32,20 +37,6 @@ class PassBytes(Struct, frozen=True, kw_only=True):
     first_block: Bytes
 
 
-class _Pass(Struct, frozen=True, kw_only=True):
-    """Inputs of the walk, in bytes for the whole micro-batch."""
-
-    spec: RunSpec
-    sizes: Sizes
-    states: StateBytes
-    block: BlockBytes
-    loss: LossBytes
-    final_norm: int
-    constant: int
-    accumulated: int
-    """Gradients of earlier micro-batches of the same step."""
-
-
 def pass_bytes(spec: RunSpec, sizes: Sizes, states: StateBytes) -> PassBytes:
     """Forward and backward of one micro-batch, the last of a step."""
     walk = _pass(spec, sizes, states)
@@ -53,12 +44,12 @@ def pass_bytes(spec: RunSpec, sizes: Sizes, states: StateBytes) -> PassBytes:
         forward_end=_forward_end(walk),
         loss_backward=_loss_backward(walk),
         last_block=_largest_block(walk),
-        first_block=_end_of_backward(walk),
+        first_block=end_of_backward(walk),
     )
 
 
-def _pass(spec: RunSpec, sizes: Sizes, states: StateBytes) -> _Pass:
-    return _Pass(
+def _pass(spec: RunSpec, sizes: Sizes, states: StateBytes) -> Walk:
+    return Walk(
         spec=spec,
         sizes=sizes,
         states=states,
@@ -66,6 +57,7 @@ def _pass(spec: RunSpec, sizes: Sizes, states: StateBytes) -> _Pass:
         loss=loss_bytes(spec, sizes),
         final_norm=final_norm_saved(spec, sizes) * sizes.tokens,
         constant=_before_blocks(spec, sizes) + _kept_inputs(spec, sizes),
+        mask=mask_bytes(spec, sizes) if sizes.checkpoint_every else 0,
         accumulated=_accumulated(spec, sizes),
     )
 
@@ -101,13 +93,15 @@ def _kept_inputs(spec: RunSpec, sizes: Sizes) -> int:
 
 
 def _accumulated(spec: RunSpec, sizes: Sizes) -> int:
-    if spec.options.grad_accum == 1 or sizes.stage == 3 or spec.options.offload_optimizer != "none":
+    options = spec.options
+    to_host = sizes.stage == 2 and options.offload_optimizer != "none"
+    if options.grad_accum == 1 or sizes.stage == 3 or to_host:
         return 0
     held = sizes.held_gradients if sizes.stage == 2 else sizes.trainable
     return sizes.dtype_bytes * held
 
 
-def _kept(walk: _Pass, blocks: int) -> int:
+def _kept(walk: Walk, blocks: int) -> int:
     """Activations of the lowest `blocks` blocks that wait for their backward."""
     sizes, hidden = walk.sizes, walk.spec.model.hidden_size
     inputs = checkpointed_blocks(blocks, sizes.checkpoint_every)
@@ -119,7 +113,7 @@ def _kept(walk: _Pass, blocks: int) -> int:
     return kept * sizes.tokens
 
 
-def _block_ends(walk: _Pass, blocks: int) -> int:
+def _block_ends(walk: Walk, blocks: int) -> int:
     """What the allocator's blocks hold beyond the activations of the lowest `blocks` blocks."""
     if walk.spec.on_cpu:
         return 0
@@ -135,18 +129,18 @@ def _is_checkpointed(sizes: Sizes, index: int) -> bool:
     return bool(sizes.checkpoint_every) and index % sizes.checkpoint_every == 0
 
 
-def _forward_end(walk: _Pass) -> Bytes:
+def _forward_end(walk: Walk) -> Bytes:
     layers = walk.spec.model.num_layers
-    kept = _kept(walk, layers) + walk.final_norm + walk.constant
+    kept = _kept(walk, layers) + walk.final_norm + walk.constant + walk.mask
     if "fused_linear_cross_entropy" in walk.sizes.liger:
         # The fused loss keeps its gradients for backward, and no logits.
-        return _with_resident(
+        return with_resident(
             walk,
             activations=kept + walk.loss.kept,
             gradients=walk.accumulated + walk.loss.head_gradient,
             rounding=_block_ends(walk, layers),
         )
-    return _with_resident(
+    return with_resident(
         walk,
         activations=kept,
         logits=walk.loss.kept,
@@ -155,11 +149,12 @@ def _forward_end(walk: _Pass) -> Bytes:
     )
 
 
-def _loss_backward(walk: _Pass) -> Bytes:
+def _loss_backward(walk: Walk) -> Bytes:
     layers = walk.spec.model.num_layers
-    return _with_resident(
+    before = _kept(walk, layers) + walk.final_norm + walk.constant + walk.mask
+    return with_resident(
         walk,
-        activations=_kept(walk, layers) + walk.final_norm + walk.constant + walk.loss.peak_activations,
+        activations=before + walk.loss.peak_activations,
         logits=walk.loss.peak_logits,
         gradients=walk.accumulated + walk.loss.head_gradient,
         workspace=walk.loss.peak_workspace,
@@ -168,27 +163,14 @@ def _loss_backward(walk: _Pass) -> Bytes:
     )
 
 
-def bucket_bytes(spec: RunSpec, sizes: Sizes) -> int:
-    """ZeRO-1/2's reduce buckets: the whole configured size, whatever the model's; two with overlap.
-
-    On the CPU only the pages that gradients touch are resident.
-    """
-    if sizes.stage not in (1, 2) or not sizes.zero.contiguous_gradients:
-        return 0
-    elements = sizes.zero.reduce_bucket_size
-    if spec.on_cpu:
-        return min(elements, sizes.trainable) * sizes.dtype_bytes
-    return elements * sizes.dtype_bytes * (2 if sizes.zero.overlap_comm else 1)
-
-
-def _bucket_at(walk: _Pass, blocks_done: int) -> int:
+def _bucket_at(walk: Walk, blocks_done: int) -> int:
     whole = bucket_bytes(walk.spec, walk.sizes)
     if not walk.spec.on_cpu:
         return whole
     return min(whole, blocks_done * walk.sizes.layer_params * walk.sizes.dtype_bytes)
 
 
-def _kept_bucket(walk: _Pass) -> int:
+def _kept_bucket(walk: Walk) -> int:
     """ZeRO-1 keeps its bucket from one micro-batch of a step to the next."""
     if walk.sizes.stage == 1 and walk.spec.options.grad_accum > 1:
         return bucket_bytes(walk.spec, walk.sizes)
@@ -206,10 +188,10 @@ class _BlockAlive(Struct, frozen=True, kw_only=True):
     """Gradients of activations, and what nobody saved."""
 
 
-def _block_alive(walk: _Pass, index: int) -> _BlockAlive:
+def _block_alive(walk: Walk, index: int) -> _BlockAlive:
     """Of block `index`, counted from 0."""
     block, tokens = walk.block, walk.sizes.tokens
-    kept, workspace = _kept(walk, index + 1) + walk.constant, block.gradient * tokens
+    kept, workspace = _kept(walk, index + 1) + walk.constant + walk.mask, block.gradient * tokens
     if _is_checkpointed(walk.sizes, index):
         kept += (block.saved - block.input_saved) * tokens
         if walk.spec.options.checkpointing_reentrant:
@@ -222,13 +204,13 @@ def _block_alive(walk: _Pass, index: int) -> _BlockAlive:
     return _BlockAlive(activations=kept, weight_gradient=matrix, workspace=workspace + product)
 
 
-def _first_product(walk: _Pass) -> int:
+def _first_product(walk: Walk) -> int:
     """Bytes per token of the gradient of the MLP's product, made while everything is still kept."""
     model = walk.spec.model
     return max(model.intermediate_size, 1) * walk.sizes.dtype_bytes
 
 
-def _blocks_before_flush(walk: _Pass) -> int:
+def _blocks_before_flush(walk: Walk) -> int:
     """Blocks whose gradients fit the bucket before it is reduced for the first time."""
     sizes = walk.sizes
     room = sizes.zero.reduce_bucket_size
@@ -239,21 +221,17 @@ def _blocks_before_flush(walk: _Pass) -> int:
     return room // max(1, sizes.layer_params)
 
 
-def _tied_head_gradient(walk: _Pass) -> int:
-    """A tied head's gradient waits for the embedding's before it can be reduced."""
-    if walk.sizes.head_trained and walk.spec.model.tied_embeddings:
-        return walk.sizes.head_params * walk.sizes.dtype_bytes
-    return 0
-
-
-def _gradients_after(walk: _Pass, blocks_done: int, *, flushed: bool) -> int:
+def _gradients_after(walk: Walk, blocks_done: int, *, flushed: bool) -> int:
     """Gradients held when `blocks_done` blocks are through, buckets not included."""
     sizes = walk.sizes
     width = sizes.dtype_bytes
-    if sizes.stage == 3 or walk.spec.options.offload_optimizer != "none":
+    if sizes.stage == 3:
         return 0
-    if sizes.stage == 2:
-        return width * sizes.held_gradients if flushed else 0
+    if reduces_at_once(walk):
+        kept_here = flushed and walk.spec.options.offload_optimizer == "none"
+        return width * sizes.held_gradients if kept_here else 0
+    if walk.accumulated and not walk.spec.on_cpu:
+        return 0  # added to those of earlier micro-batches
     head = 0 if walk.spec.model.tied_embeddings or not sizes.head_trained else sizes.head_params
     return width * (head + blocks_done * sizes.layer_params)
 
@@ -279,11 +257,11 @@ def _until_checkpoint(done: int, last: int, sizes: Sizes) -> set[int]:
     return {done, done + (last - done) % every}
 
 
-def _largest_block(walk: _Pass) -> Bytes:
+def _largest_block(walk: Walk) -> Bytes:
     last = walk.spec.model.num_layers - 1
     points = [(done, False) for done in _turns(last + 1, walk.sizes.checkpoint_every)]
     before = _blocks_before_flush(walk)
-    if walk.sizes.stage == 2 and before <= last:
+    if reduces_at_once(walk) and before <= last:
         # After the flush gradients stay as they are, so what comes later is smaller: all but a recomputed
         # block of the reentrant form, with its output, below one that is not.
         after = min(before + 1, last)
@@ -296,74 +274,14 @@ def _largest_block(walk: _Pass) -> Bytes:
     return max(candidates, key=lambda components: sum(components.values()))
 
 
-def _at_block(walk: _Pass, blocks_done: int, *, flushed: bool) -> Bytes:
+def _at_block(walk: Walk, blocks_done: int, *, flushed: bool) -> Bytes:
     alive = _block_alive(walk, walk.spec.model.num_layers - 1 - blocks_done)
     held = _gradients_after(walk, blocks_done, flushed=flushed) + alive.weight_gradient
-    return _with_resident(
+    return with_resident(
         walk,
         activations=alive.activations,
         workspace=alive.workspace,
-        gradients=walk.accumulated + _tied_head_gradient(walk) + held,
+        gradients=walk.accumulated + tied_head_gradient(walk) + held,
         buffers=_bucket_at(walk, blocks_done),
         rounding=_block_ends(walk, walk.spec.model.num_layers - blocks_done),
     )
-
-
-def _end_of_backward(walk: _Pass) -> Bytes:
-    sizes, spec = walk.sizes, walk.spec
-    width = sizes.dtype_bytes
-    embedding = sizes.head_params * width if sizes.head_trained else 0
-    everything = sizes.held_gradients if sizes.stage == 2 else sizes.trainable
-    gradients = width * everything
-    if sizes.stage == 3 or spec.options.offload_optimizer != "none":
-        gradients = 0
-    if sizes.stage == 1 and gradients and not walk.accumulated:
-        # At the end all gradients are reduced. When the bucket is full for the first time, what it holds is
-        # gone from the full gradients, and room for the whole share is made beside them. Gradients of earlier
-        # micro-batches have that room already.
-        gradients += width * (sizes.held_gradients - sizes.first_bucket)
-    beside = _tied_head_gradient(walk) + embedding if sizes.stage >= 2 else 0
-    if sizes.stage == 2 and sizes.trainable <= sizes.zero.reduce_bucket_size:
-        # All gradients fit the bucket, so room for the share is made only after the last one is in it.
-        gradients, beside = max(gradients, beside), 0
-    buffers = bucket_bytes(spec, sizes)
-    if sizes.stage == 0 and sizes.ranks > 1:
-        # The all-reduce flattens gradients in pieces of at most 5e8 elements (`engine.py:allreduce_bucket`).
-        buffers += width * min(sizes.trainable, ALLREDUCE_ELEMENTS)
-    if spec.on_cpu and sizes.stage in (1, 2):
-        # Full gradients give way page by page to the bucket; a bucket that holds shares of several ranks
-        # is reduced in a flattened copy before the own share is copied out.
-        flattened = buffers if sizes.ranks > 1 else 0
-        gradients, beside = max(width * sizes.held_gradients - flattened, 0), 0
-        buffers += flattened
-    return _with_resident(
-        walk,
-        activations=walk.constant,
-        gradients=walk.accumulated + gradients + beside,
-        workspace=walk.block.gradient * sizes.tokens,
-        buffers=buffers,
-    )
-
-
-def _with_resident(
-    walk: _Pass,
-    *,
-    activations: int,
-    logits: int = 0,
-    gradients: int = 0,
-    workspace: int = 0,
-    buffers: int = 0,
-    rounding: int = 0,
-) -> Bytes:
-    states = walk.states
-    found = {
-        Component.PARAMETERS: states.parameters + states.gathered,
-        Component.GRADIENTS: states.gradients_resident + gradients,
-        Component.OPTIMIZER_STATE: states.optimizer,
-        Component.MASTER_PARAMETERS: states.master,
-        Component.ACTIVATIONS: activations,
-        Component.LOGITS: logits,
-        Component.COMMUNICATION_BUFFERS: states.bucket_resident + buffers,
-        Component.WORKSPACE: states.workspace + workspace,
-    }
-    return {**found, Component.ROUNDING: rounding} if rounding else found

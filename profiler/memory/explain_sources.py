@@ -76,13 +76,19 @@ RULES: dict[str, Rule] = {
     ),
     "backward._kept": Rule("checkpoints: the blocks' inputs", "torch utils/checkpoint.py"),
     "backward._accumulated": Rule("gradients of earlier micro-batches", _ZERO12),
-    "backward.bucket_bytes": Rule("reduce bucket", f"{_ZERO12}: reduce_bucket_size, overlap_comm"),
+    "walk.bucket_bytes": Rule("reduce bucket", f"{_ZERO12}: reduce_bucket_size, overlap_comm"),
     "backward._bucket_at": Rule("reduce bucket, as far as it is touched", _ZERO12),
     "backward._block_alive": Rule("one block's backward", _WALK),
     "backward._first_product": Rule("gradient of the MLP's product", _WALK),
-    "backward._tied_head_gradient": Rule("gradient of the tied head", _WALK),
+    "walk.tied_head_gradient": Rule("gradient of the tied head", _WALK),
     "backward._gradients_after": Rule("gradients so far", _WALK),
-    "backward._end_of_backward": Rule("", f"{_ZERO12}; runtime/engine.py:allreduce_bucket"),
+    "mask.mask_bytes": Rule("mask of eager attention", "transformers 5.x masking_utils.py"),
+    "reduction._whole_gradients": Rule("gradients, all of them", _ZERO12),
+    "reduction._at_embedding": Rule("gradient of the embedding", _AUTOGRAD),
+    "reduction._at_reduction": Rule(
+        "norms and copies on the way", f"{_ZERO12}; runtime/engine.py:allreduce_bucket"
+    ),
+    "reduction._reduced_gradients": Rule("gradients when the bucket is reduced", _ZERO12),
     "sizes.stored_bytes": Rule(
         "frozen weights", "QLoRA, arXiv 2305.14314; bitsandbytes 0.50 functional.py:quantize_4bit"
     ),
@@ -99,6 +105,9 @@ MODULES: dict[str, Rule] = {
     "mlp": Rule("", _AUTOGRAD),
     "loss": Rule("", "transformers 5.x loss/loss_utils.py:ForCausalLMLoss"),
     "backward": Rule("", _WALK),
+    "walk": Rule("", _WALK),
+    "reduction": Rule("", _ZERO12),
+    "mask": Rule("", "transformers 5.x masking_utils.py"),
     "predict": Rule("", "sum of the moments; margins measured on H200"),
     "cpu": Rule("", "measured resident sets of CPU ranks (torch 2.13, deepspeed 0.19.8)"),
     "host": Rule("", "deepspeed 0.19.8 runtime/zero/; process size measured on H200"),

@@ -12,7 +12,7 @@ from llmtop.profiler.cost.shape import param_count
 from llmtop.profiler.cost.steptime import predict_step_seconds
 from llmtop.profiler.memory import allocator
 from llmtop.profiler.memory.assume import assumptions
-from llmtop.profiler.memory.backward import bucket_bytes, pass_bytes
+from llmtop.profiler.memory.backward import pass_bytes
 from llmtop.profiler.memory.bound import upper_bytes
 from llmtop.profiler.memory.cpu import cpu_prediction
 from llmtop.profiler.memory.host import host_bytes
@@ -29,6 +29,7 @@ from llmtop.profiler.memory.sizes import Sizes, sizes_of
 from llmtop.profiler.memory.states import StateBytes, state_bytes, step_components
 from llmtop.profiler.memory.suggest import suggestions
 from llmtop.profiler.memory.tape.run import taped
+from llmtop.profiler.memory.walk import bucket_bytes
 
 
 def predict(spec: RunSpec) -> Prediction:

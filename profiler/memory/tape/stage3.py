@@ -232,16 +232,18 @@ class Stage3:
         else:
             whole = []
             head = base[:1] * plan.tied  # is made as well, and thrown away
+            shards: list[Tensor] = []
             for size in base + head:
                 each = machine.new(size)
-                shard = None if plan.params_away else machine.new(-(-size // plan.ranks))
+                if not plan.params_away:
+                    shards.append(machine.new(-(-size // plan.ranks)))
                 machine.drop(each)
-                if full and shard is not None:
-                    trained.append(shard)
             for size in base + head:
                 machine.passing(size)
-            if full and head and not plan.params_away:
-                machine.drop(trained.pop())
+            if head and shards:
+                machine.drop(shards.pop())
+            if full:
+                trained = shards
         adapters = [] if full else [machine.new(elements * width) for elements in plan.trained]
         for each, size in zip(whole, base, strict=False):
             if not plan.params_away:

@@ -1,0 +1,125 @@
+"""The end of the backward pass: the embedding's gradient, and the last reduction of gradients."""
+
+from __future__ import annotations
+
+from llmtop.profiler.memory.walk import (
+    Bytes,
+    Walk,
+    bucket_bytes,
+    reduces_at_once,
+    tied_head_gradient,
+    with_resident,
+)
+
+NORM_ELEMENTS = 250_000_000
+"""Of a gradient whose norm ZeRO-3 takes at once: `zero/stage3.py:_constant_buffered_norm2`."""
+ALLREDUCE_ELEMENTS = 500_000_000
+"""`MEMORY_OPT_ALLREDUCE_SIZE` of deepspeed 0.19.8, `runtime/engine.py`."""
+
+
+def end_of_backward(walk: Walk) -> Bytes:
+    """The embedding's gradient, or what the last reduction makes: whichever is more."""
+    if walk.spec.on_cpu:
+        return _reduced_on_cpu(walk)
+    candidates = (_at_embedding(walk), _at_reduction(walk))
+    return max(candidates, key=lambda components: sum(components.values()))
+
+
+def _whole_gradients(walk: Walk) -> int:
+    """Gradients that stages 0 and 1 hold at the end, those of earlier micro-batches included: later ones are
+    added to them in place."""
+    return walk.sizes.dtype_bytes * walk.sizes.trainable
+
+
+def _others_exceed_bucket(walk: Walk) -> bool:
+    """Whether the bucket has been reduced before the embedding's gradient comes."""
+    sizes = walk.sizes
+    embedding = sizes.head_params if sizes.head_trained else 0
+    return sizes.trainable - embedding > sizes.zero.reduce_bucket_size
+
+
+def _at_embedding(walk: Walk) -> Bytes:
+    """A tied one's gradient is the sum of two: that of the head, which waited, and its own, beside both."""
+    sizes, offloaded = walk.sizes, walk.spec.options.offload_optimizer != "none"
+    embedding = sizes.head_params * sizes.dtype_bytes if sizes.head_trained else 0
+    tied = bool(tied_head_gradient(walk))
+    # ZeRO-3's own products and Liger's fused loss give gradients that autograd adds into.
+    in_place = sizes.stage == 3 or "fused_linear_cross_entropy" in sizes.liger
+    gradients, earlier = 0, walk.accumulated
+    if sizes.stage < 3 and not reduces_at_once(walk):
+        gradients = 0 if earlier else _whole_gradients(walk) - embedding
+    elif sizes.stage < 3 and not offloaded and _others_exceed_bucket(walk):
+        gradients = sizes.dtype_bytes * sizes.held_gradients
+    passing = walk.block.gradient * sizes.tokens
+    return with_resident(
+        walk,
+        activations=walk.constant,
+        gradients=earlier + gradients + embedding * (2 if tied else 1),
+        workspace=passing if in_place or not tied else max(passing, embedding),
+        buffers=bucket_bytes(walk.spec, sizes),
+    )
+
+
+def _at_reduction(walk: Walk) -> Bytes:
+    sizes, width = walk.sizes, walk.sizes.dtype_bytes
+    buffers = bucket_bytes(walk.spec, sizes)
+    gradients, workspace = walk.accumulated, 0
+    if sizes.stage == 0:
+        gradients = _whole_gradients(walk)
+        if sizes.ranks > 1:
+            # The all-reduce flattens gradients in pieces of at most 5e8 elements
+            # (`engine.py:allreduce_bucket`).
+            buffers += width * min(sizes.trainable, ALLREDUCE_ELEMENTS)
+    elif sizes.stage < 3:
+        gradients, workspace = _reduced_gradients(walk)
+    if sizes.stage and walk.spec.options.offload_optimizer != "none":
+        # Norms are taken in fp64, tensor by tensor, on the way to the host.
+        part = sizes.largest_tensor if sizes.stage < 3 else -(-sizes.largest_tensor // sizes.ranks)
+        workspace = max(workspace, 8 * (part if sizes.stage < 3 else min(part, NORM_ELEMENTS)))
+    return with_resident(
+        walk, activations=walk.constant, gradients=gradients, workspace=workspace, buffers=buffers
+    )
+
+
+def _reduced_gradients(walk: Walk) -> tuple[int, int]:
+    """Gradients beside the bucket of stages 1 and 2 when it is reduced, and what passes then."""
+    sizes, width = walk.sizes, walk.sizes.dtype_bytes
+    share = 0 if walk.spec.options.offload_optimizer != "none" else width * sizes.held_gradients
+    everything_fits = sizes.trainable <= sizes.zero.reduce_bucket_size
+    gradients = walk.accumulated
+    if not reduces_at_once(walk):
+        # All gradients are reduced now. When the bucket is full for the first time, what it holds is gone
+        # from the full gradients, and room for the whole share is made beside them.
+        gradients = _whole_gradients(walk) - width * sizes.first_bucket
+    elif sizes.head_trained and not everything_fits and share:
+        gradients += width * sizes.head_params  # the embedding's, for which the bucket is emptied
+    if sizes.ranks > 1 and everything_fits:
+        # The parts of all ranks are made one tensor to be reduced, before room for the share is made.
+        passing = width * sizes.trainable
+        return (gradients, passing) if passing > share else (gradients + share, 0)
+    return gradients + share, 0
+
+
+def _reduced_on_cpu(walk: Walk) -> Bytes:
+    """Full gradients give way page by page to the bucket; a bucket that holds shares of several ranks is
+    reduced in a flattened copy before the own share is copied out."""
+    sizes, width = walk.sizes, walk.sizes.dtype_bytes
+    offloaded = walk.spec.options.offload_optimizer != "none"
+    embedding = sizes.head_params * width if sizes.head_trained else 0
+    gradients = 0 if sizes.stage == 3 or offloaded else width * sizes.trainable
+    buffers, beside = bucket_bytes(walk.spec, sizes), 0
+    if sizes.stage == 0 and sizes.ranks > 1:
+        buffers += width * min(sizes.trainable, ALLREDUCE_ELEMENTS)
+    elif sizes.stage in (1, 2):
+        flattened = buffers if sizes.ranks > 1 else 0
+        gradients = max(width * sizes.held_gradients - flattened, 0)
+        buffers += flattened
+    elif sizes.stage == 3:
+        beside = tied_head_gradient(walk) + embedding
+    return with_resident(
+        walk,
+        activations=walk.constant,
+        gradients=walk.accumulated + gradients + beside,
+        workspace=walk.block.gradient * sizes.tokens,
+        buffers=buffers,
+    )
