@@ -19,7 +19,6 @@ from llmtop.presets import option_values
 from llmtop.presets.errors import UsageError, bad_value, nearest
 from llmtop.presets.hf import canonical as hf_canonical
 from llmtop.presets.hf import config as hf_config
-from llmtop.presets.hf import tracing
 from llmtop.presets.paths import expand_user, is_hub_id, nearest_sibling
 from llmtop.presets.spec import GpuSpec, ModelShape
 from llmtop.presets.toml_file import TomlFile
@@ -286,6 +285,8 @@ def _loaded(config: dict[str, Any], *, name: str, source: Path, weights_dir: str
         if "model_type" not in config:
             raise
         plain = hf_canonical.plain_keys(config, str(source))
+        from llmtop.presets.hf import tracing  # which starts processes: seldom needed, and slow to load
+
         shape = tracing.traced_shape(plain, name, unknown)
     return LoadedModel(shape=shape, hf_config=plain, source=str(source), weights_dir=weights_dir)
 
