@@ -32,7 +32,6 @@ from llmtop.profiler.record.wholefile import random_hex, sync_folder
 from llmtop.profiler.report.history import History, HistoryBuilder
 from llmtop.profiler.report.page import run_page
 from llmtop.profiler.report.pagedata import PageData, page_of
-from llmtop.profiler.report.settings import settings_of
 
 SUFFIX = ".llmtop.zip"
 
@@ -184,9 +183,8 @@ class _Archive:
             f"{name}.json": _pretty(self._scrubber.value(msgspec.to_builtins(part)))
             for name, part in parts.items()
         }
-        page = run_page(data, settings_of(self._run, state))
         return {
-            "report.html": page.encode("utf-8", "replace"),
+            "report.html": run_page(data).encode("utf-8", "replace"),
             **documents,
             "memory.csv": memory_csv(data).encode(),
         }

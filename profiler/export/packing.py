@@ -109,14 +109,23 @@ class Packer:
     def _events(self, lines: bytes) -> bytes:
         known = (value.encode() for value in self._scrubber.known_values)
         if any(value in lines for value in known):
-            return self._scrubbed(lines)
+            return b"\n".join(map(self._event, lines.split(b"\n")))
         begun = b"\n" + lines
         if sum(map(begun.count, _NUMBERS_ALONE)) == lines.count(b"\n"):
             return lines
         starts = tuple(start[1:] for start in _NUMBERS_ALONE)
         return b"\n".join(
-            line if line.startswith(starts) else self._scrubbed(line) for line in lines.split(b"\n")
+            line if line.startswith(starts) else self._event(line) for line in lines.split(b"\n")
         )
+
+    def _event(self, line: bytes) -> bytes:
+        """As it was written where nothing had to be taken out."""
+        try:
+            value = msgspec.json.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return self._scrubbed(line)
+        kept = self._scrubber.value(value)
+        return line if kept == value else msgspec.json.encode(kept)
 
     def _scrubbed(self, lines: bytes) -> bytes:
         text = lines.decode("utf-8", "surrogateescape")

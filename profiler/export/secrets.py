@@ -75,6 +75,8 @@ _OPTION = re.compile(
     r"(?P<between>[\"']?,?\s+[\"']?)(?P<value>[^\s\"'\\,;=-][^\s\"'\\,;]*)"
 )
 """On a command line, or in a list of its words."""
+_CHANGED = re.compile(r"(?P<name>[A-Za-z_][\w.-]*) (?P<old>\S+) -> (?P<new>[^\s,;:]+)")
+"""As a change is told."""
 _NAMED = re.compile(
     r"token(?!iz|s\W*[\d(]|s/|s? (?:per|a|of|in|is)\b)|secret|passw|passphrase"
     r"|pwd|pass[\"' =:]|key|credential|auth|cookie|dsn"
@@ -123,12 +125,21 @@ class Scrubber:
     def value(self, value: Any, name: str = "") -> Any:
         """A value of a file as it was parsed, with all that is in it; only strings change."""
         if isinstance(value, Mapping):
-            return {self._key(key): self.value(part, str(key)) for key, part in value.items()}
+            return self._mapping(value)
         if isinstance(value, list | tuple):
             if all(isinstance(part, str) for part in value):
                 return type(value)(self.words(value, name))
             return type(value)(self.value(part, name) for part in value)
         return self._string(value, name) if isinstance(value, str) else value
+
+    def _mapping(self, found: Mapping[Any, Any]) -> dict[Any, Any]:
+        """A change has the name beside its values: `{"key": "api_key", "old": null, "new": "..."}`."""
+        names = {key: str(key) for key in found}
+        named = found.get("key")
+        if isinstance(named, str):
+            last = named.rpartition(".")[2]
+            names |= {key: last for key in ("old", "new", "value") if key in found}
+        return {self._key(key): self.value(part, names[key]) for key, part in found.items()}
 
     def words(self, words: Sequence[str], name: str = "") -> list[str]:
         """A list of strings, as the arguments of a command: an option may stand before its value."""
@@ -181,7 +192,14 @@ class Scrubber:
         return "".join((*kept, text[done:])) if kept else text
 
     def _close_look(self, text: str) -> str:
+        if " -> " in text:
+            text = _CHANGED.sub(self._changed, text)
         return _OPTION.sub(self._assigned, _ASSIGNED.sub(self._assigned, text))
+
+    def _changed(self, found: re.Match[str]) -> str:
+        name = found["name"].rpartition(".")[2]
+        values = [self._string(value, name) for value in (found["old"], found["new"])]
+        return f"{found['name']} {' -> '.join(values)}"
 
     def _assigned(self, found: re.Match[str]) -> str:
         name, between, value = found["name"], found["between"], found["value"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from llmtop.profiler.report import figures, markup, sections
 from llmtop.profiler.report.markup import Markup, element, section
 from llmtop.profiler.report.pagedata import PageData
-from llmtop.profiler.report.settings import SettingReport
 
 _NAVIGATION = (
     ("out-of-memory", "Out of memory"),
@@ -15,8 +14,8 @@ _NAVIGATION = (
 )
 
 
-def run_page(data: PageData, settings: tuple[SettingReport, ...] = ()) -> str:
-    """`settings` are all that the run trained on, the newest last."""
+def run_page(data: PageData) -> str:
+    """The whole page, as HTML."""
     report = data.report
     no_links = element(
         "p", "No link was measured: there was no GPU, or its driver does not tell.", kind="dim"
@@ -28,7 +27,9 @@ def run_page(data: PageData, settings: tuple[SettingReport, ...] = ()) -> str:
         section("Timeline", figures.timeline(data), anchor="timeline"),
         section("Links", figures.links(data) or no_links, anchor="links"),
         section("Training", figures.training(data), anchor="training"),
-        section("Changes", sections.change_table(report), sections.setting_table(settings), anchor="changes"),
+        section(
+            "Changes", sections.change_table(report), sections.setting_table(data.settings), anchor="changes"
+        ),
         section(
             "Ranks and devices",
             sections.rank_table(data),

@@ -17,6 +17,7 @@ from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.build import Report, report_of
 from llmtop.profiler.report.history import History, read_history
+from llmtop.profiler.report.settings import SettingReport, settings_of
 
 _T = TypeVar("_T")
 
@@ -44,6 +45,8 @@ class PageData(Struct, frozen=True, kw_only=True):
     measured: tuple[MeasuredMoment, ...]
     measured_rank: int | None
     environment: Environment
+    settings: tuple[SettingReport, ...]
+    """All that it trained on, the newest last."""
 
 
 def scrubbed(scrubber: Scrubber, value: _T) -> _T:
@@ -75,6 +78,7 @@ def page_of(
         measured=_measured(state, spec, rank),
         measured_rank=rank,
         environment=scrubbed(scrubber, recorded_environment(run)),
+        settings=tuple(scrubbed(scrubber, setting) for setting in settings_of(run, state)),
     )
 
 

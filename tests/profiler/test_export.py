@@ -20,9 +20,9 @@ from llmtop.profiler.export.environment import read_environment
 from llmtop.profiler.export.manifest import Manifest
 from llmtop.profiler.export.secrets import REMOVED
 from llmtop.profiler.export.tables import DEVICES, STEPS, csv_lines
-from llmtop.profiler.record.changeevents import ChangeRefused
+from llmtop.profiler.record.changeevents import ChangeApplied, ChangeAsked, ChangeRefused, KeyChange
 from llmtop.profiler.record.eventlog import EventWriter
-from llmtop.profiler.record.events import RankFailed
+from llmtop.profiler.record.events import RankFailed, StepFinished
 from llmtop.profiler.record.rundir import RunDir
 from tests.recorded import make_recorded_run
 from tests.recorded_spec import recorded_prediction, recorded_spec
@@ -73,6 +73,7 @@ def test_secrets_are_in_no_file_of_the_archive(tmp_path: Path) -> None:
         "in a failure": "Zq7-planted-in-a-failure",
         "in a log": "Zq7-planted-in-a-log",
         "in an address": "Zq7-planted-in-an-address",
+        "in a setting": "Zq7-planted-in-a-setting",
         "in stacks": "Zq7-planted-in-stacks",
     }
     spec = recorded_spec(
@@ -80,7 +81,8 @@ def test_secrets_are_in_no_file_of_the_archive(tmp_path: Path) -> None:
     )
     config = {"comet": {"api_key": planted["in the DeepSpeed file"]}}
     run = RunDir.create(tmp_path / "runs", spec, recorded_prediction(spec), config)
-    run.add_setting(spec, recorded_prediction(spec), config)
+    later = recorded_spec("cpu", deepspeed={"comet": {"api_key": planted["in a setting"]}})
+    run.add_setting(later, recorded_prediction(later), config)
     argv = ["python", "train.py", "--hub-token", planted["in arguments"]]
     (run.path / "script.json").write_bytes(msgspec.json.encode({"command": argv}))
     variables = {"MY_HUB_TOKEN": planted["in the environment"], "HF_TOKEN": planted["in an option"]}
@@ -88,7 +90,11 @@ def test_secrets_are_in_no_file_of_the_archive(tmp_path: Path) -> None:
     with EventWriter(run.events_path("supervisor"), "supervisor") as writer:
         asked = (f"deepspeed.comet.api_key={planted['in a change']}",)
         writer.write(ChangeRefused(asked=asked, reason="no such key"))
+        key = KeyChange(key="deepspeed.comet.api_key", new=planted["in a setting"])
+        writer.write(ChangeAsked(setting=1, changes=(key,)))
     with EventWriter(run.events_path(0), "rank0") as writer:
+        writer.write(StepFinished(step=1, step_seconds=1.0))
+        writer.write(ChangeApplied(setting=1, step=2))
         failure = planted["in a failure"]
         writer.write(
             RankFailed(
@@ -107,6 +113,7 @@ def test_secrets_are_in_no_file_of_the_archive(tmp_path: Path) -> None:
     made = export_run(run, tmp_path / "run.zip", environment=variables)
     files = unpacked(tmp_path / "run.zip")
     assert {"script.json", "settings/1/deepspeed.json", "stacks/rank-0.txt", "report.html"} <= files.keys()
+    assert b"as launched" in files["report.html"], "or its settings would not be told"
     found = {
         (where, name) for where, secret in planted.items() for name in files if secret.encode() in files[name]
     }

@@ -26,7 +26,6 @@ from llmtop.profiler.report.envelope import MOST_BUCKETS, Envelope, EnvelopeBuil
 from llmtop.profiler.report.history import DEVICE_FIGURES, EACH_DEVICE
 from llmtop.profiler.report.page import run_page
 from llmtop.profiler.report.pagedata import PageData, read_page
-from llmtop.profiler.report.settings import settings_of
 from llmtop.profiler.report.svg import nice_ticks
 from tests.recorded import make_recorded_run
 from tests.recorded_changes import make_changed_run
@@ -70,7 +69,7 @@ class Parsed(HTMLParser):
 
 def page_of_run(run: RunDir) -> tuple[PageData, str]:
     data = read_page(run, Scrubber())
-    return data, run_page(data, settings_of(run, data.state))
+    return data, run_page(data)
 
 
 def require_harmless(page: str) -> Parsed:

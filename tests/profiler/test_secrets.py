@@ -41,6 +41,8 @@ def test_tokens_are_known_by_their_form(secret: str, around: str) -> None:
         ('{"text": "\\"api_key\\": \\"qwerty12\\""}', f'{{"text": "\\"api_key\\": \\"{REMOVED}\\""}}'),
         ("python train.py --hub-token qwerty12 --lr 3", f"python train.py --hub-token {REMOVED} --lr 3"),
         ("detail=deepspeed.comet.api_key=qwerty12", f"detail=deepspeed.comet.api_key={REMOVED}"),
+        ("deepspeed.comet.api_key none -> qwerty12", f"deepspeed.comet.api_key none -> {REMOVED}"),
+        ("hf_token abcd1234 -> qwerty12: refused", f"hf_token {REMOVED} -> {REMOVED}: refused"),
         ("db_password: qwerty12", f"db_password: {REMOVED}"),
         ("https://joe:qwerty12@host/x?y=1", f"https://{REMOVED}@host/x?y=1"),
         ("git+https://" + "a1" * 10 + "@host/repo", f"git+https://{REMOVED}@host/repo"),
@@ -97,6 +99,9 @@ def test_nested_values_and_arguments() -> None:
         "tokens": 8,
         "pad_token": "<pad>",
     }
+    change = {"key": "deepspeed.comet.api_key", "old": "qwerty11", "new": "qwerty12"}
+    assert scrubber.value(change) == {**change, "old": REMOVED, "new": REMOVED}
+    assert scrubber.value({"key": "zero", "old": 2, "new": "3"}) == {"key": "zero", "old": 2, "new": "3"}
     words = ["python", "x.py", "--token", "qwerty12", "--api-key=qwerty12", "--lr", "3e-4", HEX]
     assert scrubber.words(words) == [
         *("python", "x.py", "--token", REMOVED, f"--api-key={REMOVED}", "--lr", "3e-4", REMOVED)

@@ -53,10 +53,9 @@ def _write_page(found: RunDir, path: Path) -> None:
     from llmtop.profiler.report.page import run_page
     from llmtop.profiler.report.pagedata import page_of
     from llmtop.profiler.report.saving import save_page
-    from llmtop.profiler.report.settings import settings_of
 
     state = read_state(found)
     others = read_others(found, state.host)
     data = page_of(found, state, read_history(found), Scrubber(os.environ), others)
-    save_page(path, run_page(data, settings_of(found, state)))
+    save_page(path, run_page(data))
     print(f"{path}: open it in a browser")
