@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def traced_shape(config: dict[str, Any], name: str, unknown: UsageError) -> Mode
     path = _path(config, versions)
     shape = _kept(path)
     if shape is None:
-        answer = _asked(config, unknown)
+        answer = _asked(json.dumps(config, sort_keys=True))
         if answer.shape is None:
             raise _because(unknown, f"it has no formulas here, and cannot be traced: {answer.refused}")
         shape = answer.shape
@@ -112,21 +113,23 @@ def _keep(path: Path, shape: ModelShape) -> None:
         return
 
 
-def _asked(config: dict[str, Any], unknown: UsageError) -> Answer:
+@lru_cache(maxsize=16)
+def _asked(config: str) -> Answer:
+    """The tracing process's own answer, or why there is none; asked once in the life of this process."""
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     try:
         done = subprocess.run(
             [sys.executable, "-m", MODULE],
-            input=json.dumps(config).encode(),
+            input=config.encode(),
             capture_output=True,
             timeout=LIMIT_SECONDS,
             env={**os.environ, **offline},
         )
-    except subprocess.TimeoutExpired as error:
-        raise _because(unknown, f"tracing its code took longer than {LIMIT_SECONDS:g} s") from error
+    except subprocess.TimeoutExpired:
+        return Answer(refused=f"it took longer than {LIMIT_SECONDS:g} s")
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise _because(
-            unknown, f"tracing its code failed: {lines[-1] if lines else f'exit {done.returncode}'}"
+        return Answer(
+            refused=f"the tracing process failed: {lines[-1] if lines else f'exit {done.returncode}'}"
         )
     return msgspec.json.decode(done.stdout, type=Answer)

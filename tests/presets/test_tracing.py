@@ -30,6 +30,7 @@ CONFIG = {
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tracing._asked.cache_clear()
     return tmp_path / "cache" / "llmtop" / "traces"
 
 
@@ -82,7 +83,9 @@ def test_another_content_or_version_is_another_trace(
     assert "'persimmon' is not known" in caught.value.what
     assert caught.value.why == "it has no formulas here, and cannot be traced: it is a test"
     assert not cache.exists(), "a refusal is not kept"
-    assert started == [[sys.executable, "-m", tracing.MODULE]]
+    with pytest.raises(UsageError):
+        catalog.load_model(str(config_file))
+    assert started == [[sys.executable, "-m", tracing.MODULE]], "it is asked once in the life of a process"
 
 
 def test_a_broken_file_is_made_anew(cache: Path, config_file: Path, started: list[Any]) -> None:
@@ -106,6 +109,7 @@ def test_a_process_that_fails_or_takes_too_long_is_told(
 
     for run, words in ((fails, "ImportError: no torch"), (waits, "took longer than 180 s")):
         monkeypatch.setattr(subprocess, "run", run)
+        tracing._asked.cache_clear()
         with pytest.raises(UsageError) as caught:
             catalog.load_model(str(config_file))
         assert words in caught.value.why

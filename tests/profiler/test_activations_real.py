@@ -6,6 +6,7 @@ difference is one block. LayerNorm statistics are half as wide on the CPU in bf1
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -131,6 +132,15 @@ EAGER_ONLY = {"gemma2", "bloom", "mpt", "gpt_oss", "deepseek_v2", "deepseek_v3"}
 CASES = [(family, "eager") for family in FAMILIES] + [
     (family, "sdpa") for family in FAMILIES if family.split()[0] not in EAGER_ONLY
 ]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors of this size are shared out among threads at several times what they take alone."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def build(case: str, layers: int, attention: str, dtype: torch.dtype) -> tuple[Any, Any]:
