@@ -2,6 +2,7 @@
 
     python -m benchmarks.tune --cells llama-1b,qwen-0.5b,llama-8b-lora --minutes 9
     python -m benchmarks.tune --sweep llama-1b --minutes 9       # again until all of its settings have a row
+    python -m benchmarks.tune --cpu; python -m benchmarks.tune --peer    # beside DeepSpeed's autotuner
     python -m benchmarks.tune --summary benchmarks/results/tune.jsonl
 
 A search is a row with all of its trials. It chooses from everything that `llmtop tune` varies by itself. A
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -27,7 +29,9 @@ from msgspec import Struct
 
 from benchmarks.rows import Cell, Row, RowLog, read_rows
 from benchmarks.session import RESULTS, machine_of, run_main
+from benchmarks.tune_peer import autotune, rate
 from llmtop.presets.catalog import load_recipe
+from llmtop.presets.errors import UsageError
 from llmtop.presets.resolve import Layer, Machine, recipe_layers, resolve
 from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.profiler.cost.sweep import changed
@@ -49,6 +53,7 @@ GOAL_FOUND, GOAL_START, GOAL_TRIALS, GOAL_MINUTES = 0.98, 1.22, 12, 5.0
 _FIRST_SECONDS = 400.0
 """For the run before all others, which builds DeepSpeed's ops and fills the caches of the disk."""
 _FIRST_STEPS = 4
+_PEER_ROUNDS = 3
 _TRIAL_SECONDS = 120.0
 _OVERTIME_SECONDS = 50.0
 """Beyond a call's minutes, for the trial that is under way."""
@@ -252,18 +257,67 @@ def swept_settings(bench: Bench, name: str, spec: RunSpec) -> Iterator[Candidate
     yield from (known[key] for key in keys if key in known)
 
 
+# --- beside DeepSpeed's own autotuner -------------------------------------------------------------
+
+
+def peer(bench: Bench, name: str, root: Path) -> None:
+    """The same case by the autotuner, after a search of ours; a row that compares both."""
+    cell = bench.cell(name, kind="peer")
+    rows = {
+        row["cell"].get("kind"): row for row in read_rows(bench.options.out) if row["cell"]["case"] == name
+    }
+    if cell in bench.log:
+        return
+    if "search" not in rows:
+        raise UsageError(
+            f"{name} has no search to compare with", fix=f"--cells {name} first, with this --out"
+        )
+    spec, ours = bench.spec(name), rows["search"]
+    theirs = autotune(spec, root / "peer", bench.left_seconds())
+    given = {key: theirs[key] for key in ("micro_batch", "grad_accum", "zero")}
+    with bench.starts(spec, root) as start:
+        settings = {"ours": ours["found_change"], "theirs": given, "start": {}}
+        rates = {
+            who: [rate(spec, change, root / "peer-trials", start) for _ in range(_PEER_ROUNDS)]
+            for who, change in settings.items()
+        }
+    bench.log.add(
+        {
+            "cell": cell,
+            "theirs": theirs,
+            "ours": {key: ours[key] for key in ("minutes", "runs", "found_change")},
+            "global_batch": spec.global_batch,
+            "their_global_batch": theirs["micro_batch"] * theirs["grad_accum"] * spec.world_size,
+            "tokens_per_second": rates,
+        }
+    )
+    print(peer_text(read_rows(bench.options.out)[-1]), flush=True)
+
+
+def peer_text(row: Row) -> str:
+    """Both answers in a few lines."""
+    lines = [f"{row['cell']['case']}: llmtop tune beside deepspeed --autotuning, batch {row['global_batch']}"]
+    for who, words in (("ours", "llmtop"), ("theirs", "deepspeed")):
+        rates = [one for one in row["tokens_per_second"][who] if one]
+        told = f"{statistics.median(rates):,.0f} tokens/s" if rates else "n/a"
+        lines.append(f"  {words:<10}{row[who]['runs']:>3} runs {row[who]['minutes']:>6} minutes  {told}")
+    if row["their_global_batch"] != row["global_batch"]:
+        lines.append(f"  the setting of the autotuner has another global batch: {row['their_global_batch']}")
+    return "\n".join(lines)
+
+
 # --- the judgement --------------------------------------------------------------------------------
 
 
 def times_of(rows: Sequence[Row], cell: Cell) -> dict[str, float]:
-    """Seconds of a step of each setting that was swept for a cell's case."""
+    """Seconds of a step of each setting that was swept for a cell's case and measured to its end."""
     same = ("case", "gpus", "gpu")
     return {
         key_of(row["cell"]["choice"]): row["step_seconds"]
         for row in rows
         if row["cell"].get("kind") == "setting"
         and all(row["cell"][key] == cell[key] for key in same)
-        and row.get("step_seconds")
+        and row["outcome"] == "measured"
     }
 
 
@@ -291,7 +345,7 @@ def _ratio(above: float | None, below: float | None) -> float | None:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    lines = []
+    lines = [peer_text(row) for row in rows if row["cell"].get("kind") == "peer"]
     for one in judged(rows):
         fresh = ", imports in each trial" if one.get("fresh") else ""
         lines.append(f"{one['case']} on {one['gpus']} {one['gpu']}{fresh}")
@@ -314,6 +368,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--cells", default="", metavar="NAMES", help=f"searches: {', '.join(CASES)}")
     parser.add_argument("--sweep", default="", metavar="NAMES", help="sweeps of these instead")
+    parser.add_argument("--peer", action="store_true", help="DeepSpeed's autotuner on the case cpu instead")
     parser.add_argument("--cpu", action="store_true", help="the case cpu, whatever devices there are")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--trials", type=int, default=GOAL_TRIALS)
@@ -326,14 +381,16 @@ def main() -> None:
     if options.summary is not None:
         print(summary(read_rows(options.summary)))
         return
+    options.cpu = options.cpu or options.peer
     options.out = options.out or RESULTS / ("tune_cpu.jsonl" if options.cpu else "tune.jsonl")
+    act = peer if options.peer else sweep if options.sweep else search
     names = (options.sweep or options.cells or ("cpu" if options.cpu else "llama-1b")).split(",")
     bench = Bench(options)
     root = Path(tempfile.mkdtemp(prefix="llmtop-tune-"))
     try:
         with interruptible():
             for name in names:
-                (sweep if options.sweep else search)(bench, name, root)
+                act(bench, name, root)
     finally:
         shutil.rmtree(root, ignore_errors=True)
     print(summary(read_rows(options.out)))

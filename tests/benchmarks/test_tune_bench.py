@@ -52,10 +52,15 @@ def test_a_search_is_judged_by_what_the_sweep_measured_of_both() -> None:
     }  # fmt: skip
     times = {1: 1.0, 2: 1.5, 3: 0.99, 4: None}
     settings: list[Row] = [
-        {"cell": {**cell, "kind": "setting", "choice": {"a": a}}, "step_seconds": seconds}
+        {
+            "cell": {**cell, "kind": "setting", "choice": {"a": a}},
+            "step_seconds": seconds,
+            "outcome": "measured" if seconds else "failed",
+        }
         for a, seconds in times.items()
     ]
-    other: Row = {"cell": {**cell, "gpus": 2, "kind": "setting", "choice": {"a": 5}}, "step_seconds": 0.1}
+    elsewhere = {**cell, "gpus": 2, "kind": "setting", "choice": {"a": 5}}
+    other: Row = {"cell": elsewhere, "step_seconds": 0.1, "outcome": "measured"}
     (one,) = tune.judged([search, *settings, other])
     assert (one["found_over_best"], one["found_over_start"], one["swept"]) == (0.99, 1.5, 3)
     (alone,) = tune.judged([search])

@@ -43,8 +43,8 @@ class Tuning:
             "LLMTOP_GRACES": GRACES,
         }
 
-    def call(self, *words: str, holds: bool = False) -> subprocess.Popen[str]:
-        environment = {**self._environment, **({HOLDS: "1"} if holds else {})}
+    def call(self, *words: str, holds: int = 0) -> subprocess.Popen[str]:
+        environment = {**self._environment, HOLDS: str(holds)}
         process = subprocess.Popen(
             [sys.executable, "-m", "llmtop.tui.cli", "tune", *words],
             stdin=subprocess.DEVNULL,
@@ -123,7 +123,7 @@ def tuning(tmp_path: Path) -> Iterator[Tuning]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_the_trial_and_leaves_nothing_running(number: signal.Signals, tuning: Tuning) -> None:
-    process = tuning.call(*SMALL, holds=True)
+    process = tuning.call(*SMALL, holds=1)
     run = tuning.wait_for_step()
     process.send_signal(number)
     _, told = process.communicate(timeout=TIMEOUT_SECONDS)
@@ -135,7 +135,7 @@ def test_a_signal_ends_the_trial_and_leaves_nothing_running(number: signal.Signa
 def test_a_hang_up_that_is_ignored_stays_so(tuning: Tuning) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup has it
     try:
-        process = tuning.call(*SMALL, holds=True)
+        process = tuning.call(*SMALL, holds=1)
     finally:
         signal.signal(signal.SIGHUP, before)
     tuning.wait_for_step()
@@ -148,7 +148,7 @@ def test_a_hang_up_that_is_ignored_stays_so(tuning: Tuning) -> None:
 
 
 def test_the_trial_of_a_killed_search_that_finished_counts_by_its_own_record(tuning: Tuning) -> None:
-    process = tuning.call(*SMALL, holds=True)
+    process = tuning.call(*SMALL, holds=1)
     run = tuning.wait_for_step()
     process.kill()
     process.communicate()
@@ -165,7 +165,7 @@ def test_the_trial_of_a_killed_search_that_finished_counts_by_its_own_record(tun
 
 
 def test_the_trial_of_a_killed_search_that_goes_on_is_ended_and_tried_again(tuning: Tuning) -> None:
-    process = tuning.call(*SMALL, holds=True)
+    process = tuning.call(*SMALL, holds=1)
     run = tuning.wait_for_step()
     process.kill()
     process.communicate()
@@ -179,7 +179,7 @@ def test_the_trial_of_a_killed_search_that_goes_on_is_ended_and_tried_again(tuni
 
 
 def test_a_second_search_in_a_folder_is_refused_and_disturbs_nothing(tuning: Tuning) -> None:
-    process = tuning.call(*SMALL, holds=True)
+    process = tuning.call(*SMALL, holds=1)
     run = tuning.wait_for_step()
     other = tuning.call("--resume", "latest")
     _, told = other.communicate(timeout=TIMEOUT_SECONDS)
@@ -189,7 +189,7 @@ def test_a_second_search_in_a_folder_is_refused_and_disturbs_nothing(tuning: Tun
 
 
 def test_a_folder_that_goes_away_ends_in_words_and_in_no_process(tuning: Tuning) -> None:
-    process = tuning.call(*SMALL, holds=True)
+    process = tuning.call(*SMALL, holds=1)
     tuning.wait_for_step()
     shutil.rmtree(tuning.tune.path)
     _, told = process.communicate(timeout=TIMEOUT_SECONDS)
@@ -198,7 +198,7 @@ def test_a_folder_that_goes_away_ends_in_words_and_in_no_process(tuning: Tuning)
 
 
 def test_a_full_disk_ends_in_words_and_keeps_the_search(tuning: Tuning) -> None:
-    process = tuning.call(*SMALL, holds=True)
+    process = tuning.call(*SMALL, holds=1)
     run = tuning.wait_for_step()
     size = tuning.tune.journal_path.stat().st_size
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -212,13 +212,25 @@ def test_a_full_disk_ends_in_words_and_keeps_the_search(tuning: Tuning) -> None:
     assert [line.outcome for line in tuning.tune.ended()] == ["measured", "measured"]
 
 
+def test_a_trial_that_is_ended_early_is_not_measured_by_the_step_that_it_was_stopped_in(
+    tuning: Tuning,
+) -> None:
+    process = tuning.call(*SMALL, holds=5)
+    _, told = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 0, told
+    for line in tuning.tune.ended():
+        assert line.reason == "ended early: its rate was known" and line.steps_measured == 3
+        assert line.step_seconds == pytest.approx(1.0 / line.choice["micro_batch"])
+        assert line.error_seconds == pytest.approx(0.0, abs=1e-9)
+
+
 def test_resume_with_dry_run_starts_nothing(tuning: Tuning) -> None:
-    process = tuning.call(*SMALL, holds=True)
+    process = tuning.call(*SMALL, holds=1)
     tuning.wait_for_step()
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=TIMEOUT_SECONDS)
     before = tuning.events()
-    shown = tuning.call("--resume", "latest", "--dry-run", holds=True)
+    shown = tuning.call("--resume", "latest", "--dry-run", holds=1)
     out, told = shown.communicate(timeout=TIMEOUT_SECONDS)
     assert shown.returncode == 0, told
     assert "0 of 12 trials made; nothing is started" in out

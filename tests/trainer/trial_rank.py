@@ -1,7 +1,7 @@
 """A rank of a trial without torch: `python trial_rank.py RUNDIR`, as LLMTOP_WORKER_COMMAND starts it.
 
 Its steps take what the micro-batch says, by the stamps of its events and not by the clock. With `HOLDS` in
-its environment it stands after its first step until the test puts a file `go` into the run's folder.
+its environment it stands after that step until the test puts a file `go` into the run's folder.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 HOLDS = "LLMTOP_TEST_TRIAL_HOLDS"
+"""At which step it stands."""
 BOUND_SECONDS = 60.0
 
 
@@ -39,10 +40,12 @@ def main(folder: str) -> None:
     for step in range(1, options.steps + 1):
         events.write(StepFinished(step=step, loss=1.0, step_seconds=seconds, ended=1000.0 + step * seconds))
         end = time.monotonic() + BOUND_SECONDS
-        holds = step == 1 and HOLDS in os.environ
+        holds = os.environ.get(HOLDS) == str(step)
         while holds and not asked and not (run.path / "go").exists() and time.monotonic() < end:
             time.sleep(0.01)
         if asked:
+            # As the worker: its last step is told when it is made, the others while the next is under way.
+            events.write(StepFinished(step=step + 1, loss=1.0, ended=1000.0 + (step + 0.01) * seconds))
             break
     events.write(RankFinished(reason="stopped" if asked else "completed", last_step=step))
     events.close()

@@ -143,13 +143,18 @@ class StepEnds:
         self._tail = EventTail(run.events_path(0))
         self._last = run.spec().options.steps
         self._ends: list[float] = []
+        self._closed = False
 
     def intervals(self) -> list[float]:
         """Seconds between the ends so far, without the first ones and the last, which is reported at once."""
-        for event in self._tail.poll():
+        for event in () if self._closed else self._tail.poll():
             if isinstance(event, StepFinished) and _SKIPPED <= event.step < self._last:
                 self._ends.append(event.ended if event.ended is not None else event.t)
         return [later - before for before, later in zip(self._ends, self._ends[1:], strict=False)]
+
+    def close(self) -> None:
+        """Before the run is asked to stop: the step that is then its last is reported at once too."""
+        self._closed = True
 
 
 def _watch(
@@ -162,14 +167,21 @@ def _watch(
         show(state, deadline - time.monotonic())
         if state.status in ENDED:
             return None
-        found = steps.intervals() if early else []
-        if best is not None and len(found) >= _LEAST_INTERVALS and min(found) > _BEHIND * best:
-            return "slow"
-        if len(found) >= _ENOUGH_INTERVALS and error_of(found) <= _ENOUGH_ERROR * statistics.fmean(found):
-            return "measured"
-        if time.monotonic() > deadline:
-            return "timeout"
+        cut = _cut(steps.intervals(), deadline, best, early=early)
+        if cut is not None:
+            steps.close()
+            return cut
         time.sleep(_POLL_SECONDS)
+
+
+def _cut(found: Sequence[float], deadline: float, best: float | None, *, early: bool) -> Outcome | None:
+    """Why a trial need not go on."""
+    if early and best is not None and len(found) >= _LEAST_INTERVALS and min(found) > _BEHIND * best:
+        return "slow"
+    enough = early and len(found) >= _ENOUGH_INTERVALS
+    if enough and error_of(found) <= _ENOUGH_ERROR * statistics.fmean(found):
+        return "measured"
+    return "timeout" if time.monotonic() > deadline else None
 
 
 def end_run(run: RunDir, supervisor: ProcessIdentity | None = None) -> None:
