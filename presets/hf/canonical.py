@@ -43,7 +43,8 @@ class UnknownArchitectureError(UsageError):
 def plain_keys(config: dict[str, Any], where: str) -> dict[str, Any]:
     """The language model's own keys as the file has them, for an architecture that has no row."""
     plain = _language_model(config, where)
-    plain.pop("quantization_config", None)
+    for key in ("quantization_config", "auto_map"):
+        plain.pop(key, None)
     return {**plain, "model_type": _model_type(plain, where)}
 
 

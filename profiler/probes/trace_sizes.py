@@ -83,7 +83,8 @@ def _role_in_block(name: str, weight: Any) -> TensorRole:
         return "norm" if _is_norm(name) or not name.endswith("bias") else "bias"
     if weight.dim() > 2 or "experts" in parts:
         return "expert"
-    if any(word in part for part in parts for word in ("router", "gate_weight")) or parts[-2:-1] == ["gate"]:
+    named_gate = parts[-2:-1] == ["gate"] and weight.shape[0] < weight.shape[1]
+    if named_gate or any("router" in part for part in parts):
         return "router"
     return "attention" if any("att" in part for part in parts) else "mlp"
 
