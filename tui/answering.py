@@ -283,7 +283,7 @@ class Answering(Dressed):
         except LlmtopError as error:
             self.say(error)
             return
-        notes = cautions(message.spec, launching=True)
+        notes = (*message.notes, *cautions(message.spec, launching=True))
         self.push_screen(LaunchReview(message.prediction, message.command, config, notes), answered)
 
     @work(thread=True, exclusive=True, group="launch")

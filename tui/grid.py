@@ -72,7 +72,7 @@ def mark_of(cell: Cell) -> tuple[str, str]:
 
 def grid_rows(grid: Grid, cursor: Place, width: int) -> list[Content]:
     """Head, a row for each micro-batch, and what the marks mean."""
-    wide = _LABEL_CELLS + _WIDE_CELLS * len(STAGES) <= width
+    wide = _is_wide(width)
     cells = _WIDE_CELLS if wide else _NARROW_CELLS
     head = fit("micro", _LABEL_CELLS) + "".join(fit(f"  ZeRO-{stage}", cells) for stage in STAGES)
     rows = [Content.styled(head.rstrip(), "$muted")]
@@ -86,6 +86,18 @@ def grid_rows(grid: Grid, cursor: Place, width: int) -> list[Content]:
             parts.append(Content.styled(fit(own + text, cells - 1), style) + Content(" "))
         rows.append(Content("").join(parts))
     return rows
+
+
+def place_at(grid: Grid, x: int, y: int, width: int) -> Place | None:
+    """Which cell is drawn there; None outside of the cells."""
+    cells = _WIDE_CELLS if _is_wide(width) else _NARROW_CELLS
+    row, stage = y - 1, (x - _LABEL_CELLS) // cells
+    inside = 0 <= row < len(grid.micro_batches) and x >= _LABEL_CELLS and stage < len(STAGES)
+    return (row, stage) if inside else None
+
+
+def _is_wide(width: int) -> bool:
+    return _LABEL_CELLS + _WIDE_CELLS * len(STAGES) <= width
 
 
 def _cell_style(grid: Grid, place: Place, cursor: Place) -> str:

@@ -125,9 +125,9 @@ PLAN_KEYS: tuple[Key, ...] = (
     Key("5", "fix(5)", "", "", footer=False),
     Key("s", "sweep", "Sweep", "micro-batch by ZeRO stage: what fits and how fast; ⏎ takes a cell", drop=5),
     Key("w", "where", "Where", "which GPUs it fits on, how many, how fast; ⏎ takes them", drop=6),
-    Key("t", "tune", "Tune", "search for the fastest setting by real trials; ⏎ takes one", drop=8),
+    Key("t", "tune", "Tune", "search for the fastest setting by real trials; ⏎ takes one", drop=10),
     Key("d", "devices", "GPUs", "the GPUs here: who uses which; choose which the run is to have", drop=4),
-    Key("v", "serve", "Serve", "what the model needs to be loaded and asked, at each precision", drop=7),
+    Key("v", "serve", "Serve", "what the model needs to be loaded and asked, at each precision", drop=12),
     Key("escape", "cancel_edit", "", "", footer=False),
     Key("L", "review", "Launch", "the command and DeepSpeed's configuration; ⏎ there launches", changes=True),
 )

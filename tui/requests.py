@@ -103,7 +103,12 @@ class LaunchAsked(Message):
     """Start a run, after showing what would be started."""
 
     def __init__(
-        self, spec: RunSpec, prediction: Prediction, command: str = "", visible_devices: str = ""
+        self,
+        spec: RunSpec,
+        prediction: Prediction,
+        command: str = "",
+        visible_devices: str = "",
+        notes: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
         self.spec = spec
@@ -112,3 +117,5 @@ class LaunchAsked(Message):
         """The same in a shell."""
         self.visible_devices = visible_devices
         """As in CUDA_VISIBLE_DEVICES; empty: what there is."""
+        self.notes = notes
+        """What a person should know before."""

@@ -97,7 +97,10 @@ async def test_another_number_of_gpus_takes_the_choice_back(root: Path) -> None:
 async def test_a_busy_gpu_is_told_not_to_have_the_room(root: Path) -> None:
     bench = Bench(root, GpusInUse(gpus=(gpu(0, ADA, used=120 * GIB), gpu(1))))
     async with bench.app.run_test(size=SMALL) as pilot:
-        await wait_for_text(pilot, "✓ fits", "GPU0    ✗", "each    ✓")
+        await wait_for_text(pilot, "✗ no room on GPU0", "GPU0    ✗", "each    ✓")
+        await pilot.press("L")
+        shown = await wait_for_text(pilot, "Launch this run?", "note GPU0 has 120 GiB in use by others")
+        assert "needs up to" in shown
 
 
 async def test_readings_change_while_it_is_open_and_kinds_are_not_mixed(

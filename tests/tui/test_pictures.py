@@ -25,7 +25,7 @@ from llmtop.tui.widgets.runheader import RunHeader
 from tests.recorded import BEGAN
 from tests.tui import pictured
 from tests.tui.pictures import SNAPSHOTS, WRITING, picture
-from tests.tui.tuiruns import LiveRun, wait_for, wait_for_text
+from tests.tui.tuiruns import ROUND_SECONDS, LiveRun, wait_for, wait_for_text
 
 
 class View(NamedTuple):
@@ -50,6 +50,9 @@ VIEWS = (
     View(80, 24, Look(theme="mono")),
 )
 every_view = pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
+
+
+_ALIKE_ROUNDS = 40
 
 
 class Page(NamedTuple):
@@ -77,7 +80,7 @@ class Album:
         path = SNAPSHOTS / self._view.name / f"{name}.txt"
         if WRITING:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(picture(pilot.app), encoding="utf-8")
+            path.write_text(await _settled(pilot), encoding="utf-8")
         wanted = path.read_text(encoding="utf-8")
         try:
             # The footer and what else follows from a message are painted a moment later.
@@ -89,6 +92,16 @@ class Album:
 
     def close(self) -> None:
         assert not self._differences, "\n\n".join(self._differences)
+
+
+async def _settled(pilot: Pilot[Any]) -> str:
+    """The picture once nothing has changed for a while: what a person looks at before it is kept."""
+    shown, alike = "", 0
+    while alike < _ALIKE_ROUNDS:
+        await pilot.pause(ROUND_SECONDS)
+        before, shown = shown, picture(pilot.app)
+        alike = alike + 1 if before == shown else 0
+    return shown
 
 
 @pytest.fixture(autouse=True)

@@ -171,8 +171,10 @@ async def test_launch_starts_the_run_and_watches_it(root: Path) -> None:
         await wait_for_text(pilot, "Launch this run?", "llmtop run test-8b", '"stage": 2', "Esc goes back")
         assert launched == []
         await pilot.press("escape", "L")
-        await wait_for_text(pilot, "Launch this run?")
-        await pilot.press("enter")
+        shown = await wait_for_text(pilot, "Launch this run?")
+        # By the mouse, as Enter does.
+        row = next(row for row in shown.splitlines() if "launches" in row)
+        await pilot.click(offset=(row.index("launches"), shown.splitlines().index(row)))
         await wait_for(pilot, lambda: isinstance(app.screen, MonitorScreen))
         await wait_for_text(pilot, "starting", "0/100")
     (spec, prediction), *more = launched

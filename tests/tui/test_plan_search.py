@@ -172,3 +172,22 @@ def test_a_plan_has_the_cautions_of_its_run() -> None:
     plan = evaluate(Draft(recipe="test-8b", edits={"seq_len": "200000"}), MACHINE)
     assert any("131,072 positions" in caution for caution in plan.cautions)
     assert evaluate(Draft(recipe="test-8b"), MACHINE).cautions == ()
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 20)])
+async def test_the_mouse_points_at_a_cell_and_takes_it(root: Path, size: tuple[int, int]) -> None:
+    app = plan_app(root)
+    async with app.run_test(size=size) as pilot:
+        await wait_for_text(pilot, "✓ fits")
+        await pilot.press("s")
+        await wait_for_text(pilot, "ZeRO-3", "Take it")
+        rows = screen_text(app).splitlines()
+        head, wanted = next(row for row in rows if "ZeRO-3" in row), next(r for r in rows if r[1:3] == "2 ")
+        at = (head.index("ZeRO-3") + 2, rows.index(wanted))
+        await pilot.click(offset=at)
+        await wait_for_text(pilot, "micro-batch 2, ZeRO-3")
+        await pilot.click(offset=at)
+        await wait_for(pilot, lambda: isinstance(app.screen, PlanScreen))
+        assert isinstance(app.screen, PlanScreen) and app.screen.plan is not None
+        spec = app.screen.plan.spec
+        assert spec is not None and (spec.options.micro_batch, spec.options.zero) == (2, 3)

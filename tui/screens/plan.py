@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, ClassVar
 
 from textual import events, work
@@ -41,6 +42,7 @@ from llmtop.tui.widgets.gpupicker import GpuPicker, GpusRead
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.loadview import LoadView
 from llmtop.tui.widgets.paint import harmless, two_sided
+from llmtop.tui.widgets.placebars import crowded, crowded_words
 from llmtop.tui.widgets.planrows import HELP, PlanRows, source_words
 from llmtop.tui.widgets.predicted import Place, PredictedPane, offered, verdict
 from llmtop.tui.widgets.runheader import READ_ONLY
@@ -153,7 +155,6 @@ class PlanScreen(Screen[None]):
         self.query_one(PlanRows).show(plan, self._last_spec)
         self.query_one(PredictedPane).plan = plan
         self._show_place()
-        self._paint_head()
         self._paint_help()
         if before is None or _offers(before) != _offers(plan):
             self.refresh_bindings()
@@ -169,16 +170,29 @@ class PlanScreen(Screen[None]):
         return devices if spec.gpu.name == devices[0].preset else ()
 
     def _show_place(self) -> None:
-        plan, machine = self.plan, self._machine
-        if plan is None or plan.spec is None or machine is None:
-            return
-        is_here = plan.spec.gpu.name == machine.gpu and plan.spec.options.nodes == 1
-        visible = [gpu for gpu in self._in_use.gpus if gpu.visible and gpu.preset == plan.spec.gpu.name]
+        self.query_one(PredictedPane).place = self._place()
+        self._paint_head()
+
+    def _place(self) -> Place:
+        """The chosen GPUs, else those that CUDA would use here, as they were read last."""
+        spec = self.plan.spec if self.plan is not None else None
+        machine = self._machine
+        if spec is None or machine is None or spec.options.nodes != 1:
+            return Place()
         newest = {gpu.index: gpu for gpu in self._in_use.gpus}
-        gpus = tuple(newest.get(gpu.index, gpu) for gpu in self._chosen) or tuple(
-            visible[: plan.spec.options.gpus] if is_here else ()
-        )
-        self.query_one(PredictedPane).place = Place(gpus=gpus, machine=machine if is_here else None)
+        chosen = tuple(newest.get(gpu.index, gpu) for gpu in self._chosen)
+        if spec.gpu.name != machine.gpu:
+            return Place(gpus=chosen)
+        like = (gpu for gpu in self._in_use.gpus if gpu.visible and gpu.preset == spec.gpu.name)
+        return Place(gpus=chosen or tuple(islice(like, spec.options.gpus)), machine=machine)
+
+    def _verdict(self, plan: Plan) -> tuple[str, str]:
+        """Of the plan; where it fits, but not beside those who use a GPU now, that is said instead."""
+        gpus = self.query_one(PredictedPane).place.gpus
+        full = crowded(plan.prediction, gpus) if plan.launchable and plan.prediction is not None else ()
+        if not full:
+            return verdict(plan)
+        return f"✗ no room on {', '.join(f'GPU{gpu.index}' for gpu in full)}", "bold $text-error"
 
     def action_devices(self) -> None:
         plan, machine = self.plan, self._machine
@@ -213,7 +227,7 @@ class PlanScreen(Screen[None]):
         plan = self.plan
         if plan is None:
             return
-        words, style = verdict(plan)
+        words, style = self._verdict(plan)
         parts: list[str | tuple[str, str]] = [("llmtop", "bold $text-primary"), "  plan"]
         spec = plan.spec or self._last_spec
         if spec is not None:
@@ -380,7 +394,8 @@ class PlanScreen(Screen[None]):
         if plan is not None and plan.spec is not None and plan.prediction is not None and plan.launchable:
             visible = visible_devices(self._chosen)
             command = launch_command(plan.draft, plan.spec, visible)
-            self.post_message(LaunchAsked(plan.spec, plan.prediction, command, visible))
+            notes = crowded_words(plan.prediction, self.query_one(PredictedPane).place.gpus)
+            self.post_message(LaunchAsked(plan.spec, plan.prediction, command, visible, notes))
 
 
 def _title(spec: RunSpec) -> str:

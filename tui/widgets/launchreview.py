@@ -26,7 +26,8 @@ class LaunchReview(Sheet[bool]):
     ) -> None:
         self._fits = prediction.fits is not False
         title = "Launch this run?" if self._fits else "This run is not predicted to fit"
-        super().__init__(title, "⏎ launches   Esc goes back" if self._fits else "y launches   Esc goes back")
+        launch = "[@click=screen.launch]⏎" if self._fits else "[@click=screen.launch_anyway]y"
+        super().__init__(title, keys=f"{launch} launches[/]   [@click=screen.dismiss]Esc goes back[/]")
         self._prediction = prediction
         self._command, self._config, self._notes = command, config, notes
 
@@ -40,7 +41,9 @@ class LaunchReview(Sheet[bool]):
     def _verdict(self, width: int) -> list[Content]:
         found = self._prediction
         needs = f"needs up to {format_bytes(found.needed_bytes)} of {format_bytes(found.device_memory_bytes)}"
-        speed = f"a step {format_seconds(found.step_seconds)}, {format_tokens_rate(found.tokens_per_second)}"
+        speed = f"a step {format_seconds(found.step_seconds)}"
+        if found.tokens_per_second is not None:
+            speed += f", {format_tokens_rate(found.tokens_per_second)}"
         rows = [
             Content(row) for row in wrapped(f"{needs}, host {format_bytes(found.host_bytes)}; {speed}", width)
         ]

@@ -40,6 +40,24 @@ def gpu_bars(prediction: Prediction, gpus: Sequence[GpuUse], width: int) -> list
     return rows
 
 
+def crowded(prediction: Prediction, gpus: Sequence[GpuUse]) -> tuple[GpuUse, ...]:
+    """Those that others use so much of that the plan has no room beside them."""
+    need, limit = prediction.needed_bytes, prediction.device_memory_bytes
+    if need is None or limit is None or need > limit:
+        return ()
+    return tuple(gpu for gpu in gpus if need + _others_bytes(gpu) > (gpu.memory_total_bytes or limit))
+
+
+def crowded_words(prediction: Prediction, gpus: Sequence[GpuUse]) -> tuple[str, ...]:
+    """A sentence for each of them."""
+    need = format_bytes(prediction.needed_bytes)
+    return tuple(
+        f"GPU{gpu.index} has {format_bytes(_others_bytes(gpu))} in use by others: the run needs up to {need}"
+        f" of {format_bytes(gpu.memory_total_bytes)}"
+        for gpu in crowded(prediction, gpus)
+    )
+
+
 def _others_bytes(gpu: GpuUse) -> int:
     """What is in use now; nothing where it is no more than a driver keeps."""
     used, total = gpu.memory_used_bytes or 0, gpu.memory_total_bytes or 0

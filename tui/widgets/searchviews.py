@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from textual import work
+from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
@@ -17,7 +17,7 @@ from textual.widgets.option_list import Option
 from llmtop.profiler.cost.sweep import Change
 from llmtop.profiler.cost.where import Where, WhereRow
 from llmtop.tui.commands.plan_search import ENERGY, nowhere_words, searched_words, where_lines
-from llmtop.tui.grid import STAGES, Grid, Place, detail_rows, grid_rows, legend
+from llmtop.tui.grid import STAGES, Grid, Place, detail_rows, grid_rows, legend, place_at
 from llmtop.tui.keys import MOVE_KEYS, SEARCH_KEYS, bindings
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import fit, harmless, wrapped
@@ -54,6 +54,19 @@ class SearchView(ModalScreen[Change | None]):
 
 class GridBody(Static, can_focus=True):
     """Painted by its screen, which also moves the cursor."""
+
+    class Pointed(Message):
+        """The mouse was pressed over it."""
+
+        def __init__(self, x: int, y: int) -> None:
+            super().__init__()
+            self.x = x
+            self.y = y
+
+    def on_click(self, event: events.Click) -> None:
+        at = event.get_content_offset(self)
+        if at is not None:
+            self.post_message(self.Pointed(at.x, at.y))
 
 
 class SweepView(SearchView):
@@ -94,6 +107,17 @@ class SweepView(SearchView):
         last = len(self._grid.micro_batches) - 1
         self.cursor = min(last, max(0, row + down)), min(STAGES[-1], max(0, stage + right))
         self._paint()
+
+    def on_grid_body_pointed(self, message: GridBody.Pointed) -> None:
+        """The first press puts the cursor there, the second one takes the cell."""
+        place = place_at(self._grid, message.x, message.y, self._cells)
+        if place is None:
+            return
+        if place == self.cursor:
+            self.action_take()
+        else:
+            self.cursor = place
+            self._paint()
 
     def action_take(self) -> None:
         cell = self._grid.cells[self.cursor]

@@ -22,7 +22,8 @@ class Sheet(ModalScreen[Answer], Generic[Answer]):
 
     BINDINGS: ClassVar[list[BindingType]] = bindings((*SHEET_KEYS, *MOVE_KEYS))
 
-    def __init__(self, title: str, keys: str = "Esc closes") -> None:
+    def __init__(self, title: str, *, keys: str = "[@click=screen.dismiss]Esc closes[/]") -> None:
+        """`keys`, below the text, is markup: a mouse presses them too."""
         super().__init__()
         self._title = title
         self._keys = keys
@@ -30,7 +31,7 @@ class Sheet(ModalScreen[Answer], Generic[Answer]):
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="sheet") as box:
             box.border_title = Content(self._title)
-            box.border_subtitle = Content(self._keys)
+            box.border_subtitle = Content.from_markup(self._keys)
             yield Static(markup=False)
 
     def on_mount(self) -> None:
