@@ -123,6 +123,24 @@ def test_out_of_memory_rules_out_its_like_that_need_as_much_and_nothing_that_nee
             assert one.key not in left
 
 
+def test_offload_is_tried_only_where_the_setting_without_it_does_not_do() -> None:
+    space = small_space(spec_of(), "attention", "liger", "checkpointing")
+    offloads = ("offload_optimizer", "offload_param")
+
+    def moves(one: Candidate) -> bool:
+        return any(one.choice[key] != "none" for key in offloads)
+
+    resident = [one for one in space.candidates if not moves(one)]
+    assert any(map(moves, space.candidates)) and not any(map(moves, untried(space.candidates, [])))
+    measured = [Tried(candidate=one, outcome="measured", step_seconds=1.0) for one in resident]
+    assert not untried(space.candidates, measured), "nothing is left that could be faster"
+    for outcome in ("out_of_memory", "failed"):
+        failed = [Tried(candidate=one, outcome=outcome) for one in resident]
+        left = untried(space.candidates, failed)
+        assert left and all(map(moves, left))
+        assert not any(all(one.choice[key] != "none" for key in offloads) for one in left), "one at a time"
+
+
 def test_a_value_that_never_worked_is_avoided_and_one_that_did_is_not() -> None:
     space = small_space(spec_of())
     bad = next(one for one in space.candidates if one.choice["attention"] == "sdpa")

@@ -13,7 +13,8 @@ first what is known already. This is one linear system of a dozen rows, without 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -38,6 +39,9 @@ _BOUND_STEP = 1.02
 """By how much an out-of-memory raises what its like are taken to need, beyond what there was."""
 _LIKE_IGNORES = ("micro_batch", BUCKETS)
 """Knobs in which candidates may differ and still be alike in memory."""
+
+
+_OFFLOADS = ("offload_optimizer", "offload_param")
 
 
 class Tried(Struct, frozen=True, kw_only=True):
@@ -74,11 +78,33 @@ def _worth(trials: Sequence[Tried]) -> Callable[[Candidate], tuple[float, float]
     return worth
 
 
-def untried(candidates: Sequence[Candidate], trials: Sequence[Tried]) -> list[Candidate]:
+def may_fit(candidates: Sequence[Candidate], trials: Sequence[Tried]) -> list[Candidate]:
     """What has not been tried, and may fit by all that is known."""
     done = {trial.candidate.key for trial in trials}
     raised = memory_factors(trials)
     return [one for one in candidates if one.key not in done and not _now_too_large(one, raised)]
+
+
+def untried(candidates: Sequence[Candidate], trials: Sequence[Tried]) -> list[Candidate]:
+    """The same without what moves to the host a thing that may stay on the device, all else alike.
+
+    Offload only makes room: it is worth a trial where the setting without it does not fit or does not work.
+    """
+    left = may_fit(candidates, trials)
+    better = {_pairs(one.choice) for one in left}
+    better |= {_pairs(trial.candidate.choice) for trial in trials if trial.step_seconds is not None}
+    return [one for one in left if not any(_pairs(twin) in better for twin in _with_less_offload(one))]
+
+
+def _pairs(choice: Mapping[str, Any]) -> frozenset[tuple[str, Any]]:
+    return frozenset(choice.items())
+
+
+def _with_less_offload(one: Candidate) -> Iterator[dict[str, Any]]:
+    moved = [key for key in _OFFLOADS if one.choice.get(key, "none") != "none"]
+    for count in range(1, len(moved) + 1):
+        for keys in combinations(moved, count):
+            yield {**one.choice, **dict.fromkeys(keys, "none")}
 
 
 def memory_factors(trials: Sequence[Tried]) -> dict[tuple[tuple[str, Any], ...], float]:

@@ -21,7 +21,7 @@ from llmtop.profiler.units import counted
 from llmtop.trainer.tune.interrupt import undisturbed
 from llmtop.trainer.tune.journal import Line, TuneDir
 from llmtop.trainer.tune.pool import doubtful, tried_of
-from llmtop.trainer.tune.rank import Tried, fastest_first, next_candidate, untried
+from llmtop.trainer.tune.rank import Tried, fastest_first, may_fit, next_candidate
 from llmtop.trainer.tune.space import Candidate, Space, choice_of, key_of
 from llmtop.trainer.tune.trial import (
     Measured,
@@ -80,7 +80,7 @@ def next_trial(spec: RunSpec, space: Space, lines: Sequence[Line], room: int) ->
     """
     tried = tried_of(lines, space)
     start = start_candidate(spec, space)
-    if start is not None and start in untried(space.candidates, tried):
+    if start is not None and start in may_fit(space.candidates, tried):
         return Next(candidate=start)
     following = next_candidate(space.candidates, tried)
     if room <= _FINALS or following is None:

@@ -16,7 +16,7 @@ from llmtop.trainer.tune.journal import Asked, Line, TuneDir, find_tune, tunes_r
 from llmtop.trainer.tune.nest import Nest
 from llmtop.trainer.tune.outcome import found
 from llmtop.trainer.tune.pool import pooled, tried_of
-from llmtop.trainer.tune.rank import ranked
+from llmtop.trainer.tune.rank import ranked, untried
 from llmtop.trainer.tune.search import Search
 from llmtop.trainer.tune.space import Candidate, Space, choice_of, space_of
 from llmtop.trainer.tune.trial import trial_spec
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     _require_candidates(space)
     if args.dry_run:
         width = text_width()
-        text = f"{space_text(space, width)}\n{ranked_text(space, space.candidates, width)}"
+        text = f"{space_text(space, width)}\n{ranked_text(space, untried(space.candidates, ()), width)}"
         print_json(space) if args.json else print(text)
         return ExitCode.DONE
     preflight(trial_spec(spec))

@@ -39,10 +39,14 @@ def ranked_text(
     space: Space, candidates: Sequence[Candidate], width: int, *, title: str = "the fastest by prediction"
 ) -> str:
     """The first of the candidates."""
-    keys = [knob.key for knob in space.knobs if len(knob.values) > 1]
+    shown = candidates[:_BEST]
+    varied = [knob.key for knob in space.knobs if len(knob.values) > 1]
+    keys = [key for key in varied if len({str(one.choice[key]) for one in shown}) > 1]
+    alike = [f"{_head(key)} {_value(shown[0].choice[key])}" for key in varied if shown and key not in keys]
     heads = [*map(_head, keys), "needs", "step", "tokens/s"]
-    rows = [[*(_value(one.choice[k]) for k in keys), *_predicted(one)] for one in candidates[:_BEST]]
-    return "\n".join([title, *fitted_table([heads, *rows], range(len(keys), len(heads)), width)])
+    rows = [[*(_value(one.choice[k]) for k in keys), *_predicted(one)] for one in shown]
+    lines = wrapped(f"{title}{', all with ' if alike else ''}{', '.join(alike)}", "", width)
+    return "\n".join([*lines, *fitted_table([heads, *rows], range(len(keys), len(heads)), width)])
 
 
 def fitted_table(rows: Sequence[Sequence[str]], right: Sequence[int], width: int) -> list[str]:
