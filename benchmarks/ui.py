@@ -31,6 +31,7 @@ from benchmarks.ui_runs import BEGAN, LiveRun, make_long_run
 from benchmarks.ui_terminal import BenchTerminal, Cost
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.record.bookmarking import Bookmarker
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.feed import RunStream
 from llmtop.profiler.record.recording import PART_BYTES
@@ -312,22 +313,40 @@ def keys(root: Path, presses: int = 120) -> Iterator[Figures]:
 
 
 def long_run(root: Path, steps: int = 100_000, ranks: int = 8) -> Iterator[Figures]:
-    """A run that has ended: until its header stands, and until its last step does; and the parts of that."""
+    """A run that has ended: until its header stands, and until its last step does; and the parts of that.
+
+    With the bookmark that its supervisor leaves, and without one, as a run is whose supervisor was killed
+    in its first minute.
+    """
     run = make_long_run(root, steps=steps, ranks=ranks, sample_every=10)
     size = sum(path.stat().st_size for path in run.path.glob("*.jsonl"))
+    began = time.process_time()
+    Bookmarker(run).finish(most_seconds=600.0)
+    kept = run.bookmark_path.read_bytes()
+    yield {
+        "figure": f"fold {steps} steps x {ranks} ranks and keep the bookmark",
+        "cpu_seconds": time.process_time() - began,
+        "bookmark_bytes": len(kept),
+        "log_bytes": size,
+    }
     for attempt in range(3):
-        with BenchTerminal([LLMTOP, "attach", run.run_id], environment(root)) as terminal:
-            first = terminal.wait_for("bench", "Help") - terminal.began
-            whole = terminal.wait_for(f"steps {steps}/{steps}") - terminal.began
-            yield {
-                "figure": f"open {steps} steps x {ranks} ranks",
-                "first_paint_seconds": first,
-                "complete_seconds": whole,
-                "cpu_seconds": terminal.cpu_seconds(),
-                "rss_bytes": terminal.rss_bytes(),
-                "log_bytes": size,
-                "attempt": attempt,
-            }
+        for how in ("with its bookmark", "without a bookmark"):
+            if how == "without a bookmark":
+                run.bookmark_path.unlink(missing_ok=True)
+            else:
+                run.bookmark_path.write_bytes(kept)
+            with BenchTerminal([LLMTOP, "attach", run.run_id], environment(root)) as terminal:
+                first = terminal.wait_for("bench", "Help") - terminal.began
+                whole = terminal.wait_for(f"steps {steps}/{steps}") - terminal.began
+                yield {
+                    "figure": f"open {steps} steps x {ranks} ranks {how}",
+                    "first_paint_seconds": first,
+                    "complete_seconds": whole,
+                    "cpu_seconds": terminal.cpu_seconds(),
+                    "rss_bytes": terminal.rss_bytes(),
+                    "log_bytes": size,
+                    "attempt": attempt,
+                }
     yield from _decoding(run.path)
 
 

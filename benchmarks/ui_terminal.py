@@ -13,12 +13,18 @@ import termios
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Self
 
 import psutil
 
 _ESCAPES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]")
 GIVE_UP_SECONDS = 120.0
+_MARK = "LLMTOP_BENCH_TERMINAL"
+"""In the environment of a measured program and of all that it starts, also in sessions of their own."""
+
+
+_NUMBERS = count()
 
 
 class Cost:
@@ -45,10 +51,11 @@ class BenchTerminal:
     ) -> None:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self._mark = f"{os.getpid()}-{next(_NUMBERS)}"
         self.began = time.perf_counter()
         self.process = subprocess.Popen(
             list(command),
-            env={**env, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
+            env={**env, "TERM": "xterm-256color", "COLORTERM": "truecolor", _MARK: self._mark},
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -73,8 +80,18 @@ class BenchTerminal:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait(10)
+        self._end_what_it_started()
         self._reader.join(5)
         os.close(self._master)
+
+    def _end_what_it_started(self) -> None:
+        """Peers leave servers of their own behind, which would be in every later figure."""
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(_MARK) == self._mark:
+                    process.kill()
+            except psutil.Error:
+                continue  # gone, or somebody else's
 
     def _read(self) -> None:
         while True:

@@ -47,9 +47,9 @@ class Bookmarker:
             self._write_due = now + WRITE_EVERY_SECONDS
             self._write()
 
-    def finish(self) -> None:
+    def finish(self, most_seconds: float = END_SECONDS) -> None:
         """Nothing more is written to the logs: fold what is left, and keep it."""
-        if self._fold(None, END_SECONDS):
+        if self._fold(None, most_seconds):
             self._write()
 
     def _fold(self, until: float | None, seconds: float) -> bool:
