@@ -24,12 +24,17 @@ class Inputs(Struct, frozen=True, kw_only=True):
 
 def inputs(spec: RunSpec) -> Inputs:
     """The lines that every view of a run shows alike."""
+    if spec.script is not None:
+        own = "the command's own"
+        return Inputs(weights=own, data=own, tokenizer=own)
     return Inputs(weights=_weights(spec), data=_data(spec), tokenizer=_tokenizer(spec))
 
 
 def brief_inputs(spec: RunSpec) -> Inputs:
     """The same for little room: without what else there could be."""
     full = inputs(spec)
+    if spec.script is not None:
+        return full
     made = full.tokenizer.startswith(("bytes ", "made "))
     return Inputs(
         weights=full.weights if spec.weights_dir else "random (real: a folder)",

@@ -161,26 +161,32 @@ def _gpu(values: dict[str, Any], provenance: dict[str, Provenance], machine: Mac
         if "gpus" not in values:
             values["gpus"] = machine.gpus
             provenance["gpus"] = from_machine
-        gpu = _machine_gpu(machine)
+        gpu = machine_gpu(machine)
     else:
         gpu = catalog.load_gpu(values["gpu"])
     values["gpu"] = gpu.name
-    if gpu.kind == "cpu":
-        gpu = msgspec.structs.replace(
-            gpu, memory_bytes=machine.host_memory_bytes, torch_with_cuda=machine.torch_with_cuda
-        )
-    return gpu
+    return _with_host(gpu, machine)
 
 
-def _machine_gpu(machine: Machine) -> GpuSpec:
+def machine_gpu(machine: Machine) -> GpuSpec:
+    """The GPU that a machine has."""
     if catalog.has("gpus", machine.gpu):
-        return catalog.load_gpu(machine.gpu)
+        return _with_host(catalog.load_gpu(machine.gpu), machine)
     # A device that no preset describes: what it says of itself, and nothing guessed.
     return GpuSpec(
         name=machine.gpu,
         memory_bytes=machine.gpu_memory_bytes,
         compute_capability=machine.compute_capability,
         sources={"memory_bytes": "read from the device", "compute_capability": "read from the device"},
+    )
+
+
+def _with_host(gpu: GpuSpec, machine: Machine) -> GpuSpec:
+    """On the CPU kind the machine's own memory and torch are the device's."""
+    if gpu.kind != "cpu":
+        return gpu
+    return msgspec.structs.replace(
+        gpu, memory_bytes=machine.host_memory_bytes, torch_with_cuda=machine.torch_with_cuda
     )
 
 

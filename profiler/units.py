@@ -76,6 +76,11 @@ def figures(value: float) -> str:
     return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:.3g}"
 
 
+def format_progress(done: int, planned: int | None) -> str:
+    """Steps made, of those planned where that is known: `12/100`, `12`."""
+    return str(done) if planned is None else f"{done}/{planned}"
+
+
 def counted(number: int, thing: str, things: str = "") -> str:
     """`1 rank`, `8 ranks`; `things` where the plural is not made with an s."""
     return f"{number:,} {thing if number == 1 else things or thing + 's'}"

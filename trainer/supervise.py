@@ -382,12 +382,19 @@ def _log(line: str) -> None:
         sys.stderr.flush()
 
 
+def _supervise_script(run: RunDir) -> RunEnded:
+    # It predicts, which the others leave to whoever launches: a tenth of a second of imports.
+    from llmtop.trainer.script.supervisor import ScriptSupervisor
+
+    return ScriptSupervisor(run, _log).run()
+
+
 def main(arguments: list[str], ranks: Ranks | None = None) -> int:
     if len(arguments) != 1:
         raise UsageError("the supervisor takes one argument, the run directory")
     run = RunDir.open(Path(arguments[0]))
     with only_supervisor(run):
-        end = Supervisor(run, ranks=ranks).run()
+        end = _supervise_script(run) if run.spec().script else Supervisor(run, ranks=ranks).run()
         BookmarkWatch(run, _log).finish()
     if end.state == "out_of_memory":
         return ExitCode.OUT_OF_MEMORY

@@ -10,6 +10,8 @@ from typing import NoReturn
 from llmtop.presets.errors import UsageError, nearest
 
 RUN_HELP = "a run's id, a unique beginning or end of it, or latest"
+COMMAND = "command"
+"""What follows `--`, as a tuple of words: for a parser that has a default of this name."""
 
 
 _UNSHOWN = partial(argparse.RawDescriptionHelpFormatter, width=80)
@@ -38,13 +40,18 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The arguments; raises UsageError for one that is not known."""
-        if "--" in words:
-            raise UsageError(
-                f"{self._command}: nothing may follow '--'",
-                why="launching a training command of your own is not in this version",
-                fix="choose a recipe (llmtop presets recipes) or a model (--model)",
-            )
-        args, unknown = self.parse_known_intermixed_args(list(words))
+        own, rest = list(words), None
+        if "--" in own:
+            at = own.index("--")
+            own, rest = own[:at], tuple(own[at + 1 :])
+            if self.get_default(COMMAND) is None:
+                raise UsageError(
+                    f"{self._command}: nothing may follow '--'",
+                    fix="llmtop run -- COMMAND launches a training command of your own",
+                )
+        args, unknown = self.parse_known_intermixed_args(own)
+        if rest is not None:
+            setattr(args, COMMAND, rest)
         for word in unknown:
             if word.startswith("-"):
                 raise self._unknown_option(word.split("=", 1)[0])

@@ -59,9 +59,10 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "run",
         "[RECIPE] [OPTIONS] [--detach|--headless] [--force] [--tensorboard DIR] [--wandb PROJECT]"
-        " [--mlflow URI]",
-        "launch; on a terminal the monitor opens",
-        "llmtop run cpu-demo --steps 200",
+        " [--mlflow URI]\n"
+        "       llmtop run [--deepspeed-config FILE] [--detach|--headless] -- COMMAND ...",
+        "launch a recipe, or a training command of your own; on a terminal the monitor opens",
+        "llmtop run cpu-demo --steps 200\n  llmtop run -- torchrun --nproc-per-node 2 train.py",
     ),
     Command("ls", "[--json]", "list the runs", "llmtop ls"),
     Command(
@@ -90,7 +91,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "resume",
-        "RUN [--detach|--headless]",
+        "RUN [KEY=VALUE ...] [--fix N] [--force] [--detach|--headless]",
         "go on with a run that has ended, from its newest checkpoint",
         "llmtop resume latest",
     ),

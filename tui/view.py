@@ -49,7 +49,7 @@ class RunRow(Struct, frozen=True, kw_only=True):
     model: str = ""
     device: str = ""
     step: int = 0
-    steps: int = 0
+    steps: int | None = None
     loss: float | None = None
     tokens_per_second: float | None = None
     memory_bytes: int | None = None

@@ -31,8 +31,10 @@ def memory_runs_out(seen: Seen) -> Iterator[Finding]:
     if told is None or told.seconds is None:
         return
     seconds = step_seconds(seen)
-    left = seen.spec.options.steps - state.steps_finished
-    ends_in = UNKNOWN_END_SECONDS if seconds is None else max(0, left) * seconds
+    planned = seen.spec.steps_planned
+    ends_in = UNKNOWN_END_SECONDS
+    if seconds is not None and planned is not None:
+        ends_in = max(0, planned - state.steps_finished) * seconds
     if told.seconds > ends_in:
         return
     early, late = format_seconds(told.earliest_seconds), format_seconds(told.latest_seconds)

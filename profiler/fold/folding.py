@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from llmtop.profiler.fold.batch import Batch
-from llmtop.profiler.fold.handlers import hardware, ranks, supervisor
+from llmtop.profiler.fold.handlers import hardware, ranks, script, supervisor
 from llmtop.profiler.fold.handlers.handler import Handler
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.events import AnyEvent
 
-_HANDLERS: dict[type, Handler] = {**supervisor.HANDLERS, **hardware.HANDLERS, **ranks.HANDLERS}
+_HANDLERS: dict[type, Handler] = {
+    **supervisor.HANDLERS,
+    **hardware.HANDLERS,
+    **ranks.HANDLERS,
+    **script.HANDLERS,
+}
 """One for every kind of event."""
 
 

@@ -25,6 +25,7 @@ from llmtop.profiler.record.events import (
     WeightsLoaded,
     WeightsRead,
 )
+from llmtop.profiler.record.scriptevents import RankDetached
 
 WARMUP_STEPS = 2
 """The first steps compile, allocate and fill caches; steady figures leave them out."""
@@ -86,6 +87,8 @@ class RankState(Struct, frozen=True, kw_only=True):
     exited: RankExited | None = None
     failed: RankFailed | None = None
     finished: RankFinished | None = None
+    detached: RankDetached | None = None
+    """Of a script: why its process is not watched any more."""
 
 
 def begin_stage(rank: RankState, event: StageBegan) -> RankState:

@@ -22,6 +22,7 @@ from llmtop.profiler.record.events import (
     XidSeen,
 )
 from llmtop.profiler.record.failureevents import HostMemoryRunsOut
+from llmtop.profiler.record.scriptevents import RunDescribed
 
 Status = Literal["starting", "running", "stopping", "completed", "stopped", "failed", "out_of_memory", "lost"]
 """`lost`: the supervisor is gone and wrote no end; only the reader of a run directory can tell."""
@@ -85,6 +86,8 @@ class RunState(Struct, frozen=True, kw_only=True):
     controls: tuple[ControlAnswered, ...] = ()
     changes: Changes = Changes()
     """What was changed while it ran, and which setting is in force."""
+    description: RunDescribed | None = None
+    """Of a script: what its spec and prediction follow from."""
     energy: EnergyUse = EnergyUse()
     topology: Topology | None = None
     xids: tuple[XidSeen, ...] = ()

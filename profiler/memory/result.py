@@ -138,6 +138,11 @@ class Prediction(Struct, frozen=True, kw_only=True):
     assumptions: tuple[str, ...] = ()
 
     @property
+    def is_known(self) -> bool:
+        """Whether anything was predicted: nothing is of a script that has not been seen yet."""
+        return self.peak_allocated_bytes > 0
+
+    @property
     def tight(self) -> bool:
         """Whether it fits with hardly anything to spare."""
         return is_tight(self.fits, self.needed_bytes, self.device_memory_bytes)

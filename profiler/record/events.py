@@ -25,6 +25,7 @@ from llmtop.profiler.record.deviceevents import DeviceSample, HostSample, Proces
 from llmtop.profiler.record.eventbase import EVENT_VERSION as EVENT_VERSION
 from llmtop.profiler.record.eventbase import Event as Event
 from llmtop.profiler.record.failureevents import HostMemoryRunsOut, MemoryShortage, StepHealed
+from llmtop.profiler.record.scriptevents import BatchSeen, RankAttached, RankDetached, RunDescribed
 
 Phase = Literal["data", "forward", "backward", "optimizer"]
 OutsideMoment = Literal["untouched", "context", "process_group", "engine", "first_step", "second_step", "end"]
@@ -401,4 +402,8 @@ AnyEvent = (
     | CheckpointLoaded
     | RankFinished
     | RankFailed
+    | RankAttached
+    | RankDetached
+    | BatchSeen
+    | RunDescribed
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from statistics import median
 
 from msgspec import Struct
@@ -63,7 +64,7 @@ class DeviceReport(Struct, frozen=True, kw_only=True):
 
 
 class HostReport(Struct, frozen=True, kw_only=True):
-    predicted_bytes: int
+    predicted_bytes: int | None
     """For this run on one node."""
     ranks_pss_bytes: int | None
     """Sum over the ranks of the largest PSS of each."""
@@ -110,13 +111,17 @@ class Report(Struct, frozen=True, kw_only=True):
     engine_optimizer: str | None
     attention: str
     inputs: Inputs
+    command: str = ""
+    """Of a script; empty for a run of llmtop's own trainer."""
+    not_predicted: str = ""
+    """Why nothing is predicted of a script; empty where something is."""
     """Weights, data and tokenizer, in words."""
     tokens_per_step: int
     started: float | None
     ended: float | None
     """Wall clock of the last event."""
     seconds: float | None
-    steps_planned: int
+    steps_planned: int | None
     steps_finished: int
     skipped_steps: int
     first_loss_scale: float | None
@@ -142,7 +147,7 @@ class Report(Struct, frozen=True, kw_only=True):
     phases: tuple[PhaseReport, ...]
     startup: tuple[StageReport, ...]
     components: tuple[ComponentReport, ...]
-    predicted_peak_bytes: int
+    predicted_peak_bytes: int | None
     predicted_peak_upper_bytes: int
     predicted_held_upper_bytes: int
     """Upper bound of what the allocator, on the CPU kind the process, may hold."""
@@ -214,11 +219,13 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         engine_optimizer=built.engine_optimizer if built else None,
         attention=(built.attention if built else None) or spec.options.attention,
         inputs=inputs(spec),
+        command="" if spec.script is None else shlex.join(spec.script.command),
+        not_predicted=_not_predicted(spec, state),
         tokens_per_step=spec.tokens_per_step,
         started=state.started,
         ended=state.now,
         seconds=None if state.started is None or state.now is None else state.now - state.started,
-        steps_planned=spec.options.steps,
+        steps_planned=spec.steps_planned,
         steps_finished=state.steps_finished,
         skipped_steps=state.skipped_steps,
         first_loss_scale=state.first_loss_scale,
@@ -263,6 +270,13 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         files=_files(run, spec),
         skipped_lines=state.skipped_lines,
     )
+
+
+def _not_predicted(spec: RunSpec, state: RunState) -> str:
+    if spec.script is None or spec.script.described:
+        return ""
+    told = state.description.problem if state.description is not None else ""
+    return told or "no training has been seen in it"
 
 
 def _phases(rank: RankState | None) -> tuple[PhaseReport, ...]:
@@ -320,7 +334,7 @@ def _devices(state: RunState) -> tuple[DeviceReport, ...]:
 def _host(state: RunState, prediction: Prediction) -> HostReport:
     host = state.hardware.host if state.hardware else None
     return HostReport(
-        predicted_bytes=prediction.host_bytes,
+        predicted_bytes=prediction.host_bytes if prediction.is_known else None,
         ranks_pss_bytes=sum(state.peak_pss_bytes.values()) if state.peak_pss_bytes else None,
         peak_bytes=state.peak_host_bytes,
         total_bytes=host.memory_total_bytes if host else None,

@@ -55,18 +55,27 @@ def _head(report: Report, width: int) -> Iterator[str]:
         if report.trainable_params == report.params
         else f", {format_count(report.trainable_params)} trained"
     )
+    if report.command:
+        yield from _hanging("command", report.command, width)
+    if report.not_predicted:
+        yield from _hanging("prediction", f"none: {report.not_predicted}", width)
+        yield f"  began {_began(report)}, {format_seconds(report.seconds)} in all"
+        return
     settings = f"ZeRO-{report.zero}, {report.precision}, {report.attention} attention, {report.optimizer}"
     yield from _wrapped(
         f"{report.model} ({format_count(report.params)} parameters{trained}) on {report.world_size} x "
         f"{report.gpu}: {settings}",
         width,
     )
-    began = NOT_AVAILABLE
-    if report.started is not None:
-        began = datetime.fromtimestamp(report.started).strftime("%Y-%m-%d %H:%M:%S")
-    yield f"  began {began}, {format_seconds(report.seconds)} in all"
+    yield f"  began {_began(report)}, {format_seconds(report.seconds)} in all"
     for name in report.inputs.__struct_fields__:
         yield from _hanging(name, getattr(report.inputs, name), width)
+
+
+def _began(report: Report) -> str:
+    if report.started is None:
+        return NOT_AVAILABLE
+    return datetime.fromtimestamp(report.started).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _out_of_memory(report: Report, width: int) -> Iterator[str]:
@@ -91,7 +100,8 @@ def _scale(value: float | None) -> str:
 def _training(report: Report, width: int) -> Iterator[str]:
     yield "Training"
     skipped = f", {report.skipped_steps} of them skipped" if report.skipped_steps else ""
-    yield f"  {'steps':<16}{report.steps_finished} of {report.steps_planned}{skipped}"
+    planned = "" if report.steps_planned is None else f" of {report.steps_planned}"
+    yield f"  {'steps':<16}{report.steps_finished}{planned}{skipped}"
     yield f"  {'loss':<16}{_number(report.first_loss)} -> {_number(report.last_loss)}{_fall(report)}"
     if report.last_loss_scale is not None:
         yield f"  {'loss scale':<16}{_scale(report.first_loss_scale)} -> {_scale(report.last_loss_scale)}"
@@ -137,7 +147,7 @@ def _utilisation(report: Report) -> str:
 def _memory(report: Report, width: int) -> Iterator[str]:
     on_cpu = report.device_kind == "cpu"
     largest = max(
-        report.predicted_device_bytes or 0, report.predicted_peak_bytes, report.actual_peak_bytes or 0
+        report.predicted_device_bytes or 0, report.predicted_peak_bytes or 0, report.actual_peak_bytes or 0
     )
     unit = unit_for(largest)
     what = "in use" if on_cpu else "allocated"
@@ -186,6 +196,8 @@ def _moment_words(moment: str) -> str:
 
 
 def _moments(report: Report, width: int) -> Iterator[str]:
+    if report.predicted_peak_bytes is None:
+        return
     predicted = _moment_words(report.predicted_moment)
     text = f"The peak is predicted at '{predicted}'"
     if report.actual_moment is not None:
@@ -371,7 +383,7 @@ def _error(percent: float | None) -> str:
 def _component_error(component: ComponentReport, report: Report) -> str:
     """A percentage of next to nothing alarms for nothing."""
     sizes = (component.predicted_bytes or 0, component.actual_bytes or 0)
-    peak = report.actual_peak_bytes or report.predicted_peak_bytes
+    peak = report.actual_peak_bytes or report.predicted_peak_bytes or 0
     return "" if max(sizes) < SMALL_SHARE * peak else _error(component.error_percent)
 
 

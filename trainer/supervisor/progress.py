@@ -6,6 +6,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from llmtop.presets.spec import RunOptions
 from llmtop.profiler.forecast import SETTLE_STEPS
@@ -26,9 +27,25 @@ from llmtop.profiler.record.events import (
 from llmtop.profiler.record.failureevents import StepHealed
 from llmtop.profiler.record.rundir import RunDir
 
-_STEPS_REMEMBERED = 50
+STEPS_REMEMBERED = 50
 _START_FACTOR = 2.0
 """A stage of start-up may read many gigabytes without a word."""
+
+
+class Pulse(Protocol):
+    """What tells whether a run gets on."""
+
+    moved_at: float
+    """When a rank last got on."""
+
+    @property
+    def stepped(self) -> bool: ...
+
+    @property
+    def last_step(self) -> int: ...
+
+    @property
+    def median_step_seconds(self) -> float | None: ...
 
 
 class Progress:
@@ -67,7 +84,7 @@ class Progress:
         self.stage_seconds: dict[str, float] = {}
         """Of rank 0's start-up."""
         self._clock = clock
-        self._seconds: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
+        self._seconds: deque[float] = deque(maxlen=STEPS_REMEMBERED)
         self._tails = {rank: EventTail(run.events_path(rank)) for rank in range(world_size)}
         for tail in self._tails.values():
             tail.poll()
@@ -130,7 +147,7 @@ class HangWatch:
         self._clock = clock
         self._suspected_at: float | None = None
 
-    def check(self, progress: Progress, *, compiling: bool) -> HangSuspected | None:
+    def check(self, progress: Pulse, *, compiling: bool) -> HangSuspected | None:
         """The event to write now, if any. A compiler at work is no hang."""
         if compiling:
             progress.moved_at = self._clock()

@@ -16,7 +16,7 @@ from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.failureevents import HostMemoryRunsOut
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.profiler.units import format_seconds
+from llmtop.profiler.units import format_progress, format_seconds
 from llmtop.tui.telling import tell
 
 POLL_SECONDS = 0.25
@@ -38,8 +38,8 @@ class Narrator:
     def __init__(self, spec: RunSpec, prediction: Prediction | None = None) -> None:
         self._spec = spec
         self._prediction = prediction
-        self._total = spec.options.steps
-        self._every = max(1, self._total // LINES_PER_RUN)
+        self._planned = spec.steps_planned
+        self._every = max(1, (self._planned or spec.options.steps) // LINES_PER_RUN)
         self._said_step = 0
         self._said_time = 0.0
         self._stage = ""
@@ -57,7 +57,7 @@ class Narrator:
         yield from self._changed(state)
         step = state.steps_finished
         due = step - self._said_step >= self._every or now - self._said_time >= QUIET_SECONDS
-        if step > self._said_step and (self._said_step == 0 or due or step >= self._total):
+        if step > self._said_step and (self._said_step == 0 or due or step == self._planned):
             self._said_step, self._said_time = step, now
             yield self._progress(state)
 
@@ -104,7 +104,7 @@ class Narrator:
         rate = series.tokens_per_second[-1] if series.tokens_per_second else None
         rate_text = "n/a" if rate is None else f"{rate:,.0f}"
         return (
-            f"step {state.steps_finished}/{self._total}  loss {loss}"
+            f"step {format_progress(state.steps_finished, self._planned)}  loss {loss}"
             f"  {format_seconds(seconds)} a step  {rate_text} tokens/s"
         )
 

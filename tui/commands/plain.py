@@ -11,7 +11,13 @@ from llmtop.profiler.findings.find import findings
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.profiler.units import NOT_AVAILABLE, format_bytes, format_seconds, format_tokens_rate
+from llmtop.profiler.units import (
+    NOT_AVAILABLE,
+    format_bytes,
+    format_progress,
+    format_seconds,
+    format_tokens_rate,
+)
 from llmtop.tui.commands.follow import end_in_words, require_success
 from llmtop.tui.glyphs import to_ascii
 from llmtop.tui.telling import tell
@@ -33,14 +39,14 @@ class PlainTeller:
 
     def _figures(self, state: RunState) -> str:
         setting = state.changes.setting
-        steps = self._run.spec(setting).options.steps
+        planned = self._run.spec(setting).steps_planned
         parts = [state.status.replace("_", " ")]
         if state.status == "starting" and (rank := state.ranks.get(0)) is not None and rank.stages:
             parts.append(rank.stages[-1].stage.replace("_", " "))
         loss = NOT_AVAILABLE if state.last_loss is None else f"{state.last_loss:.4f}"
         rates = state.series.tokens_per_second
         parts += [
-            f"step {state.steps_finished}/{steps}",
+            f"step {format_progress(state.steps_finished, planned)}",
             f"loss {loss}",
             format_tokens_rate(rates[-1] if rates else None),
             self._memory(state, setting),

@@ -8,6 +8,7 @@ from llmtop.presets.errors import ExitCode
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.trainer import launch
 from llmtop.tui import options
+from llmtop.tui.arguments import COMMAND
 from llmtop.tui.commands.launching import add_how_to_watch, require_fit, watch_as_asked
 from llmtop.tui.commands.mirror import add_mirror_arguments, asked_of, start_mirror
 from llmtop.tui.commands.output import WIDTH
@@ -20,9 +21,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_how_to_watch(parser)
     parser.add_argument("--force", action="store_true", help="launch even if predicted not to fit")
     add_mirror_arguments(parser)
+    parser.set_defaults(**{COMMAND: ""})
 
 
 def run(args: argparse.Namespace) -> ExitCode:
+    if getattr(args, COMMAND) != "":
+        # Most runs are no scripts.
+        from llmtop.tui.commands.run_script import run_script
+
+        return run_script(args)
     mirrors = asked_of(args)
     spec = options.resolve_run(args)
     prediction = predict_with_suggestions(spec)

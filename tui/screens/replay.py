@@ -76,5 +76,6 @@ class ReplayScreen(MonitorScreen):
                 self._replay.to_step(step)
                 self._wake.set()
 
-        steps = self.run.spec().options.steps
-        self.app.push_screen(AskNumber("Go to a step", f"A number from 1 to {steps}"), answered)
+        steps = self.run.spec().steps_planned
+        words = "A number from 1 on" if steps is None else f"A number from 1 to {steps}"
+        self.app.push_screen(AskNumber("Go to a step", words), answered)

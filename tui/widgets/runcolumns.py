@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from llmtop.profiler.units import format_bytes, format_count, format_seconds
+from llmtop.profiler.units import format_bytes, format_count, format_progress, format_seconds
 from llmtop.tui.view import STATUS_MARKS, RunRow
 from llmtop.tui.widgets.paint import fit, fit_right
 
@@ -56,7 +56,7 @@ def _loss(row: RunRow, now: float) -> str:
 
 
 def _steps(row: RunRow, now: float) -> str:
-    return f"{row.step}/{row.steps}" if row.steps else ""
+    return "" if row.problem else format_progress(row.step, row.steps)
 
 
 _STATES = tuple(STATUS_MARKS)

@@ -11,9 +11,10 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.reactive import reactive
 
+from llmtop.profiler.changewords import down_words, under_way_words
 from llmtop.profiler.fold.ending import ending
 from llmtop.profiler.fold.runstate import ENDED
-from llmtop.profiler.units import format_bytes, format_percent, format_seconds
+from llmtop.profiler.units import format_bytes, format_percent, format_progress, format_seconds
 from llmtop.tui.owncost import CostMeter, OwnCost
 from llmtop.tui.view import STATUS_MARKS, RunView
 from llmtop.tui.widgets.paint import gauge, harmless, two_sided
@@ -109,25 +110,30 @@ def _second_rows(view: RunView, width: int, now: float, cost: OwnCost | None) ->
 
 
 def _progress(view: RunView, width: int, now: float, cost: OwnCost | None) -> Content:
-    state, steps = view.state, view.spec.options.steps
+    state, planned = view.state, view.spec.steps_planned
     elapsed = None if state.started is None else max(0.0, now - state.started)
     done = state.steps_finished
     words = [("elapsed ", "$muted"), (clock_text(elapsed), "")]
     pace = state.series.step_seconds[-_RECENT_STEPS:]
-    left = clock_text(median(pace) * (steps - done)) if pace else "n/a"
-    words += [("  left ", "$muted"), (left, "")]
+    if planned is not None:
+        left = clock_text(median(pace) * (planned - done)) if pace else "n/a"
+        words += [("  left ", "$muted"), (left, "")]
     notes: list[tuple[str, str]] = []
     if state.hang_seconds is not None:
         notes = [(f"  ! no step for {format_seconds(state.hang_seconds)}", "bold $text-warning")]
+    elif down := under_way_words(state, now):
+        notes = [(f"  {down}", "$text-accent")]
     elif state.compiling:
         notes = [(f"  compiling {harmless(state.compiling)}", "$text-accent")]
     tail = Content.assemble(*words, *notes)
-    head = Content.assemble(("step ", "$muted"), (f"{done}/{steps}", "bold"), f" {done / steps:4.0%} ")
+    share = None if planned is None else done / planned
+    percent = "" if share is None else f" {share:4.0%} "
+    head = Content.assemble(("step ", "$muted"), (format_progress(done, planned), "bold"), percent)
     room = width - head.cell_length - tail.cell_length - 2
     own = f"  {cost.words}" if cost is not None else ""
     if own and room - len(own) >= _LEAST_BAR_CELLS:
         tail, room = Content.assemble(tail, (own, "$muted")), room - len(own)
-    bar = gauge(done / steps, room, style="$primary") if room >= 8 else Content("")
+    bar = Content("") if share is None or room < 8 else gauge(share, room, style="$primary")
     return Content.assemble(head, bar, "  ", tail).truncate(width, ellipsis=True)
 
 
@@ -152,16 +158,17 @@ def _ending(view: RunView, width: int) -> list[Content]:
         if found.error_percent is None
         else f" ({format_percent(found.error_percent, signed=True, digits=0)})"
     )
-    rows.append(
-        Content.assemble(
-            ("steps ", "$muted"),
-            f"{state.steps_finished}/{view.spec.options.steps}",
-            ("  in ", "$muted"),
-            format_seconds(took),
-            ("  peak predicted ", "$muted"),
-            f"{format_bytes(found.predicted_peak_bytes)}{error}",
-            ("  actual ", "$muted"),
-            format_bytes(found.actual_peak_bytes),
-        )
+    last = Content.assemble(
+        ("steps ", "$muted"),
+        format_progress(state.steps_finished, view.spec.steps_planned),
+        ("  in ", "$muted"),
+        format_seconds(took),
+        ("  peak predicted ", "$muted"),
+        f"{format_bytes(found.predicted_peak_bytes)}{error}",
+        ("  actual ", "$muted"),
+        format_bytes(found.actual_peak_bytes),
     )
-    return rows
+    down = f"  {down_words(state)}"
+    if down.strip() and last.cell_length + len(down) <= width:
+        last = Content.assemble(last, (down, "$muted"))
+    return [*rows, last]

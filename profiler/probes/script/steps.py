@@ -1,0 +1,220 @@
+"""Steps and phases of a loop that is not ours, told by the calls that it makes.
+
+What lies between the end of one step and the next forward pass counts as `data`: fetching the batch, and
+whatever else the script does there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from msgspec import Struct
+from msgspec.structs import replace
+
+from llmtop.profiler.probes.allocator import Peaks
+from llmtop.profiler.probes.hostcopy import send_to_host
+from llmtop.profiler.probes.script.shapes import BatchShape
+from llmtop.profiler.probes.training import StepReading, TrainingProbes
+from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.events import Phase, StepFinished
+from llmtop.profiler.record.scriptevents import BatchSeen
+
+_GROWN = 1.02
+"""A batch is told again when it has so many times the tokens of the largest before."""
+
+
+class StepFacts(Struct, frozen=True, kw_only=True):
+    """What the loop knows at the end of a step."""
+
+    learning_rate: float | None = None
+    grad_norm: float | torch.Tensor | None = None
+    loss_scale: float | None = None
+    skipped: bool = False
+
+
+class _Unread(Struct, frozen=True, kw_only=True):
+    """A step that the device may still be working on."""
+
+    step: int
+    micro_batches: int
+    batch: BatchShape | None
+    loss: float | torch.Tensor | None
+    """Of the step, on this rank."""
+    facts: StepFacts
+    reading: StepReading
+    disturbed: bool
+    reached: torch.cuda.Event | None
+
+
+class Steps:
+    """Where the loop of this process is. Every call is cheap and none waits for the device."""
+
+    def __init__(
+        self,
+        probes: TrainingProbes,
+        events: EventWriter,
+        device: torch.device,
+        *,
+        world_size: int,
+        first_step: int = 1,
+    ) -> None:
+        self.step: int | None = first_step
+        """Under way, counted from 1."""
+        self.current: str | None = None
+        self.micro_batch: int | None = None
+        self._probes = probes
+        self._events = events
+        self._device = device
+        self._world_size = world_size
+        self._micro = 0
+        self._backward_seen = False
+        self._disturbed = False
+        self._loss: torch.Tensor | None = None
+        self._batch: BatchShape | None = None
+        self._largest = 0
+        self._unread: deque[_Unread] = deque()
+        probes.step(first_step)
+
+    @property
+    def last_finished(self) -> int:
+        return (self.step or 1) - 1
+
+    @property
+    def micro_batches(self) -> int:
+        """Begun in this step."""
+        return self._micro
+
+    @contextmanager
+    def forward(self, batch: BatchShape | None, *, last: bool) -> Iterator[None]:
+        self._micro += 1
+        self.micro_batch = self._micro
+        self._backward_seen = False
+        if batch is not None:
+            self._batch = batch if self._batch is None else self._batch.largest_with(batch)
+        with self._probes.phase("data", last=last):
+            pass
+        with self._phase("forward", last=last):
+            yield
+
+    @contextmanager
+    def backward(self, loss: Any, *, last: bool, share: float = 1.0) -> Iterator[None]:
+        """`share` of `loss` is this micro-batch's part of the step's."""
+        self._backward_seen = True
+        with self._phase("backward", last=last):
+            yield
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            part = loss.detach().reshape(()).float() * share
+            self._loss = part if self._loss is None else self._loss + part
+
+    @contextmanager
+    def optimizer(self, *, last: bool) -> Iterator[None]:
+        if not self._backward_seen:
+            # It went backward by the loss itself: all since the forward pass is that.
+            with self._probes.phase("backward", last=last):
+                pass
+        with self._phase("optimizer", last=last):
+            yield
+
+    def disturb(self) -> None:
+        """Something else than training took time in this step: an evaluation."""
+        self._disturbed = True
+
+    def finish(self, facts: StepFacts) -> None:
+        """The step is made, and the next one begins."""
+        assert self.step is not None
+        reading = self._probes.finish_step()
+        norm, loss = send_to_host(facts.grad_norm), send_to_host(self._loss)
+        reached = None
+        if self._device.type == "cuda":
+            reached = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            reached.record()
+        self._unread.append(
+            _Unread(
+                step=self.step,
+                micro_batches=self._micro,
+                batch=self._batch,
+                loss=loss,
+                facts=replace(facts, grad_norm=norm),
+                reading=reading,
+                disturbed=self._disturbed,
+                reached=reached,
+            )
+        )
+        self._tell_batch()
+        self._tell_finished()
+        self.step += 1
+        self._micro, self._loss, self._batch, self._disturbed = 0, None, None, False
+        self.micro_batch = self.current = None
+        self._probes.step(self.step)
+
+    def peaks(self) -> Peaks:
+        """Of this process so far."""
+        return self._probes.peaks()
+
+    def close(self) -> None:
+        """After the last step: what is still on its way is waited for."""
+        for unread in self._unread:
+            if unread.reached is not None:
+                unread.reached.synchronize()
+        self._tell_finished()
+        self._probes.close()
+
+    @contextmanager
+    def _phase(self, phase: Phase, *, last: bool) -> Iterator[None]:
+        self.current = phase
+        with self._probes.phase(phase, last=last):
+            yield
+
+    def _tell_batch(self) -> None:
+        batch = self._batch
+        if batch is None or self.step is None or batch.tokens < _GROWN * self._largest + 1:
+            return
+        self._largest = batch.tokens
+        self._events.write(
+            BatchSeen(
+                step=self.step,
+                micro_batch=batch.sequences,
+                seq_len=batch.length,
+                grad_accum=max(1, self._micro),
+            )
+        )
+
+    def _tell_finished(self) -> None:
+        while self._unread and _is_reached(self._unread[0].reached):
+            self._events.hold(partial(self._event, self._unread.popleft()))
+
+    def _event(self, unread: _Unread) -> StepFinished:
+        times, batch = unread.reading.times, unread.batch
+        sequences = batch.sequences if batch is not None else 0
+        tokens = 0 if batch is None else batch.tokens * unread.micro_batches * self._world_size
+        return StepFinished(
+            step=unread.step,
+            loss=_finite(unread.loss),
+            learning_rate=unread.facts.learning_rate,
+            grad_norm=_finite(unread.facts.grad_norm),
+            loss_scale=unread.facts.loss_scale,
+            skipped=unread.facts.skipped,
+            tokens=tokens,
+            micro_batch=max(1, sequences),
+            grad_accum=max(1, unread.micro_batches),
+            step_seconds=times.step_seconds() if times else 0.0,
+            phase_seconds=times.phase_seconds() if times else {},
+            phase_memory=unread.reading.phase_memory,
+            memory_every=unread.reading.memory_every,
+            profiled=unread.reading.profiled or unread.disturbed,
+        )
+
+
+def _is_reached(mark: torch.cuda.Event | None) -> bool:
+    return mark is None or bool(mark.query())  # type: ignore[no-untyped-call]
+
+
+def _finite(number: Any) -> float | None:
+    value = None if number is None else float(number)
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,176 @@
+"""The supervisor of a command: its end, its output, its requests, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from msgspec.structs import replace
+
+from llmtop.presets.errors import UsageError
+from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.events import ControlAnswered, RankFailed, RunEnded
+from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
+from llmtop.profiler.record.scriptevents import BatchSeen, FoundModel, RankAttached, RunDescribed
+from llmtop.trainer import control
+from llmtop.trainer.script.start import start_script
+from llmtop.trainer.supervisor.rankenv import RUN_ID
+from tests.script.watching import SECONDS, leave_nothing, of, output, watched
+
+pytestmark = pytest.mark.slow
+
+
+def code(text: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", text)
+
+
+@pytest.fixture
+def going(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RunDir]:
+    """A command that runs until it is ended, once it says so."""
+    run = start_script(code(request.param), root=tmp_path)
+    try:
+        until(lambda: "ready" in output(run))
+        yield run
+    finally:
+        leave_nothing(run)
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def left_of(run: RunDir) -> list[int]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(RUN_ID) == run.run_id and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+WAITS = "import time; print('ready', flush=True); time.sleep(600)"
+DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {WAITS}"
+FORKS = f"import os; os.fork(); {WAITS}"
+
+
+def test_a_command_that_ends_well(tmp_path: Path) -> None:
+    run, end, state = watched(tmp_path, code("print('hello')"))
+    assert (end.state, state.status) == ("completed", "completed")
+    assert "exit code 0 and no training was seen in it" in end.reason
+    assert output(run) == "hello\n"
+
+
+def test_a_command_that_fails_is_named_with_what_it_said_last(tmp_path: Path) -> None:
+    run, end, _ = watched(tmp_path, code("raise SystemExit('no such file: data.bin')"))
+    assert end.state == "failed"
+    assert "exit code 1" in end.reason and "no such file: data.bin" in end.reason
+    assert str(run.log_path(0)) in end.fix
+
+
+def test_a_killed_command_is_named_by_its_signal(tmp_path: Path) -> None:
+    _, end, _ = watched(tmp_path, code("import os; os.kill(os.getpid(), 11)"))
+    assert end.state == "failed" and "SIGSEGV" in end.reason
+
+
+@pytest.mark.parametrize("going", [WAITS, FORKS], indirect=True, ids=["one process", "two"])
+def test_stop_ends_it_and_leaves_nothing(going: RunDir) -> None:
+    asked = control.stop(going, save=False)
+    answered = control.wait_until_settled(going, asked, SECONDS)
+    assert answered is not None and answered.answer == "done"
+    end = control.wait_for_end(going, SECONDS)
+    assert end is not None and end.state == "stopped"
+    assert not left_of(going)
+
+
+@pytest.mark.parametrize("going", [DEAF], indirect=True, ids=["deaf"])
+def test_one_that_does_not_listen_is_killed(going: RunDir) -> None:
+    identity = going.supervisor_identity()
+    assert identity is not None
+    os.kill(identity.pid, signal.SIGTERM)
+    until(lambda: "received SIGTERM" in going.log_path(SUPERVISOR).read_text())
+    os.kill(identity.pid, signal.SIGTERM)
+    end = control.wait_for_end(going, SECONDS)
+    assert end is not None and end.state == "stopped" and "killed" in end.reason
+    assert not left_of(going)
+
+
+@pytest.mark.parametrize("going", [WAITS], indirect=True, ids=["waits"])
+def test_what_it_cannot_do_is_refused_with_the_reason(going: RunDir) -> None:
+    saving = control.wait_until_settled(going, control.stop(going, save=True), SECONDS)
+    assert saving is not None and saving.answer == "refused" and "Without --save" in saving.reason
+    changing = control.request(going, control.SET, {"words": ["micro_batch=2"]})
+    answered = control.wait_until_settled(going, changing, SECONDS)
+    assert answered is not None and answered.answer == "refused" and "command of your own" in answered.reason
+    assert len(of(going, SUPERVISOR, ControlAnswered)) == 2
+
+
+def test_a_rank_that_tells_its_failure_says_more_than_the_exit_code(tmp_path: Path) -> None:
+    run, end, _ = watched(
+        tmp_path,
+        code(
+            "import os, pathlib\n"
+            "from llmtop.profiler.record.eventlog import EventWriter\n"
+            "from llmtop.profiler.record.events import RankFailed\n"
+            "from llmtop.profiler.record.rundir import RunDir\n"
+            "run = RunDir.open(pathlib.Path(os.environ['LLMTOP_SCRIPT_RUN']))\n"
+            "writer = EventWriter(run.events_path(3), 'rank3')\n"
+            "writer.write(RankFailed(error_type='ValueError', message='bad rows', stage='forward', step=7))\n"
+            "os._exit(1)"
+        ),
+    )
+    assert (end.state, end.rank) == ("failed", 3)
+    assert "rank 3 in forward of step 7: ValueError: bad rows" in end.reason
+    assert of(run, 3, RankFailed)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (None, "no Hugging Face configuration"),
+        ({"model_type": "no-such-architecture", "hidden_size": 8}, "no-such-architecture"),
+    ],
+)
+def test_why_nothing_is_predicted_is_in_the_record(
+    tmp_path: Path, config: dict[str, object] | None, words: str
+) -> None:
+    run = start_script(code(WAITS), root=tmp_path)
+    try:
+        writer = EventWriter(run.events_path(0), "rank0")
+        attached = RankAttached(pid=os.getpid(), world_size=1, framework="deepspeed", hf_config=config)
+        writer.write(replace(attached, found=FoundModel(optimizer="adamw")))
+        writer.write(BatchSeen(step=1, micro_batch=1, seq_len=8))
+        until(lambda: of(run, SUPERVISOR, RunDescribed))
+        told = of(run, SUPERVISOR, RunDescribed)[-1]
+        assert told.setting is None and words in told.problem
+    finally:
+        leave_nothing(run)
+    assert isinstance(of(run, SUPERVISOR, RunEnded)[-1], RunEnded)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ((), "no command follows"),
+        (("no-such-program",), "there is no program"),
+        (("{folder}/train.py",), "llmtop run -- python"),
+    ],
+)
+def test_what_cannot_be_started_is_refused_before_there_is_a_run(
+    tmp_path: Path, command: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "train.py").write_text("print()")
+    with pytest.raises(UsageError) as refused:
+        start_script(tuple(word.format(folder=tmp_path) for word in command), root=tmp_path / "runs")
+    assert words in str(refused.value)
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,138 @@
+"""Scripts as people have them, unmodified, with real DeepSpeed on gloo, real Trainer and plain torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.memory.result import Component, Moment
+from llmtop.profiler.record.events import MemoryClassified, RankFinished, RunEnded, StepFinished
+from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
+from llmtop.profiler.record.scriptevents import BatchSeen, RankAttached, RunDescribed
+from tests.script.watching import of, output, python, torchrun, watched
+
+pytestmark = pytest.mark.slow
+Watched = tuple[RunDir, RunEnded, RunState]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_cpu() -> None:
+    os.environ["DS_ACCELERATOR"] = "cpu"
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    return watched(tmp_path_factory.mktemp("bare"), torchrun(2, "bare.py", "2"))
+
+
+def _losses(text: str) -> list[float]:
+    line = next(line for line in text.splitlines() if line.startswith("losses "))
+    return [float(word) for word in line.removeprefix("losses [").removesuffix("]").split(",")]
+
+
+def test_every_step_of_a_bare_deepspeed_loop_is_told(bare: Watched) -> None:
+    run, end, state = bare
+    assert end.state == "completed", (end, output(run))
+    assert "exit code 0 after step 6" in end.reason
+    assert state.world_size == 2 and set(state.ranks) == {0, 1}
+    for rank in (0, 1):
+        steps = of(run, rank, StepFinished)
+        assert [step.step for step in steps] == [1, 2, 3, 4, 5, 6]
+        assert all(step.grad_accum == 2 and step.micro_batch == 2 for step in steps)
+        assert set(steps[0].phase_seconds) == {"data", "forward", "backward", "optimizer"}
+        assert steps[0].phase_memory["backward"].peak_bytes
+        assert of(run, rank, RankFinished)[0].last_step == 6
+    assert {step.tokens for step in of(run, 0, StepFinished)[:5]} == {2 * 2 * 32 * 2}
+
+
+def test_its_losses_are_those_that_it_saw_itself(bare: Watched) -> None:
+    run, _, _ = bare
+    said = _losses(output(run))
+    told = [step.loss for step in of(run, 0, StepFinished)]
+    assert told == pytest.approx([(a + b) / 2 for a, b in zip(said[::2], said[1::2], strict=True)])
+
+
+def test_watching_changes_no_number_of_the_training(bare: Watched) -> None:
+    run, _, _ = bare
+    alone = subprocess.run(
+        torchrun(2, "bare.py", "2"), capture_output=True, text=True, check=True, timeout=200
+    )
+    assert _losses(alone.stdout) == _losses(output(run))
+
+
+def test_an_evaluation_between_two_steps_is_no_step_and_marks_the_times(bare: Watched) -> None:
+    run, _, _ = bare
+    assert all(step.profiled for step in of(run, 0, StepFinished)[1:])
+
+
+def test_memory_is_named_by_component(bare: Watched) -> None:
+    run, _, state = bare
+    params = 256 * 32 * 2 + 2 * (32 * 32 * 2 + 2 * 32 * 16 + 3 * 32 * 64 + 2 * 32) + 32
+    built = state.ranks[0].model
+    assert built is not None and built.params == params
+    steady = [seen for seen in of(run, 0, MemoryClassified) if seen.moment == Moment.STEADY]
+    # Half of the states of AdamW in fp32 lie on each of two ranks, and each step count of 4 bytes.
+    state_bytes = steady[-1].components[Component.OPTIMIZER_STATE]
+    assert state_bytes == pytest.approx(8 * params / 2, rel=0.02)
+
+
+def test_the_prediction_follows_from_the_live_engine(bare: Watched) -> None:
+    run, _, state = bare
+    spec = run.spec(state.changes.setting)
+    assert spec.script is not None and spec.script.described
+    options = spec.options
+    assert (options.zero, options.precision, options.optimizer) == (2, "fp32", "adamw_torch")
+    assert (options.gpus, options.micro_batch, options.grad_accum) == (2, 2, 2)
+    assert spec.model.num_layers == 2 and spec.model.vocab_size == 256
+    assert run.prediction(state.changes.setting).is_known
+    assert run.deepspeed_config(state.changes.setting)["zero_optimization"]["stage"] == 2
+
+
+def test_a_longer_batch_gives_a_new_prediction(bare: Watched) -> None:
+    run, _, state = bare
+    assert [seen.seq_len for seen in of(run, 0, BatchSeen)] == [32, 48]
+    described = [event.setting for event in of(run, SUPERVISOR, RunDescribed)]
+    assert described[-1] == state.changes.setting
+    assert run.spec(state.changes.setting).options.seq_len == 48
+
+
+def test_the_trainer_of_transformers_on_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run, end, state = watched(tmp_path, torchrun(1, "trainer.py", "ds"))
+    assert end.state == "completed", (end, output(run))
+    assert of(run, 0, RankAttached)[0].framework == "deepspeed"
+    steps = of(run, 0, StepFinished)
+    assert [step.step for step in steps] == [1, 2, 3, 4, 5]
+    # Its own log has three decimals of the same mean.
+    assert f"'loss': '{steps[0].loss:.4g}'" in output(run)
+    assert run.spec(state.changes.setting).options.zero == 3
+
+
+def test_the_trainer_of_transformers_on_plain_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run, end, state = watched(tmp_path, python("trainer.py"))
+    assert end.state == "completed", (end, output(run))
+    assert of(run, 0, RankAttached)[0].framework == "torch"
+    steps = of(run, 0, StepFinished)
+    assert [step.step for step in steps] == [2, 3, 4, 5], "the first one is where it is found"
+    assert f"'loss': '{steps[0].loss:.4g}'" in output(run)
+    spec = run.spec(state.changes.setting)
+    assert (spec.options.zero, spec.options.optimizer) == (0, "adamw_torch")
+
+
+def test_a_model_without_a_configuration_is_measured_and_not_predicted(tmp_path: Path) -> None:
+    run, end, state = watched(tmp_path, python("plain.py"))
+    assert end.state == "completed", (end, output(run))
+    assert [step.step for step in of(run, 0, StepFinished)] == [2, 3, 4, 5, 6]
+    assert state.description is None or state.description.setting is None
+    assert not run.prediction().is_known
+
+
+def test_an_exception_of_the_script_is_named(tmp_path: Path) -> None:
+    run, end, _ = watched(tmp_path, torchrun(1, "bare.py", "0", "fail"))
+    assert (end.state, end.rank) == ("failed", 0)
+    assert "RuntimeError: planted in the script" in end.reason and "after step 6" in end.reason

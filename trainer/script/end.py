@@ -1,0 +1,85 @@
+"""Names how a command of the user's own ended."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from llmtop.profiler.record.events import RankFailed, RunEnded, XidSeen
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.scriptevents import RankAttached
+from llmtop.trainer.script.unseen import named_after
+from llmtop.trainer.supervisor.memoryend import memory_fix
+from llmtop.trainer.supervisor.oom import Evidence
+from llmtop.trainer.supervisor.postmortem import SMALLER, Story, name_end
+from llmtop.trainer.supervisor.ranks import RankExit
+
+_OWN_OPTIONS = "; these are llmtop's words for it: change the script's own settings to match"
+
+
+class ScriptStory(Struct, frozen=True, kw_only=True):
+    """All that is known when nothing of the command is left."""
+
+    run: RunDir
+    command: tuple[str, ...]
+    exit: RankExit | None
+    """Of the command itself; None when it was never seen to end."""
+    attached: dict[int, RankAttached] = {}
+    failed: dict[int, RankFailed] = {}
+    last_step: int = 0
+    stop_asked: bool = False
+    killed: bool = False
+    """It did not end when it was asked to."""
+    oom_evidence: Evidence | None = None
+    xids: tuple[XidSeen, ...] = ()
+    lost_devices: tuple[int, ...] = ()
+
+
+def name_script_end(story: ScriptStory) -> RunEnded:
+    """The last event. What a rank told of its own failure explains more than the command's exit code."""
+    exit_ = story.exit
+    if story.stop_asked:
+        how = " and was killed: it did not end in time" if story.killed else ""
+        return RunEnded(state="stopped", reason=f"stopped on request {_when(story)}{how}")
+    if exit_ is not None and exit_.exit_code == 0:
+        return RunEnded(state="completed", reason=f"{_name(story)} ended with exit code 0 {_when(story)}")
+    # Every rank that told of a failure ended with it; else the command stands for all.
+    ended = [_as_rank(rank, exit_) for rank in (story.failed or (0,))]
+    return name_end(
+        Story(
+            world_size=max(1, len(story.attached)),
+            exits=tuple(ended),
+            failed=story.failed,
+            last_step=story.last_step,
+            stepped=story.last_step > 0,
+            oom_evidence=story.oom_evidence,
+            xids=story.xids,
+            lost_devices=story.lost_devices,
+            device_fix=lambda failure: _device_fix(story, failure),
+            logs={rank: story.run.log_path(0) for rank in (story.failed or (0,))},
+        )
+    )
+
+
+def _device_fix(story: ScriptStory, failure: RankFailed | None) -> str:
+    script = story.run.spec().script
+    if script is None or not script.described:
+        return SMALLER.replace("--", "")
+    return memory_fix(story.run, failure) + _OWN_OPTIONS
+
+
+def _as_rank(rank: int, exit_: RankExit | None) -> RankExit:
+    if exit_ is None:
+        return RankExit(rank=rank, pid=0)
+    return RankExit(
+        rank=rank, pid=exit_.pid, exit_code=exit_.exit_code, signal=exit_.signal, seen_at=exit_.seen_at
+    )
+
+
+def _when(story: ScriptStory) -> str:
+    if story.last_step:
+        return f"after step {story.last_step:,}"
+    return "before its first step" if story.attached else "and no training was seen in it"
+
+
+def _name(story: ScriptStory) -> str:
+    return named_after(story.command)

@@ -1,0 +1,45 @@
+"""Starts a command of the user's own under a supervisor."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from llmtop.presets.errors import UsageError
+from llmtop.profiler.hardware.machine import detect_machine
+from llmtop.profiler.record.rundir import RunDir, runs_root
+from llmtop.trainer.launch import start_supervisor
+from llmtop.trainer.script.unseen import unseen_prediction, unseen_spec
+
+
+def start_script(command: tuple[str, ...], *, root: Path | None = None) -> RunDir:
+    """Launch `command` in this folder and return at once; its supervisor and its run's folder stay.
+
+    Raises UsageError for a program that is not there, JobFailedError when the supervisor does not start.
+    """
+    _check(command)
+    run = RunDir.create(
+        root or runs_root(), unseen_spec(command, Path.cwd(), detect_machine()), unseen_prediction(), {}
+    )
+    start_supervisor(run)
+    return run
+
+
+def _check(command: tuple[str, ...]) -> None:
+    if not command:
+        raise UsageError(
+            "no command follows '--'", fix="for example: llmtop run -- deepspeed train.py --epochs 1"
+        )
+    program = command[0]
+    if shutil.which(program) is not None:
+        return
+    path = Path(program)
+    if path.is_file() and not os.access(path, os.X_OK):
+        fix = f"llmtop run -- python {program}" if path.suffix == ".py" else f"chmod +x {program}"
+        raise UsageError(f"{program} is not a program", why="the file is not executable", fix=fix)
+    raise UsageError(
+        f"there is no program '{program}'",
+        why="it is neither a file nor on PATH",
+        fix="activate the environment that has it, or give its path",
+    )

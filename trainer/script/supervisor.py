@@ -1,0 +1,248 @@
+"""Supervises a command of the user's own: starts it with the hook, follows its ranks, names its end.
+
+The command starts its ranks itself (`deepspeed`, `torchrun`, `accelerate launch`, plain `python`), so the
+only child is the command. Ranks make themselves known by the logs that the hook writes in their processes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping
+
+from llmtop.presets.errors import LlmtopError
+from llmtop.presets.version import llmtop_version
+from llmtop.profiler.hardware.machine import detect_machine
+from llmtop.profiler.memory.predict import predict_with_suggestions
+from llmtop.profiler.record.events import RankExited, RankStarted, RunEnded, RunStarted
+from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
+from llmtop.profiler.record.scriptevents import RunDescribed
+from llmtop.trainer import control
+from llmtop.trainer.script.describe import described
+from llmtop.trainer.script.end import ScriptStory, name_script_end
+from llmtop.trainer.script.follow import ScriptProgress
+from llmtop.trainer.script.hookenv import script_environment
+from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
+from llmtop.trainer.supervisor.journal import Journal
+from llmtop.trainer.supervisor.oom import OomWatch
+from llmtop.trainer.supervisor.patience import Graces, Patience
+from llmtop.trainer.supervisor.progress import HangWatch
+from llmtop.trainer.supervisor.ranks import RankExit, Ranks, adopt_orphans
+from llmtop.trainer.supervisor.requests import Requests
+from llmtop.trainer.supervisor.wakeup import Wakeup
+
+_TURN_SECONDS = 0.2
+_SETTLE_SECONDS = 60.0
+_LAUNCHER = 0
+"""Number under which the command is kept, and whose log is its output."""
+_UNCHANGEABLE = "the run is a command of your own: llmtop watches it and does not change it"
+
+
+class ScriptSupervisor:
+    def __init__(
+        self, run: RunDir, log: Callable[[str], None], environment: Mapping[str, str] = os.environ
+    ) -> None:
+        self._run = run
+        self._spec = run.spec()
+        if self._spec.script is None:
+            raise ValueError(f"run {run.run_id} is no command of the user's own")
+        self._script = self._spec.script
+        self._log = log
+        self._environment = environment
+        self.events = Journal(run.events_path(SUPERVISOR), SUPERVISOR, log=log)
+        self._command = Ranks()
+        self._progress = ScriptProgress(run)
+        self._graces = Graces.from_environment(environment)
+        self._patience = Patience(self._graces.kill)
+        self._requests = Requests(run, self.events.write)
+        self._stops: list[control.Request] = []
+        self._hang = HangWatch(self._spec.options)
+        self._oom = OomWatch()
+        self._hardware = HardwareWatch(run, self.events.write, log)
+        self._exit: RankExit | None = None
+        self._killed = False
+        self._started: set[int] = set()
+        """Ranks that the record knows the process of."""
+        self._wakeup = Wakeup(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def run(self) -> RunEnded:
+        """From the first event to the last. Whatever happens in between, nothing of the command is left."""
+        try:
+            self._start()
+            while self._command.alive:
+                self._turn()
+            end = self._end()
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        self._write_end(end)
+        return end
+
+    def _start(self) -> None:
+        run = self._run
+        run.write_supervisor_pid()
+        adopt_orphans()
+        self.events.write(
+            RunStarted(
+                run_id=run.run_id,
+                name=self._spec.name,
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                world_size=1,
+                llmtop_version=llmtop_version(),
+            )
+        )
+        # The first sample shows the machine before the command has taken anything.
+        self._hardware.sample({})
+        self._hardware.tell_topology()
+        self._command.start(
+            _LAUNCHER,
+            self._script.command,
+            script_environment(run, self._environment),
+            run.log_path(_LAUNCHER),
+        )
+
+    def _turn(self) -> None:
+        for number in self._wakeup.wait(_TURN_SECONDS):
+            if number in (signal.SIGTERM, signal.SIGINT):
+                self._told_to_end(number)
+        for exit_ in self._command.reap():
+            self._exit = exit_
+        self._look_at_ranks()
+        self.events.flush()
+        self._hardware.sample(self._progress.pids or self._command.alive)
+        self._answer_requests()
+        self._lose_patience()
+        suspicion = None if self._patience.waiting_for else self._hang.check(self._progress, compiling=False)
+        if suspicion is not None and self._progress.stepped:
+            self.events.write(suspicion)
+
+    # --- ranks ------------------------------------------------------------------------------------
+
+    def _look_at_ranks(self) -> None:
+        self._progress.poll()
+        for rank, attached in sorted(self._progress.attached.items()):
+            if rank not in self._started:
+                self._started.add(rank)
+                self.events.write(RankStarted(rank=rank, pid=attached.pid))
+        if self._progress.take_news():
+            self._describe()
+
+    def _describe(self) -> None:
+        """What was seen of model, engine and batch becomes the run's spec, with a prediction."""
+        attached, batch = self._progress.attached.get(0), self._progress.batch
+        if attached is None or batch is None:
+            return
+        try:
+            machine = detect_machine()
+            spec = described(self._spec, attached, batch, machine, self._run.path / "model")
+            prediction = predict_with_suggestions(spec)
+        except LlmtopError as error:
+            self.events.write(RunDescribed(problem=error.in_one_line))
+            return
+        setting = self._run.add_setting(spec, prediction, attached.deepspeed or {})
+        self._run.put_in_force(setting)
+        self.events.write(RunDescribed(setting=setting))
+
+    # --- its end ----------------------------------------------------------------------------------
+
+    def _end(self) -> RunEnded:
+        _, left = self._command.sweep()
+        if left:
+            self._log(f"cannot end processes {', '.join(map(str, left))}")
+        self._look_at_ranks()
+        self._hardware.tell_xids()
+        end = name_script_end(self._story())
+        exit_ = self._exit
+        attached = self._progress.attached.get(_LAUNCHER)
+        if exit_ is not None and (attached is None or attached.pid == exit_.pid):
+            self.events.write(
+                RankExited(rank=_LAUNCHER, pid=exit_.pid, exit_code=exit_.exit_code, signal=exit_.signal)
+            )
+        for stop in self._stops:
+            self._requests.answer(stop, "done", end.reason)
+        for asked in self._requests.new():
+            self._requests.answer(asked, "refused", "the run has ended")
+        return end
+
+    def _story(self) -> ScriptStory:
+        return ScriptStory(
+            run=self._run,
+            command=self._script.command,
+            exit=self._exit,
+            attached=self._progress.attached,
+            failed=self._progress.failed,
+            last_step=self._progress.last_step,
+            stop_asked=bool(self._stops) or self._patience.waiting_for != "",
+            killed=self._killed,
+            oom_evidence=self._oom.evidence(self._hardware.host),
+            xids=self._hardware.xids,
+            lost_devices=self._hardware.lost_devices,
+        )
+
+    def _give_up(self, error: BaseException) -> None:
+        """The supervisor itself failed: nothing may outlive it, and the record must say so."""
+        self._command.sweep()
+        if isinstance(error, LlmtopError):
+            end = RunEnded(state="failed", reason=error.in_one_line, fix=error.fix)
+        else:
+            end = RunEnded(
+                state="failed",
+                reason=f"the supervisor failed: {type(error).__name__}: {error}",
+                fix=f"this is a bug of llmtop; {self._run.log_path(SUPERVISOR)} shows where",
+            )
+        self._write_end(end)
+
+    def _write_end(self, end: RunEnded) -> None:
+        self.events.write(end)
+        if not self.events.settle(_SETTLE_SECONDS):
+            self._log(f"the end could not be written: {end.state}: {end.reason}")
+
+    # --- stopping ---------------------------------------------------------------------------------
+
+    def _told_to_end(self, number: signal.Signals) -> None:
+        """A first signal is passed on, a second one kills."""
+        self._log(f"received {number.name}")
+        if self._patience.waiting_for:
+            self._patience.wait(0.0, f"was still running at a second {number.name}")
+        else:
+            self._begin_stop()
+
+    def _begin_stop(self) -> None:
+        # Launchers pass it on to their ranks, as they do for whoever ends them by hand.
+        self._command.signal(signal.SIGTERM)
+        self._patience.wait(self._graces.stop, "did not stop in time")
+
+    def _lose_patience(self) -> None:
+        action = self._patience.next_action()
+        if action is None or not self._command.alive:
+            return
+        self._killed = True
+        if action == "terminate":
+            self._command.signal(signal.SIGTERM)
+        else:
+            self._command.kill()
+
+    def _answer_requests(self) -> None:
+        for asked in self._requests.new():
+            refusal = self._refusal(asked)
+            if refusal or isinstance(asked, str):
+                self._requests.answer(asked, "refused", refusal)
+            else:
+                self._requests.answer(asked, "accepted")
+                self._stops.append(asked)
+                self._begin_stop()
+
+    def _refusal(self, asked: control.Request | str) -> str:
+        """Why a request is not carried out; empty when it is."""
+        if isinstance(asked, str):
+            return "the file holds no request"
+        if asked.action != control.STOP:
+            return _UNCHANGEABLE
+        if asked.params.get("save") is True:
+            return f"{_UNCHANGEABLE}; only it can save its state. Without --save it is sent SIGTERM"
+        if self._stops:
+            return "the run is stopping already"
+        return ""

@@ -1,0 +1,65 @@
+"""A run of a command of the user's own before anything is known of what it trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llmtop.presets.resolve import Machine, machine_gpu
+from llmtop.presets.spec import UNSEEN, ModelShape, Provenance, RunOptions, RunSpec, Script, ValueSource
+from llmtop.profiler.memory.result import HostBytes, Moment, Prediction
+
+_NOTHING_YET = "not seen yet"
+
+
+def unseen_spec(command: tuple[str, ...], folder: Path, machine: Machine) -> RunSpec:
+    """What holds until the script's processes tell of themselves: the machine, and the command."""
+    gpu = machine_gpu(machine)
+    # How many processes the command starts is its own affair.
+    options = RunOptions(model=_NOTHING_YET, gpu=gpu.name, gpus=1)
+    shape = ModelShape(
+        name=_NOTHING_YET,
+        family=UNSEEN,
+        num_layers=1,
+        hidden_size=1,
+        intermediate_size=0,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=1,
+        vocab_size=1,
+    )
+    return RunSpec(
+        name=Path(named_after(command)).stem or "script",
+        options=options,
+        model=shape,
+        gpu=gpu,
+        model_source="",
+        provenance={"gpu": Provenance(source=ValueSource.MACHINE, detail="what this machine has")},
+        script=Script(command=command, folder=str(folder)),
+    )
+
+
+def named_after(command: tuple[str, ...]) -> str:
+    """The word of a command that a person would call it by: its first Python file, else its program."""
+    return next((word for word in command if word.endswith(".py")), command[0])
+
+
+def unseen_prediction() -> Prediction:
+    """Nothing is predicted: `is_known` is False, and every view shows n/a."""
+    return Prediction(
+        params=0,
+        trainable_params=0,
+        fits=None,
+        peak_allocated_bytes=0,
+        peak_allocated_upper_bytes=0,
+        peak_reserved_bytes=(0, 0),
+        peak_device_bytes=None,
+        host_bytes=0,
+        pinned_bytes=0,
+        nvme_bytes=0,
+        step_seconds=None,
+        tokens_per_second=None,
+        moments=(),
+        peak_moment=Moment.STEADY,
+        host=HostBytes(total_bytes=0, pinned_bytes=0, nvme_bytes=0, components={}),
+        device_memory_bytes=None,
+    )

@@ -1,0 +1,57 @@
+"""`llmtop run -- COMMAND ...`: launch a training command of the user's own, watched as every run is."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from llmtop.presets.errors import ExitCode, UsageError
+from llmtop.trainer.dsimport.read import import_config
+from llmtop.trainer.script.start import start_script
+from llmtop.tui.arguments import COMMAND
+from llmtop.tui.commands.launching import watch_as_asked
+from llmtop.tui.commands.mirror import asked_of, start_mirror
+from llmtop.tui.options import ROWS, SETTINGS
+from llmtop.tui.telling import tell
+
+_CONFIG = "deepspeed_config"
+
+
+def run_script(args: argparse.Namespace) -> ExitCode:
+    """What the words after `--` say, in this folder and environment."""
+    _refuse_options(args)
+    command = tuple(getattr(args, COMMAND))
+    config = getattr(args, _CONFIG, None)
+    if config is not None:
+        _check_config(Path(config), force=args.force)
+    mirrors = asked_of(args)
+    launched = start_script(command)
+    start_mirror(launched, mirrors)
+    return watch_as_asked(launched, args)
+
+
+def _refuse_options(args: argparse.Namespace) -> None:
+    """A command has its own options: those of llmtop's trainer would be ignored in silence."""
+    given = [row.flag for row in ROWS if row.key != _CONFIG and hasattr(args, row.key)]
+    if args.recipe is not None:
+        given.insert(0, f"the recipe {args.recipe}")
+    if getattr(args, SETTINGS):
+        given.append("--set")
+    if given:
+        raise UsageError(
+            f"run: {', '.join(given)} and a command of your own exclude each other",
+            why="the command trains with its own model and options; llmtop reads them from its processes",
+            fix="leave them out, or leave out what follows '--'",
+        )
+
+
+def _check_config(path: Path, *, force: bool) -> None:
+    """Tell what is wrong with the DeepSpeed configuration that the command will use, before it starts."""
+    problems = import_config(path).problems
+    for problem in problems:
+        tell(f"{'error' if problem.fatal else 'warning'}: {path}: {problem}")
+    fatal = [problem for problem in problems if problem.fatal]
+    if fatal and not force:
+        raise UsageError(
+            f"{path}: {fatal[0].key}: {fatal[0].what}", fix=f"{fatal[0].fix}; --force starts it anyway"
+        )
