@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ import pytest
 from llmtop.presets.errors import UsageError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.hardware.disk import FileSystem
+from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import control, preflight
-from llmtop.trainer.launch import start_run
+from llmtop.trainer.launch import start_run, start_supervisor
 from tests.recorded_spec import recorded_prediction, recorded_spec
 from tests.trainer.supervised import TIMEOUT_SECONDS, worker_command
 
@@ -284,6 +286,25 @@ def test_start_run_writes_what_the_ranks_use(
     end = control.wait_for_end(run, TIMEOUT_SECONDS)
     assert end is not None
     assert end.state == "completed"
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_run_can_be_given_some_of_the_devices(
+    spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command("trains"))
+    supervise = partial(start_supervisor, visible_devices="GPU-a,GPU-b")
+    run = start_run(spec, recorded_prediction(spec), root=tmp_path, supervise=supervise)
+    identity = run.supervisor_identity()
+    assert identity is not None
+    environ = Path(f"/proc/{identity.pid}/environ").read_bytes().split(b"\0")
+    assert b"CUDA_VISIBLE_DEVICES=GPU-a,GPU-b" in environ
+    control.stop(run, save=False)
+    assert control.wait_for_end(run, TIMEOUT_SECONDS) is not None
+    # The samples of a real run tell how long each log was.
+    hardware = read_state(run).hardware
+    assert hardware is not None and hardware.host.log_bytes is not None
+    assert all(process.log_bytes is not None for process in hardware.processes)
 
 
 @pytest.mark.parametrize(
