@@ -41,10 +41,8 @@ PLANTED: tuple[dict[str, Any], ...] = (
 """One after the other halves the micro-batch of 8, to 1 in the end."""
 CASES: dict[str, dict[str, Any]] = {
     "zero 0": {"zero": 0},
-    "zero 1": {"zero": 1, "weight_decay": 0.1},
-    "zero 2": {"zero": 2, "weight_decay": 0.1},
-    "zero 2, recomputed": {"zero": 2, "gradient_checkpointing": True},
-    "accumulated": {"zero": 2, "micro_batch": 4, "grad_accum": 2},
+    "zero 1, accumulated": {"zero": 1, "micro_batch": 4, "grad_accum": 2, "weight_decay": 0.1},
+    "zero 2, recomputed": {"zero": 2, "gradient_checkpointing": True, "weight_decay": 0.1},
 }
 
 
