@@ -60,13 +60,14 @@ class KernelPattern(NamedTuple):
     kind: Kind
     name: str
     """What such a kernel is."""
-    pattern: re.Pattern[str]
+    pattern: str
+    """Compiled when a kernel is looked at: most views name none."""
     source: str
     """Where kernels of this name are written."""
 
 
 def _row(kind: Kind, name: str, pattern: str, source: str) -> KernelPattern:
-    return KernelPattern(kind, name, re.compile(pattern), source)
+    return KernelPattern(kind, name, pattern, source)
 
 
 _FA = "flash-attn"
@@ -243,7 +244,7 @@ def kinds_of(name: str) -> tuple[tuple[Kind, str], ...]:
     """Everything that the table says of one kernel's name: the first row of each kind that knows it."""
     found: dict[Kind, str] = {}
     for row in PATTERNS:
-        if row.kind not in found and row.pattern.search(name):
+        if row.kind not in found and re.search(row.pattern, name):
             found[row.kind] = row.name
     return tuple(found.items())
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from llmtop.profiler.findings.finding import Finding, Rule, Seen, first_line, set_command, words
 from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES
 from llmtop.profiler.memory.result import Component
-from llmtop.profiler.oom.diagnosis import OutOfMemory, diagnose
-from llmtop.profiler.oom.words import evidence, fix_words, moment_words, nothing_fits
 from llmtop.profiler.record.deviceevents import HostSample
 from llmtop.profiler.units import format_bytes, format_percent
+
+if TYPE_CHECKING:
+    from llmtop.profiler.oom.diagnosis import OutOfMemory
 
 PREDICTION_TOLERANCE_PERCENT = 10.0
 UNUSED_SHARE = 0.4
@@ -239,6 +241,12 @@ def others_on_the_device(seen: Seen) -> Iterator[Finding]:
 
 def out_of_memory(seen: Seen) -> Iterator[Finding]:
     state = seen.state
+    if state.status != "out_of_memory" and all(rank.failed is None for rank in state.ranks.values()):
+        return
+    # For a run that failed so: the first screen of every other one would wait for it.
+    from llmtop.profiler.oom.diagnosis import diagnose
+    from llmtop.profiler.oom.words import evidence, moment_words
+
     found = diagnose(state, seen.spec, seen.prediction)
     if found is None and state.status != "out_of_memory":
         return
@@ -310,6 +318,8 @@ def _what_was_large(seen: Seen) -> str:
 
 
 def _cheapest_relief(seen: Seen, found: OutOfMemory | None) -> str:
+    from llmtop.profiler.oom.words import fix_words, nothing_fits
+
     if seen.state.ended is not None and seen.state.ended.fix:
         return seen.state.ended.fix
     if found is not None and found.on_host:
