@@ -37,9 +37,9 @@ from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.profiler.cost.sweep import changed
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.hardware.host import host_memory_bytes
-from llmtop.trainer.preflight import needs
 from llmtop.trainer.tune.interrupt import interruptible
 from llmtop.trainer.tune.journal import Asked, Line, TuneDir
+from llmtop.trainer.tune.lacking import lacking
 from llmtop.trainer.tune.nest import Nest
 from llmtop.trainer.tune.outcome import found
 from llmtop.trainer.tune.search import Search
@@ -116,7 +116,9 @@ class Bench:
         return resolve(layers, name=name, machine=self.machine)
 
     def space(self, spec: RunSpec, fix: Sequence[str], allow: Sequence[str]) -> Space:
-        return space_of(spec, knobs_of(spec, fix, allow), host_memory_bytes=host_memory_bytes(), lacks=_lacks)
+        return space_of(
+            spec, knobs_of(spec, fix, allow), host_memory_bytes=host_memory_bytes(), lacks=lacking()
+        )
 
     def warm_up(self, spec: RunSpec, root: Path) -> None:
         """Before the first trial of a call all that is built once is built."""
@@ -145,10 +147,6 @@ class Bench:
 
 def _unseen(state: RunState, left: float) -> None:
     """Nobody is shown it."""
-
-
-def _lacks(run: RunSpec) -> str:
-    return next((need.name for need in needs(run) if need.missing), "")
 
 
 # --- the search -----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ H200 = Machine(gpu="h200", gpus=1, host_memory_bytes=1 << 40)
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tune.Bench:
     monkeypatch.setattr(tune, "machine_of", lambda options: H200)
     monkeypatch.setattr(tune, "host_memory_bytes", lambda: H200.host_memory_bytes)
-    monkeypatch.setattr(tune, "_lacks", lambda run: "")
+    monkeypatch.setattr(tune, "lacking", lambda: lambda run: "")
     out = tmp_path / "rows.jsonl"
     return tune.Bench(argparse.Namespace(out=out, minutes=1.0, gpus=1, fresh=False))
 

@@ -15,10 +15,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from llmtop.presets.errors import UsageError
+from llmtop.profiler.record.processidentity import process_identity
 from llmtop.profiler.record.rundir import RunDir, list_runs
+from llmtop.trainer.launch import start_supervisor
 from llmtop.trainer.supervisor.rankenv import RUN_ID
+from llmtop.trainer.tune.edgefolder import edge_folder
 from llmtop.trainer.tune.journal import Line, TuneDir, list_tunes
 from llmtop.trainer.tune.trial import end_run
+from tests.recorded_spec import recorded_prediction, recorded_spec
 from tests.trainer.supervised import GRACES
 from tests.trainer.trial_rank import HOLDS, worker_command
 
@@ -235,3 +240,24 @@ def test_resume_with_dry_run_starts_nothing(tuning: Tuning) -> None:
     assert shown.returncode == 0, told
     assert "0 of 12 trials made; nothing is started" in out
     assert tuning.events() == before and len(tuning.runs()) == 1
+
+
+def test_a_question_for_the_largest_clears_what_a_killed_one_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command())
+    monkeypatch.setenv("LLMTOP_GRACES", GRACES)
+    monkeypatch.setenv(HOLDS, "1")
+    root = tmp_path / "edges"
+    spec = recorded_spec("cpu", ranks=1, steps=3)
+    left = RunDir.create(root, spec, recorded_prediction(spec), {"train_batch_size": 8})
+    start_supervisor(left)
+    try:
+        supervisor = left.supervisor_identity()
+        with edge_folder(root) as folder:
+            assert list(folder.iterdir()) == []
+            assert supervisor is not None and process_identity(supervisor.pid) != supervisor
+            with pytest.raises(UsageError, match="going on"), edge_folder(root):
+                pass
+    finally:
+        end_run(left)

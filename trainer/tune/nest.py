@@ -63,7 +63,7 @@ class Nest:
         self._spec = spec
         # Another command than the worker is for tests, and has to be started.
         self._usable = WORKER_COMMAND not in os.environ
-        self._process = self._open() if self._usable else None
+        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -78,6 +78,7 @@ class Nest:
         if not self._usable:
             return
         try:
+            self._process = self._open()
             self._write(msgspec.json.encode(self._spec))
             answer = self._answer(_LOAD_SECONDS)
             if answer.problem:
@@ -129,15 +130,18 @@ class Nest:
             "KINETO_LOG_LEVEL": "6",
             "PYTHONUNBUFFERED": "1",
         }
-        with self._log.open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-P", "-m", "llmtop.trainer.worker.nest"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
+        try:
+            with self._log.open("ab") as log:
+                return subprocess.Popen(
+                    [sys.executable, "-P", "-m", "llmtop.trainer.worker.nest"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=environment,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise _unusable(error.strerror or str(error), self._log) from error
 
     def _give_up(self, error: JobFailedError) -> None:
         self.close()

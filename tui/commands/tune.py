@@ -8,11 +8,11 @@ import time
 from msgspec import Struct
 
 from llmtop.presets.errors import ExitCode, JobFailedError, UsageError
-from llmtop.presets.spec import RunSpec
 from llmtop.profiler.hardware.host import host_memory_bytes
-from llmtop.trainer.preflight import needs, preflight
+from llmtop.trainer.preflight import preflight
 from llmtop.trainer.tune.interrupt import interruptible
 from llmtop.trainer.tune.journal import Asked, Line, TuneDir, find_tune, tunes_root
+from llmtop.trainer.tune.lacking import lacking
 from llmtop.trainer.tune.nest import Nest
 from llmtop.trainer.tune.outcome import found
 from llmtop.trainer.tune.pool import pooled, tried_of
@@ -165,13 +165,8 @@ def _space(asked: Asked, *, here: bool) -> Space:
         spec,
         knobs_of(spec, asked.fix, asked.allow),
         host_memory_bytes=host_memory_bytes() if here else None,
-        lacks=_lacks if here else lambda _: "",
+        lacks=lacking() if here else lambda _: "",
     )
-
-
-def _lacks(spec: RunSpec) -> str:
-    missing = next((need for need in needs(spec) if need.missing), None)
-    return f"{missing.name} is not installed, and {missing.because}" if missing is not None else ""
 
 
 def _require_candidates(space: Space) -> None:

@@ -23,8 +23,8 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost.sweep import Change
 from llmtop.profiler.hardware.host import host_memory_bytes
 from llmtop.profiler.units import counted
-from llmtop.trainer.preflight import needs
 from llmtop.trainer.tune.journal import Asked, TuneDir
+from llmtop.trainer.tune.lacking import lacking
 from llmtop.trainer.tune.pool import tried_of
 from llmtop.trainer.tune.rank import ranked
 from llmtop.trainer.tune.space import Candidate, Space, choice_of, space_of
@@ -248,17 +248,14 @@ def _judged(spec: RunSpec, tune: TuneDir | None) -> Space:
     """What varies as the search has it; by default everything that usually does."""
     asked = tune.asked() if tune is not None else Asked(spec=spec)
     # Where nothing could run, as on a laptop, the predictions are still worth looking at.
-    here = not _lacks(spec)
+    lacks = lacking()
+    here = not lacks(spec)
     return space_of(
         spec,
         knobs_of(spec, asked.fix, asked.allow),
         host_memory_bytes=host_memory_bytes() if here else None,
-        lacks=_lacks if here else lambda _: "",
+        lacks=lacks if here else lambda _: "",
     )
-
-
-def _lacks(spec: RunSpec) -> str:
-    return next((f"{need.name} is not installed" for need in needs(spec) if need.missing), "")
 
 
 def _seen(tune: TuneDir | None, state: SearchState, space: Space) -> Seen:
