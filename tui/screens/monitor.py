@@ -109,6 +109,8 @@ class MonitorScreen(Screen[None]):
         yield from self.compose_head()
         with Container(id="panels"):
             for name, kind in PANELS:
+                if name == "startup" and not self.has_class("-starting"):
+                    continue  # a run starts once: from then on only its key shows it
                 panel = kind(id=name).data_bind(MonitorScreen.view)
                 if isinstance(panel, LogPanel):
                     panel.data_bind(MonitorScreen.log_text)
@@ -140,7 +142,7 @@ class MonitorScreen(Screen[None]):
         """The panel of that name, made now where it was not opened before."""
         for found in self.query(f"#{name}").results(Panel):
             return found
-        panel = opened_panel(name)(id=name)
+        panel = (dict(PANELS).get(name) or opened_panel(name))(id=name)
         await self.query_one("#panels").mount(panel)
         for value in ("view", *_OWN_VALUES.get(name, ())):
             panel.watch(self, value, partial(setattr, panel, value))
