@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from llmtop.profiler.record.bookmarking import Bookmarker
+from tests.recorded import make_recorded_run
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("presets", "profiler", "trainer", "tui")
 TORCH_FAMILY = {"torch", "deepspeed", "transformers", "tokenizers", "safetensors", "peft", "bitsandbytes"}
@@ -92,6 +95,15 @@ def test_commands_that_answer_at_once_load_little(
 ) -> None:
     kept = {"shutil"} if "--help" in words else set()  # asks the terminal how wide it is
     needless = loaded_by(command(*words), tmp_path) & (SLOW_TO_LOAD - kept | more)
+    assert not needless
+
+
+def test_runs_that_have_ended_are_listed_without_their_logs(tmp_path: Path) -> None:
+    Bookmarker(make_recorded_run(tmp_path / "runs", steps=3)).finish()
+    loaded = loaded_by(command("ls"), tmp_path)
+    fold = {"llmtop.profiler.fold.folding", "llmtop.profiler.record.events"}
+    assert "llmtop.profiler.record.bookmark" in loaded
+    needless = loaded & (SLOW_TO_LOAD | fold)
     assert not needless
 
 
