@@ -55,7 +55,7 @@ def head(report: Report) -> Markup:
         element("p", status, f" {report.reason}" if report.reason else ""),
         element("p", f"What to do: {report.fix}") if report.fix else "",
         element("p", element("code", report.command)) if report.command else "",
-        element("p", what),
+        "" if report.not_predicted else element("p", what),
         element("p", f"Nothing is predicted: {report.not_predicted}") if report.not_predicted else "",
         element("p", f"Began {when(report.started)}, {format_seconds(report.seconds)} in all.", kind="dim"),
     ]

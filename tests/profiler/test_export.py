@@ -12,8 +12,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.presets.spec import Script
 from llmtop.profiler.export import packing
 from llmtop.profiler.export.archive import Choices, export_run
 from llmtop.profiler.export.environment import read_environment
@@ -79,12 +81,18 @@ def test_secrets_are_in_no_file_of_the_archive(tmp_path: Path) -> None:
     spec = recorded_spec(
         "cpu", data=f"https://joe:{planted['in an address']}@host/data", tokenizer=planted["in an option"]
     )
+    argv = [
+        "python",
+        "train.py",
+        "--hub-token",
+        planted["in arguments"],
+        f"--api_key={planted['in arguments']}",
+    ]
+    spec = replace(spec, script=Script(command=tuple(argv), folder="/home/me"))
     config = {"comet": {"api_key": planted["in the DeepSpeed file"]}}
     run = RunDir.create(tmp_path / "runs", spec, recorded_prediction(spec), config)
     later = recorded_spec("cpu", deepspeed={"comet": {"api_key": planted["in a setting"]}})
-    run.add_setting(later, recorded_prediction(later), config)
-    argv = ["python", "train.py", "--hub-token", planted["in arguments"]]
-    (run.path / "script.json").write_bytes(msgspec.json.encode({"command": argv}))
+    run.add_setting(replace(later, script=spec.script), recorded_prediction(later), config)
     variables = {"MY_HUB_TOKEN": planted["in the environment"], "HF_TOKEN": planted["in an option"]}
     run.environment_path.write_bytes(msgspec.json.encode(read_environment(variables)))
     with EventWriter(run.events_path("supervisor"), "supervisor") as writer:
@@ -112,7 +120,7 @@ def test_secrets_are_in_no_file_of_the_archive(tmp_path: Path) -> None:
     (run.stacks_dir / "rank-0.txt").write_text(f"connect(password='{planted['in stacks']}')")
     made = export_run(run, tmp_path / "run.zip", environment=variables)
     files = unpacked(tmp_path / "run.zip")
-    assert {"script.json", "settings/1/deepspeed.json", "stacks/rank-0.txt", "report.html"} <= files.keys()
+    assert {"settings/1/deepspeed.json", "stacks/rank-0.txt", "report.html"} <= files.keys()
     assert b"as launched" in files["report.html"], "or its settings would not be told"
     found = {
         (where, name) for where, secret in planted.items() for name in files if secret.encode() in files[name]
@@ -120,7 +128,9 @@ def test_secrets_are_in_no_file_of_the_archive(tmp_path: Path) -> None:
     assert not found
     assert made.secrets_removed >= len(planted)
     assert REMOVED.encode() in files["rank-0.log"] and files["rank-0.log"].count(b"step 1\n") == 3
-    assert msgspec.json.decode(files["script.json"])["command"][-1] == REMOVED
+    command = msgspec.json.decode(files["spec.json"])["script"]["command"]
+    assert command == ["python", "train.py", "--hub-token", REMOVED, f"--api_key={REMOVED}"]
+    assert b"train.py --hub-token [removed] --api_key=[removed]<" in files["report.html"]
 
 
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:
