@@ -22,13 +22,15 @@ from llmtop.profiler.memory.explain_numbers import (
     term_words,
     terms_of,
 )
-from llmtop.profiler.memory.predict import predict, predict_counted
+from llmtop.profiler.memory.predict import predict, predict_counted, simulated
 from llmtop.profiler.memory.result import Component, Moment, Prediction
 from llmtop.profiler.memory.sizes import Sizes, quantized_weights, sizes_of, stored_bytes
 from llmtop.profiler.memory.states import StateBytes, state_bytes
 
 BOUND, OUTSIDE = "the upper bound", "outside the allocator: context, NCCL, kernels"
 _OUTSIDE_SOURCE = "device minus reserved on H200 (profiler/memory/allocator.py:context_bytes)"
+_SIMULATED_SOURCE = "every tensor of two steps, by torch c10/cuda/CUDACachingAllocator.cpp"
+_STREAMS = {0: "the main stream", 1: "gathered weights", 2: "reduced gradients"}
 _ALONE: dict[str, str] = {Component.RUNTIME: "cpu._moments", Component.WORKSPACE: "states.cublas_workspace"}
 """The rules of components that can be one plain number."""
 
@@ -66,7 +68,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     peak_moment: Moment
     moments: tuple[ExplainedMoment, ...]
     verdict: tuple[ExplainedSum, ...]
-    """The upper bound, and what is compared with the memory there is."""
+    """The upper bound, what is compared with the memory there is, and what the simulated allocator holds."""
     host: tuple[ExplainedSum, ...]
 
 
@@ -87,7 +89,7 @@ def explain(spec: RunSpec) -> Explanation:
             )
             for moment in followed.moments
         ),
-        verdict=_verdict(followed, on_cpu=spec.on_cpu),
+        verdict=(*_verdict(followed, on_cpu=spec.on_cpu), *_held(spec, plain)),
         # On the CPU kind it is the processes, of which the moments tell.
         host=()
         if spec.on_cpu
@@ -225,6 +227,32 @@ def _verdict(prediction: Prediction, *, on_cpu: bool) -> tuple[ExplainedSum, ...
     if on_cpu:
         return bound, _explained("needed", needed)
     return bound, _beyond(upper, needed)
+
+
+def _held(spec: RunSpec, prediction: Prediction) -> tuple[ExplainedSum, ...]:
+    """What the simulated allocator holds at most: what is allocated then, and what lies free between."""
+    found = simulated(spec, prediction)
+    if found is None:
+        return ()
+    free = found.peak_reserved_bytes - found.allocated_then_bytes
+    streams = ", ".join(
+        f"{_STREAMS.get(stream, 'others')} {size:,} B" for stream, size in found.reserved_of_streams.items()
+    )
+    parts = (
+        (found.allocated_then_bytes, f"allocated then; segments of {streams}"),
+        (free, "free blocks and the ends of blocks, which the next request does not fit"),
+    )
+    terms = tuple(
+        ExplainedTerm(
+            value=size,
+            formula=f"{size:,} B",
+            label=label,
+            source=_SIMULATED_SOURCE,
+            function="tape.run.taped",
+        )
+        for size, label in parts
+    )
+    return (ExplainedSum(name="reserved, simulated", value=found.peak_reserved_bytes, terms=terms),)
 
 
 def _beyond(upper: int, needed: int) -> ExplainedSum:

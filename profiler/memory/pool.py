@@ -77,6 +77,11 @@ class Pool:
         self.reserved_bytes = 0
         self.peak_allocated_bytes = 0
         self.peak_reserved_bytes = 0
+        self.missing_bytes = 0
+        """What the driver could not give at most, after all that was cached had gone back to it."""
+        self.reserved_of_streams: dict[int, int] = {}
+        self.at_peak: tuple[int, dict[int, int]] = (0, {})
+        """When most was reserved: what was allocated, and what was reserved by stream."""
         self._room = room_bytes
         self._free: dict[tuple[int, bool], _Free] = {}
         """By stream and whether small."""
@@ -97,6 +102,9 @@ class Pool:
             block.free = False
         else:
             block = self._segment(pool, size)
+            if self.reserved_bytes > self.peak_reserved_bytes:
+                self.peak_reserved_bytes = self.reserved_bytes
+                self.at_peak = (self.allocated_bytes + size, dict(self.reserved_of_streams))
         left = block.size - size
         if left >= _SMALLEST if small else left > _SMALL:
             rest = Block(left, block.place + size, pool)
@@ -128,7 +136,10 @@ class Pool:
         """Give whole free segments back to the driver, as `torch.cuda.empty_cache` does."""
         for pool, blocks in self._free.items():
             kept = [entry for entry in blocks if entry[2].previous or entry[2].next]
-            self.reserved_bytes -= sum(entry[0] for entry in blocks) - sum(entry[0] for entry in kept)
+            given = sum(entry[0] for entry in blocks) - sum(entry[0] for entry in kept)
+            self.reserved_bytes -= given
+            if given:
+                self.reserved_of_streams[pool[0]] -= given
             self._free[pool] = kept
 
     def _segment(self, pool: tuple[int, bool], size: int) -> Block:
@@ -136,10 +147,11 @@ class Pool:
         if self._room is not None and self.reserved_bytes + asked > self._room:
             # The driver refuses; what is cached goes back to it before the allocator gives up.
             self.release_cached()
+            self.missing_bytes = max(self.missing_bytes, self.reserved_bytes + asked - self._room)
         self._end -= asked
         block = Block(asked, self._end, pool)
         self.reserved_bytes += asked
-        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        self.reserved_of_streams[pool[0]] = self.reserved_of_streams.get(pool[0], 0) + asked
         return block
 
 

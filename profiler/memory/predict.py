@@ -28,8 +28,9 @@ from llmtop.profiler.memory.result import (
 from llmtop.profiler.memory.sizes import Sizes, sizes_of
 from llmtop.profiler.memory.states import StateBytes, state_bytes, step_components
 from llmtop.profiler.memory.suggest import suggestions
-from llmtop.profiler.memory.tape.run import taped
+from llmtop.profiler.memory.tape.run import Taped, taped
 from llmtop.profiler.memory.walk import bucket_bytes
+from llmtop.profiler.units import format_bytes
 
 
 def predict(spec: RunSpec) -> Prediction:
@@ -47,19 +48,39 @@ def predict_closely(spec: RunSpec) -> Prediction:
     """The same with the allocator of the first steps simulated, tensor by tensor: what is reserved, and what
     NVML will read. A call takes 10 to 100 ms. Raises as `predict` does."""
     prediction = predict(spec)
-    if spec.on_cpu:
-        return prediction
-    peak = prediction.peak_allocated_bytes
-    context = allocator.context_bytes(spec) + state_bytes(spec, sizes_of(spec)).outside_allocator
-    room = _room(spec, peak, context)
-    found = taped(spec, room)
+    found = simulated(spec, prediction)
     if found is None:
         return prediction
+    peak, context = prediction.peak_allocated_bytes, _context(spec)
     likely = max(found.peak_reserved_bytes, peak)
+    told = prediction.assumptions
+    if prediction.fits and found.missing_bytes:
+        told = (_in_pieces(found.missing_bytes), *told)
     return replace(
         prediction,
-        peak_reserved_bytes=allocator.simulated_range(likely, peak, room),
+        peak_reserved_bytes=allocator.simulated_range(likely, peak, _room(spec, peak, context)),
         peak_device_bytes=likely + context,
+        assumptions=told,
+    )
+
+
+def simulated(spec: RunSpec, prediction: Prediction) -> Taped | None:
+    """The first steps on the run's device; None where the order of its allocations is not known."""
+    if spec.on_cpu:
+        return None
+    return taped(spec, _room(spec, prediction.peak_allocated_bytes, _context(spec)))
+
+
+def _context(spec: RunSpec) -> int:
+    """Beside the allocator."""
+    return allocator.context_bytes(spec) + state_bytes(spec, sizes_of(spec)).outside_allocator
+
+
+def _in_pieces(missing_bytes: int) -> str:
+    return (
+        f"what is free on the device may lie in pieces: simulated, the allocator asks for"
+        f" {format_bytes(missing_bytes)} more than there is; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        " avoids that"
     )
 
 

@@ -94,9 +94,10 @@ def test_every_line_adds_up_to_the_predicted_bytes(spec: RunSpec) -> None:
     for told, predicted in zip(explanation.moments, prediction.moments, strict=True):
         assert told.name is predicted.name and told.total_bytes == predicted.total_bytes
         assert {one.name: one.value for one in told.components} == predicted.components
-    upper, needed = explanation.verdict
+    upper, needed, *held = explanation.verdict
     assert (upper.value, needed.value) == (prediction.peak_allocated_upper_bytes, prediction.needed_bytes)
     assert all(one.value == sum(term.value for term in one.terms) for one in explanation.verdict)
+    assert len(held) <= (not spec.on_cpu)
     if not spec.on_cpu:
         assert {one.name: one.value for one in explanation.host} == prediction.host.components
 

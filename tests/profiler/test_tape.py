@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from llmtop.presets.resolve import Layer, Machine, resolve
 from llmtop.presets.rules import refusals
@@ -63,6 +64,18 @@ def test_a_small_device_makes_the_allocator_give_back(spec: RunSpec) -> None:
     assert taped(spec, free.peak_reserved_bytes) == free
     tight = taped(spec, free.peak_reserved_bytes - 1)
     assert tight is not None and tight.peak_reserved_bytes <= free.peak_reserved_bytes
+
+
+def test_a_device_that_is_full_of_pieces_is_told_of() -> None:
+    """It fits by what is allocated, and the simulated allocator still asks for more than there is."""
+    spec = make("llama-3.2-1b", zero=2, micro_batch=2, seq_len=512, optimizer="adamw_8bit")
+    needed = predict(spec).needed_bytes
+    assert needed is not None
+    small = replace(spec, gpu=replace(spec.gpu, memory_bytes=needed + 2**20))
+    told = predict_closely(small)
+    assert told.fits
+    assert "expandable_segments:True" in told.assumptions[0]
+    assert "expandable_segments:True" not in predict_closely(spec).assumptions[0]
 
 
 @settings(max_examples=5, deadline=None)

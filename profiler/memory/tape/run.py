@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.sizes import Sizes, sizes_of
@@ -25,6 +26,12 @@ class Taped(Struct, frozen=True, kw_only=True):
     """From the first step on."""
     peak_reserved_bytes: int
     """From the start of the run on."""
+    allocated_then_bytes: int
+    """When most was reserved."""
+    reserved_of_streams: dict[int, int]
+    """Of `peak_reserved_bytes`, by stream."""
+    missing_bytes: int
+    """What the device could not give, at most: above zero the run ends out of memory."""
 
 
 def taped(spec: RunSpec, room_bytes: int | None) -> Taped | None:
@@ -35,10 +42,10 @@ def taped(spec: RunSpec, room_bytes: int | None) -> Taped | None:
     # ZeRO-1 and -2 give the first rank the embedding and the last the head; stage 3 shares every tensor.
     ranks = {0, sizes.ranks - 1} if sizes.stage in (1, 2) else {0}
     runs = [run_tape(spec, sizes, machine_of(spec, room_bytes), rank) for rank in sorted(ranks)]
-    return Taped(
-        peak_allocated_bytes=max(run.peak_allocated_bytes for run in runs),
-        peak_reserved_bytes=max(run.peak_reserved_bytes for run in runs),
-    )
+    fullest = max(runs, key=lambda run: run.peak_reserved_bytes)
+    peak = max(run.peak_allocated_bytes for run in runs)
+    missing = max(run.missing_bytes for run in runs)
+    return replace(fullest, peak_allocated_bytes=peak, missing_bytes=missing)
 
 
 def machine_of(spec: RunSpec, room_bytes: int | None = None) -> Machine:
@@ -59,7 +66,12 @@ def run_tape(spec: RunSpec, sizes: Sizes, machine: Machine, rank: int = 0, steps
             model.run()
             engine.end_backward()
         engine.step()
+    pool = machine.pool
+    allocated, streams = pool.at_peak
     return Taped(
-        peak_allocated_bytes=machine.pool.peak_allocated_bytes,
-        peak_reserved_bytes=machine.pool.peak_reserved_bytes,
+        peak_allocated_bytes=pool.peak_allocated_bytes,
+        peak_reserved_bytes=pool.peak_reserved_bytes,
+        allocated_then_bytes=allocated,
+        reserved_of_streams=streams,
+        missing_bytes=pool.missing_bytes,
     )
