@@ -114,12 +114,15 @@ class Panel(VerticalScroll):
 
     def watch_view(self) -> None:
         # Each panel in a turn of its own: a key is answered between two of them.
-        self.call_later(self.on_resize)
+        self.call_later(self._keep_up)
 
     def watch_zoomed(self) -> None:
-        self.call_after_refresh(self.on_resize)
+        self.call_after_refresh(self._keep_up)
 
     def on_resize(self) -> None:
+        self._keep_up()
+
+    def _keep_up(self) -> None:
         # What is hidden keeps the size that it had.
         if self.display:
             self.fit(self.scrollable_content_region.size)
