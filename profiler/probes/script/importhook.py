@@ -1,17 +1,22 @@
 """Waits for the libraries that train to be imported, and does nothing else until then.
 
-Loaded in every Python process of a script, so it costs next to nothing: the standard library alone, and of
-that only what every interpreter has loaded already.
+Loaded in every Python process of a script, so it costs next to nothing: nothing is imported that an
+interpreter has not loaded already. `typing` alone would take three times as long as all of this.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from importlib import import_module
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False
+"""True for type checkers, which know the name."""
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+_BEGIN = "llmtop.profiler.probes.script.begin"
 
 _AFTER = {
     "deepspeed": "deepspeed_imported",
@@ -75,7 +80,8 @@ def install() -> None:
 def guarded(function: str, *given: Any) -> None:
     """Call a function of `begin`; a failure is told and changes nothing for the script."""
     try:
-        call: Callable[..., None] = getattr(import_module("llmtop.profiler.probes.script.begin"), function)
+        __import__(_BEGIN)
+        call: Callable[..., None] = getattr(sys.modules[_BEGIN], function)
         call(*given)
     except Exception as error:  # noqa: BLE001 - a script must run as if nobody watched
         told = f"{type(error).__name__}: {error}"
