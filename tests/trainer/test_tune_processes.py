@@ -251,6 +251,7 @@ def test_a_question_for_the_largest_clears_what_a_killed_one_left(
     root = tmp_path / "edges"
     spec = recorded_spec("cpu", ranks=1, steps=3)
     left = RunDir.create(root, spec, recorded_prediction(spec), {"train_batch_size": 8})
+    (root / "nest.log").write_text("of before")
     start_supervisor(left)
     try:
         supervisor = left.supervisor_identity()

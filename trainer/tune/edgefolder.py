@@ -32,7 +32,10 @@ def edge_folder(root: Path) -> Iterator[Path]:
             for run in list_runs(root):
                 end_run(run)
             for left in root.iterdir():
-                shutil.rmtree(left)
+                if left.is_dir():
+                    shutil.rmtree(left)
+                else:
+                    left.unlink()
         except OSError as error:
             raise LlmtopError(
                 f"the trials cannot be kept in {root}",

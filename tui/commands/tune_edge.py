@@ -18,8 +18,9 @@ from llmtop.trainer.tune import edge as edges
 from llmtop.trainer.tune.edgefolder import edge_folder
 from llmtop.trainer.tune.interrupt import interruptible
 from llmtop.trainer.tune.journal import tunes_root
+from llmtop.trainer.tune.nest import Nest
 from llmtop.trainer.tune.search import LONGEST_SECONDS
-from llmtop.trainer.tune.trial import run_trial, trial_spec
+from llmtop.trainer.tune.trial import Start, run_trial, trial_spec
 from llmtop.tui.commands.output import print_json, text_width
 from llmtop.tui.commands.tune_text import edge_text
 from llmtop.tui.telling import tell
@@ -46,7 +47,10 @@ def find_edge(spec: RunSpec, args: argparse.Namespace) -> ExitCode:
         if try_it:
             preflight(trial_spec(spec))
             stack.enter_context(interruptible())
-            probe = _Prober(spec, quantity, stack.enter_context(edge_folder(tunes_root() / "edges")))
+            root = stack.enter_context(edge_folder(tunes_root() / "edges"))
+            nest = stack.enter_context(Nest(trial_spec(spec), root / "nest.log", tell))
+            nest.wait_ready()
+            probe = _Prober(spec, quantity, root, nest.start)
         edge = edges.edge_of(need, memory, quantity, probe)
     edge = _with_words(edge, spec, tried=try_it)
     if args.json:
@@ -84,10 +88,11 @@ def _with_words(edge: edges.Edge, spec: RunSpec, *, tried: bool) -> edges.Edge:
 class _Prober:
     """Tries a size for real."""
 
-    def __init__(self, spec: RunSpec, quantity: edges.Quantity, root: Path) -> None:
+    def __init__(self, spec: RunSpec, quantity: edges.Quantity, root: Path, start: Start) -> None:
         self._spec = spec
         self._quantity = quantity
         self._root = root
+        self._start = start
 
     def __call__(self, size: int) -> edges.Probe | None:
         """None for a trial that tells nothing."""
@@ -98,6 +103,7 @@ class _Prober:
             LONGEST_SECONDS,
             best_step_seconds=None,
             show=_silent,
+            start=self._start,
             early=False,
         )
         if got.outcome == "out_of_memory":
