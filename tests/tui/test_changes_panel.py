@@ -21,7 +21,7 @@ from llmtop.tui.app import LlmtopApp
 from llmtop.tui.deeds import Deeds
 from llmtop.tui.widgets.changeform import ChangeForm
 from tests.recorded import make_recorded_run
-from tests.tui.tuiruns import LiveRun, wait_for, wait_for_text
+from tests.tui.tuiruns import LiveRun, screen_text, wait_for, wait_for_text
 
 
 class Asked:
@@ -135,7 +135,9 @@ async def test_a_relaunch_is_told_with_its_down_time(live: LiveRun, root: Path) 
         live.run.add_setting(live.spec, live.run.prediction(), {})
         write(ask(1, "zero", 2, 3, restage=True))
         write(RestageBegan(setting=1, from_setting=0, last_step=20, world_size=2))
-        await wait_for_text(pilot, "being started again since step 20", "one under way")
+        await wait_for_text(pilot, "being started again since step 20", "of about 9.00 s")
+        head = screen_text(app).splitlines()[1]
+        assert "relaunch: down for" in head and "of about 9.00 s" in head
         live.steps(21, 22)
         stages = {"save": 0.5, "import": 5.0, "first_step": 1.0}
         write(Restaged(setting=1, step=21, down_seconds=7.25, stage_seconds=stages))
@@ -143,6 +145,11 @@ async def test_a_relaunch_is_told_with_its_down_time(live: LiveRun, root: Path) 
         app.clear_notifications()
         shown = await wait_for_text(pilot, "from step 21 on, down for 7.25 s")
         assert "save 500 ms, import 5.00 s, first step 1.00 s" in " ".join(shown.split())
+        assert "setting 1 in force  down for 7.25 s in 1 relaunch" in shown
+        live.steps(23, 60)
+        live.end("completed", "all done")
+        shown = await wait_for_text(pilot, "COMPLETED")
+        assert "down for 7.25 s in 1 relaunch" in shown.splitlines()[2]
 
 
 async def test_an_ended_run_has_no_such_key(root: Path) -> None:
