@@ -210,8 +210,10 @@ def test_a_recipe_keeps_raw_keys_of_any_depth() -> None:
 
 
 def test_a_trial_saves_nothing_and_is_the_same_training_step() -> None:
-    run, spec = trial_spec(spec_of(save_at_end=True)), spec_of()
-    assert not run.options.save_at_end and run.tokens_per_step == spec.tokens_per_step
+    run, spec = trial_spec(spec_of(save_at_end=True, heal=True)), spec_of()
+    assert (
+        not run.options.save_at_end and not run.options.heal and run.tokens_per_step == spec.tokens_per_step
+    )
 
 
 def _line(micro: int, seconds: float | None, error: float = 0.01, number: int = 1, steps: int = 4) -> Line:

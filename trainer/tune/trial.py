@@ -65,7 +65,7 @@ class Measured(Struct, frozen=True, kw_only=True):
 
 
 def trial_spec(spec: RunSpec, steps: int = STEPS) -> RunSpec:
-    """The run as a trial: few steps, nothing saved, no look at kernels, from random weights.
+    """The run as a trial: few steps, nothing saved, nothing healed, no look at kernels, from random weights.
 
     Which weights they are changes no dense step's time; a mixture of experts sends tokens by them.
     """
@@ -74,6 +74,7 @@ def trial_spec(spec: RunSpec, steps: int = STEPS) -> RunSpec:
         steps=steps,
         checkpoint_every=0,
         save_at_end=False,
+        heal=False,
         kernel_profile_step=0,
         classify_every=0,
         warmup_steps=0,
