@@ -191,8 +191,9 @@ def _others(evidence: Evidence) -> Iterator[str]:
     scores = evidence.of_design
     yield (
         "**G2.** Where runs shared a device, the bytes are those that the driver names for the run's own "
-        "processes, and the prediction leaves the driver's own out. What the allocator keeps beyond its "
-        "allocations decides this error."
+        "processes, and the prediction leaves the driver's own out. The allocator is simulated, tensor "
+        "by tensor through two steps; where their order is not known (mixtures of experts, latent attention, "
+        "NVMe, and the families that have no form in `profiler/memory/tape/`) what it keeps is an estimate."
     )
     yield _worst(scores, lambda score: score.device_percent, 8)
     offloading = [score for score in scores if offloads(score.cell)]
