@@ -21,7 +21,6 @@ from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
 from llmtop.presets.version import llmtop_version
 from llmtop.profiler.record.events import (
     RankExited,
-    RankFailed,
     RankStarted,
     RunEnded,
     RunStarted,
@@ -37,12 +36,12 @@ from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
 from llmtop.trainer.supervisor.healing import Healer
 from llmtop.trainer.supervisor.hostmemory import HostMemoryWatch
 from llmtop.trainer.supervisor.journal import Journal
-from llmtop.trainer.supervisor.memoryend import memory_fix
+from llmtop.trainer.supervisor.memoryend import MemoryFixes
 from llmtop.trainer.supervisor.nvmetrial import report_nvme
 from llmtop.trainer.supervisor.onlyone import only_supervisor
 from llmtop.trainer.supervisor.oom import OomWatch
 from llmtop.trainer.supervisor.patience import Graces, Patience
-from llmtop.trainer.supervisor.postmortem import SMALLER, Story, how_to_go_on, name_end
+from llmtop.trainer.supervisor.postmortem import Story, how_to_go_on, name_end
 from llmtop.trainer.supervisor.progress import Progress
 from llmtop.trainer.supervisor.rankenv import free_port, rank_environment, worker_command
 from llmtop.trainer.supervisor.ranks import RankExit, Ranks, adopt_orphans
@@ -273,7 +272,7 @@ class Supervisor:
         return "; ".join(filter(None, [fix, kept, how_to_go_on(self.run_dir)])) if kept else fix
 
     def _story(self) -> Story:
-        progress = self.progress
+        progress, fixes = self.progress, MemoryFixes(self.run_dir, _log)
         return Story(
             world_size=self.spec.world_size,
             exits=tuple(self.exits),
@@ -287,21 +286,14 @@ class Supervisor:
             last_step=progress.last_step,
             stepped=progress.stepped,
             oom_evidence=self._oom.evidence(self._hardware.host, [exit_.pid for exit_ in self.exits]),
-            on_cpu=self.spec.on_cpu,
+            host_fix=fixes.host,
             memory_bytes=self._hardware.rank_memory_bytes,
             xids=self._hardware.xids,
             lost_devices=self._hardware.lost_devices,
-            device_fix=self._device_fix,
+            device_fix=fixes.device,
             go_on=how_to_go_on(self.run_dir),
             logs={rank: self.run_dir.log_path(rank) for rank in range(self.spec.world_size)},
         )
-
-    def _device_fix(self, failure: RankFailed | None) -> str:
-        try:
-            return memory_fix(self.run_dir, failure)
-        except LlmtopError as error:
-            _log(f"nothing can be suggested: {error}")
-            return SMALLER
 
     def _give_up(self, error: BaseException) -> None:
         """The supervisor itself failed: no rank may outlive it, and the record must say so."""

@@ -13,7 +13,7 @@ from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.result import Component, Moment, Prediction
 from llmtop.profiler.oom.allocations import identify
-from llmtop.profiler.oom.fixes import Fix, Room, fixes, room_of
+from llmtop.profiler.oom.fixes import Fix, Room, fixes, host_fixes, room_of
 from llmtop.profiler.record.failureevents import MemoryShortage
 
 GREW_SHARE = 0.02
@@ -110,9 +110,9 @@ def fixes_after(state: RunState, spec: RunSpec, prediction: Prediction) -> tuple
 def _fixes(
     spec: RunSpec, prediction: Prediction, room: Room | None, run_id: str, *, on_host: bool
 ) -> tuple[Fix, ...]:
-    """None where it was the host of devices, whose memory the prediction's changes do not spare."""
+    """Of the memory that ran out: on the CPU kind the host's is the ranks' own."""
     if on_host and not spec.on_cpu:
-        return ()
+        return host_fixes(spec, run_id)
     return fixes(spec, prediction, room, run_id)
 
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
+from llmtop.presets.rules import refusals
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.findings.finding import NEW_RUN, change_words
 from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES, context_bytes
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.memory.suggest import suggestions
+from llmtop.profiler.memory.suggest import apply, suggestions
 from llmtop.profiler.record.failureevents import MemoryShortage
+from llmtop.profiler.units import format_bytes
 
 MOST = 5
 """As many as have a key in the monitor."""
@@ -129,3 +131,45 @@ def fixes(spec: RunSpec, prediction: Prediction, room: Room | None, run_id: str)
                 )
             )
     return tuple(numbered[:MOST])
+
+
+def host_fixes(spec: RunSpec, run_id: str) -> tuple[Fix, ...]:
+    """Changes of the offload that take less of the host's memory and fit on the device, the fastest first."""
+    from llmtop.profiler.memory.predict import predict
+
+    options, base = spec.options, predict(spec)
+    offloads = (options.offload_optimizer, options.offload_param)
+    changes: list[tuple[dict[str, object], str]] = []
+    if "cpu" in offloads:
+        changes.append(
+            ({"offload_optimizer": "none", "offload_param": "none"}, "no offload (several times faster)")
+        )
+    if options.offload_param == "cpu":
+        changes.append(({"offload_param": "none"}, "the weights on the GPU"))
+    if options.nvme_path is not None:
+        changes += [
+            ({key: "nvme"}, f"{words} on NVMe (slower)")
+            for key, words in (("offload_optimizer", "optimizer state"), ("offload_param", "weights"))
+            if getattr(options, key) == "cpu"
+        ]
+    found: list[Fix] = []
+    for change, text in changes:
+        changed = apply(spec, change)
+        if refusals(changed):
+            continue
+        then = predict(changed)
+        if then.fits is False or then.host_bytes >= base.host_bytes:
+            continue
+        number = None if spec.script is not None else len(found) + 1
+        host = f"host memory {format_bytes(base.host_bytes)} -> {format_bytes(then.host_bytes)}"
+        found.append(
+            Fix(
+                number=number,
+                change=change,
+                text=f"{text}; {host}",
+                peak_allocated_bytes=then.peak_allocated_bytes,
+                tokens_per_second=then.tokens_per_second,
+                command="" if number is None else f"llmtop resume {run_id} --fix {number}",
+            )
+        )
+    return tuple(found)

@@ -12,9 +12,10 @@ from llmtop.presets import resolve
 from llmtop.presets.spec import Script, ValueSource
 from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES
 from llmtop.profiler.memory.predict import predict
+from llmtop.profiler.memory.suggest import apply
 from llmtop.profiler.oom.allocations import MIB, identify, known_allocations, request_bytes
 from llmtop.profiler.oom.diagnosis import fixes_after
-from llmtop.profiler.oom.fixes import Room, fixes, room_of
+from llmtop.profiler.oom.fixes import Room, fixes, host_fixes, room_of
 from llmtop.profiler.oom.message import read_shortage
 from llmtop.profiler.record.events import RankExited, RankFailed
 from llmtop.profiler.record.failureevents import DeviceUse, MemoryShortage
@@ -231,6 +232,23 @@ def test_a_command_of_ones_own_is_not_gone_on_with() -> None:
     own = replace(spec, script=Script(command=("python", "train.py"), folder="/", described=True))
     found = fixes(own, predict(spec), None, "r")
     assert found and all(fix.number is None and fix.command == "" for fix in found)
+
+
+def test_host_memory_is_spared_by_less_offload(tmp_path: Path) -> None:
+    offloaded: dict[str, Any] = {"zero": 3, "offload_optimizer": "cpu", "offload_param": "cpu"}
+    none: dict[str, object] = {"offload_optimizer": "none", "offload_param": "none"}
+    spec = recorded_spec("cuda", ranks=8, seq_len=1024, nvme_path=str(tmp_path), **offloaded)
+    found = host_fixes(spec, "r")
+    assert [fix.number for fix in found] == list(range(1, len(found) + 1))
+    assert found[0].change == none
+    assert {"offload_param": "nvme"} in [fix.change for fix in found]
+    for fix in found:
+        assert predict(apply(spec, fix.change)).host_bytes < predict(spec).host_bytes
+        assert "host memory" in fix.text
+    # With this batch the states of eight billion weights do not fit on one device.
+    alone = recorded_spec("cuda", ranks=1, micro_batch=4, seq_len=2048, **offloaded)
+    assert none not in [fix.change for fix in host_fixes(alone, "r")]
+    assert host_fixes(recorded_spec("cuda", ranks=2), "r") == ()
 
 
 def test_without_figures_whatever_needs_less_is_offered() -> None:

@@ -126,9 +126,7 @@ def test_device_memory_gets_the_predictions_advice() -> None:
     assert end.fix == "for backward"
     host = failed("DefaultCPUAllocator: can't allocate memory", out_of_memory=True)
     assert "host memory" in name_end(story(exited(0, 5), failed={0: host})).fix
-    trained_there = name_end(
-        story(exited(0, 5), failed={0: host}, on_cpu=True, device_fix=lambda told: "less")
-    )
+    trained_there = name_end(story(exited(0, 5), failed={0: host}, host_fix=lambda told: "less"))
     assert trained_there.fix.startswith("less; or free host memory, start fewer ranks")
     silent = name_end(story(exited(0, 5)))
     assert silent.state == "out_of_memory"

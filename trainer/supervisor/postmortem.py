@@ -61,6 +61,7 @@ _MESSAGE_FIXES: tuple[tuple[str, str], ...] = (
 )
 
 
+_MORE_HOST_MEMORY = "free host memory, start fewer ranks on this machine, or raise the container's limit"
 _RANKS_TOLD = 4
 SMALLER = "smaller --micro-batch or --seq-len, or --gradient-checkpointing"
 
@@ -85,8 +86,8 @@ class Story(Struct, frozen=True, kw_only=True):
     """Whether this attempt finished a step, so that there was something to save."""
     oom_evidence: Evidence | None = None
     """What says that a SIGKILL was the kernel's; None where nothing does."""
-    on_cpu: bool = False
-    """The ranks train in host memory."""
+    host_fix: Callable[[RankFailed | None], str] = lambda failure: ""
+    """The same of the host's memory, as far as a change of the run spares it."""
     memory_bytes: dict[int, int] = {}
     """Rank to what its processes held of host memory in the newest sample that saw them."""
     xids: tuple[XidSeen, ...] = ()
@@ -302,12 +303,8 @@ def _memory_fix(story: Story, failure: RankFailed | None, message: str) -> str:
 
 
 def _host_memory_fix(story: Story, failure: RankFailed | None) -> str:
-    words = (
-        "free host memory, offload less, start fewer ranks on this machine, or raise the container's limit"
-    )
-    if not story.on_cpu:
-        return words
-    return f"{story.device_fix(failure)}; or {words.replace('offload less, ', '')}"
+    by_a_change = story.host_fix(failure)
+    return "; or ".join(filter(None, [by_a_change, _MORE_HOST_MEMORY]))
 
 
 def _message_fix(story: Story, rank: int, message: str) -> str:
