@@ -318,6 +318,8 @@ class Script(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     described: bool = False
     """Whether the rest of the spec is what was seen of it. Until it has made its first step nothing is known
     of its model, which then has the family `UNSEEN`."""
+    pid: int | None = None
+    """Of a process that ran already: llmtop looks at it, and neither stops it nor leaves nothing of it."""
 
 
 UNSEEN = "unseen"

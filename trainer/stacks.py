@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from llmtop.presets.errors import UsageError
 from llmtop.profiler.fold.runstate import ENDED, RunState
+from llmtop.profiler.record.processidentity import process_identity
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.wholefile import write_atomic
 
@@ -97,12 +98,25 @@ def _of_rank(run: RunDir, rank: int, pid: int | None) -> RankStacks:
 
 def _is_rank(run: RunDir, pid: int) -> bool:
     """Whether the process is still a child of the run's supervisor, and not another one with its number."""
+    if run.spec().script is not None:
+        return _began_before(pid, run)
     identity = run.supervisor_identity()
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
     return identity is not None and int(stat.rpartition(")")[2].split()[1]) == identity.pid
+
+
+def _began_before(pid: int, run: RunDir) -> bool:
+    """A rank of a script had begun when it told of itself, and one that was found running before its run was
+    made: a later process of its number began after that."""
+    identity, made = process_identity(pid), run.created()
+    told = [path.stat().st_mtime for path in run.rank_events().values()]
+    if identity is None or made is None:
+        return False
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return boot + identity.started_ticks / os.sysconf("SC_CLK_TCK") <= max([made, *told])
 
 
 def _by_py_spy(pid: int) -> tuple[str, str]:

@@ -67,8 +67,8 @@ COMMANDS: tuple[Command, ...] = (
     Command("ls", "[--json]", "list the runs", "llmtop ls"),
     Command(
         "attach",
-        "RUN [--plain [--every SECONDS]|--headless] [--read-only]",
-        "watch a run, going on or ended",
+        "[RUN|--pid PID] [--plain [--every SECONDS]|--headless] [--read-only]",
+        "watch a run, going on or ended, or a process that llmtop has not started",
         "llmtop attach latest",
     ),
     Command(

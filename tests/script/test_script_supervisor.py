@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,11 +16,12 @@ from msgspec.structs import replace
 
 from llmtop.presets.errors import UsageError
 from llmtop.profiler.record.eventlog import EventWriter
-from llmtop.profiler.record.events import ControlAnswered, RankFailed, RunEnded
-from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
+from llmtop.profiler.record.events import ControlAnswered, HardwareSampled, RankFailed, RunEnded
+from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.rundir import HARDWARE, SUPERVISOR, RunDir
 from llmtop.profiler.record.scriptevents import BatchSeen, FoundModel, RankAttached, RunDescribed
-from llmtop.trainer import control
-from llmtop.trainer.script.start import start_script
+from llmtop.trainer import control, stacks
+from llmtop.trainer.script.start import observe, start_script
 from llmtop.trainer.supervisor.rankenv import RUN_ID
 from tests.script.watching import SECONDS, leave_nothing, of, output, watched
 
@@ -174,3 +176,61 @@ def test_what_cannot_be_started_is_refused_before_there_is_a_run(
         start_script(tuple(word.format(folder=tmp_path) for word in command), root=tmp_path / "runs")
     assert words in str(refused.value)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def foreign() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that llmtop has not started."""
+    process = subprocess.Popen(code("import time; time.sleep(600)"))
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_process_that_runs_already_is_looked_at_and_left_alone(
+    tmp_path: Path, foreign: subprocess.Popen[bytes]
+) -> None:
+    run = observe(foreign.pid, root=tmp_path)
+    try:
+        until(lambda: of(run, HARDWARE, HardwareSampled)[-1:] and _sampled(run) == [0])
+        asked = control.wait_until_settled(run, control.stop(run, save=False), SECONDS)
+        assert asked is not None and asked.answer == "refused" and f"kill {foreign.pid}" in asked.reason
+        spec = run.spec()
+        assert spec.script is not None and spec.script.command == code("import time; time.sleep(600)")
+    finally:
+        leave_nothing(run)
+    end = control.wait_for_end(run, SECONDS)
+    assert end is not None and end.state == "stopped" and "its process goes on" in end.reason
+    assert foreign.poll() is None
+
+
+def test_its_end_ends_the_run_and_is_not_made_up(tmp_path: Path, foreign: subprocess.Popen[bytes]) -> None:
+    run = observe(foreign.pid, root=tmp_path)
+    foreign.kill()
+    foreign.wait()
+    end = control.wait_for_end(run, SECONDS)
+    assert end is not None and end.state == "completed" and "how it ended is not known" in end.reason
+
+
+def test_its_stacks_are_taken_and_a_later_process_of_its_number_is_none_of_it(
+    tmp_path: Path, foreign: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = observe(foreign.pid, root=tmp_path)
+    try:
+        until(lambda: read_state(run).ranks)
+        assert stacks._is_rank(run, foreign.pid)
+        monkeypatch.setattr(run, "created", lambda: 1.0)
+        assert not stacks._is_rank(run, foreign.pid)
+    finally:
+        leave_nothing(run)
+
+
+def test_a_process_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no process"):
+        observe(2**22 + 1, root=tmp_path)
+
+
+def _sampled(run: RunDir) -> list[int]:
+    return [process.rank for process in of(run, HARDWARE, HardwareSampled)[-1].processes]

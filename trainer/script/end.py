@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from llmtop.profiler.record.events import RankFailed, RunEnded, XidSeen
+from llmtop.profiler.record.events import RankFailed, RankFinished, RunEnded, XidSeen
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.scriptevents import RankAttached
 from llmtop.trainer.script.unseen import named_after
@@ -25,10 +25,13 @@ class ScriptStory(Struct, frozen=True, kw_only=True):
     """Of the command itself; None when it was never seen to end."""
     attached: dict[int, RankAttached] = {}
     failed: dict[int, RankFailed] = {}
+    finished: dict[int, RankFinished] = {}
     last_step: int = 0
     stop_asked: bool = False
     killed: bool = False
     """It did not end when it was asked to."""
+    left: bool = False
+    """It goes on, and is looked at no more."""
     oom_evidence: Evidence | None = None
     xids: tuple[XidSeen, ...] = ()
     lost_devices: tuple[int, ...] = ()
@@ -37,9 +40,16 @@ class ScriptStory(Struct, frozen=True, kw_only=True):
 def name_script_end(story: ScriptStory) -> RunEnded:
     """The last event. What a rank told of its own failure explains more than the command's exit code."""
     exit_ = story.exit
+    if story.left:
+        return RunEnded(state="stopped", reason=f"looked at no more {_when(story)}; its process goes on")
     if story.stop_asked:
         how = " and was killed: it did not end in time" if story.killed else ""
         return RunEnded(state="stopped", reason=f"stopped on request {_when(story)}{how}")
+    script = story.run.spec().script
+    if script is not None and script.pid is not None and not story.failed:
+        # Only a parent is told how a process ended.
+        how = "ended by itself" if story.finished else "is gone, how it ended is not known"
+        return RunEnded(state="completed", reason=f"process {script.pid} {how} {_when(story)}")
     if exit_ is not None and exit_.exit_code == 0:
         return RunEnded(state="completed", reason=f"{_name(story)} ended with exit code 0 {_when(story)}")
     # Every rank that told of a failure ended with it; else the command stands for all.

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from llmtop.profiler.record.eventlog import EventTail
-from llmtop.profiler.record.events import AnyEvent, RankFailed, StepFinished
+from llmtop.profiler.record.events import AnyEvent, RankFailed, RankFinished, StepFinished
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.scriptevents import BatchSeen, RankAttached
 from llmtop.trainer.supervisor.progress import STEPS_REMEMBERED
@@ -20,6 +20,7 @@ class ScriptProgress:
     def __init__(self, run: RunDir, clock: Callable[[], float] = time.monotonic) -> None:
         self.attached: dict[int, RankAttached] = {}
         self.failed: dict[int, RankFailed] = {}
+        self.finished: dict[int, RankFinished] = {}
         self.batch: BatchSeen | None = None
         """The largest of rank 0 so far."""
         self.last_step = 0
@@ -66,6 +67,8 @@ class ScriptProgress:
                 self.stepped = True
                 self._seconds.append(event.step_seconds)
                 self.moved_at = self._clock()
+            case RankFinished():
+                self.finished[rank] = event
             case RankFailed():
                 self.failed.setdefault(rank, event)
             case _:

@@ -6,10 +6,14 @@ import os
 import shutil
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from llmtop.presets.errors import UsageError
 from llmtop.profiler.hardware.machine import detect_machine
+from llmtop.profiler.record.processidentity import process_identity
 from llmtop.profiler.record.rundir import RunDir, runs_root
 from llmtop.trainer.launch import start_supervisor
+from llmtop.trainer.script.job import command_line
 from llmtop.trainer.script.unseen import unseen_prediction, unseen_spec
 
 
@@ -22,6 +26,23 @@ def start_script(command: tuple[str, ...], *, root: Path | None = None) -> RunDi
     run = RunDir.create(
         root or runs_root(), unseen_spec(command, Path.cwd(), detect_machine()), unseen_prediction(), {}
     )
+    start_supervisor(run)
+    return run
+
+
+def observe(pid: int, *, root: Path | None = None) -> RunDir:
+    """Look at a process that runs already, and at all below it: hardware, memory, stacks.
+
+    Nothing is done to it. Raises UsageError where there is none, JobFailedError when the supervisor does not
+    start.
+    """
+    command = command_line(pid)
+    if process_identity(pid) is None or not command:
+        raise UsageError(f"there is no process {pid}", fix="see ps -ef | grep python for its number")
+    spec = unseen_spec(command, Path.cwd(), detect_machine())
+    assert spec.script is not None
+    observed = replace(spec, script=replace(spec.script, pid=pid))
+    run = RunDir.create(root or runs_root(), observed, unseen_prediction(), {})
     start_supervisor(run)
     return run
 

@@ -22,20 +22,18 @@ from llmtop.trainer import control
 from llmtop.trainer.script.describe import described
 from llmtop.trainer.script.end import ScriptStory, name_script_end
 from llmtop.trainer.script.follow import ScriptProgress
-from llmtop.trainer.script.hookenv import script_environment
+from llmtop.trainer.script.job import COMMAND, job_of
 from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
 from llmtop.trainer.supervisor.journal import Journal
 from llmtop.trainer.supervisor.oom import OomWatch
 from llmtop.trainer.supervisor.patience import Graces, Patience
 from llmtop.trainer.supervisor.progress import HangWatch
-from llmtop.trainer.supervisor.ranks import RankExit, Ranks, adopt_orphans
+from llmtop.trainer.supervisor.ranks import RankExit, adopt_orphans
 from llmtop.trainer.supervisor.requests import Requests
 from llmtop.trainer.supervisor.wakeup import Wakeup
 
 _TURN_SECONDS = 0.2
 _SETTLE_SECONDS = 60.0
-_LAUNCHER = 0
-"""Number under which the command is kept, and whose log is its output."""
 _UNCHANGEABLE = "the run is a command of your own: llmtop watches it and does not change it"
 
 
@@ -49,9 +47,8 @@ class ScriptSupervisor:
             raise ValueError(f"run {run.run_id} is no command of the user's own")
         self._script = self._spec.script
         self._log = log
-        self._environment = environment
         self.events = Journal(run.events_path(SUPERVISOR), SUPERVISOR, log=log)
-        self._command = Ranks()
+        self._command = job_of(run, self._script, environment)
         self._progress = ScriptProgress(run)
         self._graces = Graces.from_environment(environment)
         self._patience = Patience(self._graces.kill)
@@ -62,6 +59,8 @@ class ScriptSupervisor:
         self._hardware = HardwareWatch(run, self.events.write, log)
         self._exit: RankExit | None = None
         self._killed = False
+        self._left = False
+        """Told to look no more at what was only looked at."""
         self._started: set[int] = set()
         """Ranks that the record knows the process of."""
         self._wakeup = Wakeup(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
@@ -71,7 +70,7 @@ class ScriptSupervisor:
         """From the first event to the last. Whatever happens in between, nothing of the command is left."""
         try:
             self._start()
-            while self._command.alive:
+            while self._command.alive and not self._left:
                 self._turn()
             end = self._end()
         except BaseException as error:
@@ -97,12 +96,10 @@ class ScriptSupervisor:
         # The first sample shows the machine before the command has taken anything.
         self._hardware.sample({})
         self._hardware.tell_topology()
-        self._command.start(
-            _LAUNCHER,
-            self._script.command,
-            script_environment(run, self._environment),
-            run.log_path(_LAUNCHER),
-        )
+        self._command.begin()
+        if self._script.pid is not None:
+            # Until ranks tell of themselves it stands for them.
+            self.events.write(RankStarted(rank=COMMAND, pid=self._script.pid))
 
     def _turn(self) -> None:
         for number in self._wakeup.wait(_TURN_SECONDS):
@@ -149,17 +146,17 @@ class ScriptSupervisor:
     # --- its end ----------------------------------------------------------------------------------
 
     def _end(self) -> RunEnded:
-        _, left = self._command.sweep()
+        left = self._command.sweep()
         if left:
             self._log(f"cannot end processes {', '.join(map(str, left))}")
         self._look_at_ranks()
         self._hardware.tell_xids()
         end = name_script_end(self._story())
         exit_ = self._exit
-        attached = self._progress.attached.get(_LAUNCHER)
+        attached = self._progress.attached.get(COMMAND)
         if exit_ is not None and (attached is None or attached.pid == exit_.pid):
             self.events.write(
-                RankExited(rank=_LAUNCHER, pid=exit_.pid, exit_code=exit_.exit_code, signal=exit_.signal)
+                RankExited(rank=COMMAND, pid=exit_.pid, exit_code=exit_.exit_code, signal=exit_.signal)
             )
         for stop in self._stops:
             self._requests.answer(stop, "done", end.reason)
@@ -173,11 +170,16 @@ class ScriptSupervisor:
             command=self._script.command,
             exit=self._exit,
             attached=self._progress.attached,
+            finished=self._progress.finished,
             failed=self._progress.failed,
             last_step=self._progress.last_step,
             stop_asked=bool(self._stops) or self._patience.waiting_for != "",
             killed=self._killed,
-            oom_evidence=self._oom.evidence(self._hardware.host),
+            left=self._left,
+            oom_evidence=self._oom.evidence(
+                self._hardware.host,
+                [*self._progress.pids.values(), *([self._exit.pid] if self._exit is not None else [])],
+            ),
             xids=self._hardware.xids,
             lost_devices=self._hardware.lost_devices,
         )
@@ -205,6 +207,9 @@ class ScriptSupervisor:
     def _told_to_end(self, number: signal.Signals) -> None:
         """A first signal is passed on, a second one kills."""
         self._log(f"received {number.name}")
+        if self._script.pid is not None:
+            self._left = True
+            return
         if self._patience.waiting_for:
             self._patience.wait(0.0, f"was still running at a second {number.name}")
         else:
@@ -241,6 +246,8 @@ class ScriptSupervisor:
             return "the file holds no request"
         if asked.action != control.STOP:
             return _UNCHANGEABLE
+        if self._script.pid is not None:
+            return f"llmtop did not start it and does not end it: kill {self._script.pid}"
         if asked.params.get("save") is True:
             return f"{_UNCHANGEABLE}; only it can save its state. Without --save it is sent SIGTERM"
         if self._stops:

@@ -12,7 +12,10 @@ from llmtop.tui.streams import can_draw
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
+    parser.add_argument(
+        "--pid", type=int, metavar="PID", help="in place of RUN: a training that llmtop has not started"
+    )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--plain", action="store_true", help="lines on stdout; so it is without a terminal too")
     how.add_argument(
@@ -25,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    found = rundir.find_run(rundir.runs_root(), args.run)
     if not args.every > 0:
         raise UsageError(f"--every {args.every:g} is not a time", fix="give seconds, as --every 10")
+    found = _wanted(args)
     if args.headless:
         return follow_to_end(found)
     if args.plain or not can_draw():
@@ -35,3 +38,15 @@ def run(args: argparse.Namespace) -> ExitCode:
 
         return plain_to_end(found, args.every)
     return watch(found, read_only=args.read_only)
+
+
+def _wanted(args: argparse.Namespace) -> rundir.RunDir:
+    if (args.run is None) == (args.pid is None):
+        raise UsageError(
+            "attach: name one thing to watch", fix="llmtop attach RUN (see llmtop ls), or --pid PID"
+        )
+    if args.pid is None:
+        return rundir.find_run(rundir.runs_root(), args.run)
+    from llmtop.trainer.script.start import observe  # whoever names a run has no use for it
+
+    return observe(args.pid)
