@@ -46,8 +46,8 @@ from llmtop.trainer.tune.search import Search
 from llmtop.trainer.tune.space import Candidate, Space, choice_of, key_of, space_of
 from llmtop.trainer.tune.trial import Start, run_trial, start_trial, trial_spec
 from llmtop.trainer.tune.words import knobs_of
+from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.tune_text import Progress
-from llmtop.tui.telling import tell
 
 GOAL_FOUND, GOAL_START, GOAL_TRIALS, GOAL_MINUTES = 0.98, 1.22, 12, 5.0
 _FIRST_SECONDS = 400.0

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
-from llmtop.tui import streams
+from llmtop.tui.commandline import streams
 
 if TYPE_CHECKING:
     import argparse
@@ -240,7 +240,7 @@ def _find(word: str) -> Command:
 def _run_command(words: Sequence[str]) -> int:
     row = _find(words[0])
     module = _loaded(row)
-    from llmtop.tui.arguments import CommandParser
+    from llmtop.tui.commandline.arguments import CommandParser
 
     parser = CommandParser(row.name, row.usage, row.help, row.example)
     module.add_arguments(parser)
@@ -351,7 +351,7 @@ def _code_of(words: Sequence[str], *, is_open: bool) -> int:
 
 
 def _tell(text: str) -> None:
-    from llmtop.tui.telling import tell
+    from llmtop.tui.commandline.telling import tell
 
     tell(text)
 

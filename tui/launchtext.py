@@ -8,7 +8,7 @@ from shlex import quote
 from typing import Any
 
 from llmtop.presets.spec import RunSpec
-from llmtop.tui.options import option_text, setting_texts
+from llmtop.tui.commandline.options import option_text, setting_texts
 from llmtop.tui.planning import RAW, Draft
 
 _INDENT = 2

@@ -17,7 +17,7 @@ from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.profiler.cost.calibration import calibrated, find
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.memory.result import Prediction
-from llmtop.tui.layering import absolute, check_raw_keys, deepspeed_layer
+from llmtop.tui.commandline.layering import absolute, check_raw_keys, deepspeed_layer
 
 RECIPE = "recipe"
 """Key of the row that chooses the recipe; no option has it."""

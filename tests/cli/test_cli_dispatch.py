@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from llmtop.presets.errors import ExitCode, JobFailedError, OutOfMemoryError
-from llmtop.tui import cli, streams
-from llmtop.tui.arguments import CommandParser
+from llmtop.tui import cli
+from llmtop.tui.commandline import streams
+from llmtop.tui.commandline.arguments import CommandParser
+from llmtop.tui.commandline.options import ROWS
 from llmtop.tui.commands import ls
-from llmtop.tui.options import ROWS
 from tests.cli.conftest import Llmtop
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from llmtop.presets.errors import ExitCode
 from llmtop.presets.resolve import parse_set
-from llmtop.tui.options import option_text, setting_texts
+from llmtop.tui.commandline.options import option_text, setting_texts
 from tests.cli.conftest import Llmtop
 from tests.trainer.ds_causes import CAUSES
 from tests.trainer.test_dsimport import MEANINGS

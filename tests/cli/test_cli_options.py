@@ -14,8 +14,8 @@ from llmtop.presets import resolve
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.presets.option_values import merge
 from llmtop.presets.spec import RunOptions, RunSpec, ValueSource
-from llmtop.tui import options
-from llmtop.tui.arguments import CommandParser
+from llmtop.tui.commandline import options
+from llmtop.tui.commandline.arguments import CommandParser
 from llmtop.tui.commands.import_config import command_line
 from tests.cli.conftest import Llmtop
 

@@ -74,7 +74,7 @@ def test_a_dumb_terminal_gets_lines_and_no_app(
     llmtop: Llmtop, runs_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_recorded_run(runs_root, steps=3)
-    monkeypatch.setattr("llmtop.tui.streams.on_terminal", lambda: True)
+    monkeypatch.setattr("llmtop.tui.commandline.streams.on_terminal", lambda: True)
     monkeypatch.setenv("TERM", "dumb")
     assert "step 3/3" in llmtop("attach", "latest").out
     for words in ((), ("--read-only",), ("replay", "latest")):

@@ -15,8 +15,8 @@ from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.memory.result import Component, Moment
-from llmtop.tui import options
-from llmtop.tui.arguments import CommandParser
+from llmtop.tui.commandline import options
+from llmtop.tui.commandline.arguments import CommandParser
 from llmtop.tui.commands import output
 from llmtop.tui.commands.plan_text import plan_text
 from tests.cli.conftest import Llmtop

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from llmtop.presets.errors import ExitCode
-from llmtop.tui import streams
+from llmtop.tui.commandline import streams
 from tests.cli.conftest import Llmtop
 
 EVIL = "\x1b[31mEVIL\x1b]0;pwn\x07\x9b\u202e"

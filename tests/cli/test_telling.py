@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtop.tui import telling
 from llmtop.tui.cli import main
+from llmtop.tui.commandline import telling
 from tests.recorded import make_recorded_run
 
 

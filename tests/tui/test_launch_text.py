@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from llmtop.tui import options
-from llmtop.tui.arguments import CommandParser
+from llmtop.tui.commandline import options
+from llmtop.tui.commandline.arguments import CommandParser
 from llmtop.tui.commands import run as run_command
 from llmtop.tui.launchtext import launch_command
 from llmtop.tui.planning import Draft, evaluate

@@ -6,9 +6,9 @@ import argparse
 
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.record import rundir
-from llmtop.tui.arguments import RUN_HELP
+from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.streams import can_draw
 from llmtop.tui.commands.launching import follow_to_end, watch
-from llmtop.tui.streams import can_draw
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

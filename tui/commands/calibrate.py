@@ -9,9 +9,9 @@ import msgspec
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.cost.calibration import Calibration, save
 from llmtop.trainer.calibrate import calibrate
-from llmtop.tui import options
+from llmtop.tui.commandline import options
+from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.output import print_json
-from llmtop.tui.telling import tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,13 +11,13 @@ from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.text import render
 from llmtop.trainer import launch
-from llmtop.tui import options
+from llmtop.tui.commandline import options
+from llmtop.tui.commandline.streams import can_draw
+from llmtop.tui.commandline.telling import stderr_width, tell
 from llmtop.tui.commands.follow import follow, require_success
 from llmtop.tui.commands.launching import open_monitor, require_fit
 from llmtop.tui.commands.output import WIDTH, text_width
 from llmtop.tui.commands.plan_text import plan_text
-from llmtop.tui.streams import can_draw
-from llmtop.tui.telling import stderr_width, tell
 
 RECIPE = "cpu-demo"
 

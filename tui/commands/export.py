@@ -9,7 +9,7 @@ from llmtop.presets.errors import ExitCode
 from llmtop.profiler.export.archive import SUFFIX, Choices, Exported, export_run
 from llmtop.profiler.record import rundir
 from llmtop.profiler.units import counted, format_bytes, format_seconds
-from llmtop.tui.arguments import RUN_HELP
+from llmtop.tui.commandline.arguments import RUN_HELP
 from llmtop.tui.commands.output import print_json
 
 

@@ -17,7 +17,7 @@ from llmtop.profiler.record.failureevents import HostMemoryRunsOut
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_progress, format_seconds
-from llmtop.tui.telling import tell
+from llmtop.tui.commandline.telling import tell
 
 POLL_SECONDS = 0.25
 LINES_PER_RUN = 20

@@ -11,9 +11,9 @@ import msgspec
 from llmtop.presets.errors import ExitCode
 from llmtop.trainer.dsimport.problem import Problem
 from llmtop.trainer.dsimport.read import import_config
+from llmtop.tui.commandline.options import option_text, setting_texts
+from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.output import print_json
-from llmtop.tui.options import option_text, setting_texts
-from llmtop.tui.telling import tell
 
 
 class ImportAnswer(msgspec.Struct, frozen=True, kw_only=True):

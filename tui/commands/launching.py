@@ -8,8 +8,8 @@ from llmtop.presets.errors import DoesNotFitError, ExitCode
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.tui.streams import can_draw, plain_streams
-from llmtop.tui.telling import tell
+from llmtop.tui.commandline.streams import can_draw, plain_streams
+from llmtop.tui.commandline.telling import tell
 
 
 def require_fit(spec: RunSpec, prediction: Prediction) -> None:
@@ -17,7 +17,7 @@ def require_fit(spec: RunSpec, prediction: Prediction) -> None:
     if prediction.fits is not False:
         return
     from llmtop.profiler.units import format_bytes
-    from llmtop.tui.options import change_text
+    from llmtop.tui.commandline.options import change_text
 
     fitting = next((s for s in prediction.suggestions if s.fits), None)
     raise DoesNotFitError(

@@ -12,9 +12,9 @@ from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.record import rundir
 from llmtop.profiler.record.feed import RunReader
-from llmtop.tui.arguments import RUN_HELP
+from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.streams import write_data
 from llmtop.tui.commands.follow import POLL_SECONDS
-from llmtop.tui.streams import write_data
 
 
 class LogTail:

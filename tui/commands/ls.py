@@ -10,8 +10,8 @@ import msgspec
 from llmtop.presets.errors import ExitCode, LlmtopError
 from llmtop.profiler.record import bookmark, rundir
 from llmtop.profiler.units import NOT_AVAILABLE, format_progress
+from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.output import print_json, table, text_width
-from llmtop.tui.telling import tell
 
 _HEADS = ("run", "recipe", "status", "step", "loss", "ranks", "started")
 _NUMBERS = ("step", "loss", "ranks")

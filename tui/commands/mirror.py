@@ -14,8 +14,8 @@ from llmtop.profiler.mirrors.targets import Asked, require_packages
 from llmtop.profiler.record import rundir
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import counted
-from llmtop.tui.arguments import RUN_HELP
-from llmtop.tui.telling import tell
+from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.telling import tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

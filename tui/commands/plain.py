@@ -18,9 +18,9 @@ from llmtop.profiler.units import (
     format_seconds,
     format_tokens_rate,
 )
+from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.follow import end_in_words, require_success
 from llmtop.tui.glyphs import to_ascii
-from llmtop.tui.telling import tell
 
 _MOST_DEVICES = 16
 """Told one by one; of more the smallest and the largest."""

@@ -18,11 +18,11 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost.calibration import calibrated, find
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.memory.result import Prediction
-from llmtop.tui import options
+from llmtop.tui.commandline import options
+from llmtop.tui.commandline.layering import check_raw_keys
 from llmtop.tui.commands.output import print_json, text_width
 from llmtop.tui.commands.plan_defaults import CONTEXT, PEAK, ROWS
 from llmtop.tui.commands.plan_text import plan_text
-from llmtop.tui.layering import check_raw_keys
 
 if TYPE_CHECKING:
     from llmtop.profiler.cost.sweep import Axis

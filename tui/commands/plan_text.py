@@ -10,8 +10,8 @@ from llmtop.presets.liger import liger_text
 from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.profiler.memory.result import MOMENT_WORDS, Component, Moment, Prediction
 from llmtop.profiler.units import counted, format_bytes, format_count, format_seconds, format_tokens_rate
+from llmtop.tui.commandline.options import change_text
 from llmtop.tui.commands.output import WIDTH, option_lines, short_path, table, value_text, wrapped
-from llmtop.tui.options import change_text
 
 _HEADS: dict[Moment, str] = {
     Moment.INIT: "init",

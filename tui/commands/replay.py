@@ -6,8 +6,8 @@ import argparse
 
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.record import rundir
-from llmtop.tui.arguments import RUN_HELP
-from llmtop.tui.streams import can_draw, plain_streams
+from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.streams import can_draw, plain_streams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

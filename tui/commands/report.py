@@ -10,7 +10,7 @@ from llmtop.profiler.record import rundir
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.text import render
-from llmtop.tui.arguments import RUN_HELP
+from llmtop.tui.commandline.arguments import RUN_HELP
 from llmtop.tui.commands.output import print_json, text_width
 
 _OWN_NAME = ""

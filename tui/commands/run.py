@@ -7,13 +7,13 @@ import argparse
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.trainer import launch
-from llmtop.tui import options
-from llmtop.tui.arguments import COMMAND
+from llmtop.tui.commandline import options
+from llmtop.tui.commandline.arguments import COMMAND
+from llmtop.tui.commandline.telling import stderr_width, tell
 from llmtop.tui.commands.launching import add_how_to_watch, require_fit, watch_as_asked
 from llmtop.tui.commands.mirror import add_mirror_arguments, asked_of, start_mirror
 from llmtop.tui.commands.output import WIDTH
 from llmtop.tui.commands.plan_text import caution_lines, input_lines, verdict_line
-from llmtop.tui.telling import stderr_width, tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.trainer.dsimport.read import import_config
 from llmtop.trainer.script.start import start_script
-from llmtop.tui.arguments import COMMAND
+from llmtop.tui.commandline.arguments import COMMAND
+from llmtop.tui.commandline.options import ROWS, SETTINGS
+from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.launching import watch_as_asked
 from llmtop.tui.commands.mirror import asked_of, start_mirror
-from llmtop.tui.options import ROWS, SETTINGS
-from llmtop.tui.telling import tell
 
 _CONFIG = "deepspeed_config"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.record import rundir
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.tui.arguments import RUN_HELP
-from llmtop.tui.telling import tell
+from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.telling import tell
 
 PORT = 9757
 

@@ -18,11 +18,11 @@ from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_seconds
 from llmtop.trainer import control
 from llmtop.trainer.change.plan import require_fit
-from llmtop.tui.arguments import RUN_HELP
 from llmtop.tui.changetext import Preview, Side, preview_change, preview_lines, sides
+from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.follow import end_in_words
 from llmtop.tui.commands.output import print_json
-from llmtop.tui.telling import tell
 
 WAIT_SECONDS = 1800.0
 """A relaunch saves, loads and starts up; a step of a large model alone takes a minute."""

@@ -8,9 +8,9 @@ from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.record import rundir
 from llmtop.profiler.record.feed import read_state
 from llmtop.trainer.stacks import take_stacks
-from llmtop.tui.arguments import RUN_HELP
-from llmtop.tui.streams import write_data
-from llmtop.tui.telling import tell
+from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.streams import write_data
+from llmtop.tui.commandline.telling import tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,11 +21,11 @@ from llmtop.trainer.tune.search import Search
 from llmtop.trainer.tune.space import Candidate, Space, choice_of, space_of
 from llmtop.trainer.tune.trial import trial_spec
 from llmtop.trainer.tune.words import knobs_of
-from llmtop.tui import options
+from llmtop.tui.commandline import options
+from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.output import print_json, text_width
 from llmtop.tui.commands.tune_edge import find_edge
 from llmtop.tui.commands.tune_text import Progress, found_text, ranked_text, space_text, trials_text
-from llmtop.tui.telling import tell
 
 TRIALS, MINUTES = 12, 5.0
 

@@ -21,9 +21,9 @@ from llmtop.trainer.tune.journal import tunes_root
 from llmtop.trainer.tune.nest import Nest
 from llmtop.trainer.tune.search import LONGEST_SECONDS
 from llmtop.trainer.tune.trial import Start, run_trial, trial_spec
+from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.output import print_json, text_width
 from llmtop.tui.commands.tune_text import edge_text
-from llmtop.tui.telling import tell
 
 _STEPS = 3
 """Of a trial for memory, which is steady after two."""

@@ -13,9 +13,9 @@ from llmtop.trainer.tune.journal import Line
 from llmtop.trainer.tune.outcome import Found
 from llmtop.trainer.tune.space import Candidate, Space
 from llmtop.trainer.tune.trial import Show
+from llmtop.tui.commandline.telling import stderr_width, tell
 from llmtop.tui.commands.output import table, wrapped
 from llmtop.tui.commands.plan_search import SHORT
-from llmtop.tui.telling import stderr_width, tell
 
 _BEST = 10
 _NOT_AVAILABLE = "n/a"

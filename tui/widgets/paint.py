@@ -13,7 +13,7 @@ from rich.cells import cell_len, set_cell_size
 from textual.content import Content
 
 from llmtop.profiler.units import format_bytes
-from llmtop.tui.streams import BIDI, CONTROLS
+from llmtop.tui.commandline.streams import BIDI, CONTROLS
 
 NOT_KNOWN = "n/a"
 SPARKS = "▁▂▃▄▅▆▇█"

@@ -11,7 +11,7 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from llmtop.presets.spec import Provenance, RunSpec, ValueSource
-from llmtop.tui.options import GROUPS
+from llmtop.tui.commandline.options import GROUPS
 from llmtop.tui.planning import EDITED, RAW, RECIPE, Plan, shown
 from llmtop.tui.widgets.paint import fit, harmless
 

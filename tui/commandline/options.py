@@ -18,8 +18,8 @@ from llmtop.presets.errors import UsageError
 from llmtop.presets.liger import KERNELS
 from llmtop.presets.option_values import field_types, raw_text
 from llmtop.presets.spec import RunOptions, RunSpec, ValueSource
-from llmtop.tui.layering import absolute, check_raw_keys, deepspeed_layer, strongest
-from llmtop.tui.telling import tell
+from llmtop.tui.commandline.layering import absolute, check_raw_keys, deepspeed_layer, strongest
+from llmtop.tui.commandline.telling import tell
 
 
 class OptionRow(NamedTuple):
