@@ -22,15 +22,15 @@ from llmtop.tui.answering import Answering, StopDialog
 from llmtop.tui.commandlist import KeyCommands
 from llmtop.tui.deeds import Deeds
 from llmtop.tui.dressing import Dress
-from llmtop.tui.feed import RunsArrived, ViewArrived
+from llmtop.tui.feeds.feed import RunsArrived, ViewArrived
+from llmtop.tui.feeds.link import Link, measured
+from llmtop.tui.feeds.pace import answer_soon
+from llmtop.tui.feeds.view import RunView
 from llmtop.tui.hangup import leave_with_the_terminal
 from llmtop.tui.keys import APP_KEYS, MOVE_KEYS, bindings, changes_something
-from llmtop.tui.link import Link, measured
 from llmtop.tui.look import choices_path, look_of, read_choice, write_choice
-from llmtop.tui.pace import answer_soon
 from llmtop.tui.readonly import refusing
 from llmtop.tui.requests import MonitorAsked, ReplayAsked, ReplayWish, TuneAsked
-from llmtop.tui.view import RunView
 
 Start = Literal["runs", "plan", "monitor", "replay"]
 

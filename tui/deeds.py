@@ -101,7 +101,7 @@ def delete(run: RunDir) -> Load:
 
 def search(spec: RunSpec, tune: TuneDir | None, root: Path) -> TuneDir:
     """Begin the search for a run's fastest setting, or go on with one; it needs nobody from then on."""
-    from llmtop.tui import searching
+    from llmtop.tui.feeds import searching
 
     if tune is None:
         return searching.begin(spec, root)
@@ -111,7 +111,7 @@ def search(spec: RunSpec, tune: TuneDir | None, root: Path) -> TuneDir:
 
 def interrupt(tune: TuneDir) -> bool:
     """Ask the process that is at a search to end; whether there was one."""
-    from llmtop.tui import searching
+    from llmtop.tui.feeds import searching
 
     return searching.interrupt(tune)
 

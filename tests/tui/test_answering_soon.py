@@ -15,12 +15,12 @@ from textual.content import Content
 from textual.drivers import linux_driver
 from textual.drivers.linux_driver import LinuxDriver
 
-from llmtop.tui import feed, pace
 from llmtop.tui.app import LlmtopApp
-from llmtop.tui.feed import MonitorFeed, ViewArrived, follow_run
-from llmtop.tui.link import LARGEST_FACTOR, WINDOW_SECONDS, Link, MeasuredFile
+from llmtop.tui.feeds import feed, pace
+from llmtop.tui.feeds.feed import MonitorFeed, ViewArrived, follow_run
+from llmtop.tui.feeds.link import LARGEST_FACTOR, WINDOW_SECONDS, Link, MeasuredFile
+from llmtop.tui.feeds.view import RunView
 from llmtop.tui.screens.monitor import MonitorScreen, all_panels
-from llmtop.tui.view import RunView
 from llmtop.tui.widgets.panel import Panel
 from tests.recorded import ManualClock, make_recorded_run
 from tests.tui.tuiruns import wait_for, wait_for_text
@@ -219,7 +219,7 @@ def test_a_slow_link_gets_fewer_views(root: Path, monkeypatch: pytest.MonkeyPatc
     """Time passes by a poll's length with each poll, and each of them finds something new."""
     clock = ManualClock(0.0)
     stop = threading.Event()
-    monkeypatch.setattr("llmtop.tui.feed.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr("llmtop.tui.feeds.feed.time.monotonic", lambda: clock.now)
     views = MonitorFeed(make_recorded_run(root, steps=3, end=None))
     first = views.poll()
     assert first is not None

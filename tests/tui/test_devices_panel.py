@@ -15,9 +15,9 @@ from llmtop.profiler.hardware.xid import xid_seen
 from llmtop.profiler.record.deviceevents import DeviceSample, LinkSample
 from llmtop.profiler.record.events import AnyEvent, HardwareSampled, TopologySeen, XidSeen
 from llmtop.tui.app import LlmtopApp
+from llmtop.tui.feeds.view import RunView
 from llmtop.tui.panels.devices import DevicesPanel
 from llmtop.tui.panels.links import LinksPanel
-from llmtop.tui.view import RunView
 from llmtop.tui.widgets.panel import Panel
 from tests.recorded import make_recorded_run, recorded_topology
 from tests.recorded_spec import GIB, recorded_prediction, recorded_spec

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from llmtop.tui.app import LlmtopApp
-from llmtop.tui.owncost import EVERY_SECONDS, CostMeter, written_bytes
+from llmtop.tui.feeds.owncost import EVERY_SECONDS, CostMeter, written_bytes
 from llmtop.tui.widgets.runheader import RunHeader
 from tests.tui.tuiruns import LiveRun, wait_for_text
 

@@ -24,10 +24,10 @@ from llmtop.profiler.record.events import (
 )
 from llmtop.profiler.record.feed import read_state
 from llmtop.tui.app import LlmtopApp
+from llmtop.tui.feeds.view import RunView
 from llmtop.tui.panels.host import HostPanel
 from llmtop.tui.panels.links import LinksPanel
 from llmtop.tui.panels.memory import MemoryPanel
-from llmtop.tui.view import RunView
 from llmtop.tui.widgets.paint import area, stretched
 from llmtop.tui.widgets.panel import Panel
 from llmtop.tui.widgets.plot import LinePlot

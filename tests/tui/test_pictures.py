@@ -112,7 +112,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmtop.tui.grid.judge", pictured.judged)
     monkeypatch.setattr("llmtop.tui.screens.plan.where", pictured.found_where)
     monkeypatch.setattr("llmtop.profiler.findings.find._RULES", (pictured.found,))
-    monkeypatch.setattr("llmtop.tui.owncost.CostMeter.cost", lambda _: None)
+    monkeypatch.setattr("llmtop.tui.feeds.owncost.CostMeter.cost", lambda _: None)
     monkeypatch.setattr(Input, "cursor_blink", False)
 
 

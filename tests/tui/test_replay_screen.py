@@ -12,7 +12,7 @@ from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.deeds import Deeds
-from llmtop.tui.replaying import SPEEDS, ReplayFeed
+from llmtop.tui.feeds.replaying import SPEEDS, ReplayFeed
 from llmtop.tui.requests import ReplayWish
 from llmtop.tui.screens.replay import ReplayScreen
 from llmtop.tui.screens.runs import RunsScreen

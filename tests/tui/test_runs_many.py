@@ -13,8 +13,8 @@ from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.record.rundir import RunDir, list_runs
 from llmtop.tui import deletion
 from llmtop.tui.app import LlmtopApp
+from llmtop.tui.feeds.view import RunRow
 from llmtop.tui.screens.runs import RunsScreen
-from llmtop.tui.view import RunRow
 from llmtop.tui.widgets.runcolumns import COLUMNS, Order, holds, ordered
 from tests.cli.conftest import Llmtop, llmtop, runs_root  # noqa: F401 - fixtures
 from tests.recorded import make_recorded_run

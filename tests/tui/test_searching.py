@@ -13,7 +13,7 @@ from llmtop.presets.resolve import Layer, Machine, recipe_layers, resolve
 from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.profiler.record.rundir import list_runs
 from llmtop.trainer.tune.state import SearchState, TuneReader
-from llmtop.tui import searching
+from llmtop.tui.feeds import searching
 from tests.trainer.supervised import GRACES
 from tests.trainer.trial_rank import HOLDS, worker_command
 

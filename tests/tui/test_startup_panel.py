@@ -17,8 +17,8 @@ from llmtop.profiler.record.events import (
     StageBegan,
     StageFinished,
 )
+from llmtop.tui.feeds.view import RunView
 from llmtop.tui.panels.startup import StartupPanel
-from llmtop.tui.view import RunView
 from tests.recorded_spec import recorded_prediction, recorded_spec
 
 WIDTH, HEIGHT = 76, 18

@@ -10,7 +10,7 @@ import pytest
 
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.report.build import build_report
-from llmtop.tui.feed import KEPT_LINES, LogTail, MonitorFeed, RunsFeed, run_row
+from llmtop.tui.feeds.feed import KEPT_LINES, LogTail, MonitorFeed, RunsFeed, run_row
 from llmtop.tui.screenshot import write_monitor_svg, write_plan_svg
 from tests.recorded import make_recorded_run
 from tests.tui.tuiruns import LiveRun

@@ -7,7 +7,7 @@ from textual.content import Content
 from llmtop.profiler.breakdown import Breakdown, BreakdownRow, error_percent
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.units import format_bytes, format_percent
-from llmtop.tui.view import RunView
+from llmtop.tui.feeds.view import RunView
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, lines, stacked
 from llmtop.tui.widgets.palette import component
 from llmtop.tui.widgets.panel import Panel

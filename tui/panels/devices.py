@@ -9,7 +9,7 @@ from textual.content import Content
 
 from llmtop.profiler.record.deviceevents import DeviceSample
 from llmtop.profiler.units import format_joules, format_percent
-from llmtop.tui.view import RunView
+from llmtop.tui.feeds.view import RunView
 from llmtop.tui.widgets.paint import NOT_KNOWN, fit, fit_right, gauge, harmless, lines, used_of
 from llmtop.tui.widgets.panel import Panel
 

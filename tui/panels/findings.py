@@ -9,8 +9,8 @@ from textual.content import Content
 from textual.reactive import reactive
 
 from llmtop.profiler.findings.find import Finding
+from llmtop.tui.feeds.view import RunView
 from llmtop.tui.keys import FINDINGS_KEYS, bindings
-from llmtop.tui.view import RunView
 from llmtop.tui.widgets.paint import fit, harmless, lines, wrapped
 from llmtop.tui.widgets.panel import Panel
 

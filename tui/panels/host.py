@@ -10,7 +10,7 @@ from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.forecast import Forecast
 from llmtop.profiler.record.deviceevents import HostSample
 from llmtop.profiler.units import format_bytes, format_rate, format_seconds
-from llmtop.tui.view import RunView
+from llmtop.tui.feeds.view import RunView
 from llmtop.tui.widgets.paint import area, fit, fit_right, gauge, lines, sparkline, stretched, used_of
 from llmtop.tui.widgets.panel import Panel
 

@@ -9,7 +9,7 @@ from llmtop.profiler.fold.phaselinks import PhaseTraffic, phase_traffic
 from llmtop.profiler.fold.stepprofile import step_profile
 from llmtop.profiler.record.deviceevents import DeviceSample, LinkSample
 from llmtop.profiler.units import counted, format_rate, format_seconds
-from llmtop.tui.view import RunView
+from llmtop.tui.feeds.view import RunView
 from llmtop.tui.widgets.paint import (
     NOT_KNOWN,
     Segment,

@@ -13,8 +13,8 @@ from textual.reactive import reactive
 from textual.widgets import Input
 
 from llmtop.profiler.fold.runstate import ENDED
+from llmtop.tui.feeds.view import LogText, RunView
 from llmtop.tui.keys import LOG_KEYS, bindings
-from llmtop.tui.view import LogText, RunView
 from llmtop.tui.widgets.logsearch import LEVEL_WORDS, Level, following_match, marked, matches, of_level
 from llmtop.tui.widgets.paint import lines, wrapped
 from llmtop.tui.widgets.panel import Panel

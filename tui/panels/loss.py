@@ -11,7 +11,7 @@ from textual.content import Content
 
 from llmtop.profiler.fold.series import Series
 from llmtop.profiler.units import figures, format_percent
-from llmtop.tui.view import RunView
+from llmtop.tui.feeds.view import RunView
 from llmtop.tui.widgets.inputrows import input_rows
 from llmtop.tui.widgets.paint import lines
 from llmtop.tui.widgets.panel import Panel

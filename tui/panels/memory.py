@@ -9,7 +9,7 @@ from llmtop.profiler.breakdown import process_peaks
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.record.deviceevents import DeviceSample, ProcessSample
 from llmtop.profiler.units import format_bytes, format_seconds
-from llmtop.tui.view import RunView
+from llmtop.tui.feeds.view import RunView
 from llmtop.tui.widgets.moments import moment_rows, phase_peak_rows
 from llmtop.tui.widgets.paint import area, fit, fit_right, gauge, lines, sparkline, stretched, used_of
 from llmtop.tui.widgets.panel import Panel

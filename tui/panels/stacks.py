@@ -7,7 +7,7 @@ from typing import ClassVar
 from textual.content import Content
 from textual.reactive import reactive
 
-from llmtop.tui.view import RunView
+from llmtop.tui.feeds.view import RunView
 from llmtop.tui.widgets.paint import harmless, lines
 from llmtop.tui.widgets.panel import Panel
 

@@ -11,7 +11,7 @@ from llmtop.profiler.findings.startup import stage_hint
 from llmtop.profiler.fold.rankstate import RankState, StageTime
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.units import format_seconds
-from llmtop.tui.view import RunView
+from llmtop.tui.feeds.view import RunView
 from llmtop.tui.widgets.inputrows import input_rows
 from llmtop.tui.widgets.paint import fit, fit_right, harmless, lines
 from llmtop.tui.widgets.panel import Panel

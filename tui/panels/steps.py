@@ -12,7 +12,7 @@ from llmtop.profiler.cost.flops import utilisation
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
 from llmtop.profiler.fold.series import middle_half, steady_steps
 from llmtop.profiler.units import NOT_AVAILABLE, format_percent, format_seconds, format_tokens_rate
-from llmtop.tui.view import RunView, steady_speed
+from llmtop.tui.feeds.view import RunView, steady_speed
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, lines, sparkline, stacked, wrapped
 from llmtop.tui.widgets.palette import PHASES, REST
 from llmtop.tui.widgets.panel import Panel

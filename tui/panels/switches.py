@@ -8,7 +8,7 @@ from textual.reactive import reactive
 
 from llmtop.profiler.effects.switches import Measured, Switch, measure, switches
 from llmtop.profiler.units import format_bytes, format_percent
-from llmtop.tui.view import RunView
+from llmtop.tui.feeds.view import RunView
 from llmtop.tui.widgets.paint import fit, fit_right, harmless, lines, wrapped
 from llmtop.tui.widgets.panel import Panel
 

@@ -31,9 +31,9 @@ from llmtop.trainer.tune.space import Candidate, Space, choice_of, space_of
 from llmtop.trainer.tune.state import SearchState, TuneReader
 from llmtop.trainer.tune.words import knobs_of
 from llmtop.tui.deeds import Deeds
-from llmtop.tui.feed import Replaceable
+from llmtop.tui.feeds.feed import Replaceable
+from llmtop.tui.feeds.searching import last_words, search_for
 from llmtop.tui.keys import MOVE_KEYS, TUNE_KEYS, bindings
-from llmtop.tui.searching import last_words, search_for
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import fit, harmless, wrapped
 from llmtop.tui.widgets.tunerows import TuneRow, head, painted, rows_of, summary

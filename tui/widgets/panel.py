@@ -13,7 +13,7 @@ from textual.geometry import Size
 from textual.message import Message
 from textual.reactive import reactive
 
-from llmtop.tui.view import RunView
+from llmtop.tui.feeds.view import RunView
 from llmtop.tui.widgets.painted import Painted
 
 _GUTTER_CELLS, _TITLE_ROWS = 1, 1

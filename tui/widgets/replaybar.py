@@ -8,7 +8,7 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
 
-from llmtop.tui.replaying import ReplayPosition
+from llmtop.tui.feeds.replaying import ReplayPosition
 from llmtop.tui.widgets.paint import fit, harmless
 from llmtop.tui.widgets.painted import Painted
 from llmtop.tui.widgets.runheader import clock_text

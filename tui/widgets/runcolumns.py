@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from llmtop.profiler.units import format_bytes, format_count, format_progress, format_seconds
-from llmtop.tui.view import STATUS_MARKS, RunRow
+from llmtop.tui.feeds.view import STATUS_MARKS, RunRow
 from llmtop.tui.widgets.paint import fit, fit_right
 
 _Rank = float | str | None

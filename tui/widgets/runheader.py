@@ -15,8 +15,8 @@ from llmtop.profiler.changewords import down_words, under_way_words
 from llmtop.profiler.fold.ending import ending
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.units import format_bytes, format_percent, format_progress, format_seconds
-from llmtop.tui.owncost import CostMeter, OwnCost
-from llmtop.tui.view import STATUS_MARKS, RunView
+from llmtop.tui.feeds.owncost import CostMeter, OwnCost
+from llmtop.tui.feeds.view import STATUS_MARKS, RunView
 from llmtop.tui.widgets.paint import gauge, harmless, two_sided
 from llmtop.tui.widgets.painted import Painted
 

@@ -1,4 +1,4 @@
-"""What the screens show, as immutable values: made in a thread by `tui.feed`, painted by the panels."""
+"""What the screens show, as immutable values: made in a thread by `tui.feeds.feed`, painted by the panels."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.rundir import SUPERVISOR
-from llmtop.tui.feed import KEPT_LINES
-from llmtop.tui.view import LogText
+from llmtop.tui.feeds.feed import KEPT_LINES
+from llmtop.tui.feeds.view import LogText
 from llmtop.tui.widgets.paint import harmless
 
 _FIRST_READ_BYTES = 512 * 1024

@@ -22,8 +22,8 @@ from llmtop.profiler.findings.find import findings
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, list_runs
-from llmtop.tui.link import Link
-from llmtop.tui.view import LogText, RunRow, RunView, steady_speed
+from llmtop.tui.feeds.link import Link
+from llmtop.tui.feeds.view import LogText, RunRow, RunView, steady_speed
 from llmtop.tui.widgets.paint import harmless
 
 if TYPE_CHECKING:
