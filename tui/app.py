@@ -18,9 +18,11 @@ from textual.screen import Screen
 from llmtop.presets.errors import ExitCode, LlmtopError
 from llmtop.profiler.fold.runstate import ENDED, Status
 from llmtop.profiler.record.rundir import RunDir, runs_root
-from llmtop.tui.answering import Answering, StopDialog
+from llmtop.tui.asking.answering import Answering, StopDialog
+from llmtop.tui.asking.deeds import Deeds
+from llmtop.tui.asking.readonly import refusing
+from llmtop.tui.asking.requests import MonitorAsked, ReplayAsked, ReplayWish, TuneAsked
 from llmtop.tui.commandlist import KeyCommands
-from llmtop.tui.deeds import Deeds
 from llmtop.tui.dressing import Dress
 from llmtop.tui.feeds.feed import RunsArrived, ViewArrived
 from llmtop.tui.feeds.link import Link, measured
@@ -29,8 +31,6 @@ from llmtop.tui.feeds.view import RunView
 from llmtop.tui.hangup import leave_with_the_terminal
 from llmtop.tui.keys import APP_KEYS, MOVE_KEYS, bindings, changes_something
 from llmtop.tui.look import choices_path, look_of, read_choice, write_choice
-from llmtop.tui.readonly import refusing
-from llmtop.tui.requests import MonitorAsked, ReplayAsked, ReplayWish, TuneAsked
 
 Start = Literal["runs", "plan", "monitor", "replay"]
 

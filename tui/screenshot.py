@@ -10,7 +10,7 @@ from llmtop.presets.resolve import Machine
 from llmtop.profiler.hardware.gpuuse import GpusInUse
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.app import LlmtopApp, Start
-from llmtop.tui.deeds import Deeds
+from llmtop.tui.asking.deeds import Deeds
 
 _ROUNDS = 400
 _ROUND_SECONDS = 0.05

@@ -10,7 +10,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.app import LlmtopApp
-from llmtop.tui.deeds import Deeds
+from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.widgets.editor import Entry
 from llmtop.tui.widgets.planrows import PlanRows
 from tests.tui.tuiruns import MACHINE

@@ -18,7 +18,7 @@ from llmtop.profiler.record.changeevents import (
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.control import SetParams
 from llmtop.tui.app import LlmtopApp
-from llmtop.tui.deeds import Deeds
+from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.widgets.changeform import ChangeForm
 from tests.recorded import make_recorded_run
 from tests.tui.tuiruns import LiveRun, screen_text, wait_for, wait_for_text

@@ -13,7 +13,7 @@ from llmtop.profiler.oom.message import read_shortage
 from llmtop.profiler.record.events import RankFailed
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.app import LlmtopApp
-from llmtop.tui.deeds import Deeds
+from llmtop.tui.asking.deeds import Deeds
 from tests.tui.tuiruns import LiveRun, wait_for, wait_for_text
 
 WIDE = (130, 40)

@@ -13,7 +13,7 @@ from llmtop.profiler.hardware.gpuuse import GpuProcess, GpusInUse, GpuUse
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.app import LlmtopApp
-from llmtop.tui.deeds import Deeds
+from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.screens.plan import PlanScreen
 from llmtop.tui.widgets.gpupicker import is_free
 from llmtop.tui.widgets.placebars import gpu_bars

@@ -18,10 +18,10 @@ import llmtop.tui.panels as panels_package
 import llmtop.tui.screens as screens_package
 import llmtop.tui.widgets as widgets_package
 from llmtop.tui.app import LlmtopApp
+from llmtop.tui.asking.deeds import Deeds
+from llmtop.tui.asking.requests import ReplayWish
 from llmtop.tui.commandlist import KeyCommands
-from llmtop.tui.deeds import Deeds
 from llmtop.tui.keys import APP_KEYS, HELP, MONITOR_KEYS, MOVE_KEYS, Key
-from llmtop.tui.requests import ReplayWish
 from tests.tui.tuiruns import MACHINE, LiveRun, screen_text, wait_for, wait_for_text
 
 SCREENS = {"Runs": "runs", "Plan": "plan", "Monitor": "monitor", "Replay": "replay"}

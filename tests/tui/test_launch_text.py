@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from llmtop.tui.asking.launchtext import launch_command
 from llmtop.tui.commandline import options
 from llmtop.tui.commandline.arguments import CommandParser
 from llmtop.tui.commands import run as run_command
-from llmtop.tui.launchtext import launch_command
 from llmtop.tui.planning import Draft, evaluate
 from tests.tui.tuiruns import MACHINE
 

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from llmtop.presets.errors import UsageError
 from llmtop.tui.app import LlmtopApp
-from llmtop.tui.deeds import Deeds
+from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.dressing import Dress
 from llmtop.tui.glyphs import only_ascii, to_ascii
 from llmtop.tui.look import THEME_NAMES, Chosen, Look, choices_path, look_of, read_choice, write_choice

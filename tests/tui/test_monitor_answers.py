@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmtop.tui.app import LlmtopApp
-from llmtop.tui.deeds import Deeds
+from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.screens.runs import RunsScreen
 from tests.recorded import make_recorded_run
 from tests.tui.tuiruns import LiveRun, screen_text, wait_for, wait_for_text

@@ -13,7 +13,7 @@ from llmtop.presets.spec import RunOptions, RunSpec
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.app import LlmtopApp
-from llmtop.tui.deeds import Deeds
+from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.screens.monitor import MonitorScreen
 from llmtop.tui.screens.plan import PlanScreen
 from llmtop.tui.screens.runs import RunsScreen

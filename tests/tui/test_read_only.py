@@ -9,10 +9,10 @@ import pytest
 from llmtop.presets.errors import UsageError
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.app import LlmtopApp
-from llmtop.tui.deeds import Deeds
+from llmtop.tui.asking.deeds import Deeds
+from llmtop.tui.asking.readonly import refusing
+from llmtop.tui.asking.requests import DeleteAsked, StopAsked
 from llmtop.tui.keys import HELP, MONITOR_KEYS, changes_something
-from llmtop.tui.readonly import refusing
-from llmtop.tui.requests import DeleteAsked, StopAsked
 from tests.recorded import make_recorded_run
 from tests.tui.tuiruns import MACHINE, LiveRun, screen_text, wait_for_text
 

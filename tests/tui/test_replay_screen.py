@@ -11,9 +11,9 @@ from llmtop.profiler.record.events import HangSuspected
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.app import LlmtopApp
-from llmtop.tui.deeds import Deeds
+from llmtop.tui.asking.deeds import Deeds
+from llmtop.tui.asking.requests import ReplayWish
 from llmtop.tui.feeds.replaying import SPEEDS, ReplayFeed
-from llmtop.tui.requests import ReplayWish
 from llmtop.tui.screens.replay import ReplayScreen
 from llmtop.tui.screens.runs import RunsScreen
 from llmtop.tui.widgets.replaybar import replay_row

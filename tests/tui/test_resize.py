@@ -12,8 +12,8 @@ from textual.pilot import Pilot
 
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.app import LlmtopApp
-from llmtop.tui.deeds import Deeds
-from llmtop.tui.requests import ReplayWish
+from llmtop.tui.asking.deeds import Deeds
+from llmtop.tui.asking.requests import ReplayWish
 from llmtop.tui.screens.monitor import MonitorScreen, all_panels
 from tests.recorded import make_recorded_run
 from tests.tui.tuiruns import MACHINE, screen_text, wait_for

@@ -11,8 +11,8 @@ from textual.widgets import DataTable
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.record.rundir import RunDir, list_runs
-from llmtop.tui import deletion
 from llmtop.tui.app import LlmtopApp
+from llmtop.tui.asking import deletion
 from llmtop.tui.feeds.view import RunRow
 from llmtop.tui.screens.runs import RunsScreen
 from llmtop.tui.widgets.runcolumns import COLUMNS, Order, holds, ordered

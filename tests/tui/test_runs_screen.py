@@ -9,7 +9,7 @@ import pytest
 from textual.pilot import Pilot
 
 from llmtop.tui.app import LlmtopApp
-from llmtop.tui.deeds import Deeds
+from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.screens.monitor import MonitorScreen
 from llmtop.tui.screens.runs import RunsScreen
 from llmtop.tui.widgets.runcolumns import COLUMNS, shown_columns

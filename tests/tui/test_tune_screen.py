@@ -11,7 +11,7 @@ from llmtop.presets.errors import UsageError
 from llmtop.presets.spec import RunSpec
 from llmtop.trainer.tune.journal import Asked, Line, TuneDir
 from llmtop.tui.app import LlmtopApp
-from llmtop.tui.deeds import Deeds
+from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.screens.plan import PlanScreen
 from llmtop.tui.screens.tune import TuneScreen
 from tests.tui.planapp import SMALL

@@ -7,10 +7,10 @@ import sys
 
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.record import rundir
+from llmtop.tui.asking.deletion import delete, require_deletable, weigh
 from llmtop.tui.commandline.arguments import RUN_HELP
 from llmtop.tui.commandline.streams import on_terminal
 from llmtop.tui.commandline.telling import tell
-from llmtop.tui.deletion import delete, require_deletable, weigh
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> ExitCode:
             fix=f"llmtop report {found.run_id} says how the run went",
         )
     from llmtop.tui.app import run_app
-    from llmtop.tui.requests import ReplayWish
+    from llmtop.tui.asking.requests import ReplayWish
 
     wish = ReplayWish(speed=args.speed, step=args.step)
     with plain_streams():

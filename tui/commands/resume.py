@@ -14,7 +14,7 @@ from llmtop.trainer.change.plan import require_fit
 from llmtop.trainer.change.restagefolder import restage_folders
 from llmtop.trainer.launch import resume_run
 from llmtop.trainer.statefile import newest_in
-from llmtop.tui.changetext import change_lines
+from llmtop.tui.asking.changetext import change_lines
 from llmtop.tui.commandline.arguments import RUN_HELP
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.launching import add_how_to_watch, watch_as_asked

@@ -18,7 +18,7 @@ from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_seconds
 from llmtop.trainer import control
 from llmtop.trainer.change.plan import require_fit
-from llmtop.tui.changetext import Preview, Side, preview_change, preview_lines, sides
+from llmtop.tui.asking.changetext import Preview, Side, preview_change, preview_lines, sides
 from llmtop.tui.commandline.arguments import RUN_HELP
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.follow import end_in_words

@@ -16,10 +16,10 @@ from llmtop.profiler.record.feed import read_state
 from llmtop.trainer import control
 from llmtop.trainer.change.restagefolder import keep_states
 from llmtop.trainer.supervisor.rankenv import RUN_ID
+from llmtop.tui.asking.deeds import ANSWER_SECONDS
 from llmtop.tui.commandline.arguments import RUN_HELP
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.follow import end_in_words
-from llmtop.tui.deeds import ANSWER_SECONDS
 
 WAIT_SECONDS = 600.0
 """A step of a large model and its checkpoint take minutes."""

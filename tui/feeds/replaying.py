@@ -16,10 +16,10 @@ from llmtop.profiler.findings.find import findings
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.replay import Mark, Replay
+from llmtop.tui.asking.requests import ReplayWish
 from llmtop.tui.feeds.feed import FeedFailed, LogArrived, MonitorFeed, Post, Replaceable, ViewArrived
 from llmtop.tui.feeds.replaylog import LogAtTime, log_bytes
 from llmtop.tui.feeds.view import LogText
-from llmtop.tui.requests import ReplayWish
 
 SPEEDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 """Seconds of the run in one of the viewer."""

@@ -18,6 +18,8 @@ from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.changewords import news
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
+from llmtop.tui.asking.requests import ChangeWanted, FixAsked, RunsAsked, StopAsked
+from llmtop.tui.asking.stackrequests import StacksArrived, StacksAsked
 from llmtop.tui.feeds.feed import FeedFailed, LogArrived, MonitorFeed, OthersArrived, ViewArrived, follow_run
 from llmtop.tui.feeds.view import LogText, RunView
 from llmtop.tui.keys import MONITOR_KEYS, bindings
@@ -31,8 +33,6 @@ from llmtop.tui.panels.loss import LossPanel
 from llmtop.tui.panels.memory import MemoryPanel
 from llmtop.tui.panels.startup import StartupPanel
 from llmtop.tui.panels.steps import StepsPanel
-from llmtop.tui.requests import ChangeWanted, FixAsked, RunsAsked, StopAsked
-from llmtop.tui.stackrequests import StacksArrived, StacksAsked
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import harmless
 from llmtop.tui.widgets.panel import Panel

@@ -21,9 +21,10 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost.calibration import calibrated, find
 from llmtop.profiler.cost.where import Where, gpu_names, where
 from llmtop.profiler.hardware.gpuuse import GpusInUse, GpuUse, visible_devices
+from llmtop.tui.asking.launchtext import launch_command
+from llmtop.tui.asking.requests import LaunchAsked, TuneAsked
 from llmtop.tui.grid import grid_of
 from llmtop.tui.keys import PLAN_KEYS, bindings
-from llmtop.tui.launchtext import launch_command
 from llmtop.tui.planning import (
     RECIPE,
     Draft,
@@ -36,7 +37,6 @@ from llmtop.tui.planning import (
     shown,
     stepped,
 )
-from llmtop.tui.requests import LaunchAsked, TuneAsked
 from llmtop.tui.widgets.editor import Editor
 from llmtop.tui.widgets.gpupicker import GpuPicker, GpusRead
 from llmtop.tui.widgets.keyfooter import KeyFooter

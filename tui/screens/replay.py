@@ -9,10 +9,10 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.tui.asking.requests import ReplayWish
 from llmtop.tui.feeds.feed import ViewArrived
 from llmtop.tui.feeds.replaying import Place, PositionArrived, ReplayFeed, ReplayPosition, follow_replay
 from llmtop.tui.keys import REPLAY_KEYS, bindings, changes_something
-from llmtop.tui.requests import ReplayWish
 from llmtop.tui.screens.monitor import MonitorScreen
 from llmtop.tui.widgets.asknumber import AskNumber
 from llmtop.tui.widgets.replaybar import ReplayBar

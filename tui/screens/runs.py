@@ -19,10 +19,17 @@ from textual.widgets import DataTable, Input, Static
 
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.tui.asking.requests import (
+    CompareAsked,
+    DeleteAsked,
+    MonitorAsked,
+    ReplayAsked,
+    RunsChanged,
+    StopAsked,
+)
 from llmtop.tui.feeds.feed import RunsArrived, RunsFeed, follow_runs
 from llmtop.tui.feeds.view import STATUS_MARKS, RunRow
 from llmtop.tui.keys import RUNS_KEYS, bindings
-from llmtop.tui.requests import CompareAsked, DeleteAsked, MonitorAsked, ReplayAsked, RunsChanged, StopAsked
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import harmless
 from llmtop.tui.widgets.runcolumns import (

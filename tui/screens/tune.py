@@ -30,7 +30,7 @@ from llmtop.trainer.tune.rank import ranked
 from llmtop.trainer.tune.space import Candidate, Space, choice_of, space_of
 from llmtop.trainer.tune.state import SearchState, TuneReader
 from llmtop.trainer.tune.words import knobs_of
-from llmtop.tui.deeds import Deeds
+from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.feeds.feed import Replaceable
 from llmtop.tui.feeds.searching import last_words, search_for
 from llmtop.tui.keys import MOVE_KEYS, TUNE_KEYS, bindings

@@ -16,7 +16,7 @@ from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.control import SetParams
-from llmtop.tui.changetext import Preview, preview_change, preview_lines
+from llmtop.tui.asking.changetext import Preview, preview_change, preview_lines
 from llmtop.tui.widgets.paint import harmless
 
 KEEP = "keep_global_batch="

@@ -12,9 +12,8 @@ from textual.message import Message
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.tui.deeds import Deeds
-from llmtop.tui.dressing import Dress, Dressed
-from llmtop.tui.requests import (
+from llmtop.tui.asking.deeds import Deeds
+from llmtop.tui.asking.requests import (
     ChangeWanted,
     CompareAsked,
     DeleteAsked,
@@ -23,14 +22,15 @@ from llmtop.tui.requests import (
     RunsChanged,
     StopAsked,
 )
-from llmtop.tui.stackrequests import StacksArrived, StacksAsked
+from llmtop.tui.asking.stackrequests import StacksArrived, StacksAsked
+from llmtop.tui.dressing import Dress, Dressed
 from llmtop.tui.widgets.dialog import Choice, ChoiceDialog
 from llmtop.tui.widgets.paint import harmless
 
 if TYPE_CHECKING:
     from llmtop.profiler.effects.compare import Comparison
     from llmtop.trainer.control import SetParams
-    from llmtop.tui.deletion import Load
+    from llmtop.tui.asking.deletion import Load
 
 
 class Launched(Message):
@@ -175,7 +175,7 @@ class Answering(Dressed):
             self.notify("The change is under way.", title="Change requested")
 
     def on_fix_asked(self, message: FixAsked) -> None:
-        from llmtop.tui.fixing import fix_choices, fix_text
+        from llmtop.tui.asking.fixing import fix_choices, fix_text
 
         run, state = message.run, message.state
         choices = fix_choices(run, state)
@@ -271,7 +271,7 @@ class Answering(Dressed):
     def on_launch_asked(self, message: LaunchAsked) -> None:
         from llmtop.presets.cautions import cautions
         from llmtop.trainer.dsconfig import deepspeed_config
-        from llmtop.tui.launchtext import config_text
+        from llmtop.tui.asking.launchtext import config_text
         from llmtop.tui.widgets.launchreview import LaunchReview
 
         def answered(wanted: bool | None) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llmtop.profiler.hardware.gpuuse import GpusInUse
     from llmtop.trainer.control import SetParams
     from llmtop.trainer.tune.journal import TuneDir
-    from llmtop.tui.deletion import Load
+    from llmtop.tui.asking.deletion import Load
 
 
 def launch(spec: RunSpec, prediction: Prediction, root: Path, visible_devices: str = "") -> RunDir:
@@ -86,7 +86,7 @@ def stacks(run: RunDir, state: RunState) -> str:
 
 def weigh(run: RunDir) -> Load:
     """What deleting a run would take away; raises LlmtopError where it may not be deleted."""
-    from llmtop.tui import deletion
+    from llmtop.tui.asking import deletion
 
     deletion.require_deletable(run)
     return deletion.weigh(run)
@@ -94,7 +94,7 @@ def weigh(run: RunDir) -> Load:
 
 def delete(run: RunDir) -> Load:
     """Delete a run that has ended; what went."""
-    from llmtop.tui import deletion
+    from llmtop.tui.asking import deletion
 
     return deletion.delete(run)
 

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from msgspec.structs import replace
 
 from llmtop.presets.errors import UsageError
-from llmtop.tui.deeds import Deeds
+from llmtop.tui.asking.deeds import Deeds
 
 _ONLY_LOOK = ("detect", "gpus")
 
