@@ -23,14 +23,14 @@ from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.asking.readonly import refusing
 from llmtop.tui.asking.requests import MonitorAsked, ReplayAsked, ReplayWish, TuneAsked
 from llmtop.tui.commandlist import KeyCommands
-from llmtop.tui.dressing import Dress
 from llmtop.tui.feeds.feed import RunsArrived, ViewArrived
 from llmtop.tui.feeds.link import Link, measured
 from llmtop.tui.feeds.pace import answer_soon
 from llmtop.tui.feeds.view import RunView
 from llmtop.tui.hangup import leave_with_the_terminal
 from llmtop.tui.keys import APP_KEYS, MOVE_KEYS, bindings, changes_something
-from llmtop.tui.look import choices_path, look_of, read_choice, write_choice
+from llmtop.tui.looks.dressing import Dress
+from llmtop.tui.looks.look import choices_path, look_of, read_choice, write_choice
 
 Start = Literal["runs", "plan", "monitor", "replay"]
 
@@ -46,7 +46,7 @@ class LlmtopApp(Answering):
     """Runs, plan and monitor; `deeds` is what touches the machine."""
 
     TITLE = "llmtop"
-    CSS_PATH = "theme.tcss"
+    CSS_PATH = "looks/theme.tcss"
     COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {KeyCommands}
     NOTIFICATION_TIMEOUT = 3
     """Seconds: a note lies over panels."""

@@ -10,7 +10,7 @@ from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.dom import DOMNode
 
 from llmtop.tui.keys import APP_KEYS, HELP, MONITOR_KEYS, Key
-from llmtop.tui.look import THEME_NAMES
+from llmtop.tui.looks.look import THEME_NAMES
 
 
 class Entry(NamedTuple):

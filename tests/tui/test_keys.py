@@ -35,7 +35,7 @@ ELSEWHERE = {
 class Listening(LlmtopApp):
     """Notes each action that a key starts, and starts none of them."""
 
-    CSS_PATH = str(Path(inspect.getfile(LlmtopApp)).with_name("theme.tcss"))
+    CSS_PATH = str(Path(inspect.getfile(LlmtopApp)).with_name("looks") / "theme.tcss")
     heard: list[str]
     deaf = True
 

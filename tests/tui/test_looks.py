@@ -12,11 +12,11 @@ from rich.cells import cell_len
 from llmtop.presets.errors import UsageError
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.asking.deeds import Deeds
-from llmtop.tui.dressing import Dress
-from llmtop.tui.glyphs import only_ascii, to_ascii
-from llmtop.tui.look import THEME_NAMES, Chosen, Look, choices_path, look_of, read_choice, write_choice
+from llmtop.tui.looks.dressing import Dress
+from llmtop.tui.looks.glyphs import only_ascii, to_ascii
+from llmtop.tui.looks.look import THEME_NAMES, Chosen, Look, choices_path, look_of, read_choice, write_choice
+from llmtop.tui.looks.theme import THEMES
 from llmtop.tui.screens.monitor import all_panels
-from llmtop.tui.theme import THEMES
 from llmtop.tui.widgets.panel import Panel
 from tests.recorded import make_recorded_run
 from tests.tui.tuiruns import MACHINE, LiveRun, screen_text, wait_for, wait_for_text

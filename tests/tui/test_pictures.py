@@ -18,8 +18,8 @@ from textual.widgets import Input
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.asking.requests import ReplayWish
-from llmtop.tui.dressing import Dress
-from llmtop.tui.look import Look
+from llmtop.tui.looks.dressing import Dress
+from llmtop.tui.looks.look import Look
 from llmtop.tui.screens.runs import RunsScreen
 from llmtop.tui.widgets.runheader import RunHeader
 from tests.recorded import BEGAN

@@ -23,7 +23,7 @@ from llmtop.tui.asking.requests import (
     StopAsked,
 )
 from llmtop.tui.asking.stackrequests import StacksArrived, StacksAsked
-from llmtop.tui.dressing import Dress, Dressed
+from llmtop.tui.looks.dressing import Dress, Dressed
 from llmtop.tui.widgets.dialog import Choice, ChoiceDialog
 from llmtop.tui.widgets.paint import harmless
 

@@ -20,7 +20,7 @@ from llmtop.profiler.units import (
 )
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.follow import end_in_words, require_success
-from llmtop.tui.glyphs import to_ascii
+from llmtop.tui.looks.glyphs import to_ascii
 
 _MOST_DEVICES = 16
 """Told one by one; of more the smallest and the largest."""

@@ -12,9 +12,9 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widget import Widget
 
-from llmtop.tui.glyphs import spelt
 from llmtop.tui.keys import leads_here, of_least_use
-from llmtop.tui.look import Look
+from llmtop.tui.looks.glyphs import spelt
+from llmtop.tui.looks.look import Look
 
 
 class _Shown(NamedTuple):

@@ -68,6 +68,6 @@ MONO = Theme(
     panel="#000000",
     variables={"muted": "#a0a0a0", "faint": "#606060"},
 )
-"""Drawn without any colour, on the terminal's own: see `tui.filters`."""
+"""Drawn without any colour, on the terminal's own: see `tui.looks.filters`."""
 
 THEMES: tuple[Theme, ...] = (CALM, LIGHT, COLOUR_BLIND, MONO)

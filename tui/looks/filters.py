@@ -10,7 +10,7 @@ from rich.style import Style
 from textual.color import Color
 from textual.filter import LineFilter
 
-from llmtop.tui.glyphs import to_ascii
+from llmtop.tui.looks.glyphs import to_ascii
 
 _DEFAULT = Style.from_color(RichColor.default(), RichColor.default())
 _DARKEST_REVERSED = 24

@@ -14,7 +14,7 @@ import msgspec
 
 from llmtop.presets.errors import UsageError, nearest
 from llmtop.profiler.record.wholefile import write_atomic
-from llmtop.tui.glyphs import only_ascii
+from llmtop.tui.looks.glyphs import only_ascii
 
 THEME_NAMES = ("calm", "light", "colour-blind", "mono")
 VARIABLE = "LLMTOP_THEME"

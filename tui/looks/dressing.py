@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from textual.app import App
 from textual.filter import LineFilter, Monochrome, NoColor
 
-from llmtop.tui.filters import AsciiFilter, ColourlessFilter
-from llmtop.tui.look import THEME_NAMES, Chosen, Look
-from llmtop.tui.theme import MONO, THEMES
+from llmtop.tui.looks.filters import AsciiFilter, ColourlessFilter
+from llmtop.tui.looks.look import THEME_NAMES, Chosen, Look
+from llmtop.tui.looks.theme import MONO, THEMES
 
 
 class Dress(NamedTuple):
