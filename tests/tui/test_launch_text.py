@@ -12,7 +12,7 @@ from llmtop.tui.asking.launchtext import launch_command
 from llmtop.tui.commandline import options
 from llmtop.tui.commandline.arguments import CommandParser
 from llmtop.tui.commands import run as run_command
-from llmtop.tui.planning import Draft, evaluate
+from llmtop.tui.plans.planning import Draft, evaluate
 from tests.tui.tuiruns import MACHINE
 
 EDITS: tuple[dict[str, Any], ...] = (

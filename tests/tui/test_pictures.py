@@ -108,8 +108,8 @@ async def _settled(pilot: Pilot[Any]) -> str:
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that is another on the next machine or on the next day."""
     pictured.numbered_ids(monkeypatch)
-    monkeypatch.setattr("llmtop.tui.planning.predict_with_suggestions", pictured.suggested)
-    monkeypatch.setattr("llmtop.tui.grid.judge", pictured.judged)
+    monkeypatch.setattr("llmtop.tui.plans.planning.predict_with_suggestions", pictured.suggested)
+    monkeypatch.setattr("llmtop.tui.plans.grid.judge", pictured.judged)
     monkeypatch.setattr("llmtop.tui.screens.plan.where", pictured.found_where)
     monkeypatch.setattr("llmtop.profiler.findings.find._RULES", (pictured.found,))
     monkeypatch.setattr("llmtop.tui.feeds.owncost.CostMeter.cost", lambda _: None)

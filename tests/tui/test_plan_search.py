@@ -12,8 +12,8 @@ from llmtop.presets.resolve import recipe_layers, resolve
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.predict import predict
 from llmtop.tui.app import LlmtopApp
-from llmtop.tui.grid import STAGES, detail_rows, grid_of, grid_rows, legend, mark_of
-from llmtop.tui.planning import Draft, evaluate
+from llmtop.tui.plans.grid import STAGES, detail_rows, grid_of, grid_rows, legend, mark_of
+from llmtop.tui.plans.planning import Draft, evaluate
 from llmtop.tui.screens.plan import PlanScreen
 from llmtop.tui.widgets.searchviews import SweepView, WhereView
 from tests.tui.planapp import SMALL, cursor_to, plan_app, type_in

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llmtop.presets.spec import RunOptions, ValueSource
-from llmtop.tui.planning import Draft, choices, evaluate, shown, stepped
+from llmtop.tui.plans.planning import Draft, choices, evaluate, shown, stepped
 from llmtop.tui.widgets.planrows import HELP
 from tests.tui.tuiruns import MACHINE
 

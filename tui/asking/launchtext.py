@@ -9,7 +9,7 @@ from typing import Any
 
 from llmtop.presets.spec import RunSpec
 from llmtop.tui.commandline.options import option_text, setting_texts
-from llmtop.tui.planning import RAW, Draft
+from llmtop.tui.plans.planning import RAW, Draft
 
 _INDENT = 2
 

@@ -23,9 +23,9 @@ from llmtop.profiler.cost.where import Where, gpu_names, where
 from llmtop.profiler.hardware.gpuuse import GpusInUse, GpuUse, visible_devices
 from llmtop.tui.asking.launchtext import launch_command
 from llmtop.tui.asking.requests import LaunchAsked, TuneAsked
-from llmtop.tui.grid import grid_of
 from llmtop.tui.keys import PLAN_KEYS, bindings
-from llmtop.tui.planning import (
+from llmtop.tui.plans.grid import grid_of
+from llmtop.tui.plans.planning import (
     RECIPE,
     Draft,
     Plan,

@@ -12,7 +12,7 @@ from textual.widgets.option_list import Option
 
 from llmtop.presets.spec import Provenance, RunSpec, ValueSource
 from llmtop.tui.commandline.options import GROUPS
-from llmtop.tui.planning import EDITED, RAW, RECIPE, Plan, shown
+from llmtop.tui.plans.planning import EDITED, RAW, RECIPE, Plan, shown
 from llmtop.tui.widgets.paint import fit, harmless
 
 HELP: dict[str, str] = {

@@ -17,7 +17,7 @@ from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.hardware.gpuuse import GpuUse
 from llmtop.profiler.memory.result import MOMENT_WORDS, Component, Prediction, Suggestion
 from llmtop.profiler.units import format_bytes, format_count, format_seconds, format_tokens_rate
-from llmtop.tui.planning import Plan
+from llmtop.tui.plans.planning import Plan
 from llmtop.tui.widgets.inputrows import input_rows
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, harmless, stacked, wrapped
 from llmtop.tui.widgets.painted import Painted

@@ -17,8 +17,8 @@ from textual.widgets.option_list import Option
 from llmtop.profiler.cost.sweep import Change
 from llmtop.profiler.cost.where import Where, WhereRow
 from llmtop.tui.commands.plan_search import ENERGY, nowhere_words, searched_words, where_lines
-from llmtop.tui.grid import STAGES, Grid, Place, detail_rows, grid_rows, legend, place_at
 from llmtop.tui.keys import MOVE_KEYS, SEARCH_KEYS, bindings
+from llmtop.tui.plans.grid import STAGES, Grid, Place, detail_rows, grid_rows, legend, place_at
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import fit, harmless, wrapped
 
