@@ -68,7 +68,7 @@ def _norm(model: ModelShape, sizes: Sizes, *, trained: bool, width: int | None =
     if _liger_norm(model, sizes):
         return columns * sizes.dtype_bytes + 4 * rows
     if model.family.startswith("cohere"):
-        return 12 * columns + 4
+        return (12 if trained else 8) * columns + 4
     if model.norm == "layer":
         # OLMo's is computed in fp32.
         return columns * (4 if model.family == "olmo" else sizes.dtype_bytes) + 8 * rows
@@ -226,11 +226,12 @@ def _latent_attention_saved(spec: RunSpec, sizes: Sizes) -> int:
     model, width, mla = spec.model, sizes.dtype_bytes, spec.model.mla
     assert mla is not None
     heads, key = model.num_heads, mla.qk_nope_head_dim + mla.qk_rope_head_dim
-    # A norm on each latent and its output; in fp32 the norm keeps the projection itself, rotary part and all.
-    latents = _norm(model, sizes, trained=True, width=mla.kv_lora_rank) + mla.kv_lora_rank * width
+    # A norm on each latent, and its output for the gradient of the next matrix; in fp32 the norm keeps the
+    # projection itself, rotary part and all.
+    ranks = [rank for rank in (mla.kv_lora_rank, mla.q_lora_rank) if rank is not None]
+    latents = sum(_norm(model, sizes, trained=sizes.lora_rank == 0, width=rank) for rank in ranks)
+    latents += sum(ranks) * width if sizes.attention_adapted else 0
     latents += mla.qk_rope_head_dim * width if width == 4 else 0
-    if mla.q_lora_rank is not None:
-        latents += _norm(model, sizes, trained=True, width=mla.q_lora_rank) + mla.q_lora_rank * width
     queries_and_keys = 2 * heads * key * width
     if spec.options.attention == "eager":
         square = heads * sizes.seq_len * eager_square(spec, width)

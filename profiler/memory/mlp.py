@@ -47,14 +47,18 @@ def mlp_saved(spec: RunSpec, sizes: Sizes) -> int:
 
 
 def _routed_saved(model: ModelShape, moe: MoeShape, sizes: Sizes) -> int:
-    """Each token's experts keep gathered input, gate, up, activation, product and weighted output."""
+    """Each token's experts keep gathered input, gate, up, activation, product and weighted output.
+
+    Adapters sit on none of them: frozen experts keep neither their input nor the product.
+    """
     if _fused_experts(model, sizes):
         return moe.experts_per_token * 2 * moe.expert_intermediate_size * sizes.dtype_bytes
     # gpt-oss limits gate and up, and writes its activation as arithmetic: gate and up as they were, the gate
     # within its limit, its sigmoid, their product, up + 1, and the product of all.
     inner = 7 if model.family == "gpt_oss" else 4
-    kept = (inner * moe.expert_intermediate_size + 2 * model.hidden_size) * sizes.dtype_bytes
-    return experts_run(model, moe) * kept
+    frozen = 1 if sizes.lora_rank else 0
+    elements = (inner - frozen) * moe.expert_intermediate_size + (2 - frozen) * model.hidden_size
+    return experts_run(model, moe) * elements * sizes.dtype_bytes
 
 
 def experts_run(model: ModelShape, moe: MoeShape) -> int:
@@ -68,7 +72,9 @@ def _router_saved(model: ModelShape, moe: MoeShape, sizes: Sizes) -> int:
     chosen = 36 * moe.experts_per_token
     if model.family not in ROUTED_IN_FP32 or sizes.dtype_bytes == 4:
         return scores + chosen
-    return scores + chosen + 4 * model.hidden_size * (sizes.tokens + moe.num_experts) // sizes.tokens
+    # A frozen weight needs no input.
+    inputs = 0 if sizes.lora_rank else sizes.tokens
+    return scores + chosen + 4 * model.hidden_size * (inputs + moe.num_experts) // sizes.tokens
 
 
 def _fused_experts(model: ModelShape, sizes: Sizes) -> bool:

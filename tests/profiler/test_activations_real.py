@@ -23,6 +23,7 @@ from llmtop.profiler.memory.blocks import block_bytes
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.memory.sizes import sizes_of
 from llmtop.profiler.memory.states import state_bytes
+from llmtop.trainer.worker.adapters import add_lora
 from llmtop.trainer.worker.kernels import enable_checkpointing
 
 BATCH, LENGTH, VOCAB = 2, 64, 300
@@ -186,6 +187,23 @@ def test_a_block_keeps_what_the_formula_says(family: str, attention: str, precis
     measured = (kept_bytes(three) - kept_bytes(two)) / (BATCH * LENGTH)
     spec = run_spec(config, family.split()[0], attention, precision)
     assert block_bytes(spec, sizes_of(spec)).saved == pytest.approx(measured, rel=0.012)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT asks it
+@pytest.mark.parametrize("case", FAMILIES)
+def test_a_block_with_adapters_keeps_what_the_formula_says(case: str) -> None:
+    """Frozen weights need no inputs, and the adapters are where they are counted, none on routed experts."""
+    family = case.split()[0]
+    attention, measured = "eager" if family in EAGER_ONLY else "sdpa", []
+    for layers in (2, 3):
+        config, model = build(case, layers, attention, torch.bfloat16)
+        spec = run_spec(config, family, attention, "bf16", lora_rank=4)
+        wrapped = add_lora(model, spec)
+        measured.append(kept_bytes(wrapped.base_model.model))
+    sizes, (two, three) = sizes_of(spec), measured
+    assert sum(weight.numel() for weight in wrapped.parameters() if weight.requires_grad) == sizes.trainable
+    assert wrapped.base_model.model.config.model_type == family
+    assert block_bytes(spec, sizes).saved == pytest.approx((three - two) / (BATCH * LENGTH), rel=0.012)
 
 
 def test_every_family_that_is_called_compared_is() -> None:

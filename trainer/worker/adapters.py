@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,10 +15,14 @@ from llmtop.presets.spec import RunSpec
 _ATTENTION_WORDS = ("attn", "attention")
 _MLP_WORDS = ("mlp", "ffn", "feed_forward", "experts", "fc1", "fc2", "dense_h_to_4h", "dense_4h_to_h")
 
+_ROUTERS = ("gate", "router", "shared_expert_gate")
+"""What chooses experts is trained with them or not at all."""
+
 
 def add_lora(model: Any, spec: RunSpec) -> Any:
     """Wrap the model so that only low-rank adapters train, kept in the model's own precision."""
     from peft import LoraConfig, get_peft_model
+    from transformers.pytorch_utils import Conv1D
 
     options = spec.options
     config = LoraConfig(
@@ -25,19 +31,38 @@ def add_lora(model: Any, spec: RunSpec) -> Any:
         lora_alpha=options.lora_alpha if options.lora_alpha is not None else 2 * options.lora_rank,
         lora_dropout=0.0,
         target_modules=lora_targets(model, options.lora_targets),
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
-    # The optimizer keeps its own fp32 master copy, so the adapters need no upcast.
-    return get_peft_model(model, config, autocast_adapter_dtype=False)
+    with _names_as_they_are(model):
+        # The optimizer keeps its own fp32 master copy, so the adapters need no upcast.
+        return get_peft_model(model, config, autocast_adapter_dtype=False)
 
 
-def lora_targets(model: Any, choice: str) -> str | list[str]:
-    """`all-linear`, or the full names of the modules that a choice means."""
-    if choice == "all-linear":
-        return choice
+@contextmanager
+def _names_as_they_are(model: Any) -> Iterator[None]:
+    """PEFT 0.21 takes names of a mixture of experts for those of Transformers 4 (`_convert_peft_config_moe`):
+    it moves adapters of dense layers, shared experts and routers to the routed experts, whose weights it then
+    keeps a second time. It goes by the type that the configuration names."""
+    own = model.config.model_type
+    model.config.model_type = ""
+    try:
+        yield
+    finally:
+        model.config.model_type = own
+
+
+def lora_targets(model: Any, choice: str) -> list[str]:
+    """The full names of the modules that a choice means."""
     linear = _linear_names(model)
-    if choice in ("attention", "mlp"):
+    if choice == "all-linear":
+        chosen = [name for name in linear if name.rpartition(".")[2] not in _ROUTERS]
+    elif choice in ("attention", "mlp"):
         words = _ATTENTION_WORDS if choice == "attention" else _MLP_WORDS
-        chosen = [name for name in linear if any(word in name for word in words)]
+        chosen = [
+            name
+            for name in linear
+            if any(word in name for word in words) and name.rpartition(".")[2] not in _ROUTERS
+        ]
     else:
         wanted = {part.strip() for part in choice.split(",") if part.strip()}
         leaves = {name.rpartition(".")[2] for name in linear}
