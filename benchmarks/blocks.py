@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -69,6 +70,8 @@ class Inside(Struct, frozen=True, kw_only=True):
     waits: float | None
     """For the device, by spinning: what the calls take more where it is not idle when they come. None on the
     CPU, where there is nothing to wait for."""
+    parts: dict[str, float]
+    """The work by call."""
 
 
 class Stopwatch:
@@ -76,16 +79,17 @@ class Stopwatch:
 
     def __init__(self, settle: Callable[[], None] | None = None) -> None:
         """`settle` runs before each call, outside its time."""
-        self.seconds = 0.0
+        self.seconds: dict[str, float] = defaultdict(float)
+        """By call."""
         self._settle = settle
 
     @contextmanager
-    def __call__(self) -> Iterator[None]:
+    def __call__(self, name: str) -> Iterator[None]:
         if self._settle is not None:
             self._settle()
         began = time.thread_time()
         yield
-        self.seconds += time.thread_time() - began
+        self.seconds[name] += time.thread_time() - began
 
 
 class TimedProbes:
@@ -96,22 +100,22 @@ class TimedProbes:
         self._watch = watch
 
     def step(self, step: int) -> AbstractContextManager[None]:
-        return self._around(lambda: self._probes.step(step))
+        return self._around("step", lambda: self._probes.step(step))
 
     def phase(self, phase: Phase, *, last: bool) -> AbstractContextManager[None]:
-        return self._around(lambda: self._probes.phase(phase, last=last))
+        return self._around(phase, lambda: self._probes.phase(phase, last=last))
 
     def finish_step(self) -> StepReading:
-        with self._watch():
+        with self._watch("finish"):
             return self._probes.finish_step()
 
     @contextmanager
-    def _around(self, made: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-        with self._watch():
+    def _around(self, name: str, made: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        with self._watch(name):
             inner = made()
             inner.__enter__()
         yield
-        with self._watch():
+        with self._watch(name):
             inner.__exit__(None, None, None)
 
 
@@ -123,11 +127,11 @@ class TimedCallback:
         self._watch = watch
 
     def after_step(self, step: int) -> None:
-        with self._watch():
+        with self._watch("reports"):
             self._callback.after_step(step)
 
     def after_outcome(self, outcome: StepOutcome) -> None:
-        with self._watch():
+        with self._watch("reports"):
             self._callback.after_outcome(outcome)
 
     def at_end(self, step: int, *, save_asked: bool) -> None:
@@ -190,14 +194,18 @@ class Bench:
         nothing, _ = self._inside(self.bare(), steps)
         on_cuda = self.device.type == "cuda"
         busy, beside = self._inside(watched, steps, self._wait if on_cuda else None)
-        work = busy - nothing
-        waits = self._inside(watched, steps)[0] - busy if on_cuda else None
-        return Inside(work=work, beside=beside, waits=waits)
+        waits = self._inside(watched, steps)[0] if on_cuda else None
+        return Inside(
+            work=sum(busy.values()) - sum(nothing.values()),
+            beside=beside,
+            waits=None if waits is None else sum(waits.values()) - sum(busy.values()),
+            parts={name: seconds - nothing.get(name, 0.0) for name, seconds in busy.items()},
+        )
 
     def _inside(
         self, arm: Arm, steps: int, settle: Callable[[], None] | None = None
-    ) -> tuple[float, float]:
-        """In the calls, and in the thread of the writer."""
+    ) -> tuple[dict[str, float], float]:
+        """In each of the calls, and in the thread of the writer."""
         watch = Stopwatch(settle)
         timed = Arm(
             probes=TimedProbes(arm.probes, watch),
@@ -205,9 +213,11 @@ class Bench:
             hooks=arm.hooks,
         )
         self.step_seconds(timed, 2)
-        watch.seconds, before = 0.0, self._writing_seconds()
+        watch.seconds.clear()
+        before = self._writing_seconds()
         self.step_seconds(timed, steps)
-        return watch.seconds / steps, (self._writing_seconds() - before) / steps
+        beside = (self._writing_seconds() - before) / steps
+        return {name: seconds / steps for name, seconds in watch.seconds.items()}, beside
 
     def step_seconds(self, arm: Arm, steps: int) -> BlockTime:
         """Means over a block of `steps`, from an idle device to an idle device."""

@@ -213,11 +213,17 @@ def _inside(bench: Bench, steps: int, step_seconds: float) -> Row:
         "that and the writer's thread": [each.work + each.beside for each in found],
         "waits inside the probes' calls": [each.waits for each in found if each.waits is not None],
     }
+    parts = {name: statistics.fmean(each.parts[name] for each in found) for name in found[0].parts}
+    by_call = ", ".join(f"{name} {1e3 * seconds:.4f}" for name, seconds in parts.items())
     return {
         "inside_milliseconds": [1e3 * each.work for each in found],
+        "parts_milliseconds": {name: 1e3 * seconds for name, seconds in parts.items()},
         "beside_milliseconds": [1e3 * each.beside for each in found],
         "waits_milliseconds": [1e3 * each.waits for each in found if each.waits is not None],
-        "text": [inside_text(what, seconds, step_seconds) for what, seconds in figures.items() if seconds],
+        "text": [
+            *(inside_text(what, seconds, step_seconds) for what, seconds in figures.items() if seconds),
+            f"work by call in ms: {by_call}",
+        ],
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from llmtop.profiler.probes import hostcopy
-from llmtop.profiler.probes.phases import CudaPhaseTimer
+from llmtop.profiler.probes.phases import PHASES, CudaPhaseTimer
 from llmtop.profiler.probes.training import StepReading
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import AnyEvent, Phase, StepFinished
@@ -251,3 +252,30 @@ def test_on_a_gpu_a_number_is_there_after_its_mark() -> None:
     last.record()
     still_busy = not last.query()  # type: ignore[no-untyped-call]
     assert still_busy, "the host waited for what was asked for later"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_times_are_read_by_the_thread_that_writes() -> None:
+    """It has no device of its own set, and must not wait for what was asked for later."""
+    timer = CudaPhaseTimer()
+    timer.start_step()
+    for phase in PHASES:
+        torch.cuda._sleep(10_000_000)  # type: ignore[no-untyped-call]
+        timer.stop(phase)
+    times = timer.finish_step()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)  # type: ignore[no-untyped-call]
+    later = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    later.record()
+    read: list[dict[str, float | None]] = []
+    thread = threading.Thread(
+        target=lambda: read.append({**times.phase_seconds(), "step": times.step_seconds()})
+    )
+    thread.start()
+    thread.join()
+    assert not later.query(), "the thread waited for what was asked for later"  # type: ignore[no-untyped-call]
+    (seconds,) = read
+    whole = seconds.pop("step")
+    assert whole is not None and set(seconds) == set(PHASES)
+    assert sum(part or 0.0 for part in seconds.values()) == pytest.approx(whole, rel=0.05)
