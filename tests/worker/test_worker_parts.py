@@ -20,12 +20,12 @@ from llmtop.profiler.oom.failure import failure_event, is_out_of_memory
 from llmtop.profiler.probes.inmodules import count_parameters
 from llmtop.profiler.probes.training import StepReading
 from llmtop.profiler.record.eventlog import EventTail, EventWriter
-from llmtop.profiler.record.events import StageBegan, StageFinished
+from llmtop.profiler.record.events import RankFailed, StageBegan, StageFinished, StepFinished
 from llmtop.profiler.record.failureevents import MemoryShortage
 from llmtop.trainer.statefile import Position, Progress, newest
 from llmtop.trainer.worker.agreement import Agreed
 from llmtop.trainer.worker.build import model_config
-from llmtop.trainer.worker.callbacks import StepLog, StepOutcome
+from llmtop.trainer.worker.callbacks import StepLog, StepOutcome, StepReporter
 from llmtop.trainer.worker.failure import (
     exit_code,
     words_for_the_log,
@@ -201,6 +201,34 @@ def outcome(step: int, loss: float | None = 5.25) -> StepOutcome:
         skipped=loss is None,
         reading=StepReading(times=None, phase_memory={}),
     )
+
+
+class DeviceFailed:
+    """Times on a device that has failed since they were taken."""
+
+    def step_seconds(self) -> float:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def phase_seconds(self) -> dict[str, float | None]:
+        raise AssertionError("not asked for")
+
+
+def test_steps_made_before_a_device_failed_are_told_without_their_times(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = replace(outcome(7), reading=StepReading(times=DeviceFailed(), phase_memory={}))
+    with EventWriter(tmp_path / "log", "rank0") as events:
+        reporter = StepReporter(tiny_spec(), 0, events.hold)
+        for each in (outcome(6), failed):
+            reporter.after_outcome(each)
+        events.write(RankFailed(error_type="RuntimeError", message="CUDA error"))
+    *steps, last = EventTail(tmp_path / "log").poll()
+    assert [(e.step, e.loss, e.phase_seconds) for e in steps if isinstance(e, StepFinished)] == [
+        (6, 5.25, {}),
+        (7, 5.25, {}),
+    ]
+    assert isinstance(last, RankFailed)
+    assert "the times of step 7 cannot be read" in caplog.text
 
 
 def test_rank_0_logs_its_first_every_tenth_and_last_step(capfd: pytest.CaptureFixture[str]) -> None:

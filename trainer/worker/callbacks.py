@@ -80,7 +80,7 @@ class StepReporter:
         self._hold(partial(self._event, outcome))
 
     def _event(self, outcome: StepOutcome) -> StepFinished:
-        times = outcome.reading.times
+        step_seconds, phase_seconds = self._times(outcome)
         norm = None if outcome.grad_norm is None else float(outcome.grad_norm)
         options = outcome.options or self._spec.options
         return StepFinished(
@@ -93,13 +93,24 @@ class StepReporter:
             tokens=options.micro_batch * options.grad_accum * options.seq_len * self._spec.world_size,
             micro_batch=options.micro_batch,
             grad_accum=options.grad_accum,
-            step_seconds=times.step_seconds() if times else 0.0,
-            phase_seconds=times.phase_seconds() if times else {},
+            step_seconds=step_seconds,
+            phase_seconds=phase_seconds,
             phase_memory=outcome.reading.phase_memory,
             memory_every=outcome.reading.memory_every,
             profiled=outcome.reading.profiled,
             in_use_only=outcome.in_use_only,
         )
+
+    def _times(self, outcome: StepOutcome) -> tuple[float, dict[str, float | None]]:
+        """Of the step and of its phases; nothing where the device has failed since, and tells no times."""
+        times = outcome.reading.times
+        if times is None:
+            return 0.0, {}
+        try:
+            return times.step_seconds(), times.phase_seconds()
+        except RuntimeError as error:
+            logger.warning("the times of step %d cannot be read: %s", outcome.step, error)
+            return 0.0, {}
 
     def at_end(self, step: int, *, save_asked: bool) -> None:
         """Nothing more to say."""
