@@ -15,12 +15,12 @@ import msgspec
 from msgspec import Struct
 
 from llmtop.profiler.record.eventbase import rank_of
-from llmtop.profiler.record.events import AnyEvent, HardwareSampled, StepFinished
+from llmtop.profiler.record.events import UNREAD_STEPS, AnyEvent, HardwareSampled, StepFinished
 
 PHASES = ("data", "forward", "backward", "optimizer")
 _STEP = (
     *("step", "t", "loss", "learning_rate", "grad_norm", "loss_scale", "skipped", "tokens", "micro_batch"),
-    *("grad_accum", "step_seconds", "profiled"),
+    *("grad_accum", "step_seconds", "profiled", "memory_every"),
 )
 _MEMORY = ("allocated_bytes", "peak_bytes", "reserved_bytes")
 _DEVICE = (
@@ -39,8 +39,8 @@ _HOST = (
 _PROCESS = ("rss_bytes", "pss_bytes", "cpu_percent")
 _TEXT = frozenset({"skipped", "profiled"})
 _WHOLE = frozenset(
-    {"rank", "step", "device", "tokens", "micro_batch", "grad_accum", "ecc_corrected", "ecc_uncorrected"}
-    | {"pcie_generation", "pcie_width"}
+    {"rank", "step", "device", "tokens", "micro_batch", "grad_accum", "memory_every"}
+    | {"ecc_corrected", "ecc_uncorrected", "pcie_generation", "pcie_width"}
 )
 
 
@@ -60,6 +60,7 @@ STEPS = Table(
         *_STEP,
         *(f"{phase}_seconds" for phase in PHASES),
         *(f"{phase}_{kind}" for phase in PHASES for kind in _MEMORY),
+        *(f"unread_steps_{kind}" for kind in _MEMORY[1:]),
     ),
 )
 DEVICES = Table(name="devices", columns=("t", "device", *_DEVICE))
@@ -123,11 +124,12 @@ def _step_row(event: StepFinished) -> tuple[Any, ...]:
     seconds, memory = event.phase_seconds, event.phase_memory
     row = (rank_of(event.src), *_step_values(event), *map(seconds.get, PHASES))
     if not memory:
-        return row + _NO_MEMORY * len(PHASES)
+        return row + _NO_MEMORY * len(PHASES) + _NO_MEMORY[1:]
     for phase in PHASES:
         known = memory.get(phase)
         row += _NO_MEMORY if known is None else _memory_values(known)
-    return row
+    between = memory.get(UNREAD_STEPS)
+    return row + (_NO_MEMORY if between is None else _memory_values(between))[1:]
 
 
 def _kind(column: str) -> str:

@@ -21,10 +21,10 @@ from llmtop.profiler.export.archive import Choices, export_run
 from llmtop.profiler.export.environment import read_environment
 from llmtop.profiler.export.manifest import Manifest
 from llmtop.profiler.export.secrets import REMOVED
-from llmtop.profiler.export.tables import DEVICES, STEPS, csv_lines
+from llmtop.profiler.export.tables import DEVICES, STEPS, TableWriter, csv_lines
 from llmtop.profiler.record.changeevents import ChangeApplied, ChangeAsked, ChangeRefused, KeyChange
 from llmtop.profiler.record.eventlog import EventWriter
-from llmtop.profiler.record.events import RankFailed, StepFinished
+from llmtop.profiler.record.events import UNREAD_STEPS, PhaseMemory, RankFailed, StepFinished
 from llmtop.profiler.record.rundir import RunDir
 from tests.recorded import make_recorded_run
 from tests.recorded_spec import recorded_prediction, recorded_spec
@@ -241,3 +241,29 @@ def test_the_environment_keeps_what_training_hangs_on(tmp_path: Path) -> None:
     assert found.driver == "580.65.06"
     assert found.variables == {"CUDA_VISIBLE_DEVICES": "0,1", "HF_TOKEN": REMOVED, "NCCL_DEBUG": "INFO"}
     assert read_environment({}, driver=tmp_path / "none").driver is None
+
+
+def test_a_step_that_was_not_read_has_no_memory_and_the_next_one_tells_its_peak(tmp_path: Path) -> None:
+    memory = {
+        UNREAD_STEPS: PhaseMemory(peak_bytes=9, reserved_bytes=10),
+        "backward": PhaseMemory(allocated_bytes=6, peak_bytes=8, reserved_bytes=10),
+    }
+    writer = TableWriter(tmp_path)
+    writer.add(
+        [
+            StepFinished(step=19, memory_every=10, src="rank0"),
+            StepFinished(step=20, memory_every=10, phase_memory=memory, src="rank0"),
+        ]
+    )
+    writer.close()
+    unread, read = csv.DictReader(io.StringIO(writer.paths["steps"].read_text()))
+    assert unread["memory_every"] == read["memory_every"] == "10"
+    names = [name for name in unread if name.endswith("_bytes")]
+    assert len(names) == 14 and {unread[name] for name in names} == {""}
+    assert {name: read[name] for name in names if read[name]} == {
+        "backward_allocated_bytes": "6",
+        "backward_peak_bytes": "8",
+        "backward_reserved_bytes": "10",
+        "unread_steps_peak_bytes": "9",
+        "unread_steps_reserved_bytes": "10",
+    }
