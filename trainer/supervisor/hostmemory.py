@@ -40,7 +40,11 @@ class HostMemoryWatch:
         self._samples: deque[HardwareSampled] = deque(maxlen=_SAMPLES)
         self._warned = False
         self._asked = False
-        forget_saves(run)
+        try:
+            forget_saves(run)
+        except OSError as error:
+            # The next ranks then make one checkpoint that nobody needs.
+            log(f"{run.save_path} cannot be removed: {error}")
 
     def see(self, sample: HardwareSampled | None, progress: Progress, spec: RunSpec) -> None:
         """Look at the newest sample; costs nothing where it is the one that was seen last."""
