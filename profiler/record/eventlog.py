@@ -77,10 +77,12 @@ class EventWriter:
         clock = self._clock
         self._held.append((clock.wall(), clock.monotonic(), make))
         if self._flusher is None:
+            myself = weakref.ref(self)
             self._flusher = threading.Thread(
-                target=_flush_for_ever, args=(weakref.ref(self),), name=FLUSHER, daemon=True
+                target=_flush_for_ever, args=(myself,), name=FLUSHER, daemon=True
             )
             self._flusher.start()
+            os.register_at_fork(after_in_child=lambda: _forget_in_child(myself))
 
     def flush(self) -> None:
         """Write what is held. Never raises: says what is lost."""
@@ -134,6 +136,14 @@ class EventWriter:
             torn, self._torn = self._torn, True
             write_line(self._descriptor, b"\n".join(lines), after_torn=torn)
             self._torn = False
+
+
+def _forget_in_child(writer: weakref.ref[EventWriter]) -> None:
+    """What is held is the parent's to write, and so is the lock that its thread may have had."""
+    inherited = writer()
+    if inherited is not None:
+        inherited._lock, inherited._flusher = threading.RLock(), None
+        inherited._held.clear()
 
 
 def _flush_for_ever(writer: weakref.ref[EventWriter]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -137,6 +138,32 @@ def test_a_full_disk_loses_what_was_held_in_words(
         writer.hold(step_maker(3))
     assert "2 events could not be written" in caplog.text
     assert [step for step, _ in steps(tmp_path / "log")] == [3]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+@pytest.mark.usefixtures("no_flusher")
+def test_a_forked_process_does_not_write_what_its_parent_holds(tmp_path: Path) -> None:
+    with EventWriter(tmp_path / "log", "rank0") as writer:
+        writer.hold(step_maker(1))
+        locked, forked = threading.Event(), threading.Event()
+
+        def keep_locked() -> None:
+            with writer._lock:
+                locked.set()
+                forked.wait()
+
+        other = threading.Thread(target=keep_locked)
+        other.start()
+        locked.wait()
+        child = os.fork()
+        if child == 0:
+            writer.close()
+            os._exit(0)
+        forked.set()
+        other.join()
+        assert os.waitpid(child, 0)[1] == 0
+        assert steps(tmp_path / "log") == []
+    assert [step for step, _ in steps(tmp_path / "log")] == [1]
 
 
 def test_a_process_that_stands_still_has_its_last_steps_on_the_disk(tmp_path: Path) -> None:
