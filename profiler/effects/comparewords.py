@@ -82,7 +82,7 @@ def _difference(change: Change) -> str:
 
 
 def spread_words(found: Comparison) -> str:
-    """How much steps of one run differ: a change of the medians has to be more. Empty where it is not known."""
+    """How much the steps of a run differ: a change of the medians has to be more. Empty where not known."""
     parts = [
         f"of {letter} took {format_seconds(spread.low_seconds)} to {format_seconds(spread.high_seconds)}"
         for letter, spread in (("A", found.first.step_spread), ("B", found.second.step_spread))
