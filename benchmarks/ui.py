@@ -3,7 +3,8 @@
     python -m benchmarks.ui [--only NAME ...] [--out FILE] [--peers VENV]
 
 Each figure is one JSON line with the machine's load beside it, since other work on the machine is in every
-time; processor times and ratios suffer least. `--peers` names a virtual environment that holds nvitop, memray
+time; processor times and ratios suffer least. Under `chrt --rr 5` all that is measured gets the processors
+before other work, and the line says so. `--peers` names a virtual environment that holds nvitop, memray
 and wandb; without it, and for a peer that cannot run here, the line says n/a and why.
 """
 
@@ -381,12 +382,22 @@ def measures(peers: Path | None) -> dict[str, Callable[[Path], Iterator[Figures]
     }
 
 
+def _keep(out: Path, new: list[Figures]) -> None:
+    """The file holds of each figure what was measured last."""
+    figures = {row["figure"] for row in new}
+    lines = out.read_text().splitlines() if out.exists() else []
+    kept = [row for row in map(json.loads, lines) if row["figure"] not in figures]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("".join(json.dumps(row) + "\n" for row in (*kept, *new)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="*", default=None, choices=list(measures(None)))
     parser.add_argument("--out", type=Path, default=HERE / "results" / "ui.jsonl")
     parser.add_argument("--peers", type=Path, default=None)
     args = parser.parse_args()
+    new: list[Figures] = []
     for name, measure in measures(args.peers).items():
         if args.only and name not in args.only:
             continue
@@ -395,14 +406,14 @@ def main() -> None:
                 row = {
                     **figures,
                     "load": [round(value, 2) for value in os.getloadavg()],
+                    "before_other_work": os.sched_getscheduler(0) in (os.SCHED_RR, os.SCHED_FIFO),
                     "cores": os.cpu_count(),
                     "python": platform.python_version(),
                     "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 }
                 print(json.dumps(row), flush=True)
-                args.out.parent.mkdir(parents=True, exist_ok=True)
-                with args.out.open("a") as log:
-                    log.write(json.dumps(row) + "\n")
+                new.append(row)
+                _keep(args.out, new)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from textual import constants, screen
 from textual.drivers import linux_driver
 
-ESCAPE_SECONDS = 0.02
-"""After Esc, for the rest of a key that begins like it: a fifth of Textual's. A terminal sends such a key in
-one piece, over SSH too. The variable ESCDELAY says otherwise, in milliseconds."""
+ESCAPE_SECONDS = 0.015
+"""After Esc, for the rest of a key that begins like it: Textual has 0.1. A terminal sends such a key in one
+piece, over SSH too. The variable ESCDELAY says otherwise, in milliseconds."""
 FRAME_SECONDS = 1 / 120
 """Between a change and its painting at most: half of Textual's, as the screen is painted seldom. The
 variable TEXTUAL_FPS says otherwise."""

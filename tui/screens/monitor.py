@@ -159,7 +159,8 @@ class MonitorScreen(Screen[None]):
             self.post_message(ViewArrived(self.view))
         if self._problem is not None:
             self.post_message(FeedFailed(self._problem))
-        self._follow()
+        # What the first screen shows has been read; its painting waits for no thread.
+        self.call_after_refresh(self._follow)
 
     def on_unmount(self) -> None:
         self._stop.set()
