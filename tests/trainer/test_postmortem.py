@@ -170,6 +170,19 @@ def test_the_log_is_quoted_where_nothing_else_is_known(tmp_path: Path) -> None:
     assert name_end(story(exited(0, 9), logs={0: tmp_path / "none.log"})).state == "failed"
 
 
+def test_what_a_rank_said_counts_and_not_how_torchrun_sums_it_up(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text(
+        "[rank0]: Traceback (most recent call last):\n[rank0]:   File ...\n"
+        "[rank0]: ValueError: no column 'text'\n"
+        "Traceback (most recent call last):\n    raise ChildFailedError(\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+        "============================================================\n"
+    )
+    end = name_end(story(exited(0, 1), logs={0: log}))
+    assert end.reason.endswith("its log ends: [rank0]: ValueError: no column 'text'")
+
+
 def test_stopping_before_the_ranks_listen_is_no_failure() -> None:
     end = name_end(
         Story(

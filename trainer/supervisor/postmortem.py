@@ -27,6 +27,11 @@ _LOST_PEER = re.compile(
 )
 """What a rank says when another one has died on it."""
 
+_LOG_TAIL_BYTES = 16384
+_TORCHRUN_SUMMARY = "ChildFailedError"
+_PYTHON_ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b")
+"""A traceback's last line; `[rank0]: ` is what torch puts before the lines of one."""
+
 _SIGNAL_FIXES: dict[str, str] = {
     "SIGKILL": "find out who killed it: a person, a batch system, or the kernel for memory (dmesg says so)",
     "SIGSEGV": "it crashed in native code: update the GPU driver, torch and the kernels to matching releases",
@@ -330,12 +335,22 @@ def _last_line(log: Path | None) -> str:
     try:
         with log.open("rb") as file:
             file.seek(0, 2)
-            file.seek(max(0, file.tell() - 8192))
-            lines = file.read().decode("utf-8", "replace").split("\n")
+            file.seek(max(0, file.tell() - _LOG_TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return last[-300:]
+    return _telling_line(text)[-300:]
+
+
+def _telling_line(text: str) -> str:
+    """The last line, or what a rank said last before torchrun summed up that it failed."""
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    summed_up = next((at for at, line in enumerate(lines) if _TORCHRUN_SUMMARY in line), None)
+    if summed_up is not None:
+        errors = [line for line in lines[:summed_up] if _PYTHON_ERROR.match(line)]
+        if errors:
+            return errors[-1]
+    return lines[-1] if lines else ""
 
 
 def _names(ranks: frozenset[int]) -> str:
