@@ -13,7 +13,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.blocks import block_bytes, final_norm_saved
 from llmtop.profiler.memory.loss import loss_bytes
 from llmtop.profiler.memory.mask import mask_bytes
-from llmtop.profiler.memory.mlp import mlp_copies
+from llmtop.profiler.memory.mlp import experts_backward, mlp_copies
 from llmtop.profiler.memory.pool import OWN_BLOCKS, block_end
 from llmtop.profiler.memory.reduction import end_of_backward
 from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks
@@ -187,6 +187,10 @@ class _BlockAlive(Struct, frozen=True, kw_only=True):
     workspace: int
     """Gradients of activations, and what nobody saved."""
 
+    @property
+    def total(self) -> int:
+        return self.activations + self.weight_gradient + self.workspace
+
 
 def _block_alive(walk: Walk, index: int) -> _BlockAlive:
     """Of block `index`, counted from 0."""
@@ -196,12 +200,33 @@ def _block_alive(walk: Walk, index: int) -> _BlockAlive:
         kept += (block.saved - block.input_saved) * tokens
         if walk.spec.options.checkpointing_reentrant:
             workspace += block.gradient * tokens  # the reentrant form also holds the recomputed output
-    matrix = 0 if walk.sizes.lora_rank else walk.sizes.wide_linear * walk.sizes.dtype_bytes
+    matrix = 0 if walk.sizes.lora_rank else _last_matrix(walk) * walk.sizes.dtype_bytes
     product = _first_product(walk) * tokens
     extra, freed = block.backward_extra * tokens, block.backward_freed * tokens
+    found = _BlockAlive(activations=kept, weight_gradient=matrix, workspace=workspace + product)
     if extra - freed >= product + matrix:
-        return _BlockAlive(activations=kept - freed, weight_gradient=0, workspace=workspace + extra)
-    return _BlockAlive(activations=kept, weight_gradient=matrix, workspace=workspace + product)
+        found = _BlockAlive(activations=kept - freed, weight_gradient=0, workspace=workspace + extra)
+    experts = _in_experts(walk, kept, workspace)
+    return found if experts is None or found.total >= experts.total else experts
+
+
+def _in_experts(walk: Walk, kept: int, workspace: int) -> _BlockAlive | None:
+    """Where the experts are trained: all of them are one tensor, whose gradient is made at once."""
+    sizes = walk.sizes
+    if sizes.lora_rank or not sizes.expert_tensor:
+        return None
+    extra, freed = experts_backward(walk.spec, sizes)
+    return _BlockAlive(
+        activations=kept - freed * sizes.tokens,
+        weight_gradient=sizes.expert_tensor * sizes.dtype_bytes,
+        workspace=workspace + extra * sizes.tokens,
+    )
+
+
+def _last_matrix(walk: Walk) -> int:
+    """Weights of the MLP's matrix that is differentiated first; gate and up in one are wider."""
+    model = walk.spec.model
+    return min(walk.sizes.wide_linear, model.hidden_size * max(model.intermediate_size, 1))
 
 
 def _first_product(walk: Walk) -> int:

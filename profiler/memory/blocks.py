@@ -99,15 +99,15 @@ def _attention_saved(spec: RunSpec, sizes: Sizes) -> int:
 def _unmasked_attention(spec: RunSpec, sizes: Sizes, query: int, kv: int) -> int:
     """Where causality is all that hides keys."""
     model, width, heads = spec.model, sizes.dtype_bytes, spec.model.num_heads
+    if _one_key_for_many_heads(spec):
+        # Plain mathematics in fp32.
+        return query * width + 3 * 4 * query + heads * sizes.seq_len * eager_square(spec, width)
     if plain_attention(spec):
         # Keys and values are repeated to every head. With sinks a head has one score more, and the place of
         # its largest is kept (transformers 5.24, `modeling_gpt_oss.py:eager_attention_forward`).
         sinks = heads * (width + 8) if model.attention_sinks else 0
         in_fp32 = 2 * query * (4 - width) if model.family in ("gptj", "codegen") and width < 4 else 0
         return 4 * query * width + in_fp32 + heads * sizes.seq_len * eager_square(spec, width) + sinks
-    if model.family == "falcon" and model.num_kv_heads == 1 and spec.options.attention == "sdpa":
-        # One key for many heads: torch falls back to plain mathematics in fp32.
-        return query * width + 3 * 4 * query + 4 * heads * sizes.seq_len
     values = kv
     if model.fused_qkv and model.family not in ("gpt2", "gpt_bigcode", "codegen"):
         values = query + 2 * kv  # the values are a view that keeps the whole projection alive
@@ -160,10 +160,17 @@ def plain_attention(spec: RunSpec) -> bool:
     groups): torch falls back to plain mathematics. Measured on H200 with torch 2.11.
     """
     options, model = spec.options, spec.model
-    if options.attention == "eager":
+    if options.attention == "eager" or _one_key_for_many_heads(spec):
         return True
     grouped = model.num_kv_heads != model.num_heads
     return options.attention == "sdpa" and options.precision == "fp32" and grouped and not spec.on_cpu
+
+
+def _one_key_for_many_heads(spec: RunSpec) -> bool:
+    """Falcon-7B under SDPA: its code repeats no key, which no fused kernel takes."""
+    model = spec.model
+    one_key = model.family == "falcon" and model.num_kv_heads == 1 and model.num_heads > 1
+    return one_key and spec.options.attention == "sdpa"
 
 
 def eager_square(spec: RunSpec, width: int) -> int:
@@ -174,6 +181,8 @@ def eager_square(spec: RunSpec, width: int) -> int:
     model = spec.model
     capped = width if model.attention_softcap else 0
     dropped = 1 + width if _score_dropout(spec) else 0
+    if _one_key_for_many_heads(spec):
+        return 4
     if model.family in SOFTMAX_AS_IT_IS:
         return width + dropped
     return capped + 4 + (dropped or (width if width < 4 else 0))
@@ -304,6 +313,9 @@ def block_bytes(spec: RunSpec, sizes: Sizes) -> BlockBytes:
     mlp = mlp_saved(spec, sizes)
     saved = norms + outputs * hidden + attention + mlp + adapters + masks
     extra, freed = mlp_backward(spec, sizes)
+    after_mlp = _last_norm_backward(model, sizes)
+    if after_mlp > extra - freed:
+        extra, freed = after_mlp, 0
     in_attention = False
     if plain_attention(spec):
         in_softmax, given_back = _softmax_backward(spec, sizes)
@@ -319,6 +331,17 @@ def block_bytes(spec: RunSpec, sizes: Sizes) -> BlockBytes:
         peak_in_attention=in_attention,
         gradient=hidden,
     )
+
+
+def _last_norm_backward(model: ModelShape, sizes: Sizes) -> int:
+    """Transient of a norm after the MLP, the first to be differentiated, when all of the block is still kept.
+
+    Followed on the meta device: copies in fp32 and 16 bits of the hidden state's gradient and its products.
+    """
+    after_mlp = model.norms_per_layer == 4 or model.family in POST_NORM
+    if not after_mlp or sizes.dtype_bytes == 4 or _liger_norm(model, sizes):
+        return 0
+    return (16 if model.family in FP32_NORMALIZED else 18) * model.hidden_size
 
 
 def _keeps_input(model: ModelShape, sizes: Sizes) -> bool:

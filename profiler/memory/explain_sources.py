@@ -53,6 +53,7 @@ RULES: dict[str, Rule] = {
         "experts", f"{_AUTOGRAD}; Liger's experts: liger-kernel 0.8.5 ops/fused_moe.py"
     ),
     "mlp._router_saved": Rule("router", _AUTOGRAD),
+    "mlp.experts_backward": Rule("gradients inside the experts", _AUTOGRAD),
     "mlp.mlp_backward": Rule(
         "gradients inside the MLP", "torch's autograd; liger-kernel 0.8.5 ops/swiglu.py"
     ),
@@ -170,6 +171,8 @@ SIZES: dict[str, str] = {
     "largest_tensor": "weights of the largest tensor",
     "head_params": "weights of the head",
     "wide_linear": "weights of an MLP matrix",
+    "expert_tensor": "weights of the experts' largest tensor",
+    "experts": "weights of a block's experts",
     "dtype_bytes": "B",
     "ranks": "ranks",
     "tokens": "tokens",

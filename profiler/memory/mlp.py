@@ -77,6 +77,19 @@ def _router_saved(model: ModelShape, moe: MoeShape, sizes: Sizes) -> int:
     return scores + chosen + 4 * model.hidden_size * (inputs + moe.num_experts) // sizes.tokens
 
 
+def experts_backward(spec: RunSpec, sizes: Sizes) -> tuple[int, int]:
+    """Transient and already freed bytes per token while the experts' first tensor gets its gradient, which is
+    there whole: the gradients of gate, up and gathered input are, what was kept of the MLP but the input not.
+    """
+    model, width = spec.model, sizes.dtype_bytes
+    if model.moe is None:
+        return 0, 0
+    inner, hidden = model.moe.expert_intermediate_size, model.hidden_size
+    transient = experts_run(model, model.moe) * (2 * inner + hidden) * width
+    kept_input = 0 if _fused_experts(model, sizes) else experts_run(model, model.moe) * hidden * width
+    return transient, _routed_saved(model, model.moe, sizes) - kept_input
+
+
 def _fused_experts(model: ModelShape, sizes: Sizes) -> bool:
     """Liger's experts keep gate and up alone: liger-kernel 0.8.5, `ops/fused_moe.py`."""
     return model.moe is not None and "glu" in sizes.liger and model.family in FUSED_EXPERTS

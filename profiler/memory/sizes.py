@@ -59,6 +59,10 @@ class Sizes(Struct, frozen=True, kw_only=True):
     head_trained: bool
     wide_linear: int
     """Elements of the largest matrix of a block's MLP."""
+    expert_tensor: int
+    """Elements of the largest tensor of a block's routed experts, which has all of them; 0 without any."""
+    experts: int
+    """Elements of all their tensors: one module, which ZeRO-3 gathers at once."""
     liger: frozenset[str]
     """Liger's kernels that run, by the words of `presets.liger.KERNELS`."""
     checkpoint_every: int
@@ -136,6 +140,13 @@ def _wide_linear(model: ModelShape) -> int:
     return max(widths, default=model.hidden_size * model.hidden_size)
 
 
+@lru_cache(maxsize=1024)
+def _experts(model: ModelShape) -> tuple[int, int]:
+    """(the largest, all) of the three-dimensional tensors that one block's experts are."""
+    found = [group.numel for group in tensors(model) if group.role is Role.EXPERT and len(group.shape) > 2]
+    return max(found, default=0), sum(found)
+
+
 def checkpointed_blocks(blocks: int, every: int) -> int:
     """How many of the lowest `blocks` blocks are recomputed: those numbered 0, `every`, ...; 0 means none."""
     return -(-blocks // every) if every else 0
@@ -148,6 +159,7 @@ def sizes_of(spec: RunSpec) -> Sizes:
     dtype_bytes = DTYPE_BYTES[options.precision]
     total = param_count(model)
     zero = zero_settings(options.zero, options.deepspeed, model.hidden_size)
+    expert_tensor, experts = _experts(model)
     if options.lora_rank:
         trainable = lora_params(model, options.lora_rank, options.lora_targets)
         frozen = total
@@ -191,6 +203,8 @@ def sizes_of(spec: RunSpec) -> Sizes:
         head_params=model.vocab_size * (model.embedding_dim or model.hidden_size),
         head_trained=options.lora_rank == 0,
         wide_linear=_wide_linear(model),
+        expert_tensor=expert_tensor,
+        experts=experts,
         liger=kernels_on(spec),
         checkpoint_every=options.checkpointing_every if options.gradient_checkpointing else 0,
     )

@@ -118,7 +118,7 @@ def gathered_elements(sizes: Sizes) -> int:
     if sizes.ranks == 1:
         return 0
     live = max(sizes.zero.max_live_parameters, sizes.zero.max_reuse_distance // 2)
-    one_module = max(sizes.head_params, sizes.wide_linear)
+    one_module = max(sizes.head_params, sizes.wide_linear, sizes.experts)
     overshoot = round(1.2 * sizes.model.hidden_size**2)
     return min(everything, max(live + overshoot, one_module))
 
