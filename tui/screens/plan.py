@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping
-from itertools import islice
 from typing import Any, ClassVar
 
 from textual import events, work
@@ -25,6 +24,7 @@ from llmtop.tui.asking.launchtext import launch_command
 from llmtop.tui.asking.requests import LaunchAsked, TuneAsked
 from llmtop.tui.keys import PLAN_KEYS, bindings
 from llmtop.tui.plans.grid import grid_of
+from llmtop.tui.plans.place import place_of, still_chosen
 from llmtop.tui.plans.planning import (
     RECIPE,
     Draft,
@@ -44,7 +44,7 @@ from llmtop.tui.widgets.loadview import LoadView
 from llmtop.tui.widgets.paint import harmless, two_sided
 from llmtop.tui.widgets.placebars import crowded, crowded_words
 from llmtop.tui.widgets.planrows import HELP, PlanRows, source_words
-from llmtop.tui.widgets.predicted import Place, PredictedPane, offered, verdict
+from llmtop.tui.widgets.predicted import PredictedPane, offered, verdict
 from llmtop.tui.widgets.runheader import READ_ONLY
 from llmtop.tui.widgets.searchviews import SweepView, WhereView
 
@@ -163,28 +163,12 @@ class PlanScreen(Screen[None]):
 
     @property
     def _chosen(self) -> tuple[GpuUse, ...]:
-        """The GPUs that were chosen by hand, as long as the plan is for so many of that kind."""
-        spec, devices = self.plan.spec if self.plan is not None else None, self._devices
-        if spec is None or not devices or spec.options.nodes != 1 or spec.options.gpus != len(devices):
-            return ()
-        return devices if spec.gpu.name == devices[0].preset else ()
+        return still_chosen(self.plan.spec if self.plan is not None else None, self._devices)
 
     def _show_place(self) -> None:
-        self.query_one(PredictedPane).place = self._place()
-        self._paint_head()
-
-    def _place(self) -> Place:
-        """The chosen GPUs, else those that CUDA would use here, as they were read last."""
         spec = self.plan.spec if self.plan is not None else None
-        machine = self._machine
-        if spec is None or machine is None or spec.options.nodes != 1:
-            return Place()
-        newest = {gpu.index: gpu for gpu in self._in_use.gpus}
-        chosen = tuple(newest.get(gpu.index, gpu) for gpu in self._chosen)
-        if spec.gpu.name != machine.gpu:
-            return Place(gpus=chosen)
-        like = (gpu for gpu in self._in_use.gpus if gpu.visible and gpu.preset == spec.gpu.name)
-        return Place(gpus=chosen or tuple(islice(like, spec.options.gpus)), machine=machine)
+        self.query_one(PredictedPane).place = place_of(spec, self._machine, self._in_use, self._chosen)
+        self._paint_head()
 
     def _verdict(self, plan: Plan) -> tuple[str, str]:
         """Of the plan; where it fits, but not beside those who use a GPU now, that is said instead."""

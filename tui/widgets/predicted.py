@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import textwrap
 
-from msgspec import Struct
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.reactive import reactive
 
-from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.fold.runstate import RunState
-from llmtop.profiler.hardware.gpuuse import GpuUse
 from llmtop.profiler.memory.result import MOMENT_WORDS, Component, Prediction, Suggestion
 from llmtop.profiler.units import format_bytes, format_count, format_seconds, format_tokens_rate
+from llmtop.tui.plans.place import Place
 from llmtop.tui.plans.planning import Plan
 from llmtop.tui.widgets.inputrows import input_rows
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, harmless, stacked, wrapped
@@ -46,13 +44,6 @@ def _fits_words(prediction: Prediction) -> tuple[str, str]:
     if prediction.tight:
         return "✓ fits, but tight", "bold $text-warning"
     return ("✓ fits", "bold $text-success") if prediction.fits else ("✗ does not fit", "bold $text-error")
-
-
-class Place(Struct, frozen=True, kw_only=True):
-    """Where the plan would run, as far as that is this machine."""
-
-    gpus: tuple[GpuUse, ...] = ()
-    machine: Machine | None = None
 
 
 class PredictedPane(VerticalScroll):
