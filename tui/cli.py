@@ -173,8 +173,8 @@ COMMANDS: tuple[Command, ...] = (
     ),
 )
 
-_COLLECT_AFTER = 50_000
-"""Objects more than before; Python's own 700 is a twentieth of what a panel takes to be painted."""
+_COLLECT_AFTER = 150_000
+"""Objects more than before: more than the app makes until its first screen stands. Python has 700."""
 
 LATER = ("snapshot",)
 """Words that are reserved for commands of a later version."""
