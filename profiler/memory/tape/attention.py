@@ -22,6 +22,8 @@ class Heads(NamedTuple):
     wide_scores: int
     grouped: bool
     """Fewer heads of keys and values than of queries."""
+    several: bool
+    """More than one sequence: heads by row are then no view of what a plain product takes."""
 
 
 _CUDNN_BYTES = 256
@@ -71,15 +73,18 @@ class EagerKernel:
         self.casts = frame.width != 4 and upcast
         self.casts_before = self.casts and not half_to_float
         self.dropout = Dropout(frame, heads.scores) if dropout else None
+        self.returned: Tensor | None = None
+        """The weights, which the block's code is given too and holds to its end."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Kept]:
         machine, heads, save = self.frame.machine, self.heads, self.frame.save
-        keys = machine.new(heads.query) if heads.grouped else machine.keep(key)
-        values = machine.new(heads.query) if heads.grouped else machine.keep(value)
-        queries = machine.new(heads.query)
+        repeated = [machine.new(heads.query), machine.new(heads.query)] if heads.grouped else []
+        keys, values = repeated or (key, value)
+        queries = machine.new(heads.query) if heads.several else machine.keep(query)
+        keys = self._taken(keys)
         scores = machine.new(heads.scores)
         kept = save(queries, keys)
-        machine.drop(queries)
+        machine.drop(queries, keys)
         # Scaled, capped (divided, tanh, multiplied), masked.
         capped: Kept = ()
         for step in ("scaled", "divided", "tanh", "multiplied", "masked"):
@@ -90,23 +95,29 @@ class EagerKernel:
             scores = following
             if step == "tanh":
                 capped = save(scores)
-        if self.casts_before:
-            wide = machine.new(self.softmax_bytes)
-            machine.drop(scores)
-            scores = wide
+        wide = machine.new(self.softmax_bytes) if self.casts_before else None
         softmax = machine.new(self.softmax_bytes)
-        machine.drop(scores)
+        machine.drop(wide)
         kept = (*kept, *save(softmax))
         weights = machine.new(heads.scores) if self.casts else machine.keep(softmax)
-        machine.drop(softmax)
+        # Python's name holds the scores until the line is done.
+        machine.drop(softmax, scores)
         dropped: Kept = ()
         if self.dropout is not None:
             weights, dropped = self.dropout.forward(weights)
+        values = self._taken(values)
         kept = (*kept, *save(weights, values), *capped, *dropped)
         attended = machine.new(heads.query)
+        machine.drop(values)
         y = machine.new(heads.query)
-        machine.drop(attended, weights, keys, values)
+        machine.drop(attended, *repeated)
+        self.returned = weights
         return y, kept
+
+    def _taken(self, tensor: Tensor) -> Tensor:
+        """As the product of matrices takes it; what was repeated is in order already."""
+        machine, heads = self.frame.machine, self.heads
+        return machine.new(heads.query) if heads.several and not heads.grouped else machine.keep(tensor)
 
     def backward(self, gradient: Tensor, kept: Kept) -> tuple[Tensor, Tensor, Tensor]:
         machine, heads = self.frame.machine, self.heads
@@ -116,15 +127,14 @@ class EagerKernel:
         of_values = machine.new(heads.query)
         of_scores = machine.new(heads.scores)
         machine.drop(copied, weights, values)
-        of_value = self._of_group(of_values)
         if self.dropout is not None:
             of_scores = self.dropout.backward(of_scores, (others.pop(),))
         if self.casts:
             wide = machine.new(self.softmax_bytes)
             machine.drop(of_scores)
             of_scores = wide
-        product = machine.new(self.softmax_bytes)
         result = machine.new(self.softmax_bytes if self.casts_before or not self.casts else heads.scores)
+        product = machine.new(self.softmax_bytes)
         machine.drop(product, of_scores, softmax)
         if self.casts_before:
             narrow = machine.new(heads.scores)
@@ -137,6 +147,8 @@ class EagerKernel:
             result = passed
         of_keys, of_query = machine.new(heads.query), machine.new(heads.query)
         machine.drop(result, queries, keys)
+        # The heads were repeated before all products.
+        of_value = self._of_group(of_values)
         return of_query, self._of_group(of_keys), of_value
 
     def _of_group(self, of_repeated: Tensor) -> Tensor:
@@ -231,6 +243,12 @@ class Attention:
         machine.drop(attended, turned, turned_key, value)
         return y, [of_query, query_norm, of_key, key_norm, of_value, of_kernel, of_output]
 
+    def leave(self) -> None:
+        """The block's code has ended."""
+        if isinstance(self.kernel, EagerKernel):
+            self.frame.machine.drop(self.kernel.returned)
+            self.kernel.returned = None
+
     def _normed(self, norm: Norm | None, x: Tensor) -> tuple[Tensor, Kept]:
         if norm is None:
             return x, ()
@@ -239,12 +257,17 @@ class Attention:
         return y, kept
 
     def backward(self, gradient: Tensor, kept: list[Kept]) -> Tensor:
+        machine = self.frame.machine
         of_query, query_norm, of_key, key_norm, of_value, of_kernel, of_output = kept
         attended = self.output.backward(gradient, of_output)
         query, key, value = self.kernel.backward(attended, of_kernel)
         # The last of the forward pass is the first here: keys were turned after queries, values are last.
         key = self.key_rotary.backward(key)
         query = self.query_rotary.backward(query)
+        if isinstance(self.kernel, EagerKernel):
+            rows = machine.new(self.heads.kv)
+            machine.drop(value)
+            value = rows
         of_input = self.value.backward(value, of_value)
         if self.key_norm is not None:
             key = self.key_norm.backward(key, key_norm)

@@ -146,6 +146,11 @@ class Block:
     def forward(self, x: Tensor, *, ending: bool = True) -> tuple[Tensor | None, BlockKept]:
         """`x` stays the caller's. Without `ending` the pass stops at the last product, as a recomputation
         does that has all that it was asked for (torch `utils/checkpoint.py`, early stop)."""
+        y, kept = self._forward(x, ending=ending)
+        self.attention.leave()
+        return y, kept
+
+    def _forward(self, x: Tensor, *, ending: bool) -> tuple[Tensor | None, BlockKept]:
         machine = self.frame.machine
         between = self._sum
         first, last = self.norms[0], self.norms[-1 if len(self.norms) < 4 else 2]

@@ -157,6 +157,7 @@ class Builder:
             scores=scores * width,
             wide_scores=scores * 4,
             grouped=shape.num_kv_heads != shape.num_heads,
+            several=self.spec.options.micro_batch > 1,
         )
 
     def _kernel(self, heads: Heads) -> Kernel:
