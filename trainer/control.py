@@ -13,11 +13,13 @@ from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import ControlAnswered, RunEnded
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
+from llmtop.profiler.record.snapshotevents import SnapshotKind
 from llmtop.profiler.record.wholefile import random_hex, write_atomic
 
 STOP = "stop"
 SET = "set"
-ACTIONS = (STOP, SET)
+SNAPSHOT = "snapshot"
+ACTIONS = (STOP, SET, SNAPSHOT)
 
 _POLL_SECONDS = 0.05
 _EXIT_SECONDS = 10.0
@@ -92,6 +94,31 @@ def set_params(asked: Request) -> SetParams:
 def change(run: RunDir, params: SetParams) -> str:
     """Ask the run to go over to another setting; the id under which the supervisor answers."""
     return request(run, SET, msgspec.to_builtins(params))
+
+
+class SnapshotParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a request to look closely at some steps holds."""
+
+    what: SnapshotKind
+    ranks: tuple[int, ...] = ()
+    """Empty: rank 0."""
+    step: int = 0
+    """0: the next one."""
+    steps: int = 1
+    with_stacks: bool = False
+
+
+def snapshot_params(asked: Request) -> SnapshotParams:
+    """What a request for a snapshot asks for; raises UsageError where it holds no such thing."""
+    try:
+        return msgspec.convert(asked.params, SnapshotParams)
+    except msgspec.ValidationError as error:
+        raise UsageError("the request holds no snapshot", why=str(error)) from error
+
+
+def snapshot(run: RunDir, params: SnapshotParams) -> str:
+    """Ask the ranks to write what they hold or do; the id under which the supervisor answers."""
+    return request(run, SNAPSHOT, msgspec.to_builtins(params))
 
 
 def read_requests(run: RunDir) -> list[Request | str]:

@@ -27,6 +27,7 @@ from llmtop.profiler.record.events import (
 )
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.trainer import control
+from llmtop.trainer.change.livefile import forget_snapshots
 from llmtop.trainer.change.standby import VARIABLE as STANDBY
 from llmtop.trainer.change.standby import let_go
 from llmtop.trainer.supervisor.bookmarkwatch import BookmarkWatch
@@ -46,6 +47,7 @@ from llmtop.trainer.supervisor.progress import Progress
 from llmtop.trainer.supervisor.rankenv import free_port, rank_environment, worker_command
 from llmtop.trainer.supervisor.ranks import RankExit, Ranks, adopt_orphans
 from llmtop.trainer.supervisor.requests import Requests
+from llmtop.trainer.supervisor.snapshots import Snapshots
 from llmtop.trainer.supervisor.trouble import Trouble
 from llmtop.trainer.supervisor.wakeup import Wakeup
 from llmtop.trainer.toolchain import mended, torch_cuda
@@ -81,6 +83,7 @@ class Supervisor:
             _log,
             ready_seconds=self.graces.ready,
         )
+        self.snapshots = Snapshots(run, self.events.write, self._requests.answer)
         self.stop_asked = False
         self.save_asked = False
         self._stops: list[control.Request] = []
@@ -124,6 +127,7 @@ class Supervisor:
             )
         )
         self.changes.recover()
+        forget_snapshots(run)
         self.spec = run.spec()
         # Before the ranks, which would disturb it.
         report_nvme(run, self.spec, self.events.write, _log)
@@ -176,6 +180,7 @@ class Supervisor:
         self.patience = Patience(self.graces.kill)
         self.progress = Progress(self.run_dir, self.spec.world_size, last_step=self.progress.last_step)
         self._memory = HostMemoryWatch(self.run_dir, self.events.write, _log)
+        self.snapshots.forget("the ranks were started again")
         if len(self.ranks.standby) == self.spec.world_size:
             self._let_standby_go()
         else:
@@ -209,6 +214,7 @@ class Supervisor:
             self._note_exit(exit_)
         if self.changes.poll(self.progress, self._hardware.host) or self._healer.poll(self.progress):
             self._take_options()
+        self.snapshots.poll(self.progress)
         self.events.flush()
         self._hardware.sample(self.ranks.alive)
         self._memory.see(self._hardware.newest, self.progress, self.spec)
@@ -261,6 +267,8 @@ class Supervisor:
         kept = self.changes.close(end.reason)
         if end.state not in ("completed", "stopped"):
             end = replace(end, fix=self._with_kept(end.fix, kept))
+        self.snapshots.poll(self.progress)
+        self.snapshots.forget("the run has ended")
         for stop in self._stops:
             self._requests.answer(stop, "done", end.reason)
         for asked in self._requests.new():
@@ -338,6 +346,8 @@ class Supervisor:
                 self._requests.answer(asked, "refused", refusal)
             elif asked.action == control.SET:
                 self.changes.take(asked, self.progress)
+            elif asked.action == control.SNAPSHOT:
+                self.snapshots.take(asked, self.spec, self.progress)
             else:
                 self._requests.answer(asked, "accepted")
                 self._stops.append(asked)

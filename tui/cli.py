@@ -84,6 +84,13 @@ COMMANDS: tuple[Command, ...] = (
         "llmtop stacks latest",
     ),
     Command(
+        "snapshot",
+        "RUN [--what state|stacks|trace|modules] [--step N] [--steps N] [--ranks 0,1] [--with-stacks]"
+        " [--dry-run] [--json] [--wait SECONDS]",
+        "memory, a trace or modules of a run that goes on; says first what it costs",
+        "llmtop snapshot latest --what trace --steps 3",
+    ),
+    Command(
         "stop",
         "RUN [--save] [--wait SECONDS]",
         "end a run after the step that it is in",
@@ -176,9 +183,6 @@ COMMANDS: tuple[Command, ...] = (
 _COLLECT_AFTER = 150_000
 """Objects more than before: more than the app makes until its first screen stands. Python has 700."""
 
-LATER = ("snapshot",)
-"""Words that are reserved for commands of a later version."""
-
 
 class CommandModule(Protocol):
     """What each module in `tui/commands/` provides."""
@@ -223,12 +227,6 @@ def _find(word: str) -> Command:
     for row in COMMANDS:
         if row.name == word:
             return row
-    if word in LATER:
-        raise UsageError(
-            f"'{word}' is not in this version",
-            why="the word is reserved for a command that is still to come",
-            fix=f"commands of this version: {', '.join(row.name for row in COMMANDS)}",
-        )
     kind = "option" if word.startswith("-") else "command"
     guess = nearest(word, [row.name for row in COMMANDS])
     raise UsageError(

@@ -21,7 +21,8 @@ _HEAVY: dict[str, str] = {
     "tokenizer": "made from the training data",
 }
 _NOT_OF_THE_RECORD = frozenset(
-    {"control", "standby", "bookmark", "supervisor.pid", "live.json", "save.json", "imported.json"}
+    {"control", "standby", "bookmark", "supervisor.pid", "imported.json"}
+    | {"live.json", "save.json", "snapshot.json"}
     | {"environment.json", "report.html", "report.json", "findings.json", "changes.json", "memory.csv"}
     | {"metrics", "README.txt", "manifest.json"}
 )

@@ -23,6 +23,7 @@ from llmtop.profiler.record.events import (
 )
 from llmtop.profiler.record.failureevents import HostMemoryRunsOut
 from llmtop.profiler.record.scriptevents import RunDescribed
+from llmtop.profiler.record.snapshotevents import SnapshotAsked, SnapshotTaken
 
 Status = Literal["starting", "running", "stopping", "completed", "stopped", "failed", "out_of_memory", "lost"]
 """`lost`: the supervisor is gone and wrote no end; only the reader of a run directory can tell."""
@@ -84,6 +85,9 @@ class RunState(Struct, frozen=True, kw_only=True):
     """The newest of any kind, also of those that were made for a relaunch and are gone."""
     checkpoints_refused: tuple[CheckpointRefused, ...] = ()
     controls: tuple[ControlAnswered, ...] = ()
+    snapshots_asked: tuple[SnapshotAsked, ...] = ()
+    snapshots: tuple[SnapshotTaken, ...] = ()
+    """By all ranks; which of them, their source says."""
     changes: Changes = Changes()
     """What was changed while it ran, and which setting is in force."""
     description: RunDescribed | None = None

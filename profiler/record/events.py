@@ -26,6 +26,7 @@ from llmtop.profiler.record.eventbase import EVENT_VERSION as EVENT_VERSION
 from llmtop.profiler.record.eventbase import Event as Event
 from llmtop.profiler.record.failureevents import HostMemoryRunsOut, MemoryShortage, StepHealed
 from llmtop.profiler.record.scriptevents import BatchSeen, RankAttached, RankDetached, RunDescribed
+from llmtop.profiler.record.snapshotevents import SnapshotAsked, SnapshotTaken
 
 Phase = Literal["data", "forward", "backward", "optimizer"]
 OutsideMoment = Literal["untouched", "context", "process_group", "engine", "first_step", "second_step", "end"]
@@ -406,4 +407,6 @@ AnyEvent = (
     | RankDetached
     | BatchSeen
     | RunDescribed
+    | SnapshotAsked
+    | SnapshotTaken
 )

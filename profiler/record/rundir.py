@@ -233,6 +233,14 @@ class RunDir:
     def save_path(self) -> Path:
         return self.path / "save.json"
 
+    @property
+    def snapshot_request_path(self) -> Path:
+        return self.path / "snapshot.json"
+
+    @property
+    def snapshots_dir(self) -> Path:
+        return self.path / "snapshots"
+
     def events_path(self, src: str | int) -> Path:
         """The event log of `supervisor`, `hardware`, or a rank by its number or as `rank3`."""
         if isinstance(src, str) and not src.startswith("rank"):

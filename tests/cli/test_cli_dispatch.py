@@ -59,14 +59,6 @@ def test_version(llmtop: Llmtop) -> None:
     assert (answer.code, answer.out.split()[0]) == (ExitCode.DONE, "llmtop")
 
 
-@pytest.mark.parametrize("name", cli.LATER)
-def test_a_command_of_a_later_version_says_so(name: str, llmtop: Llmtop) -> None:
-    answer = llmtop(name, "latest")
-    assert answer.code == ExitCode.USAGE
-    assert "not in this version" in answer.err
-    assert name not in [row.name for row in cli.COMMANDS]
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [

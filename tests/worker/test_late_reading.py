@@ -126,8 +126,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     class OnDevice(agreement._OnCpu):
         """The copy of the reduction, which is the host's business here."""
 
-        def __init__(self, reduced: torch.Tensor, world_size: int, change: int) -> None:
-            super().__init__(send(reduced.sum().as_subclass(Number)).expand(5), world_size, change, 0)
+        def __init__(self, reduced: torch.Tensor, world_size: int, asked: agreement._Asked) -> None:
+            sent = send(reduced.sum().as_subclass(Number)).expand(agreement._SLOTS)
+            super().__init__(sent, world_size, asked)
             self._event = Event()
 
         def mark(self) -> None:
@@ -140,7 +141,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     def post(
         self: agreement.Agreement, loss_sum: torch.Tensor, micro_batches: int, *_: Any
     ) -> agreement.Pending:
-        return OnDevice(loss_sum / micro_batches, 1, 0)
+        return OnDevice(loss_sum / micro_batches, 1, agreement._Asked(0, 0, 0))
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)

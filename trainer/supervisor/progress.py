@@ -26,6 +26,7 @@ from llmtop.profiler.record.events import (
 )
 from llmtop.profiler.record.failureevents import StepHealed
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.snapshotevents import SnapshotTaken
 
 STEPS_REMEMBERED = 50
 _START_FACTOR = 2.0
@@ -77,6 +78,8 @@ class Progress:
         """Wall clock of the step from which on memory that grows is a leak."""
         self.applied: dict[int, ChangeApplied] = {}
         """Rank to the newest change that it made."""
+        self.snapshots: dict[int, SnapshotTaken] = {}
+        """Rank to the newest that it has written, or not."""
         self.healed: dict[int, StepHealed] = {}
         """Rank to the newest step that it made again in smaller parts."""
         self.loaded_notes: dict[str, None] = {}
@@ -110,6 +113,9 @@ class Progress:
                 self.moved_at = self._clock()
             case ChangeApplied():
                 self.applied[rank] = event
+            case SnapshotTaken():
+                self.snapshots[rank] = event
+                self.moved_at = self._clock()
             case StepHealed():
                 self.healed[rank] = event
                 self.moved_at = self._clock()

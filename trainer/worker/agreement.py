@@ -8,7 +8,7 @@ the device comes the same way: sent to the host before the mark of the step, rea
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from llmtop.profiler.probes.hostcopy import send_to_host
 from llmtop.trainer.worker.stopping import StopRequest
 
-_SLOTS = 5
+_SLOTS = 6
 
 
 class Agreed(Struct, frozen=True, kw_only=True):
@@ -30,6 +30,8 @@ class Agreed(Struct, frozen=True, kw_only=True):
     """Number of the setting that every rank has been asked to go over to; 0 for none."""
     checkpoint: int = 0
     """Number of the checkpoint that every rank has been asked for, while it goes on; 0 for none."""
+    snapshot: int = 0
+    """Number of the snapshot that every rank has been asked for; 0 for none."""
 
 
 class Pending(Protocol):
@@ -56,28 +58,33 @@ class Agreement:
         request: StopRequest,
         change: int = 0,
         checkpoint: int = 0,
+        snapshot: int = 0,
     ) -> Pending:
         """Collective: every rank calls it once at the end of each step.
 
         `change` is the number of a setting that this rank has seen and does not have yet. One is under way at
-        a time, so counting the ranks that have seen any is enough; so with `checkpoint`.
+        a time, so counting the ranks that have seen any is enough; so with `checkpoint` and `snapshot`.
         """
         mean = loss_sum / (micro_batches * self._world_size)
         if self._world_size == 1:
             own = Agreed(
-                loss=None, stop=request.stop, save=request.save, change=change, checkpoint=checkpoint
+                loss=None,
+                stop=request.stop,
+                save=request.save,
+                change=change,
+                checkpoint=checkpoint,
+                snapshot=snapshot,
             )
             return _Alone(mean, own)
-        flags = torch.tensor(
-            [0.0, float(request.stop), float(request.save), float(change > 0), float(checkpoint > 0)],
-            dtype=torch.float32,
-        )
+        asked = _Asked(change, checkpoint, snapshot)
+        seen = (request.stop, request.save, *(number > 0 for number in asked))
+        flags = torch.tensor([0.0, *map(float, seen)], dtype=torch.float32)
         if self._device.type == "cuda":
             flags = flags.pin_memory().to(self._device, non_blocking=True)
         flags[0] = mean
         torch.distributed.all_reduce(flags)
         kind = _OnCuda if self._device.type == "cuda" else _OnCpu
-        return kind(flags, self._world_size, change, checkpoint)
+        return kind(flags, self._world_size, asked)
 
     def now(self, request: StopRequest, change: int = 0) -> Agreed:
         """The same question outside a step, answered at once."""
@@ -104,30 +111,38 @@ class _Alone:
         return replace(self._agreed, loss=_finite(float(self._loss)))
 
 
+class _Asked(NamedTuple):
+    """Numbers of what this rank has seen and not done; 0 for none."""
+
+    change: int
+    checkpoint: int
+    snapshot: int
+
+
 class _OnCpu:
-    def __init__(self, reduced: torch.Tensor, world_size: int, change: int, checkpoint: int) -> None:
+    def __init__(self, reduced: torch.Tensor, world_size: int, asked: _Asked) -> None:
         self._reduced = reduced
         self._world_size = world_size
-        self._change, self._checkpoint = change, checkpoint
+        self._asked = asked
 
     def mark(self) -> None:
         """Nothing: on the CPU work is done when the call returns."""
 
     def read(self) -> Agreed:
-        loss, stop, save, seen, seen_checkpoint = self._reduced.tolist()
-        return Agreed(
-            loss=_finite(loss),
-            stop=stop > 0,
-            save=save > 0,
-            change=self._change if seen == self._world_size else 0,
-            checkpoint=self._checkpoint if seen_checkpoint == self._world_size else 0,
+        loss, stop, save, *seen = self._reduced.tolist()
+        agreed = _Asked(
+            *(
+                number if ranks == self._world_size else 0
+                for number, ranks in zip(self._asked, seen, strict=True)
+            )
         )
+        return Agreed(loss=_finite(loss), stop=stop > 0, save=save > 0, **agreed._asdict())
 
 
 class _OnCuda:
-    def __init__(self, reduced: torch.Tensor, world_size: int, change: int, checkpoint: int) -> None:
+    def __init__(self, reduced: torch.Tensor, world_size: int, asked: _Asked) -> None:
         self._world_size = world_size
-        self._change, self._checkpoint = change, checkpoint
+        self._asked = asked
         self._host = torch.empty(_SLOTS, dtype=torch.float32, pin_memory=True)
         self._host.copy_(reduced, non_blocking=True)
         self._reached = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -137,7 +152,7 @@ class _OnCuda:
 
     def read(self) -> Agreed:
         self._reached.synchronize()
-        return _OnCpu(self._host, self._world_size, self._change, self._checkpoint).read()
+        return _OnCpu(self._host, self._world_size, self._asked).read()
 
 
 def _finite(number: float) -> float | None:

@@ -23,6 +23,7 @@ from llmtop.trainer.worker.livesettings import (
     set_clipping,
     set_learning_rate,
 )
+from llmtop.trainer.worker.profiling import Profiling
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,9 @@ class LiveChanges:
         probes: TrainingProbes,
         checkpointer: Checkpointer,
         emit: Emit,
+        profiling: Profiling | None = None,
     ) -> None:
+        self._profiling = profiling
         self._setting = run.in_force().setting
         self.options = run.spec(self._setting).options
         """Those in force."""
@@ -73,6 +76,15 @@ class LiveChanges:
             return  # what the ranks agreed on a step later than they had made it
         self._saved = number
         self._checkpointer.save(step)
+
+    def seen_snapshot(self) -> int:
+        """Number of a snapshot that this rank has been asked for and has not begun; 0 for none."""
+        return 0 if self._profiling is None else self._profiling.seen()
+
+    def snapshot(self, number: int, step: int) -> None:
+        """Begin a snapshot that all ranks have seen; `step` is the first that can be looked at."""
+        if self._profiling is not None:
+            self._profiling.take(number, step)
 
     def make(self, setting: int, step: int) -> None:
         """Go over to a setting that all ranks have seen; `step` is the first with it."""

@@ -48,6 +48,10 @@ class Live(Protocol):
 
     def save(self, number: int, step: int) -> None: ...
 
+    def seen_snapshot(self) -> int: ...
+
+    def snapshot(self, number: int, step: int) -> None: ...
+
 
 class Heals(Protocol):
     """What becomes of a step in which memory runs out: `Healing`."""
@@ -144,6 +148,8 @@ class Loop:
             return agreed
         if agreed.checkpoint:
             self._live.save(agreed.checkpoint, step - 1)
+        if agreed.snapshot:
+            self._live.snapshot(agreed.snapshot, step)
         if not agreed.change:
             return agreed
         # The steps so far are told first: whoever reads the record must not take them for later ones.
@@ -162,6 +168,9 @@ class Loop:
 
     def _seen_save(self) -> int:
         return 0 if self._live is None else self._live.seen_save()
+
+    def _seen_snapshot(self) -> int:
+        return 0 if self._live is None else self._live.seen_snapshot()
 
     def _attempt(self, step: int) -> None:
         self._grad_accum = self._healing.attempt(step, self._grad_accum, self._train_step)
@@ -193,7 +202,7 @@ class Loop:
                 stages.current = "optimizer"
                 with probes.phase("optimizer", last=last):
                     engine.step()
-            asked = (self._stop, self._seen_change(), self._seen_save())
+            asked = (self._stop, self._seen_change(), self._seen_save(), self._seen_snapshot())
             pending = self._agreement.post(loss_sum, grad_accum, *asked)
             reading = probes.finish_step()
         grad_norm = send_to_host(bare_norm if bare_norm is not None else engine.get_global_grad_norm())

@@ -47,6 +47,7 @@ from llmtop.trainer.worker.opbuild import build_ops
 from llmtop.trainer.worker.optimizer import client_optimizer, client_schedule, parameter_groups
 from llmtop.trainer.worker.place import Place
 from llmtop.trainer.worker.process_group import join_process_group, leave_process_group
+from llmtop.trainer.worker.profiling import Profiling
 from llmtop.trainer.worker.ranges import enter_ranges_if_heard
 from llmtop.trainer.worker.stages import StageLog
 from llmtop.trainer.worker.stopping import StopRequest
@@ -133,8 +134,23 @@ def train_in_group(
         events.write,
         before_saving=probes.settle,
     )
+    profiling = Profiling(
+        run,
+        probes,
+        built.engine,
+        rank=place.rank,
+        device=device,
+        kernel_step=_kernel_step(spec.options, built.first_step),
+        emit=events.write,
+    )
     live = LiveChanges(
-        run, built.engine, built.batches, probes=probes, checkpointer=checkpointer, emit=events.write
+        run,
+        built.engine,
+        built.batches,
+        probes=probes,
+        checkpointer=checkpointer,
+        emit=events.write,
+        profiling=profiling,
     )
     healing = make_healing(built.engine, built.batches, spec, place, live, probes, stages, events.write)
     loop = make_loop(
@@ -143,7 +159,7 @@ def train_in_group(
         spec,
         place,
         device,
-        probes=probes,
+        probes=profiling,
         healing=healing,
         callbacks=(*make_reports(spec, place, events.hold), checkpointer),
         stages=stages,
@@ -154,6 +170,7 @@ def train_in_group(
     end = loop.run(built.first_step, spec.options.steps)
     if outside is not None:
         outside.measure("end")
+    profiling.close()
     probes.close()
     if healing is not None:
         healing.close()

@@ -1,0 +1,130 @@
+"""What a snapshot will take, said before it is taken, and why one is not."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.snapshotevents import SnapshotKind
+from llmtop.profiler.units import format_bytes, format_seconds
+
+MOST_STEPS = 50
+_LAYER_EVENTS = 600
+"""Of a trace, for a layer and a micro-batch, both ways; a GPU's kernels and launches are as many again."""
+_STEP_EVENTS = 3000
+"""Around the layers: head, loss, optimizer, collectives."""
+_EVENT_RAW_BYTES = 420
+_EVENT_KEPT_BYTES = 35
+_EVENT_SECONDS = 6e-6
+"""To stop the recording and write it, while the rank stands still."""
+_LAYER_BLOCKS = 80
+"""Of the allocator, at the end of a forward pass."""
+_BLOCK_BYTES = 250
+_STACK_BYTES = 4_000
+_MODULES_BYTES = 20_000
+_ROOM_BYTES = 256 * 1024**2
+"""That a disk keeps free: the record of the run itself must go on."""
+
+
+class SnapshotCost(Struct, frozen=True, kw_only=True):
+    """By rule of thumb, of all ranks together where it is bytes."""
+
+    kept_bytes: int
+    aside_bytes: int
+    """For a while, beside what is kept."""
+    stall_seconds: float
+    """That the training stands still."""
+
+    @property
+    def in_words(self) -> str:
+        words = f"about {format_bytes(self.kept_bytes)}"
+        if self.aside_bytes:
+            words += f" (and {format_bytes(self.aside_bytes)} while it is written)"
+        return f"{words}; the training stands still for about {format_seconds(self.stall_seconds)}"
+
+
+def estimate_snapshot(
+    spec: RunSpec, *, what: SnapshotKind, ranks: int, steps: int, with_stacks: bool
+) -> SnapshotCost:
+    layers, micro_batches = spec.model.num_layers, spec.options.grad_accum
+    sides = 1 if spec.on_cpu else 2
+    events = sides * steps * (_STEP_EVENTS + micro_batches * layers * _LAYER_EVENTS)
+    if what == "trace":
+        return SnapshotCost(
+            kept_bytes=ranks * events * _EVENT_KEPT_BYTES,
+            aside_bytes=ranks * events * _EVENT_RAW_BYTES,
+            stall_seconds=events * _EVENT_SECONDS,
+        )
+    if what == "modules":
+        return SnapshotCost(kept_bytes=ranks * _MODULES_BYTES, aside_bytes=0, stall_seconds=0.01)
+    blocks = layers * _LAYER_BLOCKS
+    size = blocks * (_BLOCK_BYTES + (_STACK_BYTES if with_stacks else 0))
+    if with_stacks:
+        size += layers * micro_batches * _LAYER_EVENTS // 4 * _STACK_BYTES
+    return SnapshotCost(kept_bytes=ranks * size, aside_bytes=0, stall_seconds=0.1 + size / 50e6)
+
+
+def check_snapshot(
+    run: RunDir,
+    spec: RunSpec,
+    *,
+    what: SnapshotKind,
+    ranks: Sequence[int],
+    step: int,
+    steps: int,
+    with_stacks: bool,
+    last_step: int,
+) -> None:
+    """Raises UsageError or LlmtopError where it cannot be taken."""
+    world_size = spec.world_size
+    unknown = [rank for rank in ranks if not 0 <= rank < world_size]
+    if unknown:
+        raise UsageError(
+            f"there is no rank {unknown[0]}",
+            fix=f"use 0 to {world_size - 1}" if world_size > 1 else "its only rank is 0",
+        )
+    if len(set(ranks)) != len(ranks):
+        raise UsageError("a rank is named twice", fix="name each once")
+    if what == "state" and spec.on_cpu:
+        raise UsageError(
+            "a run on the CPU has no memory snapshot",
+            why="it is what CUDA's allocator holds, and there is none",
+            fix="memory by component: llmtop report; by module: llmtop snapshot RUN --what modules",
+        )
+    if with_stacks and what != "state":
+        raise UsageError("stacks belong to a memory snapshot", fix="use --what state --with-stacks")
+    if not 1 <= steps <= MOST_STEPS:
+        raise UsageError(f"{steps} steps cannot be looked at", fix=f"use 1 to {MOST_STEPS}")
+    if what != "trace" and steps != 1:
+        raise UsageError(f"{what} is of one step", fix="leave --steps out, or use --what trace")
+    if step and step <= last_step:
+        raise UsageError(
+            f"step {step} is over", why=f"the run is at step {last_step}", fix="leave --step out"
+        )
+    last = (step or last_step + 1) + steps - 1
+    if last > spec.options.steps:
+        raise UsageError(
+            f"the run has no step {last}",
+            why=f"it ends with step {spec.options.steps}",
+            fix="ask for earlier ones",
+        )
+    _check_room(run, spec, what, len(ranks), steps, with_stacks)
+
+
+def _check_room(
+    run: RunDir, spec: RunSpec, what: SnapshotKind, ranks: int, steps: int, with_stacks: bool
+) -> None:
+    cost = estimate_snapshot(spec, what=what, ranks=ranks, steps=steps, with_stacks=with_stacks)
+    needed = cost.kept_bytes + cost.aside_bytes + _ROOM_BYTES
+    free = shutil.disk_usage(run.path).free
+    if free < needed:
+        raise LlmtopError(
+            "the disk has no room for it",
+            why=f"{run.path} has {format_bytes(free)} free; with a reserve it takes {format_bytes(needed)}",
+            fix="free some space, or ask for fewer ranks or steps",
+        )
