@@ -31,7 +31,8 @@ from benchmarks.session import (
     runner,
     time_left,
 )
-from benchmarks.stats import bootstrap
+from benchmarks.stats import Interval, bootstrap
+from benchmarks.stepclock import processor_seconds
 from benchmarks.timeleft import TimeLeft
 from benchmarks.window import tokens_per_second
 from benchmarks.zygote import WORKER
@@ -41,7 +42,8 @@ from llmtop.profiler.cost.flops import utilisation
 from llmtop.profiler.record.feed import read_state
 
 OURS, THEIRS = "llmtop", "transformers.Trainer"
-ENTRIES = {OURS: WORKER, THEIRS: "benchmarks.hf_trainer:main"}
+ENTRIES = {OURS: "benchmarks.stepclock:worker", THEIRS: "benchmarks.stepclock:trainer"}
+_PROCESSOR = "processor_seconds_per_step"
 ORDER = (OURS, THEIRS, THEIRS, OURS)
 ROUNDS = 3
 """Times each side runs twice."""
@@ -129,6 +131,7 @@ def _timed(cell: Cell, seconds: float, entry: str, run: Runner) -> Row:
         "reason": state.ended.reason if state.ended and state.status != "completed" else "",
         "cut_after_seconds": carried.cut_after_seconds,
         "tokens_per_second": rate,
+        _PROCESSOR: processor_seconds(carried.run),
         "device": planned.spec.gpu.name,
         "predicted_tokens_per_second": planned.prediction.tokens_per_second,
         "peak_allocated_bytes": [
@@ -176,7 +179,7 @@ def best_rows(options: argparse.Namespace) -> None:
     """Each candidate for ten steps, most promising first."""
     cells = [planned.cell for planned in candidates(options.gpus, machine_of(options))]
     with runner(options) as run:
-        run_all(cells, options, partial(_timed, entry=ENTRIES[OURS], run=run))
+        run_all(cells, options, partial(_timed, entry=WORKER, run=run))
     print(best_summary(read_rows(options.out)))
 
 
@@ -199,22 +202,33 @@ def comparison(rows: Iterable[Row]) -> str:
 
 
 def _comparison(rows: list[Row]) -> Iterator[str]:
-    by_cell: dict[str, dict[str, list[float]]] = {}
+    by_cell: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
         cell = {key: value for key, value in row["cell"].items() if key not in ("side", "turn")}
         if row.get("tokens_per_second") and "side" in row["cell"]:
             sides = by_cell.setdefault(json.dumps(cell), {OURS: [], THEIRS: []})
-            sides[row["cell"]["side"]].append(row["tokens_per_second"])
+            sides[row["cell"]["side"]].append(row)
     for name, sides in by_cell.items():
         pairs = list(zip(sides[OURS], sides[THEIRS], strict=False))
         if not pairs:
             continue
-        ratio = bootstrap([ours / theirs for ours, theirs in pairs])
+        ratio = _ratio(pairs, "tokens_per_second")
         met = "met" if ratio.value >= GOAL_RATIO else "missed"
-        yield (
-            f"{ratio} x of Trainer (goal {GOAL_RATIO} {met}), {_rate(statistics.median(sides[OURS]))} "
-            f"against {_rate(statistics.median(sides[THEIRS]))}, {len(pairs)} pairs: {name}"
+        ours, theirs = (
+            statistics.median(row["tokens_per_second"] for row in sides[side]) for side in (OURS, THEIRS)
         )
+        yield (
+            f"{ratio} x of Trainer (goal {GOAL_RATIO} {met}), {_rate(ours)} against {_rate(theirs)}, "
+            f"{len(pairs)} pairs: {name}"
+        )
+        clocked = [pair for pair in pairs if all(row.get(_PROCESSOR) for row in pair)]
+        if clocked:
+            yield f"  {_ratio(clocked, _PROCESSOR)} x of Trainer's processor time a step"
+
+
+def _ratio(pairs: Sequence[tuple[Row, Row]], figure: str) -> Interval:
+    """Ours over theirs."""
+    return bootstrap([ours[figure] / theirs[figure] for ours, theirs in pairs])
 
 
 def _rate(rate: float | None) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import overhead, throughput
+from benchmarks import overhead, stepclock, throughput
 from benchmarks.admission import Gate, Room, need_of
 from benchmarks.cells import Runner, newest_events, plan
 from benchmarks.overhead import in_turns, probe_costs, trimmed_mean
@@ -159,6 +161,44 @@ def test_a_comparison_pairs_the_sides_by_configuration() -> None:
     (line,) = throughput.comparison(rows).splitlines()
     assert line.startswith("1.1 [1.1, 1.1] x of Trainer (goal 1.0 met)")
     assert "110 tokens/s against 100 tokens/s, 2 pairs" in line
+
+
+def test_processor_time_is_compared_where_both_sides_have_it() -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "cell": {"model": "m", "side": side, "turn": turn},
+            "tokens_per_second": 100.0,
+            "processor_seconds_per_step": 0.04 if side == throughput.OURS else 0.05,
+        }
+        for turn, side in enumerate(throughput.ORDER)
+    ]
+    _, line = throughput.comparison(rows).splitlines()
+    assert line.strip().startswith("0.8 [0.8, 0.8] x of Trainer's processor time a step")
+
+
+def test_a_step_s_processor_time_is_that_between_the_ends_of_two_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Engine:
+        """Each call spends a second; a step is made of two."""
+
+        calls = 0
+
+        def is_gradient_accumulation_boundary(self) -> bool:
+            return self.calls % 2 == 1
+
+        def step(self) -> None:
+            self.calls += 1
+
+    engine = Engine()
+    monkeypatch.setitem(sys.modules, "deepspeed.runtime.engine", SimpleNamespace(DeepSpeedEngine=Engine))
+    monkeypatch.setattr("time.process_time", lambda: float(engine.calls))
+    run = make_run(tmp_path / "run", tiny_spec(steps=12))
+    stepclock._watch(run)
+    assert stepclock.processor_seconds(run) is None
+    for _ in range(2 * 12):
+        engine.step()
+    assert stepclock.processor_seconds(run) == 2.0
 
 
 @given(st.floats(1e-3, 1e9), st.floats(1e-3, 1e9))
