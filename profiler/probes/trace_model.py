@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -382,7 +381,6 @@ def main() -> None:
     out, sys.stdout = sys.stdout, sys.stderr  # what modelling code prints is not the answer
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    os.environ["HF_HUB_OFFLINE"] = "1"
     out.buffer.write(msgspec.json.encode(answer(config)))
 
 
