@@ -72,14 +72,16 @@ class MemoryReadings:
         self._settled = False
 
     def is_due(self, step: int) -> bool:
-        """A step begins, without anything read yet."""
+        """A step begins; whether it must be read. Then comes `start_step`, or `pass_step`."""
         self.phases = {}
-        due = self.rate.is_due(step) or self._settled
-        self._unread = self._unread or not due
-        return due
+        return self.rate.is_due(step) or self._settled
+
+    def pass_step(self) -> None:
+        """It is not read."""
+        self._unread = True
 
     def start_step(self) -> None:
-        """Of a step that is read."""
+        """It is read."""
         began = self._clock()
         self._settled = False
         self._keep_unread()

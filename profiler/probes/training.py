@@ -144,6 +144,8 @@ class TrainingProbes:
         self._closely = due or self.sampled or self.profiled
         if self._closely:
             self._guarded("memory", self._memory.start_step)
+        else:
+            self._memory.pass_step()
         self._guarded("times", self._timer.start_step)
         # A step that fails leaves its recording on: to end it waits for the device, which may never come.
         return _NOTHING

@@ -52,14 +52,16 @@ class Training:
         self.seconds = step_seconds
         self.step = 0
 
-    def run(self, steps: int) -> list[dict[str, int | None]]:
-        return [self._one() for _ in range(steps)]
+    def run(self, steps: int, *, closely: bool = False) -> list[dict[str, int | None]]:
+        return [self._one(closely) for _ in range(steps)]
 
-    def _one(self) -> dict[str, int | None]:
+    def _one(self, closely: bool) -> dict[str, int | None]:
         self.step += 1
-        due = self.readings.is_due(self.step)
+        due = self.readings.is_due(self.step) or closely
         if due:
             self.readings.start_step()
+        else:
+            self.readings.pass_step()
         self.time.now += self.seconds
         for phase in PHASES:
             self.meter.peak = max(self.meter.peak, self.step)
@@ -112,6 +114,15 @@ def test_peaks_of_steps_that_were_not_read_are_told_with_the_next_reading() -> N
     assert seen[5:9] == [{}] * 4
     assert seen[9] == {UNREAD_STEPS: 9, "forward": 10, "backward": 10}
     assert seen[14] == {UNREAD_STEPS: 14, "forward": 15, "backward": 15}
+
+
+def test_a_step_that_is_read_for_another_reason_is_not_among_the_unread() -> None:
+    training = Training(read_seconds=30e-6)
+    training.run(10)
+    training.meter.peak = 999  # what the probes themselves took after the step
+    assert training.run(1, closely=True) == [{"forward": 11, "backward": 11}]
+    assert training.run(1) == [{}]
+    assert training.run(1, closely=True) == [{UNREAD_STEPS: 12, "forward": 13, "backward": 13}]
 
 
 def test_what_is_taken_between_two_steps_is_no_step_s() -> None:
