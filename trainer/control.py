@@ -13,7 +13,7 @@ from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import ControlAnswered, RunEnded
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
-from llmtop.profiler.record.snapshotevents import SnapshotKind
+from llmtop.profiler.record.snapshotevents import SnapshotParams
 from llmtop.profiler.record.wholefile import random_hex, write_atomic
 
 STOP = "stop"
@@ -94,18 +94,6 @@ def set_params(asked: Request) -> SetParams:
 def change(run: RunDir, params: SetParams) -> str:
     """Ask the run to go over to another setting; the id under which the supervisor answers."""
     return request(run, SET, msgspec.to_builtins(params))
-
-
-class SnapshotParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a request to look closely at some steps holds."""
-
-    what: SnapshotKind
-    ranks: tuple[int, ...] = ()
-    """Empty: rank 0."""
-    step: int = 0
-    """0: the next one."""
-    steps: int = 1
-    with_stacks: bool = False
 
 
 def snapshot_params(asked: Request) -> SnapshotParams:

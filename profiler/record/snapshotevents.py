@@ -12,6 +12,19 @@ SnapshotKind = Literal["state", "trace", "modules"]
 """The allocator's blocks; what ran, with times; memory and time by module."""
 
 
+class SnapshotParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What somebody asks for."""
+
+    what: SnapshotKind
+    ranks: tuple[int, ...] = (0,)
+    """Those that write."""
+    step: int = 0
+    """The first to be looked at; 0: the next one."""
+    steps: int = 1
+    with_stacks: bool = False
+    """Of `state`: with the lines of Python that allocated, and all that happened in the step."""
+
+
 class SnapshotFile(Struct, frozen=True, kw_only=True):
     """A file below the run's folder."""
 

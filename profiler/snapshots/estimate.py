@@ -10,7 +10,7 @@ from msgspec import Struct
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.profiler.record.snapshotevents import SnapshotKind
+from llmtop.profiler.record.snapshotevents import SnapshotParams
 from llmtop.profiler.units import format_bytes, format_seconds
 
 MOST_STEPS = 50
@@ -48,83 +48,71 @@ class SnapshotCost(Struct, frozen=True, kw_only=True):
         return f"{words}; the training stands still for about {format_seconds(self.stall_seconds)}"
 
 
-def estimate_snapshot(
-    spec: RunSpec, *, what: SnapshotKind, ranks: int, steps: int, with_stacks: bool
-) -> SnapshotCost:
-    layers, micro_batches = spec.model.num_layers, spec.options.grad_accum
+def estimate_snapshot(spec: RunSpec, params: SnapshotParams) -> SnapshotCost:
+    layers, micro_batches, ranks = spec.model.num_layers, spec.options.grad_accum, len(params.ranks)
     sides = 1 if spec.on_cpu else 2
-    events = sides * steps * (_STEP_EVENTS + micro_batches * layers * _LAYER_EVENTS)
-    if what == "trace":
+    events = sides * params.steps * (_STEP_EVENTS + micro_batches * layers * _LAYER_EVENTS)
+    if params.what == "trace":
         return SnapshotCost(
             kept_bytes=ranks * events * _EVENT_KEPT_BYTES,
             aside_bytes=ranks * events * _EVENT_RAW_BYTES,
             stall_seconds=events * _EVENT_SECONDS,
         )
-    if what == "modules":
+    if params.what == "modules":
         return SnapshotCost(kept_bytes=ranks * _MODULES_BYTES, aside_bytes=0, stall_seconds=0.01)
-    blocks = layers * _LAYER_BLOCKS
-    size = blocks * (_BLOCK_BYTES + (_STACK_BYTES if with_stacks else 0))
-    if with_stacks:
+    size = layers * _LAYER_BLOCKS * (_BLOCK_BYTES + (_STACK_BYTES if params.with_stacks else 0))
+    if params.with_stacks:
         size += layers * micro_batches * _LAYER_EVENTS // 4 * _STACK_BYTES
     return SnapshotCost(kept_bytes=ranks * size, aside_bytes=0, stall_seconds=0.1 + size / 50e6)
 
 
-def check_snapshot(
-    run: RunDir,
-    spec: RunSpec,
-    *,
-    what: SnapshotKind,
-    ranks: Sequence[int],
-    step: int,
-    steps: int,
-    with_stacks: bool,
-    last_step: int,
-) -> None:
-    """Raises UsageError or LlmtopError where it cannot be taken."""
-    world_size = spec.world_size
+def check_snapshot(run: RunDir, spec: RunSpec, params: SnapshotParams, *, last_step: int) -> None:
+    """Raises UsageError or LlmtopError where it cannot be taken from the run, which is at `last_step`."""
+    _check_ranks(params.ranks, spec.world_size)
+    if params.what == "state" and spec.on_cpu:
+        raise UsageError(
+            "a run on the CPU has no memory snapshot",
+            why="it is what CUDA's allocator holds, and there is none",
+            fix="memory by component: llmtop report; by module: llmtop snapshot RUN --what modules",
+        )
+    if params.with_stacks and params.what != "state":
+        raise UsageError("stacks belong to a memory snapshot", fix="use --what state --with-stacks")
+    _check_steps(params, spec.options.steps, last_step)
+    cost = estimate_snapshot(spec, params)
+    needed, free = cost.kept_bytes + cost.aside_bytes + _ROOM_BYTES, shutil.disk_usage(run.path).free
+    if free < needed:
+        raise LlmtopError(
+            "the disk has no room for it",
+            why=f"{run.path} has {format_bytes(free)} free; with a reserve it takes {format_bytes(needed)}",
+            fix="free some space, or ask for fewer ranks or steps",
+        )
+
+
+def _check_ranks(ranks: Sequence[int], world_size: int) -> None:
     unknown = [rank for rank in ranks if not 0 <= rank < world_size]
     if unknown:
         raise UsageError(
             f"there is no rank {unknown[0]}",
             fix=f"use 0 to {world_size - 1}" if world_size > 1 else "its only rank is 0",
         )
-    if len(set(ranks)) != len(ranks):
-        raise UsageError("a rank is named twice", fix="name each once")
-    if what == "state" and spec.on_cpu:
-        raise UsageError(
-            "a run on the CPU has no memory snapshot",
-            why="it is what CUDA's allocator holds, and there is none",
-            fix="memory by component: llmtop report; by module: llmtop snapshot RUN --what modules",
-        )
-    if with_stacks and what != "state":
-        raise UsageError("stacks belong to a memory snapshot", fix="use --what state --with-stacks")
+    if not ranks or len(set(ranks)) != len(ranks):
+        raise UsageError("no rank is named, or one twice", fix="name each once: --ranks 0,1")
+
+
+def _check_steps(params: SnapshotParams, run_steps: int, last_step: int) -> None:
+    step, steps = params.step, params.steps
     if not 1 <= steps <= MOST_STEPS:
         raise UsageError(f"{steps} steps cannot be looked at", fix=f"use 1 to {MOST_STEPS}")
-    if what != "trace" and steps != 1:
-        raise UsageError(f"{what} is of one step", fix="leave --steps out, or use --what trace")
+    if params.what != "trace" and steps != 1:
+        raise UsageError(f"{params.what} is of one step", fix="leave --steps out, or use --what trace")
+    if step < 0:
+        raise UsageError(f"there is no step {step}", fix="leave --step out")
     if step and step <= last_step:
         raise UsageError(
             f"step {step} is over", why=f"the run is at step {last_step}", fix="leave --step out"
         )
     last = (step or last_step + 1) + steps - 1
-    if last > spec.options.steps:
+    if last > run_steps:
         raise UsageError(
-            f"the run has no step {last}",
-            why=f"it ends with step {spec.options.steps}",
-            fix="ask for earlier ones",
-        )
-    _check_room(run, spec, what, len(ranks), steps, with_stacks)
-
-
-def _check_room(
-    run: RunDir, spec: RunSpec, what: SnapshotKind, ranks: int, steps: int, with_stacks: bool
-) -> None:
-    cost = estimate_snapshot(spec, what=what, ranks=ranks, steps=steps, with_stacks=with_stacks)
-    needed = cost.kept_bytes + cost.aside_bytes + _ROOM_BYTES
-    free = shutil.disk_usage(run.path).free
-    if free < needed:
-        raise LlmtopError(
-            "the disk has no room for it",
-            why=f"{run.path} has {format_bytes(free)} free; with a reserve it takes {format_bytes(needed)}",
-            fix="free some space, or ask for fewer ranks or steps",
+            f"the run has no step {last}", why=f"it ends with step {run_steps}", fix="ask for earlier ones"
         )

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.eventbase import rank_of
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.snapshotevents import SnapshotTaken
@@ -21,6 +22,15 @@ _MOST_BYTES = 64 * 1024**2
 _T = TypeVar("_T")
 
 Table = TraceSummary | ModuleTable | BlockSummary
+
+
+def taken_for(state: RunState, request_id: str) -> tuple[SnapshotTaken, ...]:
+    """What the ranks wrote for a request, in the order of the ranks."""
+    asked = next((event for event in state.snapshots_asked if event.request_id == request_id), None)
+    if asked is None:
+        return ()
+    found = [event for event in state.snapshots if event.number == asked.number and event.t >= asked.t]
+    return tuple(sorted(found, key=lambda event: rank_of(event.src) or 0))
 
 
 def read_table(run: RunDir, taken: SnapshotTaken) -> Table | None:

@@ -15,7 +15,7 @@ import pytest
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.profiler.record.snapshotevents import SnapshotFile, SnapshotTaken
+from llmtop.profiler.record.snapshotevents import SnapshotFile, SnapshotParams, SnapshotTaken
 from llmtop.profiler.snapshots import reduce
 from llmtop.profiler.snapshots.blocks import FREE, PENDING, UNNAMED, summarise_blocks
 from llmtop.profiler.snapshots.collectives import bus_factor
@@ -281,7 +281,9 @@ def run(tmp_path: Path) -> RunDir:
     [
         ({"what": "state"}, "no memory snapshot"),
         ({"ranks": (0, 2)}, "there is no rank 2"),
-        ({"ranks": (1, 1)}, "named twice"),
+        ({"ranks": (1, 1)}, "or one twice"),
+        ({"ranks": ()}, "no rank is named"),
+        ({"step": -1}, "there is no step -1"),
         ({"steps": 0}, "0 steps cannot"),
         ({"steps": 51}, "use 1 to 50"),
         ({"what": "modules", "steps": 2}, "of one step"),
@@ -291,29 +293,26 @@ def run(tmp_path: Path) -> RunDir:
     ],
 )
 def test_what_cannot_be_taken_is_refused_in_words(run: RunDir, asked: dict[str, Any], told: str) -> None:
-    given = {"what": "trace", "ranks": (0,), "step": 0, "steps": 1, "with_stacks": False, **asked}
     with pytest.raises(LlmtopError, match=told):
-        check_snapshot(run, run.spec(), last_step=9, **given)
+        check_snapshot(run, run.spec(), SnapshotParams(**{"what": "trace", **asked}), last_step=9)
 
 
 def test_a_disk_without_room_is_refused(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {"what": "trace", "ranks": (0,), "step": 0, "steps": 1, "with_stacks": False}
-    check_snapshot(run, run.spec(), last_step=9, **given)
+    check_snapshot(run, run.spec(), SnapshotParams(what="trace"), last_step=9)
     usage = namedtuple("usage", "total used free")  # noqa: PYI024 - as shutil has it
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2, 1, 1))
     with pytest.raises(LlmtopError, match="no room"):
-        check_snapshot(run, run.spec(), last_step=9, **given)
+        check_snapshot(run, run.spec(), SnapshotParams(what="trace"), last_step=9)
 
 
 def test_the_cost_grows_with_what_is_asked_for() -> None:
     spec = recorded_spec("cpu", ranks=2)
-    one = estimate_snapshot(spec, what="trace", ranks=1, steps=1, with_stacks=False)
-    more = estimate_snapshot(spec, what="trace", ranks=2, steps=3, with_stacks=False)
+    one = estimate_snapshot(spec, SnapshotParams(what="trace"))
+    more = estimate_snapshot(spec, SnapshotParams(what="trace", ranks=(0, 1), steps=3))
     assert more.kept_bytes == 6 * one.kept_bytes and more.stall_seconds > one.stall_seconds
-    bare = estimate_snapshot(spec, what="state", ranks=1, steps=1, with_stacks=False)
-    assert (
-        estimate_snapshot(spec, what="state", ranks=1, steps=1, with_stacks=True).kept_bytes > bare.kept_bytes
-    )
+    bare = estimate_snapshot(spec, SnapshotParams(what="state"))
+    stacks = estimate_snapshot(spec, SnapshotParams(what="state", with_stacks=True))
+    assert stacks.kept_bytes > bare.kept_bytes
 
 
 @pytest.mark.parametrize(

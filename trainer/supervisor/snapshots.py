@@ -49,37 +49,24 @@ class Snapshots:
         params = control.snapshot_params(asked)
         if self._now is not None:
             raise UsageError("another snapshot is under way", fix="ask again when it is done")
-        ranks = params.ranks or (0,)
-        check_snapshot(
-            self._run,
-            spec,
-            what=params.what,
-            ranks=ranks,
-            step=params.step,
-            steps=params.steps,
-            with_stacks=params.with_stacks,
-            last_step=progress.last_step,
-        )
-        cost = estimate_snapshot(
-            spec, what=params.what, ranks=len(ranks), steps=params.steps, with_stacks=params.with_stacks
-        )
+        check_snapshot(self._run, spec, params, last_step=progress.last_step)
         number = self._count + 1
         told = SnapshotAsked(
             number=number,
             request_id=asked.request_id,
             what=params.what,
-            ranks=ranks,
+            ranks=params.ranks,
             step=params.step,
             steps=params.steps,
             with_stacks=params.with_stacks,
-            expected_bytes=cost.kept_bytes,
+            expected_bytes=estimate_snapshot(spec, params).kept_bytes,
         )
         ask_for_snapshot(
             self._run,
             SnapshotRequest(
                 number=number,
                 what=params.what,
-                ranks=ranks,
+                ranks=params.ranks,
                 step=params.step,
                 steps=params.steps,
                 with_stacks=params.with_stacks,

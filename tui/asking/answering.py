@@ -20,6 +20,7 @@ from llmtop.tui.asking.requests import (
     FixAsked,
     LaunchAsked,
     RunsChanged,
+    SnapshotWanted,
     StopAsked,
 )
 from llmtop.tui.asking.stackrequests import StacksArrived, StacksAsked
@@ -29,8 +30,10 @@ from llmtop.tui.widgets.paint import harmless
 
 if TYPE_CHECKING:
     from llmtop.profiler.effects.compare import Comparison
+    from llmtop.profiler.record.snapshotevents import SnapshotParams
     from llmtop.trainer.control import SetParams
     from llmtop.tui.asking.deletion import Load
+    from llmtop.tui.asking.snapshots import SnapshotAnswered
 
 
 class Launched(Message):
@@ -137,6 +140,41 @@ class Answering(Dressed):
         except LlmtopError as error:
             text = str(error)
         message.reply(StacksArrived(text))
+
+    def on_snapshot_wanted(self, message: SnapshotWanted) -> None:
+        from llmtop.tui.asking.snapshots import choices, params_of
+
+        run = message.run
+
+        def answered(choice: str | None) -> None:
+            if choice is not None:
+                self._snapshot(run, params_of(choice))
+
+        try:
+            found = choices(run, message.state)
+        except LlmtopError as error:
+            self.say(error)
+            return
+        text = ("Rank 0 writes it; the training goes on.", "llmtop snapshot takes other ranks and steps.")
+        self.push_screen(ChoiceDialog("Take a closer look?", text, found, "go back"), answered)
+
+    @work(thread=True, group="snapshot")
+    def _snapshot(self, run: RunDir, params: SnapshotParams) -> None:
+        from llmtop.tui.asking.snapshots import SnapshotAnswered
+
+        try:
+            answered = SnapshotAnswered(self._deeds.snapshot(run, params))
+        except LlmtopError as error:
+            answered = SnapshotAnswered("", error)
+        self.post_message(answered)
+
+    def on_snapshot_answered(self, message: SnapshotAnswered) -> None:
+        from llmtop.tui.widgets.textsheet import TextSheet
+
+        if message.error is not None:
+            self.say(message.error)
+        else:
+            self.push_screen(TextSheet("Snapshot", message.text))
 
     def on_stop_answered(self, message: StopAnswered) -> None:
         if message.error is not None:

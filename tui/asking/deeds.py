@@ -17,6 +17,7 @@ from llmtop.profiler.record.rundir import RunDir
 if TYPE_CHECKING:
     from llmtop.presets.resolve import Machine
     from llmtop.profiler.hardware.gpuuse import GpusInUse
+    from llmtop.profiler.record.snapshotevents import SnapshotParams
     from llmtop.trainer.control import SetParams
     from llmtop.trainer.tune.journal import TuneDir
     from llmtop.tui.asking.deletion import Load
@@ -84,6 +85,13 @@ def stacks(run: RunDir, state: RunState) -> str:
     return f"kept in {taken.path}\n\n{taken.text}"
 
 
+def snapshot(run: RunDir, params: SnapshotParams) -> str:
+    """A closer look at some steps, once the ranks have written it; raises LlmtopError where they do not."""
+    from llmtop.tui.asking import snapshots
+
+    return snapshots.snapshot(run, params)
+
+
 def weigh(run: RunDir) -> Load:
     """What deleting a run would take away; raises LlmtopError where it may not be deleted."""
     from llmtop.tui.asking import deletion
@@ -126,6 +134,7 @@ class Deeds(Struct, frozen=True, kw_only=True):
     change: Callable[[RunDir, SetParams], str | None] = change
     fix: Callable[[RunDir, RunState, int], None] = fix
     stacks: Callable[[RunDir, RunState], str] = stacks
+    snapshot: Callable[[RunDir, SnapshotParams], str] = snapshot
     weigh: Callable[[RunDir], Load] = weigh
     delete: Callable[[RunDir], Load] = delete
     search: Callable[[RunSpec, TuneDir | None, Path], TuneDir] = search

@@ -64,6 +64,15 @@ class ChangeWanted(Message):
         self.state = state
 
 
+class SnapshotWanted(Message):
+    """Look closer at a run that goes on, after asking how."""
+
+    def __init__(self, run: RunDir, state: RunState) -> None:
+        super().__init__()
+        self.run = run
+        self.state = state
+
+
 class FixAsked(Message):
     """Go on with a run that ran out of memory, after asking with which change."""
 

@@ -12,9 +12,9 @@ from llmtop.profiler.record import rundir
 from llmtop.profiler.record.eventbase import rank_of
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.profiler.record.snapshotevents import SnapshotTaken
+from llmtop.profiler.record.snapshotevents import SnapshotParams, SnapshotTaken
 from llmtop.profiler.snapshots.estimate import check_snapshot, estimate_snapshot
-from llmtop.profiler.snapshots.reading import Table, read_table, snapshot_lines
+from llmtop.profiler.snapshots.reading import Table, read_table, snapshot_lines, taken_for
 from llmtop.trainer import control
 from llmtop.trainer.stacks import take_stacks
 from llmtop.tui.commandline.arguments import RUN_HELP
@@ -58,9 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--step", type=int, default=0, metavar="N", help="the first step; default: the next")
     parser.add_argument("--steps", type=int, default=1, metavar="N", help="of a trace: how many (default: 1)")
-    parser.add_argument(
-        "--ranks", type=_ranks, default=(), metavar="0,1", help="which ranks write (default: 0)"
-    )
+    parser.add_argument("--ranks", type=_ranks, metavar="0,1", help="which ranks write (default: 0)")
     parser.add_argument(
         "--with-stacks", action="store_true", help="of state: which lines of Python allocated what"
     )
@@ -86,9 +84,9 @@ def run(args: argparse.Namespace) -> ExitCode:
             why=f"it has ended: {end_in_words(state)}",
             fix=f"what was taken while it ran: llmtop report {found.run_id}",
         )
-    asked = control.SnapshotParams(
+    asked = SnapshotParams(
         what=args.what,
-        ranks=args.ranks,
+        ranks=args.ranks or (0,),
         step=args.step,
         steps=args.steps,
         with_stacks=args.with_stacks,
@@ -102,11 +100,14 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _ranks(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in text.split(","))
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is no list of ranks, as 0,1") from None
 
 
 def _stacks(found: RunDir, state: RunState, args: argparse.Namespace) -> ExitCode:
-    if args.json or args.step or args.steps != 1 or args.with_stacks or len(args.ranks) > 1:
+    if args.json or args.step or args.steps != 1 or args.with_stacks or len(args.ranks or ()) > 1:
         raise UsageError("stacks are of now, as text", fix="give at most one rank: --what stacks --ranks 0")
     taken = take_stacks(found, state, args.ranks[0] if args.ranks else None)
     write_data(taken.text.rstrip("\n") + "\n")
@@ -114,28 +115,17 @@ def _stacks(found: RunDir, state: RunState, args: argparse.Namespace) -> ExitCod
     return ExitCode.DONE if any(each.text for each in taken.ranks) else ExitCode.JOB_FAILED
 
 
-def _preview(found: RunDir, state: RunState, asked: control.SnapshotParams) -> Answer:
+def _preview(found: RunDir, state: RunState, asked: SnapshotParams) -> Answer:
     """Says what it costs. Raises UsageError where it cannot be taken."""
-    spec, ranks = found.spec(), asked.ranks or (0,)
+    spec = found.spec()
     if spec.script:
         raise UsageError(
             f"run {found.run_id} is a training command of your own",
             why="llmtop takes snapshots of its own trainer's ranks",
             fix=f"where its processes stand: llmtop stacks {found.run_id}",
         )
-    check_snapshot(
-        found,
-        spec,
-        what=asked.what,
-        ranks=ranks,
-        step=asked.step,
-        steps=asked.steps,
-        with_stacks=asked.with_stacks,
-        last_step=state.steps_finished,
-    )
-    cost = estimate_snapshot(
-        spec, what=asked.what, ranks=len(ranks), steps=asked.steps, with_stacks=asked.with_stacks
-    )
+    check_snapshot(found, spec, asked, last_step=state.steps_finished)
+    cost = estimate_snapshot(spec, asked)
     tell(f"{asked.what}: {cost.in_words}")
     return Answer(
         run_id=found.run_id,
@@ -146,11 +136,11 @@ def _preview(found: RunDir, state: RunState, asked: control.SnapshotParams) -> A
     )
 
 
-def _take(found: RunDir, asked: control.SnapshotParams, answer: Answer, args: argparse.Namespace) -> ExitCode:
+def _take(found: RunDir, asked: SnapshotParams, answer: Answer, args: argparse.Namespace) -> ExitCode:
     request_id = control.snapshot(found, asked)
     settled = control.wait_until_settled(found, request_id, args.wait)
     state = read_state(found)
-    taken = _taken(state, request_id)
+    taken = taken_for(state, request_id)
     if settled is None and state.status not in ENDED:
         if args.json:
             print_json(_answered(found, answer, "under way", taken))
@@ -166,15 +156,6 @@ def _take(found: RunDir, asked: control.SnapshotParams, answer: Answer, args: ar
     else:
         write_data("\n".join(line for event in taken for line in snapshot_lines(found, event)) + "\n")
     return ExitCode.DONE
-
-
-def _taken(state: RunState, request_id: str) -> tuple[SnapshotTaken, ...]:
-    """What the ranks wrote for a request, in the order of the ranks."""
-    asked = next((event for event in state.snapshots_asked if event.request_id == request_id), None)
-    if asked is None:
-        return ()
-    found = [event for event in state.snapshots if event.number == asked.number and event.t >= asked.t]
-    return tuple(sorted(found, key=lambda event: rank_of(event.src) or 0))
 
 
 def _answered(found: RunDir, answer: Answer, status: str, taken: tuple[SnapshotTaken, ...]) -> Answer:

@@ -18,7 +18,7 @@ from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.changewords import news
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
-from llmtop.tui.asking.requests import ChangeWanted, FixAsked, RunsAsked, StopAsked
+from llmtop.tui.asking.requests import ChangeWanted, FixAsked, RunsAsked, SnapshotWanted, StopAsked
 from llmtop.tui.asking.stackrequests import StacksArrived, StacksAsked
 from llmtop.tui.feeds.feed import FeedFailed, LogArrived, MonitorFeed, OthersArrived, ViewArrived, follow_run
 from llmtop.tui.feeds.view import LogText, RunView
@@ -237,11 +237,11 @@ class MonitorScreen(Screen[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """A run that has ended cannot be stopped and does not go on: those keys leave the footer."""
-        if action in ("change", "fix") and not self.IS_LIVE:
+        if action in ("change", "fix", "snapshot") and not self.IS_LIVE:
             return False
         if action == "fix":
             return self.view is not None and self.view.state.status == "out_of_memory"
-        if action in ("stop", "leave", "change"):
+        if action in ("stop", "leave", "change", "snapshot"):
             return self.view is None or self.view.state.status not in ENDED
         return True
 
@@ -304,6 +304,10 @@ class MonitorScreen(Screen[None]):
     def action_change(self) -> None:
         if self.view is not None:
             self.post_message(ChangeWanted(self.run, self.view.state))
+
+    def action_snapshot(self) -> None:
+        if self.view is not None:
+            self.post_message(SnapshotWanted(self.run, self.view.state))
 
     def action_fix(self) -> None:
         if self.view is not None:
