@@ -114,6 +114,10 @@ class EagerKernel:
         self.returned = weights
         return y, kept
 
+    def leave(self) -> None:
+        self.frame.machine.drop(self.returned)
+        self.returned = None
+
     def _taken(self, tensor: Tensor) -> Tensor:
         """As the product of matrices takes it; what was repeated is in order already."""
         machine, heads = self.frame.machine, self.heads
@@ -246,8 +250,7 @@ class Attention:
     def leave(self) -> None:
         """The block's code has ended."""
         if isinstance(self.kernel, EagerKernel):
-            self.frame.machine.drop(self.kernel.returned)
-            self.kernel.returned = None
+            self.kernel.leave()
 
     def _normed(self, norm: Norm | None, x: Tensor) -> tuple[Tensor, Kept]:
         if norm is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from llmtop.profiler.memory.tape.attention import Attention
+from llmtop.profiler.memory.tape.joined import JoinedAttention
 from llmtop.profiler.memory.tape.layers import Dropout, Frame, Kept, Linear, Norm
 from llmtop.profiler.memory.tape.machine import Tensor
 
@@ -133,7 +134,7 @@ class Block:
         frame: Frame,
         *,
         norms: list[Norm],
-        attention: Attention,
+        attention: Attention | JoinedAttention,
         mlp: Mlp,
         hidden_bytes: int,
         parallel: bool,

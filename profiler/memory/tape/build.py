@@ -18,6 +18,7 @@ from llmtop.profiler.memory.tape.attention import (
 )
 from llmtop.profiler.memory.tape.blocks import Block, GatedMlp, Mlp, PlainMlp
 from llmtop.profiler.memory.tape.engine import Engine, GatherRules, Plan, StepRules
+from llmtop.profiler.memory.tape.joined import JoinedAttention, JoinedForm
 from llmtop.profiler.memory.tape.layers import Frame, FusedNorm, Linear, Norm, RmsNorm
 from llmtop.profiler.memory.tape.loss import ChunkedLoss, Loss, PlainLoss
 from llmtop.profiler.memory.tape.machine import Machine
@@ -123,12 +124,22 @@ class Builder:
         wide = shape.family in FP32_NORMALIZED
         return RmsNorm(self.frame, columns, trained=self.full, rows=rows, fp32_weight=wide)
 
-    def attention(self) -> Attention:
+    def attention(self) -> Attention | JoinedAttention:
         shape, frame = self.shape, self.frame
         query_columns = shape.num_heads * shape.head_dim
         kv_columns = shape.num_kv_heads * shape.head_dim
         heads = self._heads(query_columns, kv_columns)
         hidden, bias = shape.hidden_size, shape.qkv_bias
+        rotary = "fused" if "rope" in self.sizes.liger else "none" if shape.learned_positions else "plain"
+        if shape.fused_qkv:
+            return JoinedAttention(
+                frame,
+                heads,
+                kernel=self._kernel(heads),
+                joined=self.linear("qkv_proj", query_columns + 2 * kv_columns, hidden, bias=bias),
+                output=self.linear("o_proj", hidden, query_columns, bias=shape.output_bias),
+                form=self._joined_form(rotary),
+            )
         norms: list[Norm | None] = [None, None]
         if shape.qk_norm != "none":
             norms = [self.norm(shape.head_dim, rows=count) for count in (shape.num_heads, shape.num_kv_heads)]
@@ -142,7 +153,20 @@ class Builder:
             output=self.linear("o_proj", hidden, query_columns, bias=shape.output_bias),
             query_norm=norms[0],
             key_norm=norms[1],
-            rotary="fused" if "rope" in self.sizes.liger else "none" if shape.learned_positions else "plain",
+            rotary=rotary,
+        )
+
+    def _joined_form(self, rotary: str) -> JoinedForm:
+        spec, family = self.spec, self.shape.family
+        config = spec.hf_config
+        part = config.get("partial_rotary_factor", config.get("rotary_pct", 1.0))
+        return JoinedForm(
+            rotary=rotary,
+            part=float(part),
+            by_heads=family == "gpt_neox",
+            sliced=family == "phi3",
+            # CUDA's kernel for fp32 returns rows, as eager attention does.
+            copied=rotary == "plain" and spec.options.precision != "fp32" and not plain_attention(spec),
         )
 
     def _heads(self, query_columns: int, kv_columns: int) -> Heads:
