@@ -19,7 +19,7 @@ from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import AnyEvent
 
 PART_BYTES = 64 * 1024
-"""Of a log, decoded at once: the events of larger parts leave the processor's cache before they are folded."""
+"""Of a log, decoded at once: events of larger parts leave the processor's cache before they are folded."""
 _TIME = attrgetter("t")
 
 
