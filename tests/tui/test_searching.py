@@ -54,7 +54,8 @@ def test_a_search_is_begun_seen_ended_and_gone_on_with(
         assert state.running is None and not state.ended and state.run is None
         assert not any(run.supervisor_alive() for run in list_runs(tune.trials_root))
         assert not searching.interrupt(tune), "nobody is at it"
-        assert searching.last_words(tune) == "interrupted"
+        # Its last words come after it has let go of the search.
+        seen(reader, lambda _: searching.last_words(tune) == "interrupted")
         monkeypatch.setenv(HOLDS, "0")
         searching.go_on(tune)
         state = seen(reader, lambda state: state.ended)
