@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,7 @@ from msgspec import Struct
 
 from benchmarks.rows import Cell, Row, RowLog, read_rows
 from benchmarks.session import RESULTS, machine_of, run_main
-from benchmarks.tune_peer import autotune, rate
+from benchmarks.tune_peer import autotune, peer_text, rate
 from llmtop.presets.catalog import load_recipe
 from llmtop.presets.errors import UsageError
 from llmtop.presets.resolve import Layer, Machine, recipe_layers, resolve
@@ -87,7 +86,8 @@ CASES: dict[str, Case] = {
     ),
     "cpu": Case(
         recipe="cpu-demo",
-        values={"gpus": 1, "micro_batch": 1, "grad_accum": 4},
+        # With more threads each waits for the other, which other programs' load makes long.
+        values={"gpus": 1, "micro_batch": 1, "grad_accum": 4, "threads_per_rank": 1},
         swept=("micro_batch=1,2,4", "checkpointing=none,all"),
     ),
 }
@@ -128,7 +128,7 @@ class Bench:
         run = trial_spec(spec, _FIRST_STEPS)
         got = run_trial(run, root, _FIRST_SECONDS, best_step_seconds=None, show=_unseen, early=False)
         seconds = time.monotonic() - began
-        print(f"ready after {seconds:.0f} s, {got.steps_finished} steps {got.reason}", flush=True)
+        print(f"ready after {seconds:.0f} s, {got.steps_finished} steps", flush=True)
         self._warm = True
 
     @contextmanager
@@ -292,31 +292,20 @@ def peer(bench: Bench, name: str, root: Path) -> None:
     print(peer_text(read_rows(bench.options.out)[-1]), flush=True)
 
 
-def peer_text(row: Row) -> str:
-    """Both answers in a few lines."""
-    lines = [f"{row['cell']['case']}: llmtop tune beside deepspeed --autotuning, batch {row['global_batch']}"]
-    for who, words in (("ours", "llmtop"), ("theirs", "deepspeed")):
-        rates = [one for one in row["tokens_per_second"][who] if one]
-        told = f"{statistics.median(rates):,.0f} tokens/s" if rates else "n/a"
-        lines.append(f"  {words:<10}{row[who]['runs']:>3} runs {row[who]['minutes']:>6} minutes  {told}")
-    if row["their_global_batch"] != row["global_batch"]:
-        lines.append(f"  the setting of the autotuner has another global batch: {row['their_global_batch']}")
-    return "\n".join(lines)
-
-
 # --- the judgement --------------------------------------------------------------------------------
 
 
-def times_of(rows: Sequence[Row], cell: Cell) -> dict[str, float]:
-    """Seconds of a step of each setting that was swept for a cell's case and measured to its end."""
+def swept_rows(rows: Sequence[Row], cell: Cell) -> list[Row]:
+    """The rows of the settings that were swept for a cell's case."""
     same = ("case", "gpus", "gpu")
-    return {
-        key_of(row["cell"]["choice"]): row["step_seconds"]
-        for row in rows
-        if row["cell"].get("kind") == "setting"
-        and all(row["cell"][key] == cell[key] for key in same)
-        and row["outcome"] == "measured"
-    }
+    of_settings = (row for row in rows if row["cell"].get("kind") == "setting")
+    return [row for row in of_settings if all(row["cell"][key] == cell[key] for key in same)]
+
+
+def times_of(rows: Sequence[Row], cell: Cell) -> dict[str, float]:
+    """Seconds of a step of each of them that was measured to its end, and not cut for being far behind."""
+    measured = (row for row in swept_rows(rows, cell) if row["outcome"] == "measured")
+    return {key_of(row["cell"]["choice"]): row["step_seconds"] for row in measured}
 
 
 def judged(rows: Sequence[Row]) -> Iterator[Row]:
@@ -333,7 +322,7 @@ def judged(rows: Sequence[Row]) -> Iterator[Row]:
             **cell,
             "found_over_best": _ratio(best, own),
             "found_over_start": _ratio(start, own) or row["found_over_start"],
-            "swept": len(times),
+            "swept": len(swept_rows(rows, cell)),
             **{key: row[key] for key in ("runs", "minutes", "lost", "out_of_memory", "found")},
         }
 
@@ -345,8 +334,8 @@ def _ratio(above: float | None, below: float | None) -> float | None:
 def summary(rows: Sequence[Row]) -> str:
     lines = [peer_text(row) for row in rows if row["cell"].get("kind") == "peer"]
     for one in judged(rows):
-        fresh = ", imports in each trial" if one.get("fresh") else ""
-        lines.append(f"{one['case']} on {one['gpus']} {one['gpu']}{fresh}")
+        how = ", imports in each trial" if one.get("fresh") else ""
+        lines.append(f"{one['case']} on {one['gpus']} {one['gpu']}{how}")
         lines.append(
             f"  {_times(one['found_over_best'])} of the best of {one['swept']} swept (goal {GOAL_FOUND}),"
             f" {_times(one['found_over_start'])} of the start (goal {GOAL_START} somewhere)"

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -117,3 +118,19 @@ def rate(spec: RunSpec, values: Mapping[str, Any], root: Path, start: Start) -> 
     got = run_trial(trial_spec(chosen), root, 120.0, best_step_seconds=None, show=lambda state, left: None,
                     start=start, early=False)  # fmt: skip
     return chosen.tokens_per_step / got.step_seconds if got.step_seconds else None
+
+
+def peer_text(row: Row) -> str:
+    """Both answers in a few lines."""
+    lines = [f"{row['cell']['case']}: llmtop tune{_how(row)} beside deepspeed --autotuning"]
+    for who, words in (("ours", "llmtop"), ("theirs", "deepspeed")):
+        rates = [one for one in row["tokens_per_second"][who] if one]
+        told = f"{statistics.median(rates):,.0f} tokens/s" if rates else "n/a"
+        lines.append(f"  {words:<10}{row[who]['runs']:>3} runs {row[who]['minutes']:>6} minutes  {told}")
+    if row["their_global_batch"] != row["global_batch"]:
+        lines.append(f"  global batch {row['their_global_batch']} in place of {row['global_batch']}")
+    return "\n".join(lines)
+
+
+def _how(row: Row) -> str:
+    return ", imports in each trial," if row["cell"].get("fresh") else ""

@@ -62,7 +62,7 @@ def test_a_search_is_judged_by_what_the_sweep_measured_of_both() -> None:
     elsewhere = {**cell, "gpus": 2, "kind": "setting", "choice": {"a": 5}}
     other: Row = {"cell": elsewhere, "step_seconds": 0.1, "outcome": "measured"}
     (one,) = tune.judged([search, *settings, other])
-    assert (one["found_over_best"], one["found_over_start"], one["swept"]) == (0.99, 1.5, 3)
+    assert (one["found_over_best"], one["found_over_start"], one["swept"]) == (0.99, 1.5, 4)
     (alone,) = tune.judged([search])
     assert (alone["found_over_best"], alone["found_over_start"], alone["swept"]) == (None, 9.0, 0)
     assert "n/a of the best of 0 swept" in tune.summary([search])

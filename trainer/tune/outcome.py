@@ -80,7 +80,8 @@ def _described(best: Line, start: Line | None) -> str:
 
 
 def _why(best: Line, start: Line | None, runner_up: Line | None) -> Iterator[str]:
-    yield f"{_step(best)} a step, {best.tokens_per_second or 0:,.0f} tokens/s"
+    runs = f" over {best.runs} runs" if best.runs > 1 else ""
+    yield f"{_step(best)} a step{runs}, {best.tokens_per_second or 0:,.0f} tokens/s"
     if start is best:
         yield "no setting that was tried is faster than the starting one"
     elif start is not None:
@@ -93,8 +94,7 @@ def _why(best: Line, start: Line | None, runner_up: Line | None) -> Iterator[str
 
 
 def _step(line: Line) -> str:
-    runs = f" over {line.runs} runs" if line.runs > 1 else ""
-    return f"{format_seconds(line.step_seconds)} ± {format_seconds(line.error_seconds)}{runs}"
+    return f"{format_seconds(line.step_seconds)} ± {format_seconds(line.error_seconds)}"
 
 
 def _against(best: Line, other: Line) -> str:
