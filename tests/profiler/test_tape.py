@@ -76,6 +76,15 @@ def test_eager_weights_are_held_to_the_end_of_a_block() -> None:
     assert simulated(spec).peak_reserved_bytes == pytest.approx(53_520 * MIB, abs=8 * MIB)
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_head_that_the_loss_reads_by_itself_stays_gathered(*, checkpointing: bool) -> None:
+    """ZeRO-3 gathers it with the whole model's code, so that nothing is gathered beyond its limit."""
+    spec = make(
+        "llama-3.2-1b", zero=3, gpus=2, seq_len=2048, liger=True, gradient_checkpointing=checkpointing
+    )
+    assert simulated(spec).peak_allocated_bytes == pytest.approx(predict(spec).peak_allocated_bytes, rel=0.01)
+
+
 @settings(max_examples=5, deadline=None)
 @given(specs())
 def test_a_small_device_makes_the_allocator_give_back(spec: RunSpec) -> None:

@@ -74,9 +74,11 @@ class ChunkedLoss:
     def run(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         machine, gathering = self.frame.machine, self.frame.gathering
         gathered = machine.new(self.head.weight_bytes) if self.is_unknown else None
-        self.is_unknown = False
-        if gathering is not None and gathered is None:
+        if gathering is not None and self.is_unknown:
+            gathering.learn(self.head.slot)
+        elif gathering is not None:
             gathering.fetch(self.head.slot)
+        self.is_unknown = False
         gradient = machine.view(self.head.in_bytes)
         of_head = [machine.new(self.head.weight_bytes)] if self.head.trained else []
         machine.passing(self.chunk_bytes)

@@ -53,6 +53,8 @@ class Coordinator:
         """Uses before this one are gathered, or about to be."""
         self.available = 0
         """Elements that are gathered, less those of earlier steps."""
+        self.external: Weight | None = None
+        """What the whole model's own code reads."""
         self.inflight: dict[int, Gather] = {}
         """By weight, until that is used."""
 
@@ -61,9 +63,19 @@ class Coordinator:
 
     def begin(self) -> None:
         """A micro-batch begins."""
-        if self.uses:
+        if self.uses and self.recording:
             self.recording = False
+            if self.external is not None:
+                self.uses.insert(0, self.external.index)
         self.at = self.queued = self.available = 0
+        if self.external is not None:
+            self._use(self.external)
+
+    def learn(self, slot: int) -> None:
+        """In the first pass a module's code reads a weight that is not its own: the whole model's, which from
+        then on holds it from the start of forward to the end of backward, where it is used again."""
+        self.external = self.weight(slot)
+        self.uses.append(self.external.index)
 
     def weight(self, slot: int) -> Weight:
         """The embedding's before the blocks, then a block's by its slot, then the head's."""
@@ -78,12 +90,15 @@ class Coordinator:
         weight = self.weight(slot)
         if self.recording:
             self.uses.append(weight.index)
+        self._use(weight)
+        return weight.tensor
+
+    def _use(self, weight: Weight) -> None:
         if weight.tensor is None and weight.index not in self.inflight:
             self._gather([weight])
         self._wait(weight)
         self.at += 1
         self.enter()
-        return weight.tensor
 
     def enter(self, modules: int = 1) -> None:
         """Modules are entered: each gathers ahead, those without a weight of their own too."""
@@ -141,7 +156,9 @@ class Coordinator:
 
     def release(self, slot: int) -> None:
         weight = self.weight(slot)
-        if weight.tensor is None or (not self.recording and self._is_near(weight)):
+        if weight.tensor is None:
+            return
+        if not self.recording and (weight is self.external or self._is_near(weight)):
             return
         self.machine.drop(weight.tensor)
         weight.tensor = None
