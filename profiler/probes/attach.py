@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from llmtop.profiler.probes.baseline import baseline
+from llmtop.profiler.probes.script import begin
 from llmtop.profiler.probes.script.engine import EngineWatch
 from llmtop.profiler.probes.script.found import (
     found_model,
@@ -29,10 +30,18 @@ CLASSIFY_EVERY = 100
 _ATTACHED = "_llmtop_attached"
 
 
-def attach(engine: Any) -> bool:
-    """Watch a DeepSpeed engine from here on; whether it is watched: not outside of a run.
+def watch() -> None:
+    """From here on what trains in this process is watched: the first engine that DeepSpeed makes, or else the
+    first torch optimizer that steps. Without `llmtop run`, all ranks must call it.
+    """
+    begin.wait_for_training()
 
-    Each step then leaves its phases, its memory by component and its loss in the record of the run.
+
+def attach(engine: Any) -> bool:
+    """Watch a DeepSpeed engine from here on; whether it is watched. To be called by all ranks.
+
+    Each step then leaves its phases, memory by component and loss in the record of the run: of the one
+    that launched this process, else of a new one, whose name is said on stderr.
     """
     if getattr(engine, _ATTACHED, False):
         return True

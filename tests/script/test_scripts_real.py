@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,17 +12,20 @@ import pytest
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.result import Component, Moment
 from llmtop.profiler.record.events import MemoryClassified, RankFinished, RunEnded, StepFinished
-from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
+from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, list_runs
 from llmtop.profiler.record.scriptevents import BatchSeen, RankAttached, RunDescribed
-from tests.script.watching import of, output, python, torchrun, watched
+from llmtop.trainer.control import wait_for_end
+from tests.script.watching import SECONDS, of, output, python, torchrun, watched
 
 pytestmark = pytest.mark.slow
 Watched = tuple[RunDir, RunEnded, RunState]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def on_cpu() -> None:
-    os.environ["DS_ACCELERATOR"] = "cpu"
+def on_cpu() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DS_ACCELERATOR", "cpu")
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +140,21 @@ def test_an_exception_of_the_script_is_named(tmp_path: Path) -> None:
     run, end, _ = watched(tmp_path, torchrun(1, "bare.py", "0", "fail"))
     assert (end.state, end.rank) == ("failed", 0)
     assert "RuntimeError: planted in the script" in end.reason and "after step 6" in end.reason
+
+
+def test_a_line_of_code_begins_a_run_of_its_own(tmp_path: Path) -> None:
+    done = subprocess.run(
+        torchrun(2, "callback.py", "ds"),
+        env={**os.environ, "LLMTOP_RUNS_DIR": str(tmp_path / "runs")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (run,) = list_runs(tmp_path / "runs")
+    assert f"llmtop attach {run.run_id}" in done.stderr
+    end = wait_for_end(run, SECONDS)
+    assert end is not None and end.state == "completed" and "ended by itself after step 4" in end.reason
+    for rank in (0, 1):
+        assert [step.step for step in of(run, rank, StepFinished)] == [1, 2, 3, 4]

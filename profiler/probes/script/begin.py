@@ -6,13 +6,23 @@ Called in the middle of the libraries' own imports, so what needs them waits for
 from __future__ import annotations
 
 import functools
+import sys
 from types import ModuleType
 from typing import Any
 
+from llmtop.profiler.probes.script import importhook
 from llmtop.profiler.probes.script.importhook import guarded
 
 _started = False
 """Whether something trains in this process and is watched: one thing a process."""
+
+
+def wait_for_training() -> None:
+    """As the hook does at the start of a process, but late: the libraries may be there already."""
+    importhook.install()
+    for name, function in importhook.AFTER.items():
+        if name in sys.modules:
+            guarded(function, sys.modules[name])
 
 
 def deepspeed_imported(module: ModuleType) -> None:

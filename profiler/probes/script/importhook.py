@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _BEGIN = "llmtop.profiler.probes.script.begin"
 
-_AFTER = {
+AFTER = {
     "deepspeed": "deepspeed_imported",
     "torch.optim.optimizer": "optimizers_imported",
 }
@@ -74,7 +74,7 @@ class Waiting:
 
 def install() -> None:
     """From now on a training library that is imported is watched."""
-    sys.meta_path.insert(0, Waiting(_AFTER))
+    sys.meta_path.insert(0, Waiting(AFTER))
 
 
 def guarded(function: str, *given: Any) -> None:

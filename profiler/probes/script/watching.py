@@ -17,6 +17,7 @@ from typing import ParamSpec, TypeVar
 
 from llmtop.presets.version import package_version
 from llmtop.profiler.oom.failure import failure_event
+from llmtop.profiler.probes.script.newrun import begin_run
 from llmtop.profiler.probes.script.steps import Steps
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import RankFinished
@@ -57,7 +58,9 @@ class Watched:
 
     @classmethod
     def here(cls) -> Watched | None:
-        """This process as a rank of the run that launched it; None without one."""
+        """This process as a rank of the run that launched it, or of one that begins now; None without one."""
+        if not os.environ.get(RUN):
+            begin_run(RUN)
         folder = os.environ.get(RUN)
         return None if not folder else cls(RunDir.open(Path(folder)), int(os.environ.get("RANK") or 0))
 

@@ -3,8 +3,12 @@
 import sys
 from pathlib import Path
 
+import deepspeed
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments
+
+# It would be compiled for half a minute, and ranks of this size have no use for it.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 ZERO = {
     "train_micro_batch_size_per_gpu": "auto",
