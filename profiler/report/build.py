@@ -26,6 +26,7 @@ from llmtop.profiler.record.events import KernelsSeen
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import HARDWARE, SUPERVISOR, RunDir
 from llmtop.profiler.report.changes import ChangeReport, changes_of
+from llmtop.profiler.report.snapshots import SnapshotReport, snapshots_of
 
 REPORT_SCHEMA_VERSION = 1
 
@@ -168,6 +169,8 @@ class Report(Struct, frozen=True, kw_only=True):
     host_memory: HostReport
     ranks: tuple[RankReport, ...]
     checkpoints: tuple[CheckpointSaved, ...]
+    snapshots: tuple[SnapshotReport, ...]
+    """Closer looks that somebody took while it ran."""
     changes: tuple[ChangeReport, ...]
     """What was changed while the run went on, or was to be; memory and settings are of the last one."""
     out_of_memory: OutOfMemory | None
@@ -261,6 +264,7 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         host_memory=_host(state, prediction),
         ranks=tuple(_rank(state, rank) for _, rank in sorted(state.ranks.items())),
         checkpoints=state.checkpoints,
+        snapshots=snapshots_of(run, state),
         changes=changes_of(state),
         out_of_memory=diagnose(state, spec, prediction),
         findings=findings(state, spec, prediction),

@@ -311,6 +311,16 @@ def _kernels(report: Report, width: int) -> Iterator[str]:
         yield f"  {share:>6}{kernel.calls:>7} x  {kernel.name}"[:width]
 
 
+def _snapshots(report: Report, width: int) -> Iterator[str]:
+    shown = [one for one in report.snapshots if one.lines]
+    if shown:
+        yield "Closer looks"
+    if len(shown) < len(report.snapshots):
+        yield f"  {counted(len(report.snapshots) - len(shown), 'earlier one')}: see snapshots/ in the folder"
+    for one in shown:
+        yield from (f"  {line}" for line in one.lines)
+
+
 def _changes(report: Report, width: int) -> Iterator[str]:
     if report.changes:
         yield "Changes"
@@ -343,7 +353,7 @@ def _record(report: Report, width: int) -> Iterator[str]:
 
 
 _SECTIONS: tuple[Section, ...] = (
-    *(_head, _out_of_memory, _training, _changes, _memory, _hardware, _switches, _kernels),
+    *(_head, _out_of_memory, _training, _changes, _memory, _hardware, _switches, _kernels, _snapshots),
     *(_findings, _record),
 )
 

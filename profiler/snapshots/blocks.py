@@ -29,7 +29,7 @@ class AllocationSite(Struct, frozen=True, kw_only=True):
     blocks: int
 
 
-class BlockSummary(Struct, frozen=True, kw_only=True):
+class BlockSummary(Struct, frozen=True, kw_only=True, tag="blocks"):
     schema_version: int = 1
     rank: int
     step: int

@@ -29,7 +29,7 @@ class ModuleRow(Struct, frozen=True, kw_only=True):
     """Kept for the backward pass at the end of the last micro-batch's forward pass, each storage once."""
 
 
-class ModuleTable(Struct, frozen=True, kw_only=True):
+class ModuleTable(Struct, frozen=True, kw_only=True, tag="modules"):
     schema_version: int = 1
     rank: int
     step: int

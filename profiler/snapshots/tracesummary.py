@@ -34,7 +34,7 @@ class TopOperation(Struct, frozen=True, kw_only=True):
     calls: int
 
 
-class TraceSummary(Struct, frozen=True, kw_only=True):
+class TraceSummary(Struct, frozen=True, kw_only=True, tag="trace"):
     """Seconds are of one rank; shares are of `wall_seconds`, and overlap counts in both."""
 
     schema_version: int = 1

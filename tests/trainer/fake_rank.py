@@ -14,13 +14,17 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
+
 from llmtop.profiler.record.changeevents import ChangeApplied
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import RankFailed, RankFinished, StageBegan, StepFinished
 from llmtop.profiler.record.failureevents import StepHealed
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.trainer.change.livefile import LiveFile, LiveRequest
+from llmtop.profiler.record.snapshotevents import SnapshotFile, SnapshotTaken
+from llmtop.profiler.snapshots.modules import ModuleRow, ModuleTable
+from llmtop.trainer.change.livefile import LiveFile, LiveRequest, SnapshotRequest, SnapshotRequests
 from llmtop.trainer.change.restagefolder import restage_folders
 from llmtop.trainer.change.standby import mark_ready, standby_setting, wait_for_go
 from llmtop.trainer.pdeath import die_with_parent
@@ -135,6 +139,38 @@ def leave(asked: LiveRequest, number: int) -> None:
         saved = CheckpointSaved(step=number, path=str(state), size_bytes=7, seconds=0.01, passing=True)
         EVENTS.write(saved)
     finish(number, "stopped")
+
+
+def looks_closer() -> None:
+    """Steps until told to stop; writes a table of modules when one is asked for.
+
+    Where there is a file `disk-full`, it says that of every rank that it names; of a `silent` run, nothing.
+    """
+    listen()
+    asks, done, number = SnapshotRequests(RUN), 0, 0
+    end = time.monotonic() + BOUND_SECONDS
+    while time.monotonic() < end and not ASKED:
+        number += 1
+        step(number)
+        asked = asks.newest()
+        if asked is not None and asked.number > done and RANK in asked.ranks and not told("silent"):
+            done = asked.number
+            full = told("disk-full") and str(RANK) in (RUN.path / "disk-full").read_text()
+            EVENTS.write(closer_look(asked, number, "No space left on device" if full else ""))
+        time.sleep(PAUSE_SECONDS)
+    finish(number, "stopped")
+
+
+def closer_look(asked: SnapshotRequest, number: int, problem: str) -> SnapshotTaken:
+    if problem:
+        return SnapshotTaken(number=asked.number, what=asked.what, step=number, problem=problem)
+    row = ModuleRow(name="model.layers.*.mlp", kind="Mlp", calls=2, forward_seconds=0.5, saved_bytes=3 << 20)
+    table = msgspec.json.encode(ModuleTable(rank=RANK, step=number, step_seconds=1.5, rows=(row,)))
+    RUN.snapshots_dir.mkdir(exist_ok=True)
+    path = RUN.snapshots_dir / f"{asked.stem}-rank-{RANK}-{asked.what}.json"
+    path.write_bytes(table)
+    file = SnapshotFile(name=str(path.relative_to(RUN.path)), size_bytes=len(table))
+    return SnapshotTaken(number=asked.number, what=asked.what, step=number, files=(file,))
 
 
 def next_step() -> int:
