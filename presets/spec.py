@@ -85,6 +85,8 @@ class TracedCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`sdpa` stands for FlashAttention too, which keeps the same tensors."""
     width: Literal[2, 4]
     """Bytes of a number: 16 bits or 32."""
+    adapters: bool
+    """Whether all is frozen but adapters on every matrix of attention and MLP, not counting themselves."""
     from_length: NonNegativeInt
     """Sequences of at least so many tokens: a sliding window changes what is kept."""
     saved_bytes: int

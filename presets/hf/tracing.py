@@ -27,7 +27,7 @@ from llmtop.presets.paths import cache_dir
 from llmtop.presets.spec import ModelShape
 
 MODULE = "llmtop.profiler.probes.trace_model"
-FORM = 1
+FORM = 2
 """Of the answer and of how it is made: another one makes every kept answer anew."""
 LIMIT_SECONDS = 180.0
 _PACKAGES = ("torch", "transformers")

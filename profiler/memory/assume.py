@@ -94,8 +94,8 @@ def _of_family(spec: RunSpec) -> Iterator[str]:
     if model.traced is not None:
         code = f"its own code was followed ({model.traced.versions})"
         yield f"traced: '{model.family}' has no formulas here; {code}, and the upper bound is wider"
-        if spec.options.lora_rank:
-            yield "activations are counted as if every weight of the traced model were trained"
+        if spec.options.lora_rank and spec.options.lora_targets != "all-linear":
+            yield "activations are counted as if every matrix of the traced model had its adapter"
     elif model.family in UNCOMPARED_FAMILIES:
         yield f"activations of family '{model.family}' follow formulas not yet compared with its code"
 

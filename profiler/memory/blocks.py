@@ -261,6 +261,7 @@ def traced_cost(spec: RunSpec, traced: Traced) -> TracedCost:
         cost
         for cost in traced.costs
         if (cost.attention == "eager") == eager
+        and cost.adapters == bool(spec.options.lora_rank)
         and cost.width == DTYPE_BYTES[spec.options.precision]
         and cost.from_length <= spec.options.seq_len
     ]
@@ -311,7 +312,7 @@ def block_bytes(spec: RunSpec, sizes: Sizes) -> BlockBytes:
     attention = _attention_saved(spec, sizes)
     masks = _dropout_masks(model)
     mlp = mlp_saved(spec, sizes)
-    saved = norms + outputs * hidden + attention + mlp + adapters + masks
+    saved = norms + outputs * hidden - _unread_outputs(sizes) + attention + mlp + adapters + masks
     extra, freed = mlp_backward(spec, sizes)
     after_mlp = _last_norm_backward(model, sizes)
     if after_mlp > extra - freed:
@@ -331,6 +332,15 @@ def block_bytes(spec: RunSpec, sizes: Sizes) -> BlockBytes:
         peak_in_attention=in_attention,
         gradient=hidden,
     )
+
+
+def _unread_outputs(sizes: Sizes) -> int:
+    """Of the norms before MLPs those that only frozen experts read, as the mean of all blocks."""
+    model, moe = sizes.model, sizes.model.moe
+    if not sizes.lora_rank or not sizes.mlp_adapted or moe is None or moe.shared_intermediate_size:
+        return 0
+    sparse = model.num_layers - moe.first_dense_layers
+    return sparse * model.hidden_size * sizes.dtype_bytes // model.num_layers
 
 
 def _last_norm_backward(model: ModelShape, sizes: Sizes) -> int:

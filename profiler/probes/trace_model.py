@@ -31,7 +31,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 
 from llmtop.presets.hf.tracing import Answer
 from llmtop.presets.spec import ModelShape, Traced, TracedCost
-from llmtop.profiler.probes.trace_sizes import NotAFit, blocks_of, shape_of, weights_of, window_of
+from llmtop.profiler.probes.trace_sizes import (
+    NotAFit,
+    blocks_of,
+    role_in_block,
+    shape_of,
+    weights_of,
+    window_of,
+)
 
 BATCH = 2
 LENGTHS = (128, 256, 384, 512)
@@ -56,8 +63,13 @@ def trace(config: dict[str, Any]) -> ModelShape:
         for attention in _attentions(model):
             model = _model(built, attention)
             run = _shortened(model)
-            for width, dtype in _DTYPES:
-                costs += _costs(model.to(dtype), run, attention, width, shape.sliding_window)
+            for adapters in (False, True):
+                _freeze(model, run, adapters=adapters)
+                for width, dtype in _DTYPES:
+                    costs += [
+                        replace(cost, attention=attention, width=width, adapters=adapters)
+                        for cost in _costs(model.to(dtype), run, shape.sliding_window)
+                    ]
         weights, attention_flops = _flops(model.to(torch.bfloat16), run, len(blocks))
     flash = ("flash",) if model._supports_flash_attn else ()
     traced = Traced(
@@ -69,6 +81,14 @@ def trace(config: dict[str, Any]) -> ModelShape:
         versions=_versions(),
     )
     return replace(shape, traced=traced)
+
+
+def _freeze(model: Any, blocks: torch.nn.ModuleList, *, adapters: bool) -> None:
+    """Train everything; or what would have adapters, which keep a matrix's input as its own training does."""
+    model.requires_grad_(not adapters)
+    for block in blocks if adapters else ():
+        for name, weight in block.named_parameters():
+            weight.requires_grad_(weight.dim() == 2 and role_in_block(name, weight) in ("attention", "mlp"))
 
 
 def _shortened(model: Any) -> torch.nn.ModuleList:
@@ -109,6 +129,8 @@ def _model(config: Any, attention: str) -> Any:
     config.use_cache = False
     with torch.device("meta"):
         built = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.bfloat16)
+    # With frozen weights too the first block is to be like the others: that it keeps less is told elsewhere.
+    built.get_input_embeddings().register_forward_hook(lambda *given: given[-1].requires_grad_(True))
     return built.train()
 
 
@@ -160,39 +182,38 @@ class _Run:
         return tensor
 
 
-def _costs(
-    model: Any,
-    blocks: torch.nn.ModuleList,
-    attention: Literal["eager", "sdpa"],
-    width: Literal[2, 4],
-    window: int | None,
-) -> Iterator[TracedCost]:
-    """One for lengths within every window, and one for those beyond where there is a window."""
+def _costs(model: Any, blocks: torch.nn.ModuleList, window: int | None) -> Iterator[TracedCost]:
+    """One for lengths within every window, and one for those beyond where there is a window.
+
+    Of which attention, precision and training they are is for the caller to fill in.
+    """
     within = LENGTHS
     if window is not None and window <= LENGTHS[-1]:
         within = (window // 5, window * 2 // 5, window * 3 // 5, window * 4 // 5)
-    yield replace(_cost(model, blocks, within), attention=attention, width=width)
+    yield _cost(model, blocks, within, from_length=0)
     if window is not None:
         first, second, third, fourth = (window + length for length in LENGTHS)
-        beyond = _cost(model, blocks, (first, second, third, fourth))
-        yield replace(beyond, attention=attention, width=width, from_length=window)
+        yield _cost(model, blocks, (first, second, third, fourth), from_length=window)
 
 
-def _cost(model: Any, blocks: torch.nn.ModuleList, lengths: tuple[int, int, int, int]) -> TracedCost:
-    """Of one length's kind; which attention and precision it is of is for the caller to fill in."""
+def _cost(
+    model: Any, blocks: torch.nn.ModuleList, lengths: tuple[int, int, int, int], *, from_length: int
+) -> TracedCost:
     runs = [_Run(model, blocks, length) for length in lengths]
     kinds = _kinds(model, blocks)
     means = [_mean_block(run, kinds) for run in runs]
     fixed, per_token, per_key = _coefficients(lengths, means)
-    whole = runs[0].outside + sum(runs[0].by_block) - means[0] * len(blocks)
+    # The first block keeps what all of them share.
+    shared = max(0.0, sum(runs[0].by_block) - means[0] * len(blocks))
     return TracedCost(
         attention="eager",
         width=2,
-        from_length=0,
+        adapters=False,
+        from_length=from_length,
         fixed_bytes=round(fixed),
         saved_bytes=round(per_token / BATCH),
         saved_bytes_per_key=max(0.0, round(per_key / BATCH, 6)),
-        outside_bytes=max(0, round(whole / BATCH / lengths[0])),
+        outside_bytes=max(0, round((runs[0].outside + shared) / BATCH / lengths[0])),
         keeps_input=runs[0].keeps_input,
     )
 
@@ -255,11 +276,12 @@ def _flops_of(model: Any, length: int) -> int:
 
 
 class _GroupedProduct(torch.autograd.Function):
-    """Every row of `given` times one of the matrices: keeps both, and counts as such a product."""
+    """Every row of `given` times one of the matrices: keeps each for the other's gradient, and counts as such
+    a product."""
 
     @staticmethod
     def forward(ctx: Any, given: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(given, weight)
+        ctx.save_for_backward(given if ctx.needs_input_grad[1] else None, weight)
         return given @ weight[0]
 
 

@@ -44,7 +44,7 @@ def weights_of(model: Any, blocks: list[Any]) -> tuple[TracedTensor, ...]:
         key = (name.removesuffix(".weight"), tuple(weight.shape))
         groups[key] += 1
         if per_layer:
-            roles[key] = _role_in_block(name, weight), True
+            roles[key] = role_in_block(name, weight), True
         else:
             is_head = head is not None and weight is head.weight
             roles[key] = _role_outside(name, weight, tables, is_head), False
@@ -77,7 +77,8 @@ def _role_outside(name: str, weight: Any, tables: dict[int, TensorRole], is_head
     return "norm" if _is_norm(name) else "bias"
 
 
-def _role_in_block(name: str, weight: Any) -> TensorRole:
+def role_in_block(name: str, weight: Any) -> TensorRole:
+    """What a weight of a block is, by its name there and its shape."""
     parts = name.lower().split(".")
     if weight.dim() == 1:
         return "norm" if _is_norm(name) or not name.endswith("bias") else "bias"

@@ -100,8 +100,13 @@ def test_a_known_family_is_traced_as_its_formulas_say(name: str) -> None:
     assert _by_role(traced) == _by_role(counted)
     for attention in {"eager", "sdpa"} & set(traced.traced.attentions):
         for precision in ("bf16", "fp32"):
-            for length in (256, 1000):
-                options = {"attention": attention, "precision": precision, "seq_len": length}
+            for length, rank in ((256, 0), (1000, 0), (256, 8)):
+                options = {
+                    "attention": attention,
+                    "precision": precision,
+                    "seq_len": length,
+                    "lora_rank": rank,
+                }
                 by_formula, by_trace = spec_of(counted, config, **options), spec_of(traced, config, **options)
                 block, seen = _block(by_formula), _block(by_trace)
                 assert seen.saved == pytest.approx(block.saved, rel=0.01), options
