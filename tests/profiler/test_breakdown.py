@@ -63,6 +63,7 @@ def test_outside_the_allocator_adds_up_to_the_device(tmp_path: Path) -> None:
     assert found.actual_peak_bytes is not None
     assert found.actual_peak_bytes + outside == found.actual_device_bytes
     predicted = sum(row.predicted_bytes or 0 for row in found.rows if not row.in_peak)
+    assert found.predicted_peak_bytes is not None
     assert found.predicted_peak_bytes + predicted == found.predicted_device_bytes
 
 
