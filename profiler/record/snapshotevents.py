@@ -59,7 +59,7 @@ class SnapshotTaken(Event, frozen=True, kw_only=True, tag="snapshot_taken"):
     steps: int = 1
     files: tuple[SnapshotFile, ...] = ()
     stall_seconds: float = 0.0
-    """That this rank stood still for it between two steps, beyond slower steps."""
+    """That this rank did nothing but this: beginning, ending and writing, beyond slower steps."""
     seconds: float = 0.0
     """From the end of the last step to the last file: the training goes on meanwhile."""
     notes: tuple[str, ...] = ()

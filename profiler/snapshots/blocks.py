@@ -7,6 +7,7 @@ were recorded.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ UNNAMED = "unnamed"
 PENDING = "freed, in use by another stream"
 FREE = "reserved, free"
 TOP_SITES = 20
-_LIBRARY = ("/torch/", "/deepspeed/", "torch/", "<frozen")
+_LIBRARY = re.compile(r"-packages/(torch|deepspeed)/|^<frozen")
 _MEMORY_STATES = {"active_allocated", "active_awaiting_free", "active_pending_free", "inactive"}
 
 
@@ -112,6 +113,6 @@ def _sites(blocks: Iterable[Mapping[str, Any]]) -> tuple[AllocationSite, ...]:
 
 def _where(frames: Sequence[Mapping[str, Any]]) -> str:
     """Frames come innermost first."""
-    own = [frame for frame in frames if not any(word in frame["filename"] for word in _LIBRARY)]
+    own = [frame for frame in frames if not _LIBRARY.search(frame["filename"])]
     frame = next(iter(own or frames), None)
     return "" if frame is None else f"{frame['filename']}:{frame['line']} {frame['name']}"

@@ -58,7 +58,7 @@ class Profiling:
         self._request: SnapshotRequest | None = None
         """Begun and not ended."""
         self._first = self._step = 0
-        self._start_seconds = 0.0
+        self._stall_seconds = 0.0
         self._recording: Recording | None = None
         self._writing: list[tuple[SnapshotTaken, Writing, float]] = []
         """What is told, what writes it, and since when."""
@@ -160,16 +160,18 @@ class Profiling:
             self._failed(request, error)
             return
         self._recording = recording
-        self._start_seconds = time.perf_counter() - began
+        self._stall_seconds = time.perf_counter() - began
 
     def _guarded(self, call: str, *given: Any) -> None:
         if self._recording is None:
             return
+        began = time.perf_counter()
         try:
             getattr(self._recording, call)(*given)
         except Exception as error:  # noqa: BLE001 - told in the record
             if self._request is not None:
                 self._failed(self._request, error)
+        self._stall_seconds += time.perf_counter() - began
 
     def _end(self, request: SnapshotRequest, reading: StepReading) -> None:
         recording, self._recording = self._recording, None
@@ -181,7 +183,7 @@ class Profiling:
             self._recording = recording
             self._failed(request, error)
             return
-        stall = self._start_seconds + time.perf_counter() - began
+        stall = self._stall_seconds + time.perf_counter() - began
         told = SnapshotTaken(
             number=request.number,
             what=request.what,
