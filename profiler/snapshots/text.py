@@ -19,6 +19,9 @@ from llmtop.profiler.units import (
 
 _TOP = 10
 _MODULES = 30
+_NAME_CELLS = 64
+"""Of a kernel's name, which may be ten times as long: the summary's file has more of it."""
+_PARTS_A_ROW = 4
 
 
 def trace_lines(summary: TraceSummary, *, top: int = _TOP) -> Iterator[str]:
@@ -35,11 +38,14 @@ def trace_lines(summary: TraceSummary, *, top: int = _TOP) -> Iterator[str]:
         if name == "communication" and summary.overlap_share is not None:
             beside = f"   {_share(summary.overlap_share)} of it while something computed"
         yield f"  {name:<15}{format_seconds(seconds):>10}{_of(seconds, wall):>8}{beside}"
-    yield f"  {'for':<15}" + ", ".join(f"{part.name} {_share(part.share)}" for part in summary.parts)
+    for at in range(0, len(summary.parts), _PARTS_A_ROW):
+        row = summary.parts[at : at + _PARTS_A_ROW]
+        words = "".join(f"{part.name} {_share(part.share)}".ljust(19) for part in row)
+        yield f"  {'' if at else 'for':<15}{words}".rstrip()
     what = "kernels" if summary.on_device else "operators"
     yield f"  Longest {what}"
     for one in summary.top[:top]:
-        yield f"  {format_seconds(one.seconds):>10}{one.calls:>7} x  {one.part:<11}{one.name}"
+        yield f"  {format_seconds(one.seconds):>10}{one.calls:>7} x  {one.part:<11}{one.name[:_NAME_CELLS]}"
     if summary.collectives:
         yield "  Collectives (each call's time holds the waiting for slower ranks)"
         yield f"  {'':<16}{'size':>10}{'calls':>7}{'mean':>10}{'bus, mean':>13}{'bus, best':>13}"

@@ -22,6 +22,7 @@ from llmtop.profiler.snapshots.collectives import bus_factor
 from llmtop.profiler.snapshots.estimate import check_snapshot, estimate_snapshot
 from llmtop.profiler.snapshots.intervals import intersection, length, union
 from llmtop.profiler.snapshots.reading import snapshot_lines
+from llmtop.profiler.snapshots.text import trace_lines
 from llmtop.profiler.snapshots.tracefile import TraceFile
 from llmtop.profiler.snapshots.tracesummary import TraceSummary, summarise
 from tests.recorded_spec import recorded_prediction, recorded_spec
@@ -338,3 +339,15 @@ def test_a_memory_snapshot_and_its_cost_read_as_a_table(run: RunDir) -> None:
     for row in (r"parameters +8.00 MiB +36.4%", r"14.0 MiB +2 x  /home/somebody/model.py:20", r"2.00 KiB  /"):
         assert re.search(row, text), text
     assert "stood still for 250 ms" in text
+
+
+def test_a_table_of_a_trace_is_no_wider_than_a_terminal() -> None:
+    long = [
+        *GPU_STEP,
+        kernel("void at::native::elementwise_kernel<128, 4, std::array<char*>>" * 9, 96, 99, 1),
+    ]
+    rows = list(trace_lines(summarise(trace_of(long), step=7)))
+    assert max(map(len, rows)) <= 100, rows
+    text = "\n".join(rows)
+    for words in ("Trace of rank 1, 1 step from step 7", "50.0% of it while", "loss 12.1%", "all_reduce"):
+        assert words in text
