@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +15,8 @@ from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.script.hookenv import script_environment
 from llmtop.trainer.supervisor.ranks import RankExit, Ranks
 
+_EXEC_SECONDS = 1.0
+_EXEC_PAUSE_SECONDS = 0.01
 COMMAND = 0
 """Number under which the command itself is kept, and whose log is its output."""
 
@@ -107,9 +110,16 @@ class Observed:
 
 
 def command_line(pid: int) -> tuple[str, ...]:
-    """The words that a process was started with; empty where they cannot be read."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return ()
-    return tuple(os.fsdecode(word) for word in words.rstrip(b"\0").split(b"\0"))
+    """The words that a process was started with; empty where they cannot be read.
+
+    A process that has begun this moment has none for a while: that is waited for.
+    """
+    end = time.monotonic() + _EXEC_SECONDS
+    while True:
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0")
+        except OSError:
+            return ()
+        if words or time.monotonic() >= end:
+            return tuple(os.fsdecode(word) for word in words.split(b"\0") if words)
+        time.sleep(_EXEC_PAUSE_SECONDS)
