@@ -43,6 +43,7 @@ _DEEPSPEED_MARKS = {
     *("gradient_accumulation_steps", "gradient_clipping", "scheduler", "activation_checkpointing"),
 }
 """Top keys by which a JSON file is told to be one or the other."""
+_SCRIPT_COMMANDS = {".py": "python", ".sh": "bash"}
 _JSON_FIX = "of a model: --model {name}; of DeepSpeed: --deepspeed-config {name}"
 _RECIPE_TEXTS = ("description", "goal", "notes", "base")
 
@@ -147,6 +148,8 @@ def _of_a_file(name: str) -> tuple[str, str] | None:
         return "a folder", f"--model {name}" if (
             path / "config.json"
         ).is_file() else "a recipe is a TOML file"
+    if command := _SCRIPT_COMMANDS.get(path.suffix.lower()):
+        return "a script", f"llmtop run -- {command} {name}"
     if not os.path.isfile(path):  # noqa: PTH113
         return ("a file that is not here", _JSON_FIX.format(name=name)) if path.suffix == ".json" else None
     if path.suffix.lower() != ".json":

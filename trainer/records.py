@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from llmtop.presets.errors import UsageError, nearest
 from llmtop.profiler.units import counted
@@ -56,10 +57,10 @@ def record_text(path: Path, number: int, line: str, text_field: str) -> str:
     if not isinstance(record, dict):
         raise UsageError(f"{where}: not a JSON object", fix='each line must look like {"text": "..."}')
     if text_field not in record:
-        raise no_field(f"{where}: no field '{text_field}'", "fields", text_field, map(str, record))
+        raise no_field(f"{where}: no field '{text_field}'", "fields", text_field, record)
     text = record[text_field]
     if not isinstance(text, str):
-        raise UsageError(f"{where}: field '{text_field}' is {type(text).__name__}, not text")
+        raise field_is_no_text(f"{where}: field", text_field, record)
     return _whole(text)
 
 
@@ -70,14 +71,47 @@ def _whole(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def no_field(what: str, things: str, wanted: str, known: Iterable[str]) -> UsageError:
-    """The error for records or columns that lack the wanted one."""
-    names = sorted(known)
+def no_field(what: str, things: str, wanted: str, record: Mapping[str, Any]) -> UsageError:
+    """The error for a record, or a row of columns, that lacks the wanted one."""
+    names = sorted(record)
+    told = f"its {things} are: {', '.join(names)}"
     guess = nearest(wanted, names)
+    chats = [name for name in names if _is_chat(record[name])]
+    if chats and (guess is None or guess in chats):
+        return _chat(what, f"{told}; '{chats[0]}' holds the messages of a chat")
+    return UsageError(what, why=told, fix=f"name the one that holds the text: --text-field {guess or 'NAME'}")
+
+
+def field_is_no_text(what: str, text_field: str, record: Mapping[str, Any]) -> UsageError:
+    """The error for a field that is there and holds something else; `what` leads its name."""
+    value = record[text_field]
+    if _is_chat(value):
+        return _chat(f"{what} '{text_field}' holds the messages of a chat", "")
+    texts = sorted(name for name, other in record.items() if isinstance(other, str))
+    named = f" Its text fields: {', '.join(texts)}" if texts else ""
+    return UsageError(
+        f"{what} '{text_field}' is {type(value).__name__}, not text",
+        why=f"the trainer takes plain text.{named}" if named else "the trainer takes plain text",
+        fix=f"name the one that holds the text: --text-field {texts[0] if len(texts) == 1 else 'NAME'}",
+    )
+
+
+def _is_chat(value: object) -> bool:
+    """Whether a field holds turns: of role and content, or as ShareGPT's from and value."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(turn, dict) and turn.keys() & {"role", "from"} for turn in value)
+    )
+
+
+def _chat(what: str, why: str) -> UsageError:
+    plain = "llmtop's trainer takes plain text"
     return UsageError(
         what,
-        why=f"its {things} are: {', '.join(names)}",
-        fix=f"name the one that holds the text: --text-field {guess or 'NAME'}",
+        why=f"{why}, and {plain}" if why else plain,
+        fix="render each chat into a field 'text' with the tokenizer's chat template (docs/scripts.md has the"
+        " lines), or watch a training script of your own: llmtop run -- python your_sft.py",
     )
 
 

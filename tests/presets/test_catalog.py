@@ -450,6 +450,8 @@ def test_an_unknown_family_gets_the_list_of_all(family: str, tmp_path: Path) -> 
         ("config.json", '{"model_type": "llama"}', "--model"),
         ("other.json", '{"some": 1}', "neither a model nor DeepSpeed"),
         ("README.md", "# text", "a recipe is a TOML file"),
+        ("train.py", "import torch", "llmtop run -- python train.py"),
+        ("train.sh", "torchrun train.py", "llmtop run -- bash train.sh"),
     ],
 )
 def test_a_file_in_the_place_of_a_recipe_is_told_by_what_it_holds(

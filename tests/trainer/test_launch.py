@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -152,6 +153,31 @@ def test_data_that_is_empty_too_little_or_no_text_is_refused(installed: set[str]
     # A character lies across the end of what is read.
     file.write_text("\u00e9" * 40_000, encoding="utf-8-sig")
     check(data=str(file))
+
+
+@pytest.mark.parametrize("turn", [{"role": "user", "content": "hi"}, {"from": "human", "value": "hi"}])
+@pytest.mark.parametrize("field", ["text", "messages"])
+def test_records_of_chats_are_told_as_chats_with_both_ways_out(
+    turn: dict[str, str], field: str, installed: set[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "sft.jsonl"
+    file.write_text(json.dumps({"id": "a1", "messages": [turn]}))
+    with pytest.raises(UsageError) as caught:
+        check(data=str(file), text_field=field)
+    told = str(caught.value)
+    assert "'messages' holds the messages of a chat" in told and "takes plain text" in told
+    assert "chat template" in caught.value.fix and "llmtop run -- python" in caught.value.fix
+    # A field of text beside them is the nearer way.
+    file.write_text(json.dumps({"messages": [turn], "text": "hi"}))
+    check(data=str(file), text_field="text")
+
+
+def test_a_field_that_holds_no_text_names_the_one_that_does(installed: set[str], tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"id": 5, "body": "a"}))
+    with pytest.raises(UsageError, match="'id' is int, not text") as caught:
+        check(data=str(file), text_field="id")
+    assert caught.value.fix.endswith("--text-field body")
 
 
 @pytest.mark.parametrize("where", ["file", "folder"])

@@ -13,6 +13,7 @@ from llmtop.presets.paths import expand_user
 from llmtop.trainer.records import (
     TEXT_ENCODING,
     check_regular,
+    field_is_no_text,
     files_under,
     is_json_lines,
     no_field,
@@ -116,11 +117,12 @@ def _saved_dataset(path: Path, text_field: str) -> Iterator[Piece]:
         split = "train" if "train" in loaded else sorted(loaded)[0]
         loaded = loaded[split]
     if text_field not in loaded.column_names:
-        raise no_field(f"{path}: no column '{text_field}'", "columns", text_field, loaded.column_names)
+        first = loaded[0] if len(loaded) else dict.fromkeys(loaded.column_names)
+        raise no_field(f"{path}: no column '{text_field}'", "columns", text_field, first)
     for number, record in enumerate(loaded):
         text = record[text_field]
         if not isinstance(text, str):
-            raise UsageError(f"{path}, row {number}: '{text_field}' is {type(text).__name__}, not text")
+            raise field_is_no_text(f"{path}, row {number}: column", text_field, record)
         yield Piece(text, True)
 
 
