@@ -352,6 +352,11 @@ class RunSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.options.gpus * self.options.nodes
 
     @property
+    def is_known(self) -> bool:
+        """Whether model and options are what is trained: not before a script has been seen to train."""
+        return self.script is None or self.script.described
+
+    @property
     def steps_planned(self) -> int | None:
         """Optimizer steps that the run is to make; None for a script, which alone knows."""
         return self.options.steps if self.script is None else None

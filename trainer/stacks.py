@@ -140,12 +140,16 @@ def _by_py_spy(pid: int) -> tuple[str, str]:
     return "", f"py-spy may not look (it needs the right to trace): {words}"
 
 
+_NO_EAR_IN_A_SCRIPT = "a script's ranks tell their stacks through py-spy alone: pip install py-spy"
+
+
 def _by_itself(
     run: RunDir, rank: int, pid: int, clock: Callable[[], float] = time.monotonic
 ) -> tuple[str, str]:
     """What the rank writes when it is asked, and why it wrote nothing; one of them is empty."""
     if not _listens(pid):
-        return "", "the rank does not listen for SIGUSR2: another version of llmtop started it"
+        script = run.spec().script is not None
+        return "", _NO_EAR_IN_A_SCRIPT if script else "the rank does not listen: another version started it"
     path = _own_path(run, rank)
     before = _size(path)
     try:

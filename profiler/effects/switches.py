@@ -241,6 +241,8 @@ def measure(run_id: str, spec: RunSpec, state: RunState, prediction: Prediction)
 
 def differing_switch(spec: RunSpec, other: RunSpec) -> SwitchRow | None:
     """The one switch in which two runs differ; None where they differ in none, in several or in more."""
+    if not (spec.is_known and other.is_known):
+        return None
     if spec.model != other.model or (spec.gpu.name, spec.gpu.kind) != (other.gpu.name, other.gpu.kind):
         return None
     if any(getattr(spec.options, name) != getattr(other.options, name) for name in _ALIKE):
@@ -294,7 +296,9 @@ def _without(spec: RunSpec, row: SwitchRow) -> RunSpec:
 def switches(
     own: Measured, rank: RankState | None, prediction: Prediction, others: Iterable[Measured]
 ) -> tuple[Switch, ...]:
-    """Every switch of a run, with the others that were read."""
+    """Every switch of a run, with the others that were read; none of a script that has told nothing."""
+    if not own.spec.is_known:
+        return ()
     of_switch: dict[str, list[Measured]] = {}
     for other in others:
         row = differing_switch(own.spec, other.spec)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from llmtop.presets.errors import UsageError
+from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import ControlAnswered, HardwareSampled, RankFailed, RunEnded
 from llmtop.profiler.record.feed import read_state
@@ -23,6 +23,7 @@ from llmtop.profiler.record.scriptevents import BatchSeen, FoundModel, RankAttac
 from llmtop.trainer import control, stacks
 from llmtop.trainer.script.start import observe, start_script
 from llmtop.trainer.supervisor.rankenv import RUN_ID
+from llmtop.tui.cli import main
 from tests.script.watching import SECONDS, leave_nothing, of, output, watched
 
 pytestmark = pytest.mark.slow
@@ -195,10 +196,10 @@ def test_a_process_that_runs_already_is_looked_at_and_left_alone(
     run = observe(foreign.pid, root=tmp_path)
     try:
         until(lambda: of(run, HARDWARE, HardwareSampled)[-1:] and _sampled(run) == [0])
-        asked = control.wait_until_settled(run, control.stop(run, save=False), SECONDS)
-        assert asked is not None and asked.answer == "refused" and f"kill {foreign.pid}" in asked.reason
         spec = run.spec()
         assert spec.script is not None and spec.script.command == code("import time; time.sleep(600)")
+        asked = control.wait_until_settled(run, control.stop(run, save=False), SECONDS)
+        assert asked is not None and asked.answer == "done"
     finally:
         leave_nothing(run)
     end = control.wait_for_end(run, SECONDS)
@@ -234,3 +235,13 @@ def test_a_process_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def _sampled(run: RunDir) -> list[int]:
     return [process.rank for process in of(run, HARDWARE, HardwareSampled)[-1].processes]
+
+
+@pytest.mark.parametrize("going", [WAITS], indirect=True, ids=["waits"])
+def test_a_stop_that_is_refused_does_not_wait_for_the_training(
+    going: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LLMTOP_RUNS_DIR", str(going.path.parent))
+    assert main(["stop", going.run_id, "--save"]) == ExitCode.JOB_FAILED
+    assert "goes on" in capsys.readouterr().err
+    assert going.supervisor_alive()

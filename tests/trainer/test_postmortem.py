@@ -238,3 +238,19 @@ def test_an_error_of_the_gpu_changes_no_other_end() -> None:
     told = failed("CUDA out of memory", out_of_memory=True)
     end = name_end(story(exited(0, 5), failed={0: told}, **noise))
     assert end.state == "out_of_memory" and "Xid" not in end.reason
+
+
+@pytest.mark.parametrize(
+    ("said", "quoted", "fix"),
+    [
+        ("python: can't open file '/x/train.py': [Errno 2] No such file or directory", "train.py", "folder"),
+        ("ModuleNotFoundError: No module named 'mpi4py'", "mpi4py", "torchrun --nproc-per-node"),
+    ],
+)
+def test_a_script_that_cannot_begin_says_how_it_could(
+    tmp_path: Path, said: str, quoted: str, fix: str
+) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text(f"{said}\nraise ChildFailedError(\n====\n")
+    end = name_end(story(exited(0, 1), logs={0: log}))
+    assert quoted in end.reason and fix in end.fix

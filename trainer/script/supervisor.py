@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Mapping
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.version import llmtop_version
 from llmtop.profiler.hardware.machine import detect_machine
 from llmtop.profiler.memory.predict import predict_with_suggestions
-from llmtop.profiler.record.events import RankExited, RankStarted, RunEnded, RunStarted
+from llmtop.profiler.record.events import Compiling, RankExited, RankStarted, RunEnded, RunStarted
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.record.scriptevents import RunDescribed
 from llmtop.trainer import control
@@ -23,6 +24,7 @@ from llmtop.trainer.script.describe import described
 from llmtop.trainer.script.end import ScriptStory, name_script_end
 from llmtop.trainer.script.follow import ScriptProgress
 from llmtop.trainer.script.job import COMMAND, job_of
+from llmtop.trainer.supervisor.extensions import compiling
 from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
 from llmtop.trainer.supervisor.journal import Journal
 from llmtop.trainer.supervisor.oom import OomWatch
@@ -34,6 +36,7 @@ from llmtop.trainer.supervisor.wakeup import Wakeup
 
 _TURN_SECONDS = 0.2
 _SETTLE_SECONDS = 60.0
+_COMPILERS_SECONDS = 2.0
 _UNCHANGEABLE = "the run is a command of your own: llmtop watches it and does not change it"
 
 
@@ -59,6 +62,8 @@ class ScriptSupervisor:
         self._hardware = HardwareWatch(run, self.events.write, log)
         self._exit: RankExit | None = None
         self._killed = False
+        self._compiling: str | None = None
+        self._compilers_due = 0.0
         self._left = False
         """Told to look no more at what was only looked at."""
         self._started: set[int] = set()
@@ -111,6 +116,7 @@ class ScriptSupervisor:
         self.events.flush()
         self._hardware.sample(self._progress.pids or self._command.alive)
         self._answer_requests()
+        self._look_for_compilers()
         self._lose_patience()
         suspicion = None if self._patience.waiting_for else self._hang.check(self._progress, compiling=False)
         if suspicion is not None and self._progress.stepped:
@@ -142,6 +148,17 @@ class ScriptSupervisor:
         setting = self._run.add_setting(spec, prediction, attached.deepspeed or {})
         self._run.put_in_force(setting)
         self.events.write(RunDescribed(setting=setting))
+
+    def _look_for_compilers(self) -> None:
+        """Before the first step ops may be built for minutes, in silence."""
+        now = time.monotonic()
+        if self._progress.stepped or now < self._compilers_due:
+            return
+        self._compilers_due = now + _COMPILERS_SECONDS
+        found = compiling(self._command.alive.values())
+        if found is not None and found != self._compiling:
+            self.events.write(Compiling(what=found))
+        self._compiling = found
 
     # --- its end ----------------------------------------------------------------------------------
 
@@ -208,12 +225,16 @@ class ScriptSupervisor:
         """A first signal is passed on, a second one kills."""
         self._log(f"received {number.name}")
         if self._script.pid is not None:
-            self._left = True
+            self._stop_watching()
             return
         if self._patience.waiting_for:
             self._patience.wait(0.0, f"was still running at a second {number.name}")
         else:
             self._begin_stop()
+
+    def _stop_watching(self) -> None:
+        """What llmtop has not started it does not end."""
+        self._left = True
 
     def _begin_stop(self) -> None:
         # Launchers pass it on to their ranks, as they do for whoever ends them by hand.
@@ -238,7 +259,7 @@ class ScriptSupervisor:
             else:
                 self._requests.answer(asked, "accepted")
                 self._stops.append(asked)
-                self._begin_stop()
+                self._stop_watching() if self._script.pid is not None else self._begin_stop()
 
     def _refusal(self, asked: control.Request | str) -> str:
         """Why a request is not carried out; empty when it is."""
@@ -246,8 +267,6 @@ class ScriptSupervisor:
             return "the file holds no request"
         if asked.action != control.STOP:
             return _UNCHANGEABLE
-        if self._script.pid is not None:
-            return f"llmtop did not start it and does not end it: kill {self._script.pid}"
         if asked.params.get("save") is True:
             return f"{_UNCHANGEABLE}; only it can save its state. Without --save it is sent SIGTERM"
         if self._stops:

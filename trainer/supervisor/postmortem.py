@@ -29,7 +29,9 @@ _LOST_PEER = re.compile(
 
 _LOG_TAIL_BYTES = 16384
 _TORCHRUN_SUMMARY = "ChildFailedError"
-_PYTHON_ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b")
+_PYTHON_ERROR = re.compile(
+    r"(?:\[rank\d+\]:\s*)?(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b|.*: can't open file "
+)
 """A traceback's last line; `[rank0]: ` is what torch puts before the lines of one."""
 
 _SIGNAL_FIXES: dict[str, str] = {
@@ -59,6 +61,11 @@ _MESSAGE_FIXES: tuple[tuple[str, str], ...] = (
     ),
     (r"no kernel image|not compatible with the current pytorch", "install the torch build for this GPU"),
     (r"driver version is insufficient|found no nvidia driver", "update the NVIDIA driver"),
+    (
+        r"no module named 'mpi4py'",
+        "DeepSpeed was told no rank: start it through a launcher, torchrun --nproc-per-node N SCRIPT",
+    ),
+    (r"can't open file .*no such file", "start it in the script's folder, or give the script's whole path"),
     (r"address already in use", "start the run again: it takes another port"),
     (r"libaio|async_io", "install libaio's headers (libaio-dev) for NVMe offload, or offload to cpu instead"),
     (r"not.*supported on your device", "choose a --precision that this device has"),

@@ -55,6 +55,9 @@ def run(args: argparse.Namespace) -> ExitCode:
     answer = control.wait_for_answer(found, asked, timeout=ANSWER_SECONDS)
     refusal = answer.reason if answer is not None and answer.answer == "refused" else ""
     if refusal:
+        if found.spec().script is not None and read_state(found).status not in ("stopping", *ENDED):
+            # Refused for good: whoever waited would wait for the end of the training.
+            raise JobFailedError(f"run {found.run_id} goes on", why=refusal, fix="stop it without --save")
         tell(f"the request was refused: {refusal}")
     else:
         tell(f"stopping run {found.run_id} after the step that it is in")

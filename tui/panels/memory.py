@@ -144,7 +144,8 @@ def _compact_rows(view: RunView, width: int, height: int) -> list[Content]:
             pair.append(Content.assemble(fit(name, 5), bar, fit_right(f"{fraction:.0%}", 6)))
         rows.append(Content("  ").join(pair))
     hidden = len(shares) - len(shown)
-    words = f"┼ predicted peak {format_bytes(predicted)}" + (f"  and {hidden} more" if hidden else "")
+    peak = f"┼ predicted peak {format_bytes(predicted)}" if predicted else "nothing is predicted"
+    words = peak + (f"  and {hidden} more" if hidden else "")
     return [*rows, Content.styled(words, "$muted")]
 
 
@@ -181,13 +182,14 @@ def _process_rows(view: RunView, width: int) -> list[Content]:
         if process.rss_bytes is None:
             bar, share = gauge(None, bar_cells), ""
         else:
-            bar = gauge(process.rss_bytes / scale, bar_cells, style="$primary", mark=predicted / scale)
+            mark = predicted / scale if predicted else None
+            bar = gauge(process.rss_bytes / scale, bar_cells, style="$primary", mark=mark)
             share = f" {process.rss_bytes / predicted:4.0%}" if predicted else ""
         numbers = fit_right(format_bytes(process.rss_bytes) + share, _NUMBER_CELLS)
         rows.append(_row(f"rank{process.rank}", bar, numbers))
         if peak is not None and len(processes) <= 2:
             text = f"peak {format_bytes(peak)}   PSS {format_bytes(process.pss_bytes)}"
             rows.append(Content.styled(" " * _LABEL_CELLS + text, "$muted"))
-    if rows:
+    if rows and predicted:
         rows.append(Content.styled(f"┼ predicted peak {format_bytes(predicted)} a rank = 100%", "$muted"))
     return rows
