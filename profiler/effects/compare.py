@@ -46,7 +46,7 @@ class Side(Struct, frozen=True, kw_only=True):
     host: str
     data: str
     seq_len: int
-    tokens_per_step: int
+    tokens_per_step: int | None
     steps_finished: int
     timed_steps: int
     """Those that the step time is taken from."""

@@ -30,7 +30,8 @@ INDENTED = "  "
 def side_words(side: Side) -> str:
     return (
         f"{side.model} on {side.world_size} x {side.gpu} at {side.host or NOT_AVAILABLE}, "
-        f"{side.steps_finished} steps of {side.tokens_per_step:,} tokens"
+        f"{side.steps_finished} steps"
+        + ("" if side.tokens_per_step is None else f" of {side.tokens_per_step:,} tokens")
     )
 
 

@@ -117,7 +117,7 @@ class Report(Struct, frozen=True, kw_only=True):
     not_predicted: str = ""
     """Why nothing is predicted of a script; empty where something is."""
     """Weights, data and tokenizer, in words."""
-    tokens_per_step: int
+    tokens_per_step: int | None
     started: float | None
     ended: float | None
     """Wall clock of the last event."""
@@ -224,7 +224,7 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         inputs=inputs(spec),
         command="" if spec.script is None else shlex.join(spec.script.command),
         not_predicted=_not_predicted(spec, state),
-        tokens_per_step=spec.tokens_per_step,
+        tokens_per_step=_tokens_per_step(spec, state),
         started=state.started,
         ended=state.now,
         seconds=None if state.started is None or state.now is None else state.now - state.started,
@@ -274,6 +274,14 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         files=_files(run, spec),
         skipped_lines=state.skipped_lines,
     )
+
+
+def _tokens_per_step(spec: RunSpec, state: RunState) -> int | None:
+    """A script's are those of its newest step: until it is described nobody has said how many there are."""
+    if spec.is_known:
+        return spec.tokens_per_step
+    newest = state.recent_steps[-1] if state.recent_steps else None
+    return (newest.tokens or None) if newest is not None else None
 
 
 def _not_predicted(spec: RunSpec, state: RunState) -> str:
