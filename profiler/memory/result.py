@@ -6,6 +6,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from llmtop.profiler.units import format_bytes
+
 PREDICTION_SCHEMA_VERSION = 1
 
 
@@ -96,6 +98,20 @@ class Suggestion(Struct, frozen=True, kw_only=True):
     peak_allocated_bytes: int
     fits: bool | None
     tokens_per_second: float | None = None
+    needed_bytes: int | None = None
+    """What its verdict compares with the memory, as in the prediction. None in those of older versions."""
+    host_bytes: int | None = None
+    """Host memory of one node, of a change that moves something there; None for others."""
+
+    @property
+    def words(self) -> str:
+        """The text, with the host memory that it takes."""
+        return self.text if self.host_bytes is None else f"{self.text}; {self.host_words}"
+
+    @property
+    def host_words(self) -> str:
+        """Empty where it takes none."""
+        return "" if self.host_bytes is None else f"host memory {format_bytes(self.host_bytes)}"
 
 
 TIGHT_SHARE = 0.95

@@ -13,7 +13,6 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.flatlimit import is_too_long
 from llmtop.profiler.memory.lora import targets_exist
 from llmtop.profiler.memory.result import Prediction, Suggestion
-from llmtop.profiler.units import format_bytes
 
 Predict = Callable[[RunSpec], Prediction]
 Change = dict[str, Any]
@@ -196,7 +195,7 @@ def _alone(spec: RunSpec, prediction: Prediction, predict: Predict) -> Iterator[
             if alone.peak_allocated_bytes < ceiling:
                 rate = alone.tokens_per_second
                 yield _Tried(
-                    suggestion=_suggestion(change, _with_host(text, change, alone), alone),
+                    suggestion=_suggestion(change, text, alone),
                     same_training=same,
                     token_seconds=1 / rate if rate else float("inf"),
                 )
@@ -220,17 +219,8 @@ def _together(spec: RunSpec, prediction: Prediction, predict: Predict) -> Sugges
         words.append((frozenset(change), text.split(" (")[0]))
         if so_far.fits:
             said = " + ".join(text for _, text in words)
-            return (
-                None if len(words) == 1 else _suggestion(stacked, _with_host(said, stacked, so_far), so_far)
-            )
+            return None if len(words) == 1 else _suggestion(stacked, said, so_far)
     return None
-
-
-def _with_host(text: str, change: Change, prediction: Prediction) -> str:
-    """Says how much host memory a change needs, where it needs some."""
-    if "cpu" not in (change.get("offload_optimizer"), change.get("offload_param")):
-        return text
-    return f"{text}; host memory {format_bytes(prediction.host_bytes)}"
 
 
 def _fastest_first(found: Iterator[Suggestion], now: Prediction) -> list[Suggestion]:
@@ -293,10 +283,13 @@ def _if_fits(spec: RunSpec, change: Change, text: str, predict: Predict) -> Iter
 
 
 def _suggestion(change: Change, text: str, prediction: Prediction) -> Suggestion:
+    to_host = "cpu" in (change.get("offload_optimizer"), change.get("offload_param"))
     return Suggestion(
         change=change,
         text=text,
         peak_allocated_bytes=prediction.peak_allocated_bytes,
         fits=prediction.fits,
         tokens_per_second=prediction.tokens_per_second,
+        needed_bytes=prediction.needed_bytes,
+        host_bytes=prediction.host_bytes if to_host else None,
     )

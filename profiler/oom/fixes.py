@@ -124,7 +124,7 @@ def fixes(spec: RunSpec, prediction: Prediction, room: Room | None, run_id: str)
                 Fix(
                     number=number,
                     change=found.change,
-                    text=found.text,
+                    text=found.words,
                     peak_allocated_bytes=found.peak_allocated_bytes,
                     tokens_per_second=found.tokens_per_second,
                     command="" if number is None else f"llmtop resume {run_id} --fix {number}",

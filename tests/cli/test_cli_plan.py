@@ -313,3 +313,12 @@ def test_weights_beside_a_configuration_are_not_said_to_be_none(llmtop: Llmtop, 
     (tmp_path / "model.safetensors").touch()
     beside = llmtop("plan", "--model", str(tmp_path / "config.json"), "--gpu", "h200")
     assert f"not read; for them --model {tmp_path})" in one_line(beside.out)
+
+
+def test_ways_to_make_it_fit_say_what_the_verdict_compares(llmtop: Llmtop) -> None:
+    """And that it is the GPU's memory which falls, not the host's."""
+    asked = ("plan", "--model", "llama-3.1-8b", "--gpu", "rtx-4090")
+    words = " ".join(llmtop(*asked).out.split())
+    assert "on the CPU (slowest): GPU 168 GiB -> 24.2 GiB, host memory 172 GiB, does not fit yet" in words
+    applied = llmtop(*asked, "--zero", "3", "--offload-optimizer", "cpu", "--offload-param", "cpu").out
+    assert "verdict: does not fit, each GPU needs up to 24.2 GiB and there is 24.0 GiB" in applied

@@ -47,6 +47,21 @@ def test_a_run_with_room_is_told_of_every_way_to_use_it() -> None:
     assert any(s.change.get("offload_param") == "none" for s in away.suggestions)
 
 
+def test_a_change_has_the_figure_of_its_verdict_and_the_host_memory_that_it_takes() -> None:
+    """Its allocated peak lies below the limit where the run does not fit."""
+    spec = run_of("llama-3.1-8b", "rtx-4090")
+    found = predict_with_suggestions(spec).suggestions
+    offloaded = next(s for s in found if s.change.keys() >= {"offload_param"} and not s.fits)
+    memory = spec.gpu.memory_bytes
+    assert memory is not None and offloaded.peak_allocated_bytes < memory < (offloaded.needed_bytes or 0)
+    for suggestion in found:
+        then = predict(apply(spec, suggestion.change))
+        assert suggestion.needed_bytes == then.needed_bytes
+        moved = "offload_optimizer" in suggestion.change
+        assert suggestion.host_bytes == (then.host_bytes if moved else None)
+        assert ("host memory" in suggestion.words) == moved and "host memory" not in suggestion.text
+
+
 def test_what_fits_alone_comes_by_its_cost_for_a_token() -> None:
     spec = run_of("llama-3.2-1b", "h200", micro_batch=8, seq_len=4096)
     needed = predict(spec).needed_bytes

@@ -25,7 +25,7 @@ def require_fit(spec: RunSpec, prediction: Prediction) -> None:
         why=f"{'the machine' if spec.on_cpu else 'each ' + spec.gpu.name} needs up to"
         f" {format_bytes(prediction.needed_bytes)}, and there is"
         f" {format_bytes(prediction.device_memory_bytes)}",
-        fix=(f"{fitting.text}: {change_text(spec, fitting.change)}; " if fitting else "")
+        fix=(f"{fitting.words}: {change_text(spec, fitting.change)}; " if fitting else "")
         + "llmtop plan shows every way; --force launches anyway",
     )
 

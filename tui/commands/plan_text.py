@@ -182,12 +182,16 @@ def _suggestions(spec: RunSpec, prediction: Prediction, width: int) -> Iterator[
         return
     some_fit = any(suggestion.fits for suggestion in prediction.suggestions)
     lower = "ways to make it fit" if some_fit else "nothing here makes it fit; these need less"
-    yield "with the room there is" if prediction.fits else lower
+    head = "with the room there is" if prediction.fits else lower
+    place, before = "machine" if spec.on_cpu else "GPU", format_bytes(prediction.needed_bytes)
+    # The figure of the verdict: another one could lie below the limit and still not fit.
+    yield from wrapped(f"{head} (what the {place} needs up to, now -> then)", "", width)
     for number, suggestion in enumerate(prediction.suggestions, 1):
+        need = f"{place} {before} -> {format_bytes(suggestion.needed_bytes)}"
         after = "fits" if suggestion.fits else "does not fit yet"
-        text = f"{suggestion.text} -> {format_bytes(suggestion.peak_allocated_bytes)}, {after}"
-        if suggestion.tokens_per_second is not None:
-            text += f", {format_tokens_rate(suggestion.tokens_per_second)}"
+        rate = suggestion.tokens_per_second
+        speed = "" if rate is None else format_tokens_rate(rate)
+        text = f"{suggestion.text}: {', '.join(filter(None, (need, suggestion.host_words, after, speed)))}"
         yield from wrapped(text, f"  {number}. ", width)
         yield from option_lines(change_text(spec, suggestion.change), "     ", width)
 

@@ -204,17 +204,17 @@ def _notes(cautions: tuple[str, ...], width: int) -> list[Content]:
 
 
 def _fix(number: int, suggestion: Suggestion, width: int) -> list[Content]:
-    """Verdict and new peak first, then in words what it is and what it costs."""
+    """Verdict and what is then needed first, then in words what it is and what it costs."""
     mark, style = {True: ("✓", "$text-success"), False: ("✗", "$text-error"), None: ("?", "$text-warning")}[
         suggestion.fits
     ]
-    peak = fit_right(format_bytes(suggestion.peak_allocated_bytes), 8)
-    head = Content.assemble((f"{number} ", "bold $accent"), (f"{mark} ", style), f"{peak}  ")
+    need = fit_right(format_bytes(suggestion.needed_bytes), 8)
+    head = Content.assemble((f"{number} ", "bold $accent"), (f"{mark} ", style), f"{need}  ")
     indent = " " * head.cell_length
     rate = suggestion.tokens_per_second
     speed = "" if rate is None else f"; {format_tokens_rate(rate)}"
     rows = textwrap.wrap(
-        suggestion.text + speed,
+        suggestion.words + speed,
         max(width, 24),
         initial_indent=indent,
         subsequent_indent="    ",
