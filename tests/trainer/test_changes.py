@@ -239,6 +239,20 @@ def test_a_stop_during_a_relaunch_keeps_the_state_and_answers(start: Start) -> N
     assert [path.name for path in run.run.checkpoints_dir.iterdir()] == [f"step-{last}"]
 
 
+def test_a_stop_while_ranks_are_made_ready_is_what_ended_the_change(start: Start) -> None:
+    run = start(hangs_early=1)
+    asked = control.change(run.run, control.SetParams(words=("zero=3",)))
+    answer = control.wait_for_answer(run.run, asked, TIMEOUT_SECONDS)
+    assert answer is not None and answer.answer == "accepted"
+    stop(run)
+    answer = control.answers(run.run)[asked][-1]
+    assert answer.answer == "refused"
+    assert "the run has ended before it was made: stopped" in answer.reason
+    (record,) = read_state(run.run).changes.records
+    assert (record.status, record.reason) == ("refused", answer.reason)
+    assert run.of(RestageBegan) == [] and run.processes() == []
+
+
 def test_a_request_without_a_change_in_it_is_refused(start: Start) -> None:
     run = start()
     broken = control.request(run.run, control.SET, {"word": "micro_batch=2"})

@@ -202,7 +202,9 @@ class Changes:
         if now is None:
             return False
         if now.phase is Phase.READYING:
-            self._look_at_standby(now, host)
+            # With no rank left that trains the run is ending, and that is what ends the change: see `close`.
+            if self._ranks.alive:
+                self._look_at_standby(now, host)
         elif now.phase in (Phase.HOT, Phase.LEAVING):
             told = [event for event in progress.applied.values() if event.setting == now.setting]
             if len(told) == progress.world_size:
