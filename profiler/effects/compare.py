@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from msgspec import Struct
-from msgspec.structs import fields
+from msgspec.structs import fields, replace
 
 from llmtop.presets.spec import Provenance, RunOptions, RunSpec, ValueSource
 from llmtop.profiler.breakdown import breakdown
@@ -75,6 +75,8 @@ class Change(Struct, frozen=True, kw_only=True):
     change: float | None
     """Second minus first."""
     percent: float | None
+    in_peak: bool = True
+    """Of a component: whether it is part of the peak; else it is held beside it."""
 
 
 class RanDifference(Struct, frozen=True, kw_only=True):
@@ -203,18 +205,32 @@ def _changes(first: _Read, second: _Read) -> Iterator[Change]:
     yield change("mfu_percent", "percent", one.mfu_percent, two.mfu_percent)
     yield change("needed_mfu_percent", "percent", one.needed_mfu_percent, two.needed_mfu_percent)
     yield change("peak_bytes", "bytes", one.actual_peak_bytes, two.actual_peak_bytes)
-    components = [{c.component: c.actual_bytes for c in side.components if c.in_peak} for side in (one, two)]
-    for name in (component for component in Component if component in components[0] | components[1]):
-        # A component that the breakdown leaves out was zero wherever another one was measured.
-        values = [
-            parts.get(name, 0 if side.actual_peak_bytes is not None else None)
-            for parts, side in zip(components, (one, two), strict=True)
-        ]
-        yield change(name, "bytes", *values)
+    outside = {c.component for side in (one, two) for c in side.components if not c.in_peak}
+    yield from _component_changes(one, two, outside, in_peak=True)
     yield change("unexplained", "bytes", one.unexplained_bytes, two.unexplained_bytes)
     yield change("reserved_bytes", "bytes", first.reserved_bytes, second.reserved_bytes)
+    yield from _component_changes(one, two, outside, in_peak=False)
     yield change("device_bytes", "bytes", one.actual_device_bytes, two.actual_device_bytes)
     yield change("host_bytes", "bytes", one.host_memory.ranks_pss_bytes, two.host_memory.ranks_pss_bytes)
+
+
+def _component_changes(one: Report, two: Report, outside: set[str], *, in_peak: bool) -> Iterator[Change]:
+    """Rows inside the peak, which add up to it, or those beside it; beside it in one run is so in both."""
+    parts = [
+        {
+            c.component: c.actual_bytes
+            for c in side.components
+            if (c.component not in outside) is in_peak and (in_peak or c.actual_bytes is not None)
+        }
+        for side in (one, two)
+    ]
+    for name in (component for component in Component if component in parts[0] | parts[1]):
+        # A component that the breakdown leaves out was zero wherever another one was measured.
+        values = [
+            known.get(name, 0 if side.actual_peak_bytes is not None and (known or in_peak) else None)
+            for known, side in zip(parts, (one, two), strict=True)
+        ]
+        yield replace(change(name, "bytes", *values), in_peak=in_peak)
 
 
 def _last_common_loss(

@@ -51,7 +51,8 @@ def is_measured(change: Change) -> bool:
 
 def change_words(change: Change, loss_step: int | None) -> tuple[str, str, str, str, str]:
     """Name, both sides, the difference, and how much that is."""
-    name = _NAMES.get(change.name, INDENTED + change.name.replace("_", " "))
+    lead = INDENTED if change.in_peak else "beside: "
+    name = _NAMES.get(change.name, lead + change.name.replace("_", " "))
     if change.unit == "loss":
         name = f"loss at step {loss_step}"
     percent = "" if change.percent is None else format_percent(change.percent, signed=True)

@@ -16,9 +16,17 @@ UNKNOWN_END_SECONDS = 3600.0
 
 
 def growth(state: RunState) -> Forecast | None:
-    """How host memory goes on, judged by the samples after the first steps."""
-    steps, times = state.series.steps, state.series.times
-    settled = next((t for n, t in zip(steps, times, strict=True) if n >= steps[0] + SETTLE_STEPS), None)
+    """How host memory goes on, judged by the samples after the first steps of the newest start.
+
+    None while ranks start, anew as well: building a model fills memory as it should.
+    """
+    stages = [stage for rank in state.ranks.values() for stage in rank.stages]
+    if state.status == "starting" or any(stage.seconds is None for stage in stages):
+        return None
+    began = max((stage.began for stage in stages), default=None)
+    series = state.series
+    seen = [(n, t) for n, t in zip(series.steps, series.times, strict=True) if began is None or t > began]
+    settled = next((t for n, t in seen if n >= seen[0][0] + SETTLE_STEPS), None)
     return forecast(state.hardware_history, settled)
 
 

@@ -13,7 +13,15 @@ from llmtop.profiler.effects.kernelnames import AttentionKernel
 from llmtop.profiler.export.secrets import Scrubber
 from llmtop.profiler.record.deviceevents import DeviceSample
 from llmtop.profiler.record.eventlog import EventWriter
-from llmtop.profiler.record.events import AnyEvent, BaselineMeasured, HardwareSampled, KernelsSeen
+from llmtop.profiler.record.events import (
+    AnyEvent,
+    BaselineMeasured,
+    HardwareSampled,
+    KernelsSeen,
+    PhaseMemory,
+    StepFinished,
+)
+from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.comparepage import read_compare_page
 from llmtop.tui.commands.compare import render
 from tests.profiler.test_report_page import require_harmless
@@ -48,6 +56,21 @@ def test_components_add_up_to_the_peak_in_each_column(tmp_path: Path, kind: Any)
     step = rows(found)["step_seconds"]
     assert step.percent == pytest.approx(50, abs=1)
     assert step.change == pytest.approx(step.second - step.first)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_what_is_held_beside_the_peak_is_what_the_report_says(tmp_path: Path, kind: Any) -> None:
+    run = make_recorded_run(tmp_path, kind=kind, ranks=1)
+    if kind == "cpu":
+        # The peak of what was in use, below what the process kept of it in its other steps.
+        writer = EventWriter(run.events_path(0), "rank0")
+        memory = {"backward": PhaseMemory(peak_bytes=1 << 20)}
+        writer.write(StepFinished(step=61, t=1e10, phase_memory=memory, in_use_only=True))
+        writer.close()
+    parts = {c.component: c.actual_bytes for c in build_report(run).components if not c.in_peak}
+    assert any(parts.values())
+    beside = {c.name: c.first for c in compare(run, run).changes if not c.in_peak}
+    assert beside == {name: size for name, size in parts.items() if size is not None}
 
 
 def test_a_run_against_itself_differs_in_nothing(tmp_path: Path) -> None:
@@ -141,7 +164,7 @@ def test_text_keeps_to_its_width_and_json_to_its_keys(tmp_path: Path, width: int
     plain = msgspec.json.decode(msgspec.json.encode(found))
     assert {"schema_version", "first", "second", "options", "changes", "ran", "unfair"} <= set(plain)
     for change in plain["changes"]:
-        assert set(change) == {"name", "unit", "first", "second", "change", "percent"}
+        assert set(change) == {"name", "unit", "first", "second", "change", "percent", "in_peak"}
 
 
 def test_a_changed_run_shows_all_its_settings(tmp_path: Path) -> None:

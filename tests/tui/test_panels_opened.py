@@ -20,6 +20,8 @@ from llmtop.profiler.record.events import (
     HardwareSampled,
     PeakClassified,
     PhaseMemory,
+    StageBegan,
+    StageFinished,
     StepFinished,
 )
 from llmtop.profiler.record.feed import read_state
@@ -139,6 +141,14 @@ def test_the_headline_warns_only_of_what_grows() -> None:
 
     assert any("full in 9m" in words for words in headline(host_state(64 * 2**20)))
     assert not any("full in" in words for words in headline(host_state(0.0)))
+    # Ranks that start anew fill memory with the model: no forecast, neither then nor in their first steps.
+    starting = fold(host_state(64 * 2**20), [StageBegan(stage="model", src="rank0", t=80.0)])
+    assert not any("full in" in words for words in headline(starting))
+    begun: list[AnyEvent] = [
+        StageFinished(stage="model", src="rank0", t=81.0, seconds=1.0),
+        StepFinished(step=81, src="rank0", t=82.0, step_seconds=1.0, loss=2.0),
+    ]
+    assert not any("full in" in words for words in headline(fold(starting, begun)))
 
 
 # --- steps and links ------------------------------------------------------------------------------
