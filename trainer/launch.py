@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from llmtop.presets.errors import JobFailedError
+from llmtop.presets.errors import JobFailedError, UsageError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.export.environment import record_environment
 from llmtop.profiler.memory.result import Prediction
@@ -44,12 +45,26 @@ def start_run(
     return run
 
 
+def require_trainer(run: RunDir) -> None:
+    """Raise UsageError for a run that llmtop's own trainer did not make here: nothing can go on with it."""
+    run.require_own("cannot be gone on with")
+    script = run.spec().script
+    if script is None:
+        return
+    command = shlex.join(script.command)
+    raise UsageError(
+        f"run {run.run_id} cannot be gone on with",
+        why="it is a command of your own, which keeps its checkpoints itself",
+        fix=f"start it again: {command if script.pid is not None else f'llmtop run -- {command}'}",
+    )
+
+
 def resume_run(run: RunDir) -> int:
     """Start a run that has ended again, in its folder: its ranks go on from its newest checkpoint.
 
     Raises like `start_run` for what this machine lacks.
     """
-    run.require_own("cannot be gone on with")
+    require_trainer(run)
     preflight(run.spec(), nvme_bytes=run.prediction().nvme_bytes)
     _keep_environment(run)
     pid = start_supervisor(run)

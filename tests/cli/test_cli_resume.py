@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from llmtop.presets.errors import ExitCode
+from llmtop.presets.errors import ExitCode, UsageError
+from llmtop.presets.spec import Script
 from llmtop.profiler.changewords import outcome
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import InForce, RunDir
-from llmtop.trainer.change.afterend import fixes_of
+from llmtop.trainer.change.afterend import fixes_of, plan_after_end
+from llmtop.trainer.launch import resume_run
 from tests.cli.conftest import Llmtop, Start
+from tests.recorded_spec import recorded_prediction, recorded_spec
 
 
 def save_state(run: RunDir, step: int) -> None:
@@ -98,3 +103,45 @@ def test_an_ended_run_goes_on_with_a_change_of_ones_own(start: Start, llmtop: Ll
     (record,) = read_state(run.run).changes.records
     assert "failed before its first step" in outcome(record) or record.status == "applied"
     assert run.run.in_force() == InForce(setting=1)
+
+
+def test_a_run_that_has_made_all_its_steps_makes_more(start: Start, llmtop: Llmtop) -> None:
+    run = start("finishes", steps=3)
+    assert run.end().state == "completed"
+    name = run.run.run_id
+    for words in ((), ("micro_batch=1", "grad_accum=1")):
+        made = llmtop("resume", "latest", *words)
+        assert made.code == ExitCode.USAGE and "has made all its 3 steps" in made.err
+        assert f"llmtop resume {name} steps=N" in made.err
+    # It must not be made from its first step again where its last one was not saved.
+    unsaved = llmtop("resume", "latest", "steps=5")
+    assert (unsaved.code, "has no checkpoint to go on from" in unsaved.err) == (ExitCode.USAGE, True)
+    save_state(run.run, 3)
+    fewer = llmtop("resume", "latest", "steps=2")
+    assert (fewer.code, "has made 3 steps, and would be one of 2" in fewer.err) == (ExitCode.USAGE, True)
+    assert run.run.in_force() == InForce()
+    answer = llmtop("resume", "--detach", "latest", "steps=5")
+    assert answer.code == ExitCode.DONE, answer.err
+    assert "steps  3 -> 5" in answer.err and "goes on after step 3, from " in answer.err
+    assert "lost: the learning rate jumps to the cosine schedule of 5 steps" in answer.err
+    assert run.end().state == "completed"
+    assert (run.run.in_force(), run.run.spec().options.steps) == (InForce(setting=1), 5)
+
+
+@pytest.mark.parametrize(
+    ("pid", "again"), [(None, "llmtop run -- python 'my train.py'"), (7, "again: python 'my train.py'")]
+)
+def test_a_command_of_ones_own_is_not_gone_on_with(
+    runs_root: Path, llmtop: Llmtop, pid: int | None, again: str
+) -> None:
+    script = Script(command=("python", "my train.py"), folder="/", pid=pid)
+    spec = replace(recorded_spec(), script=script)
+    run = RunDir.create(runs_root, spec, recorded_prediction(spec), {})
+    save_state(run, 3)
+    for words in ((), ("steps=90",), ("micro_batch=2",)):
+        refused = llmtop("resume", "latest", *words)
+        assert refused.code == ExitCode.USAGE, refused.err
+        assert "which keeps its checkpoints itself" in refused.err and again in refused.err
+    for go_on in (resume_run, lambda found: plan_after_end(found, ["steps=90"])):
+        with pytest.raises(UsageError, match="cannot be gone on with"):
+            go_on(run)

@@ -11,7 +11,7 @@ from llmtop.profiler.oom.fixes import Fix
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.change.plan import ChangePlan, plan_change
 from llmtop.trainer.change.setwords import as_set_takes_it
-from llmtop.trainer.launch import resume_run
+from llmtop.trainer.launch import require_trainer, resume_run
 from llmtop.trainer.preflight import preflight
 
 BY_RESUME = "llmtop resume"
@@ -47,13 +47,31 @@ def fix_numbered(run: RunDir, state: RunState, number: int) -> Fix:
 
 def plan_after_end(run: RunDir, words: Sequence[str], *, keep_global_batch: bool = True) -> ChangePlan:
     """What going on with `key=value ...` comes to; raises UsageError for what cannot be."""
-    return plan_change(run.spec(), run.prediction(), words, keep_global_batch=keep_global_batch, by=BY_RESUME)
+    require_trainer(run)
+    return plan_change(
+        run.spec(),
+        run.prediction(),
+        words,
+        keep_global_batch=keep_global_batch,
+        by=BY_RESUME,
+        ended=True,
+    )
+
+
+def require_more_steps(run: RunDir, plan: ChangePlan, made: int) -> None:
+    """Raise UsageError where a run that has `made` so many steps has none left to make."""
+    if plan.new.options.steps > made:
+        return
+    raise UsageError(
+        f"run {run.run_id} has made {made:,} steps, and would be one of {plan.new.options.steps:,}",
+        fix=f"name more of them: llmtop resume {run.run_id} steps=N",
+    )
 
 
 def resume_changed(run: RunDir, plan: ChangePlan) -> int:
     """Start an ended run again, on another setting: its ranks go on from its newest checkpoint, or begin anew
     where there is none. Raises like `resume_run`, with nothing changed."""
-    run.require_own("cannot be gone on with")
+    require_trainer(run)
     with as_set_takes_it():
         preflight(plan.new, nvme_bytes=plan.new_prediction.nvme_bytes)
     before = run.in_force()

@@ -44,6 +44,9 @@ RESTAGE = frozenset(
 )
 """The ranks save, end, and are started again."""
 
+AFTER_END = frozenset({"steps"})
+"""Fixed while a run lives; one that has ended can go on with another value."""
+
 _OTHER_WEIGHTS = "another model than the one in training; start a run for it"
 _OTHER_DATA = "the run's place in its data would mean nothing in other data; start a run for it"
 _OTHER_SCHEDULE = "the steps that were made followed it; learning_rate scales it"
@@ -56,7 +59,7 @@ FIXED: dict[str, str] = {
     "precision": "the weights in training are of this type; start a run for it",
     "gpu": "the run is on this machine's devices",
     "nodes": "this version starts ranks on one machine",
-    "steps": _OTHER_SCHEDULE,
+    "steps": f"{_OTHER_SCHEDULE}, and llmtop resume RUN steps=N makes more once it has ended",
     "lr_schedule": _OTHER_SCHEDULE,
     "warmup_steps": _OTHER_SCHEDULE,
     "weight_decay": _IN_STATE,
@@ -72,12 +75,16 @@ FIXED: dict[str, str] = {
 """Key to why it stays."""
 
 
-def check_key(key: str, where: str) -> None:
-    """Raise UsageError for a key that a live run cannot change; the nearest one that it can is named."""
-    if key in HOT or key in RESTAGE:
+def check_key(key: str, where: str, *, ended: bool = False) -> None:
+    """Raise UsageError for a key that a live run, or one that has `ended`, cannot change.
+
+    The nearest one that it can is named.
+    """
+    if key in HOT or key in RESTAGE or (ended and key in AFTER_END):
         return
     if key in FIXED:
-        raise UsageError(f"{where}: {key} of a live run cannot be changed", why=FIXED[key])
+        whose = "a run that goes on" if ended else "a live run"
+        raise UsageError(f"{where}: {key} of {whose} cannot be changed", why=FIXED[key])
     guess = nearest(key, HOT | RESTAGE)
     known = f"between two steps: {', '.join(sorted(HOT))}; by a relaunch: {', '.join(sorted(RESTAGE))}"
     raise UsageError(f"{where}: unknown key '{key}'", fix=f"did you mean '{guess}'?" if guess else known)

@@ -56,9 +56,13 @@ def plan_change(
     *,
     keep_global_batch: bool = True,
     by: str = BY_SET,
+    ended: bool = False,
 ) -> ChangePlan:
-    """What `key=value ...` comes to; raises UsageError for what cannot be, and changes nothing."""
-    asked = _parsed(words)
+    """What `key=value ...` comes to; raises UsageError for what cannot be, and changes nothing.
+
+    A run that has `ended` can go on with keys that a live one cannot change.
+    """
+    asked = _parsed(words, ended=ended)
     values = {**asked, **_adapted(spec, asked, keep_global_batch=keep_global_batch)}
     options = replace(spec.options, **values)
     changes = tuple(key_changes(spec.options, options, asked))
@@ -103,13 +107,13 @@ def require_fit(plan: ChangePlan) -> None:
     )
 
 
-def _parsed(words: Sequence[str]) -> dict[str, Any]:
+def _parsed(words: Sequence[str], *, ended: bool) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for word in words:
         key, equals, _ = word.partition("=")
         if not equals or not key.strip():
             raise UsageError(f"{word}: not of the form KEY=VALUE", fix="for example micro_batch=2")
-        check_key(key.partition(".")[0].strip().replace("-", "_"), word)
+        check_key(key.partition(".")[0].strip().replace("-", "_"), word, ended=ended)
         values = option_values.merge(values, resolve.parse_set(word, word))
     return values
 
@@ -183,6 +187,8 @@ def _refuse_own_schedule(spec: RunSpec, changes: Sequence[KeyChange]) -> None:
 
 def _lost(old: RunSpec, new: RunSpec) -> Iterator[str]:
     before, after = old.options, new.options
+    if before.steps != after.steps and after.lr_schedule != "constant":
+        yield f"the learning rate jumps to the {after.lr_schedule} schedule of {after.steps:,} steps"
     if "8bit" in after.optimizer:
         if "8bit" not in before.optimizer:
             yield "the optimizer's moments are rounded to 8 bits"

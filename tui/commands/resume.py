@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record import rundir
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.trainer.change.afterend import fix_numbered, plan_after_end, resume_changed
+from llmtop.trainer.change.afterend import fix_numbered, plan_after_end, require_more_steps, resume_changed
 from llmtop.trainer.change.plan import require_fit
 from llmtop.trainer.change.restagefolder import restage_folders
-from llmtop.trainer.launch import resume_run
+from llmtop.trainer.launch import require_trainer, resume_run
 from llmtop.trainer.statefile import newest_in
 from llmtop.tui.asking.changetext import change_lines
 from llmtop.tui.commandline.arguments import RUN_HELP
@@ -39,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitCode:
     found = rundir.find_run(rundir.runs_root(), args.run)
     state = read_state(found)
-    _require_ended(found, state)
+    _require_ended(found, state, args.words)
     changed = args.fix is not None or bool(args.words)
-    step = _step_to_go_on_from(found, may_begin_anew=changed)
+    step = _step_to_go_on_from(found, may_begin_anew=changed and state.status != "completed")
     if changed:
         _resume_changed(found, state, args)
     else:
@@ -59,6 +60,7 @@ def _resume_changed(found: RunDir, state: RunState, args: argparse.Namespace) ->
         raise UsageError("--fix and KEY=VALUE exclude each other", fix="give the one or the other")
     if args.fix is None:
         plan = plan_after_end(found, args.words)
+        require_more_steps(found, plan, state.steps_finished)
         if not args.force:
             require_fit(plan)
     else:
@@ -66,17 +68,19 @@ def _resume_changed(found: RunDir, state: RunState, args: argparse.Namespace) ->
         plan = plan_after_end(found, fix_numbered(found, state, args.fix).words)
     for line in change_lines(plan.changes, whole=False):
         tell(line)
+    for lost in plan.lost:
+        tell(f"lost: {lost}")
     resume_changed(found, plan)
 
 
-def _require_ended(found: RunDir, state: RunState) -> None:
-    found.require_own("cannot be gone on with")
+def _require_ended(found: RunDir, state: RunState, words: Sequence[str]) -> None:
+    require_trainer(found)
     if found.supervisor_alive():
         raise UsageError(f"run {found.run_id} is going on", fix=f"watch it: llmtop attach {found.run_id}")
-    if state.status == "completed":
+    if state.status == "completed" and not any(word.partition("=")[0].strip() == "steps" for word in words):
         raise UsageError(
             f"run {found.run_id} has made all its {found.spec().options.steps:,} steps",
-            fix="start another one: llmtop run",
+            fix=f"name more of them: llmtop resume {found.run_id} steps=N; or start another one: llmtop run",
         )
 
 
