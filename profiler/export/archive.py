@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.presets.errors import UsageError
 from llmtop.profiler.export.contents import LeftOut, contents
 from llmtop.profiler.export.manifest import Manifest, memory_csv, readme
 from llmtop.profiler.export.packing import Packer
@@ -28,6 +28,7 @@ from llmtop.profiler.export.tables import TABLES, TableWriter
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.feed import RunStream, read_state
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.unwritable import unwritable
 from llmtop.profiler.record.wholefile import random_hex, sync_folder
 from llmtop.profiler.report.history import History, HistoryBuilder
 from llmtop.profiler.report.page import run_page
@@ -245,8 +246,4 @@ def _aside(path: Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:
-        raise LlmtopError(
-            f"{path} cannot be written",
-            why=error.strerror or str(error),
-            fix="free some space there, or name a place that has room: --out FILE",
-        ) from error
+        raise unwritable(path, error, "name another place: --out FILE") from error

@@ -57,13 +57,20 @@ _T = TypeVar("_T")
 
 
 def runs_root() -> Path:
-    """`$LLMTOP_RUNS_DIR`, else `$XDG_STATE_HOME/llmtop/runs`, else `~/.local/state/llmtop/runs`."""
-    explicit = os.environ.get("LLMTOP_RUNS_DIR")
-    if explicit:
-        return Path(explicit)
-    state = os.environ.get("XDG_STATE_HOME")
+    """`$LLMTOP_RUNS_DIR`, else `$XDG_STATE_HOME/llmtop/runs`, else `~/.local/state/llmtop/runs`.
+
+    Raises UsageError where something else than a folder is there; it may not be there yet.
+    """
+    explicit, state = os.environ.get("LLMTOP_RUNS_DIR"), os.environ.get("XDG_STATE_HOME")
     base = Path(state) if state else Path.home() / ".local" / "state"
-    return base / "llmtop" / "runs"
+    root = Path(explicit) if explicit else base / "llmtop" / "runs"
+    if not root.is_dir() and os.path.lexists(root):
+        raise UsageError(
+            f"{root} is not a folder",
+            why="$LLMTOP_RUNS_DIR says that the runs are there" if explicit else "the runs are kept there",
+            fix="set LLMTOP_RUNS_DIR to a folder; it is made where it is not there yet",
+        )
+    return root
 
 
 class InForce(msgspec.Struct, frozen=True, kw_only=True):

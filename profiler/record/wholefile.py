@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+PRIVATE_MODE = 0o600
+SHARED_MODE = 0o666
+"""What is made to be handed on: the umask decides, as for any file."""
 
-def write_atomic(path: Path, content: bytes, *, lasting: bool = True) -> None:
+
+def write_atomic(path: Path, content: bytes, *, lasting: bool = True, mode: int = PRIVATE_MODE) -> None:
     """Write a file so that a reader sees the old content or all of the new, and a crash loses neither.
 
-    A file that need not last through a crash is there sooner.
+    A file that need not last through a crash is there sooner. The umask is taken off `mode`.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}.{random_hex(3)}.new")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.record.rundir import RunDir, list_runs
+from llmtop.profiler.record.unwritable import unwritable
 from llmtop.trainer.launch import resume_run
 from llmtop.trainer.supervisor.rankenv import RUN_ID
 from tests.cli.conftest import Llmtop
@@ -92,7 +94,38 @@ def test_pages(llmtop: Llmtop, runs_root: Path, tmp_path: Path, monkeypatch: pyt
     assert "is a folder" in llmtop("report", one.run_id, "--html", str(tmp_path)).err
     gone = llmtop("report", one.run_id, "--html", str(tmp_path / "nowhere" / "x.html"))
     assert gone.code == ExitCode.USAGE and "cannot be written" in gone.err
+    assert "there is no folder" in gone.err and "mkdir -p" in gone.err and "space" not in gone.err
+    below = llmtop("compare", one.run_id, two.run_id, "--html", str(tmp_path / "c.html" / "x.html"))
+    assert "is not a folder" in below.err and "space" not in below.err
     assert llmtop("report", one.run_id, "--html", "--json").code == ExitCode.USAGE
+
+
+def test_the_umask_says_who_may_read_pages_and_archives(
+    llmtop: Llmtop, runs_root: Path, tmp_path: Path
+) -> None:
+    run = make_recorded_run(runs_root, steps=2)
+    page, archive = tmp_path / "a.html", tmp_path / "a.zip"
+    before = os.umask(0o027)
+    try:
+        assert llmtop("report", run.run_id, "--html", str(page)).code == ExitCode.DONE
+        assert llmtop("export", run.run_id, "--out", str(archive)).code == ExitCode.DONE
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (page, archive)] == [0o640, 0o640]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "free some space"),
+        (errno.EACCES, "is not writable for you"),
+        (errno.EROFS, "only read"),
+        (errno.ENOENT, "there is no folder"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_told_by_what_is_wrong_with_it(number: int, words: str) -> None:
+    told = str(unwritable(Path("/there/a.html"), OSError(number, os.strerror(number)), "name another place"))
+    assert words in told and ("space" in told) is (number == errno.ENOSPC) and "another place" in told
 
 
 @pytest.mark.skipif(find_spec("tensorboardX") is None, reason="tensorboardX is not installed")

@@ -45,6 +45,17 @@ def test_ls_without_runs_says_how_to_start_one(llmtop: Llmtop) -> None:
     assert llmtop("ls", "--json").json()["runs"] == []
 
 
+def test_a_file_where_the_runs_should_be_is_told_as_one(
+    llmtop: Llmtop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "README.md"
+    file.write_text("# text")
+    monkeypatch.setenv("LLMTOP_RUNS_DIR", str(file))
+    for words in (("ls",), ("report", "latest"), ("tune", "--resume", "latest")):
+        answer = llmtop(*words)
+        assert answer.code == ExitCode.USAGE and "README.md is not a folder" in answer.err, words
+
+
 def test_ls_shows_a_damaged_run_and_goes_on(llmtop: Llmtop, completed: RunDir, runs_root: Path) -> None:
     damaged = make_recorded_run(runs_root, steps=3)
     damaged.spec_path.write_text("{")

@@ -144,6 +144,7 @@ def test_whoever_follows_a_run_hears_what_a_long_stage_does() -> None:
     (line,) = narrator.lines(fold(state, read), 11.0)
     assert "25%" in line
     assert list(narrator.lines(fold(state, read), 12.0)) == []
+    assert list(narrator.lines(fold(state, read), 60.0)) == [], "nothing new to say"
 
 
 def test_whoever_follows_a_run_hears_of_the_memory_that_is_pinned() -> None:

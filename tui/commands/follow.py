@@ -10,7 +10,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.changewords import outcome, title
 from llmtop.profiler.cost.nvme import nvme_words
 from llmtop.profiler.findings.startup import stage_hint
-from llmtop.profiler.fold.ending import ending
+from llmtop.profiler.fold.ending import ending, unsaved_words
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.failureevents import HostMemoryRunsOut
@@ -43,10 +43,13 @@ class Narrator:
         self._said_step = 0
         self._said_time = 0.0
         self._stage = ""
+        self._hint = ""
         self._compiling: str | None = None
         self._hanging = False
         self._memory: HostMemoryRunsOut | None = None
         self._nvme_told = False
+        self._refused = 0
+        """How many refused checkpoints were told."""
         self._changes: dict[int, str] = {}
         """What was last said of each change."""
 
@@ -55,6 +58,9 @@ class Narrator:
         yield from self._start_up(state, now)
         yield from self._trouble(state)
         yield from self._changed(state)
+        for refused in state.checkpoints_refused[self._refused :]:
+            yield f"step {refused.step:,}: the checkpoint is refused: {refused.why}"
+        self._refused = len(state.checkpoints_refused)
         step = state.steps_finished
         due = step - self._said_step >= self._every or now - self._said_time >= QUIET_SECONDS
         if step > self._said_step and (self._said_step == 0 or due or step == self._planned):
@@ -74,7 +80,9 @@ class Narrator:
             yield f"starting: {stage.replace('_', ' ')}"
         elif now - self._said_time >= QUIET_SECONDS:
             self._said_time = now
-            if hint := stage_hint(state, self._spec, self._prediction, stage):
+            hint = stage_hint(state, self._spec, self._prediction, stage)
+            if hint and hint != self._hint:
+                self._hint = hint
                 yield f"  {hint}"
 
     def _trouble(self, state: RunState) -> Iterator[str]:
@@ -132,8 +140,11 @@ def end_in_words(state: RunState) -> str:
 
 
 def require_success(run: RunDir, state: RunState) -> ExitCode:
-    """DONE for a run that ended well; raises what the command ends with otherwise."""
+    """DONE for a run that ended well, with a warning where that is not saved; raises what the command ends with
+    otherwise."""
     if state.status in ("completed", "stopped"):
+        if unsaved := unsaved_words(state):
+            tell(f"warning: {unsaved}")
         return ExitCode.DONE
     error = OutOfMemoryError if state.status == "out_of_memory" else JobFailedError
     fix = ending(state).fix or f"llmtop logs {run.run_id}"

@@ -1,0 +1,33 @@
+"""What to do about a file that cannot be written, by what the system says is wrong with its place."""
+
+from __future__ import annotations
+
+import errno
+import shlex
+from pathlib import Path
+
+from llmtop.presets.errors import LlmtopError
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NOT_ALLOWED = frozenset({errno.EACCES, errno.EPERM})
+
+
+def unwritable(path: Path, error: OSError, elsewhere: str) -> LlmtopError:
+    """The error for `path`; `elsewhere` says how another place is named, as the end of a sentence."""
+    why, fix = _told(path.absolute().parent, error)
+    return LlmtopError(f"{path} cannot be written", why=why, fix=f"{fix}, or {elsewhere}")
+
+
+def _told(folder: Path, error: OSError) -> tuple[str, str]:
+    reason = error.strerror or str(error)
+    if error.errno in _NO_ROOM:
+        return reason, "free some space there"
+    if error.errno == errno.ENOENT:
+        return f"there is no folder {folder}", f"make it: mkdir -p {shlex.quote(str(folder))}"
+    if error.errno == errno.ENOTDIR:
+        return f"{folder} is not a folder, or lies below a file", "move that file away"
+    if error.errno in _NOT_ALLOWED:
+        return f"{folder} is not writable for you ({reason})", "make it writable"
+    if error.errno == errno.EROFS:
+        return f"{folder} is on a file system that is only read ({reason})", "mount it for writing"
+    return reason, "look at that place"
