@@ -62,7 +62,7 @@ class Sweep(Struct, frozen=True, kw_only=True):
     axes: tuple[Axis, ...]
     candidates: int
     rows: tuple[SweepRow, ...] = field(default_factory=tuple)
-    """The fastest that fits first; what does not fit is last."""
+    """The fastest that fits first; what does not fit is last, of that the nearest to fitting first."""
     refused: tuple[Refused, ...] = ()
     """The most frequent first."""
 
@@ -201,7 +201,12 @@ def _combinations(axes: Sequence[Axis]) -> Iterator[Change]:
 
 
 def best_first(row: SweepRow) -> tuple[int, float, int]:
-    """Sorts what fits, by speed, before what may, before what does not; of equals, what needs less."""
+    """Sorts what fits, by speed, before what may, before what does not, the nearest to fitting first.
+
+    Of equals, what needs less comes first.
+    """
     brief = row.brief
-    place = {True: 0, None: 1, False: 2}[brief.fits]
-    return place, -(brief.tokens_per_second or 0.0), brief.needed_bytes or brief.peak_allocated_bytes
+    need = brief.needed_bytes or brief.peak_allocated_bytes
+    if brief.fits is False:
+        return 2, float(need - (brief.device_memory_bytes or 0)), need
+    return 0 if brief.fits else 1, -(brief.tokens_per_second or 0.0), need

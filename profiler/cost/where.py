@@ -13,7 +13,8 @@ from msgspec import Struct, field
 
 from llmtop.presets import catalog
 from llmtop.presets.errors import LlmtopError
-from llmtop.presets.spec import RunSpec, ValueSource
+from llmtop.presets.rules import has_bf16, refusals
+from llmtop.presets.spec import Precision, RunSpec, ValueSource
 from llmtop.profiler.cost.sweep import Change, SweepRow, best_first, changed, judge
 from llmtop.profiler.memory.predict import Brief
 
@@ -61,13 +62,26 @@ def where(
     base_of: Callable[[Change], RunSpec], *, gpus: tuple[str, ...], allow: tuple[str, ...] = ()
 ) -> Where:
     """`base_of` resolves the run that is asked for with some options set, unchecked."""
-    space: dict[str, tuple[Any, ...]] = {}
+    bases = [base_of({"gpu": name, "gpus": 1, "nodes": 1}) for name in gpus]
+    searched: dict[str, tuple[Any, ...]] = {}
     rows = []
-    for name in gpus:
-        base = base_of({"gpu": name, "gpus": 1, "nodes": 1})
+    precision_matters = any(_possible_precision(base) != base.options.precision for base in bases)
+    for base in bases:
         space = _space(base, allow)
+        if precision_matters:
+            space["precision"] = (_possible_precision(base),)
+        for key, values in space.items():
+            searched[key] = tuple(dict.fromkeys((*searched.get(key, ()), *values)))
         rows.append(_row(base, space))
-    return Where(space=space, rows=tuple(sorted(rows, key=_fastest_first)))
+    return Where(space=searched, rows=tuple(sorted(rows, key=_fastest_first)))
+
+
+def _possible_precision(base: RunSpec) -> Precision:
+    """As asked; where nobody typed it and the GPU computes no bf16, fp16."""
+    asked = base.options.precision
+    return (
+        "fp16" if asked == "bf16" and not has_bf16(base.gpu) and not _is_fixed(base, "precision") else asked
+    )
 
 
 def _space(base: RunSpec, allow: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
@@ -101,12 +115,15 @@ def _changes(space: dict[str, tuple[Any, ...]]) -> Iterator[Change]:
 
 def _row(base: RunSpec, space: dict[str, tuple[Any, ...]]) -> WhereRow:
     closest: tuple[int, int, SweepRow] | None = None
-    refused: dict[str, int] = {}
+    refused: _Refused | None = None
     for count in GPU_COUNTS:
-        judged = [_judged(base, {"gpus": count, **change}) for change in _changes(space)]
-        found = [row for row in judged if isinstance(row, SweepRow)]
-        for reason in (one for one in judged if isinstance(one, str)):
-            refused[reason] = refused.get(reason, 0) + 1
+        found: list[SweepRow] = []
+        for change in _changes(space):
+            judged = _judged(base, {"gpus": count, **change})
+            if isinstance(judged, SweepRow):
+                found.append(judged)
+            elif refused is None or judged.far < refused.far:
+                refused = judged
         fitting = [row for row in found if row.brief.fits]
         if fitting:
             return _fits(base, count, min(fitting, key=best_first))
@@ -117,12 +134,24 @@ def _row(base: RunSpec, space: dict[str, tuple[Any, ...]]) -> WhereRow:
     return _fits_nowhere(base, closest, refused)
 
 
-def _judged(base: RunSpec, change: Change) -> SweepRow | str:
+class _Refused(Struct, frozen=True):
+    far: tuple[int, int]
+    """From what was asked: reasons that refuse it, since a search gets rid of those of its own settings, and
+    options that are not as asked."""
+    why: str
+
+
+def _judged(base: RunSpec, change: Change) -> SweepRow | _Refused:
+    distance = sum(getattr(base.options, key) != value for key, value in change.items())
     try:
-        row = judge(changed(base, change), change)
+        spec = changed(base, change)
+        row = judge(spec, change)
     except LlmtopError as error:
-        return error.what
-    return row if isinstance(row, SweepRow) else f"{row[0]}: {row[1]}"
+        return _Refused((1, distance), error.what)
+    if isinstance(row, SweepRow):
+        return row
+    found = refusals(spec)
+    return _Refused((len(found), distance), f"{found[0].rule}: {found[0].why} ({found[0].fix})")
 
 
 def _short(row: SweepRow) -> int | None:
@@ -147,7 +176,9 @@ def _fits(base: RunSpec, count: int, row: SweepRow) -> WhereRow:
 
 
 def _fits_nowhere(
-    base: RunSpec, closest: tuple[int, int, SweepRow] | None, refused: dict[str, int]
+    base: RunSpec,
+    closest: tuple[int, int, SweepRow] | None,
+    refused: _Refused | None,
 ) -> WhereRow:
     most = GPU_COUNTS[-1]
     if closest is not None:
@@ -155,7 +186,7 @@ def _fits_nowhere(
     elif base.gpu.memory_bytes is None:
         why = "the memory of this GPU is not known"
     else:
-        why = max(refused, key=lambda reason: refused[reason], default="nothing to try")
+        why = refused.why if refused is not None else "nothing to try"
     return WhereRow(
         gpu=base.gpu.name,
         gpu_memory_bytes=base.gpu.memory_bytes,

@@ -82,6 +82,26 @@ def test_what_is_refused_everywhere_says_why() -> None:
     assert row.gpus is None and row.brief is None and "Ampere" in row.why
 
 
+def test_the_precision_is_one_that_the_gpu_has_unless_it_was_typed() -> None:
+    asked: dict[str, Any] = {"offload_optimizer": "cpu", "offload_param": "cpu"}
+    rows = found(("v100-32gb", "h200"), recipe="full-zero3", **asked)
+    old, new = row_of(rows, "v100-32gb"), row_of(rows, "h200")
+    assert old.settings["precision"] == "fp16" and new.settings["precision"] == "bf16"
+    assert old.gpus is not None and rows.space["precision"] == ("fp16", "bf16")
+    assert "precision" not in found(("h200",), recipe="full-zero3", **asked).space
+
+
+def test_the_reason_is_that_of_the_setting_closest_to_what_was_asked() -> None:
+    """Of the settings that are searched, three stages in four cannot offload weights."""
+    asked: dict[str, Any] = {"offload_optimizer": "cpu", "offload_param": "cpu", "precision": "bf16"}
+    row = row_of(found(("t4",), recipe="full-zero3", **asked), "t4")
+    assert row.gpus is None and "bf16 needs compute capability 8.0" in row.why
+    assert "--precision fp16" in row.why and "offload_param" not in row.why
+    # The stage is a default here, which the search changes.
+    defaults = row_of(found(("t4",), model="llama-3.2-1b", offload_param="cpu", precision="bf16"), "t4")
+    assert "bf16" in defaults.why
+
+
 def test_more_is_searched_only_where_it_is_allowed() -> None:
     asked: dict[str, Any] = {"model": "llama-3.1-8b"}
     assert set(found(("t4",), **asked).space) == {"micro_batch", "zero", "gradient_checkpointing"}

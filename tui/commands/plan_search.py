@@ -53,7 +53,7 @@ def _counts(sweep: Sweep) -> str:
     parts = [f"{sweep.candidates:,} candidates", f"{fitting:,} fit"]
     parts += [f"{unknown:,} without a verdict"] if unknown else []
     parts += [f"{len(sweep.rows) - fitting - unknown:,} do not fit", f"{refused:,} refused"]
-    return ", ".join(parts) + "; the fastest first, what does not fit last"
+    return ", ".join(parts) + "; the fastest first, then the nearest to fitting"
 
 
 def _head(key: str) -> str:
