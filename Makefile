@@ -8,9 +8,12 @@ TEST := .venv-test
 
 .PHONY: demo test check screenshot clean
 
-# On a terminal the monitor opens; without one the run is followed line by line.
+# On a terminal the monitor opens; without one the run is followed line by line. The messages name the program
+# as it is on the PATH, where this one is not.
 demo: $(DEMO)/.installed
-	$(DEMO)/bin/llmtop demo
+	@$(DEMO)/bin/llmtop demo; code=$$?; \
+		echo "Where a message says llmtop, type $(DEMO)/bin/llmtop, or first: . $(DEMO)/bin/activate" >&2; \
+		exit $$code
 
 test: check
 	$(TEST)/bin/python -m pytest -q
@@ -30,9 +33,10 @@ $(TEST)/.installed: EXTRAS := train,dev
 $(DEMO)/.installed $(TEST)/.installed: pyproject.toml constraints-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "llmtop needs Python 3.11 or newer; say which: make PYTHON=python3.12" >&2; exit 1; }
-	@echo "Making $(@D): installing torch and DeepSpeed takes some minutes, the first time only." >&2
+	@echo "Making $(@D): pip fetches torch and DeepSpeed and shows how far it is; that takes some minutes," \
+		"the first time only." >&2
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --disable-pip-version-check -q $(CONSTRAINTS) -e '.[$(EXTRAS)]'
+	$(@D)/bin/python -m pip install --disable-pip-version-check $(CONSTRAINTS) -e '.[$(EXTRAS)]'
 	touch $@
 
 clean:

@@ -62,6 +62,7 @@ class LlmtopApp(Answering):
         deeds: Deeds | None = None,
         wish: ReplayWish | None = None,
         read_only: bool = False,
+        leads_to: str = "",
         dress: Dress = Dress(),  # noqa: B008 - it is frozen
     ) -> None:
         deeds = deeds if deeds is not None else Deeds()
@@ -73,6 +74,8 @@ class LlmtopApp(Answering):
         self.animation_level = "none"
         self.read_only = read_only
         """Whether this is for looking on: no key changes anything."""
+        self.leads_to = leads_to
+        """What the command shows once the app is left, in words; empty: nothing."""
         self._start = start
         self._run = run
         self._recipe = recipe
@@ -249,12 +252,17 @@ def run_app(
     *,
     wish: ReplayWish | None = None,
     read_only: bool = False,
+    leads_to: str = "",
 ) -> int:
-    """Show the app until a person leaves it; the exit code of the run that was watched, or 0."""
+    """Show the app until a person leaves it; the exit code of the run that was watched, or 0.
+
+    `leads_to` says what the command shows then.
+    """
     leave_with_the_terminal()
     answer_soon()
     path = choices_path()
     chosen = read_choice(path)
     dress = Dress(look_of(os.environ, chosen), chosen, partial(write_choice, path))
-    code = LlmtopApp(start, run, root, recipe, wish=wish, read_only=read_only, dress=dress).run()
+    app = LlmtopApp(start, run, root, recipe, wish=wish, read_only=read_only, leads_to=leads_to, dress=dress)
+    code = app.run()
     return code if code is not None else int(ExitCode.INTERRUPTED)

@@ -30,6 +30,15 @@ async def test_leaving_an_ended_run_names_its_report(end: str, words: str, root:
     assert app.return_code == 0
 
 
+@pytest.mark.parametrize("width", [60, 120])
+async def test_an_ended_run_says_what_follows_once_it_is_left(width: int, live: LiveRun, root: Path) -> None:
+    app = LlmtopApp("monitor", live.run, root, leads_to="the report")
+    async with app.run_test(size=(width, 24)) as pilot:
+        assert "q: the report" not in await wait_for_text(pilot, "20/60")
+        live.end("completed", "all 2 ranks finished step 60")
+        await wait_for_text(pilot, "COMPLETED", "q: the report")
+
+
 async def test_a_run_that_ends_takes_the_question_about_it_away(live: LiveRun, root: Path) -> None:
     asked: list[str] = []
     app = LlmtopApp("monitor", live.run, root, deeds=Deeds(stop=lambda run, save: asked.append(run.run_id)))

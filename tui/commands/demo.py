@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     launched = launch.start_run(spec, prediction)
     tell(f"\nrun {launched.run_id} in {launched.path}")
     if can_draw() and not args.headless:
-        code = open_monitor(launched)
+        code = open_monitor(launched, leads_to="the report")
         state = read_state(launched)
         if state.status not in ENDED:
             return code

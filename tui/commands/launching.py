@@ -51,12 +51,12 @@ def watch_as_asked(run: RunDir, args: argparse.Namespace) -> ExitCode:
     return follow_to_end(run)
 
 
-def open_monitor(run: RunDir, *, read_only: bool = False) -> ExitCode:
-    """Show the monitor on `run` until a person leaves it."""
+def open_monitor(run: RunDir, *, read_only: bool = False, leads_to: str = "") -> ExitCode:
+    """Show the monitor on `run` until a person leaves it; `leads_to` says what the command shows then."""
     from llmtop.tui.app import run_app
 
     with plain_streams():
-        return ExitCode(run_app(start="monitor", run=run, read_only=read_only))
+        return ExitCode(run_app(start="monitor", run=run, read_only=read_only, leads_to=leads_to))
 
 
 def watch(run: RunDir, *, read_only: bool = False) -> ExitCode:

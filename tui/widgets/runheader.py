@@ -63,6 +63,9 @@ class RunHeader(Vertical):
             return
         badge = READ_ONLY if getattr(self.app, "read_only", False) else None
         rows = [_identity(view, width, badge), *_second_rows(view, width, self._clock(), self.meter.cost())]
+        leads_to = getattr(self.app, "leads_to", "")
+        if leads_to and view.state.status in ENDED:
+            rows[1] = two_sided(rows[1], Content.styled(f"q: {leads_to}", "bold $text-accent"), width)
         self._rows.paint(Content("\n").join(rows), width)
 
 
