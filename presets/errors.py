@@ -76,18 +76,30 @@ _CLOSE_SHORT, _SHORT = 0.65, 4
 """For words of few letters, of which one is a large part: gpu and cpu."""
 _SHORTEST_START = 3
 _MOST_NAMED = 12
+_OTHER_NAMES = {
+    "lr": "learning-rate",
+    "wd": "weight-decay",
+    "bs": "micro-batch",
+    "batch-size": "micro-batch",
+    "gas": "grad-accum",
+    "context": "seq-len",
+    "max-length": "seq-len",
+    "epochs": "steps",
+}
+"""What options are called elsewhere, with no letters in common to find them by."""
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
     """The candidate that `word` was most likely meant to be, or None when none is close.
 
     Besides slips of the hand: `h200-141gb` is h200 with more said, `flash` the beginning of
-    flash_attention_2, `4090` the end of rtx-4090, `fa2` initials.
+    flash_attention_2, `4090` the end of rtx-4090, `fa2` initials, `lr` what others call learning_rate.
     """
     folded = {_folded(known): known for known in candidates}
     wanted = _folded(word)
     found = (
         _close(wanted, folded, _SLIP)
+        or (_OTHER_NAMES.get(wanted, "") if _OTHER_NAMES.get(wanted) in folded else "")
         or max((name for name in folded if _is_part(name, wanted, wanted.startswith)), key=len, default="")
         or min((name for name in folded if _is_begun(name, wanted)), key=len, default="")
         or min((name for name in folded if _is_part(wanted, name, name.endswith)), key=len, default="")

@@ -154,7 +154,8 @@ def _modules(spec: RunSpec) -> None:
     missing = [need for need in needs(spec) if need.missing]
     if missing:
         need = missing[0]
-        others = [m.name for m in missing[1:] if m.fix == need.fix]
+        # Two options may need the same one.
+        _, *others = dict.fromkeys(m.name for m in missing if m.fix == need.fix)
         names = " and ".join(filter(None, [", ".join([need.name, *others[:-1]]), *others[-1:]]))
         raise UsageError(
             f"{names} {'are' if others else 'is'} not installed in this environment",

@@ -48,6 +48,14 @@ def test_a_plain_run_passes(installed: set[str]) -> None:
     check()
 
 
+def test_a_package_that_two_options_need_is_named_once(installed: set[str]) -> None:
+    with pytest.raises(UsageError, match="^bitsandbytes and peft are not installed"):
+        check(quantization="nf4", lora_rank=16, optimizer="adamw_8bit")
+    installed.add("peft")
+    with pytest.raises(UsageError, match="^bitsandbytes is not installed"):
+        check(quantization="nf4", lora_rank=16, optimizer="adamw_8bit")
+
+
 def test_missing_stack_names_the_extra(installed: set[str]) -> None:
     installed -= {"torch", "deepspeed", "tokenizers"}
     with pytest.raises(UsageError, match="torch, deepspeed and tokenizers are not installed") as caught:
