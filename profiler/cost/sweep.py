@@ -30,6 +30,19 @@ BASE_KEYS = ("model", "gpu")
 _COUNTED = ("zero",)
 """Options whose `a..b` counts; those of other numbers doubles."""
 _RANGE = re.compile(r"(\d+)\.\.(\d+)(?:\+(\d+))?")
+SHORT = {
+    "micro_batch": "micro",
+    "gradient_checkpointing": "recompute",
+    "offload_optimizer": "opt on",
+    "offload_param": "params on",
+    "grad_accum": "accum",
+    "attention": "attention",
+    "seq_len": "seq",
+    "checkpointing_every": "every",
+}
+"""Heads of columns, where an option's own name is long, in tables and as they may be typed."""
+_LONG = {head: key for key, head in SHORT.items()}
+_LIKE_A_RANGE = re.compile(r"(\d+)\s*(?:-|:|\.|\.\.\.|…|to)\s*(\d+)")
 _EXAMPLE = "for example micro_batch=1..64,zero=0..3,attention=eager|sdpa"
 
 Change = dict[str, Any]
@@ -102,7 +115,7 @@ def _axis(part: str) -> Axis:
     key, equals, given = (word.strip() for word in part.partition("="))
     if not equals or not key or not given:
         raise UsageError(f"{where}: not of the form OPTION=VALUES", fix=_EXAMPLE)
-    name = key.replace("-", "_") if not key.startswith("deepspeed.") else key
+    name = key if key.startswith("deepspeed.") else _LONG.get(key, key.replace("-", "_"))
     values = [value for word in given.split("|") for value in _values(name, word.strip(), where)]
     return Axis(key=name, values=tuple(value for i, value in enumerate(values) if value not in values[:i]))
 
@@ -118,6 +131,13 @@ def _values(key: str, word: str, where: str) -> Iterator[Any]:
             f"{where}: unknown option '{key}'", fix=f"did you mean '{guess}'?" if guess else _EXAMPLE
         )
     found = _RANGE.fullmatch(word)
+    meant = _meant(key, word)
+    if found is None and meant:
+        raise UsageError(
+            f"{where}: {word} is no value of {key}",
+            why="a..b is a range, and | stands between values",
+            fix=f"did you mean '{key}={meant}'?",
+        )
     if found is None or type(option_values.parse(key, found[1], where)) is not int:
         yield option_values.parse(key, word, where)
         return
@@ -129,6 +149,25 @@ def _values(key: str, word: str, where: str) -> Iterator[Any]:
         raise UsageError(f"{where}: {word} is too many values", fix=f"{key}={first}..{last} doubles")
     for number in range(first, last + 1, step) if step else _doubling(first, last):
         yield option_values.parse(key, str(number), where)
+
+
+def _meant(key: str, word: str) -> str:
+    """A range or several values in another spelling, as a sweep takes them; empty where it is neither."""
+    whole = _is_value(key, "1")
+    ends = _LIKE_A_RANGE.fullmatch(word)
+    if ends is not None and whole and not _is_value(key, word):
+        return f"{ends[1]}..{ends[2]}"
+    parts = [part.strip() for part in word.split(",")]
+    apart = key in BASE_KEYS or not _is_value(key, word)
+    return "|".join(parts) if len(parts) > 1 and apart and all(_is_value(key, part) for part in parts) else ""
+
+
+def _is_value(key: str, word: str) -> bool:
+    try:
+        option_values.parse(key, word, "")
+    except UsageError:
+        return False
+    return True
 
 
 def _doubling(first: int, last: int) -> Iterator[int]:

@@ -6,22 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from llmtop.presets.errors import UsageError, nearest
-from llmtop.profiler.cost.sweep import Change, Sweep, SweepRow
+from llmtop.profiler.cost.sweep import SHORT, Change, Sweep, SweepRow
 from llmtop.profiler.cost.where import ALLOWED, Where, WhereRow
 from llmtop.profiler.units import format_bytes, format_seconds
 from llmtop.tui.commands.output import WIDTH, table, value_text, wrapped
 
-SHORT = {
-    "micro_batch": "micro",
-    "gradient_checkpointing": "recompute",
-    "offload_optimizer": "opt on",
-    "offload_param": "params on",
-    "grad_accum": "accum",
-    "attention": "attention",
-    "seq_len": "seq",
-    "checkpointing_every": "every",
-}
-"""Heads of columns, where an option's own name is long."""
 ENERGY = (
     "≈ fits with hardly anything to spare. Wh/M is an estimate of the watt-hours for a million tokens:"
     " the boards at the power that they are sold with, for the predicted time; hosts and cooling come on top"

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from llmtop.profiler.cost.sweep import SHORT
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.units import counted, format_bytes, format_seconds
 from llmtop.trainer.tune.edge import Edge
@@ -15,7 +16,6 @@ from llmtop.trainer.tune.space import Candidate, Space
 from llmtop.trainer.tune.trial import Show
 from llmtop.tui.commandline.telling import stderr_width, tell
 from llmtop.tui.commands.output import table, wrapped
-from llmtop.tui.commands.plan_search import SHORT
 
 _BEST = 10
 _NOT_AVAILABLE = "n/a"

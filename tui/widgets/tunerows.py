@@ -8,14 +8,13 @@ from typing import Any, Literal
 from msgspec import Struct
 from textual.content import Content
 
-from llmtop.profiler.cost.sweep import Change
+from llmtop.profiler.cost.sweep import SHORT, Change
 from llmtop.profiler.units import counted, format_seconds
 from llmtop.trainer.tune.journal import Line
 from llmtop.trainer.tune.pool import apart
 from llmtop.trainer.tune.space import Candidate, Space, key_of
 from llmtop.trainer.tune.state import SearchState
 from llmtop.tui.commands.output import value_text
-from llmtop.tui.commands.plan_search import SHORT
 from llmtop.tui.widgets.paint import fit, fit_right, harmless
 
 NEXT = 20
