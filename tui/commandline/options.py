@@ -108,7 +108,7 @@ GROUPS: tuple[OptionGroup, ...] = (
             OptionRow("data", "PATH", "a text or JSONL file, a folder of them, or a saved datasets folder"),
             OptionRow("text_field", "NAME", "field of a record that holds the text"),
             OptionRow("tokenizer", "DIR", "a folder with a tokenizer, auto, or bytes"),
-            OptionRow("checkpoint_every", "N", "steps between checkpoints; 0: only when asked to"),
+            OptionRow("checkpoint_every", "N", "steps between checkpoints, all kept; 0: when asked to"),
             OptionRow("save_at_end", "", "save a checkpoint after the last step"),
         ),
     ),

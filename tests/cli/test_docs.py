@@ -1,0 +1,56 @@
+"""What the documents show of the program's answers is what it answers."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Llmtop
+
+ROOT = Path(__file__).parents[2]
+_SHOWN = re.compile(r"```sh\n(?P<commands>[^`]*)```\n\n```\n(?P<answer>[^`]*)```")
+
+
+def shown_answers() -> list[tuple[list[str], str]]:
+    """Commands and the answer that docs/tuning.md shows below them, of those that only predict."""
+    text = (ROOT / "docs" / "tuning.md").read_text()
+    found = [(block["commands"].strip().splitlines(), block["answer"]) for block in _SHOWN.finditer(text)]
+    return [(commands, answer) for commands, answer in found if all(map(_only_predicts, commands))]
+
+
+def _only_predicts(command: str) -> bool:
+    return command.startswith("llmtop plan ") or "--dry-run" in command
+
+
+def test_there_are_answers_to_look_at() -> None:
+    assert len(shown_answers()) == 3
+
+
+@pytest.mark.parametrize(("commands", "answer"), shown_answers())
+def test_the_tuning_guide_shows_what_the_program_says(
+    commands: list[str], answer: str, llmtop: Llmtop
+) -> None:
+    told = " ".join(" ".join(llmtop(*shlex.split(command)[1:]).out for command in commands).split())
+    for part in answer.split("...\n"):
+        for line in filter(None, (" ".join(line.split()) for line in part.splitlines())):
+            assert line in told, line
+
+
+def test_the_readme_tells_the_accuracy_that_was_measured() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    rows = [line.split("|") for line in (ROOT / "docs" / "accuracy.md").read_text().splitlines()]
+    launched, today = (
+        {cells[2].strip(): cells for cells in rows if cells[0] == "" and len(cells) == length}
+        for length in (8, 13)
+    )
+    peak, device = launched["peak allocated"], launched["device memory"]
+    mean, worst = re.findall(r"(?:mean|worst) ([\d.]+ %)", peak[4])
+    assert f"the peak of {peak[6].strip()} runs" in readme
+    assert f"off by {mean} on average and by {worst} at worst" in readme
+    then, held_out = (
+        re.findall(r"mean ([\d.]+ %)", cells[4])[0] for cells in (device, today["device memory"])
+    )
+    assert f"was off by {then} on average" in readme and f"it is {held_out} on runs held out" in readme
