@@ -126,6 +126,8 @@ def _unknown(kind: Kind, name: str, why: str = "") -> UsageError:
         why, fix = f"that is {other[0]}", other[1]
     else:
         guess = nearest(name, names)
+        # A model's name may stand there too.
+        guess = guess or (nearest(name, _names("models")) if kind == "recipes" else None)
         fix = f"did you mean '{guess}'? {lists}" if guess else lists
     return UsageError(f"no {word} preset is called '{name[:80]}'", why=why, fix=fix)
 

@@ -48,8 +48,8 @@ def check(key: str, value: Any, where: str, *, extra_keys: Iterable[str] = ()) -
     try:
         converted = msgspec.convert(value, wanted)
     except msgspec.ValidationError as error:
-        spelt_out = _spelt_out(value) if _base_type(wanted)[0] is int else ""
-        raise bad_value(where, key, value, expected(wanted), _choices(wanted), spelt_out) from error
+        fix = spelt_out(value) if _base_type(wanted)[0] is int else ""
+        raise bad_value(where, key, value, expected(wanted), _choices(wanted), fix) from error
     too_big = type(converted) is int and converted > MAX_INTEGER
     if too_big or (isinstance(converted, float) and not math.isfinite(converted)):
         raise bad_value(where, key, value, f"{expected(wanted)}, within reason")
@@ -132,8 +132,8 @@ def _number(text: str, *, whole: bool) -> Any:
     return value
 
 
-def _spelt_out(value: Any) -> str:
-    """What to write for 4k."""
+def spelt_out(value: Any) -> str:
+    """What to write for 4k; empty for what is no such number."""
     match = _THOUSANDS.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return ""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtop.presets.errors import ExitCode, JobFailedError, OutOfMemoryError
+from llmtop.presets.errors import ExitCode, JobFailedError, OutOfMemoryError, UsageError
 from llmtop.tui import cli
 from llmtop.tui.commandline import streams
 from llmtop.tui.commandline.arguments import CommandParser
@@ -47,6 +47,28 @@ def test_the_usage_line_names_every_option_of_the_command_itself(row: cli.Comman
     assert {word for word in own if word not in row.usage} == set()
 
 
+@pytest.mark.parametrize("row", cli.COMMANDS, ids=lambda row: row.name)
+def test_a_wrong_number_is_told_without_the_name_of_a_function(row: cli.Command) -> None:
+    parser = CommandParser(row.name, row.usage, row.help, row.example)
+    import_module(f"llmtop.tui.commands.{row.module or row.name}").add_arguments(parser)
+    takes = [
+        action for action in parser._actions if action.type not in (None, Path) and action.option_strings
+    ]
+    for action in takes:
+        flag = action.option_strings[0]
+        with pytest.raises(UsageError) as caught:
+            parser.parse([f"{flag}=several"])
+        assert f"argument {flag}: 'several' is no " in caught.value.what
+
+
+def test_thousands_in_a_count_are_told_how_they_are_written(llmtop: Llmtop) -> None:
+    answer = llmtop("plan", "--model", "gpt2", "--load", "--context", "32k")
+    assert answer.code == ExitCode.USAGE
+    assert "'32k' is no whole number: write it out: 32768 or 32000" in answer.err
+    none = llmtop("plan", "--model", "gpt2", "--load", "--context", "0")
+    assert none.code == ExitCode.USAGE and "whole number from 1" in none.err
+
+
 def test_help_shows_the_defaults(llmtop: Llmtop) -> None:
     text = " ".join(llmtop("plan", "--help").out.split())
     for words in ("ZeRO stage, 0 to 3 (default: 2)", "(default: 2048", "one forward pass (default: 1)"):
@@ -65,7 +87,7 @@ def test_version(llmtop: Llmtop) -> None:
         (("plam",), "did you mean 'llmtop plan'?"),
         (("ls", "--jsn"), "did you mean '--json'?"),
         (("logs",), "usage: llmtop logs RUN"),
-        (("logs", "latest", "--rank", "x"), "invalid int value"),
+        (("logs", "latest", "--rank", "x"), "'x' is no whole number"),
         (("ls", "latest"), "unexpected argument 'latest'"),
         (("run", "cpu-demo", "--", "python", "train.py"), "exclude each other"),
         (("run", "--steps", "3", "--", "python"), "--steps and a command of your own"),

@@ -120,6 +120,27 @@ def test_a_wrong_option_names_what_would_be_right(words: tuple[str, ...], told: 
     assert answer.out == ""
 
 
+def test_a_model_may_stand_in_the_place_of_a_recipe() -> None:
+    named = parse("llama-3.1-8b", "--gpu", "h200")
+    assert named == parse("--model", "llama-3.1-8b", "--gpu", "h200")
+    with pytest.raises(UsageError, match="llama-3.1-8b"):
+        parse("llama-3.1-8b", "--model", "gpt2", "--gpu", "h200")
+
+
+@pytest.mark.parametrize(
+    "question", [(), ("--where",), ("--load",), ("--sweep", "zero=0..1"), ("--explain",)]
+)
+def test_every_question_takes_a_model_in_the_place_of_a_recipe(
+    question: tuple[str, ...], llmtop: Llmtop
+) -> None:
+    gpu = ("--gpu", "h200")
+    named = llmtop("plan", "gpt2", *gpu, *question)
+    assert (named.code, named.out) == (
+        ExitCode.DONE,
+        llmtop("plan", "--model", "gpt2", *gpu, *question).out,
+    )
+
+
 def test_an_unknown_recipe_names_the_nearest(llmtop: Llmtop) -> None:
     answer = llmtop("plan", "cpu-dmeo")
     assert answer.code == ExitCode.USAGE

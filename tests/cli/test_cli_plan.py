@@ -178,9 +178,11 @@ def test_without_a_gpu_plan_says_what_it_planned_for(llmtop: Llmtop, monkeypatch
 
 
 def test_a_model_in_the_place_of_a_recipe(llmtop: Llmtop) -> None:
-    answer = llmtop("plan", "llama-3.1-8b")
-    assert answer.code == ExitCode.USAGE
-    assert "--model llama-3.1-8b" in answer.err
+    assert llmtop("plan", "llama-3.1-8b", "--gpu", "h200").out.startswith("custom: llama-3.1-8b on 1 x h200")
+    both = llmtop("plan", "llama-3.1-8b", "--model", "gpt2")
+    assert both.code == ExitCode.USAGE and "that is a model" in both.err
+    slip = llmtop("plan", "lama-3.1-8b")
+    assert slip.code == ExitCode.USAGE and "did you mean 'llama-3.1-8b'?" in slip.err
 
 
 def test_fixes_are_options(llmtop: Llmtop) -> None:

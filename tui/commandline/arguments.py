@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import NoReturn
@@ -10,6 +11,8 @@ from typing import NoReturn
 from llmtop.presets.errors import UsageError, nearest
 
 RUN_HELP = "a run's id, a unique beginning or end of it, or latest"
+MOST = 10**9
+"""Above this a count is a slip of the hand."""
 COMMAND = "command"
 """What follows `--`, as a tuple of words: for a parser that has a default of this name."""
 
@@ -17,6 +20,37 @@ COMMAND = "command"
 _UNSHOWN = partial(argparse.RawDescriptionHelpFormatter, width=80)
 """What argparse tries each argument with when it is added. It would ask how wide the terminal is, by a module
 that loads three libraries of compression."""
+
+
+def whole(text: str) -> int:
+    """A whole number; raises ArgumentTypeError that says how 32k is written."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    from llmtop.presets.option_values import spelt_out  # for mistakes alone
+
+    fix = spelt_out(text)
+    raise argparse.ArgumentTypeError(f"'{text[:80]}' is no whole number" + (f": {fix}" if fix else ""))
+
+
+def count(text: str) -> int:
+    """The same from 1 on, within reason."""
+    found = whole(text)
+    if not 0 < found <= MOST:
+        raise argparse.ArgumentTypeError(f"'{text[:80]}' is no whole number from 1 to {MOST:,}")
+    return found
+
+
+def number(text: str) -> float:
+    """Any number; one without end is one too, for a wait."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if math.isnan(found):
+        raise argparse.ArgumentTypeError(f"'{text[:80]}' is no number")
+    return found
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -32,6 +66,9 @@ class CommandParser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self._command = name
+        # argparse would name the function: invalid int value.
+        self.register("type", int, whole)
+        self.register("type", float, number)
 
     def format_help(self) -> str:
         """As wide as the terminal."""

@@ -157,7 +157,12 @@ SETTINGS = "settings"
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """RECIPE, every run option and `--set`."""
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a recipe preset or a TOML file")
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        metavar="RECIPE",
+        help="a recipe preset or a TOML file; or a model preset, with the defaults of all else",
+    )
     for group in GROUPS:
         section = parser.add_argument_group(group.title)
         for row in group.rows:
@@ -226,6 +231,7 @@ def _run(
     *,
     tell_problems: bool,
 ) -> RunSpec:
+    _take_model(args)
     command_line = _command_line_layers(args)
     recipe = catalog.load_recipe(args.recipe) if args.recipe is not None else None
     layers = [*(resolve.recipe_layers(recipe) if recipe is not None else ()), *command_line, *more]
@@ -241,6 +247,17 @@ def _run(
         tell(f"warning: {strongest(layers, 'deepspeed_config')}: {problem}")
     layers += [config] if config is not None else []
     return make(layers, name=recipe.name if recipe is not None else "custom", machine=machine)
+
+
+def _take_model(args: argparse.Namespace) -> None:
+    """A model in the place of a recipe: its name is one where no recipe has it."""
+    name = args.recipe
+    if name is not None and "model" not in args and _names_model_alone(name):
+        args.model, args.recipe = name, None
+
+
+def _names_model_alone(name: str) -> bool:
+    return catalog.has("models", name) and not catalog.has("recipes", name)
 
 
 def option_text(key: str, value: object) -> str:

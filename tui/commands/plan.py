@@ -19,6 +19,7 @@ from llmtop.profiler.cost.calibration import calibrated, find
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.memory.result import Prediction
 from llmtop.tui.commandline import options
+from llmtop.tui.commandline.arguments import count
 from llmtop.tui.commandline.layering import check_raw_keys
 from llmtop.tui.commands.output import print_json, text_width
 from llmtop.tui.commands.plan_defaults import CONTEXT, PEAK, ROWS
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " or counts for zero; a..b+n counts by n",
     )
     asked.add_argument(
-        "--rows", metavar="N", type=_whole, help=f"candidates of a sweep to print (default: {ROWS})"
+        "--rows", metavar="N", type=count, help=f"candidates of a sweep to print (default: {ROWS})"
     )
     asked.add_argument(
         "--where",
@@ -65,16 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what the model needs to be loaded and asked: bf16, int8, nf4 and GGUF, with its cache",
     )
     asked.add_argument(
-        "--context", metavar="N", type=_whole, help=f"with --load: tokens of a request (default: {CONTEXT})"
+        "--context", metavar="N", type=count, help=f"with --load: tokens of a request (default: {CONTEXT})"
     )
-    asked.add_argument("--requests", metavar="N", type=_whole, help="with --load: at a time (default: 1)")
-
-
-def _whole(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
+    asked.add_argument("--requests", metavar="N", type=count, help="with --load: at a time (default: 1)")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
@@ -163,7 +157,6 @@ def _where(args: argparse.Namespace) -> None:
     from llmtop.tui.commands.plan_search import parse_allow, where_text
 
     allow = parse_allow(args.allow or "")
-    _model_or_recipe(args)
     names = (load_gpu(args.gpu).name,) if "gpu" in args else gpu_names()
     found = where(lambda change: options.assemble_run(args, change), gpus=names, allow=allow)
     if args.json:
@@ -172,18 +165,9 @@ def _where(args: argparse.Namespace) -> None:
         print(where_text(found, text_width()))
 
 
-def _model_or_recipe(args: argparse.Namespace) -> None:
-    """Some questions are of a model as often as of a recipe."""
-    from llmtop.presets.catalog import has
-
-    if args.recipe is not None and has("models", args.recipe) and "model" not in args:
-        args.model, args.recipe = args.recipe, None
-
-
 def _load(args: argparse.Namespace) -> None:
     from llmtop.tui.commands.plan_load import load_answer, load_text
 
-    _model_or_recipe(args)
     spec, context, requests = options.assemble_run(args, {}), args.context or CONTEXT, args.requests or 1
     if args.json:
         print_json(load_answer(spec, context, requests))
