@@ -15,7 +15,7 @@ MOST = 10**9
 """Above this a count is a slip of the hand."""
 COMMAND = "command"
 """What follows `--`, as a tuple of words: for a parser that has a default of this name."""
-
+_LAUNCHERS = frozenset({"python", "python3", "torchrun", "deepspeed", "accelerate", "bash", "sh"})
 
 _UNSHOWN = partial(argparse.RawDescriptionHelpFormatter, width=80)
 """What argparse tries each argument with when it is added. It would ask how wide the terminal is, by a module
@@ -89,6 +89,8 @@ class CommandParser(argparse.ArgumentParser):
         args, unknown = self.parse_known_intermixed_args(own)
         if rest is not None:
             setattr(args, COMMAND, rest)
+        elif unknown and self.get_default(COMMAND) is not None:
+            self._refuse_own_command(own)
         for word in unknown:
             if word.startswith("-"):
                 raise self._unknown_option(word.split("=", 1)[0])
@@ -99,6 +101,18 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Called by argparse for whatever it refuses."""
         raise UsageError(f"{self._command}: {message}", fix=f"usage: {self.usage}")
+
+    def _refuse_own_command(self, words: Sequence[str]) -> None:
+        """Raise UsageError where a script or its launcher stands among the words."""
+        import shlex  # for mistakes alone
+
+        for at, word in enumerate(words):
+            if word.endswith(".py") or word in _LAUNCHERS:
+                whole_command = shlex.join([*(() if word in _LAUNCHERS else ("python",)), *words[at:]])
+                raise UsageError(
+                    f"{self._command}: a command of your own stands behind '--'",
+                    fix=shlex.join(["llmtop", self._command, *words[:at], "--"]) + f" {whole_command}",
+                )
 
     def _unknown_option(self, word: str) -> UsageError:
         known = [name for name in self._option_string_actions if name.startswith("--")]
