@@ -192,6 +192,8 @@ class MachineFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Of the host for one operation of autograd, forward and backward."""
     pcie_bytes_per_second: PositiveFloat | None = None
     """From pinned memory; None on the CPU kind."""
+    threads: PositiveInt | None = None
+    """Of the one process that measured, on the CPU kind; None in figures of older versions."""
 
 
 class GpuSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -272,6 +274,8 @@ class RunOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A folder with a tokenizer; `auto`: the model's folder, else byte-level BPE of the data; `bytes`."""
     checkpoint_every: NonNegativeInt = 0
     """Steps between checkpoints; 0 saves only when asked to."""
+    keep_checkpoints: NonNegativeInt = 0
+    """How many of the newest stay, and the one that the run went on from; 0 keeps all."""
     save_at_end: bool = False
     classify_every: NonNegativeInt = 100
     """Steps between exact classifications of the engine's tensors; steps 1 and 2 are always classified."""

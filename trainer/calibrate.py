@@ -23,6 +23,8 @@ def calibrate(spec: RunSpec) -> Calibration:
     cores = len(os.sched_getaffinity(0))
     threads = spec.options.threads_per_rank or max(1, cores // spec.options.gpus)
     work = work_of(spec, threads if spec.on_cpu else None)
+    # Before the measurement, which is a load itself.
+    load = os.getloadavg()[0]
     started = time.monotonic()
     try:
         done = subprocess.run(
@@ -49,4 +51,7 @@ def calibrate(spec: RunSpec) -> Calibration:
         took_seconds=round(time.monotonic() - started, 1),
         work=work,
         figures=answer.figures,
+        scatter=answer.scatter,
+        load_average=round(load, 2),
+        cores=os.cpu_count(),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ from llmtop.presets.spec import MachineFigures, RunSpec
 from llmtop.profiler.cost.shape import Role, tensors
 from llmtop.profiler.hardware.processor import processor_name
 from llmtop.profiler.record.wholefile import write_atomic
+from llmtop.profiler.units import counted
 
 SCHEMA_VERSION = 1
 
@@ -50,6 +52,8 @@ class Measured(Struct, frozen=True, kw_only=True):
     figures: MachineFigures
     versions: dict[str, str]
     device: str
+    scatter: dict[str, float] = {}
+    """Figure to the middle of its passes over the best of them."""
 
 
 class Calibration(Struct, frozen=True, kw_only=True):
@@ -64,6 +68,26 @@ class Calibration(Struct, frozen=True, kw_only=True):
     took_seconds: float
     work: Work
     figures: MachineFigures
+    scatter: dict[str, float] = {}
+    """Figure to the middle of its passes over the best of them: 1 where nothing disturbed."""
+    load_average: float | None = None
+    """Of the minute before."""
+    cores: int | None = None
+    """Of the machine, which the load average is of."""
+
+
+SCATTERED = 1.5
+"""Passes of an idle machine lie closer together."""
+
+
+def doubts(found: Calibration) -> Iterator[str]:
+    """Why its figures may be too low: in words, none where nothing seems to have disturbed."""
+    load, cores = found.load_average, found.cores
+    if load is not None and cores is not None and load > cores:
+        yield f"the machine was busy: a load average of {load:.1f} on {counted(cores, 'core')}"
+    figure, most = max(found.scatter.items(), key=lambda one: one[1], default=("", 1.0))
+    if most > SCATTERED:
+        yield f"passes of one measurement lay apart: of {figure} the middle one took {most:.1f} x the best"
 
 
 MOST_TRAINED = 50_000_000

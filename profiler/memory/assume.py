@@ -11,6 +11,7 @@ from llmtop.presets.spec import DTYPE_SPELLINGS, RunSpec
 from llmtop.profiler.memory.flatlimit import is_too_long
 from llmtop.profiler.memory.lora import in_some_layers
 from llmtop.profiler.memory.sizes import Sizes
+from llmtop.profiler.units import counted
 
 UNCOMPARED_FAMILIES = frozenset({"gpt_neo", "llama4_text"})
 """Families whose formulas have not been compared with what torch keeps of the real modelling code."""
@@ -58,9 +59,7 @@ def assumptions(spec: RunSpec, sizes: Sizes, bucket: int) -> tuple[str, ...]:
         f"every micro-batch is full: {options.micro_batch} x {options.seq_len:,} tokens",
         "DeepSpeed 0.19.8, transformers 5.x and torch's default caching allocator",
     ]
-    if spec.gpu.measured is not None:
-        untried = "" if spec.on_cpu else "; such figures have not been compared with runs on a GPU yet"
-        found.append(f"step time by figures of this machine, calibrated on {spec.gpu.measured.date}{untried}")
+    found += _of_time(spec, sizes)
     uncounted = uncounted_keys(spec)
     if uncounted:
         found.insert(0, f"not counted, though it changes memory: deepspeed.{', deepspeed.'.join(uncounted)}")
@@ -86,6 +85,27 @@ def assumptions(spec: RunSpec, sizes: Sizes, bucket: int) -> tuple[str, ...]:
         found.append("the memory of this GPU is not known, so there is no verdict")
     found += _of_optimizer(spec)
     return tuple(found)
+
+
+def _of_time(spec: RunSpec, sizes: Sizes) -> Iterator[str]:
+    """Where a step's time is from; on the CPU kind also why there is none."""
+    figures = spec.gpu.measured
+    one = spec.on_cpu and sizes.ranks == 1
+    if spec.on_cpu and sizes.ranks > 1:
+        yield (
+            f"a step's time is not predicted for {sizes.ranks} processes on a CPU: llmtop calibrate measures"
+            " one alone, and not what they take from each other; --gpus 1 has a time then"
+        )
+    elif spec.on_cpu and spec.options.quantization != "none":
+        yield "a step's time is not predicted for packed weights on a CPU"
+    elif figures is None:
+        yield from ("a step's time on this CPU is not predicted before llmtop calibrate",) if one else ()
+    else:
+        untried = "" if spec.on_cpu else "; such figures have not been compared with runs on a GPU yet"
+        threads = (
+            f" with {counted(figures.threads, 'thread')}, for which they hold" if figures.threads else ""
+        )
+        yield f"step time by figures of this machine, calibrated on {figures.date}{threads}{untried}"
 
 
 def _of_family(spec: RunSpec) -> Iterator[str]:

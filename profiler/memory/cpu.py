@@ -73,7 +73,6 @@ def cpu_prediction(spec: RunSpec, sizes: Sizes, states: StateBytes, *, in_words:
         device_memory_bytes=memory,
         assumptions=(
             "a rank's peak is what its process has in use, reserved is that and what its heap keeps",
-            *(() if seconds else ("a step's time on this CPU is not predicted",)),
             *assumptions(spec, sizes, 0),
         )
         if in_words

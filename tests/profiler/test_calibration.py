@@ -12,6 +12,7 @@ from llmtop.presets.spec import MachineFigures, RunSpec, ValueSource
 from llmtop.profiler.cost.calibration import (
     Calibration,
     calibrated,
+    doubts,
     find,
     machine_name,
     path_for,
@@ -20,6 +21,8 @@ from llmtop.profiler.cost.calibration import (
 )
 from llmtop.profiler.cost.steptime import predict_step_seconds, step_time
 from llmtop.profiler.memory.predict import predict
+from llmtop.tui.commandline.arguments import CommandParser
+from llmtop.tui.commands import calibrate as command
 
 FIGURES = MachineFigures(
     date="2026-11-30",
@@ -92,6 +95,57 @@ def test_a_cpu_has_a_step_time_only_after_a_calibration() -> None:
     longer = replace(run, options=replace(run.options, micro_batch=8))
     more = predict_step_seconds(on_machine(longer))
     assert more and more > known.step_seconds
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_several_processes_of_a_cpu_have_no_step_time_and_it_says_so_once(*, measured: bool) -> None:
+    run = spec(model="tiny-llama-cpu", gpu="cpu", gpus=2, zero=2, precision="fp32", seq_len=128)
+    found = predict(on_machine(run) if measured else run)
+    told = [line for line in found.assumptions if "step" in line and "time" in line]
+    assert found.step_seconds is None and len(told) == 1
+    assert "not predicted for 2 processes" in told[0] and "--gpus 1" in told[0]
+
+
+def test_figures_of_a_cpu_are_told_with_the_threads_that_they_hold_for() -> None:
+    run = spec(model="tiny-llama-cpu", gpu="cpu", zero=2, precision="fp32", seq_len=128)
+    before = predict(run).assumptions
+    assert any("not predicted before llmtop calibrate" in line for line in before)
+    told = predict(on_machine(run, replace(FIGURES, threads=2))).assumptions
+    assert any("calibrated on 2026-11-30 with 2 threads, for which they hold" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("scatter", "load", "words"),
+    [
+        ({"attention": 1.1}, 1.9, ()),
+        ({}, None, ()),
+        ({"attention": 1.1}, 5.0, ("a load average of 5.0 on 2 cores",)),
+        ({"loss": 1.2, "attention": 3.0}, 0.1, ("of attention the middle one took 3.0 x the best",)),
+        ({"attention": 2.0}, 2.5, ("load average", "attention")),
+    ],
+)
+def test_a_disturbed_calibration_is_doubted(
+    scatter: dict[str, float], load: float | None, words: tuple[str, ...]
+) -> None:
+    found = list(doubts(calibration(spec(), scatter=scatter, load_average=load, cores=2)))
+    assert len(found) == len(words) and all(word in one for word, one in zip(words, found, strict=True))
+
+
+def test_the_command_warns_of_what_disturbed_and_of_what_has_no_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def busy(run: RunSpec) -> Calibration:
+        return calibration(run, load_average=9.0, cores=2)
+
+    monkeypatch.setattr(command, "calibrate", busy)
+    parser = CommandParser("calibrate", "", "calibrate", "calibrate")
+    command.add_arguments(parser)
+    command.run(parser.parse(["cpu-demo"]))
+    told = " ".join(capsys.readouterr().err.split())
+    assert "warning: the figures may be too low" in told and "load average of 9.0" in told
+    assert "a step of 2 processes on a CPU is not predicted" in told
+    command.run(parser.parse(["cpu-demo", "--gpus", "1"]))
+    assert "processes on a CPU" not in capsys.readouterr().err
 
 
 def test_a_file_counts_for_its_own_device_model_and_precision() -> None:

@@ -23,11 +23,15 @@ def spec(**values: object) -> RunSpec:
 
 def test_every_figure_is_measured_on_a_cpu() -> None:
     run = spec(model="tiny-llama-cpu", gpu="cpu", precision="fp32", micro_batch=2, seq_len=64)
-    figures = measure(work_of(run, torch.get_num_threads()), seconds=0.05).figures
+    measured = measure(work_of(run, torch.get_num_threads()), seconds=0.05)
+    figures = measured.figures
     for name, figure in asdict(figures).items():
         if name not in ("date", "pcie_bytes_per_second"):
             assert figure > 0, name
     assert figures.pcie_bytes_per_second is None
+    assert figures.threads == torch.get_num_threads()
+    named = {"matrix products", "attention", "memory", "loss", "optimizer step", "host"}
+    assert set(measured.scatter) == named and min(measured.scatter.values()) >= 1
 
 
 @pytest.mark.gpu

@@ -7,7 +7,7 @@ import argparse
 import msgspec
 
 from llmtop.presets.errors import ExitCode
-from llmtop.profiler.cost.calibration import Calibration, save
+from llmtop.profiler.cost.calibration import Calibration, doubts, save
 from llmtop.trainer.calibrate import calibrate
 from llmtop.tui.commandline import options
 from llmtop.tui.commandline.telling import tell
@@ -27,6 +27,14 @@ def run(args: argparse.Namespace) -> ExitCode:
         print_json({**msgspec.to_builtins(found), "path": str(path)})
     else:
         print(calibration_text(found))
+    doubtful = "; ".join(doubts(found))
+    if doubtful:
+        tell(f"warning: the figures may be too low, calibrate again when the machine is idle: {doubtful}")
+    if spec.on_cpu and spec.world_size > 1:
+        tell(
+            f"note: these are figures of one process; a step of {spec.world_size} processes on a CPU is not"
+            " predicted: --gpus 1, here and with plan"
+        )
     tell(f"kept in {path}")
     return ExitCode.DONE
 
