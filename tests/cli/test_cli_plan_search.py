@@ -51,6 +51,14 @@ def test_a_sweep_is_a_table_with_what_was_refused(llmtop: Llmtop) -> None:
     assert "offload_param needs stage 3: only stage 3 shards" in answer.out
 
 
+def test_a_sweep_shows_what_its_verdicts_compare(llmtop: Llmtop) -> None:
+    """An allocated peak may lie below the limit where the run does not fit."""
+    asked = ("--model", "llama-3.1-8b", "--gpu", "rtx-4090", "--zero", "3", "--offload-optimizer", "cpu")
+    answer = llmtop("plan", *asked, "--offload-param", "cpu", "--sweep", "micro_batch=1..2").out.splitlines()
+    assert answer[2].split()[:3] == ["micro", "fits", "needs"]
+    assert answer[3].split()[:3] == ["1", "no", "24.2"]
+
+
 def test_a_sweep_as_json_has_all_rows(llmtop: Llmtop) -> None:
     answer = llmtop("plan", *EIGHT, "--sweep", "micro_batch=1..4,attention=eager|sdpa", "--json").json()
     assert answer["candidates"] == len(answer["rows"]) == 6

@@ -23,7 +23,7 @@ def sweep_text(sweep: Sweep, most: int, width: int = WIDTH) -> str:
     shown = sweep.rows[:most]
     if shown:
         keys = [axis.key for axis in sweep.axes]
-        heads = [*(_head(key) for key in keys), "fits", "peak", "host", "step", "tokens/s"]
+        heads = [*(_head(key) for key in keys), "fits", "needs", "host", "step", "tokens/s"]
         rows = [heads, *([*(_value(row.settings[key]) for key in keys), *_figures(row)] for row in shown)]
         lines += ["", *table(rows, right=range(len(keys) + 1, len(heads)))]
     if len(sweep.rows) > len(shown):
@@ -60,7 +60,7 @@ def _figures(row: SweepRow) -> list[str]:
     rate = brief.tokens_per_second
     return [
         fits_word(row),
-        format_bytes(brief.peak_allocated_bytes),
+        format_bytes(brief.needed_bytes),
         format_bytes(brief.host_bytes),
         format_seconds(brief.step_seconds),
         "n/a" if rate is None else f"{rate:,.0f}",
