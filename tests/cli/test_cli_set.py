@@ -37,7 +37,7 @@ def test_a_change_is_previewed_made_and_told(run: Supervised, llmtop: Llmtop) ->
     assert "the change is made between two steps, without a pause:" in answer.out
     assert "micro_batch  4 -> 2" in answer.out
     assert "grad_accum   2 -> 4  (keeps the global batch)" in answer.out
-    assert "peak a rank" in answer.out and "step time" in answer.out
+    assert "peak a rank" in answer.out and "needs in all" in answer.out and "step time" in answer.out
     assert answer.out.splitlines()[-1].startswith("changed from step ")
 
 

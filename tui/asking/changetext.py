@@ -89,9 +89,11 @@ def fit_words(fits: bool | None) -> str:
 def _side_by_side(preview: Preview) -> Iterator[str]:
     old, new = preview.plan.old_prediction, preview.plan.new_prediction
     per = "a rank" if preview.plan.new.on_cpu else "per GPU"
+    need = "needs in all" if preview.plan.new.on_cpu else "needs per GPU"
     measured = preview.measured_peak_bytes
     rows = [
         (f"peak {per}", _bytes(old), _bytes(new), format_bytes(measured) if measured else ""),
+        (need, format_bytes(old.needed_bytes), format_bytes(new.needed_bytes), ""),
         ("host memory", format_bytes(old.host_bytes), format_bytes(new.host_bytes), ""),
         ("verdict", fit_words(old.fits), fit_words(new.fits), ""),
         (
