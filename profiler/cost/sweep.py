@@ -126,7 +126,7 @@ def _values(key: str, word: str, where: str) -> Iterator[Any]:
         yield option_values.raw_value(word)
         return
     if key not in option_values.field_types():
-        guess = nearest(key, option_values.field_types())
+        guess = nearest(key, [*option_values.field_types(), *_LONG])
         raise UsageError(
             f"{where}: unknown option '{key}'", fix=f"did you mean '{guess}'?" if guess else _EXAMPLE
         )

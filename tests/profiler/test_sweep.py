@@ -58,6 +58,7 @@ def test_what_values_stand_for(text: str, values: tuple[object, ...]) -> None:
         ("micro_batch=8..1", ("goes down", "micro_batch=1..8")),
         ("zero=0..7", ("zero = 4", "0 to 3")),
         ("attention=eager|spda", ("did you mean 'sdpa'",)),
+        ("mikro=1..4", ("did you mean 'micro'",)),
         ("zero=1,zero=2", ("twice",)),
         ("zero=1,micro=2,micro_batch=4", ("micro_batch is there twice",)),
         ("micro_batch=1-64", ("1-64 is no value", "did you mean 'micro_batch=1..64'")),
