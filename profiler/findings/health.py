@@ -1,4 +1,5 @@
-"""Findings about whether the run lives and learns: failures, hangs, losses that are not numbers."""
+"""Findings about whether the run lives, learns and is kept: failures, hangs, refused checkpoints, losses that
+are not numbers."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ from math import log2
 
 from llmtop.presets.spec import RunOptions
 from llmtop.profiler.findings.finding import Finding, Rule, Seen, first_line, words
+from llmtop.profiler.fold.ending import unsaved_words
 from llmtop.profiler.fold.runstate import ENDED
-from llmtop.profiler.units import format_percent, format_seconds
+from llmtop.profiler.units import counted, format_percent, format_seconds
 
 SKIPPED_FLOOR, SKIPPED_SHARE = 5, 0.05
 """fp16 looks for its loss scale by a few skipped steps at the start; more than these mean trouble."""
@@ -94,6 +96,34 @@ def loss_not_finite(seen: Seen) -> Iterator[Finding]:
     )
 
 
+def checkpoints_refused(seen: Seen) -> Iterator[Finding]:
+    state = seen.state
+    refused, told = state.checkpoints_refused, unsaved_words(state)
+    if not refused:
+        return
+    count, last = f"{counted(len(refused), 'checkpoint')} refused", refused[-1]
+    if not told:
+        yield Finding(
+            key="checkpoints_refused",
+            severity="warning",
+            title="checkpoints could not be saved",
+            evidence=f"{count}, the last at step {last.step:,}: {last.why}; one was saved since",
+            change="",
+        )
+        return
+    elsewhere = "free some space, or let runs be kept on another disk (LLMTOP_RUNS_DIR)"
+    yield Finding(
+        key="checkpoints_refused",
+        severity="critical",
+        title="the training is not saved",
+        evidence=f"{count}; {told}",
+        change="mend what is said there before the run ends: the next checkpoint tries again, and so does"
+        f" llmtop stop {state.run_id} --save"
+        if state.status not in ENDED
+        else f"what was learned since is lost; before the next run mend what is said there: {elsewhere}",
+    )
+
+
 def _steadier(options: RunOptions) -> str:
     """What keeps losses and gradients finite, as far as the run does not do it yet."""
     changes = [f"lower --learning-rate from {options.learning_rate:g}"]
@@ -143,4 +173,4 @@ def _halvings(seen: Seen) -> int:
     return max(0, round(log2(max(scales) / scales[-1])))
 
 
-HEALTH_RULES: tuple[Rule, ...] = (failed, lost, hanging, loss_not_finite, steps_skipped)
+HEALTH_RULES: tuple[Rule, ...] = (failed, lost, hanging, checkpoints_refused, loss_not_finite, steps_skipped)

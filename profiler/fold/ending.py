@@ -38,6 +38,15 @@ def ending(state: RunState) -> Ending:
     )
 
 
+def unsaved_words(state: RunState) -> str:
+    """Of the newest checkpoint that was asked for, why it is not there; empty where it is."""
+    refused = state.unsaved
+    if refused is None:
+        return ""
+    there = f"the newest is of step {state.checkpoints[-1].step:,}" if state.checkpoints else "there is none"
+    return f"the checkpoint of step {refused.step:,} could not be saved, {there}: {refused.why}"
+
+
 def _kept_for_a_relaunch(state: RunState) -> CheckpointSaved | None:
     """The state that was saved for a relaunch which has made no step: until then nobody removes it."""
     saved = state.last_saved

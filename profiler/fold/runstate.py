@@ -84,6 +84,7 @@ class RunState(Struct, frozen=True, kw_only=True):
     last_saved: CheckpointSaved | None = None
     """The newest of any kind, also of those that were made for a relaunch and are gone."""
     checkpoints_refused: tuple[CheckpointRefused, ...] = ()
+    """Asked for and not written; without those for a relaunch, which is refused itself then."""
     controls: tuple[ControlAnswered, ...] = ()
     snapshots_asked: tuple[SnapshotAsked, ...] = ()
     snapshots: tuple[SnapshotTaken, ...] = ()
@@ -117,6 +118,14 @@ class RunState(Struct, frozen=True, kw_only=True):
     """What the folder of an NVMe offload can do, measured before the ranks started."""
     skipped_lines: int = 0
     """Lines of unknown kind or newer version."""
+
+    @property
+    def unsaved(self) -> CheckpointRefused | None:
+        """The newest checkpoint that was asked for, where it could not be written."""
+        if not self.checkpoints_refused:
+            return None
+        refused = self.checkpoints_refused[-1]
+        return None if self.checkpoints and self.checkpoints[-1].t >= refused.t else refused
 
     @property
     def rank_at_fault(self) -> int | None:

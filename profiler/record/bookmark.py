@@ -52,6 +52,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     steps_finished: int = 0
     last_loss: float | None = None
     started: float | None = None
+    unsaved: bool = False
+    """Whether the newest checkpoint that was asked for could not be written."""
     ended: bool = False
     """Whether the record says how the run ended."""
 
@@ -162,6 +164,7 @@ def summary_of(state: RunState) -> Summary:
         steps_finished=state.steps_finished,
         last_loss=state.last_loss,
         started=state.started,
+        unsaved=state.unsaved is not None,
         ended=state.ended is not None,
     )
 

@@ -19,6 +19,8 @@ class CheckpointRefused(Event, frozen=True, kw_only=True, tag="checkpoint_refuse
 
     step: int
     why: str
+    passing: bool = False
+    """Asked for by a relaunch, which is refused with it."""
 
 
 class CheckpointLoaded(Event, frozen=True, kw_only=True, tag="checkpoint_loaded"):

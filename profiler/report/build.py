@@ -21,7 +21,7 @@ from llmtop.profiler.fold.series import MiddleHalf, mean_rate, middle_half, stea
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.oom.diagnosis import OutOfMemory, diagnose
 from llmtop.profiler.oom.message import short_message
-from llmtop.profiler.record.checkpointevents import CheckpointSaved
+from llmtop.profiler.record.checkpointevents import CheckpointRefused, CheckpointSaved
 from llmtop.profiler.record.events import KernelsSeen
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import HARDWARE, SUPERVISOR, RunDir
@@ -169,6 +169,8 @@ class Report(Struct, frozen=True, kw_only=True):
     host_memory: HostReport
     ranks: tuple[RankReport, ...]
     checkpoints: tuple[CheckpointSaved, ...]
+    checkpoints_refused: tuple[CheckpointRefused, ...]
+    """Asked for, and not written."""
     snapshots: tuple[SnapshotReport, ...]
     """Closer looks that somebody took while it ran."""
     changes: tuple[ChangeReport, ...]
@@ -264,6 +266,7 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         host_memory=_host(state, prediction),
         ranks=tuple(_rank(state, rank) for _, rank in sorted(state.ranks.items())),
         checkpoints=state.checkpoints,
+        checkpoints_refused=state.checkpoints_refused,
         snapshots=snapshots_of(run, state),
         changes=changes_of(state),
         out_of_memory=diagnose(state, spec, prediction),

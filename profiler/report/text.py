@@ -122,10 +122,18 @@ def _training(report: Report, width: int) -> Iterator[str]:
             for stage in report.startup
         )
         yield from _hanging("start-up", parts, width)
-    for saved in report.checkpoints[-1:]:
-        size = format_bytes(saved.size_bytes)
-        text = f"{len(report.checkpoints)} saved, the last at step {saved.step} ({size})"
-        yield from _hanging("checkpoints", text, width)
+    if checkpoints := "; ".join(_checkpoints(report)):
+        yield from _hanging("checkpoints", checkpoints, width)
+
+
+def _checkpoints(report: Report) -> Iterator[str]:
+    saved, refused = report.checkpoints, report.checkpoints_refused
+    if saved:
+        size = format_bytes(saved[-1].size_bytes)
+        yield f"{len(saved)} saved, the last at step {saved[-1].step} ({size})"
+    if refused:
+        none = "" if saved else "none saved; "
+        yield f"{none}{len(refused)} refused, the last at step {refused[-1].step}: {refused[-1].why}"
 
 
 def _utilisation(report: Report) -> str:

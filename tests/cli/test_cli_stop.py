@@ -52,6 +52,44 @@ def test_a_checkpoint_that_was_not_made_is_a_failure(start: Start, llmtop: Llmto
     assert "did not stop in time" in answer.err
 
 
+def test_no_room_for_the_checkpoint_is_a_failure_and_its_true_reason(start: Start, llmtop: Llmtop) -> None:
+    run = start("has_no_room")
+    run.wait_for_step(4)
+    answer = llmtop("stop", "--save", "latest")
+    assert answer.code == ExitCode.JOB_FAILED
+    assert "has ended without the checkpoint that was asked for" in answer.err
+    assert "could not be saved, there is none: it takes 20.0 MiB, and /runs has 9.0 MiB free" in answer.err
+    assert "nothing was saved" not in answer.out and "resumed" not in answer.err
+    (line,) = llmtop("ls", "--json").json()["runs"]
+    assert (line["status"], line["unsaved"]) == ("stopped", True)
+    assert "stopped, not saved" in llmtop("ls").out
+
+
+def test_a_stop_without_a_checkpoint_warns_of_one_that_was_refused(start: Start, llmtop: Llmtop) -> None:
+    run = start("has_no_room")
+    run.wait_for_step(4)
+    answer = llmtop("stop", "latest")
+    assert answer.code == ExitCode.DONE
+    assert "warning: the checkpoint of step 3 could not be saved, there is none: it takes" in answer.err
+    attached = llmtop("attach", "--headless", "latest")
+    assert attached.code == ExitCode.DONE
+    assert "step 3: the checkpoint is refused: it takes 20.0 MiB" in attached.err
+    assert "warning: the checkpoint of step 3 could not be saved" in attached.err
+    report = " ".join(llmtop("report", "latest").out.split())
+    assert "checkpoints none saved; 1 refused, the last at step 3: it takes 20.0 MiB" in report
+    assert "!! the training is not saved" in report
+    assert [one["step"] for one in llmtop("report", "latest", "--json").json()["checkpoints_refused"]] == [3]
+
+
+def test_steps_that_were_not_saved_for_no_known_reason_are_a_failure(start: Start, llmtop: Llmtop) -> None:
+    run = start("trains_until_told")
+    run.wait_for_step(1)
+    (run.run.path / "go").touch()
+    answer = llmtop("stop", "--save", "latest")
+    assert answer.code == ExitCode.JOB_FAILED
+    assert "has ended without the checkpoint that was asked for" in answer.err
+
+
 def test_without_waiting_a_run_is_still_stopping(
     start: Start, llmtop: Llmtop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.findings.find import Finding, findings
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.record.checkpointevents import CheckpointRefused, CheckpointSaved
 from llmtop.profiler.record.deviceevents import DeviceSample, HostSample, ProcessSample
 from llmtop.profiler.record.events import (
     AnyEvent,
@@ -291,3 +292,29 @@ def test_failed_lost_and_compiling() -> None:
     assert "llmtop logs a-run" in bare.change
     assert found([step(3)], status="lost")["lost"].severity == "critical"
     assert "cpu_adam" in found([Compiling(what="cpu_adam")])["compiling"].title
+
+
+def refused(number: int, **fields: Any) -> CheckpointRefused:
+    why = "it takes 20.0 MiB, and /runs has 49.1 MiB free"
+    return CheckpointRefused(step=number, why=why, t=float(number), src="rank0", **fields)
+
+
+def test_a_refused_checkpoint_is_critical_until_one_is_saved() -> None:
+    events: list[AnyEvent] = [step(4), refused(2), refused(4)]
+    told = found(events)["checkpoints_refused"]
+    assert (told.severity, told.title) == ("critical", "the training is not saved")
+    assert "2 checkpoints refused; the checkpoint of step 4 could not be saved, there is none: it takes" in (
+        told.evidence
+    )
+    assert "llmtop stop a-run --save" in told.change
+    assert "LLMTOP_RUNS_DIR" in found(events, status="completed")["checkpoints_refused"].change
+    saved = CheckpointSaved(step=6, path="x", size_bytes=1, seconds=1.0, t=6.0, src="rank0")
+    later = found([*events, step(6), saved])["checkpoints_refused"]
+    assert (later.severity, later.change) == ("warning", "")
+    assert "2 checkpoints refused, the last at step 4" in later.evidence
+    again = found([*events, saved, refused(8)])["checkpoints_refused"]
+    assert again.severity == "critical" and "the newest is of step 6" in again.evidence
+
+
+def test_a_state_refused_for_a_relaunch_is_no_lost_checkpoint() -> None:
+    assert "checkpoints_refused" not in found([step(4), refused(4, passing=True)])

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from llmtop.profiler.record.changeevents import ChangeApplied
-from llmtop.profiler.record.checkpointevents import CheckpointSaved
+from llmtop.profiler.record.checkpointevents import CheckpointRefused, CheckpointSaved
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import RankFailed, RankFinished, StageBegan, StepFinished
 from llmtop.profiler.record.failureevents import StepHealed
@@ -91,6 +91,27 @@ def trains() -> None:
     if signal.SIGTERM in ASKED and RANK == 0:
         EVENTS.write(CheckpointSaved(step=number, path="checkpoints/x", size_bytes=1, seconds=0.1))
     finish(number, "stopped")
+
+
+def has_no_room() -> None:
+    """Steps until told to stop; after its third one and at the end there is no room for a checkpoint."""
+    listen()
+    number = 0
+    end = time.monotonic() + BOUND_SECONDS
+    while time.monotonic() < end and not ASKED:
+        number += 1
+        step(number)
+        if number == 3:
+            refuse(number)
+        time.sleep(PAUSE_SECONDS)
+    if signal.SIGTERM in ASKED:
+        refuse(number)
+    finish(number, "stopped")
+
+
+def refuse(number: int) -> None:
+    if RANK == 0:
+        EVENTS.write(CheckpointRefused(step=number, why="it takes 20.0 MiB, and /runs has 9.0 MiB free"))
 
 
 def changes() -> None:

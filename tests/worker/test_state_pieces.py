@@ -308,11 +308,14 @@ def test_too_little_room_is_told_with_numbers(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(room, "free_bytes", lambda folder: 1 << 30)
     told = room.why_no_room(tmp_path, 2 << 30)
     assert told is not None and "2.00 GiB" in told and "1.00 GiB free" in told
+    assert "64.0 MiB must stay free" in told
+    # More is free than it takes: without the reserve nobody would understand the refusal.
+    assert "64.0 MiB must stay free" in (room.why_no_room(tmp_path, (1 << 30) - (8 << 20)) or "")
     monkeypatch.setattr(room, "free_bytes", lambda folder: 8 << 30)
     monkeypatch.setattr(room, "file_system", lambda folder: SimpleNamespace(kind="tmpfs"))
     monkeypatch.setattr(room, "_memory_left_bytes", lambda: 1 << 30)
     told = room.why_no_room(tmp_path, 2 << 30)
-    assert told is not None and "host memory" in told
+    assert told is not None and "host memory" in told and "64.0 MiB must stay available" in told
     monkeypatch.setattr(room, "file_system", lambda folder: SimpleNamespace(kind="ext4"))
     assert room.why_no_room(tmp_path, 2 << 30) is None
 
@@ -357,6 +360,9 @@ def test_pruning_keeps_the_newest_complete_ones(tmp_path: Path) -> None:
     (tmp_path / "step-8" / INDEX).unlink()
     (tmp_path / ".step-9.partial").mkdir()
     prune(tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-4", "step-6", "step-8"]
+    # The one that a resume came from stays, however old.
+    prune(tmp_path, keep=1, spare_step=4)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-4", "step-6", "step-8"]
 
 

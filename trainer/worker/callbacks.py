@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from llmtop.presets.spec import RunOptions, RunSpec
 from llmtop.profiler.probes.training import StepReading
-from llmtop.profiler.record.checkpointevents import CheckpointSaved
+from llmtop.profiler.record.checkpointevents import CheckpointRefused, CheckpointSaved
 from llmtop.profiler.record.events import AnyEvent, StepFinished
 from llmtop.profiler.units import format_seconds
 from llmtop.trainer.statefile import Progress
 from llmtop.trainer.worker.agreement import Agreed
-from llmtop.trainer.worker.checkpoint import leaves_base_out, save
+from llmtop.trainer.worker.checkpoint import leaves_base_out, prune, save
 from llmtop.trainer.worker.data import Batches
 
 logger = logging.getLogger(__name__)
@@ -169,8 +169,10 @@ class Checkpointer:
         emit: Emit,
         *,
         before_saving: Callable[[], None] = lambda: None,
+        resumed_step: int = 0,
     ) -> None:
-        """`before_saving` is told of each save, which takes memory that no step needs."""
+        """`before_saving` is told of each save, which takes memory that no step needs. The checkpoint of
+        `resumed_step`, which the run went on from, is never removed."""
         self.options = spec.options
         """How often, and whether at the end; may be replaced between two steps."""
         self._folder = folder
@@ -180,6 +182,7 @@ class Checkpointer:
         self._only_trainable = leaves_base_out(spec)
         self._emit = emit
         self._before_saving = before_saving
+        self._resumed_step = resumed_step
         self._saved_step = 0
 
     def after_step(self, step: int) -> None:
@@ -217,12 +220,26 @@ class Checkpointer:
             durable=durable,
         )
         if self._engine.global_rank == 0:
-            self._emit(saved if durable or not isinstance(saved, CheckpointSaved) else _passing(saved))
+            self._emit(saved if durable else _passing(saved))
         if not isinstance(saved, CheckpointSaved):
+            if self._engine.global_rank == 0:
+                logger.warning("the checkpoint of step %d is refused: %s", step, saved.why)
             return saved.why
         self._saved_step = step
+        if folder is None and self._engine.global_rank == 0:
+            self._remove_old()
         return ""
 
+    def _remove_old(self) -> None:
+        """On one rank, once the new one is complete and reported."""
+        if not self.options.keep_checkpoints:
+            return
+        try:
+            prune(self._folder, self.options.keep_checkpoints, spare_step=self._resumed_step)
+        except OSError as error:
+            # Training goes on: what stays takes room, and a save that finds none is refused in words.
+            logger.warning("an old checkpoint cannot be removed: %s", error)
 
-def _passing(saved: CheckpointSaved) -> CheckpointSaved:
+
+def _passing(saved: CheckpointSaved | CheckpointRefused) -> CheckpointSaved | CheckpointRefused:
     return replace(saved, passing=True)

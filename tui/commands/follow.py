@@ -140,8 +140,10 @@ def end_in_words(state: RunState) -> str:
 
 
 def require_success(run: RunDir, state: RunState) -> ExitCode:
-    """DONE for a run that ended well, with a warning where that is not saved; raises what the command ends with
-    otherwise."""
+    """DONE for a run that ended well, with a warning where its last checkpoint was refused.
+
+    Raises what the command ends with otherwise.
+    """
     if state.status in ("completed", "stopped"):
         if unsaved := unsaved_words(state):
             tell(f"warning: {unsaved}")

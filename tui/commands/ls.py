@@ -35,6 +35,8 @@ class RunLine(msgspec.Struct, frozen=True, kw_only=True):
     last_loss: float | None = None
     started: float | None = None
     """Seconds since the epoch."""
+    unsaved: bool = False
+    """The newest checkpoint that was asked for could not be written."""
     imported: bool = False
     """It came from an archive: it is only looked at."""
 
@@ -94,6 +96,7 @@ def _line(found: rundir.RunDir) -> RunLine:
         last_loss=state.last_loss,
         started=state.started,
         path=str(found.path),
+        unsaved=state.unsaved,
         imported=found.is_imported,
     )
 
@@ -104,7 +107,8 @@ def _cells(line: RunLine) -> tuple[str, ...]:
         began = datetime.fromtimestamp(line.started).strftime("%Y-%m-%d %H:%M:%S")
     loss = NOT_AVAILABLE if line.last_loss is None else f"{line.last_loss:.3f}"
     progress = NOT_AVAILABLE if line.name is None else format_progress(line.step, line.steps)
-    status = f"{line.status}, imported" if line.imported else line.status
+    notes = (("not saved", line.unsaved), ("imported", line.imported))
+    status = ", ".join([line.status, *(note for note, is_so in notes if is_so)])
     return (line.run_id, _shown(line.name), status, progress, loss, _shown(line.world_size), began)
 
 

@@ -10,11 +10,13 @@ from contextlib import suppress
 import psutil
 
 from llmtop.presets.errors import ExitCode, JobFailedError
+from llmtop.profiler.fold.ending import unsaved_words
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record import rundir
 from llmtop.profiler.record.feed import read_state
 from llmtop.trainer import control
 from llmtop.trainer.change.restagefolder import keep_states
+from llmtop.trainer.statefile import newest_in
 from llmtop.trainer.supervisor.rankenv import RUN_ID
 from llmtop.tui.asking.deeds import ANSWER_SECONDS
 from llmtop.tui.commandline.arguments import RUN_HELP
@@ -84,6 +86,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     print("no process is left")
     if args.save:
         _tell_what_is_saved(found, state, refusal)
+    elif unsaved := unsaved_words(state):
+        tell(f"warning: {unsaved}")
     return ExitCode.DONE
 
 
@@ -93,11 +97,21 @@ def _tell_what_is_saved(found: rundir.RunDir, state: RunState, refusal: str) -> 
     if newest is not None and newest.step >= state.steps_finished:
         print(f"checkpoint: {newest.path}")
         return
+    kept = newest_in((found.checkpoints_dir,))
+    if kept is not None and kept[0].step >= max(1, state.steps_finished):
+        # A state that was saved for a relaunch, which the stop ended.
+        print(f"checkpoint: {kept[1] / f'step-{kept[0].step}'}")
+        return
+    if state.unsaved is not None and state.unsaved.step >= state.steps_finished:
+        raise JobFailedError(
+            f"run {found.run_id} has ended without the checkpoint that was asked for",
+            why=unsaved_words(state),
+        )
     before = f"; the newest checkpoint is of step {newest.step}: {newest.path}" if newest else ""
     if not state.steps_finished:
         print("nothing was saved: the run had not finished a step")
-    elif state.status in ("completed", "stopped") and not refusal:
-        print(f"nothing was saved: the run {_why_unsaved(state)}{before}")
+    elif (why := _why_unsaved(state)) and not refusal:
+        print(f"nothing was saved: the run {why}{before}")
     else:
         raise JobFailedError(
             f"run {found.run_id} has ended without the checkpoint that was asked for{before}",
@@ -106,9 +120,13 @@ def _tell_what_is_saved(found: rundir.RunDir, state: RunState, refusal: str) -> 
 
 
 def _why_unsaved(state: RunState) -> str:
+    """Why there was nothing to save; empty where there was."""
     if state.status == "completed":
         return "had completed before the request was carried out"
-    return "had not finished a step since it was resumed"
+    stepped = any(rank.steps_seen for rank in state.ranks.values())
+    return (
+        "" if stepped or state.status != "stopped" else "had not finished a step since it was started again"
+    )
 
 
 def _end_leftovers(found: rundir.RunDir, grace_seconds: float) -> None:

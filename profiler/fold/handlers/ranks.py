@@ -80,6 +80,11 @@ def _checkpoint_saved(batch: Batch, event: CheckpointSaved) -> None:
     batch.set(last_saved=event, checkpoints=known if event.passing else (*known, event))
 
 
+def _checkpoint_refused(batch: Batch, event: CheckpointRefused) -> None:
+    if not event.passing:
+        batch.set(checkpoints_refused=(*batch.state.checkpoints_refused, event))
+
+
 def _rank_finished(batch: Batch, event: RankFinished) -> None:
     number = rank_of(event.src)
     if number is not None:
@@ -143,9 +148,7 @@ HANDLERS: dict[type, Handler] = {
     KernelsSeen: _of_rank(lambda rank, event: replace(rank, kernels=event)),
     StepFinished: _step_finished,
     CheckpointSaved: _checkpoint_saved,
-    CheckpointRefused: lambda batch, event: batch.set(
-        checkpoints_refused=(*batch.state.checkpoints_refused, event)
-    ),
+    CheckpointRefused: _checkpoint_refused,
     CheckpointLoaded: _of_rank(lambda rank, event: replace(rank, checkpoint_loaded=event)),
     RankFinished: _rank_finished,
     RankFailed: _of_rank(lambda rank, event: replace(rank, failed=event)),

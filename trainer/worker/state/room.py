@@ -17,13 +17,19 @@ def why_no_room(folder: Path, needed_bytes: int) -> str | None:
     """The reason in words, or None when it fits or nobody can tell."""
     free = free_bytes(folder)
     if free is not None and free < needed_bytes + _SPARE_BYTES:
-        return f"it takes {format_bytes(needed_bytes)}, and {existing(folder)} has {format_bytes(free)} free"
+        return (
+            f"it takes {format_bytes(needed_bytes)}, and {existing(folder)} has {format_bytes(free)} free,"
+            f" where {format_bytes(_SPARE_BYTES)} must stay free for the run's logs and events"
+        )
     kind = file_system(folder)
     if kind is None or kind.kind not in MEMORY_FILE_SYSTEMS:
         return None
     left = _memory_left_bytes()
     if left is not None and left < needed_bytes + _SPARE_BYTES:
-        return f"it takes {format_bytes(needed_bytes)} of host memory, and {format_bytes(left)} is available"
+        return (
+            f"it takes {format_bytes(needed_bytes)} of host memory, and {format_bytes(left)} is available,"
+            f" where {format_bytes(_SPARE_BYTES)} must stay available"
+        )
     return None
 
 
