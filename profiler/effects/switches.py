@@ -162,7 +162,14 @@ WITHOUT_EFFECT = frozenset(
     (
         *("steps", "learning_rate", "lr_schedule", "warmup_steps", "weight_decay", "seed"),
         *("adam_beta1", "adam_beta2", "adam_epsilon", "data", "text_field", "tokenizer"),
-        *("checkpoint_every", "save_at_end", "classify_every", "kernel_profile_step", "sample_seconds"),
+        *(
+            "checkpoint_every",
+            "keep_checkpoints",
+            "save_at_end",
+            "classify_every",
+            "kernel_profile_step",
+            "sample_seconds",
+        ),
         *("hang_factor", "hang_floor_seconds"),
         # Looked up already: the spec holds what they led to.
         *("model", "gpu", "deepspeed_config"),

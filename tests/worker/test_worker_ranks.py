@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from llmtop.presets.errors import ExitCode
@@ -113,6 +115,21 @@ def test_a_signal_to_one_rank_stops_all_and_a_relaunch_goes_on_exactly(
     )
     rates = [[event.learning_rate for event in events_of(one, 0, StepFinished)] for one in (run, straight)]
     assert rates[0] == pytest.approx(rates[1])
+
+
+def test_only_so_many_checkpoints_stay_and_the_one_that_was_gone_on_from(tmp_path: Path) -> None:
+    spec = tiny_spec(steps=4, checkpoint_every=1, keep_checkpoints=2)
+    run = make_run(tmp_path, spec)
+    assert run_ranks(run) == [0], log_end(run, 0)
+    assert [event.step for event in events_of(run, 0, CheckpointSaved)] == [1, 2, 3, 4]
+    assert sorted(path.name for path in run.checkpoints_dir.iterdir()) == ["step-3", "step-4"]
+    # A start that goes on from the older one, and then makes more than it keeps.
+    shutil.rmtree(run.checkpoints_dir / "step-4")
+    longer = msgspec.structs.replace(spec.options, steps=7)
+    run.spec_path.write_bytes(msgspec.json.encode(msgspec.structs.replace(spec, options=longer)))
+    run = RunDir.open(run.path)
+    assert run_ranks(run) == [0], log_end(run, 0)
+    assert sorted(path.name for path in run.checkpoints_dir.iterdir()) == ["step-3", "step-6", "step-7"]
 
 
 def test_wrong_data_ends_the_rank_with_words_and_no_traceback(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ HOT = frozenset(
         "gradient_checkpointing",
         "checkpointing_every",
         "checkpoint_every",
+        "keep_checkpoints",
         "save_at_end",
         "classify_every",
         "sample_seconds",

@@ -111,14 +111,19 @@ def load(engine: Any, folder: Path, progress: Progress, *, only_trainable: bool)
     )
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Remove all complete checkpoints but the newest `keep`, and what a crash left of others. On one rank."""
+def prune(folder: Path, keep: int, *, spare_step: int = 0) -> None:
+    """Remove all complete checkpoints but the newest `keep`, and what a crash left of others. On one rank.
+
+    The one of `spare_step` stays as well. Raises OSError for what cannot be removed.
+    """
     complete = sorted(
         (progress.step, path)
         for path in folder.glob("step-*")
         if (progress := read_progress(path)) is not None
     )
-    for _, path in complete[: max(0, len(complete) - keep)]:
+    for step, path in complete[: max(0, len(complete) - keep)]:
+        if step == spare_step:
+            continue
         # Without its marker first, so that a removal that is cut off leaves nothing that counts.
         (path / MARKER).unlink(missing_ok=True)
         shutil.rmtree(path)

@@ -133,6 +133,7 @@ def train_in_group(
         run.checkpoints_dir,
         events.write,
         before_saving=probes.settle,
+        resumed_step=built.first_step - 1,
     )
     profiling = Profiling(
         run,

@@ -27,7 +27,15 @@ NO_RECIPE = "none"
 EDITED = "the plan"
 """Provenance of a value that was changed in the plan."""
 
-_MAY_BE_ZERO = ("lora_rank", "warmup_steps", "checkpoint_every", "classify_every", "seed", "threads_per_rank")
+_MAY_BE_ZERO = (
+    "lora_rank",
+    "warmup_steps",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "classify_every",
+    "seed",
+    "threads_per_rank",
+)
 _CATALOGUES: dict[str, catalog.Kind] = {"model": "models", "gpu": "gpus", RECIPE: "recipes"}
 
 
