@@ -16,7 +16,7 @@ demo: $(DEMO)/.installed
 		exit $$code
 
 test: check
-	$(TEST)/bin/python -m pytest -q
+	$(TEST)/bin/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile
 
 # Static checks alone; they take seconds.
 check: $(TEST)/.installed

@@ -55,6 +55,7 @@ def test_facts_of_a_completed_run(tmp_path: Path) -> None:
     assert (report.run_id, report.status, report.name) == (run.run_id, "completed", "cpu-demo")
     assert (report.steps_finished, report.steps_planned, report.skipped_steps) == (60, 60, 0)
     assert report.step_seconds == pytest.approx(0.4, rel=0.05)
+    assert report.tokens_per_step is not None
     assert report.tokens_per_second == pytest.approx(report.tokens_per_step / 0.4, rel=0.05)
     assert report.first_loss is not None and report.last_loss is not None
     assert report.last_loss < 0.7 * report.first_loss
