@@ -32,8 +32,8 @@ CELL: Cell = {
 }
 EVERYWHERE = Room(device_bytes=None, host_bytes=None)
 CHANGING = {
-    "v", "t", "m", "src", "pid", "run_id", "phase_memory", "total_bytes", "rss_bytes", "pss_bytes",
-    "peak_rss_bytes", "top",
+    "v", "t", "m", "src", "pid", "run_id", "phase_memory", "memory_every", "total_bytes", "rss_bytes",
+    "pss_bytes", "peak_rss_bytes", "top",
 }  # fmt: skip
 """Fields that differ from run to run, besides all that are times."""
 
