@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -18,12 +17,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
-from llmtop.presets.version import llmtop_version
 from llmtop.profiler.record.events import (
     RankExited,
     RankStarted,
     RunEnded,
-    RunStarted,
 )
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.trainer import control
@@ -37,6 +34,7 @@ from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
 from llmtop.trainer.supervisor.healing import Healer
 from llmtop.trainer.supervisor.hostmemory import HostMemoryWatch
 from llmtop.trainer.supervisor.journal import Journal
+from llmtop.trainer.supervisor.lifeline import run_started, supervisor_failed
 from llmtop.trainer.supervisor.memoryend import MemoryFixes
 from llmtop.trainer.supervisor.nvmetrial import report_nvme
 from llmtop.trainer.supervisor.onlyone import only_supervisor
@@ -54,8 +52,6 @@ from llmtop.trainer.toolchain import mended, torch_cuda
 
 _TURN_SECONDS = 0.2
 _STEPS_TO_STOP = 5
-_SETTLE_SECONDS = 60.0
-"""How long the last events wait for room on a full disk."""
 
 
 class Supervisor:
@@ -107,25 +103,14 @@ class Supervisor:
         except BaseException as error:
             self._give_up(error)
             raise
-        self.events.write(end)
-        if not self.events.settle(_SETTLE_SECONDS):
-            _log(f"the end could not be written: {end.state}: {end.reason}")
+        self.events.write_last(end)
         return end
 
     def _start(self) -> None:
         run = self.run_dir
         run.write_supervisor_pid()
         adopt_orphans()
-        self.events.write(
-            RunStarted(
-                run_id=run.run_id,
-                name=self.spec.name,
-                pid=os.getpid(),
-                host=socket.gethostname(),
-                world_size=self.spec.world_size,
-                llmtop_version=llmtop_version(),
-            )
-        )
+        self.events.write(run_started(run, self.spec.name, self.spec.world_size))
         self.changes.recover()
         forget_snapshots(run)
         self.spec = run.spec()
@@ -269,10 +254,7 @@ class Supervisor:
             end = replace(end, fix=self._with_kept(end.fix, kept))
         self.snapshots.poll(self.progress)
         self.snapshots.forget("the run has ended")
-        for stop in self._stops:
-            self._requests.answer(stop, "done", end.reason)
-        for asked in self._requests.new():
-            self._requests.answer(asked, "refused", "the run has ended")
+        self._requests.close(self._stops, end.reason)
         return end
 
     def _with_kept(self, fix: str, kept: str) -> str:
@@ -308,16 +290,10 @@ class Supervisor:
         self.ranks.end_standby()
         exits, _ = self.ranks.sweep()
         kept = self.changes.close("the supervisor failed")
-        if isinstance(error, LlmtopError):
-            reason, fix = error.in_one_line, error.fix
-        else:
-            reason = f"the supervisor failed: {type(error).__name__}: {error}"
-            fix = f"this is a bug of llmtop; {self.run_dir.log_path(SUPERVISOR)} shows where"
         for exit_ in exits:
             self._write_exit(exit_)
-        self.events.write(RunEnded(state="failed", reason=reason, fix=self._with_kept(fix, kept)))
-        if not self.events.settle(_SETTLE_SECONDS):
-            _log(f"the end could not be written: failed: {reason}")
+        end = supervisor_failed(self.run_dir, error)
+        self.events.write_last(replace(end, fix=self._with_kept(end.fix, kept)))
 
     # --- stopping ---------------------------------------------------------------------------------
 

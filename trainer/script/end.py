@@ -51,7 +51,9 @@ def name_script_end(story: ScriptStory) -> RunEnded:
         how = "ended by itself" if story.finished else "is gone, how it ended is not known"
         return RunEnded(state="completed", reason=f"process {script.pid} {how} {_when(story)}")
     if exit_ is not None and exit_.exit_code == 0:
-        return RunEnded(state="completed", reason=f"{_name(story)} ended with exit code 0 {_when(story)}")
+        return RunEnded(
+            state="completed", reason=f"{named_after(story.command)} ended with exit code 0 {_when(story)}"
+        )
     # Every rank that told of a failure ended with it; else the command stands for all.
     ended = [_as_rank(rank, exit_) for rank in (story.failed or (0,))]
     return name_end(
@@ -89,7 +91,3 @@ def _when(story: ScriptStory) -> str:
     if story.last_step:
         return f"after step {story.last_step:,}"
     return "before its first step" if story.attached else "and no training was seen in it"
-
-
-def _name(story: ScriptStory) -> str:
-    return named_after(story.command)

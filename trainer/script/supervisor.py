@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import time
 from collections.abc import Callable, Mapping
 
 from llmtop.presets.errors import LlmtopError
-from llmtop.presets.version import llmtop_version
 from llmtop.profiler.hardware.machine import detect_machine
 from llmtop.profiler.memory.predict import predict_with_suggestions
-from llmtop.profiler.record.events import Compiling, RankExited, RankStarted, RunEnded, RunStarted
+from llmtop.profiler.record.events import RankExited, RankStarted, RunEnded
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.record.scriptevents import RunDescribed
 from llmtop.trainer import control
@@ -24,19 +21,17 @@ from llmtop.trainer.script.describe import described
 from llmtop.trainer.script.end import ScriptStory, name_script_end
 from llmtop.trainer.script.follow import ScriptProgress
 from llmtop.trainer.script.job import COMMAND, job_of
-from llmtop.trainer.supervisor.extensions import compiling
 from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
 from llmtop.trainer.supervisor.journal import Journal
+from llmtop.trainer.supervisor.lifeline import run_started, supervisor_failed
 from llmtop.trainer.supervisor.oom import OomWatch
 from llmtop.trainer.supervisor.patience import Graces, Patience
-from llmtop.trainer.supervisor.progress import HangWatch
 from llmtop.trainer.supervisor.ranks import RankExit, adopt_orphans
 from llmtop.trainer.supervisor.requests import Requests
+from llmtop.trainer.supervisor.trouble import Trouble
 from llmtop.trainer.supervisor.wakeup import Wakeup
 
 _TURN_SECONDS = 0.2
-_SETTLE_SECONDS = 60.0
-_COMPILERS_SECONDS = 2.0
 _UNCHANGEABLE = "the run is a command of your own: llmtop watches it and does not change it"
 
 
@@ -57,13 +52,11 @@ class ScriptSupervisor:
         self._patience = Patience(self._graces.kill)
         self._requests = Requests(run, self.events.write)
         self._stops: list[control.Request] = []
-        self._hang = HangWatch(self._spec.options)
+        self._trouble = Trouble(None, self._spec.options, self.events.write, log)
         self._oom = OomWatch()
         self._hardware = HardwareWatch(run, self.events.write, log)
         self._exit: RankExit | None = None
         self._killed = False
-        self._compiling: str | None = None
-        self._compilers_due = 0.0
         self._left = False
         """Told to look no more at what was only looked at."""
         self._started: set[int] = set()
@@ -81,23 +74,15 @@ class ScriptSupervisor:
         except BaseException as error:
             self._give_up(error)
             raise
-        self._write_end(end)
+        self.events.write_last(end)
         return end
 
     def _start(self) -> None:
         run = self._run
         run.write_supervisor_pid()
         adopt_orphans()
-        self.events.write(
-            RunStarted(
-                run_id=run.run_id,
-                name=self._spec.name,
-                pid=os.getpid(),
-                host=socket.gethostname(),
-                world_size=1,
-                llmtop_version=llmtop_version(),
-            )
-        )
+        # How many ranks there are, only they can tell.
+        self.events.write(run_started(run, self._spec.name, 1))
         # The first sample shows the machine before the command has taken anything.
         self._hardware.sample({})
         self._hardware.tell_topology()
@@ -116,11 +101,8 @@ class ScriptSupervisor:
         self.events.flush()
         self._hardware.sample(self._progress.pids or self._command.alive)
         self._answer_requests()
-        self._look_for_compilers()
+        self._look_for_trouble()
         self._lose_patience()
-        suspicion = None if self._patience.waiting_for else self._hang.check(self._progress, compiling=False)
-        if suspicion is not None and self._progress.stepped:
-            self.events.write(suspicion)
 
     # --- ranks ------------------------------------------------------------------------------------
 
@@ -149,16 +131,10 @@ class ScriptSupervisor:
         self._run.put_in_force(setting)
         self.events.write(RunDescribed(setting=setting))
 
-    def _look_for_compilers(self) -> None:
-        """Before the first step ops may be built for minutes, in silence."""
-        now = time.monotonic()
-        if self._progress.stepped or now < self._compilers_due:
-            return
-        self._compilers_due = now + _COMPILERS_SECONDS
-        found = compiling(self._command.alive.values())
-        if found is not None and found != self._compiling:
-            self.events.write(Compiling(what=found))
-        self._compiling = found
+    def _look_for_trouble(self) -> None:
+        # Before its first step a script may load and prepare for as long as it likes.
+        waited_for = bool(self._patience.waiting_for) or not self._progress.stepped
+        self._trouble.look(self._progress, self._command.alive.values(), waited_for=waited_for)
 
     # --- its end ----------------------------------------------------------------------------------
 
@@ -175,10 +151,7 @@ class ScriptSupervisor:
             self.events.write(
                 RankExited(rank=COMMAND, pid=exit_.pid, exit_code=exit_.exit_code, signal=exit_.signal)
             )
-        for stop in self._stops:
-            self._requests.answer(stop, "done", end.reason)
-        for asked in self._requests.new():
-            self._requests.answer(asked, "refused", "the run has ended")
+        self._requests.close(self._stops, end.reason)
         return end
 
     def _story(self) -> ScriptStory:
@@ -204,20 +177,7 @@ class ScriptSupervisor:
     def _give_up(self, error: BaseException) -> None:
         """The supervisor itself failed: nothing may outlive it, and the record must say so."""
         self._command.sweep()
-        if isinstance(error, LlmtopError):
-            end = RunEnded(state="failed", reason=error.in_one_line, fix=error.fix)
-        else:
-            end = RunEnded(
-                state="failed",
-                reason=f"the supervisor failed: {type(error).__name__}: {error}",
-                fix=f"this is a bug of llmtop; {self._run.log_path(SUPERVISOR)} shows where",
-            )
-        self._write_end(end)
-
-    def _write_end(self, end: RunEnded) -> None:
-        self.events.write(end)
-        if not self.events.settle(_SETTLE_SECONDS):
-            self._log(f"the end could not be written: {end.state}: {end.reason}")
+        self.events.write_last(supervisor_failed(self._run, error))
 
     # --- stopping ---------------------------------------------------------------------------------
 

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llmtop.profiler.record.eventlog import EventWriter
-from llmtop.profiler.record.events import AnyEvent
+from llmtop.profiler.record.events import AnyEvent, RunEnded
 
 _RETRY_SECONDS = 0.2
+SETTLE_SECONDS = 60.0
+"""How long the last events wait for room on a full disk."""
 
 
 class Journal:
@@ -42,6 +44,12 @@ class Journal:
             self._failing = False
             self._log(f"{self._writer.path} is written again")
         return True
+
+    def write_last(self, end: RunEnded) -> None:
+        """The last line of a run: while there is no room for it, it is waited for."""
+        self.write(end)
+        if not self.settle(SETTLE_SECONDS):
+            self._log(f"the end could not be written: {end.state}: {end.reason}")
 
     def settle(self, seconds: float) -> bool:
         """Write what waits, for as long as that may take; whether all was written."""

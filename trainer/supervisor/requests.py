@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from llmtop.profiler.record.events import Answer, AnyEvent, ControlAnswered
 from llmtop.profiler.record.rundir import RunDir
@@ -32,6 +32,13 @@ class Requests:
                 reason=reason,
             )
         )
+
+    def close(self, stops: Iterable[control.Request], reason: str) -> None:
+        """The run has ended: what asked for that is done, what came too late is refused."""
+        for stop in stops:
+            self.answer(stop, "done", reason)
+        for asked in self.new():
+            self.answer(asked, "refused", "the run has ended")
 
 
 def _name(asked: control.Request | str) -> str:

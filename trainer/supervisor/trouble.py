@@ -9,7 +9,7 @@ from pathlib import Path
 from llmtop.presets.spec import RunOptions
 from llmtop.profiler.record.events import Compiling, HangSuspected
 from llmtop.trainer.supervisor.extensions import compiling, remove_stale_locks
-from llmtop.trainer.supervisor.progress import HangWatch, Progress
+from llmtop.trainer.supervisor.progress import HangWatch, Pulse
 
 _QUIET_SECONDS = 2.0
 """Without news from the ranks for this long, compilers are looked for."""
@@ -19,11 +19,12 @@ _LOOK_SECONDS = 1.0
 class Trouble:
     def __init__(
         self,
-        extensions: Path,
+        extensions: Path | None,
         options: RunOptions,
         write: Callable[[Compiling | HangSuspected], object],
         log: Callable[[str], None],
     ) -> None:
+        """`extensions` is where this run's ops are built; None: where that is, is not ours to look after."""
         self._extensions = extensions
         self._hang = HangWatch(options)
         self._write = write
@@ -37,10 +38,10 @@ class Trouble:
 
     def remove_stale_locks(self) -> None:
         """Whoever meets a lock of a build that was killed waits for ever."""
-        for lock in remove_stale_locks(self._extensions):
+        for lock in remove_stale_locks(self._extensions) if self._extensions is not None else ():
             self._log(f"removed {lock}, which a build that was killed had left")
 
-    def look(self, progress: Progress, pids: Iterable[int], *, waited_for: bool) -> bool:
+    def look(self, progress: Pulse, pids: Iterable[int], *, waited_for: bool) -> bool:
         """Whether a hang is suspected, from now on; never of ranks that are waited for anyway."""
         now = time.monotonic()
         if now >= self._due and now - progress.moved_at > _QUIET_SECONDS:
