@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import metadata
 
 DISTRIBUTION = "llmtop-deepspeed"
@@ -18,3 +19,8 @@ def package_version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def package_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Of those that are installed."""
+    return {package: version for package in packages if (version := package_version(package)) is not None}

@@ -10,23 +10,13 @@ from typing import Any
 
 import torch
 
-from llmtop.profiler.probes.baseline import baseline
 from llmtop.profiler.probes.script import begin
 from llmtop.profiler.probes.script.engine import EngineWatch
-from llmtop.profiler.probes.script.found import (
-    found_model,
-    hf_config,
-    model_built,
-    plain_json,
-    unwrapped,
-    vocab_size,
-)
-from llmtop.profiler.probes.script.steps import Steps
-from llmtop.profiler.probes.script.watching import Watched, versions
-from llmtop.profiler.probes.training import TrainingProbes
+from llmtop.profiler.probes.script.found import found_model, hf_config, plain_json, unwrapped
+from llmtop.profiler.probes.script.joining import join
+from llmtop.profiler.probes.script.watching import Watched
 from llmtop.profiler.record.scriptevents import RankAttached
 
-CLASSIFY_EVERY = 100
 _ATTACHED = "_llmtop_attached"
 
 
@@ -54,30 +44,14 @@ def attach(engine: Any) -> bool:
 
 
 def _attach(engine: Any, watched: Watched) -> None:
-    device = torch.device(engine.device)
     model = unwrapped(engine.module)
-    inner = engine.basic_optimizer
     precision = "bf16" if engine.bfloat16_enabled() else "fp16" if engine.fp16_enabled() else "fp32"
-    watched.events.write(
-        RankAttached(
-            pid=os.getpid(),
-            world_size=int(engine.world_size),
-            framework="deepspeed",
-            deepspeed=plain_json(engine._config._param_dict),
-            hf_config=hf_config(model),
-            found=found_model(model, inner, precision=precision),
-        )
+    attached = RankAttached(
+        pid=os.getpid(),
+        world_size=int(engine.world_size),
+        framework="deepspeed",
+        deepspeed=plain_json(engine._config._param_dict),
+        hf_config=hf_config(model),
+        found=found_model(model, engine.basic_optimizer, precision=precision),
     )
-    on_cpu = device.type == "cpu"
-    local = int(os.environ.get("LOCAL_RANK") or 0)
-    watched.events.write(baseline(local_rank=local, device_used_before_bytes=None, on_cpu=on_cpu))
-    watched.events.write(model_built(model, inner, engine.optimizer, versions()))
-    probes = TrainingProbes(
-        engine,
-        device=device,
-        vocab_size=vocab_size(model),
-        classify_every=CLASSIFY_EVERY,
-        emit=watched.events.write,
-    )
-    watched.steps = Steps(probes, watched.events, device, world_size=int(engine.world_size))
-    EngineWatch(engine, watched, watched.steps)
+    EngineWatch(engine, watched, join(watched, engine, model, attached, torch.device(engine.device)))

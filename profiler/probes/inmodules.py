@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from msgspec import Struct
 
 from llmtop.presets.liger import in_order
+from llmtop.presets.version import package_versions
+from llmtop.profiler.record.events import ModelBuilt
 
 _CLASS_KERNELS = (
     ("RMSNorm", "rms_norm"),
@@ -33,6 +36,21 @@ _ROPE = "rotary_pos_emb"
 class ParameterCounts(Struct, frozen=True, kw_only=True):
     params: int
     trainable_params: int
+
+
+def model_built(model: Any, optimizer: Any, wrapper: Any, packages: Iterable[str]) -> ModelBuilt:
+    """What was really built, which may differ from what was asked for. `wrapper` is the engine's around
+    `optimizer`; `packages` are those whose versions are told."""
+    counts = count_parameters(model)
+    return ModelBuilt(
+        params=counts.params,
+        trainable_params=counts.trainable_params,
+        attention=attention_in(model),
+        optimizer=type(optimizer).__name__,
+        engine_optimizer=type(wrapper).__name__,
+        liger=liger_kernels_in(model),
+        versions=package_versions(packages),
+    )
 
 
 def count_parameters(model: torch.nn.Module) -> ParameterCounts:

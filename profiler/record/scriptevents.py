@@ -8,6 +8,10 @@ from msgspec import Struct
 
 from llmtop.profiler.record.eventbase import Event
 
+HOOKED_RUN = "LLMTOP_SCRIPT_RUN"
+"""In the environment of a script: the folder of the run that watches. The hook does nothing without it; its
+`sitecustomize` has the name once more, because it imports nothing."""
+
 
 class RankAttached(Event, frozen=True, kw_only=True, tag="rank_attached"):
     """A process of a script is watched from here on: it has an engine or an optimizer."""

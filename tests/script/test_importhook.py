@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from llmtop.trainer.script.hookenv import HOOKED_RUN, SITE, script_environment
+from llmtop.profiler.record.scriptevents import HOOKED_RUN
+from llmtop.trainer.script.hookenv import SITE, script_environment
 from tests.script.watching import SCRIPTS
 
 HEAVY = {"torch", "msgspec", "deepspeed", "numpy", "llmtop.profiler.record.rundir"}

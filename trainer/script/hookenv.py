@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.scriptevents import HOOKED_RUN
 from llmtop.trainer.supervisor.rankenv import RUN_ID
 
-HOOKED_RUN = "LLMTOP_SCRIPT_RUN"
-"""The folder of the run that watches; the hook does nothing without it."""
 SITE = Path(__file__).resolve().parents[2] / "profiler" / "probes" / "script" / "site"
 """A folder with nothing but the hook's `sitecustomize`."""
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets.spec import RunOptions
+from llmtop.profiler.probes.enginefacts import learning_rate, loss_scale
 from llmtop.profiler.probes.hostcopy import send_to_host
 from llmtop.profiler.probes.training import StepReading
 from llmtop.profiler.record.events import Phase
@@ -195,7 +196,7 @@ class Loop:
                     engine.backward(loss)
                 loss_sum += loss.detach()
                 del loss
-                learning_rate = _learning_rate(engine)
+                rate = learning_rate(engine)
                 bare_norm = _bare_gradient_norm(engine) if last else None
                 if last:
                     self._healing.before_update()
@@ -213,9 +214,9 @@ class Loop:
             _Unread(
                 step=step,
                 pending=pending,
-                learning_rate=learning_rate,
+                learning_rate=rate,
                 grad_norm=grad_norm,
-                loss_scale=_loss_scale(engine),
+                loss_scale=loss_scale(engine),
                 skipped=not engine.was_step_applied(),
                 reading=reading,
                 in_use_only=self._exact_steps > 0,
@@ -254,23 +255,9 @@ class Loop:
         return agreed
 
 
-def _learning_rate(engine: Any) -> float | None:
-    """What the coming update uses; the schedule changes it right after."""
-    rates = engine.get_lr()
-    return float(rates[0]) if rates else None
-
-
 def _bare_gradient_norm(engine: Any) -> torch.Tensor | None:
     """Without a ZeRO or 16-bit wrapper DeepSpeed clips but does not tell the norm."""
     if engine.optimizer is not engine.basic_optimizer:
         return None
     gradients = [parameter.grad for parameter in engine.module.parameters() if parameter.grad is not None]
     return torch.nn.utils.get_total_norm(gradients)
-
-
-def _loss_scale(engine: Any) -> float | None:
-    if not engine.fp16_enabled():
-        return None
-    scale = getattr(engine.optimizer, "loss_scale", None)
-    scale = scale if scale is not None else getattr(engine.optimizer, "cur_scale", None)
-    return None if scale is None else float(scale)

@@ -12,11 +12,10 @@ import torch
 from msgspec import Struct
 
 from llmtop.presets.spec import RunOptions, RunSpec
-from llmtop.presets.version import package_version
 from llmtop.profiler.probes.allocator import Peaks
 from llmtop.profiler.probes.baseline import baseline, device_used_bytes
 from llmtop.profiler.probes.heap import read_heap
-from llmtop.profiler.probes.inmodules import attention_in, count_parameters, liger_kernels_in
+from llmtop.profiler.probes.inmodules import model_built
 from llmtop.profiler.probes.kernels import profiled_step
 from llmtop.profiler.probes.outside import OutsideProbe, first_collective, make_context
 from llmtop.profiler.probes.training import TrainingProbes, is_classified
@@ -246,17 +245,7 @@ def build_engine(model: torch.nn.Module, spec: RunSpec, deepspeed_config: dict[s
 
 def describe(engine: Any, model: Any) -> ModelBuilt:
     """What was really built, which may differ from what was asked for."""
-    counts = count_parameters(model)
-    inner = engine.basic_optimizer
-    return ModelBuilt(
-        params=counts.params,
-        trainable_params=counts.trainable_params,
-        attention=attention_in(model),
-        optimizer=type(inner).__name__,
-        engine_optimizer=type(engine.optimizer).__name__,
-        liger=liger_kernels_in(model),
-        versions={name: version for name in _VERSIONED if (version := package_version(name)) is not None},
-    )
+    return model_built(model, engine.basic_optimizer, engine.optimizer, _VERSIONED)
 
 
 def make_batches(run: RunDir, spec: RunSpec, place: Place) -> Batches:

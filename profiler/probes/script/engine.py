@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from llmtop.profiler.probes.enginefacts import learning_rate, loss_scale
 from llmtop.profiler.probes.script.shapes import batch_shape
 from llmtop.profiler.probes.script.steps import StepFacts, Steps
 from llmtop.profiler.probes.script.watching import Watched
@@ -65,12 +68,11 @@ class EngineWatch:
 
     def _finish(self) -> None:
         engine = self._engine
-        rates = engine.get_lr()
         self._steps.finish(
             StepFacts(
-                learning_rate=float(rates[0]) if rates else None,
+                learning_rate=learning_rate(engine),
                 grad_norm=engine.get_global_grad_norm(),
-                loss_scale=_loss_scale(engine),
+                loss_scale=loss_scale(engine),
                 skipped=not engine.was_step_applied(),
             )
         )
@@ -80,18 +82,8 @@ class EngineWatch:
         return int(self._engine.gradient_accumulation_steps())
 
     def _trains(self) -> bool:
-        import torch
-
         return bool(self._engine.module.training) and torch.is_grad_enabled()
 
     def _put_back(self, name: str) -> None:
         """The class's own method is found again."""
         self._engine.__dict__.pop(name, None)
-
-
-def _loss_scale(engine: Any) -> float | None:
-    if not engine.fp16_enabled():
-        return None
-    scale = getattr(engine.optimizer, "loss_scale", None)
-    scale = scale if scale is not None else getattr(engine.optimizer, "cur_scale", None)
-    return None if scale is None else float(scale)

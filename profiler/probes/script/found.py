@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from llmtop.profiler.probes.inmodules import attention_in, count_parameters, liger_kernels_in
-from llmtop.profiler.record.events import ModelBuilt
+from llmtop.profiler.probes.inmodules import attention_in, liger_kernels_in
 from llmtop.profiler.record.scriptevents import FoundModel
 
 _OPTIMIZERS = {
@@ -70,19 +69,6 @@ def found_model(model: Any, optimizer: Any, *, precision: str | None = None) -> 
         lora_rank=int(getattr(adapter, "r", 0) or 0),
         lora_targets=_targets(adapter),
         quantization=_quantization(model),
-    )
-
-
-def model_built(model: Any, optimizer: Any, wrapper: Any, versions: dict[str, str]) -> ModelBuilt:
-    counts = count_parameters(model)
-    return ModelBuilt(
-        params=counts.params,
-        trainable_params=counts.trainable_params,
-        attention=attention_in(model),
-        optimizer=type(optimizer).__name__,
-        engine_optimizer=type(wrapper).__name__,
-        liger=liger_kernels_in(model),
-        versions=versions,
     )
 
 

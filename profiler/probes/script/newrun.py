@@ -8,11 +8,13 @@ import sys
 
 import torch
 
+from llmtop.profiler.record.scriptevents import HOOKED_RUN
+
 _OBSERVE = "llmtop.trainer.script.observe"
 """Started by name: it is the host's side, which knows no torch."""
 
 
-def begin_run(run_variable: str) -> None:
+def begin_run() -> None:
     """Collective where a process group is up: every rank learns the folder of one new run.
 
     It is said in the environment, as `llmtop run` says it; where no run could be begun nothing is.
@@ -23,7 +25,7 @@ def begin_run(run_variable: str) -> None:
     if together:
         distributed.broadcast_object_list(found, src=0)
     if found[0]:
-        os.environ[run_variable] = found[0]
+        os.environ[HOOKED_RUN] = found[0]
 
 
 def _observed() -> str:

@@ -12,19 +12,11 @@ from typing import Any
 
 import torch
 
-from llmtop.profiler.probes.attach import CLASSIFY_EVERY
-from llmtop.profiler.probes.baseline import baseline
-from llmtop.profiler.probes.script.found import (
-    found_model,
-    hf_config,
-    model_built,
-    unwrapped,
-    vocab_size,
-)
+from llmtop.profiler.probes.script.found import found_model, hf_config, unwrapped
+from llmtop.profiler.probes.script.joining import join
 from llmtop.profiler.probes.script.shapes import batch_shape
 from llmtop.profiler.probes.script.steps import StepFacts, Steps
-from llmtop.profiler.probes.script.watching import Watched, versions
-from llmtop.profiler.probes.training import TrainingProbes
+from llmtop.profiler.probes.script.watching import Watched
 from llmtop.profiler.record.scriptevents import RankAttached
 
 _FIRST_TOLD = 2
@@ -68,30 +60,17 @@ def trained_module(optimizer: Any) -> torch.nn.Module:
 def _attach(optimizer: Any, watched: Watched) -> None:
     module = trained_module(optimizer)
     model = unwrapped(module)
+    attached = RankAttached(
+        pid=os.getpid(),
+        world_size=_world_size(),
+        framework="torch",
+        hf_config=hf_config(model),
+        found=found_model(model, optimizer),
+    )
     device = next(module.parameters()).device
-    world_size = _world_size()
-    watched.events.write(
-        RankAttached(
-            pid=os.getpid(),
-            world_size=world_size,
-            framework="torch",
-            hf_config=hf_config(model),
-            found=found_model(model, optimizer),
-        )
-    )
-    local = int(os.environ.get("LOCAL_RANK") or 0)
-    on_cpu = device.type == "cpu"
-    watched.events.write(baseline(local_rank=local, device_used_before_bytes=None, on_cpu=on_cpu))
-    watched.events.write(model_built(model, optimizer, optimizer, versions()))
-    probes = TrainingProbes(
-        PlainEngine(module, optimizer),
-        device=device,
-        vocab_size=vocab_size(model),
-        classify_every=CLASSIFY_EVERY,
-        emit=watched.events.write,
-    )
-    watched.steps = Steps(probes, watched.events, device, world_size=world_size, first_step=_FIRST_TOLD)
-    _Hooks(module, optimizer, watched, watched.steps)
+    engine = PlainEngine(module, optimizer)
+    steps = join(watched, engine, model, attached, device, first_step=_FIRST_TOLD)
+    _Hooks(module, optimizer, watched, steps)
 
 
 class _Hooks:

@@ -15,20 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
-from llmtop.presets.version import package_version
 from llmtop.profiler.oom.failure import failure_event
 from llmtop.profiler.probes.script.newrun import begin_run
 from llmtop.profiler.probes.script.steps import Steps
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import RankFinished
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.profiler.record.scriptevents import RankDetached
-
-RUN = "LLMTOP_SCRIPT_RUN"
-VERSIONED = (
-    *("torch", "deepspeed", "transformers", "accelerate", "trl"),
-    *("peft", "bitsandbytes", "liger-kernel", "flash-attn"),
-)
+from llmtop.profiler.record.scriptevents import HOOKED_RUN, RankDetached
 
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
@@ -59,9 +52,9 @@ class Watched:
     @classmethod
     def here(cls) -> Watched | None:
         """This process as a rank of the run that launched it, or of one that begins now; None without one."""
-        if not os.environ.get(RUN):
-            begin_run(RUN)
-        folder = os.environ.get(RUN)
+        if not os.environ.get(HOOKED_RUN):
+            begin_run()
+        folder = os.environ.get(HOOKED_RUN)
         return None if not folder else cls(RunDir.open(Path(folder)), int(os.environ.get("RANK") or 0))
 
     @property
@@ -142,7 +135,3 @@ class Watched:
                 peak_rss_bytes=peaks.rss_bytes,
             )
         )
-
-
-def versions() -> dict[str, str]:
-    return {name: version for name in VERSIONED if (version := package_version(name)) is not None}

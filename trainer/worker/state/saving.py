@@ -11,7 +11,7 @@ import msgspec
 import torch
 from msgspec import Struct
 
-from llmtop.presets.version import package_version
+from llmtop.presets.version import package_versions
 from llmtop.trainer.statefile import (
     MASTER,
     VALUE,
@@ -105,7 +105,7 @@ def make_index(engine: Any, folder: Path, step: int, *, only_trainable: bool) ->
             world_size=int(engine.world_size),
             engine_optimizer=type(engine.optimizer).__name__,
             optimizer=type(engine.basic_optimizer).__name__,
-            versions={name: version for name in _VERSIONED if (version := package_version(name))},
+            versions=package_versions(_VERSIONED),
         ),
         parameters=tuple(
             StoredParameter(
