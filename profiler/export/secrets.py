@@ -221,9 +221,3 @@ class Scrubber:
 
 def _is_hex_key(value: str, name: str) -> bool:
     return _HEX_KEY.fullmatch(value) is not None and not _COMMIT_WORDS.intersection(parts_of(name))
-
-
-def scrub_lines(scrubber: Scrubber, lines: bytes) -> bytes:
-    """Whole lines of a file; bytes that are no UTF-8 stay as they are."""
-    text = lines.decode("utf-8", "surrogateescape")
-    return scrubber.text(text).encode("utf-8", "surrogateescape")

@@ -19,7 +19,6 @@ from llmtop.profiler.record.feed import RunStream
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.envelope import Envelope, EnvelopeBuilder
 
-STEP_FIGURES = ("loss", "learning_rate", "grad_norm", "step_seconds")
 DEVICE_FIGURES = (
     *(
         "memory_used_bytes",
