@@ -15,7 +15,7 @@ activations and leave holes of their own sizes. All five are fitted to 144 H200 
 (torch 2.11, default allocator): mean error 5.4 % there, 5.2 % on the held-out ones."""
 LOW, HIGH = 0.91, 1.17
 """The range around the likely value: nineteen in twenty of those runs lie in it."""
-SIMULATED_LOW, SIMULATED_HIGH = 0.96, 1.05
+SIMULATED = (0.96, 1.05)
 """The range around what the simulated allocator holds. Nineteen in twenty of 156 runs that are not held out
 lie within 1.6 %; beyond are runs whose largest block just fitted, or just did not: 10 % either way."""
 PASSES = (Moment.FORWARD_END, Moment.LOSS_BACKWARD, Moment.LAST_BLOCK_BACKWARD, Moment.FIRST_BLOCK_BACKWARD)
@@ -60,17 +60,15 @@ def _logits(moments: tuple[MomentBytes, ...]) -> int:
     return max(moment.components.get(Component.LOGITS, 0) for moment in moments)
 
 
-def reserved_range(likely_bytes: int, peak_allocated_bytes: int, room_bytes: int | None) -> tuple[int, int]:
-    """Low and high bound of `torch.cuda.max_memory_reserved`."""
-    low = max(peak_allocated_bytes, round(likely_bytes * LOW))
-    high = round(likely_bytes * HIGH)
-    return low, max(low, high if room_bytes is None else min(high, room_bytes))
-
-
-def simulated_range(likely_bytes: int, peak_allocated_bytes: int, room_bytes: int | None) -> tuple[int, int]:
-    """The same around a simulated figure."""
-    low = max(peak_allocated_bytes, round(likely_bytes * SIMULATED_LOW))
-    high = round(likely_bytes * SIMULATED_HIGH)
+def reserved_range(
+    likely_bytes: int,
+    peak_allocated_bytes: int,
+    room_bytes: int | None,
+    shares: tuple[float, float] = (LOW, HIGH),
+) -> tuple[int, int]:
+    """Low and high bound of `torch.cuda.max_memory_reserved`, at these shares of the likely value."""
+    low = max(peak_allocated_bytes, round(likely_bytes * shares[0]))
+    high = round(likely_bytes * shares[1])
     return low, max(low, high if room_bytes is None else min(high, room_bytes))
 
 

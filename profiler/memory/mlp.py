@@ -13,6 +13,10 @@ ROUTED_IN_FP32 = frozenset({"deepseek_v2", "deepseek_v3", "glm4_moe"})
 """Families whose router casts its input, and its own weight, to fp32."""
 
 
+PYTHON_GELU = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh_python")
+"""Written as Python arithmetic."""
+
+
 def mlp_copies(model: ModelShape, sizes: Sizes) -> int:
     """How many tensors of the MLP's width are kept."""
     if model.gated_mlp:
@@ -20,8 +24,8 @@ def mlp_copies(model: ModelShape, sizes: Sizes) -> int:
         return 3 if "glu" in sizes.liger else 4
     if model.activation == "relu":
         return 1
-    if model.activation in ("gelu_new", "gelu_fast", "gelu_pytorch_tanh_python"):
-        # Written as Python arithmetic: input, its half, tanh, 1 + tanh, and the product.
+    if model.activation in PYTHON_GELU:
+        # Input, its half, tanh, 1 + tanh, and the product.
         return 5
     return 2
 

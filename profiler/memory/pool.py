@@ -16,7 +16,7 @@ _SMALLEST = 512
 _SMALL = MIB
 """kSmallSize: the largest request of the small pool; what is left over of a large block must exceed it."""
 _SMALL_SEGMENT = 2 * MIB
-_LARGE_SEGMENT = 20 * MIB
+LARGE_SEGMENT = 20 * MIB
 _OWN_SEGMENT = 10 * MIB
 """kMinLargeAlloc: from here on a request has a segment of its own."""
 _STEP = 2 * MIB
@@ -31,7 +31,7 @@ def segment_bytes(size: int) -> int:
     """What is asked of the driver for a rounded request that no free block can serve."""
     if size <= _SMALL:
         return _SMALL_SEGMENT
-    return _LARGE_SEGMENT if size < _OWN_SEGMENT else -(-size // _STEP) * _STEP
+    return LARGE_SEGMENT if size < _OWN_SEGMENT else -(-size // _STEP) * _STEP
 
 
 OWN_BLOCKS = 0.75
@@ -45,8 +45,8 @@ def block_end(size: int) -> int:
     if size <= _SMALL:
         return 0
     if size < _OWN_SEGMENT:
-        fitting = _LARGE_SEGMENT // size
-        left = _LARGE_SEGMENT - fitting * size
+        fitting = LARGE_SEGMENT // size
+        left = LARGE_SEGMENT - fitting * size
         return left // fitting if left <= _SMALL else 0
     left = -size % _STEP
     return left if left <= _SMALL else 0

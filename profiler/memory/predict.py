@@ -58,7 +58,9 @@ def predict_closely(spec: RunSpec) -> Prediction:
         told = (_in_pieces(found.missing_bytes), *told)
     return replace(
         prediction,
-        peak_reserved_bytes=allocator.simulated_range(likely, peak, _room(spec, peak, context)),
+        peak_reserved_bytes=allocator.reserved_range(
+            likely, peak, _room(spec, peak, context), allocator.SIMULATED
+        ),
         peak_device_bytes=likely + context,
         assumptions=told,
     )

@@ -1,7 +1,7 @@
 """Names an allocation by its size: what of a run, by the prediction's own numbers, has just that many bytes.
 
 The large allocations of a step are few, and their sizes are products of the model's shape, so that two of
-one size in one phase are rare. Sizes are those that torch asks the driver for (`request_bytes`), and a
+one size in one phase are rare. Sizes are those that torch asks the driver for (`segment_bytes`), and a
 message has them rounded: two that print alike cannot be told apart, and both are named.
 """
 
@@ -13,14 +13,12 @@ from msgspec import Struct
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.loss import liger_chunk_tokens
+from llmtop.profiler.memory.pool import LARGE_SEGMENT, segment_bytes
 from llmtop.profiler.memory.result import Component
-from llmtop.profiler.memory.sizes import Sizes, sizes_of
+from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks, sizes_of
 from llmtop.profiler.memory.states import sub_group_elements
 from llmtop.profiler.record.failureevents import MemoryShortage
 
-MIB = 1 << 20
-_SMALL_BYTES, _MEDIUM_BYTES, _ROUND_BYTES = MIB, 10 * MIB, 2 * MIB
-_SMALL_REQUEST, _MEDIUM_REQUEST = 2 * MIB, 20 * MIB
 NEAR = 0.005
 """Share of the size by which padding and groups of weights make a flat tensor differ from the count."""
 MOST = 3
@@ -42,26 +40,13 @@ class KnownAllocation(Struct, frozen=True, kw_only=True):
     """When it is made: `start`, `forward`, `backward`, `optimizer`."""
 
 
-def request_bytes(size_bytes: int) -> int:
-    """What torch's allocator asks the driver for to hold a tensor that no free block does.
-
-    `c10/cuda/CUDACachingAllocator.cpp:get_allocation_size` (torch 2.13): small tensors share 2 MiB, those
-    below 10 MiB 20 MiB, and larger ones are rounded up to 2 MiB.
-    """
-    if size_bytes <= _SMALL_BYTES:
-        return _SMALL_REQUEST
-    if size_bytes < _MEDIUM_BYTES:
-        return _MEDIUM_REQUEST
-    return -(-size_bytes // _ROUND_BYTES) * _ROUND_BYTES
-
-
 def identify(spec: RunSpec, shortage: MemoryShortage, stage: str | None) -> tuple[KnownAllocation, ...]:
     """What has the size that was asked for, the nearest first; empty where nothing large has.
 
     `stage` is that of start-up, or the phase of a step; None: not known.
     """
     wanted = shortage.requested_bytes
-    if wanted is None or not shortage.on_host and wanted <= _MEDIUM_REQUEST:
+    if wanted is None or not shortage.on_host and wanted <= LARGE_SEGMENT:
         return ()  # of small tensors there are too many
     part = None if stage is None else _STEP.get(stage, START)
     within = shortage.resolution_bytes / 2
@@ -69,7 +54,7 @@ def identify(spec: RunSpec, shortage: MemoryShortage, stage: str | None) -> tupl
     for known in known_allocations(spec):
         if part is not None and part not in known.parts:
             continue
-        size = known.size_bytes if shortage.on_host else request_bytes(known.size_bytes)
+        size = known.size_bytes if shortage.on_host else segment_bytes(known.size_bytes)
         off = max(0.0, abs(size - wanted) - within)
         if off <= NEAR * wanted and (known.name not in found or off < found[known.name][0]):
             found[known.name] = (off, known)
@@ -138,7 +123,7 @@ def _activations(spec: RunSpec, sizes: Sizes) -> Iterator[KnownAllocation]:
             name = f"a block's attention scores in fp32 ({heads})"
             yield _known(name, Component.ACTIVATIONS, 4 * scores, *_PASSES)
     if sizes.checkpoint_every:
-        blocks = -(-model.num_layers // sizes.checkpoint_every)
+        blocks = checkpointed_blocks(model.num_layers, sizes.checkpoint_every)
         name = f"the checkpoints of all {blocks} blocks that are recomputed"
         yield _known(name, Component.ACTIVATIONS, blocks * tokens * model.hidden_size * width, FORWARD)
 

@@ -11,9 +11,10 @@ from msgspec.structs import replace
 from llmtop.presets import resolve
 from llmtop.presets.spec import Script, ValueSource
 from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES
+from llmtop.profiler.memory.pool import MIB, segment_bytes
 from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.memory.suggest import apply
-from llmtop.profiler.oom.allocations import MIB, identify, known_allocations, request_bytes
+from llmtop.profiler.oom.allocations import identify, known_allocations
 from llmtop.profiler.oom.diagnosis import fixes_after
 from llmtop.profiler.oom.fixes import Room, fixes, host_fixes, room_of
 from llmtop.profiler.oom.message import read_shortage
@@ -117,7 +118,7 @@ def test_torchs_words_are_read(message: str, read: MemoryShortage | None) -> Non
 
 def printed(size_bytes: int) -> str:
     """As torch prints what it asks the driver for (`c10/cuda/CUDACachingAllocator.cpp:format_size`)."""
-    asked = request_bytes(size_bytes)
+    asked = segment_bytes(size_bytes)
     if asked <= 1024 * MIB:
         return f"{asked / MIB:.2f} MiB"
     return f"{asked / GIB:.2f} GiB"
@@ -139,7 +140,7 @@ def test_every_large_tensor_is_named_by_the_size_that_torch_prints(options: dict
     stage = {"start": "partition", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
     named = 0
     for known in known_allocations(spec):
-        if request_bytes(known.size_bytes) <= 20 * MIB:
+        if segment_bytes(known.size_bytes) <= 20 * MIB:
             continue
         for part in known.parts:
             shortage = read_shortage(f"CUDA out of memory. Tried to allocate {printed(known.size_bytes)}.")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from llmtop.presets.spec import ModelShape, RunSpec
 from llmtop.profiler.cost.shape import Role, TensorGroup, tensors
-from llmtop.profiler.memory.blocks import FP32_NORMALIZED, plain_attention
+from llmtop.profiler.memory.blocks import FP32_NORMALIZED, SOFTMAX_AS_IT_IS, plain_attention
 from llmtop.profiler.memory.lora import adapted, module_name
 from llmtop.profiler.memory.mask import mask_bytes
+from llmtop.profiler.memory.mlp import PYTHON_GELU
 from llmtop.profiler.memory.sizes import INT8_BYTES, NF4_BYTES, Sizes
 from llmtop.profiler.memory.tape.attention import (
     Attention,
@@ -25,9 +26,6 @@ from llmtop.profiler.memory.tape.machine import Machine
 from llmtop.profiler.memory.tape.model import Embedding, Model
 from llmtop.profiler.memory.tape.stage3 import Coordinator, Stage3, Weight
 
-_SOFTMAX_AS_IT_IS = ("gpt2",)
-"""Families whose eager attention does not upcast its softmax."""
-_PYTHON_GELU = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh_python")
 _BITS = {"none": 16, "int8": 8, "nf4": 4}
 _STORED = {"none": None, "int8": INT8_BYTES, "nf4": NF4_BYTES}
 """Bytes of a packed weight."""
@@ -195,7 +193,7 @@ class Builder:
             heads,
             capped=bool(shape.attention_softcap),
             half_to_float=options.precision == "fp16",
-            upcast=shape.family not in _SOFTMAX_AS_IT_IS,
+            upcast=shape.family not in SOFTMAX_AS_IT_IS,
             dropout=bool(shape.dropout),
         )
 
@@ -211,7 +209,7 @@ class Builder:
             self.frame,
             up=up,
             down=down,
-            python_gelu=shape.activation in _PYTHON_GELU,
+            python_gelu=shape.activation in PYTHON_GELU,
             in_place=shape.activation == "relu",
         )
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from llmtop.profiler.memory.reduction import ALLREDUCE_ELEMENTS
 from llmtop.profiler.memory.tape.machine import Machine, Tensor
-
-ALLREDUCE_ELEMENTS = 500_000_000
-"""`MEMORY_OPT_ALLREDUCE_SIZE` of deepspeed 0.19.8, `runtime/engine.py`."""
 
 
 class StepRules(NamedTuple):
@@ -26,6 +24,12 @@ class StepRules(NamedTuple):
     """Of an element, for the optimizer's own arithmetic."""
     fused: bool
     """DeepSpeed's own Adam, which stage 0 gives flat tensors."""
+
+    @property
+    def state_widths(self) -> tuple[float, ...]:
+        """Bytes of an element in each tensor that the optimizer keeps of a weight."""
+        both = (self.moment_bytes, self.moment_bytes, self.scale_bytes, self.scale_bytes)
+        return tuple(width for width in both if width)
 
 
 class GatherRules(NamedTuple):
@@ -83,6 +87,8 @@ class Engine:
         self.buckets: list[Tensor] = []
         self.filled: list[int] = []
         """Elements of what the bucket holds."""
+        self.filled_elements = 0
+        """Of all of it: asked for at every gradient, of which adapters have a thousand."""
         self.owners: set[int] = set()
         """The ranks that it is for."""
         self.reaches_share = False
@@ -103,7 +109,7 @@ class Engine:
         weights = [machine.new(elements * plan.width) for elements in plan.trained]
         for size in plan.frozen_bytes:
             machine.new(size)
-        total = sum(plan.trained)
+        total = self.total
         if plan.stage == 0:
             self._start_unsharded(weights, total)
             return
@@ -163,8 +169,7 @@ class Engine:
         self.moments = [
             machine.new(round(each * elements))
             for elements in self.plan.trained
-            for each in (rules.moment_bytes, rules.moment_bytes, rules.scale_bytes, rules.scale_bytes)
-            if each
+            for each in rules.state_widths
         ]
         machine.drop(*[machine.new(rules.temporary_bytes * elements) for elements in self.plan.trained])
 
@@ -201,7 +206,7 @@ class Engine:
 
     def _into_bucket(self, elements: int, gradient: Tensor) -> None:
         plan = self.plan
-        if sum(self.filled) + elements > plan.bucket:
+        if self.filled_elements + elements > plan.bucket:
             self._flush()
         # Without overlap ZeRO-1 goes over all gradients at the end, in the model's order.
         if plan.stage == 2 or plan.overlap:
@@ -211,6 +216,7 @@ class Engine:
             at = self.place
             self.place += elements
         self.filled.append(elements)
+        self.filled_elements += elements
         last = at + elements - 1
         self.reaches_share |= at < self.own.stop and last >= self.own.start
         self.owners |= {at // plan.share, last // plan.share}
@@ -226,7 +232,7 @@ class Engine:
         machine, plan = self.machine, self.plan
         machine.stream = 1 if plan.overlap else 0
         if len(self.owners) > 1:  # the parts of several ranks are made one tensor to be reduced
-            machine.passing(sum(self.filled) * plan.width)
+            machine.passing(self.filled_elements * plan.width)
         self.owners = set()
         if plan.offloaded:
             self._to_host()
@@ -235,7 +241,7 @@ class Engine:
         self.reaches_share = False
         machine.drop(self.large)
         self.large = None
-        self.filled = []
+        self.filled, self.filled_elements = [], 0
         machine.stream = 0
 
     def _to_host(self) -> None:
@@ -302,14 +308,11 @@ class Engine:
     def _make_moments(self, elements: int) -> None:
         if self.moments:
             return
-        rules = self.plan.rules
-        for each in (rules.moment_bytes, rules.moment_bytes, rules.scale_bytes, rules.scale_bytes):
-            if each:
-                self.moments.append(self.machine.new(round(each * elements)))
+        for width in self.plan.rules.state_widths:
+            self.moments.append(self.machine.new(round(width * elements)))
 
     def _step_unsharded(self) -> None:
-        machine, plan = self.machine, self.plan
-        total = sum(plan.trained)
+        machine, plan, total = self.machine, self.plan, self.total
         if plan.width == 4:
             if not self.moments:
                 self._make_moments_by_tensor()

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmtop.profiler.memory.reduction import NORM_ELEMENTS
 from llmtop.profiler.memory.tape.engine import Plan
 from llmtop.profiler.memory.tape.machine import Machine, Tensor
 
 GATHER, REDUCE = 1, 2
 """Streams."""
-NORM_ELEMENTS = 250_000_000
-"""Of a gradient whose norm is taken at once (`stage3.py:_constant_buffered_norm2`)."""
 
 
 class Weight:
@@ -85,13 +84,12 @@ class Coordinator:
             return self.weights[1 + self.block * self.slots + slot]
         return self.weights[0 if self.plan.tied else -1]
 
-    def fetch(self, slot: int) -> Tensor | None:
-        """A module with one sharded weight is entered; gives the weight's gathered form."""
+    def fetch(self, slot: int) -> None:
+        """A module with one sharded weight is entered."""
         weight = self.weight(slot)
         if self.recording:
             self.uses.append(weight.index)
         self._use(weight)
-        return weight.tensor
 
     def _use(self, weight: Weight) -> None:
         if weight.tensor is None and weight.index not in self.inflight:
@@ -194,6 +192,7 @@ class Stage3:
     def __init__(self, machine: Machine, plan: Plan) -> None:
         self.machine, self.plan = machine, plan
         self.filled: list[int] = []
+        self.filled_elements = 0
         self.large: Tensor | None = None
         self.moments: list[Tensor] = []
         self.coordinator: Coordinator | None = None
@@ -278,9 +277,10 @@ class Stage3:
             self.coordinator.begin()
 
     def ready(self, elements: int, gradient: Tensor) -> None:
-        if sum(self.filled) + elements > self.plan.bucket:
+        if self.filled_elements + elements > self.plan.bucket:
             self._flush()
         self.filled.append(elements)
+        self.filled_elements += elements
         if elements > self.plan.bucket:
             self.large = gradient
         else:
@@ -290,7 +290,7 @@ class Stage3:
         """The bucket is reduced; under offload its gradients go to the host, with their norms, in fp32."""
         machine, plan = self.machine, self.plan
         machine.stream = REDUCE
-        flat = machine.new(sum(self.filled) * plan.width) if len(self.filled) > 1 else None
+        flat = machine.new(self.filled_elements * plan.width) if len(self.filled) > 1 else None
         before: Tensor | None = None
         for elements in self.filled if plan.offloaded else ():
             part = self._part(elements)
@@ -303,7 +303,7 @@ class Stage3:
         machine.drop(before, flat, self.large)
         machine.stream = 0
         self.large = None
-        self.filled = []
+        self.filled, self.filled_elements = [], 0
 
     def end_backward(self) -> None:
         self._flush()
@@ -325,9 +325,7 @@ class Stage3:
             else:
                 wide = narrow
             if first:
-                rules = plan.rules
-                for each in (rules.moment_bytes, rules.moment_bytes, rules.scale_bytes, rules.scale_bytes):
-                    if each:
-                        self.moments.append(machine.new(round(each * elements)))
+                for width in plan.rules.state_widths:
+                    self.moments.append(machine.new(round(width * elements)))
             machine.passing(plan.rules.temporary_bytes * elements)
             machine.drop(wide)
