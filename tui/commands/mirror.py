@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from llmtop.profiler.mirrors.targets import Asked, require_packages
 from llmtop.profiler.record import rundir
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import counted
+from llmtop.tui.apart import start_apart
 from llmtop.tui.commandline.arguments import RUN_HELP
 from llmtop.tui.commandline.telling import tell
 
@@ -60,16 +59,11 @@ def start_mirror(run: RunDir, asked: Asked) -> threading.Thread | None:
     """
     if not asked.any:
         return None
-    words = [sys.executable, "-P", "-m", "llmtop.tui.cli", "mirror", str(run.path.resolve())]
+    words = ["mirror", str(run.path.resolve())]
     for name in asked.__struct_fields__:
         value = getattr(asked, name)
         if value is not None:
             words += [f"--{name}", str(value.absolute()) if isinstance(value, Path) else value]
-    with run.mirror_log_path.open("ab") as log:
-        process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+    reaper = start_apart(words, run.mirror_log_path)
     tell(f"its figures are copied; problems would be in {run.mirror_log_path}")
-    reaper = threading.Thread(target=process.wait, name=f"reaper of {process.pid}", daemon=True)
-    reaper.start()
     return reaper

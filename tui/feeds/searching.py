@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +12,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.trainer.preflight import preflight
 from llmtop.trainer.tune.journal import Asked, TuneDir, list_tunes
 from llmtop.trainer.tune.trial import trial_spec
+from llmtop.tui.apart import start_apart
 
 
 def search_for(spec: RunSpec, root: Path) -> TuneDir | None:
@@ -40,17 +38,7 @@ def go_on(tune: TuneDir) -> None:
     asked = tune.asked()
     trials = len(tune.ended()) + asked.trials if len(tune.ended()) >= asked.trials else asked.trials
     try:
-        with tune.log_path.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "llmtop.tui.cli", "tune",
-                 "--resume", str(tune.path.resolve()), "--trials", str(trials)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
-        # Whoever starts it may live for long: it must not stay as a zombie.
-        threading.Thread(target=process.wait, name=f"reaper of {process.pid}", daemon=True).start()
+        start_apart(["tune", "--resume", str(tune.path.resolve()), "--trials", str(trials)], tune.log_path)
     except OSError as error:
         raise LlmtopError(
             f"search {tune.tune_id} cannot be started",
