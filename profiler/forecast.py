@@ -87,11 +87,7 @@ def _of_cgroup(shown: Sequence[HardwareSampled]) -> Forecast | None:
 
 def _of_machine(shown: Sequence[HardwareSampled]) -> Forecast | None:
     total = shown[-1].host.memory_total_bytes if shown else None
-    points = [
-        (s.t, s.host.memory_total_bytes - s.host.memory_available_bytes)
-        for s in shown
-        if s.host.memory_total_bytes is not None and s.host.memory_available_bytes is not None
-    ]
+    points = [(s.t, used) for s in shown if (used := s.host.memory_in_use_bytes) is not None]
     return _toward("machine", total, points)
 
 

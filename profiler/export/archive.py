@@ -24,12 +24,12 @@ from llmtop.profiler.export.contents import LeftOut, contents
 from llmtop.profiler.export.manifest import Manifest, memory_csv, readme
 from llmtop.profiler.export.packing import Packer
 from llmtop.profiler.export.secrets import Scrubber
-from llmtop.profiler.export.tables import TABLES, TableWriter
+from llmtop.profiler.export.tables import TABLES, Table, TableWriter
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.feed import RunStream, read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.unwritable import unwritable
-from llmtop.profiler.record.wholefile import random_hex, sync_folder
+from llmtop.profiler.record.wholefile import document, random_hex, sync_folder
 from llmtop.profiler.report.history import History, HistoryBuilder
 from llmtop.profiler.report.page import run_page
 from llmtop.profiler.report.pagedata import PageData, page_of
@@ -150,14 +150,14 @@ class _Archive:
             csv_path = tables.paths[table.name]
             packed.append(thread.submit(packer.add_file, f"metrics/{table.name}.csv", csv_path))
             if self._parquet:
-                packed.append(thread.submit(self._add_parquet, packer, table.name, csv_path))
+                packed.append(thread.submit(self._add_parquet, packer, table, csv_path))
         data = page_of(self._run, state, history, self._scrubber)
         for name, content in self._documents(state, data).items():
             packed.append(thread.submit(packer.add_bytes, name, content))
         while packed:
             packed.popleft().result()
         packer.add_bytes("README.txt", readme(packer.sizes, self._left).encode())
-        packer.add_bytes("manifest.json", _pretty(self._manifest(state, packer)))
+        packer.add_bytes("manifest.json", document(self._manifest(state, packer)))
 
     def _read(self, tables: TableWriter, packed: deque[Future[None]]) -> History:
         builder = HistoryBuilder()
@@ -181,7 +181,7 @@ class _Archive:
             "changes": data.report.changes,
         }
         documents = {
-            f"{name}.json": _pretty(self._scrubber.value(msgspec.to_builtins(part)))
+            f"{name}.json": document(self._scrubber.value(msgspec.to_builtins(part)))
             for name, part in parts.items()
         }
         return {
@@ -190,13 +190,12 @@ class _Archive:
             "memory.csv": memory_csv(data).encode(),
         }
 
-    def _add_parquet(self, packer: Packer, name: str, csv_path: Path) -> None:
+    def _add_parquet(self, packer: Packer, table: Table, csv_path: Path) -> None:
         from llmtop.profiler.export.parquet import write_parquet
 
         path = csv_path.with_suffix(".parquet")
-        table = next(table for table in TABLES if table.name == name)
         if write_parquet(table, csv_path, path):
-            packer.add_file(f"metrics/{name}.parquet", path, stored=True)
+            packer.add_file(f"metrics/{table.name}.parquet", path, stored=True)
 
     def _manifest(self, state: RunState, packer: Packer) -> Manifest:
         return Manifest(
@@ -216,10 +215,6 @@ def _raise_first(packed: deque[Future[None]]) -> None:
     """A full disk is no reason to read on."""
     while packed and packed[0].done():
         packed.popleft().result()
-
-
-def _pretty(value: object) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
 
 
 def _has_pyarrow() -> bool:

@@ -10,6 +10,7 @@ from typing import Literal
 from msgspec import Struct
 
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.units import counted, format_bytes
 
 How = Literal["events", "document", "text", "bytes"]
 """Lines of events; JSON; other text; as it is. Secrets are taken out of the first three."""
@@ -69,6 +70,11 @@ class LeftOut(Struct, frozen=True, kw_only=True):
     size_bytes: int
     files: int = 1
     why: str
+
+    @property
+    def in_words(self) -> str:
+        files = f" in {counted(self.files, 'file')}" if self.files != 1 else ""
+        return f"{self.name} ({format_bytes(self.size_bytes)}{files}): {self.why}"
 
 
 def contents(run: RunDir, *, logs: bool, snapshots: bool) -> tuple[list[Member], list[LeftOut]]:

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from llmtop.profiler.export.secrets import Scrubber
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.profiler.record.wholefile import write_atomic
+from llmtop.profiler.record.wholefile import document, write_atomic
 
 _PREFIXES = (
     *("CUDA_", "NCCL_", "NVIDIA_", "TORCH", "PYTORCH_", "DS_", "DEEPSPEED_", "HF_", "TRANSFORMERS_"),
@@ -61,8 +61,7 @@ def read_environment(variables: Mapping[str, str], *, driver: Path = _DRIVER) ->
 
 def record_environment(run: RunDir) -> None:
     """Of the calling process, which launches the run. Raises OSError where it cannot be written."""
-    content = msgspec.json.format(msgspec.json.encode(read_environment(os.environ)), indent=1)
-    write_atomic(run.environment_path, content + b"\n")
+    write_atomic(run.environment_path, document(read_environment(os.environ)))
 
 
 def recorded_environment(run: RunDir) -> Environment:

@@ -25,7 +25,7 @@ from llmtop.profiler.export.contents import LONGEST_NAME_BYTES, name_problem
 from llmtop.profiler.export.manifest import FORMAT, FORMAT_VERSION, MANIFEST, Manifest
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.rundir import InForce, RunDir
-from llmtop.profiler.record.wholefile import random_hex, sync_folder, write_atomic
+from llmtop.profiler.record.wholefile import document, random_hex, sync_folder, write_atomic
 from llmtop.profiler.units import counted, format_bytes
 
 LIMIT_BYTES = 16 << 30
@@ -250,7 +250,7 @@ def _mark(run: RunDir, manifest: Manifest, archive: Path) -> None:
         exported_at=manifest.exported_at,
         imported_at=time.time(),
     )
-    write_atomic(run.imported_path, msgspec.json.format(msgspec.json.encode(imported), indent=1) + b"\n")
+    write_atomic(run.imported_path, document(imported))
 
 
 def _refused(archive: Path, member: str, why: str) -> LlmtopError:

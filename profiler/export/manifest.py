@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from llmtop.profiler.export.contents import LeftOut
-from llmtop.profiler.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from llmtop.profiler.report.pagedata import PageData  # to read an archive takes none of it
@@ -68,9 +67,7 @@ def readme(sizes: Mapping[str, int], left_out: Sequence[LeftOut]) -> str:
             lines.append(f"  {name:<20}{words}")
     if left_out:
         lines += ["", "Not in it:"]
-        for left in left_out:
-            files = f" in {counted(left.files, 'file')}" if left.files != 1 else ""
-            lines.append(f"  {left.name} ({format_bytes(left.size_bytes)}{files}): {left.why}")
+        lines += [f"  {left.in_words}" for left in left_out]
     return "\n".join(lines) + "\n"
 
 

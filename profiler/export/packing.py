@@ -19,6 +19,7 @@ import msgspec
 
 from llmtop.profiler.export.contents import Member
 from llmtop.profiler.export.secrets import Scrubber
+from llmtop.profiler.record.wholefile import document
 
 LEVEL = 1
 """Of deflate: level 6 makes records a third smaller and takes four times as long."""
@@ -93,7 +94,7 @@ class Packer:
             value = msgspec.json.decode(content)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return self._scrubbed(content)
-        return msgspec.json.format(msgspec.json.encode(self._scrubber.value(value)), indent=1) + b"\n"
+        return document(self._scrubber.value(value))
 
     def _add_lines(self, member: Member, source: IO[bytes]) -> None:
         found = member.path.stat()

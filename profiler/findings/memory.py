@@ -10,7 +10,6 @@ from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES
 from llmtop.profiler.memory.result import Component
-from llmtop.profiler.record.deviceevents import HostSample
 from llmtop.profiler.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ def host_memory_short(seen: Seen) -> Iterator[Finding]:
     if host is None:
         return
     ended = state.status in ENDED
-    machine, cgroup = _used(host), host.cgroup_used_bytes
+    machine, cgroup = host.memory_in_use_bytes, host.cgroup_used_bytes
     if ended:
         machine, cgroup = state.peak_host_bytes, state.peak_cgroup_bytes
     limits = (
@@ -155,12 +154,6 @@ def host_memory_short(seen: Seen) -> Iterator[Finding]:
 
 def _where(limit: str) -> str:
     return " on this machine" if limit == "machine" else " in the same container or job"
-
-
-def _used(host: HostSample) -> int | None:
-    if host.memory_total_bytes is None or host.memory_available_bytes is None:
-        return None
-    return host.memory_total_bytes - host.memory_available_bytes
 
 
 def _own_host_bytes(seen: Seen, ended: bool) -> int | None:

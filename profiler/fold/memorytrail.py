@@ -68,14 +68,11 @@ class TrailBuilder:
 
 def _point(event: HardwareSampled) -> TrailPoint:
     host = event.host
-    used = None
-    if host.memory_total_bytes is not None and host.memory_available_bytes is not None:
-        used = host.memory_total_bytes - host.memory_available_bytes
     return TrailPoint(
         t=event.t,
         devices={d.index: d.memory_used_bytes for d in event.devices if d.memory_used_bytes is not None},
         processes={p.rank: p.rss_bytes for p in event.processes if p.rss_bytes is not None},
-        host_bytes=used,
+        host_bytes=host.memory_in_use_bytes,
         cgroup_bytes=host.cgroup_used_bytes,
     )
 

@@ -120,10 +120,7 @@ def _findings(seen: Seen) -> Samples:
 
 
 def _host_used(seen: Seen) -> float | None:
-    host = seen.state.hardware.host if seen.state.hardware else None
-    if host is None or host.memory_total_bytes is None or host.memory_available_bytes is None:
-        return None
-    return host.memory_total_bytes - host.memory_available_bytes
+    return seen.state.hardware.host.memory_in_use_bytes if seen.state.hardware else None
 
 
 def _host_cpu(seen: Seen) -> float | None:

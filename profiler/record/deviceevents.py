@@ -141,6 +141,13 @@ class HostSample(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
     log_bytes: int | None = None
     """Of what the supervisor had written to its own log by then."""
 
+    @property
+    def memory_in_use_bytes(self) -> int | None:
+        """By everybody, without what the kernel can take back."""
+        if self.memory_total_bytes is None or self.memory_available_bytes is None:
+            return None
+        return self.memory_total_bytes - self.memory_available_bytes
+
 
 class ProcessSample(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One rank's process tree."""

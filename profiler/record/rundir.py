@@ -41,7 +41,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.naming import meant
 from llmtop.profiler.record.processidentity import ProcessIdentity, process_identity
-from llmtop.profiler.record.wholefile import random_hex, sync_folder, write_atomic
+from llmtop.profiler.record.wholefile import document, random_hex, sync_folder, write_atomic
 
 SUPERVISOR = "supervisor"
 HARDWARE = "hardware"
@@ -165,7 +165,7 @@ class RunDir:
     ) -> None:
         """From now on whoever asks for the run's spec gets that setting's."""
         in_force = InForce(setting=setting, fall_back=fall_back, ended_on=ended_on)
-        write_atomic(self.path / _IN_FORCE, _pretty(in_force))
+        write_atomic(self.path / _IN_FORCE, document(in_force))
 
     def add_setting(self, spec: RunSpec, prediction: Prediction, deepspeed_config: dict[str, Any]) -> int:
         """Keep a setting that is to be tried; its number. It appears whole or not at all."""
@@ -309,7 +309,7 @@ class RunDir:
                 why=f"process {pid} is gone",
                 fix=f"read {self.log_path(SUPERVISOR)}",
             )
-        write_atomic(self.supervisor_pid_path, _pretty(identity))
+        write_atomic(self.supervisor_pid_path, document(identity))
 
     def supervisor_identity(self) -> ProcessIdentity | None:
         """Who supervises this run, as written; None before that or when the file is not readable."""
@@ -389,13 +389,9 @@ def _write_setting(
     folder: Path, spec: RunSpec, prediction: Prediction, deepspeed_config: dict[str, Any]
 ) -> None:
     """The three documents of a setting."""
-    write_atomic(folder / _SPEC, _pretty(spec))
-    write_atomic(folder / _PREDICTION, _pretty(prediction))
-    write_atomic(folder / _DEEPSPEED, _pretty(deepspeed_config))
-
-
-def _pretty(value: object) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+    write_atomic(folder / _SPEC, document(spec))
+    write_atomic(folder / _PREDICTION, document(prediction))
+    write_atomic(folder / _DEEPSPEED, document(deepspeed_config))
 
 
 def _read_json(path: Path, kind: type[_T]) -> _T:

@@ -31,6 +31,14 @@ def write_atomic(path: Path, content: bytes, *, lasting: bool = True, mode: int 
         sync_folder(path.parent)
 
 
+def document(value: object) -> bytes:
+    """What a file holds that a person may open: JSON of one value, indented."""
+    # Whoever writes no document need not have it.
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
 def random_hex(size: int) -> str:
     """So many random bytes. `secrets`, which does the same, takes milliseconds to import."""
     return os.urandom(size).hex()

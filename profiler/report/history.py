@@ -94,8 +94,7 @@ class HistoryBuilder:
         for process in event.processes:
             self._processes[process.rank if apart else ALL].add(at, process.rss_bytes)
         host = event.host
-        if host.memory_total_bytes is not None and host.memory_available_bytes is not None:
-            self._host.add(at, host.memory_total_bytes - host.memory_available_bytes)
+        self._host.add(at, host.memory_in_use_bytes)
         self._cpu.add(at, host.cpu_percent)
 
     def _add_device(self, device: DeviceSample, number: int, at: float) -> None:

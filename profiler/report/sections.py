@@ -10,6 +10,8 @@ from msgspec.structs import fields
 
 from llmtop.presets.errors import written
 from llmtop.presets.spec import Provenance, RunOptions, ValueSource
+from llmtop.profiler.findings.finding import words
+from llmtop.profiler.findings.pace import mean_phases
 from llmtop.profiler.oom.words import evidence, fix_words, moment_words
 from llmtop.profiler.report.build import ComponentReport, RankReport, Report
 from llmtop.profiler.report.columns import print_addends, print_one, unit_for
@@ -28,10 +30,6 @@ from llmtop.profiler.units import (
 
 _STATUS_KINDS = {"completed": "good", "failed": "bad", "out_of_memory": "bad", "lost": "bad"}
 _PLAIN_PHASES = ("data", "forward", "backward", "optimizer")
-
-
-def words(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def when(wall: float | None) -> str:
@@ -215,8 +213,7 @@ def rank_table(data: PageData) -> Markup:
 
 def _rank_row(data: PageData, rank: RankReport) -> tuple[str, ...]:
     state = data.state.ranks.get(rank.rank)
-    totals = state.phase_totals if state is not None else {}
-    means = {name: total.seconds / total.steps for name, total in totals.items() if total.steps}
+    means = mean_phases(state, 1)
     end = rank.signal or (NOT_AVAILABLE if rank.exit_code is None else f"exit {rank.exit_code}")
     return (
         str(rank.rank),

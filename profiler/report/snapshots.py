@@ -8,7 +8,7 @@ from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.eventbase import rank_of
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.snapshotevents import SnapshotTaken
-from llmtop.profiler.snapshots.reading import Table, read_table, snapshot_lines
+from llmtop.profiler.snapshots.reading import Table, lines_of, read_table
 
 _NEWEST = 8
 """So many are shown whole: a run may have been looked at a hundred times."""
@@ -25,13 +25,11 @@ class SnapshotReport(Struct, frozen=True, kw_only=True):
 
 def snapshots_of(run: RunDir, state: RunState) -> tuple[SnapshotReport, ...]:
     """All, the oldest first; the newest with their tables."""
-    shown = state.snapshots[-_NEWEST:]
-    return tuple(
-        SnapshotReport(
-            rank=rank_of(taken.src),
-            taken=taken,
-            table=read_table(run, taken) if taken in shown and not taken.problem else None,
-            lines=tuple(snapshot_lines(run, taken)) if taken in shown else (),
-        )
-        for taken in state.snapshots
-    )
+    first_shown = len(state.snapshots) - _NEWEST
+    return tuple(_report(run, taken, shown=at >= first_shown) for at, taken in enumerate(state.snapshots))
+
+
+def _report(run: RunDir, taken: SnapshotTaken, *, shown: bool) -> SnapshotReport:
+    table = read_table(run, taken) if shown and not taken.problem else None
+    lines = tuple(lines_of(run, taken, table)) if shown else ()
+    return SnapshotReport(rank=rank_of(taken.src), taken=taken, table=table, lines=lines)

@@ -44,15 +44,20 @@ def read_table(run: RunDir, taken: SnapshotTaken) -> Table | None:
 
 def snapshot_lines(run: RunDir, taken: SnapshotTaken) -> Iterator[str]:
     """The table of one rank's snapshot, what it cost, and where its files are."""
+    return lines_of(run, taken, None if taken.problem else read_table(run, taken))
+
+
+def lines_of(run: RunDir, taken: SnapshotTaken, table: Table | None) -> Iterator[str]:
+    """The same of a table that has been read."""
     rank = rank_of(taken.src)
     if taken.problem:
         yield f"Rank {rank} took no snapshot ({taken.what}): {taken.problem}"
         return
-    match read_table(run, taken):
+    match table:
         case TraceSummary() as summary:
             yield from trace_lines(summary)
-        case ModuleTable() as table:
-            yield from module_lines(table)
+        case ModuleTable() as modules:
+            yield from module_lines(modules)
         case BlockSummary() as blocks:
             yield from block_lines(blocks)
         case None:

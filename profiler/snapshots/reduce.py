@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from llmtop.profiler.record.wholefile import write_atomic
+from llmtop.profiler.record.wholefile import document, write_atomic
 from llmtop.profiler.snapshots.tracefile import read_trace
 from llmtop.profiler.snapshots.tracesummary import summarise
 from llmtop.profiler.units import format_bytes
@@ -54,7 +54,7 @@ def _reduce(raw: Path, stem: Path, step: int, steps: int) -> str:
         most = format_bytes(MOST_RAW_BYTES)
         return f"the trace has {format_bytes(size)}, more than {most}: ask for fewer steps"
     summary = summarise(read_trace(raw), step=step, steps=steps)
-    write_atomic(summary_path(stem), msgspec.json.format(msgspec.json.encode(summary), indent=1) + b"\n")
+    write_atomic(summary_path(stem), document(summary))
     kept = trace_path(stem)
     aside = kept.with_name(f".{kept.name}.new")
     try:

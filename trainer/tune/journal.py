@@ -27,7 +27,7 @@ from llmtop.profiler.record.holding import hold
 from llmtop.profiler.record.naming import meant
 from llmtop.profiler.record.processidentity import ProcessIdentity, process_identity
 from llmtop.profiler.record.rundir import runs_root, unused_path
-from llmtop.profiler.record.wholefile import write_atomic
+from llmtop.profiler.record.wholefile import document, write_atomic
 from llmtop.trainer.tune.rank import Outcome
 
 _ASKED = "tune.json"
@@ -89,7 +89,7 @@ class TuneDir:
         path = unused_path(root, asked.spec.model.name)
         try:
             (path / "trials").mkdir(parents=True, mode=0o700)
-            write_atomic(path / _ASKED, msgspec.json.format(msgspec.json.encode(asked), indent=1) + b"\n")
+            write_atomic(path / _ASKED, document(asked))
         except OSError as error:
             raise LlmtopError(
                 f"cannot create a search in {root}",

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
 import torch
 
 from llmtop.profiler.probes.snapshotmodules import ModuleWatch
@@ -17,7 +16,7 @@ from llmtop.profiler.probes.traces import TraceRecorder
 from llmtop.profiler.probes.training import StepReading
 from llmtop.profiler.record.events import Phase
 from llmtop.profiler.record.snapshotevents import SnapshotKind
-from llmtop.profiler.record.wholefile import write_atomic
+from llmtop.profiler.record.wholefile import document, write_atomic
 from llmtop.profiler.snapshots import reduce
 from llmtop.profiler.snapshots.modules import ModuleTable
 from llmtop.trainer.change.livefile import SnapshotRequest
@@ -217,7 +216,7 @@ class StateRecording:
 
 
 def write_json(path: Path, value: object) -> Path:
-    write_atomic(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n", lasting=False)
+    write_atomic(path, document(value), lasting=False)
     return path
 
 

@@ -47,7 +47,4 @@ def _lines(made: Exported) -> list[str]:
     ]
     if made.secrets_removed:
         lines.append(f"  {counted(made.secrets_removed, 'secret')} taken out")
-    for left in made.left_out:
-        files = f" in {counted(left.files, 'file')}" if left.files != 1 else ""
-        lines.append(f"  not in it: {left.name} ({format_bytes(left.size_bytes)}{files}): {left.why}")
-    return lines
+    return [*lines, *(f"  not in it: {left.in_words}" for left in made.left_out)]

@@ -77,12 +77,6 @@ class SearchAsked(Message):
         self.error = error
 
 
-class SettingList(OptionList):
-    """Enter is the screen's."""
-
-    BINDINGS: ClassVar[list[BindingType]] = []
-
-
 class TuneScreen(ModalScreen[Change | None]):
     """Ends with the change that was taken, or None. What it shows is the search's folder alone."""
 
@@ -110,7 +104,7 @@ class TuneScreen(ModalScreen[Change | None]):
         title = f"  tune  {harmless(self._spec.model.name)}"
         yield Static(Content.assemble(("llmtop", "bold $text-primary"), title), id="search-head")
         yield Static("judging every setting", id="tune-top", markup=False)
-        yield SettingList(id="tune-rows", markup=False)
+        yield OptionList(id="tune-rows", markup=False)
         yield Static("", id="tune-notes", markup=False)
         yield KeyFooter()
 

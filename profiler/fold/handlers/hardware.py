@@ -14,9 +14,7 @@ from llmtop.profiler.record.events import HardwareSampled, TopologySeen, XidSeen
 def _hardware_sampled(batch: Batch, event: HardwareSampled) -> None:
     batch.add_sample(event)
     state, host = batch.state, event.host
-    used = None
-    if host.memory_total_bytes is not None and host.memory_available_bytes is not None:
-        used = host.memory_total_bytes - host.memory_available_bytes
+    used = host.memory_in_use_bytes
     batch.set(
         hardware=event,
         hardware_history=(*state.hardware_history[1 - HISTORY_SAMPLES :], event),
