@@ -40,6 +40,7 @@ from llmtop.trainer.supervisor.progress import Progress
 from llmtop.trainer.supervisor.rankenv import free_port, rank_environment
 from llmtop.trainer.supervisor.ranks import RankExit, adopt_orphans, signal_name
 from llmtop.trainer.worker.forking import forget_nvml, restart_nvml
+from llmtop.trainer.worker.seats import redirect
 
 WORKER = "llmtop.trainer.worker.__main__:main"
 _PEER_SECONDS = 15.0
@@ -246,12 +247,8 @@ def _become_rank(order: Order, environment: dict[str, str], log: Path, close: tu
         die_with_parent()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(stream, 1)
-        os.dup2(stream, 2)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        for descriptor in (stream, nothing, *close):
+        redirect(log)
+        for descriptor in close:
             os.close(descriptor)
         restart_nvml()
         module, _, function = order.entry.partition(":")
