@@ -163,7 +163,7 @@ def search(bench: Bench, name: str, root: Path) -> None:
         print(f"{name}: no time left for a search, call again", flush=True)
         return
     spec = bench.spec(name)
-    fix = [] if spec.gpu.name != "cpu" else ["zero", "attention"]
+    fix = fixed(spec)
     space = bench.space(spec, fix, [])
     tune = TuneDir.create(root, Asked(spec=spec, fix=tuple(fix)))
     bench.warm_up(spec, root)
@@ -235,9 +235,14 @@ def sweep(bench: Bench, name: str, root: Path) -> None:
             print(words[:300], flush=True)
 
 
+def fixed(spec: RunSpec) -> list[str]:
+    """What search and sweep leave alone: on a CPU neither says anything about a GPU."""
+    return ["zero", "attention"] if spec.on_cpu else []
+
+
 def swept_settings(bench: Bench, name: str, spec: RunSpec) -> Iterator[Candidate]:
     """What the search found and began with, then the rest of the sweep, the fastest predicted first."""
-    fix = [] if spec.gpu.name != "cpu" else ["zero", "attention"]
+    fix = fixed(spec)
     knobs = {word.partition("=")[0] for word in CASES[name].swept}
     usual = bench.space(spec, fix, [])
     kept = [knob.key for knob in usual.knobs if knob.key not in knobs and knob.key not in fix]

@@ -19,10 +19,9 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 from msgspec import Struct
@@ -31,7 +30,7 @@ from benchmarks.preload import PRELOAD_SECONDS, preload
 from llmtop.presets.version import llmtop_version
 from llmtop.profiler.hardware.processes import descendants
 from llmtop.profiler.record.eventlog import EventWriter
-from llmtop.profiler.record.events import RankExited, RankStarted, RunStarted
+from llmtop.profiler.record.events import RankStarted, RunStarted
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.trainer.pdeath import die_with_parent
 from llmtop.trainer.supervisor.extensions import extensions_dir, remove_stale_locks
@@ -39,7 +38,7 @@ from llmtop.trainer.supervisor.postmortem import Story, name_end
 from llmtop.trainer.supervisor.progress import Progress
 from llmtop.trainer.supervisor.rankenv import free_port, rank_environment
 from llmtop.trainer.supervisor.ranks import RankExit, adopt_orphans, signal_name
-from llmtop.trainer.worker.forking import forget_nvml, restart_nvml
+from llmtop.trainer.worker.forking import end_after, forget_nvml, restart_nvml
 from llmtop.trainer.worker.seats import redirect
 
 WORKER = "llmtop.trainer.worker.__main__:main"
@@ -111,7 +110,8 @@ class _Run:
             )
             pid = os.fork()
             if pid == 0:
-                _become_rank(self.order, environment, run.log_path(rank), close)
+                work = partial(_become_rank, self.order, environment, run.log_path(rank), close)
+                end_after(work)
             self.alive[rank] = pid
             self.events.write(RankStarted(rank=rank, pid=pid))
         return dict(self.alive)
@@ -131,7 +131,7 @@ class _Run:
             seen_at=time.time(),
         )
         self.exits.append(exit_)
-        self.events.write(RankExited(rank=rank, pid=pid, exit_code=exit_.exit_code, signal=exit_.signal))
+        self.events.write(exit_.event)
         # What it may have left behind; its own number may belong to another process by now.
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
@@ -238,28 +238,20 @@ class Zygote:
             _kill_session(pid)
 
 
-def _become_rank(order: Order, environment: dict[str, str], log: Path, close: tuple[int, ...]) -> NoReturn:
-    """In the child: from here on it is a rank like one that the supervisor starts. Never returns."""
-    code = 1
-    try:
-        os.setsid()
-        os.environ.update(environment)
-        die_with_parent()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        redirect(log)
-        for descriptor in close:
-            os.close(descriptor)
-        restart_nvml()
-        module, _, function = order.entry.partition(":")
-        getattr(importlib.import_module(module), function)([order.run])
-        code = 0
-    except BaseException:  # noqa: BLE001 - whatever it was, it is shown, and the copy of the parent must end
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+def _become_rank(order: Order, environment: dict[str, str], log: Path, close: tuple[int, ...]) -> int:
+    """In the child: from here on it is a rank like one that the supervisor starts."""
+    os.setsid()
+    os.environ.update(environment)
+    die_with_parent()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    redirect(log)
+    for descriptor in close:
+        os.close(descriptor)
+    restart_nvml()
+    module, _, function = order.entry.partition(":")
+    getattr(importlib.import_module(module), function)([order.run])
+    return 0
 
 
 def _kill_session(pid: int) -> None:

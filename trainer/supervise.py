@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
 from llmtop.profiler.record.events import (
-    RankExited,
     RankStarted,
     RunEnded,
 )
@@ -219,9 +218,7 @@ class Supervisor:
             self.patience.wait(self.graces.peers, "could not go on without the others")
 
     def _write_exit(self, exit_: RankExit) -> None:
-        self.events.write(
-            RankExited(rank=exit_.rank, pid=exit_.pid, exit_code=exit_.exit_code, signal=exit_.signal)
-        )
+        self.events.write(exit_.event)
 
     def _lose_patience(self) -> None:
         action = self.patience.next_action()

@@ -15,6 +15,11 @@ class ProcessIdentity(Struct, frozen=True, kw_only=True):
     """Clock ticks after boot, as /proc/PID/stat tells."""
     boot_id: str = ""
 
+    @property
+    def alive(self) -> bool:
+        """Whether it is still there, and not another one with its pid."""
+        return process_identity(self.pid) == self
+
 
 def process_identity(pid: int) -> ProcessIdentity | None:
     """Who has this pid now; None when nobody does, or only a zombie."""

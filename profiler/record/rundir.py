@@ -323,7 +323,7 @@ class RunDir:
         if self.is_imported:
             return False
         identity = self.supervisor_identity()
-        return identity is not None and process_identity(identity.pid) == identity
+        return identity is not None and identity.alive
 
     def created(self) -> float | None:
         """Wall clock at which the spec was written; None when the run is gone, or was not made here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llmtop.profiler.record.events import RankFailed, RankFinished, RunEnded, XidSeen
 from llmtop.profiler.record.rundir import RunDir
@@ -80,11 +81,7 @@ def _device_fix(story: ScriptStory, failure: RankFailed | None) -> str:
 
 
 def _as_rank(rank: int, exit_: RankExit | None) -> RankExit:
-    if exit_ is None:
-        return RankExit(rank=rank, pid=0)
-    return RankExit(
-        rank=rank, pid=exit_.pid, exit_code=exit_.exit_code, signal=exit_.signal, seen_at=exit_.seen_at
-    )
+    return RankExit(rank=rank, pid=0) if exit_ is None else replace(exit_, rank=rank)
 
 
 def _when(story: ScriptStory) -> str:

@@ -86,7 +86,7 @@ class Observed:
 
     @property
     def alive(self) -> dict[int, int]:
-        there = self._identity is not None and process_identity(self._pid) == self._identity
+        there = self._identity is not None and self._identity.alive
         return {COMMAND: self._pid} if there else {}
 
     def begin(self) -> None:

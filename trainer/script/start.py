@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from llmtop.presets.errors import UsageError
+from llmtop.presets.spec import RunSpec
 from llmtop.profiler.hardware.machine import detect_machine
 from llmtop.profiler.record.processidentity import process_identity
 from llmtop.profiler.record.rundir import RunDir, runs_root
@@ -23,11 +24,7 @@ def start_script(command: tuple[str, ...], *, root: Path | None = None) -> RunDi
     Raises UsageError for a program that is not there, JobFailedError when the supervisor does not start.
     """
     _check(command)
-    run = RunDir.create(
-        root or runs_root(), unseen_spec(command, Path.cwd(), detect_machine()), unseen_prediction(), {}
-    )
-    start_supervisor(run)
-    return run
+    return _begun(unseen_spec(command, Path.cwd(), detect_machine()), root)
 
 
 def observe(pid: int, *, root: Path | None = None) -> RunDir:
@@ -41,8 +38,11 @@ def observe(pid: int, *, root: Path | None = None) -> RunDir:
         raise UsageError(f"there is no process {pid}", fix="see ps -ef | grep python for its number")
     spec = unseen_spec(command, Path.cwd(), detect_machine())
     assert spec.script is not None
-    observed = replace(spec, script=replace(spec.script, pid=pid))
-    run = RunDir.create(root or runs_root(), observed, unseen_prediction(), {})
+    return _begun(replace(spec, script=replace(spec.script, pid=pid)), root)
+
+
+def _begun(spec: RunSpec, root: Path | None) -> RunDir:
+    run = RunDir.create(root or runs_root(), spec, unseen_prediction(), {})
     start_supervisor(run)
     return run
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.hardware.machine import detect_machine
 from llmtop.profiler.memory.predict import predict_with_suggestions
-from llmtop.profiler.record.events import RankExited, RankStarted, RunEnded
+from llmtop.profiler.record.events import RankStarted, RunEnded
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.record.scriptevents import RunDescribed
 from llmtop.trainer import control
@@ -148,9 +148,7 @@ class ScriptSupervisor:
         exit_ = self._exit
         attached = self._progress.attached.get(COMMAND)
         if exit_ is not None and (attached is None or attached.pid == exit_.pid):
-            self.events.write(
-                RankExited(rank=COMMAND, pid=exit_.pid, exit_code=exit_.exit_code, signal=exit_.signal)
-            )
+            self.events.write(exit_.event)
         self._requests.close(self._stops, end.reason)
         return end
 

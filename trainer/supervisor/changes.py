@@ -29,9 +29,8 @@ from llmtop.trainer.supervisor.patience import Graces
 from llmtop.trainer.supervisor.progress import Progress
 from llmtop.trainer.supervisor.ranks import Ranks
 from llmtop.trainer.supervisor.relaunch import go_on_with, keep_in_words, restaged
+from llmtop.trainer.supervisor.requests import Reply
 from llmtop.trainer.supervisor.underway import Phase, UnderWay, change_asked, never_ready
-
-Reply = Callable[[control.Request, Answer, str], None]
 
 _ROOM_SECONDS = 60.0
 """How long a run between two settings waits for room on a full disk."""

@@ -17,7 +17,7 @@ from llmtop.profiler.record.events import AnyEvent, RankFailed
 from llmtop.profiler.record.failureevents import MemoryShortage
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.supervisor.progress import Progress
-from llmtop.trainer.supervisor.underway import change_asked
+from llmtop.trainer.supervisor.relaunch import tell_change
 
 
 class _Setting(Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class Healer:
             # The ranks train on it all the same; what is shown is of the setting before.
             self._log(f"the smaller micro-batch since step {event.step} cannot be recorded: {error}")
             return False
-        self._tell_asked(setting, why, restage=False)
+        tell_change(self._run, setting.before, setting.number, self._write, restage=False, why=why)
         self._write(ChangeApplied(setting=setting.number, step=event.step))
         return True
 
@@ -89,14 +89,6 @@ class Healer:
         smaller = replace(spec, options=options)
         number = self._run.add_setting(smaller, predict_with_suggestions(smaller), deepspeed_config(smaller))
         return _Setting(number=number, before=before)
-
-    def _tell_asked(self, setting: _Setting, why: str, *, restage: bool) -> None:
-        from llmtop.trainer.change.plan import key_changes
-
-        run, old, new = self._run, setting.before, setting.number
-        changes = tuple(key_changes(run.spec(old).options, run.spec(new).options))
-        told = change_asked(new, changes, run.prediction(old), run.prediction(new), restage=restage)
-        self._write(replace(told, why=why))
 
 
 def _why(

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.hardware.processes import descendants
+from llmtop.profiler.record.events import RankExited
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SWEEP_SECONDS = 10.0
@@ -30,6 +31,10 @@ class RankExit(Struct, frozen=True, kw_only=True):
     """Name, as SIGKILL."""
     seen_at: float = 0.0
     """Wall clock."""
+
+    @property
+    def event(self) -> RankExited:
+        return RankExited(rank=self.rank, pid=self.pid, exit_code=self.exit_code, signal=self.signal)
 
 
 def adopt_orphans() -> None:

@@ -19,13 +19,8 @@ def go_on_with(
     run: RunDir, setting: int, ended_on: int, write: Callable[[AnyEvent], object], why: str = ""
 ) -> UnderWay:
     """Take into the record that the ranks have ended, and that the next ones train on another setting."""
-    # The presets are a tenth of a second of imports that few runs need.
-    from llmtop.trainer.change.plan import key_changes
-
     saved = newest(run.checkpoints_dir)
-    changes = tuple(key_changes(run.spec(ended_on).options, run.spec(setting).options))
-    told = change_asked(setting, changes, run.prediction(ended_on), run.prediction(setting), restage=True)
-    write(replace(told, why=why))
+    tell_change(run, ended_on, setting, write, restage=True, why=why)
     write(
         RestageBegan(
             setting=setting,
@@ -36,6 +31,24 @@ def go_on_with(
     )
     run.put_in_force(setting)
     return UnderWay(request=None, setting=setting, from_setting=ended_on, phase=Phase.RESUMED)
+
+
+def tell_change(
+    run: RunDir,
+    before: int,
+    setting: int,
+    write: Callable[[AnyEvent], object],
+    *,
+    restage: bool,
+    why: str = "",
+) -> None:
+    """That the run goes over from one of its settings to another, which nobody has asked a live run for."""
+    # The presets are a tenth of a second of imports that few runs need.
+    from llmtop.trainer.change.plan import key_changes
+
+    changes = tuple(key_changes(run.spec(before).options, run.spec(setting).options))
+    told = change_asked(setting, changes, run.prediction(before), run.prediction(setting), restage=restage)
+    write(replace(told, why=why))
 
 
 def restaged(now: UnderWay, progress: Progress) -> Restaged:

@@ -8,6 +8,9 @@ from llmtop.profiler.record.events import Answer, AnyEvent, ControlAnswered
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import control
 
+Reply = Callable[[control.Request, Answer, str], None]
+"""`Requests.answer`, as those have it who carry out what is asked."""
+
 
 class Requests:
     def __init__(self, run: RunDir, write: Callable[[AnyEvent], object]) -> None:

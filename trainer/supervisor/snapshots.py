@@ -7,15 +7,14 @@ from collections.abc import Callable
 
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.record.events import Answer, AnyEvent
+from llmtop.profiler.record.events import AnyEvent
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.snapshotevents import SnapshotAsked
 from llmtop.profiler.snapshots.estimate import check_snapshot, estimate_snapshot
 from llmtop.trainer import control
 from llmtop.trainer.change.livefile import SnapshotRequest, ask_for_snapshot, forget_snapshots
 from llmtop.trainer.supervisor.progress import Progress
-
-Reply = Callable[[control.Request, Answer, str], None]
+from llmtop.trainer.supervisor.requests import Reply
 
 
 class Snapshots:

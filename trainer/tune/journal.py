@@ -141,7 +141,7 @@ class TuneDir:
             found = msgspec.json.decode((self.path / _HOLDER).read_bytes(), type=ProcessIdentity)
         except (OSError, msgspec.MsgspecError):
             return None
-        return found if process_identity(found.pid) == found else None
+        return found if found.alive else None
 
     def asked(self) -> Asked:
         try:

@@ -25,7 +25,7 @@ from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import StepFinished
 from llmtop.profiler.record.feed import RunReader, read_state
-from llmtop.profiler.record.processidentity import ProcessIdentity, process_identity
+from llmtop.profiler.record.processidentity import ProcessIdentity
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import control
 from llmtop.trainer.launch import start_run
@@ -208,7 +208,7 @@ def end_run(run: RunDir, supervisor: ProcessIdentity | None = None) -> None:
 
 def _gone(identity: ProcessIdentity, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while process_identity(identity.pid) == identity:
+    while identity.alive:
         if time.monotonic() >= deadline:
             return False
         time.sleep(_POLL_SECONDS / 2)

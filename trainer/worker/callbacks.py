@@ -194,8 +194,8 @@ class Checkpointer:
         """Nothing: saving belongs to the step's end."""
 
     def at_end(self, step: int, *, save_asked: bool) -> None:
-        if (save_asked or self.options.save_at_end) and step not in (0, self._saved_step):
-            self._save(step)
+        if save_asked or self.options.save_at_end:
+            self.save(step)
 
     def save(self, step: int) -> None:
         """Collective: save among the checkpoints, unless that step lies there already."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 _CUDA_NOT_INITIALIZED = 3
 _MOST_INITS = 1000
@@ -35,6 +38,19 @@ def forget_nvml() -> None:
         for _ in range(_MOST_INITS):
             if library.nvmlShutdown() != 0:
                 break
+
+
+def end_after(work: Callable[[], int]) -> NoReturn:
+    """In a forked copy: it ends with the work's exit code, and never goes on with what its parent was at."""
+    code = 1
+    try:
+        code = work()
+    except BaseException:  # noqa: BLE001 - whatever it was, it is shown, and the copy of the parent must end
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def restart_nvml() -> None:

@@ -18,9 +18,8 @@ import select
 import signal
 import sys
 import time
-import traceback
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 
@@ -28,7 +27,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.trainer import supervise
 from llmtop.trainer.tune.nest import Answer
-from llmtop.trainer.worker.forking import cuda_touched, forget_nvml
+from llmtop.trainer.worker.forking import cuda_touched, end_after, forget_nvml
 from llmtop.trainer.worker.seats import Seat, SeatedRanks, redirect
 
 _TURN_SECONDS = 0.2
@@ -60,7 +59,8 @@ def serve(orders: int, answers: int) -> None:
             for line in lines:
                 pid = os.fork()
                 if pid == 0:
-                    _become_supervisor(Path(os.fsdecode(line)), (orders, answers))
+                    folder = Path(os.fsdecode(line))
+                    end_after(partial(_become_supervisor, folder, (orders, answers)))
                 _answer(answers, Answer(pid=pid))
         _reap()
 
@@ -74,24 +74,16 @@ def _reap() -> None:
         return
 
 
-def _become_supervisor(folder: Path, close: tuple[int, ...]) -> NoReturn:
-    code = 1
-    try:
-        os.setsid()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for descriptor in close:
-            os.close(descriptor)
-        run = RunDir.open(folder)
-        redirect(run.log_path(SUPERVISOR))
-        # Before anything that a fork would not survive, as NVML.
-        seats = [Seat() for _ in range(run.spec().world_size)]
-        code = supervise.main([str(folder)], ranks=SeatedRanks(seats))
-    except BaseException:  # noqa: BLE001 - whatever it was, it is shown, and the copy of the parent must end
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+def _become_supervisor(folder: Path, close: tuple[int, ...]) -> int:
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for descriptor in close:
+        os.close(descriptor)
+    run = RunDir.open(folder)
+    redirect(run.log_path(SUPERVISOR))
+    # Before anything that a fork would not survive, as NVML.
+    seats = [Seat() for _ in range(run.spec().world_size)]
+    return supervise.main([str(folder)], ranks=SeatedRanks(seats))
 
 
 def _answer(answers: int, answer: Answer) -> None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-import traceback
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 from msgspec import Struct
 
 from llmtop.trainer.pdeath import die_with_parent
 from llmtop.trainer.supervisor.ranks import Ranks
-from llmtop.trainer.worker.forking import restart_nvml
+from llmtop.trainer.worker.forking import end_after, restart_nvml
 
 _PIECE_BYTES = 1 << 16
 
@@ -37,7 +35,7 @@ class Seat:
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._write)
-            _sit(read)
+            end_after(partial(_sit, read))
         os.close(read)
 
     def take(self, part: Part) -> int:
@@ -71,23 +69,15 @@ def redirect(log: Path) -> None:
     os.close(nothing)
 
 
-def _sit(read: int) -> NoReturn:
-    code = 1
-    try:
-        die_with_parent()
-        told = b""
-        # Not until the pipe's end: who sits down later has the writing side of earlier ones too.
-        while not told.endswith(b"\n"):
-            told += os.read(read, _PIECE_BYTES)
-        os.close(read)
-        _become_rank(msgspec.json.decode(told, type=Part))
-        code = 0
-    except BaseException:  # noqa: BLE001 - whatever it was, it is shown, and the copy of the parent must end
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+def _sit(read: int) -> int:
+    die_with_parent()
+    told = b""
+    # Not until the pipe's end: who sits down later has the writing side of earlier ones too.
+    while not told.endswith(b"\n"):
+        told += os.read(read, _PIECE_BYTES)
+    os.close(read)
+    _become_rank(msgspec.json.decode(told, type=Part))
+    return 0
 
 
 def _become_rank(part: Part) -> None:
