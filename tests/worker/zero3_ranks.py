@@ -45,7 +45,11 @@ class Layers(torch.nn.Module):
 
 
 class Gathered:
-    """Storages of whole weights that were seen and still live."""
+    """Storages of whole weights that were seen and still live.
+
+    A weight that only a reference cycle holds has been let go: it is collected before each look, since when
+    Python would do so by itself depends on how many objects the rank has made so far.
+    """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._live: dict[int, int] = {}
@@ -55,6 +59,7 @@ class Gathered:
             part.register_full_backward_pre_hook(self._look)
 
     def _look(self, module: torch.nn.Module, *_: Any) -> None:
+        gc.collect()
         for parameter in module.parameters(recurse=False):
             storage = parameter.untyped_storage()
             if storage.nbytes() and storage.data_ptr() not in self._live:
@@ -115,6 +120,8 @@ def train(
         emit=peaks.append,
     )
     gathered = Gathered(model)
+    gc.collect()
+    gc.freeze()  # What lives until here is the libraries': later collections are quick.
     seen: list[tuple[int, int]] = []
     for step in range(1, STEPS + 1):
         gathered.most = 0
