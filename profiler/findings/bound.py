@@ -13,6 +13,7 @@ from llmtop.profiler.cost.steptime import CPU_ADAM_BYTES_PER_SECOND, step_time
 from llmtop.profiler.findings.finding import Finding, Rule, Seen, set_command
 from llmtop.profiler.findings.pace import mean_of, mean_phases, steady_devices, step_seconds
 from llmtop.profiler.findings.speed import INPUT_SHARE, straggler
+from llmtop.profiler.memory.halving import doubled
 from llmtop.profiler.record.deviceevents import DeviceSample
 from llmtop.profiler.units import format_percent, format_rate, format_seconds
 
@@ -64,7 +65,7 @@ def _explained(seen: Seen) -> bool:
     options = seen.spec.options
     if options.offload_optimizer != "none" or options.offload_param != "none":
         return True
-    times = mean_phases(seen.state.ranks.get(0))
+    times = mean_phases(seen.state.first)
     return times.get("data", 0.0) >= INPUT_SHARE * (sum(times.values()) or 1.0) or any(straggler(seen))
 
 
@@ -80,7 +81,7 @@ def _idle_devices(devices: list[DeviceSample]) -> list[str]:
 
 def _idle_kernels(seen: Seen, usual: float) -> list[str]:
     """From the step whose kernels were recorded: it tells of one micro-batch."""
-    rank = seen.state.ranks.get(0)
+    rank = seen.state.first
     kernels = rank.kernels if rank is not None else None
     if kernels is None or not kernels.total_seconds or rank is None or rank.last_step is None:
         return []
@@ -99,11 +100,10 @@ def _fewer_launches(seen: Seen) -> tuple[dict[str, object], str]:
     options = seen.spec.options
     if options.zero == 3 and not seen.spec.on_cpu and seen.spec.world_size > 1:
         return {"zero": 2}, "ZeRO-3's hooks cost the host time for each block: --zero 2 if it fits"
-    if options.grad_accum > 1:
-        larger = {"micro_batch": 2 * options.micro_batch, "grad_accum": max(1, options.grad_accum // 2)}
-        return dict(
-            larger
-        ), "fewer, larger micro-batches launch less: raise --micro-batch, lower --grad-accum"
+    larger = doubled(options.micro_batch, options.grad_accum)
+    if larger is not None:
+        change: dict[str, object] = {"micro_batch": larger[0], "grad_accum": larger[1]}
+        return change, "fewer, larger micro-batches launch less: raise --micro-batch, lower --grad-accum"
     if not options.liger:
         return {"liger": True}, "fused kernels launch less: --liger; or raise --micro-batch"
     return {"micro_batch": 2 * options.micro_batch}, "more work for each launch: raise --micro-batch"
@@ -111,7 +111,7 @@ def _fewer_launches(seen: Seen) -> tuple[dict[str, object], str]:
 
 def communication_bound(seen: Seen) -> Iterator[Finding]:
     """By the recorded kernels; collectives wait for slow ranks too, which have a finding of their own."""
-    rank = seen.state.ranks.get(0)
+    rank = seen.state.first
     kernels = rank.kernels if rank is not None else None
     if kernels is None or not kernels.total_seconds or seen.spec.world_size < 2 or seen.spec.on_cpu:
         return
@@ -185,7 +185,7 @@ def offload_bound(seen: Seen) -> Iterator[Finding]:
             command=command,
         )
         return
-    times = mean_phases(seen.state.ranks.get(0))
+    times = mean_phases(seen.state.first)
     optimizer = times.get("optimizer", 0.0)
     if options.offload_optimizer == "none" or uses_nvme(seen.spec) or optimizer < OFFLOAD_SHARE * usual:
         return

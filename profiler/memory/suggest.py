@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from llmtop.presets.rules import has_bf16, refusals
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.flatlimit import is_too_long
+from llmtop.profiler.memory.halving import halved
 from llmtop.profiler.memory.lora import targets_exist
 from llmtop.profiler.memory.result import Prediction, Suggestion
 
@@ -79,9 +80,8 @@ def _slower_changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
     """Same training, more time or host memory."""
     options = spec.options
     size, accumulate = options.micro_batch, options.grad_accum
-    while size > 1:
-        accumulate = accumulate * size // (size // 2)
-        size //= 2
+    while (half := halved(size, accumulate)) is not None:
+        size, accumulate = half
         yield (
             {"micro_batch": size, "grad_accum": accumulate},
             f"micro-batch {size}, accumulated {accumulate} times (less efficient kernels)",

@@ -70,3 +70,16 @@ def test_what_fits_alone_comes_by_its_cost_for_a_token() -> None:
     found = predict_with_suggestions(small).suggestions
     same = [s for s in found if s.fits and not s.change.keys() & {"lora_rank", "quantization", "seq_len"}]
     assert len(same) > 1 and rates(tuple(same)) == sorted(rates(tuple(same)), reverse=True)
+
+
+def test_a_smaller_micro_batch_trains_on_as_many_sequences() -> None:
+    """5 sequences have no half: five micro-batches of one do, two of two do not."""
+    memory = 24 << 30
+    for micro, accumulated in ((5, 1), (6, 1), (7, 2), (8, 3)):
+        spec = run_of("llama-3.2-1b", "h200", micro_batch=micro, grad_accum=accumulated, seq_len=8192)
+        small = replace(spec, gpu=replace(spec.gpu, memory_bytes=memory))
+        found = predict_with_suggestions(small).suggestions
+        smaller = [s.change for s in found if "micro_batch" in s.change]
+        assert smaller
+        for change in smaller:
+            assert change["micro_batch"] * change["grad_accum"] == micro * accumulated  # type: ignore[operator]

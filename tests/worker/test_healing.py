@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from llmtop.profiler.oom.halving import halved
+from llmtop.profiler.memory.halving import doubled, halved
 from llmtop.profiler.record.events import AnyEvent, RankFinished, StepFinished
 from llmtop.profiler.record.failureevents import StepHealed
 from llmtop.profiler.record.rundir import RunDir
@@ -54,6 +54,23 @@ def test_half_a_micro_batch_keeps_the_sequences_of_a_step(
     sizes: tuple[int, int], smaller: tuple[int, int] | None
 ) -> None:
     assert halved(*sizes) == smaller
+
+
+@pytest.mark.parametrize(
+    ("sizes", "larger"),
+    [
+        ((4, 2), (8, 1)),
+        ((8, 1), None),
+        ((4, 3), (12, 1)),
+        ((3, 4), (6, 2)),
+        ((2, 10), (4, 5)),
+        ((2, 5), (5, 2)),
+    ],
+)
+def test_twice_a_micro_batch_keeps_the_sequences_of_a_step(
+    sizes: tuple[int, int], larger: tuple[int, int] | None
+) -> None:
+    assert doubled(*sizes) == larger
 
 
 def healing_run(folder: Path, plants: tuple[dict[str, Any], ...], **options: Any) -> RunDir:

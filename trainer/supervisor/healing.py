@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.memory.halving import halved
 from llmtop.profiler.oom.allocations import identify
-from llmtop.profiler.oom.halving import halved
 from llmtop.profiler.oom.message import short_message
 from llmtop.profiler.record.changeevents import ChangeApplied
 from llmtop.profiler.record.events import AnyEvent, RankFailed

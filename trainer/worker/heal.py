@@ -18,8 +18,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets.spec import RunOptions
+from llmtop.profiler.memory.halving import halved
 from llmtop.profiler.oom.failure import innermost
-from llmtop.profiler.oom.halving import halved
 from llmtop.profiler.oom.message import read_shortage, short_message
 from llmtop.profiler.record.events import AnyEvent
 from llmtop.profiler.record.failureevents import StepHealed
