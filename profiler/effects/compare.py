@@ -245,7 +245,7 @@ def _last_common_loss(
 
 
 def _ran(first: RunState, second: RunState) -> Iterator[RanDifference]:
-    ranks = [state.ranks.get(0) for state in (first, second)]
+    ranks = [state.first for state in (first, second)]
     words = [ran_words(rank.kernels if rank else None) for rank in ranks]
     built = [rank.model if rank else None for rank in ranks]
     for what in words[0]:

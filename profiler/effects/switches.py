@@ -232,7 +232,7 @@ def measure(run_id: str, spec: RunSpec, state: RunState, prediction: Prediction)
     steady = steady_steps(state.series, WARMUP_STEPS)
     enough = len(steady) >= ENOUGH_STEPS
     found = breakdown(state, spec, prediction)
-    first = state.ranks.get(0)
+    first = state.first
     return Measured(
         run_id=run_id,
         spec=spec,

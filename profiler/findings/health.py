@@ -140,7 +140,7 @@ def steps_skipped(seen: Seen) -> Iterator[Finding]:
     """Skipped steps; only fp16 has a loss scale that a few of them belong to."""
     state, options = seen.state, seen.spec.options
     is_fp16 = options.precision == "fp16"
-    rank = state.ranks.get(0)
+    rank = state.first
     scale = rank.last_step.loss_scale if is_fp16 and rank and rank.last_step else None
     falling = _halvings(seen) if is_fp16 else 0
     collapsed = scale is not None and scale <= 1.0 and (state.first_loss_scale or 0.0) > 1.0

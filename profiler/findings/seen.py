@@ -52,7 +52,7 @@ def checkpointing_not_on(seen: Seen) -> Iterator[Finding]:
 
 
 def _not_on(seen: Seen, key: str, what: str, look: _Look, change: str) -> Iterator[Finding]:
-    found = look(seen.spec, seen.state.ranks.get(0))
+    found = look(seen.spec, seen.state.first)
     if found.on is False:
         yield Finding(
             key=f"{key}_not_on",

@@ -24,7 +24,7 @@ HARD_THROTTLES = ("thermal", "slowdown", "brake")
 
 
 def input_bound(seen: Seen) -> Iterator[Finding]:
-    times = mean_phases(seen.state.ranks.get(0))
+    times = mean_phases(seen.state.first)
     step = sum(times.values())
     if "data" not in times or step <= 0 or times["data"] < INPUT_SHARE * step:
         return

@@ -62,7 +62,7 @@ def _late_ranks(state: RunState, spec: RunSpec, stage: str) -> str:
     if stage not in _TOGETHER and not (stage in ("model", "weights") and spec.options.zero == 3):
         return ""
     behind: dict[str, list[int]] = {}
-    for number in range(state.world_size):
+    for number in state.ranks_here:
         rank = state.ranks.get(number)
         if rank is not None and any(time.stage == stage for time in rank.stages):
             continue

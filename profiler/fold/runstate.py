@@ -43,6 +43,11 @@ class RunState(Struct, frozen=True, kw_only=True):
     host: str = ""
     llmtop_version: str = ""
     world_size: int = 1
+    """Ranks of the whole job."""
+    first_rank: int = 0
+    """The lowest rank of this host: its steps are the run's, as far as this host tells of it."""
+    host_ranks: int | None = None
+    """Ranks of this host; None: all of the job's are here."""
     started: float | None = None
     """Wall clock."""
     ended: RunEnded | None = None
@@ -51,13 +56,13 @@ class RunState(Struct, frozen=True, kw_only=True):
     ranks: dict[int, RankState] = field(default_factory=dict)
     series: Series = Series()
     recent_steps: tuple[StepFinished, ...] = ()
-    """The newest `RECENT_STEPS` of rank 0 whole, the oldest first."""
+    """The newest `RECENT_STEPS` of the first rank whole, the oldest first."""
     steps_finished: int = 0
-    """Largest step that rank 0 finished."""
+    """Largest step that the first rank finished."""
     skipped_steps: int = 0
     first_loss: float | None = None
     last_loss: float | None = None
-    """Of the newest step; None when that one is not finite."""
+    """Of the newest step; None when that one is not finite, and where rank 0 is not, which alone tells it."""
     nonfinite_losses: int = 0
     """Steps of rank 0 whose loss was not a number."""
     first_nonfinite_step: int | None = None
@@ -118,6 +123,17 @@ class RunState(Struct, frozen=True, kw_only=True):
     """What the folder of an NVMe offload can do, measured before the ranks started."""
     skipped_lines: int = 0
     """Lines of unknown kind or newer version."""
+
+    @property
+    def first(self) -> RankState | None:
+        """The rank whose steps are the run's here; None until it has told something."""
+        return self.ranks.get(self.first_rank)
+
+    @property
+    def ranks_here(self) -> range:
+        """Numbers of the ranks that this host is to have."""
+        count = self.world_size if self.host_ranks is None else self.host_ranks
+        return range(self.first_rank, self.first_rank + count)
 
     @property
     def unsaved(self) -> CheckpointRefused | None:

@@ -81,7 +81,7 @@ def _info(seen: Seen) -> Samples:
 
 
 def _phases(seen: Seen) -> Samples:
-    rank = seen.state.ranks.get(0)
+    rank = seen.state.first
     step = rank.last_step if rank is not None else None
     for phase, seconds in (step.phase_seconds if step is not None else {}).items():
         yield (phase,), seconds

@@ -46,7 +46,7 @@ def preview_change(run: RunDir, state: RunState, words: list[str], *, keep_globa
     """Raises UsageError for what cannot be."""
     plan = plan_change(run.spec(), run.prediction(), words, keep_global_batch=keep_global_batch)
     now = measured_spans(state)[-1]
-    rank = state.ranks.get(0)
+    rank = state.first
     stages = {stage.stage: stage.seconds for stage in rank.stages if stage.seconds} if rank else {}
     return Preview(
         plan=plan,

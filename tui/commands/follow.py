@@ -71,7 +71,7 @@ class Narrator:
         if state.nvme is not None and not self._nvme_told:
             self._nvme_told = True
             yield nvme_words(state.nvme)
-        rank = state.ranks.get(0)
+        rank = state.first
         if rank is None or not rank.stages or state.steps_finished:
             return
         stage = rank.stages[-1].stage

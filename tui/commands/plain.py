@@ -41,7 +41,7 @@ class PlainTeller:
         setting = state.changes.setting
         planned = self._run.spec(setting).steps_planned
         parts = [state.status.replace("_", " ")]
-        if state.status == "starting" and (rank := state.ranks.get(0)) is not None and rank.stages:
+        if state.status == "starting" and (rank := state.first) is not None and rank.stages:
             parts.append(rank.stages[-1].stage.replace("_", " "))
         loss = NOT_AVAILABLE if state.last_loss is None else f"{state.last_loss:.4f}"
         rates = state.series.tokens_per_second

@@ -135,7 +135,7 @@ def _newest(view: RunView) -> list[str | tuple[str, str]]:
     """The newest figures in one row."""
     series, state = view.state.series, view.state
     rate, norm = series.learning_rates[-1], series.grad_norms[-1]
-    last = state.ranks[0].last_step if 0 in state.ranks else None
+    last = state.first.last_step if state.first is not None else None
     scale = last.loss_scale if last is not None else None
     cells = [
         ("step", str(series.steps[-1])),

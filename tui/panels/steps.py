@@ -77,8 +77,8 @@ class StepsPanel(Panel):
 
 
 def _phases(view: RunView) -> dict[str, float]:
-    """Seconds of each phase of rank 0 in a step after warm-up, and `rest`: what no phase covers."""
-    rank = view.state.ranks.get(0)
+    """Seconds of each phase of the first rank in a step after warm-up, and `rest`: what no phase covers."""
+    rank = view.state.first
     if rank is None or rank.last_step is None:
         return {**dict.fromkeys(PHASES, 0.0), "rest": 0.0}
     totals = {name: total for name, total in rank.phase_totals.items() if total.steps}
@@ -146,7 +146,7 @@ def _rates(view: RunView) -> Content:
 def _skipped(view: RunView) -> list[Content]:
     """fp16: steps that changed nothing because gradients overflowed, and the scale of the loss by now."""
     state = view.state
-    last = state.ranks[0].last_step if 0 in state.ranks else None
+    last = state.first.last_step if state.first is not None else None
     scale = last.loss_scale if last is not None else None
     if not state.skipped_steps and scale is None:
         return []
@@ -176,7 +176,7 @@ def _phase_table(view: RunView, phases: dict[str, float]) -> list[Content]:
     whole = sum(phases.values()) or 1.0
     labels = {**{name: swatch.label for name, swatch in PHASES.items()}, "rest": "rest"}
     letters = {**{name: swatch.letter for name, swatch in PHASES.items()}, "rest": REST.letter}
-    last = view.state.ranks[0].last_step if 0 in view.state.ranks else None
+    last = view.state.first.last_step if view.state.first is not None else None
     rows = []
     for name, seconds in phases.items():
         missing = name != "rest" and (last is None or last.phase_seconds.get(name) is None)

@@ -176,6 +176,8 @@ class MonitorScreen(Screen[None]):
 
     def on_view_arrived(self, message: ViewArrived) -> None:
         before, status = self._told, message.view.state.status
+        if before is None and self._log == 0 and message.view.state.first_rank:
+            self._choose_log(message.view.state.first_rank)  # rank 0 is on another host
         self.view = self._told = message.view
         self._choose_panels(message.view)
         # What a long record tells while it is read is no news.
@@ -191,7 +193,7 @@ class MonitorScreen(Screen[None]):
     def _show_who_failed(self, state: RunState) -> None:
         """The log of the rank that a failed run ended by says why; unless a person has chosen another."""
         rank = state.rank_at_fault
-        if rank is not None and self._log == 0:
+        if rank is not None and rank in state.ranks_here and self._log == state.first_rank:
             self._choose_log(rank)
 
     def _choose_panels(self, view: RunView) -> None:
@@ -226,9 +228,11 @@ class MonitorScreen(Screen[None]):
         await self.action_open(message.panel.id or "")
 
     def on_log_panel_source_turned(self, message: LogPanel.SourceTurned) -> None:
-        ranks = self.view.state.world_size if self.view is not None else 1
-        # The supervisor's log stands before rank 0's.
-        self._choose_log((self._log + 1 + message.by) % (ranks + 1) - 1)
+        ranks = self.view.state.ranks_here if self.view is not None else range(1)
+        # The supervisor's log stands before those of the ranks.
+        sources = (-1, *ranks)
+        at = sources.index(self._log) if self._log in sources else 0
+        self._choose_log(sources[(at + message.by) % len(sources)])
 
     def _choose_log(self, source: int) -> None:
         self._log = source

@@ -104,7 +104,7 @@ def _step_finished(batch: Batch, event: StepFinished) -> None:
         batch.set(hang_seconds=None, hang_at=None)
     if state.compiling_at is not None:
         _clear_compiling(batch, event.t)
-    if number == 0:
+    if number == state.first_rank:
         _step_of_run(batch, event)
 
 
@@ -120,7 +120,9 @@ def _step_of_run(batch: Batch, event: StepFinished) -> None:
     }
     if event.skipped:
         changes["skipped_steps"] = state.skipped_steps + 1
-    if event.loss is None:
+    if event.loss is None and state.first_rank:
+        pass  # rank 0 alone tells the loss, and it is on another host
+    elif event.loss is None:
         changes["nonfinite_losses"] = state.nonfinite_losses + 1
         if state.first_nonfinite_step is None:
             changes["first_nonfinite_step"] = event.step
