@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from llmtop.profiler.fold.batch import Batch
-from llmtop.profiler.fold.handlers import hardware, ranks, script, snapshots, supervisor
+from llmtop.profiler.fold.handlers import hardware, hosts, ranks, script, snapshots, supervisor
 from llmtop.profiler.fold.handlers.handler import Handler
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.events import AnyEvent
@@ -21,6 +21,7 @@ _HANDLERS: dict[type, Handler] = {
     **ranks.HANDLERS,
     **script.HANDLERS,
     **snapshots.HANDLERS,
+    **hosts.HANDLERS,
 }
 """One for every kind of event."""
 

@@ -25,6 +25,15 @@ from llmtop.profiler.record.deviceevents import DeviceSample, HostSample, Proces
 from llmtop.profiler.record.eventbase import EVENT_VERSION as EVENT_VERSION
 from llmtop.profiler.record.eventbase import Event as Event
 from llmtop.profiler.record.failureevents import HostMemoryRunsOut, MemoryShortage, StepHealed
+from llmtop.profiler.record.hostevents import (
+    ClockMeasured,
+    HostFound,
+    HostJoined,
+    HostLeft,
+    HostLost,
+    OrderCarriedOut,
+    StandbyEnded,
+)
 from llmtop.profiler.record.scriptevents import BatchSeen, RankAttached, RankDetached, RunDescribed
 from llmtop.profiler.record.snapshotevents import SnapshotAsked, SnapshotTaken
 
@@ -414,4 +423,11 @@ AnyEvent = (
     | RunDescribed
     | SnapshotAsked
     | SnapshotTaken
+    | HostJoined
+    | HostLost
+    | HostFound
+    | HostLeft
+    | ClockMeasured
+    | OrderCarriedOut
+    | StandbyEnded
 )
