@@ -55,17 +55,47 @@ def block_end(size: int) -> int:
 class Block:
     """A piece of a segment, between its neighbours."""
 
-    __slots__ = ("free", "next", "place", "pool", "previous", "size")
+    __slots__ = ("free", "next", "place", "previous", "shelf", "size")
 
-    def __init__(self, size: int, place: int, pool: tuple[int, bool]) -> None:
-        self.size, self.place, self.pool = size, place, pool
+    def __init__(self, size: int, place: int, shelf: Shelf) -> None:
+        self.size, self.place, self.shelf = size, place, shelf
         self.free = False
         self.previous: Block | None = None
         self.next: Block | None = None
 
 
-_Free = list[tuple[int, int, Block]]
-"""Size, place and block, in that order; no two have the same place."""
+_PLACE_BITS = 44
+_PLACE_END = 1 << _PLACE_BITS - 1
+"""Above all places: segments of 8 TiB in all can lie below it."""
+
+
+class Shelf:
+    """The free blocks of one stream, small or large: the smallest first, and of those the lowest."""
+
+    __slots__ = ("blocks", "keys", "least_rest", "stream")
+
+    def __init__(self, stream: int, *, small: bool) -> None:
+        self.stream = stream
+        self.least_rest = _SMALLEST if small else _SMALL + 1
+        """What is left over of a block is one of its own from here on."""
+        self.keys: list[int] = []
+        """Size and place in one number, in order: numbers are compared several times as fast as tuples."""
+        self.blocks: dict[int, Block] = {}
+
+    def put(self, block: Block) -> None:
+        key = (block.size << _PLACE_BITS) + block.place
+        insort(self.keys, key)
+        self.blocks[key] = block
+
+    def take(self, block: Block) -> None:
+        key = (block.size << _PLACE_BITS) + block.place
+        del self.keys[bisect_left(self.keys, key)], self.blocks[key]
+
+    def release(self) -> int:
+        """Let go of whole free segments: their bytes."""
+        whole = {key for key, block in self.blocks.items() if not (block.previous or block.next)}
+        self.keys = [key for key in self.keys if key not in whole]
+        return sum(self.blocks.pop(key).size for key in whole)
 
 
 class Pool:
@@ -83,75 +113,94 @@ class Pool:
         self.at_peak: tuple[int, dict[int, int]] = (0, {})
         """When most was reserved: what was allocated, and what was reserved by stream."""
         self._room = room_bytes
-        self._free: dict[tuple[int, bool], _Free] = {}
-        """By stream and whether small."""
-        self._end = 0
+        self._large: dict[int, Shelf] = {}
+        self._small: dict[int, Shelf] = {}
+        """By stream."""
+        self._end = _PLACE_END
         """Where the next segment ends: the driver places each below the one before (seen on H200, driver
         580), and of free blocks of the same size the one with the lowest address is taken."""
 
     def allocate(self, size: int, stream: int = 0) -> Block:
-        size = -(-size // _SMALLEST) * _SMALLEST or _SMALLEST
-        small = size <= _SMALL
-        pool = (stream, small)
-        free = self._free.get(pool)
-        if free is None:
-            free = self._free[pool] = []
-        at = bisect_left(free, (size,))
-        if at < len(free):
-            block = free.pop(at)[2]
+        size = (size + _SMALLEST - 1) & -_SMALLEST or _SMALLEST
+        shelf = self._shelf(size, stream)
+        keys = shelf.keys
+        at = bisect_left(keys, size << _PLACE_BITS)
+        if at < len(keys):
+            block = shelf.blocks.pop(keys.pop(at))
             block.free = False
         else:
-            block = self._segment(pool, size)
-            if self.reserved_bytes > self.peak_reserved_bytes:
-                self.peak_reserved_bytes = self.reserved_bytes
-                self.at_peak = (self.allocated_bytes + size, dict(self.reserved_of_streams))
+            block = self._segment(shelf, size)
         left = block.size - size
-        if left >= _SMALLEST if small else left > _SMALL:
-            rest = Block(left, block.place + size, pool)
-            rest.previous, rest.next = block, block.next
-            if block.next is not None:
-                block.next.previous = rest
-            block.next, block.size, rest.free = rest, size, True
-            insort(self._free[pool], (left, rest.place, rest))
+        if left >= shelf.least_rest:
+            rest = Block(left, block.place + size, shelf)
+            following = block.next
+            rest.previous, rest.next, rest.free = block, following, True
+            if following is not None:
+                following.previous = rest
+            block.next, block.size = rest, size
+            shelf.put(rest)
         self.allocated_bytes += block.size
         if self.allocated_bytes > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.allocated_bytes
         return block
 
+    def passing(self, size: int, stream: int = 0) -> None:
+        """The same as to allocate and to free at once; where a free block serves, it stays as it is."""
+        rounded_size = (size + _SMALLEST - 1) & -_SMALLEST or _SMALLEST
+        shelf = self._shelf(rounded_size, stream)
+        at = bisect_left(shelf.keys, rounded_size << _PLACE_BITS)
+        if at == len(shelf.keys):
+            self.free(self.allocate(size, stream))
+            return
+        found = shelf.keys[at] >> _PLACE_BITS
+        taken = rounded_size if found - rounded_size >= shelf.least_rest else found
+        if self.allocated_bytes + taken > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes + taken
+
     def free(self, block: Block) -> None:
         self.allocated_bytes -= block.size
-        free = self._free[block.pool]
+        shelf = block.shelf
         before, after = block.previous, block.next
         if after is not None and after.free:
-            del free[bisect_left(free, (after.size, after.place))]
+            shelf.take(after)
             _join(block, after)
         if before is not None and before.free:
-            del free[bisect_left(free, (before.size, before.place))]
+            shelf.take(before)
             _join(before, block)
             block = before
         block.free = True
-        insort(free, (block.size, block.place, block))
+        shelf.put(block)
 
     def release_cached(self) -> None:
         """Give whole free segments back to the driver, as `torch.cuda.empty_cache` does."""
-        for pool, blocks in self._free.items():
-            kept = [entry for entry in blocks if entry[2].previous or entry[2].next]
-            given = sum(entry[0] for entry in blocks) - sum(entry[0] for entry in kept)
+        for shelf in (*self._large.values(), *self._small.values()):
+            given = shelf.release()
             self.reserved_bytes -= given
             if given:
-                self.reserved_of_streams[pool[0]] -= given
-            self._free[pool] = kept
+                self.reserved_of_streams[shelf.stream] -= given
 
-    def _segment(self, pool: tuple[int, bool], size: int) -> Block:
+    def _shelf(self, size: int, stream: int) -> Shelf:
+        small = size <= _SMALL
+        shelves = self._small if small else self._large
+        shelf = shelves.get(stream)
+        if shelf is None:
+            shelf = shelves[stream] = Shelf(stream, small=small)
+        return shelf
+
+    def _segment(self, shelf: Shelf, size: int) -> Block:
         asked = segment_bytes(size)
         if self._room is not None and self.reserved_bytes + asked > self._room:
             # The driver refuses; what is cached goes back to it before the allocator gives up.
             self.release_cached()
             self.missing_bytes = max(self.missing_bytes, self.reserved_bytes + asked - self._room)
         self._end -= asked
-        block = Block(asked, self._end, pool)
+        block = Block(asked, self._end, shelf)
         self.reserved_bytes += asked
-        self.reserved_of_streams[pool[0]] = self.reserved_of_streams.get(pool[0], 0) + asked
+        of_stream = self.reserved_of_streams
+        of_stream[shelf.stream] = of_stream.get(shelf.stream, 0) + asked
+        if self.reserved_bytes > self.peak_reserved_bytes:
+            self.peak_reserved_bytes = self.reserved_bytes
+            self.at_peak = (self.allocated_bytes + size, dict(of_stream))
         return block
 
 
