@@ -78,6 +78,8 @@ class Batch:
         ranks = self.state.changes.ranks
         if ranks is not None and rank.rank >= ranks:
             return  # a late line of a rank that the run has no more
+        if self.state.host_ranks is not None and rank.rank not in self.state.ranks_here:
+            return  # of another host
         if self._ranks is None:
             self._ranks = dict(self.state.ranks)
         self._ranks[rank.rank] = rank

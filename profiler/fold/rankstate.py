@@ -68,6 +68,8 @@ class RankState(Struct, frozen=True, kw_only=True):
     setting may have freed, and what this one uses is not told."""
     phase_totals: dict[str, PhaseTotal] = field(default_factory=dict)
     """Phase to its time after warm-up."""
+    step_total: PhaseTotal = PhaseTotal()
+    """Whole steps after warm-up."""
     alone: Pace = Pace()
     """Loading and forward, in which a rank waits for no other below ZeRO-3."""
     classified: dict[str, MemoryClassified] = field(default_factory=dict)
@@ -126,6 +128,7 @@ def change_setting(rank: RankState, setting: int) -> RankState:
         peaks_in_use={},
         in_use_unknown=rank.in_use_unknown or bool(rank.peaks_in_use),
         phase_totals={},
+        step_total=PhaseTotal(),
         alone=Pace(),
         classified={},
         peaks_classified={},

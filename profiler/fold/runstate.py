@@ -12,7 +12,7 @@ from llmtop.profiler.fold.memorytrail import MemoryTrail
 from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.fold.series import Series
 from llmtop.profiler.record.checkpointevents import CheckpointRefused, CheckpointSaved
-from llmtop.profiler.record.deviceevents import Topology
+from llmtop.profiler.record.deviceevents import HostSample, Topology
 from llmtop.profiler.record.events import (
     ControlAnswered,
     HardwareSampled,
@@ -45,9 +45,9 @@ class RunState(Struct, frozen=True, kw_only=True):
     world_size: int = 1
     """Ranks of the whole job."""
     first_rank: int = 0
-    """The lowest rank of this host: its steps are the run's, as far as this host tells of it."""
+    """The lowest of the ranks that this is about: its steps are the run's, as far as these tell of it."""
     host_ranks: int | None = None
-    """Ranks of this host; None: all of the job's are here."""
+    """How many ranks this is about, those of one host; None: all of the job's."""
     started: float | None = None
     """Wall clock."""
     ended: RunEnded | None = None
@@ -69,6 +69,8 @@ class RunState(Struct, frozen=True, kw_only=True):
     first_loss_scale: float | None = None
     hardware: HardwareSampled | None = None
     """Newest sample."""
+    first_host: HostSample | None = None
+    """Of the first sample: what counters of the machine said before the run."""
     hardware_history: tuple[HardwareSampled, ...] = ()
     """The last `HISTORY_SAMPLES`, oldest first."""
     memory_trail: MemoryTrail = MemoryTrail()
@@ -131,7 +133,7 @@ class RunState(Struct, frozen=True, kw_only=True):
 
     @property
     def ranks_here(self) -> range:
-        """Numbers of the ranks that this host is to have."""
+        """Numbers of the ranks that this is about."""
         count = self.world_size if self.host_ranks is None else self.host_ranks
         return range(self.first_rank, self.first_rank + count)
 

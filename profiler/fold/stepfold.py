@@ -23,6 +23,7 @@ class StepFolder:
         self._in_use = _opened(rank.peaks_in_use)
         self._seconds = {phase: total.seconds for phase, total in rank.phase_totals.items()}
         self._counts = {phase: total.steps for phase, total in rank.phase_totals.items()}
+        self._step_seconds, self._steps = rank.step_total.seconds, rank.step_total.steps
         self._pace = PaceBuilder(rank.alone)
 
     def add(self, event: StepFinished) -> None:
@@ -42,6 +43,8 @@ class StepFolder:
             if seconds is not None:
                 sums[phase] = sums.get(phase, 0.0) + seconds
                 counts[phase] = counts.get(phase, 0) + 1
+        self._step_seconds += event.step_seconds
+        self._steps += 1
         self._pace.add(event)
 
     def freeze(self) -> RankState:
@@ -55,6 +58,7 @@ class StepFolder:
                 phase: PhaseTotal(seconds=seconds, steps=self._counts[phase])
                 for phase, seconds in self._seconds.items()
             },
+            step_total=PhaseTotal(seconds=self._step_seconds, steps=self._steps),
             alone=self._pace.freeze(),
         )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmtop.profiler.hardware.cgroup import cgroup_memory
 from llmtop.profiler.hardware.counters import RateCounter
+from llmtop.profiler.hardware.network import NetworkReader
 
 if TYPE_CHECKING:
     from llmtop.profiler.record.deviceevents import HostSample
@@ -34,10 +35,17 @@ def host_memory_bytes() -> int | None:
 class HostReader:
     """Rates are differences between two reads, so the first read has none."""
 
-    def __init__(self, psutil: Any | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        psutil: Any | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        network: NetworkReader | None = None,
+    ) -> None:
         # Loaded here, so that what only asks for the memory's size does not pay for it.
         self._psutil: Any = psutil if psutil is not None else import_module("psutil")
         self._clock = clock
+        self._network = network if network is not None else NetworkReader()
         self._rates = {name: RateCounter() for name in _COUNTERS}
 
     def read(self) -> HostSample:
@@ -50,6 +58,7 @@ class HostReader:
         read, write = self._disk_totals()
         nvme_read, nvme_write = self._nvme_totals()
         receive, send = self._network_totals()
+        network = self._network.read()
         return HostSample(
             memory_total_bytes=None if memory is None else int(memory.total),
             memory_available_bytes=None if memory is None else int(memory.available),
@@ -63,6 +72,9 @@ class HostReader:
             nvme_write_bytes_per_second=self._rates["nvme_write"].advance(nvme_write, now),
             network_receive_bytes_per_second=self._rates["receive"].advance(receive, now),
             network_send_bytes_per_second=self._rates["send"].advance(send, now),
+            links_down=network.links_down,
+            link_losses=network.link_losses,
+            network_errors=network.errors,
         )
 
     def _ask(self, call: Callable[[], _T]) -> _T | None:

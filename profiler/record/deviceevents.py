@@ -138,6 +138,12 @@ class HostSample(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
     nvme_write_bytes_per_second: float | None = None
     network_receive_bytes_per_second: float | None = None
     network_send_bytes_per_second: float | None = None
+    links_down: tuple[str, ...] = ()
+    """Network links that were up in the run's first sample and are not now, by name."""
+    link_losses: int | None = None
+    """How often network links went down, all together, since the machine was started."""
+    network_errors: int | None = None
+    """Of all links since the machine was started: what came or went damaged."""
     log_bytes: int | None = None
     """Of what the supervisor had written to its own log by then."""
 

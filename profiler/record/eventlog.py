@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 import msgspec
 
+from llmtop.profiler.record.eventbase import Event
 from llmtop.profiler.record.events import EVENT_VERSION, AnyEvent
 from llmtop.profiler.units import counted
 
@@ -34,7 +36,8 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
 
 FLUSHER = "llmtop-events"
 """Name of the thread that writes what was held."""
-Make = Callable[[], AnyEvent]
+_E = TypeVar("_E", bound=Event)
+Make = Callable[[], Event]
 _Held = tuple[float, float, Make]
 """Wall clock and monotonic clock of the moment, and what makes the event."""
 
@@ -54,15 +57,15 @@ class EventWriter:
         self._held: deque[_Held] = deque()
         self._flusher: threading.Thread | None = None
 
-    def write(self, event: AnyEvent) -> None:
+    def write(self, event: Event) -> None:
         """Stamp and append one event. Raises OSError when the disk is full or the file cannot be written."""
         self.append(self.stamp(event))
 
-    def stamp(self, event: AnyEvent) -> AnyEvent:
+    def stamp(self, event: _E) -> _E:
         """The event as of now and of this source."""
         return self._stamped(event, self._clock.wall(), self._clock.monotonic())
 
-    def append(self, stamped: AnyEvent) -> None:
+    def append(self, stamped: Event) -> None:
         """Append an event that has its stamp; raises OSError as `write` does."""
         with self._lock:
             self.flush()
@@ -128,7 +131,7 @@ class EventWriter:
             logger.exception("an event could not be made for %s", self.path)
             return b""
 
-    def _stamped(self, event: AnyEvent, wall: float, monotonic: float) -> AnyEvent:
+    def _stamped(self, event: _E, wall: float, monotonic: float) -> _E:
         return msgspec.structs.replace(event, v=EVENT_VERSION, t=wall, m=monotonic, src=self._src)
 
     def _append(self, lines: Sequence[bytes]) -> None:

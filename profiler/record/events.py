@@ -59,10 +59,6 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     world_size: int
     """Ranks of the whole job."""
     llmtop_version: str
-    first_rank: int = 0
-    """The lowest rank of this host; the others follow it without a gap."""
-    host_ranks: int | None = None
-    """Ranks of this host; None: all of the job's are here."""
 
 
 class RankStarted(Event, frozen=True, kw_only=True, tag="rank_started"):

@@ -107,7 +107,10 @@ def open_stream(run: RunDir) -> tuple[RunStream, RunState]:
 
 def anew(run: RunDir) -> tuple[RunStream, RunState]:
     """A run's stream from the beginning."""
-    return RunStream(run), RunState(run_id=run.run_id)
+    state = RunState(run_id=run.run_id)
+    if run.ranks_here is not None:
+        state = replace(state, first_rank=run.ranks_here.start, host_ranks=len(run.ranks_here))
+    return RunStream(run), state
 
 
 class RunReader:

@@ -76,6 +76,7 @@ class HostDir(RunDir):
     def __init__(self, path: Path, host: Host) -> None:
         super().__init__(path)
         self.host = host
+        self.ranks_here = host.ranks
         self.own_path = path / "hosts" / host.name
         """Files that no other host writes."""
 

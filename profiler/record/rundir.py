@@ -92,6 +92,8 @@ class RunDir:
         self.path = path
         self._specs: dict[int, RunSpec] = {}
         self._predictions: dict[int, Prediction] = {}
+        self.ranks_here: range | None = None
+        """Where only a part of the run is read: the ranks that it is about."""
 
     def __repr__(self) -> str:
         return f"RunDir({str(self.path)!r})"

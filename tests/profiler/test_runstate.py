@@ -333,24 +333,14 @@ def test_a_recorded_run_folds_to_its_story(tmp_path: Path, end: Any) -> None:
 
 def test_the_steps_of_a_host_are_those_of_its_first_rank() -> None:
     """Rank 0 alone tells the loss: elsewhere a step without one is no step whose loss is not a number."""
-    began = RunStarted(
-        t=1.0,
-        src="supervisor",
-        run_id="id",
-        name="n",
-        pid=1,
-        host="b",
-        world_size=16,
-        first_rank=8,
-        host_ranks=8,
-        llmtop_version="1",
-    )
     steps = [
         StepFinished(t=2.0, src="rank9", step=1, step_seconds=9.0),
         StepFinished(t=2.0, src="rank8", step=1, step_seconds=1.0, tokens=10),
         StepFinished(t=3.0, src="rank8", step=2, step_seconds=2.0, tokens=10),
     ]
-    state = fold(RunState(), [began, *steps])
+    elsewhere = RankStarted(t=1.0, src="supervisor", rank=3, pid=1)
+    state = fold(RunState(world_size=16, first_rank=8, host_ranks=8), [elsewhere, *steps])
+    assert set(state.ranks) == {8, 9}
     assert state.steps_finished == 2
     assert state.series.step_seconds == (1.0, 2.0)
     assert state.nonfinite_losses == 0

@@ -17,6 +17,7 @@ def _hardware_sampled(batch: Batch, event: HardwareSampled) -> None:
     used = host.memory_in_use_bytes
     batch.set(
         hardware=event,
+        first_host=host if state.first_host is None else state.first_host,
         hardware_history=(*state.hardware_history[1 - HISTORY_SAMPLES :], event),
         hardware_samples=state.hardware_samples + 1,
         throttled_samples=count_throttles(state.throttled_samples, event),

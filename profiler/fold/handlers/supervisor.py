@@ -39,8 +39,6 @@ def _run_started(batch: Batch, event: RunStarted) -> None:
         supervisor_pid=event.pid,
         host=event.host,
         world_size=event.world_size,
-        first_rank=event.first_rank,
-        host_ranks=event.host_ranks,
         llmtop_version=event.llmtop_version,
         started=event.t if batch.state.started is None else batch.state.started,
     )
