@@ -344,8 +344,10 @@ def load_recipe(name_or_path: str) -> Recipe:
         and (name_or_path.endswith(".toml") or "/" in name_or_path)
     ):
         expanded = expand_user(name_or_path)
-        if not os.path.isfile(expanded):  # noqa: PTH113
-            raise UsageError(f"{name_or_path[:200]}: no such recipe file")
+        if not os.path.lexists(expanded):
+            guess = nearest_sibling(Path(expanded))
+            fix = f"did you mean {guess}?" if guess else "`llmtop presets recipes` lists the recipes"
+            raise UsageError(f"{name_or_path[:200]}: no such recipe file", fix=fix)
         path = Path(expanded)
     if path is None:
         raise _unknown("recipes", name_or_path)

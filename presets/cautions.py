@@ -13,7 +13,8 @@ from pathlib import Path
 from llmtop.presets.no_effect import idle_keys
 from llmtop.presets.paths import expand_user
 from llmtop.presets.spec import RunSpec
-from llmtop.presets.weightfiles import BrokenWeights, safetensors_files, stored_tensors
+from llmtop.presets.tensorfile import BrokenWeights
+from llmtop.presets.weightfiles import safetensors_files, stored_tensors
 
 _HEADS = ("lm_head.weight", "embed_out.weight")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")

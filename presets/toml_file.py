@@ -11,7 +11,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from llmtop.presets.errors import UsageError, bad_value, unknown_key
+from llmtop.presets.foreign import read_bytes, why_unreadable
 
+_LARGEST_BYTES = 1 << 20
+"""A preset has some kilobytes; Python's own reader takes its time with what is larger."""
 T = TypeVar("T")
 
 
@@ -21,9 +24,9 @@ class TomlFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._text = path.read_text(encoding="utf-8")
+            self._text = read_bytes(path, _LARGEST_BYTES).decode("utf-8")
         except OSError as error:
-            raise UsageError(f"{path}: cannot be read", why=error.strerror or str(error)) from error
+            raise UsageError(f"{path}: cannot be read", why=why_unreadable(error)) from error
         except UnicodeDecodeError as error:
             raise UsageError(f"{path}: not a text file in UTF-8", why=error.reason) from error
         try:

@@ -6,34 +6,25 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
+
+from llmtop.presets.foreign import read_json
+from llmtop.presets.tensorfile import DTYPE_BYTES, BrokenWeights, read_header, what_it_is
 
 _SAFETENSORS = "model.safetensors"
 _BIN = "pytorch_model.bin"
-_LENGTH_BYTES = 8
-"""A safetensors file begins with the length of its header, which is JSON."""
-_MAX_HEADER_BYTES = 100_000_000
-_LFS_POINTER = b"version https://git-lfs"
+_START_BYTES = 32
 _ZIP, _PICKLE = b"PK", b"\x80"
 """What torch.save writes, since 1.6 and before."""
-_DTYPE_BYTES: dict[str, int] = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
-}
-"""What is read as it is; 8-bit floats and other packed forms need their scales."""
+_MOST_INDEX_BYTES = 100_000_000
+_LONGEST_NAME_BYTES = 255
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
-class BrokenWeights(Exception):
-    """Which file of the weights cannot be used and why, in words."""
+class _Index(Struct, frozen=True):
+    weight_map: dict[str, Any]
+    """Tensor to file."""
 
 
 class StoredTensor(Struct, frozen=True, kw_only=True):
@@ -48,7 +39,7 @@ class StoredTensor(Struct, frozen=True, kw_only=True):
     @property
     def packed(self) -> bool:
         """Numbers that mean nothing without a scale that lies elsewhere."""
-        return self.dtype not in _DTYPE_BYTES
+        return self.dtype not in DTYPE_BYTES
 
     @property
     def is_float(self) -> bool:
@@ -57,7 +48,7 @@ class StoredTensor(Struct, frozen=True, kw_only=True):
 
     @property
     def size_bytes(self) -> int:
-        return math.prod(self.shape) * _DTYPE_BYTES.get(self.dtype, 1)
+        return math.prod(self.shape) * DTYPE_BYTES.get(self.dtype, 1)
 
 
 def safetensors_files(folder: Path) -> list[Path]:
@@ -83,15 +74,17 @@ def stored_tensors(files: list[Path]) -> dict[str, StoredTensor]:
 
 def check_bin(file: Path) -> None:
     """Raises BrokenWeights for what torch.save did not write, or not to its end."""
+    if not file.is_file():
+        raise BrokenWeights(f"{file.name}: it is not a regular file")
     with file.open("rb") as opened:
-        start = opened.read(len(_LFS_POINTER))
+        start = opened.read(_START_BYTES)
     if start.startswith(_ZIP):
         import zipfile  # a tenth of what `plan` takes to start
 
         if not zipfile.is_zipfile(file):
             raise BrokenWeights(f"{file.name}: the file ends too early")
     elif not start.startswith(_PICKLE):
-        raise BrokenWeights(f"{file.name}: {_what_it_is(start) or 'it is no file that torch.save writes'}")
+        raise BrokenWeights(f"{file.name}: {what_it_is(start) or 'it is no file that torch.save writes'}")
 
 
 def packed_weights(stored: dict[str, StoredTensor]) -> list[str]:
@@ -110,78 +103,42 @@ def _files(folder: Path, single: str) -> list[Path]:
     index = folder / f"{single}.index.json"
     if not index.is_file():
         return []
-    files = [folder / name for name in sorted({str(name) for name in _weight_map(index).values()})]
-    absent = [file.name for file in files if not file.is_file()]
+    names = _file_names(index)
+    absent = [name for name in names if not (folder / name).is_file()]
     if absent:
         raise FileNotFoundError(f"{index.name} names {', '.join(absent)}, which the folder does not hold")
-    return files
+    return [folder / name for name in names]
+
+
+def _file_names(index: Path) -> list[str]:
+    """Of the folder that the index lies in: what leads elsewhere is no part of it."""
+    names = sorted({str(name) for name in _weight_map(index).values()})
+    strange = [name for name in names if not _is_plain(name)]
+    if strange:
+        raise BrokenWeights(f"{index.name} names {strange[0][:80]!r}, which is no file beside it")
+    return names
+
+
+def _is_plain(name: str) -> bool:
+    plain = name.isprintable() and "/" not in name and name not in ("", ".", "..")
+    return plain and len(name.encode()) <= _LONGEST_NAME_BYTES
 
 
 def _weight_map(index: Path) -> dict[str, object]:
     """Tensor to file, as an index says it."""
-    import json  # for folders with weights alone
-
     try:
-        listed = json.loads(index.read_text(encoding="utf-8", errors="replace"))
-    except (ValueError, RecursionError) as error:
+        names = read_json(index, _Index, _MOST_INDEX_BYTES).weight_map
+    except msgspec.ValidationError as error:
+        raise BrokenWeights(f"{index.name} has no weight_map") from error
+    except msgspec.DecodeError as error:
         raise BrokenWeights(f"{index.name}: {error}") from error
-    names = listed.get("weight_map") if isinstance(listed, dict) else None
-    if not isinstance(names, dict):
-        raise BrokenWeights(f"{index.name} has no weight_map")
     if not names:
         raise BrokenWeights(f"{index.name} names no tensor")
     return names
 
 
 def _tensors_of(file: Path) -> dict[str, StoredTensor]:
-    header, data_bytes = _header(file)
-    try:
-        found = {
-            key: StoredTensor(key=key, file=file, shape=tuple(map(int, part["shape"])), dtype=part["dtype"])
-            for key, part in header.items()
-        }
-        needed = max((part["data_offsets"][1] for part in header.values()), default=0)
-        problem = _size_problem(data_bytes - needed)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise BrokenWeights(f"{file.name}: its header does not describe tensors") from error
-    if problem:
-        raise BrokenWeights(f"{file.name}: {problem}")
-    return found
-
-
-def _size_problem(surplus_bytes: int) -> str:
-    if surplus_bytes < 0:
-        return f"the file ends too early: {-surplus_bytes:,} bytes are not there"
-    return f"{surplus_bytes:,} bytes follow the last tensor" if surplus_bytes else ""
-
-
-def _header(file: Path) -> tuple[dict[str, Any], int]:
-    """The entries of a safetensors file, and how many bytes follow."""
-    size = file.stat().st_size
-    with file.open("rb") as opened:
-        start = opened.read(_LENGTH_BYTES)
-        length = int.from_bytes(start, "little")
-        if len(start) < _LENGTH_BYTES:
-            raise BrokenWeights(f"{file.name}: the file ends too early")
-        if length > _MAX_HEADER_BYTES:
-            start += opened.read(len(_LFS_POINTER))
-            raise BrokenWeights(f"{file.name}: {_what_it_is(start) or 'it is no safetensors file'}")
-        if length > size - _LENGTH_BYTES:
-            raise BrokenWeights(f"{file.name}: the file ends too early")
-        text = opened.read(length)
-    import json
-
-    try:
-        header = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BrokenWeights(f"{file.name}: its header is not JSON") from error
-    if not isinstance(header, dict):
-        raise BrokenWeights(f"{file.name}: its header does not describe tensors")
-    header.pop("__metadata__", None)
-    return header, size - _LENGTH_BYTES - length
-
-
-def _what_it_is(start: bytes) -> str:
-    if start.startswith(_LFS_POINTER):
-        return "it stands for a file that Git LFS keeps elsewhere (git lfs pull fetches it)"
-    return ""
+    return {
+        key: StoredTensor(key=key, file=file, shape=entry.shape, dtype=entry.dtype)
+        for key, entry in read_header(file).entries.items()
+    }

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Container
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.presets.foreign import read_json, why_unreadable
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import ControlAnswered, RunEnded
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
@@ -21,6 +24,7 @@ SET = "set"
 SNAPSHOT = "snapshot"
 ACTIONS = (STOP, SET, SNAPSHOT)
 
+_LARGEST_REQUEST_BYTES = 1 << 20
 _POLL_SECONDS = 0.05
 _EXIT_SECONDS = 10.0
 """How long a supervisor may take to leave after its last event."""
@@ -109,17 +113,31 @@ def snapshot(run: RunDir, params: SnapshotParams) -> str:
     return request(run, SNAPSHOT, msgspec.to_builtins(params))
 
 
-def read_requests(run: RunDir) -> list[Request | str]:
-    """All requests ever made, oldest first; a file that is no request as its name alone."""
-    found: list[Request | str] = []
-    for path in sorted(run.control_dir.glob("*.json")):
-        try:
-            asked = msgspec.json.decode(path.read_bytes(), type=Request)
-        except (OSError, msgspec.MsgspecError):
-            found.append(path.stem)
-            continue
-        found.append(asked if asked.request_id == path.stem else path.stem)
-    return found
+class NotARequest(Struct, frozen=True, kw_only=True):
+    """A file in the place of a request that is none of the run's owner."""
+
+    request_id: str
+    action: str = ""
+    why: str
+
+
+def read_requests(run: RunDir, known: Container[str] = ()) -> list[Request | NotARequest]:
+    """All requests ever made but those that are `known` by their ids, oldest first."""
+    paths = sorted(path for path in run.control_dir.glob("*.json") if path.stem not in known)
+    return [_read(path) for path in paths]
+
+
+def _read(path: Path) -> Request | NotARequest:
+    """Only its owner, and the superuser, may ask something of a run."""
+    try:
+        asked = read_json(path, Request, _LARGEST_REQUEST_BYTES, own=True)
+    except (OSError, msgspec.MsgspecError) as error:
+        return NotARequest(
+            request_id=path.stem, why=f"the file holds no request that is taken: {why_unreadable(error)}"
+        )
+    if asked.request_id != path.stem:
+        return NotARequest(request_id=path.stem, why="the file is not called by the id of its request")
+    return asked
 
 
 def answers(run: RunDir) -> dict[str, tuple[ControlAnswered, ...]]:

@@ -19,10 +19,13 @@ import msgspec
 from msgspec import Struct
 
 from llmtop.presets.errors import LlmtopError
+from llmtop.presets.foreign import read_json, why_unreadable
 
 INDEX = "index.json"
 MARKER = "llmtop.json"
 FORMAT = 1
+_MOST_INDEX_BYTES = 1 << 30
+"""It grows with parameters and ranks."""
 _TAG = re.compile(r"step-(\d+)(\.old)?")
 
 MASTER = "master"
@@ -64,6 +67,11 @@ class StoredSlab(Struct, frozen=True, kw_only=True):
     """Updates that the optimizer counts; None where it has no state."""
     whole: bool = True
     """Holds one whole tensor of the optimizer; what is packed to 8 bits always does."""
+
+    @property
+    def weights(self) -> str:
+        """The key of the tensor that has the weights themselves."""
+        return f"{self.key}.{MASTER if MASTER in self.tensors else VALUE}"
 
 
 class StoredFile(Struct, frozen=True, kw_only=True):
@@ -176,9 +184,9 @@ def read_progress(path: Path) -> Progress | None:
     if _TAG.fullmatch(path.name) is None:
         return None
     try:
-        progress = msgspec.json.decode((path / MARKER).read_bytes(), type=Progress)
+        progress = read_json(path / MARKER, Progress)
         whole = all((path / name).stat().st_size == size for name, size in progress.files.items())
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, ValueError):
         return None
     return progress if whole else None
 
@@ -187,7 +195,7 @@ def read_index(folder: Path) -> StateIndex:
     """The index of a `step-N` folder. Raises LlmtopError when there is none or it cannot be read."""
     path = folder / INDEX
     try:
-        index = msgspec.json.decode(path.read_bytes(), type=StateIndex)
+        index = read_json(path, StateIndex, _MOST_INDEX_BYTES)
     except FileNotFoundError:
         raise LlmtopError(
             f"{folder} is not a training state that this version can read",
@@ -195,7 +203,7 @@ def read_index(folder: Path) -> StateIndex:
             fix="start a new run, or use the version that made it",
         ) from None
     except (OSError, msgspec.MsgspecError) as error:
-        raise LlmtopError(f"cannot read {path}", why=str(error)) from error
+        raise LlmtopError(f"cannot read {path}", why=why_unreadable(error)) from error
     if index.format != FORMAT:
         raise LlmtopError(
             f"{folder} is a training state of format {index.format}",

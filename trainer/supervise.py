@@ -315,7 +315,7 @@ class Supervisor:
     def _answer_requests(self) -> None:
         for asked in self._requests.new():
             refusal = self._refusal(asked)
-            if refusal or isinstance(asked, str):
+            if refusal or isinstance(asked, control.NotARequest):
                 self._requests.answer(asked, "refused", refusal)
             elif asked.action == control.SET:
                 self.changes.take(asked, self.progress)
@@ -326,10 +326,10 @@ class Supervisor:
                 self._stops.append(asked)
                 self._begin_stop(save=asked.params.get("save") is True)
 
-    def _refusal(self, asked: control.Request | str) -> str:
+    def _refusal(self, asked: control.Request | control.NotARequest) -> str:
         """Why a request is not carried out; empty when it is."""
-        if isinstance(asked, str):
-            return "the file holds no request"
+        if isinstance(asked, control.NotARequest):
+            return asked.why
         if asked.action not in control.ACTIONS:
             return f"this version cannot {asked.action} a live run; it can: {', '.join(control.ACTIONS)}"
         if self.stop_asked:

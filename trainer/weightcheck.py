@@ -6,13 +6,8 @@ from pathlib import Path
 
 from llmtop.presets.errors import UsageError
 from llmtop.presets.spec import RunSpec
-from llmtop.presets.weightfiles import (
-    BrokenWeights,
-    bin_files,
-    check_bin,
-    safetensors_files,
-    stored_tensors,
-)
+from llmtop.presets.tensorfile import BrokenWeights
+from llmtop.presets.weightfiles import bin_files, check_bin, safetensors_files, stored_tensors
 
 
 def check_weights(spec: RunSpec) -> None:

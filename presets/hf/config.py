@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtop.presets.errors import UsageError
+from llmtop.presets.foreign import read_bytes, why_unreadable
 from llmtop.presets.hf.canonical import FAMILIES, canonical
 from llmtop.presets.hf.family import Family, Flag
 from llmtop.presets.hf.reader import MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, ConfigReader
@@ -23,10 +24,10 @@ def read_file(path: Path) -> dict[str, Any]:
     import json  # presets need none
 
     try:
-        _check_file(path)
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(read_bytes(path, MAX_FILE_BYTES).decode("utf-8"))
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read", why=error.strerror or str(error)) from error
+        fix = "give a config.json, or the folder that holds it"
+        raise UsageError(f"{path}: cannot be read", why=why_unreadable(error), fix=fix) from error
     except json.JSONDecodeError as error:
         raise UsageError(
             f"{path}:{error.lineno}: not valid JSON", why=f"{error.msg} at column {error.colno}"
@@ -37,15 +38,6 @@ def read_file(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise UsageError(f"{path}: not a model configuration", why="the file holds no JSON object")
     return config
-
-
-def _check_file(path: Path) -> None:
-    """Reading a pipe waits for a writer, and a device may never end."""
-    fix = "give a config.json, or the folder that holds it"
-    if path.exists() and not path.is_file():
-        raise UsageError(f"{path}: not a regular file", fix=fix)
-    if path.exists() and path.stat().st_size > MAX_FILE_BYTES:
-        raise UsageError(f"{path}: not a model configuration", why="those are smaller than 4 MiB", fix=fix)
 
 
 def read_shape(config: dict[str, Any], name: str, where: str) -> ModelShape:

@@ -13,7 +13,9 @@ import json
 import os
 import subprocess
 import sys
-from functools import lru_cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets.errors import UsageError
+from llmtop.presets.foreign import read_json
 from llmtop.presets.paths import cache_dir
 from llmtop.presets.spec import ModelShape
 
@@ -31,6 +34,27 @@ FORM = 2
 """Of the answer and of how it is made: another one makes every kept answer anew."""
 LIMIT_SECONDS = 180.0
 _PACKAGES = ("torch", "transformers")
+_may_wait: ContextVar[bool] = ContextVar("may_wait", default=True)
+_answers: dict[str, Answer] = {}
+"""Each configuration is traced once in the life of this process, whatever came of it."""
+
+
+class NotTracedYetError(UsageError):
+    """An architecture that would have to be traced, where nobody can wait for that."""
+
+
+@contextmanager
+def without_waiting() -> Iterator[None]:
+    """Nothing is traced inside: what is not known yet raises NotTracedYetError.
+
+    For a screen that must not stand still; `traced_shape` for the same configuration, from a thread that may
+    wait, makes the answer known.
+    """
+    token = _may_wait.set(False)
+    try:
+        yield
+    finally:
+        _may_wait.reset(token)
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -45,7 +69,8 @@ class Answer(Struct, frozen=True, kw_only=True):
 def traced_shape(config: dict[str, Any], name: str, unknown: UsageError) -> ModelShape:
     """The shape that the modelling code of transformers has for the configuration.
 
-    Raises `unknown`, the error of an architecture that has no formulas, with the reason why no trace helps.
+    Raises `unknown`, the error of an architecture that has no formulas, with the reason why no trace helps;
+    NotTracedYetError inside `without_waiting`.
     """
     versions = _versions()
     if versions is None:
@@ -57,7 +82,7 @@ def traced_shape(config: dict[str, Any], name: str, unknown: UsageError) -> Mode
     path = _path(config, versions)
     shape = _kept(path)
     if shape is None:
-        answer = _asked(json.dumps(config, sort_keys=True))
+        answer = _asked(config)
         if answer.shape is None:
             raise _because(unknown, f"it has no formulas here, and cannot be traced: {answer.refused}")
         shape = answer.shape
@@ -97,7 +122,7 @@ def _path(config: dict[str, Any], versions: dict[str, str]) -> Path:
 def _kept(path: Path) -> ModelShape | None:
     """The kept answer; a broken file counts as none: it is made anew in seconds."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ModelShape)
+        return read_json(path, ModelShape)
     except (OSError, msgspec.DecodeError):
         return None
 
@@ -113,9 +138,22 @@ def _keep(path: Path, shape: ModelShape) -> None:
         return
 
 
-@lru_cache(maxsize=16)
-def _asked(config: str) -> Answer:
-    """The tracing process's own answer, or why there is none; asked once in the life of this process."""
+def _asked(config: dict[str, Any]) -> Answer:
+    """The tracing process's answer, of now or of before."""
+    text = json.dumps(config, sort_keys=True)
+    if text not in _answers:
+        if not _may_wait.get():
+            raise NotTracedYetError(
+                f"'{config['model_type']}' is being traced",
+                why="it has no formulas here: its own code is run once, on tensors without data",
+                fix="wait: it takes 5 to 20 seconds, and the answer is kept",
+            )
+        _answers[text] = _traced(text)
+    return _answers[text]
+
+
+def _traced(config: str) -> Answer:
+    """What the tracing process says, or why it says nothing."""
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     try:
         done = subprocess.run(

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from llmtop.presets.foreign import read_json
 from llmtop.presets.paths import cache_dir
 from llmtop.presets.spec import MachineFigures, RunSpec
 from llmtop.profiler.cost.shape import Role, tensors
@@ -140,7 +141,7 @@ def find(spec: RunSpec) -> Calibration | None:
     """
     path = path_for(spec)
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Calibration)
+        found = read_json(path, Calibration)
     except (OSError, msgspec.DecodeError):
         return None
     if found.schema_version != SCHEMA_VERSION or found.gpu != spec.gpu.name:

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from llmtop.presets.foreign import read_json
 from llmtop.profiler.export.secrets import Scrubber
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.wholefile import document, write_atomic
@@ -67,7 +68,7 @@ def record_environment(run: RunDir) -> None:
 def recorded_environment(run: RunDir) -> Environment:
     """As it was written at launch; empty for a run of an older version, or where it is damaged."""
     try:
-        return msgspec.json.decode(run.environment_path.read_bytes(), type=Environment)
+        return read_json(run.environment_path, Environment)
     except (OSError, msgspec.MsgspecError):
         return Environment()
 

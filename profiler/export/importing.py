@@ -7,12 +7,15 @@ not gone on with.
 
 from __future__ import annotations
 
+import io
 import shutil
 import stat
 import struct
 import time
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -20,6 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.presets.foreign import decode_json, open_regular, why_unreadable
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.export.contents import LONGEST_NAME_BYTES, name_problem
 from llmtop.profiler.export.manifest import FORMAT, FORMAT_VERSION, MANIFEST, Manifest
@@ -32,6 +36,8 @@ LIMIT_BYTES = 16 << 30
 """What an archive may come to when it is unpacked, unless somebody allows more."""
 MOST_FILES = 20_000
 _CHUNK_BYTES = 1 << 20
+_LONGEST_READ_BYTES = 8 << 20
+"""zipfile reads the list of members at once, and makes some hundred bytes of each 46; the rest in chunks."""
 _DOCUMENT_BYTES = 64 << 20
 _NEVER = frozenset(
     {"control", "checkpoints", "standby", "supervisor.pid", "live.json", "imported.json", "bookmark"}
@@ -42,6 +48,7 @@ _ENCRYPTED = 0x1
 _KINDS: dict[str, type[Any]] = {"spec.json": RunSpec, "prediction.json": Prediction}
 """Read by every view; those of each setting too."""
 _IN_FORCE = "in-force.json"
+_GIVE = "give the file that llmtop export wrote"
 _FIX = "export the run again: llmtop export RUN"
 _T = TypeVar("_T")
 
@@ -76,17 +83,38 @@ def import_run(
     cannot be unpacked; then nothing has been written, or nothing of it is left.
     """
     try:
-        with zipfile.ZipFile(archive) as opened:
+        with _opened(archive) as opened:
             plan = _checked(opened, archive, limit_bytes)
             return _unpacked(opened, plan, archive, root, _run_id(plan.manifest, name))
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, struct.error) as error:
         raise _damaged(archive, str(error)) from error
+
+
+class _Bounded(io.FileIO):
+    """A file whose list of members is read only while it is no longer than that of a run can be."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > _LONGEST_READ_BYTES:
+            raise zipfile.BadZipFile("its list of files is longer than that of any run")
+        return super().read(size)
+
+
+@contextmanager
+def _opened(archive: Path) -> Iterator[zipfile.ZipFile]:
+    try:
+        descriptor = open_regular(archive)
     except FileNotFoundError as error:
-        if archive.exists():
-            raise
-        raise UsageError(f"there is no file {archive}") from error
-    except IsADirectoryError as error:
-        raise UsageError(f"{archive} is a folder", fix="give the file that llmtop export wrote") from error
+        raise UsageError(
+            f"there is no file {archive}", fix="give the file that llmtop export wrote"
+        ) from error
+    except OSError as error:
+        raise UsageError(
+            f"{archive} cannot be read",
+            why=why_unreadable(error),
+            fix="give the file that llmtop export wrote",
+        ) from error
+    with _Bounded(descriptor) as file, zipfile.ZipFile(file) as opened:
+        yield opened
 
 
 def _checked(opened: zipfile.ZipFile, archive: Path, limit_bytes: int) -> _Plan:
@@ -184,8 +212,8 @@ def _document(opened: zipfile.ZipFile, name: str, kind: type[_T], archive: Path)
     if opened.getinfo(name).file_size > _DOCUMENT_BYTES:
         raise _damaged(archive, f"{name} is larger than any such file")
     try:
-        return msgspec.json.decode(opened.read(name), type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return decode_json(opened.read(name), kind)
+    except msgspec.MsgspecError as error:
         raise _damaged(archive, f"{name}: {error}") from error
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
+from llmtop.presets.foreign import decode_json
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.wholefile import write_atomic
 
@@ -125,7 +126,7 @@ def read_bookmark(run: RunDir) -> Bookmark | None:
         return None
     try:
         state = msgspec.msgpack.decode(body, type=RunState)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     places = {
         run.path / name: LogPlace(mark.offset, mark.taken, mark.skipped_lines, mark.latest)
@@ -193,7 +194,7 @@ def _head(run: RunDir, line: bytes) -> Head | None:
     if b"%08x" % zlib.crc32(text) != checksum:
         return None
     try:
-        head = msgspec.json.decode(text, type=Head)
+        head = decode_json(text, Head)
     except msgspec.MsgspecError:
         return None
     return head if head.code == code_digest() and _go_with(run, head.logs) else None

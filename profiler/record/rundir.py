@@ -37,6 +37,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.presets.foreign import read_json, why_unreadable
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.naming import meant
@@ -316,7 +317,7 @@ class RunDir:
     def supervisor_identity(self) -> ProcessIdentity | None:
         """Who supervises this run, as written; None before that or when the file is not readable."""
         try:
-            return msgspec.json.decode(self.supervisor_pid_path.read_bytes(), type=ProcessIdentity)
+            return read_json(self.supervisor_pid_path, ProcessIdentity)
         except (OSError, msgspec.MsgspecError):
             return None
 
@@ -398,11 +399,9 @@ def _write_setting(
 
 def _read_json(path: Path, kind: type[_T]) -> _T:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except OSError as error:
-        why = _reason(error)
-    except msgspec.MsgspecError as error:
-        why = str(error)
+        return read_json(path, kind)
+    except (OSError, msgspec.MsgspecError) as error:
+        why = why_unreadable(error)
     raise LlmtopError(
         f"cannot read {path}",
         why=why,

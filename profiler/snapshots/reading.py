@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from llmtop.presets.foreign import read_json
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.eventbase import rank_of
 from llmtop.profiler.record.rundir import RunDir
@@ -79,8 +80,7 @@ def _read(run: RunDir, taken: SnapshotTaken, ending: str, kind: type[_T]) -> _T 
         if not file.name.endswith(ending) or path.parent != run.snapshots_dir:
             continue
         try:
-            if path.stat().st_size <= _MOST_BYTES:
-                return msgspec.json.decode(path.read_bytes(), type=kind)
+            return read_json(path, kind, _MOST_BYTES)
         except (OSError, msgspec.MsgspecError):
             return None
     return None

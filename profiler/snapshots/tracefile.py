@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct, field
+
+from llmtop.presets.foreign import decode_json
 
 PREFIX = "llmtop:"
 """Of ranges that llmtop itself put into a trace."""
@@ -58,4 +59,4 @@ class TraceFile(Struct, frozen=True):
 
 
 def read_trace(path: Path) -> TraceFile:
-    return msgspec.json.decode(path.read_bytes(), type=TraceFile)
+    return decode_json(path.read_bytes(), TraceFile)

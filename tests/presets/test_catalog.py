@@ -304,7 +304,7 @@ def test_a_model_file_is_regular_and_small(tmp_path: Path) -> None:
     large.write_text(" " * (5 << 20))
     assert "not a regular file" in str(refused(catalog.load_model, str(tmp_path / "config.json")))
     assert "not a regular file" in str(refused(catalog.load_model, os.devnull))
-    assert "smaller than 4 MiB" in str(refused(catalog.load_model, str(large)))
+    assert "larger than 4 MiB" in str(refused(catalog.load_model, str(large)))
 
 
 def write_config(folder: Path, config: dict[str, Any], *weights: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -209,3 +210,17 @@ def test_what_is_no_archive_is_told_in_words(tmp_path: Path) -> None:
     for name in ("..", "a/b", ".x", "-x", "", "a\nb"):
         with pytest.raises(UsageError, match="no name of a run"):
             import_run(archive, tmp_path / "here", name=name)
+
+
+def test_a_list_of_files_beyond_any_run_is_not_made(tmp_path: Path) -> None:
+    """Empty members with long names: 10 MB of list, of which Python would make several times as much."""
+    archive = tmp_path / "many.zip"
+    with zipfile.ZipFile(archive, "w") as made:
+        for number in range(40_000):
+            made.writestr(f"r/{number:0200}", b"")
+    tracemalloc.start()
+    with pytest.raises(LlmtopError, match="list of files is longer"):
+        import_run(archive, tmp_path / "runs")
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 1 << 20

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
+from llmtop.presets.foreign import read_json
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.snapshotevents import SnapshotKind
 from llmtop.profiler.record.wholefile import write_atomic
@@ -91,10 +92,10 @@ class AskedFile(Generic[_Request]):
         try:
             status = self._path.stat()
             if (status.st_mtime_ns, status.st_ino) != self._seen:
-                self._newest = msgspec.json.decode(self._path.read_bytes(), type=self._kind)
+                self._newest = read_json(self._path, self._kind, own=True)
                 self._seen = (status.st_mtime_ns, status.st_ino)
-        except OSError:
-            # Not there, or not readable now: a training does not end for it.
+        except (OSError, msgspec.MsgspecError):
+            # Not there, not readable now, or not the supervisor's: a training does not end for it.
             return self._newest
         return self._newest
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtop.presets.errors import UsageError, nearest
+from llmtop.presets.foreign import read_bytes, why_unreadable
 from llmtop.trainer.dsimport.parse import ParseError, parse
 from llmtop.trainer.dsimport.problem import Findings
 
@@ -85,21 +86,12 @@ def _content(path: Path) -> bytes:
             raise UsageError(
                 f"{path} is a folder", why="a DeepSpeed configuration is one file", fix=_choices(path)
             )
-        if path.exists() and not path.is_file():
-            raise UsageError(f"{path} is not a file", fix="give a DeepSpeed JSON file")
-        if path.stat().st_size > _LARGEST_FILE_BYTES:
-            raise UsageError(
-                f"{path} is too large to be a DeepSpeed configuration",
-                why=f"it is larger than {_LARGEST_FILE_BYTES >> 20} MiB",
-                fix="give a DeepSpeed JSON file",
-            )
-        return path.read_bytes()
+        return read_bytes(path, _LARGEST_FILE_BYTES)
     except FileNotFoundError:
         raise UsageError(f"there is no file {path}", fix=_choices(path.parent, path.name)) from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    except OSError as error:
         raise UsageError(
-            f"{path} cannot be read", why=reason, fix="give a readable DeepSpeed JSON file"
+            f"{path} cannot be read", why=why_unreadable(error), fix="give a readable DeepSpeed JSON file"
         ) from None
 
 

@@ -212,17 +212,17 @@ class ScriptSupervisor:
     def _answer_requests(self) -> None:
         for asked in self._requests.new():
             refusal = self._refusal(asked)
-            if refusal or isinstance(asked, str):
+            if refusal or isinstance(asked, control.NotARequest):
                 self._requests.answer(asked, "refused", refusal)
             else:
                 self._requests.answer(asked, "accepted")
                 self._stops.append(asked)
                 self._stop_watching() if self._script.pid is not None else self._begin_stop()
 
-    def _refusal(self, asked: control.Request | str) -> str:
+    def _refusal(self, asked: control.Request | control.NotARequest) -> str:
         """Why a request is not carried out; empty when it is."""
-        if isinstance(asked, str):
-            return "the file holds no request"
+        if isinstance(asked, control.NotARequest):
+            return asked.why
         if asked.action != control.STOP:
             return _UNCHANGEABLE
         if asked.params.get("save") is True:

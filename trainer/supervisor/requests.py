@@ -17,23 +17,17 @@ class Requests:
         self._run = run
         self._write = write
         # Requests of an earlier attempt are not this one's.
-        self._seen = {_name(asked) for asked in control.read_requests(run)}
+        self._seen = {asked.request_id for asked in control.read_requests(run)}
 
-    def new(self) -> Iterator[control.Request | str]:
-        """Those that came since the last call, oldest first; a file that is no request as its name."""
-        for asked in control.read_requests(self._run):
-            if _name(asked) not in self._seen:
-                self._seen.add(_name(asked))
-                yield asked
+    def new(self) -> Iterator[control.Request | control.NotARequest]:
+        """Those that came since the last call, oldest first."""
+        for asked in control.read_requests(self._run, self._seen):
+            self._seen.add(asked.request_id)
+            yield asked
 
-    def answer(self, asked: control.Request | str, answer: Answer, reason: str = "") -> None:
+    def answer(self, asked: control.Request | control.NotARequest, answer: Answer, reason: str = "") -> None:
         self._write(
-            ControlAnswered(
-                request_id=_name(asked),
-                action=asked if isinstance(asked, str) else asked.action,
-                answer=answer,
-                reason=reason,
-            )
+            ControlAnswered(request_id=asked.request_id, action=asked.action, answer=answer, reason=reason)
         )
 
     def close(self, stops: Iterable[control.Request], reason: str) -> None:
@@ -42,7 +36,3 @@ class Requests:
             self.answer(stop, "done", reason)
         for asked in self.new():
             self.answer(asked, "refused", "the run has ended")
-
-
-def _name(asked: control.Request | str) -> str:
-    return asked if isinstance(asked, str) else asked.request_id

@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.presets.foreign import decode_json, read_json, why_unreadable
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.record.eventlog import ends_torn, write_line
 from llmtop.profiler.record.holding import hold
@@ -88,7 +89,10 @@ class TuneDir:
     def create(cls, root: Path, asked: Asked) -> TuneDir:
         path = unused_path(root, asked.spec.model.name)
         try:
-            (path / "trials").mkdir(parents=True, mode=0o700)
+            root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # One by one: a mode given with parents is that of the last alone.
+            path.mkdir(mode=0o700)
+            (path / "trials").mkdir(mode=0o700)
             write_atomic(path / _ASKED, document(asked))
         except OSError as error:
             raise LlmtopError(
@@ -138,19 +142,18 @@ class TuneDir:
     def holder(self) -> ProcessIdentity | None:
         """Who is at this search now; None when nobody is."""
         try:
-            found = msgspec.json.decode((self.path / _HOLDER).read_bytes(), type=ProcessIdentity)
+            found = read_json(self.path / _HOLDER, ProcessIdentity)
         except (OSError, msgspec.MsgspecError):
             return None
         return found if found.alive else None
 
     def asked(self) -> Asked:
         try:
-            return msgspec.json.decode((self.path / _ASKED).read_bytes(), type=Asked)
+            return read_json(self.path / _ASKED, Asked)
         except (OSError, msgspec.MsgspecError) as error:
-            why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
             raise LlmtopError(
                 f"cannot read {self.path / _ASKED}",
-                why=why,
+                why=why_unreadable(error),
                 fix="another version of llmtop made the search, or it is damaged: start a new one;"
                 f" llmtop report PATH reads each of its trials in {self.trials_root}",
             ) from error
@@ -210,7 +213,7 @@ def decode_lines(content: bytes) -> list[Line]:
     found: list[Line] = []
     for text in content.splitlines():
         try:
-            found.append(msgspec.json.decode(text, type=Line))
+            found.append(decode_json(text, Line))
         except msgspec.MsgspecError:
             continue
     return found

@@ -15,7 +15,8 @@ import torch
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.spec import RunSpec
-from llmtop.presets.weightfiles import BrokenWeights, packed_weights, safetensors_files, stored_tensors
+from llmtop.presets.tensorfile import BrokenWeights
+from llmtop.presets.weightfiles import packed_weights, safetensors_files, stored_tensors
 from llmtop.profiler.record.events import WeightsLoaded, WeightsRead
 from llmtop.profiler.units import counted
 from llmtop.trainer.worker.quantize import quantization_config

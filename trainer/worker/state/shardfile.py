@@ -18,13 +18,12 @@ from typing import Any
 import torch
 
 from llmtop.presets.errors import LlmtopError
+from llmtop.presets.tensorfile import LENGTH_BYTES, BrokenWeights, Entry, read_header
 
 logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 32 << 20
 _MOST_THREADS = 8
-_LENGTH_BYTES = 8
-_MAX_HEADER_BYTES = 100_000_000
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.float64: "F64",
@@ -58,8 +57,8 @@ def header_of(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> tup
         begins[name] = at
         at += tensor.nbytes
     words = json.dumps(entries, separators=(",", ":")).encode()
-    words += b" " * (-len(words) % _LENGTH_BYTES)
-    head = len(words).to_bytes(_LENGTH_BYTES, "little") + words
+    words += b" " * (-len(words) % LENGTH_BYTES)
+    head = len(words).to_bytes(LENGTH_BYTES, "little") + words
     return head, {name: begin + len(head) for name, begin in begins.items()}
 
 
@@ -89,13 +88,12 @@ class ShardReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self._entries, self._data_at = self._read_header()
-        except (ValueError, KeyError, LlmtopError) as error:
-            os.close(self._descriptor)
+            header = read_header(path)
+        except BrokenWeights as error:
             raise LlmtopError(f"{path} is damaged", why=str(error)) from error
-        self.metadata: dict[str, str] = self._entries.pop("__metadata__", {})
+        self._entries, self._data_at, self.metadata = header.entries, header.data_at, header.metadata
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -104,10 +102,13 @@ class ShardReader:
         return name in self._entries
 
     def dtype(self, name: str) -> torch.dtype:
-        return DTYPES[self._entry(name)["dtype"]]
+        dtype = self._entry(name).dtype
+        if dtype not in DTYPES:
+            raise LlmtopError(f"{self.path} is damaged", why=f"no state holds {dtype!r}, the type of {name}")
+        return DTYPES[dtype]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._entry(name)["shape"])
+        return self._entry(name).shape
 
     def tensor(self, name: str) -> torch.Tensor:
         """A whole tensor in host memory."""
@@ -124,8 +125,8 @@ class ShardReader:
         for name, start, target in ranges:
             dtype = self.dtype(name)
             width = dtype.itemsize
-            first, end = self._entry(name)["data_offsets"]
-            if first + (start + target.numel()) * width > end:
+            first, end = self._entry(name).data_offsets
+            if start < 0 or first + (start + target.numel()) * width > end:
                 raise LlmtopError(f"{self.path} is damaged", why=f"{name} is shorter than the index says")
             for chunk, at in _chunks([(target, 0)], width):
                 begin = self._data_at + first + start * width + at
@@ -146,11 +147,10 @@ class ShardReader:
         _in_threads(read, [(number,) for number in range(len(jobs))])
         return total
 
-    def _entry(self, name: str) -> dict[str, Any]:
+    def _entry(self, name: str) -> Entry:
         if name not in self._entries:
             raise LlmtopError(f"{self.path} is damaged", why=f"it has no {name}, which the index names")
-        entry: dict[str, Any] = self._entries[name]
-        return entry
+        return self._entries[name]
 
     def _fill(self, target: memoryview, at: int) -> None:
         done = 0
@@ -159,12 +159,6 @@ class ShardReader:
             if count == 0:
                 raise LlmtopError(f"{self.path} is damaged", why="it is shorter than its header says")
             done += count
-
-    def _read_header(self) -> tuple[dict[str, Any], int]:
-        length = int.from_bytes(os.pread(self._descriptor, _LENGTH_BYTES, 0), "little")
-        if not 0 < length <= _MAX_HEADER_BYTES:
-            raise LlmtopError("its header has no length that can be")
-        return json.loads(os.pread(self._descriptor, length, _LENGTH_BYTES)), _LENGTH_BYTES + length
 
 
 class _Bounce:
