@@ -251,6 +251,7 @@ class Supervisor:
             end = replace(end, fix=self._with_kept(end.fix, kept))
         self.snapshots.poll(self.progress)
         self.snapshots.forget("the run has ended")
+        self._hardware.tell_memory_return()
         self._requests.close(self._stops, end.reason)
         return end
 
@@ -305,12 +306,12 @@ class Supervisor:
     def _begin_stop(self, *, save: bool) -> None:
         self.stop_asked, self.save_asked = True, save
         self.ranks.signal(signal.SIGTERM if save else signal.SIGUSR1)
-        grace = self.graces.save if save else self.graces.stop
-        steps_seconds = _STEPS_TO_STOP * (self.progress.median_step_seconds or 0.0)
-        if not self.progress.stepped:
-            # The first step may be minutes away, and there is nothing yet to lose.
-            grace = self.graces.start
-        self.patience.wait(grace + steps_seconds, "did not stop in time")
+        if save and self.progress.stepped:
+            steps_seconds = _STEPS_TO_STOP * (self.progress.median_step_seconds or 0.0)
+            self.patience.wait(self.graces.save + steps_seconds, "did not stop in time")
+        else:
+            # Nothing can be lost but the step that they are in, which may be long.
+            self.patience.wait(self.graces.stop, "did not stop in time", kill_seconds=self.graces.stop_kill)
 
     def _answer_requests(self) -> None:
         for asked in self._requests.new():

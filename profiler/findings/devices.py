@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from llmtop.profiler import topology
 from llmtop.profiler.findings.finding import Finding, Rule, Seen
+from llmtop.profiler.fold.ending import memory_words
 from llmtop.profiler.record.deviceevents import DeviceSample
 from llmtop.profiler.units import counted
 
@@ -32,6 +33,21 @@ def lost_devices(seen: Seen) -> Iterator[Finding]:
             title=f"GPU {names} is lost",
             evidence="the driver says that the device is gone or has to be reset",
             change="see dmesg for NVRM: Xid; restart the machine; have seat and power of the GPU looked at",
+        )
+
+
+def memory_kept(seen: Seen) -> Iterator[Finding]:
+    """Of a run that has ended: GPUs that did not get their memory back."""
+    returned = seen.state.memory_returned
+    kept = [device for device in returned.devices if device.is_back is False] if returned else []
+    if kept:
+        names = ", ".join(str(device.index) for device in kept)
+        yield Finding(
+            key="memory_kept",
+            severity="warning",
+            title=f"GPU {names} did not get its memory back",
+            evidence=memory_words(seen.state),
+            change="nvidia-smi lists who has it; another program may have begun there meanwhile",
         )
 
 
@@ -154,4 +170,12 @@ def slow_roads(seen: Seen) -> Iterator[Finding]:
         )
 
 
-DEVICE_RULES: tuple[Rule, ...] = (lost_devices, xids, memory_errors, hot, link_errors, slow_roads)
+DEVICE_RULES: tuple[Rule, ...] = (
+    lost_devices,
+    xids,
+    memory_errors,
+    memory_kept,
+    hot,
+    link_errors,
+    slow_roads,
+)

@@ -3,10 +3,14 @@ record tells where nobody was left to write."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
+from llmtop.profiler.record.endevents import DeviceReturn
+from llmtop.profiler.units import format_bytes
 
 GONE = "its supervisor is gone and wrote no end"
 _WHY_GONE = "the machine was restarted, or the supervisor was killed"
@@ -45,6 +49,39 @@ def unsaved_words(state: RunState) -> str:
         return ""
     there = f"the newest is of step {state.checkpoints[-1].step:,}" if state.checkpoints else "there is none"
     return f"the checkpoint of step {refused.step:,} could not be saved, {there}: {refused.why}"
+
+
+def memory_words(state: RunState) -> str:
+    """Whether the run's GPUs have their memory back, by the driver; empty where nobody could tell."""
+    returned = state.memory_returned
+    if returned is None:
+        return ""
+    devices = [device for device in returned.devices if device.is_back is not None]
+    back, kept = [d for d in devices if d.is_back], [d for d in devices if not d.is_back]
+    told = [_kept_words(device) for device in kept]
+    if back:
+        largest = max((d.largest_bytes or 0 for d in back), default=0)
+        after = max((d.after_bytes or 0 for d in back), default=0)
+        told.append(
+            f"memory of GPU {_numbers(back)} is back: {format_bytes(after)} in use, {format_bytes(largest)}"
+            " at the most while it ran"
+        )
+    unread = [device for device in returned.devices if device.is_back is None]
+    if unread:
+        told.append(f"GPU {_numbers(unread)} does not tell")
+    return "; ".join(told)
+
+
+def _kept_words(device: DeviceReturn) -> str:
+    more = (device.after_bytes or 0) - (device.before_bytes or 0)
+    who = (
+        f" (processes {', '.join(map(str, device.holders))} by the driver's count)" if device.holders else ""
+    )
+    return f"GPU {device.index} has {format_bytes(more)} more in use than before the run{who}"
+
+
+def _numbers(devices: Sequence[DeviceReturn]) -> str:
+    return ", ".join(str(device.index) for device in devices)
 
 
 def _kept_for_a_relaunch(state: RunState) -> CheckpointSaved | None:

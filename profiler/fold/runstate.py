@@ -13,6 +13,7 @@ from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.fold.series import Series
 from llmtop.profiler.record.checkpointevents import CheckpointRefused, CheckpointSaved
 from llmtop.profiler.record.deviceevents import HostSample, Topology
+from llmtop.profiler.record.endevents import MemoryReturned
 from llmtop.profiler.record.events import (
     ControlAnswered,
     HardwareSampled,
@@ -51,6 +52,8 @@ class RunState(Struct, frozen=True, kw_only=True):
     started: float | None = None
     """Wall clock."""
     ended: RunEnded | None = None
+    memory_returned: MemoryReturned | None = None
+    """What its GPUs have in use since no process of it is left."""
     now: float | None = None
     """Wall clock of the newest event folded."""
     ranks: dict[int, RankState] = field(default_factory=dict)

@@ -46,6 +46,16 @@ def descendants(roots: Iterable[int], *, proc: Path = Path("/proc")) -> dict[int
     return found
 
 
+def ignores(pid: int, number: int, *, proc: Path = Path("/proc")) -> bool:
+    """Whether a process has a signal ignored, so that it will never act on it; False for one that is gone."""
+    try:
+        lines = (proc / str(pid) / "status").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    mask = next((line.split()[1] for line in lines if line.startswith("SigIgn:")), "0")
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 def tree_memory(
     pids: tuple[int, ...], *, with_pss: bool = True, proc: Path = Path("/proc")
 ) -> TreeMemory | None:

@@ -79,6 +79,10 @@ class Sampler:
         """Xid errors that the samples came upon; with `poll`, also those since the last sample."""
         return self._nvml.take_xids(poll=poll)
 
+    def holders(self, index: int) -> tuple[int, ...]:
+        """Processes with memory of a device, as the driver numbers them; empty where it does not tell."""
+        return tuple(holder.pid for holder in self._nvml.holders(index) or ())
+
     def topology(self) -> Topology:
         """How the run's devices are connected."""
         return self._nvml.topology(self._indices)

@@ -22,6 +22,7 @@ from llmtop.profiler.record.changeevents import (
 )
 from llmtop.profiler.record.checkpointevents import CheckpointLoaded, CheckpointRefused, CheckpointSaved
 from llmtop.profiler.record.deviceevents import DeviceSample, HostSample, ProcessSample, Topology
+from llmtop.profiler.record.endevents import MemoryReturned
 from llmtop.profiler.record.eventbase import EVENT_VERSION as EVENT_VERSION
 from llmtop.profiler.record.eventbase import Event as Event
 from llmtop.profiler.record.failureevents import HostMemoryRunsOut, MemoryShortage, StepHealed
@@ -381,6 +382,7 @@ AnyEvent = (
     | RankStarted
     | RankExited
     | RunEnded
+    | MemoryReturned
     | ControlAnswered
     | ChangeAsked
     | ChangeRefused

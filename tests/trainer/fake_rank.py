@@ -334,6 +334,28 @@ def leaves_children() -> None:
     child.returncode = 0  # left to the supervisor
 
 
+def holds() -> None:
+    """Ignores signals, and so do a child and an orphan in sessions of their own; each has a GPU's memory."""
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sleeps = "import time; time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", sleeps], start_new_session=True)
+    orphan = subprocess.check_output(
+        [
+            sys.executable,
+            "-c",
+            "import subprocess,sys; print(subprocess.Popen([sys.executable, '-c', sys.argv[1]],"
+            "start_new_session=True, stdout=subprocess.DEVNULL).pid)",
+            sleeps,
+        ],
+        text=True,
+    )
+    wait_for(lambda: told("take"))
+    tell("holds", f"{os.getpid()} {child.pid} {orphan}")
+    step(1)
+    wait_for(lambda: False)
+
+
 def pauses() -> None:
     """Steps, falls silent until told, steps again."""
     listen()

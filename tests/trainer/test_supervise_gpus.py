@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,28 +12,15 @@ from llmtop.profiler.record.events import HardwareSampled, RankStarted, Topology
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from tests.recorded_spec import recorded_prediction, recorded_spec
+from tests.trainer.fakedriver import stand_in_for_the_driver
 from tests.trainer.supervised import GRACES, Supervised, cleaned_up, worker_command
 
-ROOT = Path(__file__).parents[2]
-DRIVER = """
-import importlib.util, sys
-from pathlib import Path
-
-here = Path(__file__).resolve()
-real = next(p for d in sys.path if (p := Path(d, "pynvml.py")).exists() and p.resolve() != here)
-spec = importlib.util.spec_from_file_location("pynvml", real)
-sys.modules["pynvml"] = module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-
-from tests.fake_nvml import FakeGpu, FakeNvml
-
+TWO_GPUS = """
 gpus = [FakeGpu(uuid=f"GPU-{number}") for number in range(2)]
 for number, gpu in enumerate(gpus):
     gpu.links, gpu.bus_id, gpu.energy_mj = [1] * 18, f"00000000:{number:02X}:00.0", 1000
 gpus[1].xids = XIDS
-sys.modules["pynvml"] = FakeNvml(*gpus)
 """
-"""Stands before the real binding on the path, and puts GPUs where it has none."""
 
 Start = Callable[[str, list[int]], Supervised]
 
@@ -46,10 +32,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def begin(scenario: str, xids: list[int]) -> Supervised:
-        folder = tmp_path / "driver"
-        folder.mkdir()
-        (folder / "pynvml.py").write_text(DRIVER.replace("XIDS", repr(xids)))
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT)]))
+        stand_in_for_the_driver(monkeypatch, tmp_path / "driver", TWO_GPUS.replace("XIDS", repr(xids)))
         monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command(scenario))
         supervised = Supervised(tmp_path / "runs")
         spec = recorded_spec("cuda", ranks=2, sample_seconds=0.1)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.hardware.machine import detect_machine
+from llmtop.profiler.hardware.processes import ignores
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.record.events import RankStarted, RunEnded
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
@@ -149,6 +150,8 @@ class ScriptSupervisor:
         attached = self._progress.attached.get(COMMAND)
         if exit_ is not None and (attached is None or attached.pid == exit_.pid):
             self.events.write(exit_.event)
+        if not self._left:
+            self._hardware.tell_memory_return()
         self._requests.close(self._stops, end.reason)
         return end
 
@@ -197,7 +200,16 @@ class ScriptSupervisor:
     def _begin_stop(self) -> None:
         # Launchers pass it on to their ranks, as they do for whoever ends them by hand.
         self._command.signal(signal.SIGTERM)
-        self._patience.wait(self._graces.stop, "did not stop in time")
+        if any(ignores(pid, signal.SIGTERM) for pid in self._told_pids()):
+            self._patience.wait(
+                self._graces.stop, "did not stop in time", kill_seconds=self._graces.stop_kill
+            )
+        else:
+            self._patience.wait(self._graces.script, "did not stop in time")
+
+    def _told_pids(self) -> set[int]:
+        """The command and the ranks that made themselves known: whoever should act on SIGTERM."""
+        return {*self._command.alive.values(), *self._progress.pids.values()}
 
     def _lose_patience(self) -> None:
         action = self._patience.next_action()

@@ -7,10 +7,12 @@ import traceback
 from collections.abc import Callable, Iterable
 
 from llmtop.profiler.hardware.sampler import Sampler
-from llmtop.profiler.record.deviceevents import HostSample
+from llmtop.profiler.record.deviceevents import DeviceSample, HostSample
+from llmtop.profiler.record.endevents import MemoryReturned
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import HardwareSampled, TopologySeen, XidSeen
 from llmtop.profiler.record.rundir import HARDWARE, RunDir
+from llmtop.trainer.supervisor.memoryreturn import MemoryWatch
 
 _XIDS_WRITTEN = 200
 """A program that goes on after an Xid may cause thousands."""
@@ -23,7 +25,10 @@ class HardwareWatch:
     """
 
     def __init__(
-        self, run: RunDir, write: Callable[[XidSeen | TopologySeen], object], log: Callable[[str], None]
+        self,
+        run: RunDir,
+        write: Callable[[XidSeen | TopologySeen | MemoryReturned], object],
+        log: Callable[[str], None],
     ) -> None:
         spec = run.spec()
         self._sampler: Sampler | None = Sampler(
@@ -36,6 +41,7 @@ class HardwareWatch:
         self._fails = False
         self._newest: HardwareSampled | None = None
         self._xids: list[XidSeen] = []
+        self._memory = MemoryWatch()
         self.rank_memory_bytes: dict[int, int] = {}
         """Rank to what its processes held of host memory (PSS, else RSS) when they were last seen."""
 
@@ -73,6 +79,10 @@ class HardwareWatch:
         """Xid errors since the last sample."""
         self._look(lambda sampler: self._write_xids(sampler.take_xids(poll=True)))
 
+    def tell_memory_return(self) -> None:
+        """What the GPUs have in use once no process of the run is left; waited for a moment."""
+        self._look(self._wait_for_memory)
+
     def _look(self, look: Callable[[Sampler], None]) -> None:
         if self._sampler is None:
             return
@@ -92,6 +102,7 @@ class HardwareWatch:
         stamped = self._samples.stamp(sampler.sample(rank_pids))
         assert isinstance(stamped, HardwareSampled)
         self._newest = stamped
+        self._memory.see(stamped.devices)
         for seen in self._newest.processes:
             held = seen.rss_bytes if seen.pss_bytes is None else seen.pss_bytes
             if held is not None:
@@ -103,6 +114,18 @@ class HardwareWatch:
         topology = sampler.topology()
         if topology.devices:
             self._write(TopologySeen(topology=topology))
+
+    def _wait_for_memory(self, sampler: Sampler) -> None:
+        def read() -> tuple[DeviceSample, ...]:
+            # Each look is a sample of the record too: the monitor shows what the driver said last.
+            self._take_sample(sampler, {})
+            return self._newest.devices if self._newest is not None else ()
+
+        if self._newest is None or not self._newest.devices:
+            return
+        returned = self._memory.wait(read, sampler.holders, clock=time.monotonic, sleep=time.sleep)
+        if returned is not None:
+            self._write(returned)
 
     def _write_xids(self, found: Iterable[XidSeen]) -> None:
         """As far as a flood of them leaves room in the record."""

@@ -25,10 +25,13 @@ class Graces(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """After one rank failed: the others may be writing what they saw."""
     kill: float = 10.0
     """From SIGTERM to SIGKILL."""
-    start: float = 10.0
-    """For stopping before the first step, when nothing can be lost."""
-    stop: float = 60.0
-    """For stopping without a checkpoint, on top of a few steps' time."""
+    stop: float = 4.0
+    """For stopping without a checkpoint: the step that the ranks are in, if it is over by then. A person who
+    saves nothing wants the machine back."""
+    stop_kill: float = 3.0
+    """From SIGTERM to SIGKILL then."""
+    script: float = 60.0
+    """For a command of the user's own that was sent SIGTERM and does not ignore it: it may be saving."""
     save: float = 900.0
     """For stopping with a checkpoint, on top of a few steps' time."""
     ready: float = 600.0
@@ -59,13 +62,17 @@ class Patience:
         self._due: list[tuple[float, Action]] = []
         self._over = False
 
-    def wait(self, seconds: float, waiting_for: str) -> None:
-        """Begin a countdown, unless one is running that ends earlier, or has ended."""
+    def wait(self, seconds: float, waiting_for: str, *, kill_seconds: float | None = None) -> None:
+        """Begin a countdown, unless one is running that ends earlier, or has ended.
+
+        `kill_seconds` from SIGTERM to SIGKILL, where that is not the usual time.
+        """
         start = self._clock() + seconds
-        if self._over or self._due and self._due[-1][0] <= start + self._kill_seconds:
+        end = start + (self._kill_seconds if kill_seconds is None else kill_seconds)
+        if self._over or self._due and self._due[-1][0] <= end:
             return
         self.waiting_for = waiting_for
-        self._due = [(start, "terminate"), (start + self._kill_seconds, "kill")]
+        self._due = [(start, "terminate"), (end, "kill")]
 
     def next_action(self) -> Action | None:
         """What is due now."""

@@ -165,7 +165,8 @@ class Ranks:
             exits += self.reap()
             left = self._below()
             if not left or time.monotonic() >= deadline:
-                return tuple(exits), left
+                # One that ended between the two looks is a zombie, which counts as gone.
+                return (*exits, *self.reap()), left
             for pid in left:
                 _kill_if_there(pid)
             time.sleep(_SWEEP_PAUSE_SECONDS)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import time
 from contextlib import suppress
 
 import psutil
 
 from llmtop.presets.errors import ExitCode, JobFailedError
-from llmtop.profiler.fold.ending import unsaved_words
+from llmtop.profiler.fold.ending import memory_words, unsaved_words
 from llmtop.profiler.fold.runstate import ENDED, RunState
+from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.record import rundir
 from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.units import format_bytes, format_seconds
 from llmtop.trainer import control
 from llmtop.trainer.change.restagefolder import keep_states
 from llmtop.trainer.statefile import newest_in
@@ -25,7 +28,7 @@ from llmtop.tui.commands.follow import end_in_words
 
 WAIT_SECONDS = 600.0
 """A step of a large model and its checkpoint take minutes."""
-TERM_SECONDS = 10.0
+TERM_SECONDS = 5.0
 """For a process without supervisor to end when asked, before it is killed."""
 
 
@@ -48,9 +51,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     if state.status in ENDED:
         print(f"run {found.run_id} had ended: {end_in_words(state)}")
         if state.status == "lost":
-            _end_leftovers(found, args.wait if args.save else min(args.wait, TERM_SECONDS))
-            for kept in keep_states(found):
-                print(f"a state saved for a relaunch is kept as {kept}")
+            _end_lost(found, state, args)
+            print("no process is left")
         return ExitCode.DONE
     began = time.monotonic()
     asked = control.stop(found, save=args.save)
@@ -77,18 +79,28 @@ def run(args: argparse.Namespace) -> ExitCode:
             fix=f"llmtop attach {found.run_id}; kill {state.supervisor_pid} ends it at once, without saving",
         )
     print(f"run {found.run_id} {end_in_words(state)}")
+    if state.status == "lost":
+        # Its supervisor was killed after it was asked.
+        _end_lost(found, state, args)
+    _tell_what_is_left(found, state, time.monotonic() - began)
+    if args.save:
+        _tell_what_is_saved(found, state, refusal)
+    elif unsaved := unsaved_words(state):
+        tell(f"warning: {unsaved}")
+    return ExitCode.DONE
+
+
+def _tell_what_is_left(found: rundir.RunDir, state: RunState, seconds: float) -> None:
+    """That no process is left and the GPUs have their memory back; raises where a process is."""
     left = processes_left(found)
     if left:
         raise JobFailedError(
             f"processes of run {found.run_id} are left: {', '.join(map(str, left))}",
             fix=f"kill -9 {' '.join(map(str, left))}",
         )
-    print("no process is left")
-    if args.save:
-        _tell_what_is_saved(found, state, refusal)
-    elif unsaved := unsaved_words(state):
-        tell(f"warning: {unsaved}")
-    return ExitCode.DONE
+    print(f"no process is left, {format_seconds(seconds)} after it was asked")
+    if told := memory_words(state):
+        print(told)
 
 
 def _tell_what_is_saved(found: rundir.RunDir, state: RunState, refusal: str) -> None:
@@ -129,11 +141,19 @@ def _why_unsaved(state: RunState) -> str:
     )
 
 
+def _end_lost(found: rundir.RunDir, state: RunState, args: argparse.Namespace) -> None:
+    """What a supervisor that is gone cannot do any more: end processes, look at the GPUs, keep a state."""
+    _end_leftovers(found, args.wait if args.save else min(args.wait, TERM_SECONDS))
+    if told := memory_now(state, NvmlReader()):
+        print(told)
+    for kept in keep_states(found):
+        print(f"a state saved for a relaunch is kept as {kept}")
+
+
 def _end_leftovers(found: rundir.RunDir, grace_seconds: float) -> None:
     """End what a killed supervisor left behind: asked first, then killed."""
     left = _marked_processes(found)
     if not left:
-        print("no process is left")
         return
     print(f"ending what is left of it: {_pids(left)}")
     for process in left:
@@ -150,7 +170,18 @@ def _end_leftovers(found: rundir.RunDir, grace_seconds: float) -> None:
     still = psutil.wait_procs(_marked_processes(found), timeout=TERM_SECONDS)[1]
     if still:
         raise JobFailedError(f"processes of run {found.run_id} cannot be ended: {_pids(still)}")
-    print("no process is left")
+
+
+def memory_now(state: RunState, nvml: NvmlReader) -> str:
+    """What the GPUs of a run without supervisor have in use now; empty where there are none here."""
+    last = state.hardware
+    devices = last.devices if last is not None and state.host == socket.gethostname() else ()
+    read = {device.index: device.memory_used_bytes for device in nvml.sample([d.index for d in devices])}
+    return "; ".join(
+        f"GPU {device.index}: {format_bytes(read.get(device.index))} in use,"
+        f" {format_bytes(device.memory_used_bytes)} when its supervisor last looked"
+        for device in devices
+    )
 
 
 def _pids(processes: list[psutil.Process]) -> str:

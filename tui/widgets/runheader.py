@@ -12,7 +12,7 @@ from textual.content import Content
 from textual.reactive import reactive
 
 from llmtop.profiler.changewords import down_words, under_way_words
-from llmtop.profiler.fold.ending import ending
+from llmtop.profiler.fold.ending import ending, memory_words
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.units import format_bytes, format_percent, format_progress, format_seconds
 from llmtop.tui.feeds.owncost import CostMeter, OwnCost
@@ -156,6 +156,8 @@ def _ending(view: RunView, width: int) -> list[Content]:
     ]
     if end.fix:
         rows.append(Content.assemble(("fix: ", "bold $text-warning"), harmless(end.fix)))
+    if told := memory_words(state):
+        rows.append(Content.styled(told, "$muted").truncate(width, ellipsis=True))
     error = (
         ""
         if found.error_percent is None

@@ -19,6 +19,7 @@ from llmtop.profiler.record.changeevents import (
     Restaged,
     RestageFailed,
 )
+from llmtop.profiler.record.endevents import MemoryReturned
 from llmtop.profiler.record.events import (
     Compiling,
     ControlAnswered,
@@ -45,7 +46,7 @@ def _run_started(batch: Batch, event: RunStarted) -> None:
     ended = batch.state.ended
     if ended is not None and event.t >= ended.t:
         # It is gone on with after its end.
-        batch.set(status="starting", ended=None)
+        batch.set(status="starting", ended=None, memory_returned=None)
 
 
 def _rank_started(batch: Batch, event: RankStarted) -> None:
@@ -116,5 +117,6 @@ HANDLERS: dict[type, Handler] = {
     HangSuspected: _hang_suspected,
     Compiling: _compiling,
     HostMemoryRunsOut: lambda batch, event: batch.set(memory_runs_out=event),
+    MemoryReturned: lambda batch, event: batch.set(memory_returned=event),
     NvmeMeasured: lambda batch, event: batch.set(nvme=event),
 }
