@@ -8,6 +8,7 @@ prefetch 0.9*h*h, persistence threshold 10*h.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from msgspec import Struct
@@ -26,6 +27,7 @@ class ZeroSettings(Struct, frozen=True, kw_only=True):
     sub_group_size: int = 1_000_000_000
     prefetch_bucket_size: int = 50_000_000
     param_persistence_threshold: int = 100_000
+    model_persistence_threshold: int = sys.maxsize
     max_live_parameters: int = 1_000_000_000
     max_reuse_distance: int = 1_000_000_000
     optimizer_pin_memory: bool = True
@@ -87,6 +89,7 @@ def zero_settings(stage: int, raw: dict[str, Any], hidden_size: int) -> ZeroSett
         sub_group_size=number("sub_group_size", base.sub_group_size),
         prefetch_bucket_size=number("prefetch_bucket_size", base.prefetch_bucket_size),
         param_persistence_threshold=number("param_persistence_threshold", base.param_persistence_threshold),
+        model_persistence_threshold=number("model_persistence_threshold", base.model_persistence_threshold),
         max_live_parameters=number("max_live_parameters", base.max_live_parameters),
         max_reuse_distance=number("max_reuse_distance", base.max_reuse_distance),
         optimizer_pin_memory=pinned("offload_optimizer"),

@@ -141,7 +141,7 @@ def _marked_sizes(spec: RunSpec, sizes: Sizes) -> Sizes:
     if sizes.frozen:
         kind = spec.options.quantization
         packed = named(quantized_weights(spec.model) if kind != "none" else 0, "packed weights")
-        stored = stored_bytes(fresh["frozen"], packed, fresh["dtype_bytes"], kind)
+        stored = stored_bytes(fresh["frozen"], packed, fresh["dtype_bytes"], kind, fresh["scale_bytes"])
         fresh["packed_bytes"], fresh["frozen_bytes"] = stored
     return replace(sizes, **fresh)
 

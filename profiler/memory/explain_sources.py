@@ -35,6 +35,13 @@ RULES: dict[str, Rule] = {
         "gathered weights",
         "deepspeed 0.19.8 runtime/zero/partitioned_param_coordinator.py:fetch_sub_module",
     ),
+    "states._kept_whole": Rule(
+        "small weights that stay whole",
+        "deepspeed 0.19.8 runtime/zero/parameter_offload.py:mark_persistent_parameters",
+    ),
+    "states._stage3_shards": Rule(
+        "shares; scales stay whole", f"{_ZERO3}; bitsandbytes 0.50 nn/modules.py:Params4bit.quant_state"
+    ),
     "states.unreleased_bytes": Rule("weights that autograd still holds", _MEASURED),
     "states.step_components": Rule("", _ZERO12),
     "states.components_in_optimizer": Rule("", _ZERO12),
@@ -162,6 +169,7 @@ SIZES: dict[str, str] = {
     "frozen": "frozen weights",
     "frozen_bytes": "B of frozen weights",
     "packed_bytes": "B of packed weights",
+    "scale_bytes": "B of scales and tables of packed weights",
     "lora_rank": "LoRA rank",
     "lora_modules": "adapted matrices",
     "shard": "weights of a share",

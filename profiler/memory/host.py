@@ -10,7 +10,7 @@ from llmtop.presets.spec import ModelShape, RunSpec
 from llmtop.profiler.cost.shape import TensorGroup, tensors
 from llmtop.profiler.memory.lora import linear
 from llmtop.profiler.memory.result import HostBytes
-from llmtop.profiler.memory.sizes import INT8_BYTES, Sizes
+from llmtop.profiler.memory.sizes import PACKED_BYTES, Sizes
 from llmtop.profiler.memory.states import sub_group_elements
 
 LIBRARY_BYTES = 600_000_000
@@ -31,8 +31,6 @@ MAX_IN_CPU = 1_000_000_000
 """`offload_param.max_in_cpu` of deepspeed 0.19.8, in elements."""
 TORCH_ADAMW_BYTES = 8
 """Of an element: two fp32 temporaries of torch's AdamW on the CPU, which goes tensor by tensor."""
-PACKED_BYTES = {"nf4": 0.5, "int8": INT8_BYTES}
-"""Of a packed weight in its shard; scales stay on the device."""
 
 
 class _Kept(NamedTuple):

@@ -16,7 +16,7 @@ from msgspec import Struct
 from llmtop.presets.spec import ModelShape
 from llmtop.profiler.cost.shape import Role, TensorGroup, param_count, tensors
 from llmtop.profiler.memory.allocator import CONTEXT_BYTES, STEP_BYTES
-from llmtop.profiler.memory.sizes import quantized_weights, stored_bytes
+from llmtop.profiler.memory.sizes import quantized_weights, scale_bytes, stored_bytes
 
 PROMPT_TOKENS = 512
 """Of a prompt that are read at a time, as llama.cpp (`n_ubatch`) and chunked prefill elsewhere do."""
@@ -32,11 +32,13 @@ class _Block(NamedTuple):
 _BLOCKS = {
     "F32": _Block(1, 4),
     "F16": _Block(1, 2),
+    "BF16": _Block(1, 2),
     "Q8_0": _Block(32, 34),
     "Q6_K": _Block(256, 210),
     "Q5_K": _Block(256, 176),
     "Q5_1": _Block(32, 24),
     "Q5_0": _Block(32, 22),
+    "Q4_1": _Block(32, 20),
     "Q4_K": _Block(256, 144),
     "Q4_0": _Block(32, 18),
 }
@@ -44,6 +46,8 @@ _INSTEAD = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 """For rows that are no whole number of 256 weights."""
 _BASE = {"Q8_0": "Q8_0", "Q6_K": "Q6_K", "Q5_K_M": "Q5_K", "Q4_K_M": "Q4_K", "Q4_0": "Q4_0"}
 """GGUF's names of mixtures: the type of most of their tensors."""
+WRITTEN_KINDS = ("F32", "BF16", "F16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
+"""What `quantize` writes, the most bits first: the types that gguf's Python package packs for any model."""
 
 
 class Loaded(Struct, frozen=True, kw_only=True):
@@ -71,6 +75,16 @@ def loaded(model: ModelShape, *, context: int, requests: int = 1) -> tuple[Loade
     )
 
 
+def loaded_as(model: ModelShape, form: str, weights_bytes: int, *, context: int, requests: int = 1) -> Loaded:
+    """One precision, by the bytes that its weights have or will have."""
+    return Loaded(
+        form=form,
+        weights_bytes=weights_bytes,
+        cache_bytes=cache_bytes(model, context) * requests,
+        other_bytes=_other_bytes(model, min(context, PROMPT_TOKENS), requests),
+    )
+
+
 def cache_bytes(model: ModelShape, context: int) -> int:
     """Keys and values of one sequence, as transformers keeps them: latent attention's heads expanded.
 
@@ -87,6 +101,36 @@ def cache_bytes(model: ModelShape, context: int) -> int:
 def gguf_bytes(model: ModelShape, mixture: str) -> int:
     """Tensor data of a GGUF file; its metadata, mostly the vocabulary, is some MB more."""
     return sum(_stored(shape, kind) * count for shape, kind, count in _gguf_tensors(model, mixture))
+
+
+def written_gguf_bytes(model: ModelShape, kind: str) -> int:
+    """Tensor data of a file that `quantize` writes, one of `WRITTEN_KINDS`, without RoPE's own factors."""
+    total = 0
+    for group in tensors(model):
+        total += _bytes(group.shape, written_kind(group.shape, kind, _is_output(group, model))) * group.count
+    return total
+
+
+def written_kind(shape: tuple[int, ...], kind: str, is_output: bool) -> str:
+    """The type that `quantize` stores a tensor in: norms and biases whole, logits in 8 bits at least.
+
+    Where llama.cpp packs the projection to logits to 6 bits; only its own code packs to those.
+    """
+    if len(shape) == 1:
+        return "F32"
+    if is_output and _BLOCKS[kind].bytes / _BLOCKS[kind].weights < 1:
+        kind = "Q8_0"
+    return _whole_blocks(shape, kind)
+
+
+def stored_bytes_of(shape: tuple[int, ...], kind: str) -> int:
+    """Of a tensor whose rows are whole blocks of that type."""
+    return _bytes(shape, kind)
+
+
+def packed_bytes(model: ModelShape, quantization: str) -> int:
+    """Weights by bitsandbytes: `int8` or `nf4`, what it leaves alone in 16 bits."""
+    return _packed(model, quantization)
 
 
 def _gguf_tensors(model: ModelShape, mixture: str) -> Iterator[tuple[tuple[int, ...], str, int]]:
@@ -122,8 +166,16 @@ def _is_output(group: TensorGroup, model: ModelShape) -> bool:
 
 
 def _stored(shape: tuple[int, ...], kind: str) -> int:
+    return _bytes(shape, _whole_blocks(shape, kind))
+
+
+def _whole_blocks(shape: tuple[int, ...], kind: str) -> str:
     kinds = (kind, _INSTEAD.get(kind, "F16"), "F16")
-    block = next(_BLOCKS[each] for each in kinds if shape[-1] % _BLOCKS[each].weights == 0)
+    return next(each for each in kinds if shape[-1] % _BLOCKS[each].weights == 0)
+
+
+def _bytes(shape: tuple[int, ...], kind: str) -> int:
+    block = _BLOCKS[kind]
     return prod(shape) // block.weights * block.bytes
 
 
@@ -134,7 +186,8 @@ def _other_bytes(model: ModelShape, tokens: int, requests: int) -> int:
 
 
 def _packed(model: ModelShape, quantization: str) -> int:
-    return stored_bytes(param_count(model), quantized_weights(model), 2, quantization)[1]
+    scales = scale_bytes(model, quantization)
+    return stored_bytes(param_count(model), quantized_weights(model), 2, quantization, scales)[1]
 
 
 FORMS: dict[str, Callable[[ModelShape], int]] = {

@@ -12,12 +12,19 @@ from llmtop.presets.zero import ZeroSettings, zero_settings
 from llmtop.profiler.cost.shape import Role, param_count, tensors
 from llmtop.profiler.memory.lora import adapted, linear, lora_params
 
-NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+NF4_BLOCK, NF4_SCALES = 64, 256
+"""Weights of a block, and blocks whose scales share one of their own, with double quantization."""
+NF4_DATA_BYTES = 0.5
+NF4_BYTES = NF4_DATA_BYTES + 1 / NF4_BLOCK + 4 / (NF4_BLOCK * NF4_SCALES)
 """Per weight with double quantization: 4 bits, one byte per block of 64, one fp32 per 256 blocks.
 
 QLoRA (arXiv 2305.14314, section 3) and bitsandbytes 0.50 `functional.py:quantize_4bit`."""
+NF4_TABLE_BYTES = 4 * (16 + 256 + 1)
+"""Of each matrix: the values of its 4-bit codes and of its scales' codes, and the mean of the scales."""
 INT8_BYTES = 1.0
-"""LLM.int8 stores one byte a weight; its per-row fp32 scale is below a thousandth."""
+"""LLM.int8 stores one byte a weight."""
+PACKED_BYTES = {"nf4": NF4_DATA_BYTES, "int8": INT8_BYTES}
+"""Of a packed weight in its parameter, without scales."""
 
 
 class Sizes(Struct, frozen=True, kw_only=True):
@@ -38,7 +45,9 @@ class Sizes(Struct, frozen=True, kw_only=True):
     frozen_bytes: int
     """Of all frozen weights as stored, before any sharding."""
     packed_bytes: int
-    """Of the frozen weights, those stored in 4 or 8 bits."""
+    """Of the frozen weights, those stored in 4 or 8 bits, without their scales."""
+    scale_bytes: int
+    """Scales and tables of packed weights, which no parameter holds: nothing shards or offloads them."""
     lora_rank: int
     lora_modules: int
     """Adapted matrices in one block."""
@@ -75,10 +84,33 @@ def quantized_weights(model: ModelShape) -> int:
     return sum(group.total for group in linear(model))
 
 
-def stored_bytes(frozen: int, packed: int, dtype_bytes: int, quantization: str) -> tuple[int, int]:
-    """(packed, all) bytes of frozen weights, of which `packed` are stored in 4 or 8 bits."""
-    packed_bytes = round(packed * (NF4_BYTES if quantization == "nf4" else INT8_BYTES))
-    return packed_bytes, packed_bytes + (frozen - packed) * dtype_bytes
+@lru_cache(maxsize=1024)
+def scale_bytes(model: ModelShape, quantization: str) -> int:
+    """Scales and tables of all packed matrices.
+
+    bitsandbytes 0.50 `functional.py:quantize_4bit`, `quantize_blockwise` (each matrix has a copy of both
+    tables) and `nn/modules.py:Int8Params` (fp32 for each row).
+    """
+    if quantization == "none":
+        return 0
+    if quantization == "int8":
+        return sum(4 * group.shape[0] * group.count for group in linear(model))
+    return sum(_nf4_scales(group.numel) * group.count for group in linear(model))
+
+
+def _nf4_scales(weights: int) -> int:
+    """Of one matrix: a byte for each block, fp32 for each 256 of them, the tables."""
+    blocks = -(-weights // NF4_BLOCK)
+    return blocks + 4 * -(-blocks // NF4_SCALES) + NF4_TABLE_BYTES
+
+
+def stored_bytes(
+    frozen: int, packed: int, dtype_bytes: int, quantization: str, scales: int
+) -> tuple[int, int]:
+    """(packed, all) bytes of frozen weights, of which `packed` are stored in 4 or 8 bits with `scales` bytes
+    beside them."""
+    packed_bytes = round(packed * PACKED_BYTES[quantization]) if packed else 0
+    return packed_bytes, packed_bytes + scales + (frozen - packed) * dtype_bytes
 
 
 def _whole_tensor_share(model: ModelShape, ranks: int) -> int:
@@ -164,7 +196,8 @@ def sizes_of(spec: RunSpec) -> Sizes:
         trainable = lora_params(model, options.lora_rank, options.lora_targets)
         frozen = total
         packed = quantized_weights(model) if options.quantization != "none" else 0
-        packed_bytes, frozen_bytes = stored_bytes(frozen, packed, dtype_bytes, options.quantization)
+        scales = scale_bytes(model, options.quantization)
+        packed_bytes, frozen_bytes = stored_bytes(frozen, packed, dtype_bytes, options.quantization, scales)
         groups = adapted(model, options.lora_targets)
         modules = sum(-(-group.count // model.num_layers) for group in groups)
         roles = {group.role for group in groups}
@@ -173,7 +206,7 @@ def sizes_of(spec: RunSpec) -> Sizes:
         held = -(-trainable // ranks)
         bucket = min(trainable, zero.reduce_bucket_size)
     else:
-        trainable, frozen, frozen_bytes, packed_bytes, modules = total, 0, 0, 0, 0
+        trainable, frozen, frozen_bytes, packed_bytes, scales, modules = total, 0, 0, 0, 0, 0
         roles = {Role.ATTENTION, Role.MLP}
         layer_params, largest = _block_params(model), _largest(model)
         held = _whole_tensor_share(model, ranks)
@@ -191,6 +224,7 @@ def sizes_of(spec: RunSpec) -> Sizes:
         frozen=frozen,
         frozen_bytes=frozen_bytes,
         packed_bytes=packed_bytes,
+        scale_bytes=scales,
         lora_rank=options.lora_rank,
         lora_modules=modules,
         attention_adapted=Role.ATTENTION in roles,

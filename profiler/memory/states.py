@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.memory.persistent import Persistent, persistent
 from llmtop.profiler.memory.sizes import Sizes
 
 MIB = 1 << 20
@@ -109,12 +110,13 @@ def unreleased_bytes(spec: RunSpec, sizes: Sizes) -> int:
     return max(0, min(beyond, sizes.largest_tensor + 4 * sizes.layer_params)) * sizes.dtype_bytes
 
 
-def gathered_elements(sizes: Sizes) -> int:
+def gathered_elements(sizes: Sizes, whole: int = 0) -> int:
     """Weights that stage 3 holds gathered from the second step on: `max_live_parameters` bounds it.
 
-    One rank has nothing to gather. `zero/partitioned_param_coordinator.py:fetch_sub_module`.
+    One rank has nothing to gather; nor have the `whole` elements that stay so.
+    `zero/partitioned_param_coordinator.py:fetch_sub_module`.
     """
-    everything = sizes.trainable + sizes.frozen
+    everything = sizes.trainable + sizes.frozen - whole
     if sizes.ranks == 1:
         return 0
     live = max(sizes.zero.max_live_parameters, sizes.zero.max_reuse_distance // 2)
@@ -196,6 +198,40 @@ def _stage12(spec: RunSpec, sizes: Sizes) -> StateBytes:
     )
 
 
+def _stage3_shards(spec: RunSpec, sizes: Sizes, kept: Persistent) -> int:
+    """Bytes of this rank's shares, and of the scales of packed weights: these are plain attributes of their
+    parameter (`Params4bit.quant_state`), so stage 3 neither shards nor offloads them."""
+    width, ranks = sizes.dtype_bytes, sizes.ranks
+    if spec.options.offload_param == "none":
+        return width * sizes.shard + -(-(sizes.frozen_bytes - sizes.scale_bytes) // ranks) + sizes.scale_bytes
+    # Shares of small frozen weights stay on the device (`partition_parameters.py:_partition_param`); those of
+    # trained ones go into flat buffers on the host.
+    return sizes.scale_bytes + (-(-width * kept.frozen // ranks) if ranks > 1 else 0)
+
+
+def _kept_whole(spec: RunSpec, sizes: Sizes, kept: Persistent) -> int:
+    """Bytes of small weights that stay gathered; on one rank the device's own share is the whole already."""
+    if sizes.ranks == 1 and spec.options.offload_param == "none":
+        return 0
+    return sizes.dtype_bytes * (kept.trained + kept.frozen)
+
+
+def _gathered_bytes(spec: RunSpec, sizes: Sizes, kept: Persistent) -> int:
+    """Of full weights, those that stay whole left out."""
+    width, whole = sizes.dtype_bytes, kept.trained + kept.frozen
+    if sizes.packed_bytes:
+        # bitsandbytes keeps each packed weight as a plain attribute of the graph (`MatMul4Bit`), so what
+        # ZeRO-3 releases stays; beside them the largest weight that is not packed.
+        return sizes.packed_bytes - width * kept.packed + sizes.head_params * width
+    if spec.options.offload_param == "none":
+        return width * gathered_elements(sizes, whole)
+    # With the weights on the host, one rank too gathers what it uses, and the device copy of the largest
+    # tensor's share lies beside it.
+    everything = sizes.trainable + sizes.frozen - whole
+    gathered = min(everything, sizes.zero.max_live_parameters)
+    return width * (gathered + min(sizes.largest_tensor, everything - gathered))
+
+
 def _stage3(spec: RunSpec, sizes: Sizes) -> StateBytes:
     width, shard, ranks = sizes.dtype_bytes, sizes.shard, sizes.ranks
     offloaded = spec.options.offload_optimizer != "none"
@@ -205,23 +241,18 @@ def _stage3(spec: RunSpec, sizes: Sizes) -> StateBytes:
     bucket = sizes.zero.reduce_bucket_size * width
     step = (6 if width == 2 else 4) * sub_group
     own = (4 + _optimizer_temporary(spec)) * sub_group
-    weights = 0 if params_away else width * shard + -(-sizes.frozen_bytes // ranks)
-    gathered = gathered_elements(sizes)
-    if params_away:
-        # With the weights on the host, one rank too gathers what it uses, and the device copy of the
-        # largest tensor's share lies beside it.
-        everything = sizes.trainable + sizes.frozen
-        gathered = min(everything, sizes.zero.max_live_parameters)
-        gathered += min(sizes.largest_tensor, everything - gathered)
-    gathered_bytes = gathered * width
-    if sizes.packed_bytes and (ranks > 1 or params_away):
-        # bitsandbytes keeps each packed weight as a plain attribute of the graph (`MatMul4Bit`), so what
-        # ZeRO-3 releases stays; beside them the largest weight that is not packed.
-        gathered_bytes = sizes.packed_bytes + sizes.head_params * width
+    kept = persistent(spec, sizes)
+    weights = _stage3_shards(spec, sizes, kept)
+    gathered_bytes = 0
+    if ranks > 1 or params_away:
+        gathered_bytes = _gathered_bytes(spec, sizes, kept)
     states = 0 if offloaded else 4 * shard
     init = weights + (0 if offloaded else 6 * shard) + bucket + 2 * sizes.largest_tensor
+    if sizes.packed_bytes:
+        # Packed weights are made whole on every rank; the engine shards them, one after another.
+        init = max(init, sizes.frozen_bytes + width * sizes.trainable)
     return StateBytes(
-        parameters=weights,
+        parameters=weights + _kept_whole(spec, sizes, kept),
         gathered=gathered_bytes,
         master=states,
         optimizer=optimizer,

@@ -102,6 +102,7 @@ def classify(engine: Any, *, on_cpu: bool) -> Classified:
     ledger.add(Component.PARAMETERS, _group_tensors(wrapper, _PARAMETER_GROUPS))
     ledger.add(Component.PARAMETERS, _parameter_tensors(parameters))
     ledger.add(Component.PARAMETERS, _tensors(list(engine.module.buffers())))
+    ledger.add(Component.PARAMETERS, _eight_bit_tensors(engine.module))
     # A bare torch optimizer steps on the parameters themselves: those are already counted.
     ledger.add(Component.MASTER_PARAMETERS, _group_tensors(wrapper, _MASTER_GROUPS))
     ledger.add(Component.OPTIMIZER_STATE, _state_tensors(inner))
@@ -142,6 +143,15 @@ def _quantization_tensors(parameter: torch.nn.Parameter) -> Iterator[torch.Tenso
         state = getattr(state, "state2", None)
     for name in ("CB", "SCB"):
         yield from _tensors(getattr(parameter, name, None))
+
+
+def _eight_bit_tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Weights of 8 bits and the scales of their rows: bitsandbytes moves these from the parameter to the
+    state of its module in the first forward pass (`nn/modules.py:Linear8bitLt.init_8bit_state`)."""
+    for child in module.modules():
+        state = getattr(child, "state", None)
+        for name in ("CB", "SCB"):
+            yield from _tensors(getattr(state, name, None))
 
 
 def _state_tensors(optimizer: Any) -> Iterator[torch.Tensor]:

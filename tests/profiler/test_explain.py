@@ -203,5 +203,8 @@ def test_packed_weights_tell_their_bits_and_who_measured_them() -> None:
     first = next(m for m in explanation.moments if m.name is Moment.STEADY)
     weights = next(one for one in first.components if one.name == Component.PARAMETERS)
     packed = next(term for term in weights.terms if "round" in term.formula)
-    assert packed.formula == "round(6,979,321,856 packed weights x 0.5158691406) B"
-    assert packed.value == 3_600_416_768 and "QLoRA" in packed.source
+    assert packed.formula == "round(6,979,321,856 packed weights x 0.5) B"
+    assert packed.value == 3_489_660_928 and "QLoRA" in packed.source
+    (scales,) = (term for term in weights.terms if "scales" in term.formula)
+    blocks = 6_979_321_856 // 64
+    assert scales.value == blocks + 4 * blocks // 256 + 224 * 1092

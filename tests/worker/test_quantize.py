@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from llmtop.presets.hf.config import read_shape
 from llmtop.presets.spec import Quantization
+from llmtop.profiler.memory.result import Component
+from llmtop.profiler.memory.sizes import scale_bytes
+from llmtop.profiler.probes.classify import classify
 from llmtop.trainer.worker.quantize import quantization_config, random_quantized
 from tests.worker.launching import tiny_spec
 
@@ -60,6 +65,21 @@ def test_8_bit_weights_of_gpt2_are_bytes() -> None:
     model = build("gpt2", "int8", torch.bfloat16)
     assert model.transformer.h[0].attn.c_attn.weight.dtype == torch.int8
     assert model.transformer.h[0].attn.c_attn.weight.shape == (192, 64)
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_scales_are_counted_to_the_byte(family: str, kind: Quantization) -> None:
+    """By what bitsandbytes keeps beside the packed weights, before and after the first forward pass."""
+    model = build(family, kind, torch.bfloat16)
+    expected = scale_bytes(read_shape({"model_type": family, **CONFIGS[family]}, family, "this test"), kind)
+    whole = sum(parameter.nbytes for parameter in model.parameters())
+    whole += sum(buffer.nbytes for buffer in model.buffers())
+    engine = SimpleNamespace(module=model, optimizer=None)
+    for _ in range(2):
+        found = classify(engine, on_cpu=True).device[Component.PARAMETERS]
+        assert found - whole == expected
+        model(input_ids=torch.arange(8).view(1, 8))
 
 
 def test_a_router_that_is_more_than_a_matrix_stays_as_it_is() -> None:

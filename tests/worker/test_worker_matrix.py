@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from llmtop.profiler.memory.predict import predict
+from llmtop.profiler.memory.result import Component, Moment
 from llmtop.profiler.record.checkpointevents import CheckpointLoaded, CheckpointSaved
 from llmtop.profiler.record.events import (
     BaselineMeasured,
@@ -250,6 +252,14 @@ def test_stage_3_holds_shards_a_gradient_buffer_and_the_gathered_model(matrix: M
     # Every tensor of this model is below the threshold under which stage 3 keeps it gathered.
     assert held["parameters"] == pytest.approx(1.5 * FP32, rel=0.005)
     assert 0 < held["communication_buffers"] <= 2_000_000
+
+
+@pytest.mark.parametrize("case", ["zero3", "zero3_lora_bf16", "zero3_nf4", "nf4", "int8"])
+def test_weights_and_their_scales_between_steps_are_predicted(matrix: Matrix, case: str) -> None:
+    """Of this model every tensor is small enough for stage 3 to keep it whole beside its share."""
+    held = matrix.classified(case, "between_steps").components
+    steady = next(m for m in predict(matrix.runs[case].spec()).moments if m.name is Moment.STEADY)
+    assert steady.components[Component.PARAMETERS] == pytest.approx(held["parameters"], rel=0.002)
 
 
 def test_8_bit_optimizer_states_are_a_quarter(matrix: Matrix) -> None:
