@@ -30,7 +30,7 @@ CONFIG = {
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    tracing._asked.cache_clear()
+    tracing._answers.clear()
     return tmp_path / "cache" / "llmtop" / "traces"
 
 
@@ -109,7 +109,7 @@ def test_a_process_that_fails_or_takes_too_long_is_told(
 
     for run, words in ((fails, "ImportError: no torch"), (waits, "took longer than 180 s")):
         monkeypatch.setattr(subprocess, "run", run)
-        tracing._asked.cache_clear()
+        tracing._answers.clear()
         with pytest.raises(UsageError) as caught:
             catalog.load_model(str(config_file))
         assert words in caught.value.why

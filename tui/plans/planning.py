@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from llmtop.presets import catalog, liger, option_values, resolve, rules
 from llmtop.presets.cautions import cautions
 from llmtop.presets.errors import LlmtopError
+from llmtop.presets.hf import tracing
 from llmtop.presets.rule import Refusal
 from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.profiler.cost.calibration import calibrated, find
@@ -86,10 +87,18 @@ class Plan(Struct, frozen=True, kw_only=True):
     """What is wrong besides `what`."""
     cautions: tuple[str, ...] = ()
     """What is not wrong and still likely not meant."""
+    waits: bool = False
+    """What the model needs is not known yet: its code has to be traced first, which takes seconds."""
 
     @property
     def launchable(self) -> bool:
         return self.spec is not None and self.prediction is not None and not self.refusals
+
+
+def evaluate_now(draft: Draft, machine: resolve.Machine) -> Plan:
+    """The same without waiting for a model's code to be traced: then the plan `waits`."""
+    with tracing.without_waiting():
+        return evaluate(draft, machine)
 
 
 def evaluate(draft: Draft, machine: resolve.Machine) -> Plan:
@@ -107,6 +116,8 @@ def evaluate(draft: Draft, machine: resolve.Machine) -> Plan:
             refusals=refusals,
             cautions=cautions(spec),
         )
+    except tracing.NotTracedYetError as error:
+        return Plan(draft=draft, what=error.what, why=error.why, fix=error.fix, waits=True)
     except LlmtopError as error:
         wrong = _wrong_edits(draft, machine)
         others = {found.what: found for found in wrong.values() if found.what != error.what}

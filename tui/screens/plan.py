@@ -32,6 +32,7 @@ from llmtop.tui.plans.planning import (
     broken,
     choices,
     evaluate,
+    evaluate_now,
     is_open,
     searched,
     shown,
@@ -62,6 +63,14 @@ class MachineSeen(Message):
     def __init__(self, machine: Machine) -> None:
         super().__init__()
         self.machine = machine
+
+
+class Traced(Message):
+    """The model of a draft that had to wait is traced, or cannot be."""
+
+    def __init__(self, draft: Draft) -> None:
+        super().__init__()
+        self.draft = draft
 
 
 class HelpArea(Static):
@@ -148,8 +157,10 @@ class PlanScreen(Screen[None]):
         """Predict a draft and show it; it is not kept."""
         if self._machine is None:
             return
-        plan, before = evaluate(draft, self._machine), self.plan
+        plan, before = evaluate_now(draft, self._machine), self.plan
         self.plan = plan
+        if plan.waits:
+            self._trace(draft, self._machine)
         if plan.spec is not None:
             self._last_spec = plan.spec
         self.query_one(PlanRows).show(plan, self._last_spec)
@@ -158,6 +169,16 @@ class PlanScreen(Screen[None]):
         self._paint_help()
         if before is None or _offers(before) != _offers(plan):
             self.refresh_bindings()
+
+    @work(thread=True, exclusive=True, group="trace")
+    def _trace(self, draft: Draft, machine: Machine) -> None:
+        evaluate(draft, machine)  # keeps what it had to find out
+        self.post_message(Traced(draft))
+
+    def on_traced(self, message: Traced) -> None:
+        """Unless something else is looked at by now."""
+        if self.plan is not None and self.plan.draft == message.draft:
+            self._show(message.draft)
 
     # --- where it would run ----------------------------------------------------------------------
 

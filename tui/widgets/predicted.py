@@ -31,6 +31,8 @@ _LABEL_CELLS = 8
 
 def verdict(plan: Plan) -> tuple[str, str]:
     """Of a plan in two or three words, and their style."""
+    if plan.waits:
+        return "… tracing", "bold $text-warning"
     if plan.prediction is None:
         return "✗ not valid", "bold $text-error"
     if plan.refusals:
@@ -77,7 +79,7 @@ class PredictedPane(VerticalScroll):
 
 def _rows(plan: Plan, place: Place, width: int, height: int) -> list[Content]:
     if plan.spec is None or plan.prediction is None:
-        rows = _problem(plan.what, plan.why, plan.fix)
+        rows = _problem(plan.what, plan.why, plan.fix, waits=plan.waits)
         for wrong in plan.also_wrong:
             rows += [Content(""), *_problem(wrong.what, wrong.why, wrong.fix)]
         return rows
@@ -100,12 +102,13 @@ def _rows_high(rows: list[Content], width: int) -> int:
     return Content("\n").join(rows).get_height({}, width)
 
 
-def _problem(what: str, why: str, fix: str) -> list[Content]:
-    rows = [Content.assemble(("✗ ", "bold $text-error"), (harmless(what), "bold"))]
+def _problem(what: str, why: str, fix: str, *, waits: bool = False) -> list[Content]:
+    mark = ("… ", "bold $text-warning") if waits else ("✗ ", "bold $text-error")
+    rows = [Content.assemble(mark, (harmless(what), "bold"))]
     if why:
         rows.append(Content.assemble(("why ", "$muted"), harmless(why)))
     if fix:
-        rows.append(Content.assemble(("fix ", "bold $text-warning"), harmless(fix)))
+        rows.append(Content.assemble(("" if waits else "fix ", "bold $text-warning"), harmless(fix)))
     return rows
 
 
