@@ -134,6 +134,12 @@ COMMANDS: tuple[Command, ...] = (
         "llmtop export latest --out run.zip",
     ),
     Command(
+        "weights",
+        "RUN OUT [--from CHECKPOINT] [--merge|--adapters] [--base trained|original] [--dtype TYPE] [--json]",
+        "what a run has trained, as a folder that Transformers or PEFT load",
+        "llmtop weights latest my-model",
+    ),
+    Command(
         "import-run",
         "ARCHIVE [--name NAME] [--limit GIB] [--json]",
         "an exported run, to be looked at here",

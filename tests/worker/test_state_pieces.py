@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from llmtop.presets.errors import LlmtopError
+from llmtop.trainer import room
 from llmtop.trainer.statefile import (
     INDEX,
     MARKER,
@@ -33,7 +34,7 @@ from llmtop.trainer.statefile import (
     read_index,
 )
 from llmtop.trainer.worker.checkpoint import index_of, prune
-from llmtop.trainer.worker.state import extras, moments, room, shardfile
+from llmtop.trainer.worker.state import extras, moments, shardfile
 from llmtop.trainer.worker.state.finding import Stored, same_layout
 from llmtop.trainer.worker.state.layout import Slab, StateRefused, _cut, _row, layout_of
 from llmtop.trainer.worker.state.names import Named, frozen_check, named_parameters, persistent_buffers
@@ -313,7 +314,7 @@ def test_too_little_room_is_told_with_numbers(tmp_path: Path, monkeypatch: pytes
     assert "64.0 MiB must stay free" in (room.why_no_room(tmp_path, (1 << 30) - (8 << 20)) or "")
     monkeypatch.setattr(room, "free_bytes", lambda folder: 8 << 30)
     monkeypatch.setattr(room, "file_system", lambda folder: SimpleNamespace(kind="tmpfs"))
-    monkeypatch.setattr(room, "_memory_left_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(room, "memory_left_bytes", lambda: 1 << 30)
     told = room.why_no_room(tmp_path, 2 << 30)
     assert told is not None and "host memory" in told and "64.0 MiB must stay available" in told
     monkeypatch.setattr(room, "file_system", lambda folder: SimpleNamespace(kind="ext4"))

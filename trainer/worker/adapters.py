@@ -21,11 +21,21 @@ _ROUTERS = ("gate", "router", "shared_expert_gate")
 
 def add_lora(model: Any, spec: RunSpec) -> Any:
     """Wrap the model so that only low-rank adapters train, kept in the model's own precision."""
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
+
+    config = lora_config(model, spec)
+    with _names_as_they_are(model):
+        # The optimizer keeps its own fp32 master copy, so the adapters need no upcast.
+        return get_peft_model(model, config, autocast_adapter_dtype=False)
+
+
+def lora_config(model: Any, spec: RunSpec) -> Any:
+    """PEFT's configuration of the adapters that a run has on this model."""
+    from peft import LoraConfig
     from transformers.pytorch_utils import Conv1D
 
     options = spec.options
-    config = LoraConfig(
+    return LoraConfig(
         task_type="CAUSAL_LM",
         r=options.lora_rank,
         lora_alpha=options.lora_alpha if options.lora_alpha is not None else 2 * options.lora_rank,
@@ -33,9 +43,6 @@ def add_lora(model: Any, spec: RunSpec) -> Any:
         target_modules=lora_targets(model, options.lora_targets),
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
-    with _names_as_they_are(model):
-        # The optimizer keeps its own fp32 master copy, so the adapters need no upcast.
-        return get_peft_model(model, config, autocast_adapter_dtype=False)
 
 
 @contextmanager

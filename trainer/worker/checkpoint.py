@@ -18,13 +18,13 @@ from llmtop.presets.errors import LlmtopError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.record.checkpointevents import CheckpointLoaded, CheckpointRefused, CheckpointSaved
 from llmtop.profiler.record.wholefile import write_atomic
+from llmtop.trainer.room import why_no_room
 from llmtop.trainer.statefile import INDEX, MARKER, Progress, StateIndex, read_index, read_progress
 from llmtop.trainer.worker.state.consent import first_problem, sum_over_ranks
 from llmtop.trainer.worker.state.finding import Stored
 from llmtop.trainer.worker.state.layout import StateRefused, layout_of
 from llmtop.trainer.worker.state.loading import Filler
 from llmtop.trainer.worker.state.names import named_parameters
-from llmtop.trainer.worker.state.room import why_no_room
 from llmtop.trainer.worker.state.saving import Share, make_index, share_of, write_share
 
 _PARTIAL = ".partial"

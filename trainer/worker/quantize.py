@@ -56,6 +56,47 @@ def random_quantized(
     return model
 
 
+def packed_modules(model: Any) -> dict[str, Any]:
+    """Of a model in full precision: the modules whose weights are packed, by name."""
+    head = model.get_output_embeddings()
+    return {
+        name: module for name, module in model.named_modules() if _is_packed(module) and module is not head
+    }
+
+
+def packed_and_unpacked(weight: torch.Tensor, kind: Quantization, dtype: torch.dtype) -> torch.Tensor:
+    """A weight, outputs first, with the values that its packed form stands for, in the type of the run."""
+    import bitsandbytes.functional as functional
+
+    if kind == "int8":
+        codes, scales, _ = functional.int8_vectorwise_quant(weight.to(torch.float16))
+        values: torch.Tensor = codes.float() * (scales.float().view(-1, 1) / 127)
+        return values.to(dtype)
+    packed, state = functional.quantize_4bit(
+        weight.to(dtype).contiguous(), quant_type="nf4", compress_statistics=True, quant_storage=dtype
+    )
+    unpacked: torch.Tensor = functional.dequantize_4bit(packed, state).view(weight.shape)
+    return unpacked
+
+
+def packed_start(weight: torch.Tensor, kind: Quantization, dtype: torch.dtype) -> torch.Tensor:
+    """The first numbers of a weight's packed form, as they lie in memory."""
+    import bitsandbytes.functional as functional
+
+    if kind == "int8":
+        codes, _, _ = functional.int8_vectorwise_quant(weight[:1].to(torch.float16))
+        return torch.as_tensor(codes).view(-1)
+    start = weight.to(dtype).contiguous().view(-1)[:_START_ELEMENTS]
+    packed, _ = functional.quantize_4bit(
+        start, quant_type="nf4", compress_statistics=False, quant_storage=dtype
+    )
+    return torch.as_tensor(packed).view(-1)
+
+
+_START_ELEMENTS = 256
+"""Whole blocks of 64, each of which is packed by itself."""
+
+
 def _is_packed(module: torch.nn.Module) -> bool:
     """Whether transformers would pack it too (`integrations/bitsandbytes.py`): no class that derives from it.
 

@@ -55,7 +55,7 @@ def plan_stream(
     make_model: Callable[[], Any], stored: dict[str, StoredTensor], dtype: torch.dtype
 ) -> StreamPlan:
     """What goes where. Raises CannotStream for a family whose tensors transformers changes as it loads."""
-    skeleton = _skeleton(make_model)
+    skeleton = skeleton_of(make_model)
     expected: dict[str, torch.Tensor] = skeleton.state_dict()
     _refuse_mixed_precision(skeleton, dtype, expected)
     named = _names_in_model(skeleton, stored, expected)
@@ -118,7 +118,7 @@ def stream_weights(
     return model
 
 
-def _skeleton(make_model: Callable[[], Any]) -> Any:
+def skeleton_of(make_model: Callable[[], Any]) -> Any:
     """The model without memory; its code runs once, and nothing is cut in shards for it."""
     from transformers.initialization import no_init_weights, no_tie_weights
     from transformers.modeling_utils import set_zero3_state

@@ -11,8 +11,8 @@ from msgspec import Struct
 
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 """Put into names by torch.compile and torch's checkpoint wrapper."""
-_SAMPLED_FROM_ELEMENTS = 4096
-_SAMPLE_ELEMENTS = 16
+SAMPLED_FROM_ELEMENTS = 4096
+SAMPLE_ELEMENTS = 16
 
 
 class Named(Struct, frozen=True, kw_only=True):
@@ -65,10 +65,10 @@ def frozen_check(named: list[Named]) -> str:
     forms: set[str] = set()
     for one in named:
         parameter = one.parameter
-        if parameter.requires_grad or torch.Size(one.shape).numel() < _SAMPLED_FROM_ELEMENTS:
+        if parameter.requires_grad or torch.Size(one.shape).numel() < SAMPLED_FROM_ELEMENTS:
             continue
-        held = getattr(parameter, "ds_tensor", parameter).detach().view(-1)[:_SAMPLE_ELEMENTS]
-        if held.numel() < _SAMPLE_ELEMENTS:
+        held = getattr(parameter, "ds_tensor", parameter).detach().view(-1)[:SAMPLE_ELEMENTS]
+        if held.numel() < SAMPLE_ELEMENTS:
             # Its part lies in a file of the swapper.
             return ""
         sample = held.cpu().contiguous().view(torch.uint8).numpy().tobytes()

@@ -83,6 +83,32 @@ def write_shard(
     return len(head) + sum(tensor.nbytes for tensor in tensors.values())
 
 
+class ShardWriter:
+    """A file of tensors that are written one by one, so that only one of them need be in memory."""
+
+    def __init__(self, path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+        """`tensors` say names, types and shapes alone: they may be without memory ("meta")."""
+        head, self._begins = header_of(tensors, metadata)
+        self._unwritten = set(tensors)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        _write_all(self._descriptor, memoryview(head), 0)
+
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        """Raises OSError when it cannot be written."""
+        self._unwritten.remove(name)
+        if tensor.numel():
+            _write_all(self._descriptor, _bytes(tensor.contiguous().view(-1)), self._begins[name])
+
+    def close(self) -> None:
+        """Waits until the drive has all of it."""
+        try:
+            if self._unwritten:
+                raise ValueError(f"{sorted(self._unwritten)[0]} was never written")
+            os.fsync(self._descriptor)
+        finally:
+            os.close(self._descriptor)
+
+
 class ShardReader:
     """One rank's file, open for reading ranges of its tensors."""
 

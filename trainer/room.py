@@ -1,4 +1,4 @@
-"""Whether a state will fit where it is to be written, before a byte of it is."""
+"""Whether a state, or weights, will fit where they are to be written, before a byte of them is."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def why_no_room(folder: Path, needed_bytes: int) -> str | None:
     kind = file_system(folder)
     if kind is None or kind.kind not in MEMORY_FILE_SYSTEMS:
         return None
-    left = _memory_left_bytes()
-    if left is not None and left < needed_bytes + _SPARE_BYTES:
+    left = memory_left_bytes()
+    if left < needed_bytes + _SPARE_BYTES:
         return (
             f"it takes {format_bytes(needed_bytes)} of host memory, and {format_bytes(left)} is available,"
             f" where {format_bytes(_SPARE_BYTES)} must stay available"
@@ -33,8 +33,8 @@ def why_no_room(folder: Path, needed_bytes: int) -> str | None:
     return None
 
 
-def _memory_left_bytes() -> int | None:
-    """What a file system in memory can still grow by, under the machine's limit and the cgroup's."""
+def memory_left_bytes() -> int:
+    """Host memory that can still be taken, under the machine's limit and the cgroup's."""
     group = cgroup_memory()
     left = int(import_module("psutil").virtual_memory().available)
     if group.limit_bytes is None or group.used_bytes is None:
