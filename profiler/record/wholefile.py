@@ -44,9 +44,18 @@ def random_hex(size: int) -> str:
     return os.urandom(size).hex()
 
 
+def sync_file(path: Path) -> None:
+    """Make what another library wrote last through a power cut."""
+    _sync(path, 0)
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename last through a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _sync(folder, os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, os.O_RDONLY | flags | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

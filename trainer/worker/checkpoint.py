@@ -17,7 +17,7 @@ import torch
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.record.checkpointevents import CheckpointLoaded, CheckpointRefused, CheckpointSaved
-from llmtop.profiler.record.wholefile import write_atomic
+from llmtop.profiler.record.wholefile import sync_folder, write_atomic
 from llmtop.trainer.room import why_no_room
 from llmtop.trainer.statefile import INDEX, MARKER, Progress, StateIndex, read_index, read_progress
 from llmtop.trainer.worker.state.consent import first_problem, sum_over_ranks
@@ -144,7 +144,11 @@ def _save_share(
     if problem is None:
         problem = first_problem(_write(share, partial, engine.global_rank, durable=durable), device)
     if problem is None:
-        ended = _complete(engine, partial, progress, only_trainable=only_trainable) if leads else None
+        ended = (
+            _complete(engine, partial, progress, only_trainable=only_trainable, durable=durable)
+            if leads
+            else None
+        )
         problem = first_problem(ended, device)
     if problem is not None and leads:
         shutil.rmtree(partial, ignore_errors=True)
@@ -176,7 +180,9 @@ def _write(share: Share, partial: Path, rank: int, *, durable: bool) -> str | No
     return None
 
 
-def _complete(engine: Any, partial: Path, progress: Progress, *, only_trainable: bool) -> str | None:
+def _complete(
+    engine: Any, partial: Path, progress: Progress, *, only_trainable: bool, durable: bool
+) -> str | None:
     """On rank 0: index, marker, and the name by which the checkpoint is found."""
     path = partial.with_name(f"step-{progress.step}")
     old = partial.with_name(f"step-{progress.step}{_OLD}")
@@ -190,6 +196,9 @@ def _complete(engine: Any, partial: Path, progress: Progress, *, only_trainable:
             shutil.rmtree(old, ignore_errors=True)
             path.rename(old)
         partial.rename(path)
+        if durable:
+            # Until the drive has the name, nobody may be told of the checkpoint.
+            sync_folder(path.parent)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         return f"{path}: {error.strerror or error}"

@@ -18,6 +18,7 @@ from llmtop.presets.errors import UsageError
 from llmtop.presets.inputs import SMALLEST_BPE_VOCAB
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.wholefile import sync_file, sync_folder
 from llmtop.trainer.worker.data import Ids
 from llmtop.trainer.worker.place import Place
 from llmtop.trainer.worker.text import Piece, read_pieces
@@ -78,8 +79,12 @@ def _make_bpe(folder: Path, spec: RunSpec) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     pieces = read_pieces(spec.options.data, spec.options.text_field)
     train_byte_level_bpe((piece.text for piece in pieces), spec.model.vocab_size, aside)
+    for file in aside.iterdir():
+        sync_file(file)
+    sync_folder(aside)
     try:
         aside.rename(folder)
+        sync_folder(folder.parent)
     except OSError:
         # Another machine that shares this folder made the same tokenizer first.
         if not folder.is_dir():
@@ -95,7 +100,11 @@ def _write_tokens(path: Path, dtype: numpy.dtype[Any], spec: RunSpec, tokenizer:
         for ids in _encoded(pieces, tokenizer):
             _check_ids(ids, spec)
             file.write(ids.astype(dtype).tobytes())
+        # A file of zeros that a power cut left would be trained on after a resume, and nobody would see it.
+        file.flush()
+        os.fsync(file.fileno())
     aside.replace(path)
+    sync_folder(path.parent)
 
 
 def _encoded(pieces: Iterator[Piece], tokenizer: Tokenizer) -> Iterator[Ids]:
