@@ -141,6 +141,11 @@ FAMILIES: tuple[Family, ...] = (
         help="Steps without an update",
         read=_one(lambda s: s.state.skipped_steps),
     ),
+    Family(
+        name="llmtop_unsaved",
+        help="1 while the newest checkpoint that was asked for could not be written",
+        read=_one(lambda s: s.state.unsaved is not None),
+    ),
     Family(name="llmtop_loss", help="Of the newest step", read=_one(lambda s: s.state.last_loss)),
     Family(name="llmtop_learning_rate", help="Of the newest step", read=_series("learning_rates")),
     Family(name="llmtop_grad_norm", help="Of the newest step", read=_series("grad_norms")),

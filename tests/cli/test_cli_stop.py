@@ -81,6 +81,18 @@ def test_a_stop_without_a_checkpoint_warns_of_one_that_was_refused(start: Start,
     assert [one["step"] for one in llmtop("report", "latest", "--json").json()["checkpoints_refused"]] == [3]
 
 
+def test_a_run_that_ends_without_its_checkpoint_is_a_failure(start: Start, llmtop: Llmtop) -> None:
+    run = start("ends_without_room")
+    attached = llmtop("attach", "--headless", "latest")
+    assert attached.code == ExitCode.JOB_FAILED
+    assert f"run {run.run.run_id} has trained to its end and is not saved" in attached.err
+    assert "why: the checkpoint of step 3 could not be saved, there is none" in attached.err
+    assert "fix: make room, then run it again" in attached.err
+    # There is nothing to go on from; with an earlier checkpoint there would be.
+    resumed = llmtop("resume", "latest")
+    assert resumed.code == ExitCode.USAGE and "has no checkpoint to go on from" in resumed.err
+
+
 def test_steps_that_were_not_saved_for_no_known_reason_are_a_failure(start: Start, llmtop: Llmtop) -> None:
     run = start("trains_until_told")
     run.wait_for_step(1)

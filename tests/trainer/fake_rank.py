@@ -109,6 +109,14 @@ def has_no_room() -> None:
     finish(number, "stopped")
 
 
+def ends_without_room() -> None:
+    """Makes all its steps; at the end there is no room for the checkpoint."""
+    for number in range(1, 4):
+        step(number)
+    refuse(3)
+    finish(3, "completed")
+
+
 def refuse(number: int) -> None:
     if RANK == 0:
         EVENTS.write(CheckpointRefused(step=number, why="it takes 20.0 MiB, and /runs has 9.0 MiB free"))

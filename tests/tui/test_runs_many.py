@@ -95,6 +95,15 @@ def test_every_word_of_a_filter_must_be_there() -> None:
     assert not holds(known, "tiny h200")
 
 
+@pytest.mark.parametrize(("status", "told"), [("completed", "! not saved"), ("running", "● not saved")])
+def test_a_run_that_is_not_saved_says_so_and_is_found_by_that(status: str, told: str) -> None:
+    unsaved = row(status=status, unsaved=True)
+    (state,) = (column for column in COLUMNS if column.title == "state")
+    assert state.text(unsaved, 0.0) == told
+    assert holds(unsaved, "not saved") and holds(unsaved, status)
+    assert not holds(row(status=status), "not saved")
+
+
 async def test_compares_the_marked_run_with_another(live: LiveRun, root: Path) -> None:
     other = make_recorded_run(root, steps=6)
     app = LlmtopApp("runs", root=root)

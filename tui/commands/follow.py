@@ -140,14 +140,29 @@ def end_in_words(state: RunState) -> str:
 
 
 def require_success(run: RunDir, state: RunState) -> ExitCode:
-    """DONE for a run that ended well, with a warning where its last checkpoint was refused.
+    """DONE for a run that ended well, with a warning where a stopped one is not saved.
 
-    Raises what the command ends with otherwise.
+    Raises what the command ends with otherwise: also for a run that has trained to its end and is not saved,
+    for who waits for it in a script goes on with what it wrote.
     """
+    unsaved = unsaved_words(state)
+    if state.status == "completed" and unsaved:
+        raise JobFailedError(
+            f"run {run.run_id} has trained to its end and is not saved",
+            why=unsaved,
+            fix=f"make room, then {_again(run, state)}",
+        )
     if state.status in ("completed", "stopped"):
-        if unsaved := unsaved_words(state):
+        if unsaved:
             tell(f"warning: {unsaved}")
         return ExitCode.DONE
     error = OutOfMemoryError if state.status == "out_of_memory" else JobFailedError
     fix = ending(state).fix or f"llmtop logs {run.run_id}"
     raise error(f"run {run.run_id} {end_in_words(state)}", fix=fix)
+
+
+def _again(run: RunDir, state: RunState) -> str:
+    """What brings the steps back that are nowhere saved."""
+    if not state.checkpoints:
+        return "run it again"
+    return f"llmtop resume {run.run_id} goes on from step {state.checkpoints[-1].step:,}"

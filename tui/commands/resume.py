@@ -77,7 +77,8 @@ def _require_ended(found: RunDir, state: RunState, words: Sequence[str]) -> None
     require_trainer(found)
     if found.supervisor_alive():
         raise UsageError(f"run {found.run_id} is going on", fix=f"watch it: llmtop attach {found.run_id}")
-    if state.status == "completed" and not any(word.partition("=")[0].strip() == "steps" for word in words):
+    has_all_steps = state.status == "completed" and state.unsaved is None
+    if has_all_steps and not any(word.partition("=")[0].strip() == "steps" for word in words):
         raise UsageError(
             f"run {found.run_id} has made all its {found.spec().options.steps:,} steps",
             fix=f"name more of them: llmtop resume {found.run_id} steps=N; or start another one: llmtop run",

@@ -266,6 +266,7 @@ def run_row(run: RunDir, state: RunState) -> RunRow:
         tokens_per_second=steady_speed(state.series),
         memory_bytes=max(held.values(), default=None),
         started=state.started if state.started is not None else run.created(),
+        unsaved=state.unsaved is not None,
     )
 
 

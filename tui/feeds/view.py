@@ -58,6 +58,8 @@ class RunRow(Struct, frozen=True, kw_only=True):
     """Wall clock."""
     problem: str = ""
     """Why the run cannot be read; empty when it can."""
+    unsaved: bool = False
+    """The newest checkpoint that was asked for could not be written."""
 
 
 STATUS_MARKS: dict[Status, tuple[str, str, str]] = {

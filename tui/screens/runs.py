@@ -208,9 +208,8 @@ class RunsScreen(Screen[None]):
         return tuple(texts)
 
     def _cell(self, row: RunRow, column: RunColumn, text: str) -> Text:
-        colour = (
-            getattr(self.app.current_theme, STATUS_MARKS[row.status][2]) if column.title == "state" else None
-        )
+        role = "error" if row.unsaved else STATUS_MARKS[row.status][2]
+        colour = getattr(self.app.current_theme, role) if column.title == "state" else None
         # Text and not str: a table reads markup in plain strings.
         return Text(text, style=colour or "")
 

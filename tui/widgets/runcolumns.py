@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.units import format_bytes, format_count, format_progress, format_seconds
 from llmtop.tui.feeds.view import STATUS_MARKS, RunRow
 from llmtop.tui.widgets.paint import fit, fit_right
@@ -48,6 +49,8 @@ def _age(row: RunRow, now: float) -> str:
 
 def _state(row: RunRow, now: float) -> str:
     mark, word, _ = STATUS_MARKS[row.status]
+    if row.unsaved:
+        return f"{mark if row.status not in ENDED else '!'} not saved"
     return f"{mark} OOM" if row.status == "out_of_memory" else f"{mark} {word}"
 
 
@@ -132,5 +135,6 @@ def ordered(rows: Sequence[RunRow], order: Order | None) -> tuple[RunRow, ...]:
 def holds(row: RunRow, words: str) -> bool:
     """Whether a row holds each of the words, somewhere in what is told of the run."""
     _, state, _ = STATUS_MARKS[row.status]
-    told = f"{row.run_id} {row.name} {row.model} {row.device} {state} {row.status}".lower()
+    saved = "not saved" if row.unsaved else ""
+    told = f"{row.run_id} {row.name} {row.model} {row.device} {state} {row.status} {saved}".lower()
     return all(word in told for word in words.lower().split())
