@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from llmtop.presets.errors import JobFailedError, UsageError
@@ -18,12 +19,14 @@ from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import RunStarted
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, runs_root
+from llmtop.profiler.record.wholefile import document, write_atomic
 from llmtop.trainer.dsconfig import deepspeed_config
 from llmtop.trainer.preflight import preflight
 
 _START_SECONDS = 60.0
 """A supervisor imports no torch; this long only on a machine that is very busy."""
 _POLL_SECONDS = 0.01
+_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def start_run(
@@ -78,12 +81,19 @@ def resume_run(run: RunDir) -> int:
 
 
 def _keep_environment(run: RunDir) -> None:
-    try:
+    with _needing_room(run, run.environment_path):
         record_environment(run)
+
+
+@contextmanager
+def _needing_room(run: RunDir, path: Path) -> Iterator[None]:
+    """Where one file of a run is written before it starts."""
+    try:
+        yield
     except OSError as error:
         raise JobFailedError(
             f"run {run.run_id} was not started",
-            why=f"{run.environment_path} cannot be written: {error.strerror or error}",
+            why=f"{path} cannot be written: {error.strerror or error}",
             fix="free some space there",
         ) from error
 
@@ -91,9 +101,13 @@ def _keep_environment(run: RunDir) -> None:
 def start_supervisor(run: RunDir, *, visible_devices: str | None = None) -> int:
     """Start the supervisor of a run in a session of its own; its pid, once it supervises.
 
-    `visible_devices` is CUDA_VISIBLE_DEVICES for it and its ranks; None: as for this process.
+    `visible_devices` is CUDA_VISIBLE_DEVICES for it and its ranks; None: as for this process, or else as when
+    the run was started before.
     """
-    chosen = {} if visible_devices is None else {"CUDA_VISIBLE_DEVICES": visible_devices}
+    chosen = devices_for(run) if visible_devices is None else visible_devices
+    if chosen is not None:
+        with _needing_room(run, run.devices_path):
+            write_atomic(run.devices_path, document(chosen))
     log_path = run.log_path(SUPERVISOR)
     descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -103,7 +117,7 @@ def start_supervisor(run: RunDir, *, visible_devices: str | None = None) -> int:
             stdout=descriptor,
             stderr=descriptor,
             start_new_session=True,
-            env={**os.environ, **chosen},
+            env=os.environ if chosen is None else {**os.environ, _DEVICES: chosen},
         )
     finally:
         os.close(descriptor)
@@ -115,6 +129,18 @@ def start_supervisor(run: RunDir, *, visible_devices: str | None = None) -> int:
         process.kill()
         raise
     return process.pid
+
+
+def devices_for(run: RunDir) -> str | None:
+    """CUDA_VISIBLE_DEVICES of a run that is started now; None: all that there are.
+
+    What the run was given before counts where the variable is not set, as long as it is enough.
+    """
+    if _DEVICES in os.environ:
+        return os.environ[_DEVICES]
+    given = run.given_devices()
+    is_enough = given is not None and len(given.split(",")) >= run.spec().options.gpus
+    return given if is_enough else None
 
 
 def wait_until_supervised(run: RunDir, pid: int, exit_code: Callable[[], int | None]) -> None:

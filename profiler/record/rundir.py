@@ -203,6 +203,18 @@ class RunDir:
         return self.path / "environment.json"
 
     @property
+    def devices_path(self) -> Path:
+        """Which GPUs the run was given, as CUDA_VISIBLE_DEVICES says it; absent for all that there were."""
+        return self.path / "devices.json"
+
+    def given_devices(self) -> str | None:
+        """CUDA_VISIBLE_DEVICES of the newest start that had it; None: none had, or it cannot be read."""
+        try:
+            return read_json(self.devices_path, str)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    @property
     def imported_path(self) -> Path:
         return self.path / _IMPORTED
 

@@ -20,7 +20,7 @@ from llmtop.profiler.hardware.disk import FileSystem
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import control, preflight
-from llmtop.trainer.launch import start_run, start_supervisor
+from llmtop.trainer.launch import devices_for, start_run, start_supervisor
 from tests.recorded_spec import recorded_prediction, recorded_spec
 from tests.trainer.supervised import TIMEOUT_SECONDS, worker_command
 
@@ -335,6 +335,10 @@ def test_a_run_can_be_given_some_of_the_devices(
     assert b"CUDA_VISIBLE_DEVICES=GPU-a,GPU-b" in environ
     control.stop(run, save=False)
     assert control.wait_for_end(run, TIMEOUT_SECONDS) is not None
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert devices_for(run) == "GPU-a,GPU-b"  # when it goes on, from a shell that says nothing of devices
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert devices_for(run) == "3"
     # The samples of a real run tell how long each log was.
     hardware = read_state(run).hardware
     assert hardware is not None and hardware.host.log_bytes is not None

@@ -13,7 +13,7 @@ from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.change.afterend import fix_numbered, plan_after_end, require_more_steps, resume_changed
 from llmtop.trainer.change.plan import require_fit
 from llmtop.trainer.change.restagefolder import restage_folders
-from llmtop.trainer.launch import require_trainer, resume_run
+from llmtop.trainer.launch import devices_for, require_trainer, resume_run
 from llmtop.trainer.statefile import newest_in
 from llmtop.tui.asking.changetext import change_lines
 from llmtop.tui.commandline.arguments import RUN_HELP
@@ -47,6 +47,8 @@ def run(args: argparse.Namespace) -> ExitCode:
         _resume_changed(found, state, args)
     else:
         resume_run(found)
+    if not found.spec().on_cpu and (devices := devices_for(found)):
+        tell(f"on the GPUs {devices} (CUDA_VISIBLE_DEVICES)")
     if step:
         # A state that was saved for a relaunch has been moved there.
         tell(f"goes on after step {step:,}, from {found.checkpoints_dir / f'step-{step}'}")
