@@ -98,24 +98,22 @@ class Need(Struct, frozen=True, kw_only=True):
 def preflight(spec: RunSpec, *, nvme_bytes: int = 0) -> None:
     """Raise UsageError for the first thing that is missing. Imports nothing of what it looks for.
 
+    A run over hosts is looked at by each of them (`preflight_here`): this one may not be among them.
     `nvme_bytes` is what the run will keep in its NVMe folder.
     """
-    _one_machine(spec)
+    flatlimit.check(spec)
+    if spec.options.nodes == 1:
+        preflight_here(spec, nvme_bytes=nvme_bytes)
+
+
+def preflight_here(spec: RunSpec, *, nvme_bytes: int = 0) -> None:
+    """Raise UsageError for the first thing that this machine lacks for its ranks."""
     flatlimit.check(spec)
     _modules(spec)
     _devices(spec)
     _data(spec)
     _folders(spec, nvme_bytes)
     _build(spec)
-
-
-def _one_machine(spec: RunSpec) -> None:
-    if spec.options.nodes > 1:
-        raise UsageError(
-            f"nodes = {spec.options.nodes} can be planned, not launched",
-            why="this version starts ranks on one machine",
-            fix="--nodes 1",
-        )
 
 
 def needs(spec: RunSpec) -> list[Need]:

@@ -21,6 +21,7 @@ from llmtop.profiler.record.events import (
     RankStarted,
     RunEnded,
 )
+from llmtop.profiler.record.hosts import read_hosts
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.trainer import control
 from llmtop.trainer.change.livefile import forget_snapshots
@@ -365,12 +366,22 @@ def _supervise_script(run: RunDir) -> RunEnded:
     return ScriptSupervisor(run, _log).run()
 
 
+def _lead_hosts(run: RunDir) -> RunEnded:
+    # Most runs have one machine.
+    from llmtop.trainer.hosts.lead import Lead
+
+    return Lead(run, _log).run()
+
+
 def main(arguments: list[str], ranks: Ranks | None = None) -> int:
     if len(arguments) != 1:
         raise UsageError("the supervisor takes one argument, the run directory")
     run = RunDir.open(Path(arguments[0]))
     with only_supervisor(run):
-        end = _supervise_script(run) if run.spec().script else Supervisor(run, ranks=ranks).run()
+        if run.spec().script:
+            end = _supervise_script(run)
+        else:
+            end = _lead_hosts(run) if read_hosts(run) else Supervisor(run, ranks=ranks).run()
         BookmarkWatch(run, _log).finish()
     if end.state == "out_of_memory":
         return ExitCode.OUT_OF_MEMORY

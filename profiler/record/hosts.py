@@ -43,8 +43,6 @@ class Hosts(Struct, frozen=True, kw_only=True):
     version: int = 1
     hosts: tuple[Host, ...]
     launcher: Launcher = "ssh"
-    shared: bool = False
-    """Whether all hosts work in the launching machine's folder."""
     choose_devices: bool = False
     """Whether a host's ranks are to see the devices of their slots alone."""
     python: str = ""

@@ -162,7 +162,7 @@ def changes() -> None:
 
 def leave(asked: LiveRequest, number: int) -> None:
     if RANK == 0:
-        state = Path(asked.folder) / f"step-{number}"
+        state = RUN.path / asked.folder / f"step-{number}"
         state.mkdir()
         (state / "state").write_text("weights")
         saved = CheckpointSaved(step=number, path=str(state), size_bytes=7, seconds=0.01, passing=True)

@@ -23,7 +23,7 @@ class LiveRequest(Struct, frozen=True, kw_only=True):
     leave: bool = False
     """Save and end after the step; the setting is taken by a relaunch."""
     folder: str = ""
-    """Where to save then."""
+    """Where to save then, from the run's folder on."""
 
 
 def ask_ranks(run: RunDir, request: LiveRequest) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -53,6 +54,7 @@ class Changes:
         log: Callable[[str], None],
         *,
         ready_seconds: float = _READY_SECONDS,
+        remove_states: Callable[[RunDir], None] = restagefolder.remove_states,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -64,6 +66,7 @@ class Changes:
         self._answer = answer
         self._log = log
         self._ready_seconds = ready_seconds
+        self._remove_states_of = remove_states
         self._wall = wall
         self._clock = clock
         self._now: UnderWay | None = None
@@ -220,7 +223,9 @@ class Changes:
         elif count_ready(self._run, now.setting) == wanted:
             try:
                 folder = restagefolder.make_folder(self._run, now.state_bytes, host)
-                ask_ranks(self._run, LiveRequest(setting=now.setting, leave=True, folder=str(folder)))
+                ask_ranks(
+                    self._run, LiveRequest(setting=now.setting, leave=True, folder=_told(self._run, folder))
+                )
             except OSError as error:
                 self._give_up_now(now, f"{_NOT_WRITTEN}: {error.strerror or error}")
                 self._remove_states()
@@ -266,7 +271,7 @@ class Changes:
     def _remove_states(self) -> None:
         """What cannot be removed stays, and the run goes on."""
         try:
-            restagefolder.remove_states(self._run)
+            self._remove_states_of(self._run)
         except OSError as error:
             self._log(f"the state saved for the change cannot be removed: {error}")
 
@@ -382,3 +387,8 @@ class Changes:
         elif now is not None:
             self._refuse(now, f"the run has ended before it was made: {reason}")
         return kept
+
+
+def _told(run: RunDir, folder: Path) -> str:
+    """A folder as the ranks are told of it: one below the run's from there on, as hosts have it elsewhere."""
+    return str(folder.relative_to(run.path) if folder.is_relative_to(run.path) else folder)

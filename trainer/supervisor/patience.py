@@ -38,6 +38,8 @@ class Graces(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """For ranks that are started beside others to have loaded what they need."""
     finish: float = 120.0
     """After the first rank finished: the others do the same last step."""
+    host: float = 300.0
+    """For a host of several that is not heard of, and of a host for the lead: then its ranks are ended."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Graces:

@@ -54,10 +54,13 @@ def rank_environment(
     extensions: Path,
     environment: Mapping[str, str],
     setting: int | None = None,
+    address: str = _ADDRESS,
+    first_rank: int = 0,
 ) -> dict[str, str]:
     """The environment of one rank on top of the supervisor's own; to be asked for by the supervisor.
 
-    `setting` is that of the run; by default the one in force.
+    `setting` is that of the run; by default the one in force. `address` is where all ranks meet, `first_rank`
+    the lowest one of this machine.
     """
     spec = run.spec(setting)
     return {
@@ -72,10 +75,10 @@ def rank_environment(
         RUN_ID: run.run_id,
         SUPERVISOR_PID: str(os.getpid()),
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "LOCAL_RANK": str(rank - first_rank),
         "WORLD_SIZE": str(spec.world_size),
         "LOCAL_WORLD_SIZE": str(spec.options.gpus),
-        "MASTER_ADDR": _ADDRESS,
+        "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
         "DS_ACCELERATOR": "cpu" if spec.on_cpu else "cuda",
         "OMP_NUM_THREADS": str(threads_of(spec, environment)),

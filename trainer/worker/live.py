@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -94,7 +93,7 @@ class LiveChanges:
         self._setting = setting
         began = time.perf_counter()
         if request.leave:
-            problem = self._checkpointer.save_into(Path(request.folder), step - 1)
+            problem = self._checkpointer.save_into(self._run.path / request.folder, step - 1)
             self.leaving = not problem
             if self.leaving:
                 return

@@ -1,0 +1,143 @@
+"""From a list of hosts to hosts that are ready for ranks: reached, their supervisors up, looked at, alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.profiler.record.hostabout import HostAbout, forget_about
+from llmtop.profiler.record.hostevents import HostJoined
+from llmtop.profiler.record.hosts import Hosts
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.units import counted
+from llmtop.trainer.hosts.members import Member, Members
+from llmtop.trainer.hosts.starters import Starter, make_starter
+from llmtop.trainer.hosts.transport import InFolder, OverSsh
+from llmtop.trainer.hosts.versions import require_alike
+
+CONNECT_SECONDS = 40.0
+"""For a host to be reached; ssh itself tries for 10 s at a time."""
+READY_SECONDS = 180.0
+"""For its supervisor to be up: a first start of Python on a network file system takes long."""
+_MOST_TOLD = 6
+
+
+class Gathering:
+    def __init__(
+        self, run: RunDir, hosts: Hosts, members: Members, mark: str, environment: Mapping[str, str]
+    ) -> None:
+        self._run = run
+        self._hosts = hosts
+        self._members = members
+        self._mark = mark
+        self._variables = {name: environment[name] for name in hosts.variables if name in environment}
+        self._starter: Starter | None = None
+        self._began = time.monotonic()
+        self._ready: dict[Member, HostAbout] = {}
+
+    def begin(self) -> None:
+        """Reach out for every host. Raises LlmtopError where that cannot even be tried."""
+        self._began = time.monotonic()
+        for member in self._members.all:
+            forget_about(member.dir)
+            if self._hosts.launcher == "ssh":
+                member.transport = OverSsh(
+                    self._run,
+                    member.host,
+                    self._hosts,
+                    mark=self._mark,
+                    begin=member.orders.begins_at,
+                    folder=str(Path.cwd()),
+                    variables=self._variables,
+                )
+            else:
+                member.transport = InFolder(self._run, member.host)
+            member.transport.start()
+        if self._hosts.launcher != "ssh":
+            begins = [member.orders.begins_at for member in self._members.all]
+            self._starter = make_starter(self._run, self._hosts, begins, self._variables)
+
+    def turn(self) -> None:
+        for member in self._members.all:
+            if isinstance(member.transport, OverSsh):
+                member.transport.start_supervisor()
+
+    def complete(self) -> bool:
+        """Whether all hosts are ready. Raises LlmtopError naming those that never will be."""
+        waiting = [member for member in self._members.all if member not in self._ready]
+        failed = {}
+        for member in waiting:
+            about = self._about(member)
+            if about is not None:
+                self._ready[member] = about
+                continue
+            why = self._failure(member)
+            if why:
+                failed[member.name] = why
+        if failed:
+            told = "; ".join(f"{name}: {why}" for name, why in list(failed.items())[:_MOST_TOLD])
+            more = f"; and {counted(len(failed) - _MOST_TOLD, 'more')}" if len(failed) > _MOST_TOLD else ""
+            raise LlmtopError(
+                f"{counted(len(failed), 'host')} of {len(self._members.all)} cannot be used: {told}{more}",
+                fix="mend them, or leave them out: --exclude",
+            )
+        if len(self._ready) < len(self._members.all):
+            return False
+        self._require_fit()
+        return True
+
+    def _about(self, member: Member) -> HostAbout | None:
+        if not isinstance(member.transport, OverSsh):
+            return member.about()
+        pid = member.transport.started_pid
+        return member.about(pid) if pid is not None else None
+
+    def _failure(self, member: Member) -> str:
+        transport, waited = member.transport, time.monotonic() - self._began
+        assert transport is not None
+        if self._starter is not None and (told := self._starter.problem()):
+            return told
+        if transport.dead and transport.has_all:
+            return f"{transport.dead}{self._last_words(member)}"
+        if isinstance(transport, OverSsh) and not transport.link.about and waited > CONNECT_SECONDS:
+            return f"cannot be reached: {transport.problem or 'ssh says nothing'}"
+        return (
+            f"was not ready after {READY_SECONDS:g} s{self._last_words(member)}"
+            if waited > READY_SECONDS
+            else ""
+        )
+
+    def _last_words(self, member: Member) -> str:
+        try:
+            text = member.dir.log_path("supervisor").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+        lines = text.strip().splitlines()
+        return f"; it says: {lines[-1].strip()}" if lines else ""
+
+    def _require_fit(self) -> None:
+        unfit = {member.name: about for member, about in self._ready.items() if about.problem}
+        if unfit:
+            name, about = next(iter(unfit.items()))
+            others = f" (and {counted(len(unfit) - 1, 'other')})" if len(unfit) > 1 else ""
+            raise UsageError(f"host {name}{others}: {about.problem}", fix=about.fix)
+        require_alike({member.name: self._ready[member].versions for member in self._members.all})
+
+    def joined(self) -> list[HostJoined]:
+        return [
+            HostJoined(
+                host=member.name,
+                pid=about.pid,
+                first_rank=member.host.first_rank,
+                ranks=len(member.host.slots),
+                node=about.node,
+            )
+            for member, about in ((member, self._ready[member]) for member in self._members.all)
+        ]
+
+    def close(self) -> None:
+        """Every host has left, or nobody waits for it."""
+        if self._starter is not None:
+            self._starter.close()

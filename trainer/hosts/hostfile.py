@@ -1,0 +1,151 @@
+"""Which hosts a run is to use: a hostfile and its filters, read as DeepSpeed's launcher reads them.
+
+From deepspeed 0.19.8 `launcher/runner.py`: `_parse_hostfile`, `parse_resource_filter` and
+`apply_num_nodes_and_gpus`; what that finds out later or never (more GPUs than slots) is refused here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from llmtop.presets.errors import UsageError, nearest
+from llmtop.profiler.record.hosts import Host, is_host_name
+from llmtop.profiler.units import counted
+
+DEFAULT_HOSTFILE = Path("/job/hostfile")
+"""Where DeepSpeed looks for one (`DLTS_HOSTFILE`)."""
+_LINE = re.compile(r"^(\S+)\s+slots=(\d+)")
+_FORM = "one host a line, as: worker-1 slots=8"
+
+Pool = dict[str, tuple[int, ...]]
+"""Host to the numbers of its slots, in the order of the ranks."""
+
+
+def read_hostfile(path: Path) -> Pool:
+    """Raises UsageError for a file that is none, naming its line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror or str(error) if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"hostfile {path} cannot be read", why=why, fix=_FORM) from error
+    return parse_hostfile(text, str(path))
+
+
+def parse_hostfile(text: str, name: str = "hostfile") -> Pool:
+    pool: Pool = {}
+    for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
+        if not line or line.startswith("#"):
+            continue
+        match = _LINE.match(line)
+        if match is None:
+            raise UsageError(f"{name}, line {number}: '{line}' names no host with its slots", fix=_FORM)
+        host = match.group(1)
+        require_host_name(host, f"{name}, line {number}")
+        if host in pool:
+            raise UsageError(f"{name}, line {number}: {host} is there twice", fix="give each host one line")
+        pool[host] = tuple(range(int(match.group(2))))
+    if not pool:
+        raise UsageError(f"{name} names no host", fix=_FORM)
+    return pool
+
+
+def require_host_name(host: str, where: str) -> None:
+    """Raise UsageError for a word that ssh would take for an option, or that can be no folder's name."""
+    if not is_host_name(host):
+        raise UsageError(
+            f"{where}: '{host}' is not the name of a host",
+            why="it begins with a letter or digit and has letters, digits and ._:@%+- in it",
+            fix="give it a name in ~/.ssh/config",
+        )
+
+
+def choose(pool: Mapping[str, tuple[int, ...]], *, include: str = "", exclude: str = "") -> Pool:
+    """The hosts and slots that a filter leaves, in the order of the hostfile.
+
+    `NAME[:SLOT[,SLOT ...]][@NAME ...]`; without slots, all of that host. Raises UsageError.
+    """
+    if include and exclude:
+        raise UsageError("--include and --exclude cannot both be given", fix="leave one out")
+    if not include and not exclude:
+        return dict(pool)
+    option = "--include" if include else "--exclude"
+    named = _parse_filter(include or exclude, option, pool)
+    if include:
+        chosen = {host: named[host] or slots for host, slots in pool.items() if host in named}
+    else:
+        chosen = {host: _without(slots, named.get(host)) for host, slots in pool.items()}
+    kept = {host: slots for host, slots in chosen.items() if slots}
+    if not kept:
+        raise UsageError(f"{option} '{include or exclude}' leaves no host", fix="leave some slots")
+    return kept
+
+
+def _without(slots: tuple[int, ...], excluded: tuple[int, ...] | None) -> tuple[int, ...]:
+    """None: nothing is excluded; none named: all are."""
+    if excluded is None:
+        return slots
+    return tuple(slot for slot in slots if slot not in excluded) if excluded else ()
+
+
+def _parse_filter(text: str, option: str, pool: Mapping[str, tuple[int, ...]]) -> Pool:
+    """Host to the slots named of it; none: all."""
+    named: dict[str, set[int]] = {}
+    for part in text.split("@"):
+        host, colon, slots = part.partition(":")
+        numbers = slots.split(",") if colon else []
+        if host not in pool:
+            guess = nearest(host, list(pool))
+            raise UsageError(
+                f"{option}: host '{host}' is not in the hostfile",
+                fix=f"did you mean {guess}?" if guess else f"it has: {', '.join(pool)}",
+            )
+        if not all(number.strip().isdecimal() for number in numbers):
+            raise UsageError(f"{option}: '{part}' is not HOST:SLOT,SLOT", fix="as worker-1:0,2")
+        found = {int(number) for number in numbers}
+        missing = sorted(found - set(pool[host]))
+        if missing:
+            raise UsageError(
+                f"{option}: host {host} has no slot {missing[0]}",
+                why=f"the hostfile gives it {counted(len(pool[host]), 'slot')}, counted from 0",
+            )
+        named.setdefault(host, set()).update(found)
+    return {host: tuple(sorted(slots)) for host, slots in named.items()}
+
+
+def take(pool: Mapping[str, tuple[int, ...]], *, nodes: int | None = None, gpus: int | None = None) -> Pool:
+    """The first hosts, and the first slots of each. Raises UsageError where there are not as many."""
+    if nodes is not None and nodes > len(pool):
+        raise UsageError(
+            f"--nodes {nodes}: there {'is' if len(pool) == 1 else 'are'} {counted(len(pool), 'host')}",
+            why=f"after all filters: {', '.join(pool)}",
+        )
+    taken = dict(list(pool.items())[:nodes])
+    if gpus is not None:
+        short = next((host for host, slots in taken.items() if len(slots) < gpus), None)
+        if short is not None:
+            raise UsageError(f"--gpus {gpus}: host {short} has {counted(len(taken[short]), 'slot')}")
+        taken = {host: slots[:gpus] for host, slots in taken.items()}
+    return taken
+
+
+def with_ranks(pool: Mapping[str, tuple[int, ...]]) -> tuple[Host, ...]:
+    """Hosts with their ranks, in order. Raises UsageError where they have not the same number of slots.
+
+    DeepSpeed starts uneven hosts too; every prediction, and most networks, take hosts as alike.
+    """
+    counts = {host: len(slots) for host, slots in pool.items()}
+    if len(set(counts.values())) > 1:
+        raise UsageError(
+            "the hosts have not the same number of slots: "
+            + ", ".join(f"{host} {count}" for host, count in counts.items()),
+            why="a run gives every host as many ranks",
+            fix=f"--gpus {min(counts.values())} takes so many of each",
+        )
+    first = 0
+    found = []
+    for host, slots in pool.items():
+        found.append(Host(name=host, first_rank=first, slots=tuple(slots)))
+        first += len(slots)
+    return tuple(found)

@@ -1,0 +1,278 @@
+"""The supervisor of a run over hosts: decides as that of one machine does, and has the hosts do it.
+
+Its ranks are those of all hosts (`HostRanks`); what they tell comes as files (`transport`). It is started as
+any supervisor is, by `python -m llmtop.trainer.supervise`, where the run has a `hosts.json`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.profiler.record.events import RunEnded
+from llmtop.profiler.record.hostevents import HostLeft
+from llmtop.profiler.record.hosts import Hosts, lead_beat_path, read_hosts
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.wholefile import random_hex, write_atomic
+from llmtop.profiler.units import counted
+from llmtop.trainer import control
+from llmtop.trainer.change.livefile import forget_snapshots
+from llmtop.trainer.change.restagefolder import remove_states
+from llmtop.trainer.hosts import orders
+from llmtop.trainer.hosts.gathering import Gathering
+from llmtop.trainer.hosts.hostranks import HostRanks
+from llmtop.trainer.hosts.members import Member, Members
+from llmtop.trainer.hosts.nohardware import NoHardware, NoOom
+from llmtop.trainer.hosts.supervise import BEAT_SECONDS
+from llmtop.trainer.supervise import Supervisor
+from llmtop.trainer.supervisor.changes import Changes
+from llmtop.trainer.supervisor.lifeline import run_started
+from llmtop.trainer.supervisor.patience import Graces
+from llmtop.trainer.supervisor.ranks import RankExit, adopt_orphans
+
+_PORT_SECONDS = 30.0
+_LEAVE_SECONDS = 30.0
+_PAUSE_SECONDS = 0.05
+
+
+class Lead(Supervisor):
+    def __init__(
+        self, run: RunDir, log: Callable[[str], None], environment: Mapping[str, str] = os.environ
+    ) -> None:
+        hosts = read_hosts(run)
+        if hosts is None:
+            raise UsageError(f"{run.path} is not a run over hosts")
+        self.hosts: Hosts = hosts
+        self._log = log
+        # Ahead of the base, which is given the ranks.
+        self.members = Members(
+            (Member(run, host) for host in hosts.hosts),
+            lambda event: self.events.write(event),
+            Graces.from_environment(environment).host,
+        )
+        self._host_ranks = HostRanks(self.members, lambda event: self.events.write(event), log)
+        super().__init__(run, environment, ranks=self._host_ranks)
+        self._hardware = NoHardware()
+        self._oom = NoOom()
+        self.changes = Changes(
+            run,
+            self.ranks,
+            self._start_ranks,
+            self.events.write,
+            self._requests.answer,
+            log,
+            ready_seconds=self.graces.ready,
+            remove_states=self._remove_states,
+        )
+        self._late_exits: list[RankExit] = []
+        """Seen while something else was waited for."""
+        self._beat = LeadBeat(run)
+        self._gathering = Gathering(run, hosts, self.members, self._beat.mark, environment)
+
+    def _start(self) -> None:
+        run = self.run_dir
+        run.write_supervisor_pid()
+        adopt_orphans()
+        self.events.write(run_started(run, self.spec.name, self.spec.world_size))
+        self.changes.recover()
+        forget_snapshots(run)
+        self.spec = run.spec()
+        self._gathering.begin()
+        while not self._gathering.complete():
+            self._wait()
+            if any(isinstance(asked, control.Request) for asked in control.pending(run)):
+                raise LlmtopError("stopped before all hosts were there")
+        for joined in self._gathering.joined():
+            self.events.write(joined)
+        self._start_ranks()
+
+    def _wait(self) -> None:
+        self._beat.turn()
+        self.members.poll()
+        self._gathering.turn()
+        time.sleep(_PAUSE_SECONDS)
+
+    def _start_ranks(self, standby_setting: int | None = None) -> None:
+        """All ranks, on the setting in force; or those of another one, to stand by."""
+        setting = standby_setting if standby_setting is not None else self.run_dir.in_force().setting
+        address, port = self._meeting_place()
+        self._host_ranks.start_all(
+            orders.StartRanks(
+                setting=setting,
+                master_address=address,
+                master_port=port,
+                standby=standby_setting is not None,
+            )
+        )
+
+    def _meeting_place(self) -> tuple[str, int]:
+        """Address and port of the first host. Raises LlmtopError where it tells none."""
+        first = self.members.all[0]
+        about = first.about()
+        address = self.hosts.master_address or (about.address if about is not None else "")
+        if not address:
+            raise LlmtopError(
+                f"host {first.name} has no address that others could reach",
+                why="its only network is its own",
+                fix="name one: --master-addr",
+            )
+        numbers = self.members.order(orders.OfferPort(), [first])
+        deadline = time.monotonic() + _PORT_SECONDS
+        while first in numbers and time.monotonic() < deadline and first.at_work:
+            answer = first.answers.get(numbers[first])
+            if answer is not None and answer.port is not None:
+                return address, answer.port
+            self._beat.turn()
+            # Exits that come meanwhile are not to be lost.
+            self._late_exits += self._host_ranks.reap()
+            time.sleep(_PAUSE_SECONDS)
+        why = first.gone or f"it has not answered for {first.quiet_seconds:.0f} s"
+        raise LlmtopError(f"host {first.name} offers no port for the ranks to meet at", why=why)
+
+    def _turn(self) -> None:
+        self._beat.turn()
+        late, self._late_exits = self._late_exits, []
+        for exit_ in late:
+            self._note_exit(exit_)
+        super()._turn()
+
+    def _write_exit(self, exit_: RankExit) -> None:
+        """Of a host that was given up nothing is known."""
+        if exit_.exit_code is not None or exit_.signal is not None:
+            super()._write_exit(exit_)
+
+    def _refusal(self, asked: control.Request | control.NotARequest) -> str:
+        refusal = super()._refusal(asked)
+        lost = self.members.lost
+        if refusal or not lost or not isinstance(asked, control.Request) or asked.action == control.STOP:
+            return refusal
+        return f"{_names(lost)} not answer now, and every host has to make the change; ask again later"
+
+    def _look_for_trouble(self) -> None:
+        # Compilers are looked for on the hosts, not among this machine's processes.
+        hangs = self._trouble.look(self.progress, (), waited_for=bool(self.patience.waiting_for))
+        if hangs and self.changes.on_trial:
+            self.patience.wait(0.0, "made no step after the relaunch")
+
+    def _remove_states(self, run: RunDir) -> None:
+        remove_states(run)
+        self.members.order(orders.TidyStates())
+
+    # --- the end --------------------------------------------------------------------------------------
+
+    def _named_end(self) -> RunEnded:
+        end = super()._named_end()
+        if end.state not in ("failed", "out_of_memory"):
+            return end
+        given_up = self._host_ranks.given_up
+        silent = {member.name: _silence(member) for member in self.members.lost}
+        name = next(iter([*given_up, *silent]), None)
+        if name is None:
+            return end
+        host = self.hosts.host(name)
+        assert host is not None
+        why = given_up.get(name) or silent[name]
+        return RunEnded(
+            state="failed",
+            reason=f"host {name}: {why}; its ranks are {_span(host.ranks)}, and the last step was"
+            f" {self.progress.last_step}. {end.reason}",
+            fix=f"look at the host and its network; {self._story().go_on}, also without it: --exclude {name}"
+            " with a new launch",
+            rank=host.first_rank,
+        )
+
+    def _end(self) -> RunEnded:
+        end = super()._end()
+        open_ = self._leave(end)
+        if not open_:
+            return end
+        told = "; ".join(f"host {name}: {why}" for name, why in open_.items())
+        return replace(
+            end,
+            reason=f"{end.reason}; not every host answered: {told}. Such a host ends its ranks by itself when"
+            f" it has not heard of this machine for {self.graces.host:g} s",
+        )
+
+    def _give_up(self, error: BaseException) -> None:
+        super()._give_up(error)
+        reason = error.in_one_line if isinstance(error, LlmtopError) else f"the lead failed: {error}"
+        self._leave(RunEnded(state="failed", reason=reason))
+
+    def _leave(self, end: RunEnded) -> dict[str, str]:
+        """Have every host end; those that have not said that they did, and why."""
+        try:
+            self.members.order(orders.TidyStates(keep=True))
+            self.members.order(orders.Leave(state=end.state, reason=end.reason, fix=end.fix))
+            deadline = time.monotonic() + _LEAVE_SECONDS
+            while self._still_leaving() and time.monotonic() < deadline:
+                self._wait()
+            self._fetch_the_last(deadline)
+        except OSError as error:
+            self._log(f"the hosts cannot be told to leave: {error}")
+        left: dict[str, str] = {}
+        for member in self.members.all:
+            if member.ended is None:
+                left[member.name] = _silence(member)
+            reason = member.ended.reason if member.ended is not None else left[member.name]
+            self.events.write(HostLeft(host=member.name, reason=reason))
+        self.members.close()
+        self._gathering.close()
+        return left
+
+    def _still_leaving(self) -> bool:
+        return any(member.at_work and member.answers_now for member in self.members.all if _was_there(member))
+
+    def _fetch_the_last(self, deadline: float) -> None:
+        """What the hosts have written of their ranks may still be on its way."""
+        ended = [m.transport for m in self.members.all if m.ended is not None and m.transport is not None]
+        for transport in ended:
+            transport.ask_for_all()
+        while any(not transport.has_all for transport in ended) and time.monotonic() < deadline:
+            self._wait()
+
+
+class LeadBeat:
+    """A sign of life for the hosts, and a mark by which one knows this folder."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._path: Path = lead_beat_path(run)
+        self.mark = random_hex(16)
+        self._due = 0.0
+        self._number = 0
+
+    def turn(self) -> None:
+        now = time.monotonic()
+        if now < self._due:
+            return
+        self._due = now + BEAT_SECONDS
+        self._number += 1
+        write_atomic(self._path, msgspec.json.encode({"mark": self.mark, "n": self._number}), lasting=False)
+
+
+def _was_there(member: Member) -> bool:
+    return member.about() is not None
+
+
+def _silence(member: Member) -> str:
+    if member.gone:
+        return member.gone
+    if member.about() is None:
+        return "was never there" + (f": {member.problem}" if member.problem else "")
+    because = f" ({member.problem})" if member.problem else ""
+    return f"has not answered for {member.quiet_seconds:.0f} s{because}"
+
+
+def _names(members: tuple[Member, ...]) -> str:
+    names = ", ".join(member.name for member in members[:4])
+    more = f" and {counted(len(members) - 4, 'more')}" if len(members) > 4 else ""
+    return f"host {names} does" if len(members) == 1 else f"hosts {names}{more} do"
+
+
+def _span(ranks: range) -> str:
+    return str(ranks.start) if len(ranks) == 1 else f"{ranks.start} to {ranks.stop - 1}"

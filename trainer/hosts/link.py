@@ -1,0 +1,255 @@
+"""One host over SSH: a thread keeps the connection, mends it when it breaks, and measures the clock."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import IO, Any
+
+from msgspec import Struct
+
+from llmtop.trainer.hosts.ssh import far_program
+from llmtop.trainer.hosts.twin import Message, Twin
+
+_PING_SECONDS = 2.0
+_LOOK_SECONDS = 0.1
+_DEAD_SECONDS = 20.0
+"""Nothing heard for so long: begin again."""
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 10.0
+_ROUND_TRIPS = 8
+_MOST_WAITING_BYTES = 4 << 20
+
+
+class Clock(Struct, frozen=True, kw_only=True):
+    """How far a host's clock is ahead of this one's."""
+
+    offset_seconds: float
+    error_seconds: float
+
+
+class Link:
+    """`opening` is the first message, which names the folder; `twin` the folder here, if it is kept alike."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        opening: dict[str, Any],
+        twin: Twin | None,
+        *,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._command = list(command)
+        self._opening = opening
+        self._twin = twin
+        self._wall = wall
+        self.opened = False
+        """Whether the folder was opened on the present connection."""
+        self.shared = False
+        """Whether the far folder is this one."""
+        self.there = False
+        """Whether the far folder exists."""
+        self.about: dict[str, Any] = {}
+        """What the host says of itself; empty before the first connection."""
+        self.far_path = ""
+        self.alive: bool | None = None
+        """Whether the host's supervisor lives, as it said last; None: there is none yet."""
+        self.spawned_pid: int | None = None
+        self.ended_code: int | None = None
+        """Exit code of what was started on the present connection; None while it lives."""
+        self.runs: list[str] | None = None
+        """Ids of the runs on the host, once they were asked for and told."""
+        self.problem = ""
+        """Why there is no connection, as ssh says."""
+        self.heard_at = time.monotonic()
+        self.synced = 0
+        """Number of the newest `sync` that was answered: the folder here has what the far one had then."""
+        self.clock: Clock | None = None
+        self._trips: deque[Clock] = deque(maxlen=_ROUND_TRIPS)
+        self._pings: dict[int, float] = {}
+        self._ping = 0
+        self._asked_sync = 0
+        self._to_say: deque[Message] = deque()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name=f"llmtop-link {command[-2]}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """What was said before still goes out, unless the connection is gone."""
+        self._closing.set()
+        self._thread.join(timeout=5.0)
+
+    @property
+    def quiet_seconds(self) -> float:
+        """Since anything was heard of the host."""
+        return time.monotonic() - self.heard_at
+
+    def say(self, message: dict[str, Any]) -> None:
+        """Lost where the connection breaks before it is out."""
+        self._to_say.append((message, None))
+
+    def sync(self) -> int:
+        """Have it told, in `synced`, when all that is there by now is here; the number that it will have."""
+        self._asked_sync += 1
+        self.say({"do": "sync", "n": self._asked_sync})
+        return self._asked_sync
+
+    # --- the thread -----------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        pause = _FIRST_PAUSE_SECONDS
+        while not self._closing.is_set():
+            began = time.monotonic()
+            try:
+                self._connect()
+            except (OSError, ValueError) as error:
+                self.problem = str(error)
+            self.opened = False
+            if time.monotonic() - began > _LONGEST_PAUSE_SECONDS:
+                pause = _FIRST_PAUSE_SECONDS
+            self._closing.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _connect(self) -> None:
+        with tempfile.TemporaryFile() as errors:
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+            try:
+                _Connection(self, process).serve()
+            finally:
+                process.kill()
+                process.wait()
+                for stream in (process.stdin, process.stdout):
+                    if stream is not None:
+                        stream.close()
+                self.problem = _last_words(errors) or self.problem
+
+    # --- what the connection tells --------------------------------------------------------------------
+
+    def _heard(self, message: dict[str, Any], body: bytes) -> None:
+        self.heard_at = time.monotonic()
+        said = message["say"]
+        if said == "pong":
+            self.alive = message["alive"]
+            self._measure(message["n"], message["t"])
+        elif said == "hello":
+            self.about = message
+            self.problem = ""
+        elif said == "opened":
+            self._opened(message)
+        elif said == "synced":
+            self.synced = message["n"]
+        elif said == "spawned":
+            self.spawned_pid, self.ended_code = message["pid"], None
+        elif said == "ended":
+            self.ended_code = message["code"]
+        elif said == "runs":
+            self.runs = message["names"]
+        elif said == "problem":
+            self.problem = f"{message['do']}: {message['why']}"
+        elif self._twin is not None:
+            self._twin.take(message, body)
+
+    def _opened(self, message: dict[str, Any]) -> None:
+        self.far_path, self.shared, self.there = message["path"], message["shared"], message["there"]
+        if self._twin is not None and not self.shared:
+            self._twin.forget_sent()
+            self.say(self._twin.follow_message())
+        self.opened = True
+        self.sync()
+
+    def _next_ping(self) -> dict[str, Any]:
+        self._ping += 1
+        self._pings = {self._ping: self._wall()}
+        return {"do": "ping", "n": self._ping}
+
+    def _measure(self, number: int, far: float) -> None:
+        sent, now = self._pings.pop(number, None), self._wall()
+        if sent is None or now < sent:
+            return  # an answer to an earlier connection's, or the clock was set meanwhile
+        self._trips.append(Clock(offset_seconds=far - (sent + now) / 2, error_seconds=(now - sent) / 2))
+        self.clock = min(self._trips, key=lambda trip: trip.error_seconds)
+
+
+class _Connection:
+    """Both directions of one ssh process, without waiting for either."""
+
+    def __init__(self, link: Link, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._link = link
+        self._in, self._out = process.stdin.fileno(), process.stdout.fileno()
+        os.set_blocking(self._in, False)
+        os.set_blocking(self._out, False)
+        self._read = b""
+        self._write = bytearray(far_program())
+        self._began = time.monotonic()
+        self._heard_any = False
+        link._to_say.clear()
+        self._add(link._opening, None)
+
+    def serve(self) -> None:
+        ping_at = look_at = time.monotonic()
+        while not (self._link._closing.is_set() and not self._write and not self._link._to_say):
+            now = time.monotonic()
+            if now - (self._link.heard_at if self._heard_any else self._began) > _DEAD_SECONDS:
+                raise OSError(f"nothing was heard for {_DEAD_SECONDS:g} s")
+            if self._link.opened and now >= ping_at:
+                ping_at = now + _PING_SECONDS
+                self._add(self._link._next_ping(), None)
+            if self._link.opened and now >= look_at and len(self._write) < _MOST_WAITING_BYTES:
+                look_at = now + _LOOK_SECONDS
+                self._look()
+            while self._link._to_say:
+                self._add(*self._link._to_say.popleft())
+            writing = [self._in] if self._write else []
+            readable, writable, _ = select.select([self._out], writing, [], _LOOK_SECONDS / 2)
+            if writable:
+                del self._write[: os.write(self._in, self._write)]
+            if readable and not self._take():
+                return
+
+    def _look(self) -> None:
+        twin = self._link._twin
+        if twin is not None and not self._link.shared:
+            for message, body in twin.news():
+                self._add(message, body)
+
+    def _add(self, message: dict[str, Any], body: bytes | None) -> None:
+        head = message if body is None else {**message, "bytes": len(body)}
+        self._write += json.dumps(head).encode() + b"\n" + (body or b"")
+
+    def _take(self) -> bool:
+        came = os.read(self._out, 1 << 18)
+        if not came:
+            return False
+        self._heard_any = True
+        self._read += came
+        while b"\n" in self._read:
+            line, _, rest = self._read.partition(b"\n")
+            message = json.loads(line)
+            size = int(message.get("bytes", 0))
+            if len(rest) < size:
+                break
+            self._read = rest[size:]
+            self._link._heard(message, rest[:size])
+        return True
+
+
+def _last_words(errors: IO[bytes]) -> str:
+    errors.seek(0)
+    lines = errors.read().decode(errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else ""

@@ -1,0 +1,298 @@
+"""The far end of a link: sent over SSH to a host and run there by any Python 3.8, with its library alone.
+
+It follows a folder and tells what grew in it, writes what it is given into it, starts a supervisor, and
+answers pings. It speaks over its standard streams, opens no port, and ends with the connection: also when
+nothing has come for `_SILENCE_SECONDS`, because a cable that is out ends no connection by itself.
+
+A message is a line of JSON; where it has `bytes`, so many follow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_SILENCE_SECONDS = 60.0
+_LOOK_SECONDS = 0.1
+_IDLE_SHARE = 10.0
+"""A look at the folder that takes long is made the more seldom."""
+_PART_BYTES = 1 << 18
+_MOST_WAITING_BYTES = 1 << 20
+
+
+class Followed:
+    """A folder whose files are told of as they grow or are replaced."""
+
+    def __init__(self, root: Path, grow: list[str], whole: list[str], have: dict[str, int]) -> None:
+        self.root = root
+        self.grow, self.whole = grow, whole
+        self.sent = dict(have)
+        """Of each file that grows, how many bytes the other side has."""
+        self.seen: dict[str, tuple[int, int, int]] = {}
+        """Of each file that is replaced, which one was told."""
+
+    def look(self, say: Any, full: Any) -> bool:
+        """Tell what is new until there is no room; whether everything was told."""
+        for name in self._names(self.grow):
+            if not self._tell_growth(name, say, full):
+                return False
+        present = set(self._names(self.whole))
+        for name in sorted(present):
+            if full():
+                return False
+            self._tell_whole(name, say)
+        for name in sorted(set(self.seen) - present):
+            del self.seen[name]
+            say({"say": "gone", "path": name})
+        return True
+
+    def _names(self, patterns: list[str]) -> list[str]:
+        found = (path for pattern in patterns for path in self.root.glob(pattern))
+        # What begins with a dot is being written.
+        return sorted({str(path.relative_to(self.root)) for path in found if path.name[0] != "."})
+
+    def _tell_growth(self, name: str, say: Any, full: Any) -> bool:
+        try:
+            with (self.root / name).open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < self.sent.get(name, 0):
+                    say({"say": "cut", "path": name})
+                    self.sent[name] = 0
+                while self.sent.get(name, -1) < size:
+                    if full():
+                        return False
+                    at = self.sent.get(name, 0)
+                    file.seek(at)
+                    part = file.read(min(_PART_BYTES, size - at))
+                    say({"say": "grew", "path": name, "at": at}, part)
+                    self.sent[name] = at + len(part)
+                    if not part:
+                        break
+        except OSError:
+            return True  # gone, or not ours to read
+        return True
+
+    def _tell_whole(self, name: str, say: Any) -> None:
+        try:
+            with (self.root / name).open("rb") as file:
+                status = os.fstat(file.fileno())
+                mark = (status.st_mtime_ns, status.st_ino, status.st_size)
+                if self.seen.get(name) != mark:
+                    say({"say": "whole", "path": name}, file.read())
+                    self.seen[name] = mark
+        except OSError:
+            return
+
+
+class Far:
+    def __init__(self) -> None:
+        self._read = b""
+        self._write = bytearray()
+        self._followed: Followed | None = None
+        self._root = Path()
+        self._pid_path = ""
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._sync: int | None = None
+        self._heard = time.monotonic()
+        self._look_at = 0.0
+        os.set_blocking(0, False)
+        os.set_blocking(1, False)
+
+    def say(self, message: dict[str, Any], body: bytes | None = None) -> None:
+        if body is not None:
+            message["bytes"] = len(body)
+        self._write += json.dumps(message).encode() + b"\n" + (body or b"")
+
+    def full(self) -> bool:
+        return len(self._write) > _MOST_WAITING_BYTES
+
+    def serve(self) -> None:
+        self.say(_about_this_machine())
+        while time.monotonic() - self._heard < _SILENCE_SECONDS:
+            wait = max(0.0, min(0.5, self._look_at - time.monotonic()))
+            self._tell_ends()
+            readable, writable, _ = select.select([0], [1] if self._write else [], [], wait)
+            if readable and not self._take():
+                return
+            if writable:
+                del self._write[: os.write(1, self._write)]
+            if self._followed is not None and time.monotonic() >= self._look_at and not self.full():
+                began = time.monotonic()
+                done = self._followed.look(self.say, self.full)
+                if done and self._sync is not None:
+                    self.say({"say": "synced", "n": self._sync})
+                    self._sync = None
+                took = time.monotonic() - began
+                self._look_at = time.monotonic() + (max(_LOOK_SECONDS, _IDLE_SHARE * took) if done else 0.0)
+
+    def _take(self) -> bool:
+        """Whether the other side is still there."""
+        try:
+            came = os.read(0, 1 << 16)
+        except BlockingIOError:
+            return True
+        if not came:
+            return False
+        self._heard = time.monotonic()
+        self._read += came
+        while b"\n" in self._read:
+            line, _, rest = self._read.partition(b"\n")
+            message = json.loads(line)
+            size = message.get("bytes", 0)
+            if len(rest) < size:
+                break
+            self._read = rest[size:]
+            try:
+                self._do(message, rest[:size])
+            except (OSError, ValueError) as error:
+                self.say({"say": "problem", "do": message.get("do"), "why": str(error)})
+        return True
+
+    def _do(self, message: dict[str, Any], body: bytes) -> None:
+        do = message["do"]
+        if do == "ping":
+            self.say({"say": "pong", "n": message["n"], "t": time.time(), "alive": self._alive()})
+        elif do == "runs":
+            self.say({"say": "runs", "names": _runs(Path(message.get("root") or runs_root()))})
+        elif do == "open":
+            self._open(message)
+        elif do == "follow":
+            self._followed = Followed(self._root, message["grow"], message["whole"], message["have"])
+        elif do == "sync":
+            # Once all is told that is there by now.
+            self._sync, self._look_at = message["n"], 0.0
+            if self._followed is None:
+                self.say({"say": "synced", "n": message["n"]})
+        elif do == "put":
+            _replace(self._inside(message["path"]), body)
+        elif do == "append":
+            _append(self._inside(message["path"]), message["at"], body)
+        elif do == "remove":
+            with contextlib.suppress(FileNotFoundError):
+                self._inside(message["path"]).unlink()
+        elif do == "spawn":
+            self.say({"say": "spawned", "pid": self._spawn(message)})
+
+    def _open(self, message: dict[str, Any]) -> None:
+        """The run's folder: the lead's own where its path leads to the same file here, else this host's."""
+        mark, theirs = message.get("mark", ""), Path(message.get("path", ""))
+        shared = bool(mark) and mark in _text(theirs / message["mark_in"])
+        self._root = theirs if shared else Path(message.get("root") or runs_root(), message["id"])
+        self._pid_path = message.get("pid", "")
+        if message.get("make"):
+            self._root.mkdir(parents=True, mode=0o700, exist_ok=True)
+        there = self._root.is_dir()
+        self.say({"say": "opened", "path": str(self._root), "shared": shared, "there": there})
+
+    def _inside(self, name: str) -> Path:
+        parts = name.split("/")
+        if not self._root.is_absolute() or any(part in ("", ".", "..") for part in parts):
+            raise ValueError(f"{name} is no file of a run")
+        path = self._root.joinpath(*parts)
+        path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        return path
+
+    def _spawn(self, message: dict[str, Any]) -> int:
+        """Start a process that outlives this one. Its variables come in the message and lie in no file."""
+        log = os.open(self._inside(message["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        folder = message.get("folder") or ""
+        try:
+            process = subprocess.Popen(
+                [word.replace("{run}", str(self._root)) for word in message["command"]],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd=folder if folder and Path(folder).is_dir() else Path.home(),
+                env={**os.environ, **message["environment"]},
+            )
+        finally:
+            os.close(log)
+        self._children.append(process)
+        return process.pid
+
+    def _tell_ends(self) -> None:
+        for child in [child for child in self._children if child.poll() is not None]:
+            self._children.remove(child)
+            self.say({"say": "ended", "pid": child.pid, "code": child.returncode})
+
+    def _alive(self) -> bool | None:
+        """Whether the supervisor lives that wrote its pid into the folder; None: none has."""
+        if not self._pid_path:
+            return None
+        try:
+            told = json.loads((self._root / self._pid_path).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        try:
+            boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+            stat = Path("/proc", str(told["pid"]), "stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+        fields = stat.rpartition(")")[2].split()
+        return (
+            fields[0] not in ("Z", "X")
+            and int(fields[19]) == told.get("started_ticks")
+            and boot_id == told.get("boot_id")
+        )
+
+
+def _about_this_machine() -> dict[str, Any]:
+    return {
+        "say": "hello",
+        "node": socket.gethostname(),
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "executable": sys.executable,
+        "runs_root": runs_root(),
+    }
+
+
+def runs_root() -> str:
+    """As `llmtop.profiler.record.rundir.runs_root` has it, on this machine."""
+    explicit, state = os.environ.get("LLMTOP_RUNS_DIR"), os.environ.get("XDG_STATE_HOME")
+    base = Path(state) if state else Path.home() / ".local" / "state"
+    return explicit or str(base / "llmtop" / "runs")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _runs(root: Path) -> list[str]:
+    return sorted(path.parent.name for path in root.glob("[!.]*/spec.json"))
+
+
+def _replace(path: Path, body: bytes) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(body)
+    aside.replace(path)
+
+
+def _append(path: Path, at: int, body: bytes) -> None:
+    """What the file has of it already is passed over: after a reconnection all of it comes again."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    with os.fdopen(descriptor, "r+b") as file:
+        size = os.fstat(descriptor).st_size
+        if size < at:
+            raise ValueError(f"{path} ends before byte {at}")
+        file.seek(size)
+        file.write(body[size - at :])
+
+
+if __name__ == "__main__":
+    # A pipe that breaks is the other side leaving.
+    with contextlib.suppress(BrokenPipeError, ConnectionError):
+        Far().serve()

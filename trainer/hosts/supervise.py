@@ -1,0 +1,363 @@
+"""The supervisor of one host: `python -m llmtop.trainer.hosts.supervise RUNDIR HOST OFFSET`.
+
+Starts the ranks of its host as the lead orders (`orders.jsonl` from OFFSET on), samples the hardware, folds
+the ranks to a summary, and leaves no process behind: when it is told to leave, and by itself when the lead is
+not heard of for `Graces.host` seconds. In a session of its own, so that no connection ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import assert_never
+
+import msgspec
+
+from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
+from llmtop.profiler.fleet.summariser import Summariser
+from llmtop.profiler.hardware.host import host_memory_bytes
+from llmtop.profiler.hardware.nvml import NvmlReader
+from llmtop.profiler.record.events import RankStarted, RunEnded
+from llmtop.profiler.record.holding import hold
+from llmtop.profiler.record.hostabout import HostAbout, write_about
+from llmtop.profiler.record.hostevents import OrderCarriedOut, StandbyEnded
+from llmtop.profiler.record.hosts import HostDir, Hosts, lead_beat_path, read_hosts
+from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
+from llmtop.profiler.record.wholefile import write_atomic
+from llmtop.trainer.change.restagefolder import keep_states, remove_states
+from llmtop.trainer.change.standby import VARIABLE as STANDBY
+from llmtop.trainer.hosts import orders
+from llmtop.trainer.hosts.meeting import meeting_variables, own_address
+from llmtop.trainer.hosts.starters import passed_variables
+from llmtop.trainer.hosts.versions import versions_here
+from llmtop.trainer.preflight import preflight_here
+from llmtop.trainer.supervisor.extensions import extensions_dir
+from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
+from llmtop.trainer.supervisor.journal import Journal
+from llmtop.trainer.supervisor.lifeline import run_started, supervisor_failed
+from llmtop.trainer.supervisor.patience import Graces, Patience
+from llmtop.trainer.supervisor.rankenv import free_port, rank_environment, worker_command
+from llmtop.trainer.supervisor.ranks import RankExit, Ranks, adopt_orphans
+from llmtop.trainer.supervisor.wakeup import Wakeup
+from llmtop.trainer.toolchain import mended, torch_cuda
+
+_TURN_SECONDS = 0.2
+BEAT_SECONDS = 5.0
+
+
+class HostSupervisor:
+    def __init__(
+        self, run: HostDir, hosts: Hosts, begin: int, environment: Mapping[str, str] = os.environ
+    ) -> None:
+        self.run_dir = run
+        self.host = run.host
+        self.spec = run.spec()
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, run.host.slots))} if hosts.choose_devices else {}
+        self.environment = {**environment, **visible}
+        self.events = Journal(run.events_path(SUPERVISOR), SUPERVISOR, log=_log)
+        self.ranks = Ranks()
+        self.graces = Graces.from_environment(environment)
+        self._patience = Patience(self.graces.kill)
+        self._orders = orders.OrderTail(run.orders_path, begin)
+        self._hardware: HardwareWatch | None = None
+        self._summary = SummaryWatch(run)
+        self._standby: dict[int, int] = {}
+        self._lead = LeadWatch(lead_beat_path(run))
+        self._beat_due = 0.0
+        self._beats = 0
+        self._wakeup = Wakeup(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+        self._told_to_end = 0
+        self._end: RunEnded | None = None
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def run(self) -> RunEnded:
+        """From the first event to the last. Whatever happens in between, no rank is left."""
+        try:
+            self._begin()
+            while self._end is None:
+                self._turn()
+        except BaseException as error:
+            self._sweep()
+            self.events.write_last(supervisor_failed(self.run_dir, error))
+            raise
+        left = self._sweep()
+        if self._hardware is not None:
+            self._hardware.tell_memory_return()
+        self._summary.finish()
+        told = f"; processes {', '.join(map(str, left))} cannot be ended" if left else ""
+        end = msgspec.structs.replace(self._end, reason=self._end.reason + told)
+        self.events.write_last(end)
+        return end
+
+    def _begin(self) -> None:
+        run = self.run_dir
+        run.write_supervisor_pid()
+        adopt_orphans()
+        self.events.write(run_started(run, self.spec.name, self.spec.world_size))
+        # An earlier supervisor may have ended in the middle of a relaunch.
+        keep_states(run)
+        about = self._about()
+        write_about(run, about)
+        self._beat()
+        if about.problem:
+            self._end = RunEnded(state="failed", reason=about.problem, fix=about.fix)
+            return
+        extensions_dir(self.environment).mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._hardware = HardwareWatch(run, self.events.write, _log)
+        self._hardware.sample({})
+        self._hardware.tell_topology()
+
+    def _about(self) -> HostAbout:
+        about = HostAbout(
+            node=socket.gethostname(),
+            pid=os.getpid(),
+            python=sys.executable,
+            versions=versions_here(),
+            address=own_address(self.host.name.rpartition("@")[2], self.environment),
+            cpus=len(os.sched_getaffinity(0)),
+            memory_bytes=host_memory_bytes(),
+            gpus=_visible_gpus(),
+        )
+        try:
+            preflight_here(self.spec, nvme_bytes=self.run_dir.prediction().nvme_bytes)
+        except LlmtopError as error:
+            return msgspec.structs.replace(about, problem=error.in_one_line, fix=error.fix)
+        return about
+
+    def _turn(self) -> None:
+        for number in self._wakeup.wait(_TURN_SECONDS):
+            if number in (signal.SIGTERM, signal.SIGINT):
+                self._begin_end(f"received {number.name}")
+        for exit_ in self.ranks.reap():
+            self._tell_exit(exit_)
+        self._tell_standby_ends()
+        for order in self._orders.poll():
+            self._carry_out(order)
+        self.events.flush()
+        if self._hardware is not None:
+            self._hardware.sample(self.ranks.alive)
+        self._summary.turn()
+        if time.monotonic() >= self._beat_due:
+            self._beat()
+        if not self._told_to_end and self._lead.quiet_seconds() > self.graces.host:
+            self._begin_end(f"the launching machine was not heard of for {self.graces.host:g} s")
+        self._lose_patience()
+
+    # --- ending without the lead ----------------------------------------------------------------------
+
+    def _begin_end(self, why: str) -> None:
+        """The ranks are to save and end: with those of the other hosts, where these are told the same."""
+        _log(why)
+        self._told_to_end += 1
+        self.ranks.end_standby()
+        if not self.ranks.alive:
+            self._end = RunEnded(state="failed", reason=why)
+            return
+        self.ranks.signal(signal.SIGTERM)
+        self._patience.wait(0.0 if self._told_to_end > 1 else self.graces.stop, why)
+
+    def _lose_patience(self) -> None:
+        if not self._told_to_end:
+            return
+        if not self.ranks.alive:
+            self._end = self._end or RunEnded(state="failed", reason=self._patience.waiting_for)
+        elif (action := self._patience.next_action()) == "kill":
+            self.ranks.kill()
+        elif action == "terminate":
+            self.ranks.signal(signal.SIGTERM)
+
+    # --- ranks ----------------------------------------------------------------------------------------
+
+    def _tell_exit(self, exit_: RankExit) -> None:
+        self.events.write(exit_.event)
+
+    def _tell_standby_ends(self) -> None:
+        for rank, pid in self._standby.items():
+            if rank not in self.ranks.standby:
+                self.events.write(StandbyEnded(rank=rank, pid=pid))
+        self._standby = self.ranks.standby
+
+    def _sweep(self) -> tuple[int, ...]:
+        self.ranks.end_standby()
+        exits, left = self.ranks.sweep()
+        for exit_ in exits:
+            self._tell_exit(exit_)
+        return left
+
+    def _start_ranks(self, order: orders.StartRanks) -> None:
+        run, spec = self.run_dir, self.run_dir.spec(order.setting)
+        environment = mended(self.environment, None if spec.on_cpu else torch_cuda())
+        environment = {**environment, **meeting_variables(order.master_address, environment)}
+        if order.standby:
+            preflight_here(spec, nvme_bytes=run.prediction(order.setting).nvme_bytes)
+            environment[STANDBY] = str(order.setting)
+        for rank in self.host.ranks:
+            variables = rank_environment(
+                run,
+                rank,
+                port=order.master_port,
+                extensions=extensions_dir(self.environment),
+                environment=environment,
+                setting=order.setting,
+                address=order.master_address,
+                first_rank=self.host.first_rank,
+            )
+            command = worker_command(run, environment)
+            pid = self.ranks.start(rank, command, variables, run.log_path(rank), standby=order.standby)
+            if not order.standby:
+                self.events.write(RankStarted(rank=rank, pid=pid, setting=order.setting))
+        self._standby = self.ranks.standby
+
+    # --- orders ---------------------------------------------------------------------------------------
+
+    def _carry_out(self, order: orders.AnyOrder) -> None:
+        done = OrderCarriedOut(number=order.number)
+        try:
+            done = self._do(order) or done
+        except (LlmtopError, OSError) as error:
+            told = error if isinstance(error, LlmtopError) else LlmtopError(str(error))
+            done = OrderCarriedOut(number=order.number, problem=told.in_one_line, fix=told.fix)
+        self.events.write(done)
+
+    def _do(self, order: orders.AnyOrder) -> OrderCarriedOut | None:
+        match order:
+            case orders.OfferPort():
+                return OrderCarriedOut(number=order.number, port=free_port())
+            case orders.StartRanks():
+                self._start_ranks(order)
+            case orders.TakeStandby():
+                setting = self.run_dir.in_force().setting
+                self._standby = {}
+                for rank, pid in self.ranks.take_standby().items():
+                    self.events.write(RankStarted(rank=rank, pid=pid, setting=setting))
+            case orders.EndStandby():
+                self._standby = {}
+                self.ranks.end_standby()
+            case orders.SignalRanks():
+                self.ranks.signal(signal.Signals(order.signal))
+            case orders.KillRanks():
+                self.ranks.kill()
+            case orders.TidyStates():
+                keep_states(self.run_dir) if order.keep else remove_states(self.run_dir)
+            case orders.Leave():
+                self._end = RunEnded(state=order.state, reason=order.reason, fix=order.fix)
+            case _:
+                assert_never(order)
+        return None
+
+    def _beat(self) -> None:
+        """Whoever sees this change knows that the host is there, whatever the ranks do."""
+        self._beat_due = time.monotonic() + BEAT_SECONDS
+        self._beats += 1
+        beat = {"n": self._beats, "t": time.time(), "pid": os.getpid(), "ranks": sorted(self.ranks.alive)}
+        with suppress(OSError):  # a full disk: the next one may have room
+            write_atomic(self.run_dir.beat_path, msgspec.json.encode(beat), lasting=False)
+
+
+class SummaryWatch:
+    """Nothing that happens while the ranks are folded ends a run."""
+
+    def __init__(self, run: HostDir) -> None:
+        self._summariser: Summariser | None = Summariser(run)
+        self._fails = False
+
+    def turn(self) -> None:
+        self._do(Summariser.turn)
+
+    def finish(self) -> None:
+        self._do(Summariser.finish)
+
+    def _do(self, work: Callable[[Summariser], None]) -> None:
+        if self._summariser is None:
+            return
+        try:
+            work(self._summariser)
+            self._fails = False
+        except (OSError, LlmtopError) as error:
+            # Most likely a full disk, which may have room again.
+            if not self._fails:
+                _log(f"a summary is left out: {error}")
+            self._fails = True
+        except Exception:  # noqa: BLE001 - training matters more than its pictures; supervisor.log shows it
+            _log(f"ranks are no longer summed up:\n{traceback.format_exc()}")
+            self._summariser = None
+
+
+class LeadWatch:
+    """For how long the lead has given no sign of life. Only its changes count: clocks may differ."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = b""
+        self._changed_at = time.monotonic()
+        self._due = 0.0
+
+    def quiet_seconds(self) -> float:
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + 1.0
+            with suppress(OSError):
+                beat = self._path.read_bytes()
+                if beat != self._seen:
+                    self._seen, self._changed_at = beat, now
+        return now - self._changed_at
+
+
+def _visible_gpus() -> int | None:
+    reader = NvmlReader()
+    try:
+        return None if reader.problem else len(reader.visible_indices())
+    finally:
+        reader.close()
+
+
+def _log(line: str) -> None:
+    with suppress(OSError):
+        sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+        sys.stderr.flush()
+
+
+def _number(hosts: Hosts, name: str, environment: Mapping[str, str]) -> int:
+    """Of a host by its name; `slurm`: as srun names and numbers the nodes of its step."""
+    names = [host.name for host in hosts.hosts]
+    if name == "slurm":
+        name = environment.get("SLURMD_NODENAME", name)
+        number = environment.get("SLURM_NODEID", "")
+        if name not in names and number.isdecimal() and int(number) < len(names):
+            return int(number)
+    if name not in names:
+        raise UsageError(f"host {name} is none of this run", fix="see hosts.json in the run's folder")
+    return names.index(name)
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 3 or not all(map(str.isdecimal, arguments[2].split(","))):
+        raise UsageError("the supervisor of a host takes three arguments: run directory, host, offset")
+    path, begins = Path(arguments[0]), [int(text) for text in arguments[2].split(",")]
+    hosts = read_hosts(RunDir.open(path))
+    if hosts is None:
+        raise UsageError(f"{path} is not a run over hosts")
+    number = _number(hosts, arguments[1], os.environ)
+    run = HostDir(path, hosts.hosts[number])
+    run.own_path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    busy = UsageError(f"host {run.host.name} already has a supervisor of run {run.run_id}")
+    with hold(run.own_path, lambda: busy):
+        variables = {**os.environ, **passed_variables(path)}
+        begin = begins[number] if len(begins) > 1 else begins[0]
+        end = HostSupervisor(run, hosts, begin, variables).run()
+    return ExitCode.DONE if end.state in ("completed", "stopped") else ExitCode.JOB_FAILED
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except LlmtopError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(error.exit_code)

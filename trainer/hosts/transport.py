@@ -1,0 +1,179 @@
+"""How the lead reaches one host: over SSH, or through files of a folder that both have."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Protocol
+
+from llmtop.profiler.record.hosts import Host, HostDir, Hosts, lead_beat_path
+from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
+from llmtop.trainer.hosts.link import Clock, Link
+from llmtop.trainer.hosts.ssh import link_command
+from llmtop.trainer.hosts.twin import Kept, Twin
+
+_DOCUMENTS = (
+    *("hosts.json", "lead.json", "spec.json", "prediction.json", "deepspeed.json", "in-force.json"),
+    *("live.json", "save.json", "snapshot.json", "settings/*/*.json", "standby/*/go"),
+)
+
+_HOST_LOGS = ("supervisor.jsonl", "supervisor.log", "hardware.jsonl", "summary.jsonl")
+
+
+class Transport(Protocol):
+    @property
+    def quiet_seconds(self) -> float:
+        """Since the host was heard of."""
+        ...
+
+    @property
+    def problem(self) -> str:
+        """Why it is not, as far as that is known."""
+        ...
+
+    @property
+    def clock(self) -> Clock | None: ...
+
+    @property
+    def dead(self) -> str:
+        """Why the host's supervisor is known to be gone; empty while it is not."""
+        ...
+
+    def start(self) -> None: ...
+
+    def ask_for_all(self) -> None:
+        """Have everything fetched that the host has written by now."""
+        ...
+
+    @property
+    def has_all(self) -> bool:
+        """Whether that is done."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class OverSsh:
+    """Starts the host's supervisor by itself, in the connection's own words."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        host: Host,
+        hosts: Hosts,
+        *,
+        mark: str,
+        begin: int,
+        folder: str,
+        variables: dict[str, str],
+    ) -> None:
+        place = HostDir(run.path, host)
+        self._own = str(place.own_path.relative_to(run.path))
+        opening = {
+            "do": "open",
+            "id": run.run_id,
+            "path": str(run.path.resolve()),
+            "mark": mark,
+            "mark_in": lead_beat_path(run).name,
+            "pid": f"{self._own}/{place.supervisor_pid_path.name}",
+            "make": True,
+        }
+        self.link = Link(link_command(host.name, hosts.python), opening, Twin(run.path, self._kept()))
+        module = "llmtop.trainer.hosts.supervise"
+        self._spawn = {
+            "do": "spawn",
+            "command": [hosts.python, "-P", "-m", module, "{run}", host.name, str(begin)],
+            "environment": variables,
+            "folder": folder,
+            "log": f"{self._own}/{SUPERVISOR}.log",
+        }
+        self._spawned = False
+        self._wanted = 0
+
+    def _kept(self) -> Kept:
+        own = self._own
+        return Kept(
+            grow=(
+                *("rank-*.jsonl", "rank-*.log", "stacks/*.txt"),
+                *(f"{own}/{name}" for name in _HOST_LOGS),
+            ),
+            whole=(f"{own}/*.json", f"{own}/{SUPERVISOR}.pid", "standby/*/ready-*", "snapshots/*"),
+            sent=_DOCUMENTS,
+            appended=(f"{own}/orders.jsonl",),
+        )
+
+    @property
+    def quiet_seconds(self) -> float:
+        return self.link.quiet_seconds
+
+    @property
+    def problem(self) -> str:
+        return self.link.problem
+
+    @property
+    def clock(self) -> Clock | None:
+        return self.link.clock
+
+    @property
+    def dead(self) -> str:
+        if self.link.opened and self.link.ended_code is not None:
+            return f"its supervisor ended with exit code {self.link.ended_code}"
+        if self.link.opened and self._spawned and self.link.alive is False:
+            return "its supervisor is gone"
+        return ""
+
+    @property
+    def started_pid(self) -> int | None:
+        """Of the supervisor that was started last."""
+        return self.link.spawned_pid
+
+    def start(self) -> None:
+        self.link.start()
+
+    def start_supervisor(self) -> bool:
+        """Once the connection stands; whether it was started now or before."""
+        if self.link.opened and not self._spawned:
+            self._spawned = True
+            self.link.say(self._spawn)
+        return self._spawned
+
+    def ask_for_all(self) -> None:
+        self._wanted = self.link.sync()
+
+    @property
+    def has_all(self) -> bool:
+        return self.link.synced >= self._wanted
+
+    def close(self) -> None:
+        self.link.close()
+
+
+class InFolder:
+    """On a shared file system, where somebody else has started the host's supervisor: by its sign of life."""
+
+    clock = None
+    problem = "its sign of life in the run's folder does not change"
+    dead = ""
+    has_all = True
+
+    def __init__(self, run: RunDir, host: Host) -> None:
+        self._path: Path = HostDir(run.path, host).beat_path
+        self._seen = b""
+        self._changed_at = time.monotonic()
+
+    @property
+    def quiet_seconds(self) -> float:
+        try:
+            beat = self._path.read_bytes()
+        except OSError:
+            beat = self._seen
+        now = time.monotonic()
+        if beat != self._seen:
+            self._seen, self._changed_at = beat, now
+        return now - self._changed_at
+
+    def start(self) -> None: ...
+
+    def ask_for_all(self) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,115 @@
+"""The near half of two folders kept alike: takes what the far half tells, finds what that is to have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from llmtop.profiler.record.wholefile import write_atomic
+
+Message = tuple[dict[str, Any], bytes | None]
+Mark = tuple[int, int, int]
+"""Which of the files that had a name one after the other: time of change, inode, size."""
+
+
+class Kept(Struct, frozen=True, kw_only=True):
+    """Which files go where, as patterns below the folder."""
+
+    grow: tuple[str, ...] = ()
+    """Come from the far half as they grow."""
+    whole: tuple[str, ...] = ()
+    """Come from the far half whole whenever they were replaced."""
+    sent: tuple[str, ...] = ()
+    """Go to the far half whole."""
+    appended: tuple[str, ...] = ()
+    """Go to the far half as they grow."""
+
+
+class Twin:
+    def __init__(self, root: Path, kept: Kept) -> None:
+        self._root = root
+        self._kept = kept
+        self._sent: dict[str, Mark] = {}
+        self._appended: dict[str, int] = {}
+
+    # --- from the far half --------------------------------------------------------------------------
+
+    def follow_message(self) -> dict[str, Any]:
+        """What the far half is to tell: from the bytes on that are here already."""
+        have = {name: path.stat().st_size for name, path in self._files(self._kept.grow)}
+        grow, whole = list(self._kept.grow), list(self._kept.whole)
+        return {"do": "follow", "grow": grow, "whole": whole, "have": have}
+
+    def take(self, message: dict[str, Any], body: bytes) -> None:
+        """Raises OSError, and ValueError for a name that leads elsewhere or bytes that do not go on."""
+        path = self._inside(message["path"])
+        said = message["say"]
+        if said == "grew":
+            self._append(path, message["at"], body)
+        elif said == "cut":
+            os.truncate(path, 0)
+        elif said == "whole":
+            write_atomic(path, body, lasting=False)
+        elif said == "gone":
+            path.unlink(missing_ok=True)
+
+    def _append(self, path: Path, at: int, body: bytes) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "ab") as file:
+            size = os.fstat(descriptor).st_size
+            if size != at:
+                raise ValueError(f"{path} has {size} bytes, and what comes begins at {at}")
+            file.write(body)
+
+    def _inside(self, name: str) -> Path:
+        parts = name.split("/")
+        if any(part in ("", ".", "..") for part in parts):
+            raise ValueError(f"{name!r} is no file of a run")
+        path = self._root.joinpath(*parts)
+        path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        return path
+
+    # --- to the far half ----------------------------------------------------------------------------
+
+    def forget_sent(self) -> None:
+        """The far half may have nothing."""
+        self._sent, self._appended = {}, {}
+
+    def news(self) -> Iterator[Message]:
+        """What the far half is to have. Documents come before lines that were written after them."""
+        grown = [(name, path, path.stat().st_size) for name, path in self._files(self._kept.appended)]
+        yield from self._documents()
+        for name, path, size in grown:
+            at = self._appended.get(name, 0)
+            if size > at:
+                with path.open("rb") as file:
+                    file.seek(at)
+                    body = file.read(size - at)
+                self._appended[name] = at + len(body)
+                yield {"do": "append", "path": name, "at": at}, body
+
+    def _documents(self) -> Iterator[Message]:
+        present = dict(self._files(self._kept.sent))
+        for name, path in present.items():
+            try:
+                with path.open("rb") as file:
+                    status = os.fstat(file.fileno())
+                    mark = (status.st_mtime_ns, status.st_ino, status.st_size)
+                    if self._sent.get(name) == mark:
+                        continue
+                    body = file.read()
+            except FileNotFoundError:
+                continue  # removed since: the next look tells
+            self._sent[name] = mark
+            yield {"do": "put", "path": name}, body
+        for name in [name for name in self._sent if name not in present]:
+            del self._sent[name]
+            yield {"do": "remove", "path": name}, None
+
+    def _files(self, patterns: tuple[str, ...]) -> list[tuple[str, Path]]:
+        found = {path for pattern in patterns for path in self._root.glob(pattern) if path.name[0] != "."}
+        return sorted((str(path.relative_to(self._root)), path) for path in found)
