@@ -51,7 +51,9 @@ class Score(Struct, frozen=True, kw_only=True):
     resident: dict[str, float]
     """By component, between steps, percent of the component itself (or of `LEAST_SHARE` of the peak)."""
     at_peak: dict[str, float]
-    """By component, at the measured peak, percent of that peak."""
+    """By component, at the measured peak, percent of that peak; empty where its trace is not whole."""
+    begins_late: bool
+    """The trace of the peak began in the middle of its step: what earlier phases made has no name in it."""
 
     @property
     def cell(self) -> Cell:
@@ -85,6 +87,7 @@ def score(of: Sourced) -> Score | None:
         need=_need(of.row, peak),
         resident=_resident(of.row, peak),
         at_peak=_at_peak(of.row, peak),
+        begins_late=_begins_late(of.row),
     )
 
 
@@ -96,7 +99,8 @@ def words(cell: Cell) -> str:
 def _words(cell: Cell) -> Iterator[str]:
     yield str(cell["model"])
     for key, value in cell.items():
-        if key in ("model", "steps") or value in (False, "none", None, {}) or _DEFAULTS.get(key) == value:
+        off = value is False or value in ("none", None, {})
+        if key in ("model", "steps") or off or _DEFAULTS.get(key) == value:
             continue
         if key == "deepspeed":
             yield from (f"{name}={size}" for section in value.values() for name, size in section.items())
@@ -193,7 +197,7 @@ def _between_steps(rank: Row) -> Mapping[str, int]:
 
 def _at_peak(row: Row, peak: int) -> dict[str, float]:
     seen: dict[str, Any] | None = row.get("breakdown")
-    if not seen or not seen.get("exact"):
+    if not seen or not seen.get("exact") or _begins_late(row):
         return {}
     predicted = _nearest(row["predicted"], seen, peak)
     if predicted is None:
@@ -209,6 +213,22 @@ def _at_peak(row: Row, peak: int) -> dict[str, float]:
         for name in names
         if name in predicted or name in actual
     }
+
+
+def _begins_late(row: Row) -> bool:
+    """Whether the step of the traced peak has a later phase in its trace and no forward pass.
+
+    So did traces begin until 2026-11-30 that the growth of the peak itself asked for, in the middle of its
+    step; now each begins with a step or not at all (`profiler/probes/training.py:_begin_trace`).
+    """
+    seen: dict[str, Any] | None = row.get("breakdown")
+    if not seen or not seen.get("exact"):
+        return False
+    events = row["measured"]["ranks"][seen["peak_rank"] or 0].get("events", {})
+    traced = [event for name, event in events.items() if name.startswith("peak_classified.")]
+    of_peak = {event["step"] for event in traced if event["moment"] == seen["actual_moment"]}
+    forward = {event["step"] for event in traced if event["phase"] == "forward"}
+    return bool(of_peak) and not of_peak <= forward
 
 
 def _nearest(prediction: Row, seen: Mapping[str, Any], peak: int) -> dict[str, int] | None:

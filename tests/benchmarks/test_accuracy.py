@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -201,3 +202,22 @@ def test_litgpts_blocks_keep_what_was_seen_of_its_code(model: str, followed: int
     cell = {"model": model, "gpu": "a100-40gb", "lora_rank": 8, "lora_targets": "q_proj,v_proj"}
     planned = _planned({**cell, "seq_len": 1024}, own_code=True)
     assert litgpt_block(planned.spec, sizes_of(planned.spec)) == pytest.approx(followed, rel=0.002)
+
+
+def test_a_trace_that_began_inside_its_step_tells_of_no_component(evidence: Evidence) -> None:
+    """What the forward pass made before it has no name in it: of fp16, whose peak came with the third step."""
+    late = [each for each in evidence.scores if each.begins_late]
+    assert len(late) == 3 and all(each.cell["precision"] == "fp16" for each in late)
+    assert not any(each.at_peak for each in late)
+    whole = next(each for each in evidence.of_design if each.at_peak)
+    row: Row = msgspec.json.decode(msgspec.json.encode(whole.row))
+    for event in row["measured"]["ranks"][0]["events"].values():
+        if event.get("phase") == "forward":
+            event["step"] -= 1
+    found = score(Sourced(row=row, half=whole.half, earlier=False))
+    assert found is not None and found.begins_late and not found.at_peak
+
+
+def test_stage_0_is_named(evidence: Evidence) -> None:
+    names = [each.name for each in evidence.of_design if each.cell["zero"] == 0]
+    assert names and all(" zero=0 " in f"{name} " for name in names)

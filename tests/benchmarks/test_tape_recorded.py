@@ -9,11 +9,13 @@ from typing import Any
 import numpy
 import pytest
 
+from benchmarks.accuracy.rows import completed, first_rows
+from benchmarks.accuracy.score import words
 from benchmarks.alloctrace import ACTIONS, replay
 from benchmarks.cells import plan
 from llmtop.presets.resolve import Machine as Host
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.memory.pool import Block, Pool
+from llmtop.profiler.memory.pool import LARGE_SEGMENT, Block, Pool, Shelf, segment_bytes
 from llmtop.profiler.memory.sizes import sizes_of
 from llmtop.profiler.memory.tape.run import machine_of, run_tape
 
@@ -104,3 +106,53 @@ def test_large_tensors_come_and_go_in_the_recorded_order(name: str) -> None:
         recorded = [size for size in requests_of(columns) if abs(size) >= LARGE]
     assert len(simulated) > 3000
     assert simulated == recorded[: len(simulated)]
+
+
+class ApartPool(Pool):
+    """A driver that once places a segment of 20 MiB below all others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._has_room = True
+
+    def _segment(self, shelf: Shelf, size: int) -> Block:
+        if not self._has_room or segment_bytes(size) != LARGE_SEGMENT:
+            return super()._segment(shelf, size)
+        self._has_room, end = False, self._end
+        self._end = LARGE_SEGMENT
+        block = super()._segment(shelf, size)
+        self._end = end
+        return block
+
+
+@pytest.mark.parametrize(
+    ("name", "at"),
+    [("af726dcb1539.npz", 67), ("7ff21a15ef84.npz", 2), ("022ba82513ac.npz", 2)],
+    ids=["ZeRO-0, after the weights", "two GPUs, ZeRO-1", "two GPUs, ZeRO-2"],
+)
+def test_a_driver_may_place_one_segment_below_all_others(name: str, at: int) -> None:
+    with numpy.load(FOLDER / name) as columns:
+        rows = list(zip(*(columns[key].tolist() for key in ("action", "size", "address")), strict=True))
+    made = [row for row in rows if ACTIONS[row[0]] == "segment_alloc"]
+    apart = [index for index, (_, _, address) in enumerate(made) if address < 2**40]
+    assert apart == [at] and made[at][1] == LARGE_SEGMENT
+
+
+def test_what_is_held_may_hang_on_where_the_driver_places_a_segment() -> None:
+    """ZeRO-0 with 4 x 2,048 tokens, of which H200 runs held both figures: which of several free blocks of one
+    size is taken goes by their addresses."""
+    recorded = {
+        row["cell"]["attention"]: row["measured"]["ranks"][0]["reserved"]
+        for row in [*completed(), *first_rows()]
+        if words(row["cell"]).startswith("llama-3.2-1b zero=0 batch=4")
+        and not row["cell"].get("gradient_checkpointing")
+    }
+    host = Host(gpu="h200", gpus=1, host_memory_bytes=None)
+    cell = {"gpu": "h200", "model": "llama-3.2-1b", "zero": 0, "micro_batch": 4, "seq_len": 2048}
+    spec = plan(cell, host, name="recorded").spec
+    straight = run_tape(spec, sizes_of(spec), machine_of(spec)).peak_reserved_bytes
+    machine = machine_of(spec)
+    machine.pool = ApartPool()
+    apart = run_tape(spec, sizes_of(spec), machine).peak_reserved_bytes
+    assert apart == recorded["sdpa"] < 0.91 * straight
+    assert straight == pytest.approx(recorded["flash_attention_2"], rel=0.0001)
