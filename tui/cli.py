@@ -140,6 +140,13 @@ COMMANDS: tuple[Command, ...] = (
         "llmtop weights latest my-model",
     ),
     Command(
+        "quantize",
+        "SOURCE --to FORM [--out PATH] [--force] [--from CHECKPOINT] [--text FILE|--no-perplexity]"
+        " [--seconds S] [--window N] [--context N] [--dry-run] [--json]",
+        "a model in fewer bits, for llama.cpp or Transformers, and what that has cost",
+        "llmtop quantize path/to/Llama-3.1-8B --to gguf:Q8_0\n  llmtop quantize latest --to nf4",
+    ),
+    Command(
         "import-run",
         "ARCHIVE [--name NAME] [--limit GIB] [--json]",
         "an exported run, to be looked at here",

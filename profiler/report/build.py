@@ -26,6 +26,7 @@ from llmtop.profiler.record.events import KernelsSeen
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import HARDWARE, SUPERVISOR, RunDir
 from llmtop.profiler.report.changes import ChangeReport, changes_of
+from llmtop.profiler.report.quantized import QuantizedReport, quantized_of
 from llmtop.profiler.report.snapshots import SnapshotReport, snapshots_of
 
 REPORT_SCHEMA_VERSION = 1
@@ -173,6 +174,8 @@ class Report(Struct, frozen=True, kw_only=True):
     """Asked for, and not written."""
     snapshots: tuple[SnapshotReport, ...]
     """Closer looks that somebody took while it ran."""
+    quantized: tuple[QuantizedReport, ...]
+    """Models in fewer bits that were made of its weights."""
     changes: tuple[ChangeReport, ...]
     """What was changed while the run went on, or was to be; memory and settings are of the last one."""
     out_of_memory: OutOfMemory | None
@@ -268,6 +271,7 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         checkpoints=state.checkpoints,
         checkpoints_refused=state.checkpoints_refused,
         snapshots=snapshots_of(run, state),
+        quantized=quantized_of(run),
         changes=changes_of(state),
         out_of_memory=diagnose(state, spec, prediction),
         findings=findings(state, spec, prediction),

@@ -10,6 +10,7 @@ _NAVIGATION = (
     ("out-of-memory", "Out of memory"),
     *(("findings", "Findings"), ("memory", "Memory"), ("timeline", "Timeline"), ("links", "Links")),
     *(("training", "Training"), ("changes", "Changes"), ("hardware", "Ranks and devices")),
+    ("fewer-bits", "In fewer bits"),
     *(("configuration", "Configuration"), ("environment", "Environment")),
 )
 
@@ -38,6 +39,7 @@ def run_page(data: PageData) -> str:
             anchor="hardware",
         ),
         section("Switches and kernels", sections.switch_table(report), sections.kernel_table(report)),
+        section("In fewer bits", sections.quantized_tables(report), anchor="fewer-bits"),
         section("Configuration", sections.configuration(data), anchor="configuration"),
         section("Environment", sections.environment(data), anchor="environment"),
         _foot(data),

@@ -17,6 +17,7 @@ from llmtop.profiler.report.build import ComponentReport, RankReport, Report
 from llmtop.profiler.report.columns import print_addends, print_one, unit_for
 from llmtop.profiler.report.markup import Markup, details, element, joined, table
 from llmtop.profiler.report.pagedata import PageData
+from llmtop.profiler.report.quantized import quantized_lines
 from llmtop.profiler.report.settings import SettingReport
 from llmtop.profiler.units import (
     NOT_AVAILABLE,
@@ -177,6 +178,16 @@ def change_table(report: Report) -> Markup:
         for change in report.changes
     ]
     return table(("change", "outcome", "first step", "details"), rows, right=(2,))
+
+
+def quantized_tables(report: Report) -> Markup:
+    """Of each model that was made of the run's weights, what it has cost."""
+    parts = [
+        part
+        for head, rows in quantized_lines(report.quantized)
+        for part in (element("h3", head), table(("", ""), rows))
+    ]
+    return joined(parts)
 
 
 def setting_table(settings: tuple[SettingReport, ...]) -> Markup:

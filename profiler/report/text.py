@@ -12,6 +12,7 @@ from llmtop.profiler.memory.result import MOMENT_WORDS
 from llmtop.profiler.oom.words import evidence, fix_words, moment_words
 from llmtop.profiler.report.build import ComponentReport, RankReport, Report
 from llmtop.profiler.report.columns import ColumnUnit, print_addends, print_one, unit_for
+from llmtop.profiler.report.quantized import quantized_lines
 from llmtop.profiler.units import (
     NOT_AVAILABLE,
     counted,
@@ -329,6 +330,15 @@ def _snapshots(report: Report, width: int) -> Iterator[str]:
         yield from (f"  {line}" for line in one.lines)
 
 
+def _quantized(report: Report, width: int) -> Iterator[str]:
+    if report.quantized:
+        yield "In fewer bits"
+    for head, rows in quantized_lines(report.quantized):
+        yield from _wrapped(head, width, indent="  ", hang="     ")
+        for name, text in rows:
+            yield from _wrapped(f"{name:<12}{text}", width, indent="     ", hang=" " * 17)
+
+
 def _changes(report: Report, width: int) -> Iterator[str]:
     if report.changes:
         yield "Changes"
@@ -362,7 +372,7 @@ def _record(report: Report, width: int) -> Iterator[str]:
 
 _SECTIONS: tuple[Section, ...] = (
     *(_head, _out_of_memory, _training, _changes, _memory, _hardware, _switches, _kernels, _snapshots),
-    *(_findings, _record),
+    *(_quantized, _findings, _record),
 )
 
 
