@@ -205,7 +205,7 @@ def test_litgpts_blocks_keep_what_was_seen_of_its_code(model: str, followed: int
 
 
 def test_a_trace_that_began_inside_its_step_tells_of_no_component(evidence: Evidence) -> None:
-    """What the forward pass made before it has no name in it: of fp16, whose peak came with the third step."""
+    """What the forward pass made before it has no name in it: of fp16, whose peak came in the third step."""
     late = [each for each in evidence.scores if each.begins_late]
     assert len(late) == 3 and all(each.cell["precision"] == "fp16" for each in late)
     assert not any(each.at_peak for each in late)
