@@ -22,6 +22,7 @@ A run is a folder of mode 0700:
     bookmark             the state so far, and where in the logs it ends: a cache (`bookmark.py`), if there
     environment.json     what the run was launched in: versions, driver, variables without secrets
     imported.json        only of a run that came from an archive: which, and from where; nobody supervises it
+    quantized/NAME.json  what a model that was made of its weights in fewer bits has cost
     mirror.log           what the processes wrote that copy the run's figures elsewhere
     standby/N/           which ranks are ready for setting N, and whether they may begin
 """
@@ -231,6 +232,14 @@ class RunDir:
                 why="it came from an archive: nothing of it runs here",
                 fix=f"look at it: llmtop report {self.run_id}",
             )
+
+    @property
+    def quantized_dir(self) -> Path:
+        return self.path / "quantized"
+
+    def quantized_path(self, name: str) -> Path:
+        """Of the report on a file or folder of that name."""
+        return self.quantized_dir / f"{name}.json"
 
     @property
     def mirror_log_path(self) -> Path:
