@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from textual.actions import ActionParseResult, parse
 from textual.binding import BindingType
@@ -16,21 +16,24 @@ from textual.driver import Driver
 from textual.screen import Screen
 
 from llmtop.presets.errors import ExitCode, LlmtopError
-from llmtop.profiler.fold.runstate import ENDED, Status
+from llmtop.profiler.fold.runstate import ENDED, RunState, Status
+from llmtop.profiler.record.hosts import HostDir, read_hosts
 from llmtop.profiler.record.rundir import RunDir, runs_root
 from llmtop.tui.asking.answering import Answering, StopDialog
 from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.asking.readonly import refusing
-from llmtop.tui.asking.requests import MonitorAsked, ReplayAsked, ReplayWish, TuneAsked
+from llmtop.tui.asking.requests import MonitorAsked, PartAsked, ReplayAsked, ReplayWish, TuneAsked
 from llmtop.tui.commandlist import KeyCommands
 from llmtop.tui.feeds.feed import RunsArrived, ViewArrived
 from llmtop.tui.feeds.link import Link, measured
 from llmtop.tui.feeds.pace import answer_soon
-from llmtop.tui.feeds.view import RunView
 from llmtop.tui.hangup import leave_with_the_terminal
 from llmtop.tui.keys import APP_KEYS, MOVE_KEYS, bindings, changes_something
 from llmtop.tui.looks.dressing import Dress
 from llmtop.tui.looks.look import choices_path, look_of, read_choice, write_choice
+
+if TYPE_CHECKING:
+    from llmtop.tui.feeds.fleetfeed import FleetArrived
 
 Start = Literal["runs", "plan", "monitor", "replay"]
 
@@ -80,8 +83,8 @@ class LlmtopApp(Answering):
         self._run = run
         self._recipe = recipe
         self._wish = wish
-        self._watched: RunView | None = None
-        """Newest view of the run that was watched last."""
+        self._watched: RunState | None = None
+        """Newest state of the run that was watched last."""
         self.farewell = ""
         """What is printed below the prompt after leaving."""
 
@@ -157,10 +160,17 @@ class LlmtopApp(Answering):
         """Of what the footer shows."""
         return False if self._refuses(action) else super()._check_action_state(action, default_namespace)
 
-    def watch_run(self, run: RunDir) -> None:
+    def watch_run(self, run: RunDir, opened: str = "") -> None:
+        """`opened`: of a run over hosts, the host that is shown at first."""
+        self._run = run
+        hosts = None if isinstance(run, HostDir) else read_hosts(run)
+        if hosts is not None:
+            from llmtop.tui.screens.hosts import HostsScreen
+
+            self._show(HostsScreen(run, hosts, opened=opened))
+            return
         from llmtop.tui.screens.monitor import MonitorScreen
 
-        self._run = run
         self._show(MonitorScreen(run))
 
     def replay_run(self, run: RunDir, wish: ReplayWish | None = None) -> None:
@@ -176,7 +186,20 @@ class LlmtopApp(Answering):
     # --- what screens ask for ------------------------------------------------------------------
 
     def on_runs_asked(self) -> None:
-        self.action_runs()
+        """From one host of a run the way back leads to all of them."""
+        part = self._run
+        if getattr(self.screen, "run", None) is part and isinstance(part, HostDir):
+            self.watch_run(RunDir(part.path), opened=part.host.name)
+        else:
+            self.action_runs()
+
+    def on_part_asked(self, message: PartAsked) -> None:
+        from llmtop.profiler.fleet.part import HostPart, RankPart
+
+        host = message.hosts.host(message.host)
+        if host is not None:
+            run, rank = message.run, message.rank
+            self.watch_run(HostPart(run, host) if rank is None else RankPart(run, host, rank))
 
     def on_monitor_asked(self, message: MonitorAsked) -> None:
         try:
@@ -193,8 +216,14 @@ class LlmtopApp(Answering):
     # --- the end -------------------------------------------------------------------------------
 
     def on_view_arrived(self, message: ViewArrived) -> None:
-        self._watched = message.view
-        self._note_end(message.view.state.run_id, message.view.state.status)
+        self._watch(message.view.state)
+
+    def on_fleet_arrived(self, message: FleetArrived) -> None:
+        self._watch(message.view.state)
+
+    def _watch(self, state: RunState) -> None:
+        self._watched = state
+        self._note_end(state.run_id, state.status)
 
     def on_runs_arrived(self, message: RunsArrived) -> None:
         for row in message.rows:
@@ -217,7 +246,7 @@ class LlmtopApp(Answering):
 
     @property
     def _watched_goes_on(self) -> bool:
-        return self._watched is not None and self._watched.state.status not in ENDED
+        return self._watched is not None and self._watched.status not in ENDED
 
     async def action_as_key(self, key: str) -> None:
         """A key that stands for another one; done at once, so that the order of fast keys is kept."""
@@ -225,7 +254,7 @@ class LlmtopApp(Answering):
 
     async def action_quit(self) -> None:
         """Leave; what was watched goes on."""
-        state = self._watched.state if self._watched is not None else None
+        state = self._watched
         if state is not None and self._watched_goes_on:
             self.farewell = f"The run goes on.\nSee it again: llmtop attach {state.run_id}"
             self.exit(int(ExitCode.DONE), message=self.farewell)

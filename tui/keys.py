@@ -188,6 +188,33 @@ MONITOR_KEYS: tuple[Key, ...] = (
     Key("left", "focus_panel(-1)", "", "", footer=False),
 )
 
+HOSTS_KEYS: tuple[Key, ...] = (
+    Key("q", "leave", "Quit (run goes on)", ""),
+    Key(
+        "enter",
+        "open",
+        "",
+        "one host and its ranks; there: one rank, chosen by ← →",
+        display="⏎",
+        footer=False,
+    ),
+    Key("m", "monitor", "Monitor", "all ranks of the host", drop=1),
+    Key("f", "findings", "Findings", "what stands out among the hosts, with evidence", drop=2),
+    Key("s", "stop", "Stop", "end the run; asks whether to save first", changes=True),
+    Key(
+        "slash",
+        "filter",
+        "Filter",
+        "only hosts that hold what is typed; rank12 is its host",
+        display="/",
+        drop=3,
+    ),
+    Key("o", "order(1)", "Order", "order by the next column; at first the worst are first", drop=4),
+    Key("O", "reverse", "", "turn the order round", footer=False),
+    Key("escape", "back", "Back", "to all hosts, then to the runs", display="Esc", drop=5),
+)
+"""Of a run over hosts."""
+
 REPLAY_KEYS: tuple[Key, ...] = (
     Key("space", "play", "Play", "play, or hold", display="Space"),
     Key("plus", "faster(1)", "Faster", "faster, up to 1000 times", display="+", drop=3),
@@ -232,6 +259,7 @@ HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
     ("GPUs of this machine", PICKER_KEYS),
     ("Launch", REVIEW_KEYS),
     ("Monitor", MONITOR_KEYS),
+    ("Hosts", HOSTS_KEYS),
     ("Log, opened", LOG_KEYS),
     ("Findings, opened", FINDINGS_KEYS),
     ("Replay", REPLAY_KEYS),

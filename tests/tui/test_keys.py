@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -22,9 +22,10 @@ from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.asking.requests import ReplayWish
 from llmtop.tui.commandlist import KeyCommands
 from llmtop.tui.keys import APP_KEYS, HELP, MONITOR_KEYS, MOVE_KEYS, Key
+from tests.fleets import PlayedFleet
 from tests.tui.tuiruns import MACHINE, LiveRun, screen_text, wait_for, wait_for_text
 
-SCREENS = {"Runs": "runs", "Plan": "plan", "Monitor": "monitor", "Replay": "replay"}
+SCREENS = {"Runs": "runs", "Plan": "plan", "Monitor": "monitor", "Hosts": "monitor", "Replay": "replay"}
 ELSEWHERE = {
     *("Launch", "GPUs of this machine", "Load and ask", "Sweep and where", "Tune"),
     *("Log, opened", "Findings, opened"),
@@ -56,6 +57,16 @@ class Listening(LlmtopApp):
         return True
 
 
+@pytest.fixture
+def fleet(root: Path) -> Iterator[PlayedFleet]:
+    """A run over hosts, which its own screen shows."""
+    played = PlayedFleet(root)
+    played.start()
+    played.step(3)
+    yield played
+    played.close()
+
+
 def name_of(key: Key) -> str:
     return parse(key.action)[1]
 
@@ -74,10 +85,12 @@ def test_every_section_is_walked() -> None:
 
 
 @pytest.mark.parametrize("title", SCREENS)
-async def test_every_key_of_a_screen_starts_its_action(title: str, live: LiveRun, root: Path) -> None:
+async def test_every_key_of_a_screen_starts_its_action(
+    title: str, live: LiveRun, fleet: PlayedFleet, root: Path
+) -> None:
     app = Listening(
         SCREENS[title],  # type: ignore[arg-type]
-        live.run,
+        fleet.run if title == "Hosts" else live.run,
         root,
         deeds=Deeds(detect=lambda: MACHINE),
         wish=ReplayWish(step=3),
@@ -99,10 +112,12 @@ async def test_every_key_of_a_screen_starts_its_action(title: str, live: LiveRun
 
 
 @pytest.mark.parametrize("title", SCREENS)
-async def test_footer_and_palette_come_from_the_table(title: str, live: LiveRun, root: Path) -> None:
+async def test_footer_and_palette_come_from_the_table(
+    title: str, live: LiveRun, fleet: PlayedFleet, root: Path
+) -> None:
     app = LlmtopApp(
         SCREENS[title],  # type: ignore[arg-type]
-        live.run,
+        fleet.run if title == "Hosts" else live.run,
         root,
         deeds=Deeds(detect=lambda: MACHINE),
         wish=ReplayWish(step=3),

@@ -11,6 +11,7 @@ from textual.message import Message
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.record.hosts import Hosts
 from llmtop.profiler.record.rundir import RunDir
 
 
@@ -37,6 +38,17 @@ class MonitorAsked(Message):
     def __init__(self, run_id: str) -> None:
         super().__init__()
         self.run_id = run_id
+
+
+class PartAsked(Message):
+    """Watch a part of a run over hosts: one host, or one rank of it."""
+
+    def __init__(self, run: RunDir, hosts: Hosts, host: str, rank: int | None = None) -> None:
+        super().__init__()
+        self.run = run
+        self.hosts = hosts
+        self.host = host
+        self.rank = rank
 
 
 class ReplayAsked(Message):

@@ -85,7 +85,9 @@ class LossPanel(Panel):
         series = view.state.series
         known = sum(loss is not None for loss in series.losses)
         if not series.steps or not (known or self.zoomed):
-            return Content.styled("no step has finished yet", "$muted")
+            elsewhere = series.steps and view.state.first_rank
+            words = "rank 0 tells it, on another host" if elsewhere else "no step has finished yet"
+            return Content.styled(words, "$muted")
         newest = Content.assemble(*_newest(view))
         if not self.zoomed:
             return Content("") if known > 1 else newest
@@ -137,9 +139,10 @@ def _newest(view: RunView) -> list[str | tuple[str, str]]:
     rate, norm = series.learning_rates[-1], series.grad_norms[-1]
     last = state.first.last_step if state.first is not None else None
     scale = last.loss_scale if last is not None else None
+    unknown = "n/a" if state.first_rank else "not finite"
     cells = [
         ("step", str(series.steps[-1])),
-        ("loss", "not finite" if series.losses[-1] is None else f"{series.losses[-1]:.4f}"),
+        ("loss", unknown if series.losses[-1] is None else f"{series.losses[-1]:.4f}"),
         ("learning rate", "n/a" if rate is None else f"{rate:.3g}"),
         ("gradient norm", "n/a" if norm is None else figures(norm)),
     ]

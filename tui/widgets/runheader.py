@@ -85,6 +85,8 @@ def _identity(view: RunView, width: int, badge: tuple[str, str] | None = None) -
     right = Content.assemble((f"{mark} {word}", f"bold ${colour}"))
     model, run_id = harmless(spec.model.name), harmless(state.run_id)
     devices, zero = f"{spec.world_size} x {harmless(spec.gpu.name)}", f"ZeRO-{spec.options.zero}"
+    if state.host_ranks is not None:
+        devices = f"{_ranks_words(state.ranks_here)} of {spec.world_size}"
     # The end of an id is enough for every command, and the name in its middle stands on the left.
     end = "…" + run_id.rsplit("-", 1)[-1]
     ways = (
@@ -104,6 +106,11 @@ def _identity(view: RunView, width: int, badge: tuple[str, str] | None = None) -
         if left.cell_length + right.cell_length + 1 <= width:
             break
     return two_sided(left, right, width)
+
+
+def _ranks_words(ranks: range) -> str:
+    """Where only a part of the run is shown."""
+    return f"rank {ranks.start}" if len(ranks) == 1 else f"ranks {ranks.start} to {ranks.stop - 1}"
 
 
 def _second_rows(view: RunView, width: int, now: float, cost: OwnCost | None) -> list[Content]:

@@ -1,0 +1,117 @@
+"""Reads a run over hosts: their newest summaries, and what the lead says. No rank's log is opened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from llmtop.profiler.fleet.fleetstate import fleet_of, fold_fleet
+from llmtop.profiler.fleet.part import LeadPart
+from llmtop.profiler.fleet.summary import HostSummarised, decoder
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.record.eventbase import EVENT_VERSION
+from llmtop.profiler.record.eventlog import EventTail
+from llmtop.profiler.record.feed import RunReader
+from llmtop.profiler.record.hosts import HostDir, Hosts
+from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
+
+TAIL_BYTES = 16 * 1024
+"""Of a log of summaries that is read at a time, at most: older ones matter to nobody."""
+
+
+class SummaryTail:
+    """The newest summaries of one host. The file need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self.skipped_lines = 0
+
+    def poll(self) -> list[HostSummarised]:
+        """Those that were added; of many only the newest."""
+        try:
+            size = self._path.stat().st_size
+        except FileNotFoundError:
+            return []
+        if size < self._offset:
+            self._offset = 0
+        if size == self._offset:
+            return []
+        begin = max(self._offset, size - TAIL_BYTES)
+        with self._path.open("rb") as file:
+            file.seek(begin)
+            content = file.read(size - begin)
+        if begin > self._offset:
+            content = content[content.find(b"\n") + 1 :]
+        whole = content[: content.rfind(b"\n") + 1]
+        self._offset = size - (len(content) - len(whole))
+        return [one for line in whole.splitlines() if (one := self._decoded(line)) is not None]
+
+    def _decoded(self, line: bytes) -> HostSummarised | None:
+        try:
+            made = decoder().decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            made = None
+        if made is None or made.v > EVENT_VERSION:
+            self.skipped_lines += 1
+            return None
+        return made
+
+
+class FleetReader:
+    """All hosts of a run, as far as they have told."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        hosts: Hosts,
+        *,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.run, self.hosts = run, hosts
+        self._wall, self._monotonic = wall, monotonic
+        self._tails = {host.name: SummaryTail(HostDir(run.path, host).summary_path) for host in hosts.hosts}
+        self._lead = RunReader(LeadPart(run), wall=wall)
+        self._events = EventTail(run.events_path(SUPERVISOR))
+        self._arrived: dict[str, float] = {}
+        """Host to when its newest summary came, of those that came while somebody looked."""
+        self._looked = False
+        self.fleet = fleet_of(hosts)
+        self.state: RunState = RunState(run_id=run.run_id)
+
+    def poll(self) -> bool:
+        """Read what is new; whether there was anything."""
+        fleet, state = self.fleet, self.state
+        told: list[HostSummarised] = []
+        now = self._monotonic()
+        for name, tail in self._tails.items():
+            added = tail.poll()
+            if added:
+                told += added
+                if self._looked:
+                    self._arrived[name] = now
+        self._looked = True
+        self.fleet = fold_fleet(fold_fleet(self.fleet, self._events.poll()), told)
+        self.state = self._lead.poll()
+        return self.fleet is not fleet or self.state is not state
+
+    def quiet_seconds(self) -> dict[str, float]:
+        """How long each host has told nothing: by when its summary came where that was seen, else by its
+        stamp, with its clock's difference taken off."""
+        wall, now = self._wall(), self._monotonic()
+        quiet: dict[str, float] = {}
+        for host in self.fleet.hosts.values():
+            arrived, told = self._arrived.get(host.name), host.told_at
+            if arrived is not None:
+                quiet[host.name] = now - arrived
+            elif told is not None:
+                quiet[host.name] = max(0.0, wall - told)
+        return quiet
+
+    @property
+    def skipped_lines(self) -> int:
+        return sum(tail.skipped_lines for tail in self._tails.values())
