@@ -134,6 +134,7 @@ _MODELS = (
     "qwen3-8b",
 )
 """0.1B to 8B, seven families, tied and untied heads, vocabularies of 32,000 to 256,000."""
+_MODELS_FROM_1B = _MODELS[_MODELS.index("pythia-1b") :]
 
 _OPTIMIZERS = ("adamw", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit")
 
@@ -195,11 +196,89 @@ CPU = Space(
         _options("optimizer", ("adamw", "adamw_torch")),
         _options("grad_accum", (1, 2)),
     ),
-    bases={1: ({},), 2: ({},)},
-    cells={1: 8, 2: 6},
+    bases={1: ({},), 2: ({},), 4: (), 8: ()},
+    cells={1: 8, 2: 6, 4: 4, 8: 4},
     least_of_level=2,
 )
+MANY = Space(
+    gpu="h200",
+    host_bytes=400_000_000_000,
+    max_step_seconds=6.0,
+    axes=(
+        # Soft caps and heads of 256 go with neither attention below.
+        _options("model", [name for name in _MODELS_FROM_1B if name != "gemma-2-2b"]),
+        _options("zero", (3, 1, 2, 3)),
+        _options("seq_len", (2048, 1024, 4096, 8192)),
+        _options("micro_batch", (1, 2, 4)),
+        _options("precision", ("bf16", "bf16", "bf16", "fp16")),
+        _options("attention", ("sdpa", "flash_attention_2")),
+        Axis(name="liger", levels=_LIGER.levels[:2]),
+        Axis(name="checkpointing", levels=_CHECKPOINTING.levels[:2]),
+        Axis(
+            name="offload",
+            levels=(
+                *(Level(name="none", options={}),) * 3,
+                Level(name="optimizer", options={"offload_optimizer": "cpu"}),
+                Level(name="both", options={"offload_optimizer": "cpu", "offload_param": "cpu"}),
+            ),
+        ),
+        _options("optimizer", ("adamw", "adamw", "adamw_torch", "adamw_8bit")),
+        Axis(
+            name="adapter",
+            levels=(
+                *(Level(name="full", options={}),) * 5,
+                Level(name="lora", options={"lora_rank": 16}),
+                Level(name="int8", options={"lora_rank": 16, "quantization": "int8"}),
+            ),
+        ),
+        _options("grad_accum", (1, 2)),
+        Axis(name="buckets", levels=(*(_BUCKETS.levels[0],) * 2, _BUCKETS.levels[-1])),
+    ),
+    bases={4: (), 8: ()},
+    cells={4: 15, 8: 15},
+    least_of_level=1,
+)
+"""Four and eight GPUs, 1B to 8B. Of a box with several GPUs there is little time, so nothing is swept."""
+LARGE = Space(
+    gpu="h200",
+    host_bytes=400_000_000_000,
+    max_step_seconds=20.0,
+    axes=(
+        _options("model", ("qwen2.5-32b", "llama-3.1-70b")),
+        _options("zero", (3,)),
+        _options("seq_len", (2048, 4096)),
+        _options("micro_batch", (1,)),
+        _options("attention", ("flash_attention_2",)),
+        Axis(name="liger", levels=_LIGER.levels[1:2]),
+        Axis(name="checkpointing", levels=_CHECKPOINTING.levels[1:2]),
+        _named(
+            "trained",
+            lora={"lora_rank": 16},
+            full_8bit={"optimizer": "adamw_8bit"},
+            nf4={"lora_rank": 16, "quantization": "nf4"},
+        ),
+    ),
+    bases={4: (), 8: ()},
+    cells={4: 3, 8: 3},
+    least_of_level=1,
+)
+"""32B and 70B on as many, as they still fit: adapters, packed weights under them, 8-bit optimizer states."""
 SPACES = {"h200": H200, "cpu": CPU}
+COUNTS = (1, 2, 4, 8)
+"""Of GPUs that there is a design for."""
+MANY_COUNTS = (4, 8)
+
+
+def designed(seed: int, gpus: int, *, on_cpu: bool = False) -> list[Drawn]:
+    """The cells for so many GPUs; on more than two the large models come last, for they take longest.
+
+    Four and eight GPUs get points of their own, not the same ones twice.
+    """
+    if on_cpu:
+        return design(seed, gpus, CPU)
+    if gpus in MANY_COUNTS:
+        return [drawn for space in (MANY, LARGE) for drawn in design(seed + gpus, gpus, space)]
+    return design(seed, gpus)
 
 
 def design(seed: int, gpus: int, space: Space = H200) -> list[Drawn]:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.memory_matrix --design 1 --gpus 1 --jobs 4 --minutes 8
     python -m benchmarks.memory_matrix --cells CELLS.jsonl
+    python -m benchmarks.memory_matrix --cells benchmarks/held_out_many.jsonl --gpus 8 --jobs 4
     python -m benchmarks.memory_matrix --list --design 1 --gpus 2
     python -m benchmarks.memory_matrix --summary benchmarks/results/memory_h200.jsonl
 
@@ -18,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.admission import PAGED
-from benchmarks.design import SPACES, Drawn, counts, design
+from benchmarks.design import COUNTS, Drawn, counts, designed
 from benchmarks.rows import Cell, read_rows
 from benchmarks.session import RESULTS, add_options, run_all, run_main, runner
 from benchmarks.summary import repredicted, summary
@@ -27,14 +28,15 @@ from benchmarks.summary import repredicted, summary
 def cells_of(options: argparse.Namespace) -> list[Cell]:
     if options.cells is not None:
         lines = options.cells.read_text().splitlines()
-        return [json.loads(line) for line in lines if line.strip()]
+        cells = [json.loads(line) for line in lines if line.strip()]
+        return [cell for cell in cells if options.gpus in (None, cell.get("gpus", 1))]
     cells = [drawn.cell for drawn in _designed(options)]
     # Those that nothing may run beside wait for the end, so that the others need not stop for them.
     return sorted(cells, key=lambda cell: str(cell.get("optimizer")).startswith(PAGED))
 
 
 def _designed(options: argparse.Namespace) -> list[Drawn]:
-    return design(options.design, options.gpus, SPACES["cpu" if options.cpu else "h200"])
+    return designed(options.design, options.gpus or 1, on_cpu=options.cpu)
 
 
 def listing(drawn: list[Drawn]) -> str:
@@ -55,7 +57,9 @@ def main() -> None:
     parser.add_argument(
         "--repredict", action="store_true", help="with --summary: judge what is predicted today (H200 rows)"
     )
-    parser.add_argument("--gpus", type=int, choices=(1, 2), default=1, help="of the design's cells")
+    parser.add_argument(
+        "--gpus", type=int, choices=COUNTS, help="the design's cells for so many (default 1), or a file's"
+    )
     parser.add_argument("--list", action="store_true", help="show the design and run nothing")
     add_options(parser, RESULTS / "memory_h200.jsonl")
     options = parser.parse_args()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from msgspec import Struct
 
 from benchmarks.accuracy.goals import LIMIT_PERCENTS, Judged, Spread, judged, strata
+from benchmarks.accuracy.many import judged_on_many, words_on_many
 from benchmarks.accuracy.published import Case, LeftOut, Published, differences
 from benchmarks.accuracy.rivals import Compared
 from benchmarks.accuracy.rows import BLIND_FROM, Coverage
@@ -53,6 +54,8 @@ def document(evidence: Evidence) -> str:
         *_introduction(evidence),
         "## Predicted before the run",
         *_blind(evidence),
+        "## Four and eight GPUs",
+        *_many(evidence),
         "## The goals, by the formulas of today",
         *_goals(evidence),
         "## G1 by stratum",
@@ -123,6 +126,16 @@ def _blind(evidence: Evidence) -> Iterator[str]:
         ),
     )
     yield _worst(evidence.blind, lambda score: score.peak_percent, 6)
+
+
+def _many(evidence: Evidence) -> Iterator[str]:
+    yield words_on_many(evidence.coverage)
+    lines = [
+        (gpus, line.goal, line.what, line.asked, line.figure, _met(line), str(line.count))
+        for gpus, line in judged_on_many(evidence.blind)
+    ]
+    if lines:
+        yield table(("GPUs", "", "what", "goal", "as predicted at launch", "", "n"), lines)
 
 
 def _not_completed(evidence: Evidence) -> Iterator[str]:

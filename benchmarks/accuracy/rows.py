@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from benchmarks.accuracy.split import SEED, Half, half_of
+from benchmarks.accuracy.split import SEED, Half, half_of, listed_many
 from benchmarks.design import design
 from benchmarks.rows import Cell, Row, key_of, read_rows
 from benchmarks.summary import outcome, repredicted
@@ -48,6 +48,9 @@ class Coverage(Struct, frozen=True, kw_only=True):
     held_out_measured: int
     not_completed: tuple[tuple[str, Cell, str], ...]
     """Status, cell and reason of rows that ended otherwise."""
+    many_cells: int
+    """Those on four and eight GPUs, which are not among `cells`."""
+    many_measured: int
     set_aside: tuple[tuple[str, int, float], ...]
     """Why completed rows are not scored, how many, and by how many percent their peaks were off at most."""
 
@@ -90,6 +93,7 @@ def coverage() -> Coverage:
     done = {key_of(row["cell"]) for row in finished}
     cells = {key_of(drawn.cell) for gpus in (1, 2) for drawn in design(SEED, gpus)}
     held_out = {key for key in cells if half_of(json.loads(key)) == Half.HELD_OUT}
+    many = {key_of(cell) for cell in listed_many()}
     return Coverage(
         cells=len(cells),
         measured=len(done & cells),
@@ -100,6 +104,8 @@ def coverage() -> Coverage:
             for row in rows
             if row["status"] != "completed"
         ),
+        many_cells=len(many),
+        many_measured=len(done & many),
         set_aside=tuple(_set_aside(finished)),
     )
 

@@ -7,12 +7,24 @@ import random
 
 import pytest
 
-from benchmarks.accuracy.split import LISTED, LONGEST_TUNED, Half, family_of, half_of, reasons, sha256_of
+from benchmarks.accuracy.split import (
+    LISTED,
+    LISTED_MANY,
+    LONGEST_TUNED,
+    Half,
+    family_of,
+    half_of,
+    listed_many,
+    reasons,
+    sha256_of,
+)
 from benchmarks.design import H200
-from benchmarks.rows import Cell
+from benchmarks.rows import Cell, key_of
 
 SHA256 = "2cfb49575b87716c97fe38dd94c890c689b158ab936e6a393935a62a76f38355"
 """Of the list as it was committed first. A changed list is a new experiment, not a mended one."""
+SHA256_MANY = "a831f785a625d7e60b7adcf94aacf08590f97da2664cfe68826250080467e56d"
+"""Of that on four and eight GPUs, committed before any of its cells had run."""
 
 
 def _listed() -> list[Cell]:
@@ -21,6 +33,13 @@ def _listed() -> list[Cell]:
 
 def test_the_list_is_the_one_that_was_committed_first() -> None:
     assert sha256_of(LISTED) == SHA256
+    assert sha256_of(LISTED_MANY) == SHA256_MANY
+
+
+def test_every_cell_on_four_and_eight_gpus_is_held_out_and_none_is_in_both_lists() -> None:
+    many = listed_many()
+    assert {half_of(cell) for cell in many} == {Half.HELD_OUT}
+    assert not {key_of(cell) for cell in many} & {key_of(cell) for cell in _listed()}
 
 
 def test_every_listed_cell_is_held_out_however_its_options_are_ordered() -> None:
