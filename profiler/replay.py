@@ -28,8 +28,9 @@ from llmtop.profiler.record.events import (
     StepFinished,
     XidSeen,
 )
-from llmtop.profiler.record.recording import PART_BYTES, Cursor, Place, logs_size_bytes
+from llmtop.profiler.record.recording import PART_BYTES, Cursor, NoSuchPlace, Place, logs_size_bytes
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.segments import Position
 
 MOST_SNAPSHOTS = 128
 """When there are more, every other one goes: a seek folds at most 1/64 of the run."""
@@ -77,12 +78,17 @@ class Replay:
     def __init__(self, run: RunDir, find: FindKeys) -> None:
         self.run = run
         self._find = find
+        self._begin()
+
+    def _begin(self) -> None:
+        """From the beginning: at first, and where the record was thinned under this reader."""
+        run = self.run
         self._paths = run.event_logs()
         self._size = logs_size_bytes(self._paths)
         self._hardware = len(self._paths) - 2
         self._slice = max(1, self._size // _EVENT_BYTES // _SLICES)
-        self._parts: list[tuple[int, int]] = []
-        """Of the sampler's log: offset of each part decoded and samples in it."""
+        self._parts: list[tuple[Position, int]] = []
+        """Of the sampler's log: where each part decoded begins, and samples in it."""
         self._front = Cursor(self._paths, passed=self._note_part)
         self._front_state = RunState(run_id=run.run_id)
         self._front_events = 0
@@ -107,7 +113,10 @@ class Replay:
         """Read about that long; `complete` once there is no more."""
         deadline = time.monotonic() + seconds
         while not self.complete:
-            self._read_slice()
+            try:
+                self._read_slice()
+            except NoSuchPlace:
+                self._begin()
             if time.monotonic() >= deadline:
                 return
 
@@ -138,9 +147,9 @@ class Replay:
             found += more
         return found
 
-    def _note_part(self, number: int, offset: int, events: list[AnyEvent]) -> None:
+    def _note_part(self, number: int, at: Position, events: list[AnyEvent]) -> None:
         if number == self._hardware:
-            self._parts.append((offset, sum(isinstance(event, HardwareSampled) for event in events)))
+            self._parts.append((at, sum(isinstance(event, HardwareSampled) for event in events)))
 
     def _note_steps(self, taken: list[tuple[float, AnyEvent]]) -> None:
         for t, event in taken:
@@ -176,7 +185,16 @@ class Replay:
         return self.complete or t < self.front
 
     def seek(self, t: float) -> None:
-        """The state as of `t`: of everything not later than that. Only as far as was read."""
+        """The state as of `t`: of everything not later than that. Only as far as was read.
+
+        Where the record was thinned meanwhile, it is read anew instead.
+        """
+        try:
+            self._seek(t)
+        except NoSuchPlace:
+            self._begin()
+
+    def _seek(self, t: float) -> None:
         t = max(t, self.begin or 0.0)
         at = bisect_right(self._snapshots, t, key=lambda snapshot: snapshot.t) - 1
         snapshot = self._snapshots[at]
@@ -184,10 +202,17 @@ class Replay:
         if not (self.begin is not None and snapshot.t <= self.at <= t and self.state.now is not None):
             self._cursor = Cursor(self._paths, snapshot.place)
             self.state = self._with_history(snapshot)
-        self.play_to(t, None)
+        self._play_to(t, None)
 
     def play_to(self, t: float, most: int | None) -> bool:
-        """On to `t`, or `most` events on; whether `t` was reached."""
+        """On to `t`, or `most` events on; whether `t` was reached. As `seek` where the record was thinned."""
+        try:
+            return self._play_to(t, most)
+        except NoSuchPlace:
+            self._begin()
+            return False
+
+    def _play_to(self, t: float, most: int | None) -> bool:
         left = most
         while left is None or left > 0:
             taken = self._cursor.take(4096 if left is None else min(left, 4096), t)
@@ -202,16 +227,18 @@ class Replay:
     def _with_history(self, snapshot: _Snapshot) -> RunState:
         """A kept state with the samples before it, as the fold would have them."""
         place = snapshot.place[self._hardware]
-        parts = [part for part in self._parts if part[0] <= place.offset]
-        held, first = 0, place.offset
-        for offset, samples in reversed(parts):
-            first = offset
-            held += samples if offset < place.offset else 0
+        parts = [part for part in self._parts if part[0].read_bytes <= place.read_bytes]
+        held, first = 0, place.at
+        for at, samples in reversed(parts):
+            first = at
+            held += samples if at.read_bytes < place.read_bytes else 0
             if held >= HISTORY_SAMPLES:
                 break
         tail, samples_before = EventTail(self._paths[self._hardware], first), []
-        while tail.offset < place.offset:
+        while (before := tail.offset) < place.read_bytes:
             samples_before += tail.poll(PART_BYTES)
+            if tail.lost_place or tail.offset == before:
+                raise NoSuchPlace(f"{self._paths[self._hardware]} was cut or thinned")
         samples_before += tail.poll(PART_BYTES)[: place.taken]
         history = tuple(event for event in samples_before if isinstance(event, HardwareSampled))
         return replace(snapshot.state, hardware_history=history[-HISTORY_SAMPLES:])
@@ -254,6 +281,12 @@ class Replay:
 
     def _exact_mark(self, number: int) -> Mark:
         """To the event with which the finding came up."""
+        try:
+            return self._found_mark(number)
+        except NoSuchPlace:
+            return self._looks[number].mark
+
+    def _found_mark(self, number: int) -> Mark:
         if number not in self._exact:
             look = self._looks[number]
             at = bisect_right(self._snapshots, look.begin, key=lambda snapshot: snapshot.t) - 1

@@ -25,6 +25,7 @@ from llmtop.presets.errors import UsageError
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.processidentity import process_identity
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.segments import written_at
 from llmtop.profiler.record.wholefile import write_atomic
 
 PY_SPY_SECONDS = 20.0
@@ -112,7 +113,7 @@ def _began_before(pid: int, run: RunDir) -> bool:
     """A rank of a script had begun when it told of itself, and one that was found running before its run was
     made: a later process of its number began after that."""
     identity, made = process_identity(pid), run.created()
-    told = [path.stat().st_mtime for path in run.rank_events().values()]
+    told = [at for path in run.rank_events().values() if (at := written_at(path)) is not None]
     if identity is None or made is None:
         return False
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)

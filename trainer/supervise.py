@@ -46,6 +46,7 @@ from llmtop.trainer.supervisor.rankenv import free_port, rank_environment, worke
 from llmtop.trainer.supervisor.ranks import RankExit, Ranks, adopt_orphans
 from llmtop.trainer.supervisor.requests import Requests
 from llmtop.trainer.supervisor.snapshots import Snapshots
+from llmtop.trainer.supervisor.thinwatch import ThinWatch
 from llmtop.trainer.supervisor.trouble import Trouble
 from llmtop.trainer.supervisor.wakeup import Wakeup
 from llmtop.trainer.toolchain import mended, torch_cuda
@@ -88,6 +89,7 @@ class Supervisor:
         self._oom = OomWatch()
         self._hardware = HardwareWatch(run, self.events.write, _log)
         self._bookmark = BookmarkWatch(run, _log)
+        self._thinning = ThinWatch(run, _log)
         self._memory = HostMemoryWatch(run, self.events.write, _log)
         self._healer = Healer(run, self.events.write, _log)
         self._wakeup = Wakeup(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
@@ -207,6 +209,7 @@ class Supervisor:
         self._look_for_trouble()
         self._lose_patience()
         self._bookmark.turn()
+        self._thinning.turn()
 
     # --- ranks ------------------------------------------------------------------------------------
 
@@ -253,6 +256,7 @@ class Supervisor:
         self.snapshots.poll(self.progress)
         self.snapshots.forget("the run has ended")
         self._hardware.tell_memory_return()
+        self._thinning.finish()
         self._requests.close(self._stops, end.reason)
         return end
 

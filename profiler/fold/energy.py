@@ -41,7 +41,8 @@ class EnergyUse(Struct, frozen=True, kw_only=True):
 
     def with_step(self, step: StepFinished) -> EnergyUse:
         """A step of rank 0, which counts the tokens of all ranks."""
-        return replace(self, tokens=self.tokens + step.tokens) if step.tokens else self
+        tokens = step.tokens + (step.left_out.tokens if step.left_out is not None else 0)
+        return replace(self, tokens=self.tokens + tokens) if tokens else self
 
 
 def add_energy(use: EnergyUse, sample: HardwareSampled) -> EnergyUse:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from llmtop.profiler.record.deviceevents import LeftOutSamples
 from llmtop.profiler.record.events import HardwareSampled
 
 TRAIL_POINTS = 240
@@ -51,16 +52,26 @@ class TrailBuilder:
         self._samples, self._stride = trail.samples, trail.stride
 
     def add(self, event: HardwareSampled) -> None:
-        point = _point(event)
-        if self._samples % self._stride:
-            self._points[-1] = _joined(self._points[-1], point)
-        else:
-            self._points.append(point)
-        self._samples += 1
-        if len(self._points) > TRAIL_POINTS and self._samples % self._stride == 0:
-            pairs = zip(self._points[::2], [*self._points[1::2], None], strict=False)
-            self._points = [first if second is None else _joined(first, second) for first, second in pairs]
-            self._stride *= 2
+        if event.left_out is not None:
+            self._add(_left_out_point(event.t, event.left_out), event.left_out.samples)
+        self._add(_point(event), 1)
+
+    def _add(self, point: TrailPoint, samples: int) -> None:
+        while samples > 0:
+            inside = self._samples % self._stride
+            if inside:
+                self._points[-1] = _joined(self._points[-1], point)
+            else:
+                self._points.append(point)
+            fitting = min(samples, self._stride - inside)
+            self._samples += fitting
+            samples -= fitting
+            if len(self._points) > TRAIL_POINTS and self._samples % self._stride == 0:
+                pairs = zip(self._points[::2], [*self._points[1::2], None], strict=False)
+                self._points = [
+                    first if second is None else _joined(first, second) for first, second in pairs
+                ]
+                self._stride *= 2
 
     def freeze(self) -> MemoryTrail:
         return MemoryTrail(points=tuple(self._points), samples=self._samples, stride=self._stride)
@@ -74,6 +85,16 @@ def _point(event: HardwareSampled) -> TrailPoint:
         processes={p.rank: p.rss_bytes for p in event.processes if p.rss_bytes is not None},
         host_bytes=host.memory_in_use_bytes,
         cgroup_bytes=host.cgroup_used_bytes,
+    )
+
+
+def _left_out_point(t: float, left_out: LeftOutSamples) -> TrailPoint:
+    return TrailPoint(
+        t=t,
+        devices=left_out.device_bytes,
+        processes=left_out.rss_bytes,
+        host_bytes=left_out.host_bytes,
+        cgroup_bytes=left_out.cgroup_bytes,
     )
 
 

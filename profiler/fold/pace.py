@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llmtop.profiler.record.events import StepFinished
+from llmtop.profiler.record.stepevents import LeftOutSteps, StepFinished
 
 PACE_BUCKETS = 32
 
@@ -51,18 +51,30 @@ class PaceBuilder:
         forward = event.phase_seconds.get("forward")
         if forward is None:
             return
-        seconds = forward + (event.phase_seconds.get("data") or 0.0)
-        if self._steps % self._stride:
-            self._sums[-1] += seconds
-        else:
-            if len(self._sums) == PACE_BUCKETS:
-                pairs = zip(self._sums[::2], self._sums[1::2], strict=True)
-                self._sums = [first + second for first, second in pairs]
-                self._stride *= 2
-            self._sums.append(seconds)
-        self._steps += 1
+        self._add(forward + (event.phase_seconds.get("data") or 0.0), 1)
         self._first = self._first or event.step
         self._last = event.step
+
+    def add_left_out(self, left_out: LeftOutSteps) -> None:
+        """Steps before the next one: each as long as they were in the mean."""
+        spent, steps = left_out.phase_seconds.get("forward", (0.0, 0))
+        if steps:
+            data, loads = left_out.phase_seconds.get("data", (0.0, 0))
+            self._add(spent / steps + (data / loads if loads else 0.0), steps)
+
+    def _add(self, seconds: float, steps: int) -> None:
+        while steps > 0:
+            inside = self._steps % self._stride
+            if not inside:
+                if len(self._sums) == PACE_BUCKETS:
+                    pairs = zip(self._sums[::2], self._sums[1::2], strict=True)
+                    self._sums = [first + second for first, second in pairs]
+                    self._stride *= 2
+                self._sums.append(0.0)
+            fitting = min(steps, self._stride - inside)
+            self._sums[-1] += seconds * fitting
+            self._steps += fitting
+            steps -= fitting
 
     def freeze(self) -> Pace:
         return Pace(

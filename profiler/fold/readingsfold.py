@@ -15,6 +15,19 @@ def count_throttles(counts: dict[int, dict[str, int]], event: HardwareSampled) -
     return counts
 
 
+def add_throttles(
+    counts: dict[int, dict[str, int]], more: dict[int, dict[str, int]]
+) -> dict[int, dict[str, int]]:
+    if not more:
+        return counts
+    joined = {index: dict(reasons) for index, reasons in counts.items()}
+    for index, reasons in more.items():
+        of_device = joined.setdefault(index, {})
+        for reason, count in reasons.items():
+            of_device[reason] = of_device.get(reason, 0) + count
+    return joined
+
+
 def lost_devices(known: frozenset[int], event: HardwareSampled) -> frozenset[int]:
     gone = {device.index for device in event.devices if device.is_lost}
     return known if gone <= known else known | gone

@@ -17,6 +17,7 @@ from llmtop.profiler.record.endevents import MemoryReturned
 from llmtop.profiler.record.events import (
     ControlAnswered,
     HardwareSampled,
+    LogThinned,
     NvmeMeasured,
     RunEnded,
     StepFinished,
@@ -126,6 +127,8 @@ class RunState(Struct, frozen=True, kw_only=True):
     """Everything that was compiled during the run."""
     nvme: NvmeMeasured | None = None
     """What the folder of an NVMe offload can do, measured before the ranks started."""
+    thinned: dict[str, LogThinned] = field(default_factory=dict)
+    """Of each log whose oldest part was thinned, by its source."""
     skipped_lines: int = 0
     """Lines of unknown kind or newer version."""
 

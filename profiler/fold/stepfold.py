@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from llmtop.profiler.fold.pace import PaceBuilder
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS, PhaseTotal, RankState
-from llmtop.profiler.record.events import PhaseMemory, StepFinished
+from llmtop.profiler.record.stepevents import LeftOutSteps, PhaseMemory, StepFinished
 
 _Peaks = dict[str, list[int]]
 """Phase to the largest allocated, peak and reserved bytes; -1 where nothing was read."""
@@ -27,15 +27,27 @@ class StepFolder:
         self._pace = PaceBuilder(rank.alone)
 
     def add(self, event: StepFinished) -> None:
+        if event.left_out is not None:
+            self._add_left_out(event.left_out)
         self._last = event
-        _raise(self._peaks, event)
+        _raise(self._peaks, event.phase_memory)
         if not event.profiled:
             # The record of kernels takes memory and time of its own.
             if event.in_use_only:
-                _raise(self._in_use, event)
+                _raise(self._in_use, event.phase_memory)
             if self._seen >= WARMUP_STEPS:
                 self._add_times(event)
         self._seen += 1
+
+    def _add_left_out(self, left_out: LeftOutSteps) -> None:
+        """None of them was profiled, and none warmed up."""
+        _raise(self._peaks, left_out.peaks)
+        _raise(self._in_use, left_out.peaks_in_use)
+        for phase, (seconds, steps) in left_out.phase_seconds.items():
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+            self._counts[phase] = self._counts.get(phase, 0) + steps
+        self._pace.add_left_out(left_out)
+        self._seen += left_out.steps
 
     def _add_times(self, event: StepFinished) -> None:
         sums, counts = self._seconds, self._counts
@@ -85,8 +97,8 @@ def _known(value: int) -> int | None:
     return None if value < 0 else value
 
 
-def _raise(peaks: _Peaks, event: StepFinished) -> None:
-    for phase, memory in event.phase_memory.items():
+def _raise(peaks: _Peaks, read: dict[str, PhaseMemory]) -> None:
+    for phase, memory in read.items():
         known = peaks.get(phase)
         if known is None:
             peaks[phase] = _readings(memory)

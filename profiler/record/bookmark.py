@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from llmtop.presets.foreign import decode_json
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.segments import Position, has_log, is_end, path_at
 from llmtop.profiler.record.wholefile import write_atomic
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _CODE = ("fold", "record")
 class Mark(Struct, frozen=True, kw_only=True):
     """How far one log was folded; as a `LogPlace`, with what lies before the offset."""
 
-    offset: int
+    at: Position
     taken: int = 0
     skipped_lines: int = 0
     latest: float = 0.0
@@ -104,10 +105,8 @@ def ended_summary(run: RunDir) -> Summary | None:
     logs = {path.name: path for path in run.event_logs()}
     whole = (
         head.summary.ended
-        and head.logs.keys() == {name for name, path in logs.items() if path.exists()}
-        and all(
-            not mark.taken and logs[name].stat().st_size == mark.offset for name, mark in head.logs.items()
-        )
+        and head.logs.keys() == {name for name, path in logs.items() if has_log(path)}
+        and all(not mark.taken and is_end(logs[name], mark.at) for name, mark in head.logs.items())
     )
     return head.summary if whole else None
 
@@ -129,7 +128,7 @@ def read_bookmark(run: RunDir) -> Bookmark | None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     places = {
-        run.path / name: LogPlace(mark.offset, mark.taken, mark.skipped_lines, mark.latest)
+        run.path / name: LogPlace(mark.at, mark.taken, mark.skipped_lines, mark.latest)
         for name, mark in head.logs.items()
     }
     return Bookmark(state=state, until=head.until, places=places)
@@ -142,7 +141,7 @@ def write_bookmark(run: RunDir, bookmark: Bookmark) -> bool:
         return False
     try:
         body = msgspec.msgpack.encode(state)
-        marks = {path.name: _mark(path, place) for path, place in bookmark.places.items() if path.exists()}
+        marks = {path.name: _mark(path, place) for path, place in bookmark.places.items() if has_log(path)}
         head = Head(
             code=code,
             until=bookmark.until,
@@ -172,20 +171,20 @@ def summary_of(state: RunState) -> Summary:
 
 def _mark(path: Path, place: LogPlace) -> Mark:
     return Mark(
-        offset=place.offset,
+        at=place.at,
         taken=place.taken,
         skipped_lines=place.skipped_lines,
         latest=place.latest,
-        check=_check(path, place.offset),
+        check=_check(path, place.at),
     )
 
 
-def _check(path: Path, offset: int) -> int:
-    """Of what lies before an offset; raises OSError for a log that cannot be read."""
-    begin = max(0, offset - _CHECKED_BYTES)
-    with path.open("rb") as file:
+def _check(path: Path, at: Position) -> int:
+    """Of what lies before a position in its file; raises OSError for one that cannot be read."""
+    begin = max(0, at.offset - _CHECKED_BYTES)
+    with path_at(path, at).open("rb") as file:
         file.seek(begin)
-        return zlib.crc32(file.read(offset - begin))
+        return zlib.crc32(file.read(at.offset - begin))
 
 
 def _head(run: RunDir, line: bytes) -> Head | None:
@@ -204,6 +203,7 @@ def _go_with(run: RunDir, marks: Mapping[str, Mark]) -> bool:
     """Whether each log still begins with what was folded of it."""
     names = {path.name for path in run.event_logs()}
     return marks.keys() <= names and all(
-        (run.path / name).stat().st_size >= mark.offset and _check(run.path / name, mark.offset) == mark.check
+        path_at(run.path / name, mark.at).stat().st_size >= mark.at.offset
+        and _check(run.path / name, mark.at) == mark.check
         for name, mark in marks.items()
     )

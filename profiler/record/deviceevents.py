@@ -167,3 +167,21 @@ class ProcessSample(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     """100 is one core."""
     log_bytes: int | None = None
     """Of what the rank had written to its log by then, so that a replay shows no more of it."""
+
+
+class LeftOutSamples(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Samples that a thinned log does not hold, added up: how many, and the largest readings."""
+
+    samples: int
+    throttled: dict[int, dict[str, int]] = {}
+    """Device index to throttle reason to samples."""
+    device_bytes: dict[int, int] = {}
+    rss_bytes: dict[int, int] = {}
+    """By rank, as the next one."""
+    pss_bytes: dict[int, int] = {}
+    host_bytes: int | None = None
+    """In use on the machine."""
+    cgroup_bytes: int | None = None
+    swap_bytes: int | None = None
+    lost: tuple[int, ...] = ()
+    """Devices that one of them found gone."""

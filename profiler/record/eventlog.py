@@ -17,7 +17,15 @@ from typing import TypeVar
 import msgspec
 
 from llmtop.profiler.record.eventbase import Event
-from llmtop.profiler.record.events import EVENT_VERSION, AnyEvent
+from llmtop.profiler.record.events import EVENT_VERSION, AnyEvent, LogThinned
+from llmtop.profiler.record.segments import (
+    SEGMENT_BYTES,
+    START,
+    Position,
+    path_at,
+    segment_path,
+    segments_of,
+)
 from llmtop.profiler.units import counted
 
 logger = logging.getLogger(__name__)
@@ -43,15 +51,21 @@ _Held = tuple[float, float, Make]
 
 
 class EventWriter:
-    """The only writer of one log. Lines reach the file in one write, so readers never see two mixed."""
+    """The only writer of one log. Lines reach the file in one write, so readers never see two mixed.
 
-    def __init__(self, path: Path, src: str, *, clock: Clock | None = None) -> None:
+    A file that has become long gets a successor (`segments.py`); `path` is that of the first.
+    """
+
+    def __init__(
+        self, path: Path, src: str, *, clock: Clock | None = None, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
         self.path = path
         self._src = src
+        self._segment_bytes = segment_bytes
         self._clock = clock or Clock()
         self._encode = msgspec.json.Encoder().encode
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self._descriptor = os.open(path, flags, 0o600)
+        self._segment = segments_of(path).newest
+        self._descriptor = _opened(segment_path(path, self._segment))
         self._torn = ends_torn(self._descriptor)
         self._lock = threading.RLock()
         self._held: deque[_Held] = deque()
@@ -136,9 +150,35 @@ class EventWriter:
 
     def _append(self, lines: Sequence[bytes]) -> None:
         if lines:
+            self._turn_over()
             torn, self._torn = self._torn, True
             write_line(self._descriptor, b"\n".join(lines), after_torn=torn)
             self._torn = False
+
+    def _turn_over(self) -> None:
+        """Go on in the next file where this one is long enough, or another process has begun that one.
+
+        Raises OSError where a torn line cannot be ended.
+        """
+        while True:
+            following = segment_path(self.path, self._segment + 1)
+            if os.fstat(self._descriptor).st_size < self._segment_bytes and not following.exists():
+                return
+            if self._torn:
+                # Whoever reads goes on to the next file at the end of a line.
+                os.write(self._descriptor, b"\n")
+            try:
+                descriptor = _opened(following)
+            except OSError:
+                # A full disk has no room for a name either: this file takes what there is room for.
+                return
+            os.close(self._descriptor)
+            self._descriptor, self._segment = descriptor, self._segment + 1
+            self._torn = ends_torn(descriptor)
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _forget_in_child(writer: weakref.ref[EventWriter]) -> None:
@@ -176,57 +216,143 @@ def _decoder() -> msgspec.json.Decoder[AnyEvent]:
 
 
 class EventTail:
-    """Reads what was appended to one log since the last poll. The file need not exist yet.
+    """Reads what was appended to one log since the last poll, in whichever files. None need exist yet.
 
     A log that cannot be read (no permission, a folder in its place) gives nothing for as long as that
     lasts: one damaged log must not hide the others.
     """
 
-    def __init__(self, path: Path, offset: int = 0) -> None:
+    def __init__(self, path: Path, at: Position = START) -> None:
+        """`path` is that of the log's first file."""
         self.path = path
         self.skipped_lines = 0
         """Lines that are damaged, of an unknown kind, or of a newer version; one for an unreadable log."""
+        self.lost_place = False
+        """Whether the file in which it stood was thinned meanwhile: the events there were left out."""
         self._unreadable = False
-        self._offset = offset
+        self._at = at
         """Start of the first line that was not complete yet."""
+        self._file = path_at(path, at)
         self._seen_size = 0
         self._known_size = 0
         """Of the file, at the last look."""
+        self._follows = False
+        """Whether another file followed when this one had been read."""
+        self._looked_ns = 0
+        """When the folder had last changed as a missing log was looked for."""
         self._decoder = _decoder()
 
     @property
-    def offset(self) -> int:
+    def position(self) -> Position:
         """Where the next poll begins to read: the start of a line."""
-        return self._offset
+        return self._at
+
+    @property
+    def offset(self) -> int:
+        """The same as bytes of all that was read, also of files before this one."""
+        return self._at.read_bytes
 
     @property
     def behind(self) -> bool:
         """Whether the log had more than the last poll was asked to read."""
-        return self._known_size > self._seen_size
+        return self._known_size > self._seen_size or self._follows
 
-    def poll(self, max_bytes: int | None = None) -> list[AnyEvent]:
-        """The next events in the order of writing: all that are there, or about `max_bytes` of them."""
+    def poll(self, max_bytes: int | None = None, *, one_file: bool = False) -> list[AnyEvent]:
+        """The next events in the order of writing: all that are there, or about `max_bytes` of them.
+
+        `one_file`: none of another file than the one in which it stands.
+        """
+        events: list[AnyEvent] = []
+        left = max_bytes
+        while True:
+            before = self._at.read_bytes
+            found, there = self._poll_file(left)
+            events = events + found if events else found
+            if left is not None:
+                left -= self._at.read_bytes - before
+            self._follows = False
+            if not (self._go_on(found) if there else self._find_file()):
+                return events
+            if one_file or left is not None and left <= 0:
+                self._follows = True
+                return events
+
+    def _poll_file(self, max_bytes: int | None) -> tuple[list[AnyEvent], bool]:
+        """What is new in this file, and whether it is there."""
         try:
-            size = self._known_size = self.path.stat().st_size
+            size = self._known_size = self._file.stat().st_size
             if size <= self._seen_size:
-                return []
-            lines = self._read_lines(size if max_bytes is None else min(size, self._offset + max_bytes), size)
+                return [], True
+            end = size if max_bytes is None else min(size, self._at.offset + max_bytes)
+            lines = self._read_lines(end, size)
         except FileNotFoundError:
-            return []
+            return [], False
         except OSError:
             # Counted once, however often it is tried again.
             self.skipped_lines += not self._unreadable
             self._unreadable = True
-            return []
+            return [], True
         self._unreadable = False
-        return self._decode(lines)
+        return self._decode(lines), True
+
+    def _go_on(self, found: list[AnyEvent]) -> bool:
+        """Whether there is more to read: another file follows one that has been read to its end."""
+        at = self._at
+        if at.thinned:
+            if not (found and isinstance(found[-1], LogThinned)):
+                return False
+        elif self._seen_size < self._known_size or not segment_path(self.path, at.segment + 1).exists():
+            return False
+        elif self._grown():
+            # Written before the next file was begun, and after the look at this one.
+            return True
+        elif at.offset < self._known_size:
+            # Torn by a power cut that the next file's beginning outlived: nobody writes here any more.
+            self.skipped_lines += 1
+        self._stand(Position(at.segment + 1, before_bytes=at.read_bytes))
+        return True
+
+    def _grown(self) -> bool:
+        try:
+            return self._file.stat().st_size > self._known_size
+        except OSError:
+            return False
+
+    def _find_file(self) -> bool:
+        """Look for the log where its file is not there; whether there is another one to read."""
+        at = self._at
+        fresh = at == START
+        try:
+            changed_ns = self.path.parent.stat().st_mtime_ns
+        except OSError:
+            return False
+        if fresh and changed_ns == self._looked_ns:
+            return False
+        self._looked_ns = changed_ns
+        found = segments_of(self.path)
+        if not found.paths(self.path) or (found.newest <= at.segment and not fresh):
+            return False
+        if fresh and found.until:
+            self._stand(Position(found.until - 1, thinned=True))
+            return True
+        following = [number for number in found.numbers if fresh or number > at.segment]
+        if not following:
+            return False
+        self.lost_place = not fresh
+        self._stand(Position(following[0], before_bytes=at.read_bytes))
+        return True
+
+    def _stand(self, at: Position) -> None:
+        """At the beginning of another file."""
+        self._at, self._file = at, path_at(self.path, at)
+        self._seen_size = self._known_size = 0
 
     def _read_lines(self, end: int, size: int) -> bytes:
         """Whole lines from the offset up to about `end`; at least one line if the file has one."""
         chunks: list[bytes] = []
-        with self.path.open("rb") as file:
-            file.seek(self._offset)
-            position, has_line = self._offset, False
+        with self._file.open("rb") as file:
+            file.seek(self._at.offset)
+            position, has_line = self._at.offset, False
             while position < end or (position < size and not has_line):
                 chunk = file.read(min(_READ_BYTES, max(end - position, 1 << 16)))
                 if not chunk:
@@ -236,9 +362,9 @@ class EventTail:
                 chunks.append(chunk)
         content = b"".join(chunks)
         whole = content[: content.rfind(b"\n") + 1]
-        self._offset += len(whole)
+        self._at = msgspec.structs.replace(self._at, offset=self._at.offset + len(whole))
         # While a torn line has not grown there is nothing to read again.
-        self._seen_size = position if position >= size else self._offset
+        self._seen_size = position if position >= size else self._at.offset
         return whole
 
     def _decode(self, lines: bytes) -> list[AnyEvent]:

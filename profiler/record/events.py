@@ -21,7 +21,13 @@ from llmtop.profiler.record.changeevents import (
     RestageFailed,
 )
 from llmtop.profiler.record.checkpointevents import CheckpointLoaded, CheckpointRefused, CheckpointSaved
-from llmtop.profiler.record.deviceevents import DeviceSample, HostSample, ProcessSample, Topology
+from llmtop.profiler.record.deviceevents import (
+    DeviceSample,
+    HostSample,
+    LeftOutSamples,
+    ProcessSample,
+    Topology,
+)
 from llmtop.profiler.record.endevents import MemoryReturned
 from llmtop.profiler.record.eventbase import EVENT_VERSION as EVENT_VERSION
 from llmtop.profiler.record.eventbase import Event as Event
@@ -37,6 +43,9 @@ from llmtop.profiler.record.hostevents import (
 )
 from llmtop.profiler.record.scriptevents import BatchSeen, RankAttached, RankDetached, RunDescribed
 from llmtop.profiler.record.snapshotevents import SnapshotAsked, SnapshotTaken
+from llmtop.profiler.record.stepevents import UNREAD_STEPS as UNREAD_STEPS
+from llmtop.profiler.record.stepevents import PhaseMemory as PhaseMemory
+from llmtop.profiler.record.stepevents import StepFinished as StepFinished
 
 Phase = Literal["data", "forward", "backward", "optimizer"]
 OutsideMoment = Literal["untouched", "context", "process_group", "engine", "first_step", "second_step", "end"]
@@ -161,6 +170,22 @@ class HardwareSampled(Event, frozen=True, kw_only=True, tag="hardware_sampled"):
     devices: tuple[DeviceSample, ...] = ()
     host: HostSample = HostSample()
     processes: tuple[ProcessSample, ...] = ()
+    left_out: LeftOutSamples | None = None
+    """In a log that was thinned: the samples between the one before and this one."""
+
+
+# --- written by whoever thins a log that has grown long ---------------------------------------------
+
+
+class LogThinned(Event, frozen=True, kw_only=True, tag="log_thinned"):
+    """The last line of a file that stands for the oldest ones of its log (`segments.py`)."""
+
+    until: int
+    """The first segment that it does not stand for."""
+    keeps_one_in: int
+    """Of its steps or samples; those that were left out are added up in the ones that stay."""
+    left_out: int = 0
+    """Steps and samples, so far."""
 
 
 # --- written by a rank -----------------------------------------------------------------------------
@@ -226,51 +251,6 @@ class ModelBuilt(Event, frozen=True, kw_only=True, tag="model_built"):
     """Liger kernels found in the modules."""
     versions: dict[str, str] = field(default_factory=dict)
     """Of torch, deepspeed, transformers and the kernels in use."""
-
-
-class PhaseMemory(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Memory at the end of a phase of a step."""
-
-    allocated_bytes: int | None = None
-    peak_bytes: int | None = None
-    """Largest allocated inside the phase (CUDA), or the largest resident set (CPU)."""
-    reserved_bytes: int | None = None
-
-
-UNREAD_STEPS = "unread steps"
-"""Beside the phases of a step whose memory was read: peaks of the steps since the reading before."""
-
-
-class StepFinished(Event, frozen=True, kw_only=True, tag="step_finished"):
-    """One optimizer step, counted from 1."""
-
-    step: int
-    loss: float | None = None
-    """Mean over the step's tokens and ranks; None when it is not finite."""
-    learning_rate: float | None = None
-    grad_norm: float | None = None
-    loss_scale: float | None = None
-    skipped: bool = False
-    """fp16: the gradients overflowed and nothing was updated."""
-    tokens: int = 0
-    """Of the whole job in this step."""
-    micro_batch: int = 1
-    grad_accum: int = 1
-    step_seconds: float = 0.0
-    ended: float | None = None
-    """Wall clock of its end on the device, where that is not when the line was written: a step is read
-    while the next one is under way."""
-    phase_seconds: dict[str, float | None] = field(default_factory=dict)
-    """Keys are `Phase`; summed over the step's micro-batches."""
-    phase_memory: dict[str, PhaseMemory] = field(default_factory=dict)
-    """By phase; empty for a step that was not read. `UNREAD_STEPS` may be beside the phases."""
-    memory_every: int = 1
-    """The memory of so many steps is read once: a reading takes time."""
-    profiled: bool = False
-    """Kernels were recorded in this step: its times are not those of a step, on any rank."""
-    in_use_only: bool = False
-    """CPU kind: freed memory left the process at once, so its resident set was what was in use. In other
-    steps the heap keeps freed memory, which is resident too."""
 
 
 class MemoryClassified(Event, frozen=True, kw_only=True, tag="memory_classified"):
@@ -400,6 +380,7 @@ AnyEvent = (
     | StageFinished
     | OpBuilt
     | WeightsRead
+    | LogThinned
     | WeightsLoaded
     | NvmeMeasured
     | BaselineMeasured

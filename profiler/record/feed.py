@@ -28,7 +28,10 @@ WORTH_KEEPING_BYTES = 4 << 20
 
 
 class LateLine(Exception):
-    """A log has gained an event from before what is folded already, and the order has to be that of time."""
+    """A log has gained an event from before what is folded already, and the order has to be that of time.
+
+    Or it was thinned where somebody was still reading.
+    """
 
 
 class RunStream:
@@ -53,12 +56,19 @@ class RunStream:
         """
         cursor = self._cursor
         cursor.look_again(self._run.event_logs())
-        while batch := cursor.batch(until):
+        while batch := self._batch(until):
             self.in_order = self.in_order and cursor.earliest > self._until
             if cursor.earliest <= (self._until if strictly else self._marked):
                 raise LateLine
             self._until = max(self._until, cursor.latest)
             yield batch
+
+    def _batch(self, until: float | None) -> list[AnyEvent]:
+        try:
+            return self._cursor.batch(until)
+        except NoSuchPlace:
+            # Thinned under this reader: what is left of the oldest events has to be read from its beginning.
+            raise LateLine from None
 
     def poll(self, most_events: int | None = None) -> Iterator[AnyEvent]:
         """The next events, all that are there or about so many; raises LateLine."""

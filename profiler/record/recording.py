@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import AnyEvent
+from llmtop.profiler.record.segments import START, Position, log_bytes
 
 PART_BYTES = 64 * 1024
 """Of a log, decoded at once: events of larger parts leave the processor's cache before they are folded."""
@@ -24,36 +25,41 @@ _TIME = attrgetter("t")
 
 
 class LogPlace(Struct, frozen=True):
-    """Where one log stands: behind some events of the parts that begin at an offset."""
+    """Where one log stands: behind some events of the parts that begin at a position."""
 
-    offset: int = 0
+    at: Position = START
     taken: int = 0
     skipped_lines: int = 0
     """Before that part."""
     latest: float = 0.0
     """Largest time stamp before that part."""
 
+    @property
+    def read_bytes(self) -> int:
+        """Of the log, before that part."""
+        return self.at.read_bytes
+
 
 Place = tuple[LogPlace, ...]
 """Of every log, in the order of the paths."""
 
-Passed = Callable[[int, int, list[AnyEvent]], None]
-"""Told of each part that was decoded: number of the log, offset, events."""
+Passed = Callable[[int, Position, list[AnyEvent]], None]
+"""Told of each part that was decoded: number of the log, where it begins, events."""
 
 
 class NoSuchPlace(Exception):
-    """A log does not hold what a place says that was taken from it."""
+    """A log does not hold what a place says that was taken from it, or was thinned there."""
 
 
 class LogCursor:
     """One log from a place on. Times never go back: a clock that was set back does not reorder a log."""
 
     def __init__(
-        self, path: Path, place: LogPlace, passed: Callable[[int, list[AnyEvent]], None] | None = None
+        self, path: Path, place: LogPlace, passed: Callable[[Position, list[AnyEvent]], None] | None = None
     ) -> None:
         """Raises NoSuchPlace where the log has become shorter than that."""
         self.path = path
-        self._tail = EventTail(path, place.offset)
+        self._tail = EventTail(path, place.at)
         self._tail.skipped_lines = place.skipped_lines
         self._passed = passed
         self._parts: list[tuple[LogPlace, int]] = []
@@ -66,7 +72,7 @@ class LogCursor:
         self.taken = 0
         while len(self.events) < place.taken:
             if not self.extend():
-                raise NoSuchPlace(f"{path} has no {place.taken} events behind {place.offset}")
+                raise NoSuchPlace(f"{path} has no {place.taken} events behind {place.at}")
         self.taken = place.taken
 
     @property
@@ -94,10 +100,15 @@ class LogCursor:
         return True
 
     def extend(self) -> bool:
-        """Decode one more part; whether there was one. Until then the place stays behind the last one."""
-        offset = self._tail.offset
+        """Decode one more part; whether there was one. Until then the place stays behind the last one.
+
+        Raises NoSuchPlace where the log was thinned meanwhile, and what would have been next was left out.
+        """
+        at = self._tail.position
         events = self._tail.poll(PART_BYTES)
-        if self._tail.offset == offset:
+        if self._tail.lost_place:
+            raise NoSuchPlace(f"{self.path} was thinned behind {at}")
+        if self._tail.position == at:
             return False
         self._drop_taken()
         times, latest = [event.t for event in events], self._end.latest
@@ -107,9 +118,9 @@ class LogCursor:
         self.events += events
         self.times += times
         self._parts.append((self._end, len(events)))
-        self._end = LogPlace(self._tail.offset, 0, self._tail.skipped_lines, times[-1] if times else latest)
+        self._end = LogPlace(self._tail.position, 0, self._tail.skipped_lines, times[-1] if times else latest)
         if self._passed is not None:
-            self._passed(offset, events)
+            self._passed(at, events)
         return True
 
     def _drop_taken(self) -> None:
@@ -135,9 +146,9 @@ class Cursor:
         """Times of the first and the last event of the newest `batch`."""
         for number, (path, where) in enumerate(zip(paths, places, strict=True)):
 
-            def told(offset: int, events: list[AnyEvent], number: int = number) -> None:
+            def told(at: Position, events: list[AnyEvent], number: int = number) -> None:
                 if passed is not None:
-                    passed(number, offset, events)
+                    passed(number, at, events)
 
             self._logs.append(LogCursor(path, where, told))
 
@@ -156,7 +167,7 @@ class Cursor:
     @property
     def offset_bytes(self) -> int:
         """How much of all logs has been given, to within a part of each."""
-        return sum(log.place.offset for log in self._logs)
+        return sum(log.place.read_bytes for log in self._logs)
 
     def look_again(self, paths: Sequence[Path]) -> None:
         """The logs that there are now: new ones are read from their beginning, known ones may have grown."""
@@ -247,4 +258,4 @@ def _end_of(log: LogCursor, horizon: float | None, until: float | None) -> int:
 
 def logs_size_bytes(paths: tuple[Path, ...]) -> int:
     """Of all of them together."""
-    return sum(path.stat().st_size for path in paths if path.exists())
+    return sum(map(log_bytes, paths))

@@ -6,7 +6,7 @@ A run is a folder of mode 0700:
     deepspeed.json       the DeepSpeed configuration that the ranks use
     supervisor.jsonl     events of the supervisor
     hardware.jsonl       events of the sampler
-    rank-N.jsonl         events of rank N
+    rank-N.jsonl         events of rank N; a log that has grown long goes on in other files (`segments.py`)
     rank-N.log           stdout and stderr of rank N
     supervisor.log       stdout and stderr of the supervisor (empty unless it has a bug)
     control/ID.json      requests, written aside and renamed
@@ -43,6 +43,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.naming import meant
 from llmtop.profiler.record.processidentity import ProcessIdentity, process_identity
+from llmtop.profiler.record.segments import base_name
 from llmtop.profiler.record.wholefile import document, random_hex, sync_folder, write_atomic
 
 SUPERVISOR = "supervisor"
@@ -55,6 +56,7 @@ _SETTINGS = "settings"
 _IN_FORCE = "in-force.json"
 _IMPORTED = "imported.json"
 _RANK_FILE = re.compile(r"rank-(\d+)\.jsonl")
+"""The first file of a rank's events; `segments.py` knows of those after it."""
 _T = TypeVar("_T")
 
 
@@ -288,7 +290,8 @@ class RunDir:
             names = [path.name for path in self.path.iterdir()]
         except OSError:
             return {}
-        matches = (_RANK_FILE.fullmatch(name) for name in names)
+        bases = {base for name in names if (base := base_name(name)) is not None}
+        matches = (_RANK_FILE.fullmatch(base) for base in bases)
         found = {int(match.group(1)): self.path / match.group() for match in matches if match}
         return dict(sorted(found.items()))
 

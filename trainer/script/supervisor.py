@@ -22,6 +22,7 @@ from llmtop.trainer.script.describe import described
 from llmtop.trainer.script.end import ScriptStory, name_script_end
 from llmtop.trainer.script.follow import ScriptProgress
 from llmtop.trainer.script.job import COMMAND, job_of
+from llmtop.trainer.supervisor.bookmarkwatch import BookmarkWatch
 from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
 from llmtop.trainer.supervisor.journal import Journal
 from llmtop.trainer.supervisor.lifeline import run_started, supervisor_failed
@@ -29,6 +30,7 @@ from llmtop.trainer.supervisor.oom import OomWatch
 from llmtop.trainer.supervisor.patience import Graces, Patience
 from llmtop.trainer.supervisor.ranks import RankExit, adopt_orphans
 from llmtop.trainer.supervisor.requests import Requests
+from llmtop.trainer.supervisor.thinwatch import ThinWatch
 from llmtop.trainer.supervisor.trouble import Trouble
 from llmtop.trainer.supervisor.wakeup import Wakeup
 
@@ -56,6 +58,8 @@ class ScriptSupervisor:
         self._trouble = Trouble(None, self._spec.options, self.events.write, log)
         self._oom = OomWatch()
         self._hardware = HardwareWatch(run, self.events.write, log)
+        self._bookmark = BookmarkWatch(run, log)
+        self._thinning = ThinWatch(run, log)
         self._exit: RankExit | None = None
         self._killed = False
         self._left = False
@@ -104,6 +108,8 @@ class ScriptSupervisor:
         self._answer_requests()
         self._look_for_trouble()
         self._lose_patience()
+        self._bookmark.turn()
+        self._thinning.turn()
 
     # --- ranks ------------------------------------------------------------------------------------
 
@@ -152,6 +158,7 @@ class ScriptSupervisor:
             self.events.write(exit_.event)
         if not self._left:
             self._hardware.tell_memory_return()
+        self._thinning.finish()
         self._requests.close(self._stops, end.reason)
         return end
 

@@ -6,12 +6,21 @@ from llmtop.profiler.fold.batch import Batch
 from llmtop.profiler.fold.energy import add_energy
 from llmtop.profiler.fold.handlers.handler import Handler
 from llmtop.profiler.fold.rankstate import larger
-from llmtop.profiler.fold.readingsfold import count_throttles, first_ecc, lost_devices, raise_peaks
+from llmtop.profiler.fold.readingsfold import (
+    add_throttles,
+    count_throttles,
+    first_ecc,
+    lost_devices,
+    raise_peaks,
+)
 from llmtop.profiler.fold.runstate import HISTORY_SAMPLES
+from llmtop.profiler.record.deviceevents import LeftOutSamples
 from llmtop.profiler.record.events import HardwareSampled, TopologySeen, XidSeen
 
 
 def _hardware_sampled(batch: Batch, event: HardwareSampled) -> None:
+    if event.left_out is not None:
+        _left_out(batch, event.left_out)
     batch.add_sample(event)
     state, host = batch.state, event.host
     used = host.memory_in_use_bytes
@@ -32,6 +41,22 @@ def _hardware_sampled(batch: Batch, event: HardwareSampled) -> None:
         peak_host_bytes=larger(state.peak_host_bytes, used),
         peak_cgroup_bytes=larger(state.peak_cgroup_bytes, host.cgroup_used_bytes),
         peak_swap_bytes=larger(state.peak_swap_bytes, host.swap_used_bytes),
+    )
+
+
+def _left_out(batch: Batch, left_out: LeftOutSamples) -> None:
+    """Samples between the one before and the next, as far as they were added up."""
+    state = batch.state
+    batch.set(
+        hardware_samples=state.hardware_samples + left_out.samples,
+        throttled_samples=add_throttles(state.throttled_samples, left_out.throttled),
+        lost_devices=state.lost_devices | set(left_out.lost),
+        peak_device_bytes=raise_peaks(state.peak_device_bytes, left_out.device_bytes.items()),
+        peak_pss_bytes=raise_peaks(state.peak_pss_bytes, left_out.pss_bytes.items()),
+        peak_rss_bytes=raise_peaks(state.peak_rss_bytes, left_out.rss_bytes.items()),
+        peak_host_bytes=larger(state.peak_host_bytes, left_out.host_bytes),
+        peak_cgroup_bytes=larger(state.peak_cgroup_bytes, left_out.cgroup_bytes),
+        peak_swap_bytes=larger(state.peak_swap_bytes, left_out.swap_bytes),
     )
 
 

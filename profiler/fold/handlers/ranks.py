@@ -12,7 +12,7 @@ from llmtop.profiler.fold.batch import Batch
 from llmtop.profiler.fold.handlers.handler import Handler
 from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.fold.readingsfold import raise_peaks
-from llmtop.profiler.fold.runstate import RECENT_STEPS
+from llmtop.profiler.fold.runstate import RECENT_STEPS, RunState
 from llmtop.profiler.record.changeevents import ChangeApplied
 from llmtop.profiler.record.checkpointevents import CheckpointLoaded, CheckpointRefused, CheckpointSaved
 from llmtop.profiler.record.eventbase import rank_of
@@ -118,19 +118,32 @@ def _step_of_run(batch: Batch, event: StepFinished) -> None:
         "last_loss": event.loss,
         "recent_steps": (*state.recent_steps[1 - RECENT_STEPS :], event),
     }
-    if event.skipped:
-        changes["skipped_steps"] = state.skipped_steps + 1
-    if event.loss is None and state.first_rank:
-        pass  # rank 0 alone tells the loss, and it is on another host
-    elif event.loss is None:
-        changes["nonfinite_losses"] = state.nonfinite_losses + 1
-        if state.first_nonfinite_step is None:
-            changes["first_nonfinite_step"] = event.step
-    elif state.first_loss is None:
+    left_out = event.left_out
+    skipped = int(event.skipped) + (left_out.skipped if left_out is not None else 0)
+    if skipped:
+        changes["skipped_steps"] = state.skipped_steps + skipped
+    # Rank 0 alone tells the loss, and it may be on another host.
+    if not state.first_rank and (event.loss is None or left_out is not None):
+        changes |= _nonfinite(state, event)
+    if event.loss is not None and state.first_loss is None:
         changes["first_loss"] = event.loss
     if state.first_loss_scale is None and event.loss_scale is not None:
         changes["first_loss_scale"] = event.loss_scale
     batch.set(**changes)
+
+
+def _nonfinite(state: RunState, event: StepFinished) -> dict[str, Any]:
+    left_out = event.left_out
+    count = int(event.loss is None) + (left_out.nonfinite if left_out is not None else 0)
+    if not count:
+        return {}
+    before = left_out.first_nonfinite_step if left_out is not None else None
+    first = event.step if before is None else before
+    known = state.first_nonfinite_step
+    return {
+        "nonfinite_losses": state.nonfinite_losses + count,
+        "first_nonfinite_step": first if known is None else known,
+    }
 
 
 HANDLERS: dict[type, Handler] = {

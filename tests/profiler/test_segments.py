@@ -1,0 +1,402 @@
+"""Logs of several files: writers begin them, readers follow, and thinning the oldest changes no sum."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from benchmarks.ui_runs import BEGAN, sample_event, step_event
+from llmtop.profiler.export.archive import export_run
+from llmtop.profiler.export.importing import import_run
+from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.record.bookmark import ended_summary
+from llmtop.profiler.record.bookmarking import Bookmarker
+from llmtop.profiler.record.changeevents import ChangeApplied
+from llmtop.profiler.record.checkpointevents import CheckpointSaved
+from llmtop.profiler.record.deviceevents import ProcessSample
+from llmtop.profiler.record.eventbase import EVENT_VERSION
+from llmtop.profiler.record.eventlog import EventTail, EventWriter
+from llmtop.profiler.record.events import (
+    AnyEvent,
+    LogThinned,
+    MemoryClassified,
+    RankStarted,
+    RunEnded,
+    RunStarted,
+    StageBegan,
+    StepFinished,
+)
+from llmtop.profiler.record.feed import RunReader, read_state
+from llmtop.profiler.record.recording import Cursor, LogPlace, NoSuchPlace
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.segments import (
+    Position,
+    has_log,
+    log_bytes,
+    segment_path,
+    segments_of,
+    thinned_path,
+)
+from llmtop.profiler.record.thinning import Bounds, Thinner, thin
+from llmtop.profiler.replay import Replay
+from tests.recorded_spec import recorded_prediction, recorded_spec
+
+SEGMENT = 4096
+BOUNDS = Bounds(whole=3 * SEGMENT, thinned=3 * SEGMENT)
+OF_A_RUN = Bounds(whole=3 * SEGMENT, thinned=24 * SEGMENT)
+
+
+def steps(first: int, count: int, rank: int = 0) -> list[StepFinished]:
+    return [step_event(step, rank, BEGAN + step, 1.0) for step in range(first, first + count)]
+
+
+def write(path: Path, events: list[AnyEvent], src: str = "rank0") -> None:
+    with EventWriter(path, src, segment_bytes=SEGMENT) as writer:
+        for event in events:
+            writer.append(replace(event, v=EVENT_VERSION, src=src))
+
+
+def test_a_long_log_goes_on_in_other_files_and_is_read_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    tail, live = EventTail(path), []
+    events = steps(1, 60)
+    for event in events:
+        write(path, [event])
+        live += tail.poll()
+    found = segments_of(path)
+    assert found.until == 0 and found.numbers == tuple(range(len(found.numbers))) and len(found.numbers) > 5
+    assert all(file.read_bytes().endswith(b"\n") for file in found.paths(path))
+    assert live == EventTail(path).poll() == events
+    assert log_bytes(path) == sum(file.stat().st_size for file in tmp_path.iterdir())
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=30), st.integers(200, 9000))
+def test_however_it_is_cut_and_polled_every_event_comes_once(sizes: list[int], most_bytes: int) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "rank-0.jsonl"
+        tail, seen, step = EventTail(path), [], 1
+        for size in sizes:
+            write(path, [*steps(step, size)])
+            step += size
+            seen += tail.poll(most_bytes)
+        while more := tail.poll(most_bytes):
+            seen += more
+        assert [event.step for event in seen if isinstance(event, StepFinished)] == list(range(1, step))
+        assert not tail.behind and tail.skipped_lines == 0
+
+
+def test_a_torn_line_in_a_file_that_has_a_successor_is_counted_and_passed(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    write(path, [*steps(1, 30)])
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 10)
+    tail = EventTail(path)
+    read = [event.step for event in tail.poll() if isinstance(event, StepFinished)]
+    assert tail.skipped_lines == 1 and read[-1] == 30 and len(read) == 29
+
+
+def test_a_writer_that_comes_back_goes_on_in_the_newest_file(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    with EventWriter(path, "rank0", segment_bytes=SEGMENT) as first:
+        for event in steps(1, 10):
+            first.append(event)
+        write(path, [*steps(11, 20)])
+        # One that was left standing, as a rank that stood by, sees that the log went on without it.
+        first.append(steps(31, 1)[0])
+    read = [event.step for event in EventTail(path).poll() if isinstance(event, StepFinished)]
+    assert read == list(range(1, 32))
+
+
+def test_no_room_for_another_file_keeps_the_log_in_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    with EventWriter(path, "rank0", segment_bytes=SEGMENT) as writer:
+        opened = os.open
+
+        def full(name: object, *rest: int, **more: int) -> int:
+            if str(name).endswith(".1.jsonl"):
+                raise OSError(28, "No space left on device")
+            return opened(name, *rest, **more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(os, "open", full)
+        for event in steps(1, 20):
+            writer.append(event)
+        assert segments_of(path).numbers == (0,)
+        monkeypatch.undo()
+        writer.append(steps(21, 1)[0])
+    assert segments_of(path).numbers == (0, 1)
+    assert len(EventTail(path).poll()) == 21
+
+
+# --- thinning ------------------------------------------------------------------------------------------
+
+
+def long_log(count: int) -> list[AnyEvent]:
+    """Of a rank: a start, steps of which some are skipped or not finite, classifications, checkpoints."""
+    chance = random.Random(5)
+    events: list[AnyEvent] = [StageBegan(t=BEGAN, stage="import")]
+    for step in steps(1, count):
+        number = step.step
+        odd = chance.random()
+        loss = None if odd < 0.02 else step.loss
+        events.append(replace(step, loss=loss, skipped=0.02 < odd < 0.04, in_use_only=number % 3 == 0))
+        if number % 20 == 0:
+            events.append(
+                MemoryClassified(t=step.t, step=number, moment="init", components={"parameters": number})
+            )
+        if number == count // 2:
+            events.append(CheckpointSaved(t=step.t, step=number, path="x", size_bytes=1, seconds=1.0))
+        if number == count // 3:
+            events.append(ChangeApplied(t=step.t, setting=1, step=number + 1))
+    return [replace(event, v=EVENT_VERSION, src="rank0") for event in events]
+
+
+def samples(count: int) -> list[AnyEvent]:
+    chance = random.Random(6)
+    found: list[AnyEvent] = []
+    for number in range(count):
+        sample = sample_event(BEGAN + number, number, 2)
+        hot = chance.random() < 0.1
+        first = replace(
+            sample.devices[0],
+            memory_used_bytes=chance.randrange(1 << 30),
+            throttle_reasons=("sw_thermal",) if hot else (),
+            is_lost=number == 17,
+        )
+        process = ProcessSample(
+            rank=0, rss_bytes=chance.randrange(1 << 30), pss_bytes=chance.randrange(1 << 20)
+        )
+        found.append(replace(sample, devices=(first, sample.devices[1]), processes=(process,)))
+    return found
+
+
+def through(thinner: Thinner, events: list[AnyEvent]) -> list[AnyEvent]:
+    return [kept for event in events for kept in thinner.feed(event)] + thinner.finish()
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_thinned_steps_fold_to_the_same_sums(rounds: int) -> None:
+    events = long_log(900)
+    started: list[AnyEvent] = [RankStarted(t=BEGAN, src="supervisor", rank=0, pid=1)]
+    kept = events
+    for number in range(1, rounds + 1):
+        kept = through(Thinner(4**number), kept)
+    assert len(kept) < len(events) // 3
+    full, thinned = fold(RunState(), started + events), fold(RunState(), started + kept)
+    for name in (
+        "steps_finished",
+        "skipped_steps",
+        "nonfinite_losses",
+        "first_nonfinite_step",
+        "checkpoints",
+    ):
+        assert getattr(thinned, name) == getattr(full, name), name
+    assert thinned.last_loss == full.last_loss and thinned.first_loss == full.first_loss
+    assert thinned.energy.tokens == full.energy.tokens
+    one, other = full.ranks[0], thinned.ranks[0]
+    assert other.last_step is not None and one.last_step is not None
+    assert other.last_step.step == one.last_step.step
+    assert (other.steps_seen, other.peaks, other.peaks_in_use) == (
+        one.steps_seen,
+        one.peaks,
+        one.peaks_in_use,
+    )
+    assert other.setting_peaks == one.setting_peaks and other.classified == one.classified
+    assert {phase: total.steps for phase, total in other.phase_totals.items()} == {
+        phase: total.steps for phase, total in one.phase_totals.items()
+    }
+    for phase, total in one.phase_totals.items():
+        assert other.phase_totals[phase].seconds == pytest.approx(total.seconds)
+    assert (other.alone.steps, other.alone.stride) == (one.alone.steps, one.alone.stride)
+    assert sum(other.alone.sums) == pytest.approx(sum(one.alone.sums))
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_thinned_samples_fold_to_the_same_counts_and_peaks(rounds: int) -> None:
+    events = samples(700)
+    kept = events
+    for number in range(1, rounds + 1):
+        kept = through(Thinner(3**number), kept)
+    assert len(kept) <= len(events) // 3**rounds + 3
+    full, thinned = fold(RunState(), events), fold(RunState(), kept)
+    for name in (
+        *("hardware_samples", "throttled_samples", "lost_devices", "peak_device_bytes", "peak_rss_bytes"),
+        *("peak_pss_bytes", "peak_host_bytes", "peak_swap_bytes", "first_ecc_uncorrected"),
+    ):
+        assert getattr(thinned, name) == getattr(full, name), name
+    assert thinned.hardware is not None and full.hardware is not None
+    assert thinned.hardware.t == full.hardware.t
+    assert thinned.energy.joules == pytest.approx(full.energy.joules)
+    assert (thinned.memory_trail.samples, thinned.memory_trail.stride) == (
+        full.memory_trail.samples,
+        full.memory_trail.stride,
+    )
+    largest = max(value or 0 for value in full.memory_trail.of_device(0))
+    assert max(value or 0 for value in thinned.memory_trail.of_device(0)) == largest
+
+
+def test_a_log_stays_below_its_bound_and_its_newest_part_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    largest, events = 0, long_log(2000)
+    for first in range(0, len(events), 20):
+        write(path, events[first : first + 20])
+        thin(path, BOUNDS)
+        largest = max(largest, log_bytes(path))
+    assert largest <= BOUNDS.whole + BOUNDS.thinned + 20 * 1200
+    found = segments_of(path)
+    assert found.until and found.until == found.numbers[0]
+    assert {file.name for file in tmp_path.iterdir()} == {file.name for file in found.paths(path)}
+    read = EventTail(path).poll()
+    (end,) = [event for event in read if isinstance(event, LogThinned)]
+    assert end.until == found.until and end.keeps_one_in > 1
+    whole = [event for event in read[read.index(end) :] if isinstance(event, StepFinished)]
+    assert [event.step for event in whole] == list(range(whole[0].step, 2001))
+    assert all(event.left_out is None for event in whole)
+    told = [event for event in read if isinstance(event, StepFinished)]
+    assert sum(1 + (event.left_out.steps if event.left_out else 0) for event in told) == 2000
+    assert end.left_out == 2000 - len(told)
+
+
+def test_a_cut_between_the_thinned_file_and_the_end_of_the_old_ones_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    write(path, long_log(200))
+    kept = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert thin(path, BOUNDS) > 0
+    after = EventTail(path).poll()
+    for name, content in kept.items():
+        (tmp_path / name).write_bytes(content)
+    assert len(EventTail(path).poll()) > len(after), "the first file is there: all of them are"
+    path.unlink()
+    assert EventTail(path).poll() == after
+    write(path, [*steps(500, 40)])
+    thin(path, BOUNDS)
+    assert not (tmp_path / "rank-0.1.jsonl").exists()
+
+
+def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    write(path, long_log(200))
+    before = {file.name for file in tmp_path.iterdir()}
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        thin(path, BOUNDS)
+    assert {file.name for file in tmp_path.iterdir()} == before
+
+
+# --- a run ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    spec = recorded_spec("cuda", ranks=2)
+    made = RunDir.create(tmp_path / "runs", spec, recorded_prediction(spec), {})
+    started: list[AnyEvent] = [
+        RunStarted(t=BEGAN, run_id=made.run_id, name="x", pid=1, host="h", world_size=2, llmtop_version="0"),
+        *(RankStarted(t=BEGAN, rank=rank, pid=10 + rank) for rank in (0, 1)),
+    ]
+    write(made.events_path("supervisor"), started, "supervisor")
+    add(made, 1, 300)
+    return made
+
+
+def add(run: RunDir, first: int, count: int) -> None:
+    for rank in (0, 1):
+        write(run.events_path(rank), [*steps(first, count, rank)], f"rank{rank}")
+    found: list[AnyEvent] = [sample_event(BEGAN + step, step, 2) for step in range(first, first + count)]
+    write(run.events_path("hardware"), found, "hardware")
+
+
+def thin_all(run: RunDir) -> None:
+    for path in run.event_logs():
+        thin(path, OF_A_RUN)
+
+
+def test_every_view_reads_a_thinned_run(run: RunDir, tmp_path: Path) -> None:
+    live = RunReader(run)
+    full = live.poll()
+    thin_all(run)
+    assert not run.events_path(0).exists() and has_log(run.events_path(0))
+    assert list(run.rank_events()) == [0, 1]
+    add(run, 301, 50)
+    state = live.poll()
+    assert state.steps_finished == 350, "who had read it goes on"
+    assert state.series.count == full.series.count + 50
+    anew = read_state(run)
+    assert anew.steps_finished == 350 and anew.ranks[1].steps_seen == 350
+    assert anew.ranks[0].peaks == state.ranks[0].peaks and anew.skipped_lines == 0
+    assert set(anew.thinned) == {"rank0", "rank1", "hardware"}
+    replay = Replay(run, lambda _: {})
+    replay.read_on(60.0)
+    replay.seek(BEGAN + 120)
+    assert replay.state.steps_finished <= 120 < replay.state.steps_finished + 64
+    replay.seek(replay.end)
+    assert replay.state == anew
+    end = RunEnded(t=BEGAN + 351, state="completed", reason="done")
+    write(run.events_path("supervisor"), [end], "supervisor")
+    export_run(run, tmp_path / "run.zip")
+    imported = import_run(tmp_path / "run.zip", tmp_path / "other")
+    assert read_state(imported).steps_finished == 350
+
+
+def test_a_bookmark_counts_where_its_place_is_whole_and_else_not(run: RunDir) -> None:
+    Bookmarker(run).finish()
+    before = run.bookmark_path.read_bytes()
+    thin_all(run)
+    reader = RunReader(run)
+    assert reader.poll().series.count == 300, "from the bookmark: none of its steps was thinned away"
+    add(run, 301, 400)
+    thin_all(run)
+    run.bookmark_path.write_bytes(before)
+    state = read_state(run)
+    assert state.steps_finished == 700 and state.series.count < 700
+    assert state.ranks[0].steps_seen == 700
+
+
+def test_the_end_of_a_run_of_several_files_is_known_without_them(run: RunDir) -> None:
+    end = RunEnded(t=BEGAN + 301, state="completed", reason="done")
+    write(run.events_path("supervisor"), [end], "supervisor")
+    thin_all(run)
+    Bookmarker(run).finish()
+    summary = ended_summary(run)
+    assert summary is not None and (summary.status, summary.steps_finished) == ("completed", 300)
+    add(run, 301, 1)
+    assert ended_summary(run) is None
+
+
+def test_a_reader_inside_what_is_thinned_begins_anew(run: RunDir) -> None:
+    reader = RunReader(run)
+    reader.poll(20)
+    replay = Replay(run, lambda _: {})
+    replay.read_on(0.0)
+    place = LogPlace(Position(1, offset=0), taken=1)
+    thin_all(run)
+    while reader.behind:
+        state = reader.poll(20)
+    assert state.steps_finished == 300 and state.ranks[0].steps_seen == 300
+    replay.read_on(60.0)
+    assert replay.complete and replay._front_state.ranks[0].steps_seen == 300
+    with pytest.raises(NoSuchPlace):
+        Cursor((run.events_path(0),), (place,))
+
+
+def test_names(tmp_path: Path) -> None:
+    base = tmp_path / "rank-12.jsonl"
+    assert segment_path(base, 3).name == "rank-12.3.jsonl"
+    assert thinned_path(base, 3).name == "rank-12.until-3.jsonl"
+    for other in ("rank-1.jsonl", "rank-12.jsonl.bak", ".rank-12.jsonl.1.thinning", "rank-12.x.jsonl"):
+        (tmp_path / other).touch()
+    assert segments_of(base).paths(base) == () and not has_log(base)
