@@ -163,7 +163,7 @@ def changes() -> None:
 def leave(asked: LiveRequest, number: int) -> None:
     if RANK == 0:
         state = RUN.path / asked.folder / f"step-{number}"
-        state.mkdir()
+        state.mkdir(parents=True)
         (state / "state").write_text("weights")
         saved = CheckpointSaved(step=number, path=str(state), size_bytes=7, seconds=0.01, passing=True)
         EVENTS.write(saved)

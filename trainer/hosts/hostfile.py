@@ -11,11 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from llmtop.presets.errors import UsageError, nearest
+from llmtop.presets.foreign import read_bytes, why_unreadable
 from llmtop.profiler.record.hosts import Host, is_host_name
 from llmtop.profiler.units import counted
 
 DEFAULT_HOSTFILE = Path("/job/hostfile")
 """Where DeepSpeed looks for one (`DLTS_HOSTFILE`)."""
+_LARGEST_BYTES = 16 << 20
+_MOST_DIGITS = 4
+"""Of the slots of a host."""
 _LINE = re.compile(r"^(\S+)\s+slots=(\d+)")
 _FORM = "one host a line, as: worker-1 slots=8"
 
@@ -26,9 +30,9 @@ Pool = dict[str, tuple[int, ...]]
 def read_hostfile(path: Path) -> Pool:
     """Raises UsageError for a file that is none, naming its line."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path, _LARGEST_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror or str(error) if isinstance(error, OSError) else "it is no text"
+        why = why_unreadable(error) if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"hostfile {path} cannot be read", why=why, fix=_FORM) from error
     return parse_hostfile(text, str(path))
 
@@ -40,12 +44,15 @@ def parse_hostfile(text: str, name: str = "hostfile") -> Pool:
             continue
         match = _LINE.match(line)
         if match is None:
-            raise UsageError(f"{name}, line {number}: '{line}' names no host with its slots", fix=_FORM)
+            raise UsageError(f"{name}, line {number}: '{line[:80]}' names no host with its slots", fix=_FORM)
         host = match.group(1)
         require_host_name(host, f"{name}, line {number}")
         if host in pool:
             raise UsageError(f"{name}, line {number}: {host} is there twice", fix="give each host one line")
-        pool[host] = tuple(range(int(match.group(2))))
+        slots = match.group(2)
+        if len(slots) > _MOST_DIGITS:
+            raise UsageError(f"{name}, line {number}: {host} has more slots than any machine", fix=_FORM)
+        pool[host] = tuple(range(int(slots)))
     if not pool:
         raise UsageError(f"{name} names no host", fix=_FORM)
     return pool

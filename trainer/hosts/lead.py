@@ -34,6 +34,7 @@ from llmtop.trainer.supervise import Supervisor
 from llmtop.trainer.supervisor.changes import Changes
 from llmtop.trainer.supervisor.lifeline import run_started
 from llmtop.trainer.supervisor.patience import Graces
+from llmtop.trainer.supervisor.postmortem import Story
 from llmtop.trainer.supervisor.ranks import RankExit, adopt_orphans
 
 _PORT_SECONDS = 30.0
@@ -163,6 +164,14 @@ class Lead(Supervisor):
     def _remove_states(self, run: RunDir) -> None:
         remove_states(run)
         self.members.order(orders.TidyStates())
+
+    def _story(self) -> Story:
+        story, saved = super()._story(), self.progress.checkpoint
+        if saved is None:
+            return story
+        # It may lie on the hosts alone.
+        told = f"llmtop resume {self.run_dir.run_id} goes on after step {saved.step:,}"
+        return replace(story, go_on=told)
 
     # --- the end --------------------------------------------------------------------------------------
 

@@ -108,14 +108,12 @@ class Link:
     def _keep(self) -> None:
         pause = _FIRST_PAUSE_SECONDS
         while not self._closing.is_set():
-            began = time.monotonic()
             try:
                 self._connect()
             except (OSError, ValueError) as error:
                 self.problem = str(error)
-            self.opened = False
-            if time.monotonic() - began > _LONGEST_PAUSE_SECONDS:
-                pause = _FIRST_PAUSE_SECONDS
+            if self.opened:
+                self.opened, pause = False, _FIRST_PAUSE_SECONDS
             self._closing.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 

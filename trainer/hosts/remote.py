@@ -41,9 +41,13 @@ class Followed:
 
     def look(self, say: Any, full: Any) -> bool:
         """Tell what is new until there is no room; whether everything was told."""
-        for name in self._names(self.grow):
+        growing = self._names(self.grow)
+        for name in growing:
             if not self._tell_growth(name, say, full):
                 return False
+        for name in sorted(set(self.sent) - set(growing)):
+            del self.sent[name]
+            say({"say": "gone", "path": name})
         present = set(self._names(self.whole))
         for name in sorted(present):
             if full():

@@ -17,7 +17,8 @@ _DOCUMENTS = (
     *("live.json", "save.json", "snapshot.json", "settings/*/*.json", "standby/*/go"),
 )
 
-_HOST_LOGS = ("supervisor.jsonl", "supervisor.log", "hardware.jsonl", "summary.jsonl")
+_HOST_LOGS = ("supervisor*.jsonl", "supervisor.log", "hardware*.jsonl", "summary*.jsonl")
+_RANK_LOGS = ("rank-{}.jsonl", "rank-{}.*.jsonl", "rank-{}.log")
 
 
 class Transport(Protocol):
@@ -67,6 +68,7 @@ class OverSsh:
         folder: str,
         variables: dict[str, str],
     ) -> None:
+        self._host = host
         place = HostDir(run.path, host)
         self._own = str(place.own_path.relative_to(run.path))
         opening = {
@@ -94,7 +96,9 @@ class OverSsh:
         own = self._own
         return Kept(
             grow=(
-                *("rank-*.jsonl", "rank-*.log", "stacks/*.txt"),
+                # Its own alone: what it has not any more goes here too.
+                *(name.format(rank) for rank in self._host.ranks for name in _RANK_LOGS),
+                *(f"stacks/rank-{rank}.txt" for rank in self._host.ranks),
                 *(f"{own}/{name}" for name in _HOST_LOGS),
             ),
             whole=(f"{own}/*.json", f"{own}/{SUPERVISOR}.pid", "standby/*/ready-*", "snapshots/*"),

@@ -9,6 +9,7 @@ from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record import rundir
 from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.hosts import read_hosts
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.change.afterend import fix_numbered, plan_after_end, require_more_steps, resume_changed
 from llmtop.trainer.change.plan import require_fit
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     state = read_state(found)
     _require_ended(found, state, args.words)
     changed = args.fix is not None or bool(args.words)
-    step = _step_to_go_on_from(found, may_begin_anew=changed and state.status != "completed")
+    step = _step_to_go_on_from(found, state, may_begin_anew=changed and state.status != "completed")
     if changed:
         _resume_changed(found, state, args)
     else:
@@ -87,9 +88,12 @@ def _require_ended(found: RunDir, state: RunState, words: Sequence[str]) -> None
         )
 
 
-def _step_to_go_on_from(found: RunDir, *, may_begin_anew: bool) -> int:
+def _step_to_go_on_from(found: RunDir, state: RunState, *, may_begin_anew: bool) -> int:
     """Of the newest checkpoint, 0 for none; raises UsageError where there has to be one."""
     saved = newest_in((found.checkpoints_dir, *restage_folders(found)))
+    if saved is None and state.checkpoints and read_hosts(found) is not None:
+        # On the hosts, which say so themselves where it is not there any more.
+        return state.checkpoints[-1].step
     if saved is None and not may_begin_anew:
         raise UsageError(
             f"run {found.run_id} has no checkpoint to go on from",

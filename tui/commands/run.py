@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.memory.predict import predict_with_suggestions
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import launch
 from llmtop.tui.commandline import options
 from llmtop.tui.commandline.arguments import COMMAND
+from llmtop.tui.commandline.hostoptions import Chosen, add_host_arguments, chosen_hosts
 from llmtop.tui.commandline.telling import stderr_width, tell
 from llmtop.tui.commands.launching import add_how_to_watch, require_fit, watch_as_asked
 from llmtop.tui.commands.mirror import add_mirror_arguments, asked_of, start_mirror
@@ -21,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_how_to_watch(parser)
     parser.add_argument("--force", action="store_true", help="launch even if predicted not to fit")
     add_mirror_arguments(parser)
+    add_host_arguments(parser)
     parser.set_defaults(**{COMMAND: ""})
 
 
@@ -31,6 +35,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
         return run_script(args)
     mirrors = asked_of(args)
+    chosen = chosen_hosts(args)
     spec = options.resolve_run(args)
     prediction = predict_with_suggestions(spec)
     width = stderr_width() or WIDTH
@@ -38,6 +43,13 @@ def run(args: argparse.Namespace) -> ExitCode:
     tell("\n".join((verdict_line(spec, prediction), *notes, *input_lines(spec, width))))
     if not args.force:
         require_fit(spec, prediction)
-    launched = launch.start_run(spec, prediction)
+    launched = launch.start_run(spec, prediction, supervise=None if chosen is None else _over(chosen))
     start_mirror(launched, mirrors)
     return watch_as_asked(launched, args)
+
+
+def _over(chosen: Chosen) -> Callable[[RunDir], int]:
+    """What starts the lead of these hosts."""
+    from llmtop.trainer.hosts.start import start_over_hosts
+
+    return lambda run: start_over_hosts(run, chosen.hosts, chosen.variables)

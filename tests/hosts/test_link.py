@@ -1,0 +1,204 @@
+"""A link to a host without ssh between: files, lines, pings and starts go over pipes as they do over ssh."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtop.presets.errors import UsageError
+from llmtop.trainer.hosts import ssh
+from llmtop.trainer.hosts.link import Link
+from llmtop.trainer.hosts.twin import Kept, Twin
+from tests.hosts.lab import wait_for
+
+KEPT = Kept(grow=("*.jsonl", "hosts/*/*.jsonl"), whole=("*.json",), sent=("docs/*",), appended=("orders",))
+
+
+@pytest.fixture
+def links() -> Iterator[list[Link]]:
+    made: list[Link] = []
+    yield made
+    for link in made:
+        link.close()
+
+
+@pytest.fixture
+def connect(tmp_path: Path, links: list[Link]) -> Callable[..., Link]:
+    """A link from `tmp_path/near/run` to `tmp_path/far/run`."""
+    (tmp_path / "near" / "run").mkdir(parents=True)
+    (tmp_path / "far" / "run").mkdir(parents=True)
+    # The last words are what a link's thread is called by.
+    command = [sys.executable, "-c", ssh._BEGIN, str(len(ssh.far_program()))]
+
+    def made(**opening: Any) -> Link:
+        message = {"do": "open", "id": "run", "root": str(tmp_path / "far"), "make": True, **opening}
+        link = Link(command, message, Twin(tmp_path / "near" / "run", KEPT))
+        links.append(link)
+        link.start()
+        wait_for(lambda: link.opened, lambda: link.problem)
+        return link
+
+    return made
+
+
+def test_lines_come_as_they_are_written_and_documents_as_they_are_replaced(
+    tmp_path: Path, connect: Callable[..., Link]
+) -> None:
+    near, far = tmp_path / "near" / "run", tmp_path / "far" / "run"
+    (far / "hosts" / "h1").mkdir(parents=True)
+    (far / "hosts" / "h1" / "a.jsonl").write_text("one\n")
+    connect()
+    wait_for(lambda: _text(near / "hosts/h1/a.jsonl") == "one\n")
+    with (far / "hosts" / "h1" / "a.jsonl").open("a") as file:
+        file.write("two\nthr")
+    (far / "state.json").write_text("{}")
+    wait_for(lambda: _text(near / "hosts/h1/a.jsonl") == "one\ntwo\nthr")
+    wait_for(lambda: _text(near / "state.json") == "{}")
+    (far / "state.json").unlink()
+    wait_for(lambda: not (near / "state.json").exists())
+
+
+def test_documents_and_orders_reach_the_far_side(tmp_path: Path, connect: Callable[..., Link]) -> None:
+    near, far = tmp_path / "near" / "run", tmp_path / "far" / "run"
+    (near / "docs").mkdir()
+    (near / "docs" / "spec").write_text("first")
+    (near / "orders").write_text("1\n")
+    connect()
+    wait_for(lambda: _text(far / "orders") == "1\n")
+    assert _text(far / "docs/spec") == "first", "what an order is about is there before it"
+    with (near / "orders").open("a") as file:
+        file.write("2\n")
+    wait_for(lambda: _text(far / "orders") == "1\n2\n")
+    (near / "docs" / "spec").unlink()
+    wait_for(lambda: not (far / "docs" / "spec").exists())
+
+
+def test_a_connection_that_breaks_is_mended_and_loses_no_line(
+    tmp_path: Path, connect: Callable[..., Link]
+) -> None:
+    near, far = tmp_path / "near" / "run", tmp_path / "far" / "run"
+    (near / "orders").write_text("1\n")
+    link = connect()
+    wait_for(lambda: _text(far / "orders") == "1\n")
+    expected = ""
+    for turn in range(4):
+        for line in range(2000):
+            expected += f"{turn} {line} {'x' * 100}\n"
+        (far / "a.jsonl").write_text(expected)
+        with (near / "orders").open("a") as file:
+            file.write(f"{turn + 2}\n")
+        wait_for(lambda: (near / "a.jsonl").exists() and (near / "a.jsonl").stat().st_size > 0)
+        # In the middle of a file as often as not.
+        far_pid = _child_of_link()
+        os.kill(far_pid, 9)
+        wait_for(lambda pid=far_pid: _child_of_link() not in (pid, 0))  # type: ignore[misc]
+    wait_for(lambda: _text(near / "a.jsonl") == expected, lambda: link.problem)
+    wait_for(lambda: _text(far / "orders") == "1\n2\n3\n4\n5\n")
+
+
+def test_a_folder_that_both_sides_have_is_not_copied(tmp_path: Path, connect: Callable[..., Link]) -> None:
+    near = tmp_path / "near" / "run"
+    (near / "lead.json").write_text('{"mark": "a1b2c3"}')
+    link = connect(path=str(near), mark="a1b2c3", mark_in="lead.json")
+    assert link.shared and link.far_path == str(near)
+    assert not connect(path=str(near), mark="another", mark_in="lead.json").shared
+
+
+def test_what_is_started_has_its_variables_from_the_message_and_its_end_is_told(
+    tmp_path: Path, connect: Callable[..., Link]
+) -> None:
+    link, far = connect(), tmp_path / "far" / "run"
+    show = "import os,sys; print(os.environ['SECRET'], sys.argv[1]); sys.exit(7)"
+    link.say(
+        {
+            "do": "spawn",
+            "command": [sys.executable, "-c", show, "{run}"],
+            "environment": {"SECRET": "$(reboot) 'x'"},
+            "folder": "/nowhere",
+            "log": "hosts/h1/supervisor.log",
+        }
+    )
+    wait_for(lambda: link.ended_code == 7, lambda: link.problem)
+    assert _text(far / "hosts/h1/supervisor.log") == f"$(reboot) 'x' {far}\n"
+
+
+def test_clocks_are_told_with_how_sure_that_is(tmp_path: Path, links: list[Link]) -> None:
+    command = [sys.executable, "-c", ssh._BEGIN, str(len(ssh.far_program()))]
+    import time
+
+    link = Link(
+        command,
+        {"do": "open", "id": "run", "root": str(tmp_path), "make": True},
+        None,
+        wall=lambda: time.time() - 1000.0,
+    )
+    links.append(link)
+    link.start()
+    wait_for(lambda: link.clock is not None, lambda: link.problem)
+    assert link.clock is not None
+    assert abs(link.clock.offset_seconds - 1000.0) <= link.clock.error_seconds + 1e-6
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/x", "", ".", "a//b"])
+def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "run").mkdir()
+    for said in ("grew", "whole", "gone", "cut"):
+        with pytest.raises(ValueError, match="is no file of a run"):
+            Twin(tmp_path / "run", KEPT).take({"say": said, "path": name, "at": 0}, b"x")
+    assert list(tmp_path.iterdir()) == [tmp_path / "run"]
+
+
+def test_bytes_that_do_not_go_on_are_refused(tmp_path: Path) -> None:
+    twin = Twin(tmp_path, KEPT)
+    twin.take({"say": "grew", "path": "a.jsonl", "at": 0}, b"one\n")
+    with pytest.raises(ValueError, match="begins at 9"):
+        twin.take({"say": "grew", "path": "a.jsonl", "at": 9}, b"two\n")
+    assert _text(tmp_path / "a.jsonl") == "one\n"
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=touch x", "a b", "$(x)", "a;b", "a/b", ""])
+def test_ssh_is_never_given_such_a_host(host: str) -> None:
+    with pytest.raises(UsageError, match="is not the name of a host"):
+        ssh.link_command(host, sys.executable)
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed")
+def test_a_path_with_blanks_and_quotes_reaches_the_far_shell_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ssh.VARIABLE, "-F none -p 2222")
+    python = tmp_path / "it's $HOME; a python"
+    python.symlink_to(sys.executable)
+    command = ssh.link_command("worker-1", str(python))
+    assert command[1:5] == ["-F", "none", "-p", "2222"]
+    assert command[command.index("--") + 1] == "worker-1"
+    # What sshd does with the last word.
+    told = subprocess.run(["sh", "-c", command[-1]], input=b"", capture_output=True)
+    assert told.returncode == 1, "it ends when nothing is sent"
+    assert told.stderr == b""
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def _child_of_link() -> int:
+    """The far end's process, which is a child of this one; 0 while there is none."""
+    children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    pids = [int(pid) for one in children for pid in one.read_text().split()]
+    mine = [pid for pid in pids if b"llmtop-link" in _command_line(pid)]
+    return mine[0] if mine else 0
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,124 @@
+"""The options of `run` that say on which hosts, and how they are reached."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from llmtop.presets.errors import UsageError
+from llmtop.profiler.record.hosts import Hosts, Launcher
+
+_LAUNCHERS = ("ssh", "pdsh", "srun")
+
+
+class Chosen(Struct, frozen=True, kw_only=True):
+    hosts: Hosts
+    variables: dict[str, str]
+    """That were given with a value: for the lead, which hands them on."""
+
+
+def add_host_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("hosts")
+    group.add_argument("--hostfile", metavar="FILE", help="a line a host: NAME slots=N, as DeepSpeed has it")
+    group.add_argument(
+        "--include", default="", metavar="FILTER", help="only these: HOST[:SLOT,SLOT]@HOST ..."
+    )
+    group.add_argument("--exclude", default="", metavar="FILTER", help="all but these, in the same form")
+    group.add_argument(
+        "--launcher", choices=_LAUNCHERS, help="default: srun inside a Slurm allocation, else ssh"
+    )
+    group.add_argument(
+        "--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for every host"
+    )
+    group.add_argument(
+        "--master-addr", default="", metavar="ADDRESS", help="of the first host, for the others"
+    )
+    group.add_argument(
+        "--remote-python", default="", metavar="FILE", help="the interpreter there; default: this one's path"
+    )
+
+
+def chosen_hosts(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Chosen | None:
+    """The hosts of a run over several; None for one on this machine. Raises UsageError.
+
+    `gpus` and `nodes` become those of the hosts, as if they had been given.
+    """
+    from llmtop.trainer.hosts import hostfile, slurm
+
+    nodes, gpus = getattr(args, "nodes", None), getattr(args, "gpus", None)
+    if args.hostfile is None and (nodes or 1) == 1:
+        _refuse_without_hosts(args)
+        return None
+    filtered = bool(args.include or args.exclude)
+    if filtered and (nodes is not None or gpus is not None):
+        # As deepspeed 0.19.8 has it (`launcher/runner.py:main`).
+        raise UsageError(
+            "--include and --exclude do not go with --nodes and --gpus", fix="name slots: HOST:0,1"
+        )
+    in_slurm = args.hostfile is None and slurm.in_allocation(environment)
+    if in_slurm:
+        pool = slurm.allocation(environment, slots=gpus)
+    else:
+        pool = hostfile.read_hostfile(_hostfile(args.hostfile, nodes))
+    kept = hostfile.take(
+        hostfile.choose(pool, include=args.include, exclude=args.exclude), nodes=nodes, gpus=gpus
+    )
+    hosts = hostfile.with_ranks(kept)
+    args.nodes, args.gpus = len(hosts), len(hosts[0].slots)
+    names, values = _variables(args.env)
+    launcher: Launcher = args.launcher or ("srun" if in_slurm else "ssh")
+    return Chosen(
+        hosts=Hosts(
+            hosts=hosts,
+            launcher=launcher,
+            choose_devices=any(slots != pool[name] for name, slots in kept.items()),
+            python=args.remote_python or sys.executable,
+            master_address=args.master_addr,
+            variables=names,
+        ),
+        variables=values,
+    )
+
+
+def _hostfile(given: str | None, nodes: int | None) -> Path:
+    from llmtop.trainer.hosts.hostfile import DEFAULT_HOSTFILE
+
+    if given is not None:
+        return Path(given).expanduser()
+    if DEFAULT_HOSTFILE.exists():
+        return DEFAULT_HOSTFILE
+    raise UsageError(
+        f"--nodes {nodes} needs to be told which hosts",
+        why=f"this is no Slurm allocation, and there is no {DEFAULT_HOSTFILE}",
+        fix="--hostfile FILE with a line for each: worker-1 slots=8",
+    )
+
+
+def _refuse_without_hosts(args: argparse.Namespace) -> None:
+    for option in ("include", "exclude", "launcher", "env", "master_addr", "remote_python"):
+        if getattr(args, option):
+            raise UsageError(
+                f"--{option.replace('_', '-')} is for a run over hosts",
+                why="none are named",
+                fix="--hostfile FILE, or --nodes N inside a Slurm allocation",
+            )
+
+
+def _variables(given: list[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Names of all, and the values of those that have one. Raises UsageError for one that is not set."""
+    names, values = [], {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name.isidentifier():
+            raise UsageError(f"--env {name} is no name of a variable", fix="--env NAME or --env NAME=VALUE")
+        if equals:
+            values[name] = value
+        elif name not in os.environ:
+            raise UsageError(f"--env {name} is not set here", fix=f"give it a value: --env {name}=VALUE")
+        names.append(name)
+    return tuple(dict.fromkeys(names)), values
