@@ -336,7 +336,7 @@ def mishaps(engine: Any, case: dict[str, Any], folder: Path, rank: int, ranks: i
         "losses": losses + train(engine, SAVED + 1, LAST, rank, ranks),
     }
     if rank == 0:
-        checkpoint._complete = lambda *_, **__: os._exit(DIED)
+        checkpoint._describe = lambda *_, **__: os._exit(DIED)
     (folder / f"{case['name']}-{rank}.json").write_text(json.dumps(told))
     try:
         checkpoint.save(engine, target, later, only_trainable=False)

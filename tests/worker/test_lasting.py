@@ -51,7 +51,8 @@ def test_a_checkpoint_has_its_name_on_the_drive_when_it_counts(
     partial = tmp_path / "checkpoints" / ".step-4.partial"
     partial.mkdir(parents=True)
     progress = Progress(step=4, position=Position(), world_size=1)
-    assert checkpoint._complete(None, partial, progress, only_trainable=False, durable=durable) is None
+    assert checkpoint._describe(None, partial, progress, only_trainable=False) is None
+    assert checkpoint._put_in_place(partial, 4, durable=durable) is None
     assert read_progress(tmp_path / "checkpoints" / "step-4") is not None
     named = deeds.index(("name", "step-4"))
     assert deeds.index(("name", MARKER)) < named

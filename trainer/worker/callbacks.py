@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -22,6 +23,7 @@ from llmtop.trainer.statefile import Progress
 from llmtop.trainer.worker.agreement import Agreed
 from llmtop.trainer.worker.checkpoint import leaves_base_out, prune, save
 from llmtop.trainer.worker.data import Batches
+from llmtop.trainer.worker.state.apart import domains_of
 
 logger = logging.getLogger(__name__)
 
@@ -226,12 +228,16 @@ class Checkpointer:
                 logger.warning("the checkpoint of step %d is refused: %s", step, saved.why)
             return saved.why
         self._saved_step = step
-        if folder is None and self._engine.global_rank == 0:
+        if folder is None and self._writes_folder():
             self._remove_old()
         return ""
 
+    def _writes_folder(self) -> bool:
+        device = torch.device(self._engine.device)
+        return domains_of(self._folder, device).writes(int(self._engine.global_rank))
+
     def _remove_old(self) -> None:
-        """On one rank, once the new one is complete and reported."""
+        """On one rank of each folder, once the new one is complete and reported."""
         if not self.options.keep_checkpoints:
             return
         try:

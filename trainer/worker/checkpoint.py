@@ -20,12 +20,13 @@ from llmtop.profiler.record.checkpointevents import CheckpointLoaded, Checkpoint
 from llmtop.profiler.record.wholefile import sync_folder, write_atomic
 from llmtop.trainer.room import why_no_room
 from llmtop.trainer.statefile import INDEX, MARKER, Progress, StateIndex, read_index, read_progress
+from llmtop.trainer.worker.state.apart import domains_of, hand_out
 from llmtop.trainer.worker.state.consent import first_problem, sum_over_ranks
 from llmtop.trainer.worker.state.finding import Stored
 from llmtop.trainer.worker.state.layout import StateRefused, layout_of
 from llmtop.trainer.worker.state.loading import Filler
 from llmtop.trainer.worker.state.names import named_parameters
-from llmtop.trainer.worker.state.saving import Share, make_index, share_of, write_share
+from llmtop.trainer.worker.state.saving import Share, make_index, shard_name, share_of, write_share
 
 _PARTIAL = ".partial"
 _OLD = ".old"
@@ -134,23 +135,34 @@ def _save_share(
     engine: Any, share: Share, folder: Path, progress: Progress, *, only_trainable: bool, durable: bool
 ) -> str | None:
     """Collective: from an empty folder to a checkpoint that counts. Why not, the same on every rank."""
-    device, leads = torch.device(engine.device), engine.global_rank == 0
+    device, rank = torch.device(engine.device), int(engine.global_rank)
     partial = folder / f".step-{progress.step}{_PARTIAL}"
+    try:
+        domains = domains_of(folder, device)
+    except OSError as error:
+        return str(error)
+    writes = domains.writes(rank)
     # What a crash left goes first: it may be what takes the room.
-    problem = first_problem(_prepare(folder, partial) if leads else None, device)
+    problem = first_problem(_prepare(folder, partial) if writes else None, device)
     if problem is None:
         total = sum_over_ranks(share.size_bytes, device)
         problem = first_problem(why_no_room(folder, total), device)
     if problem is None:
-        problem = first_problem(_write(share, partial, engine.global_rank, durable=durable), device)
+        problem = first_problem(_write(share, partial, rank, durable=durable), device)
+    shards = [(shard_name(one), one) for one in range(len(domains.of))]
+    if problem is None and domains.apart:
+        problem = first_problem(hand_out(partial, shards, domains, device, durable=durable), device)
     if problem is None:
-        ended = (
-            _complete(engine, partial, progress, only_trainable=only_trainable, durable=durable)
-            if leads
-            else None
-        )
+        ended = _describe(engine, partial, progress, only_trainable=only_trainable) if rank == 0 else None
         problem = first_problem(ended, device)
-    if problem is not None and leads:
+    if problem is None and domains.apart:
+        documents = [(INDEX, 0), (MARKER, 0)]
+        problem = first_problem(hand_out(partial, documents, domains, device, durable=durable), device)
+    if problem is None:
+        problem = first_problem(
+            _put_in_place(partial, progress.step, durable=durable) if writes else None, device
+        )
+    if problem is not None and writes:
         shutil.rmtree(partial, ignore_errors=True)
     return problem
 
@@ -180,18 +192,25 @@ def _write(share: Share, partial: Path, rank: int, *, durable: bool) -> str | No
     return None
 
 
-def _complete(
-    engine: Any, partial: Path, progress: Progress, *, only_trainable: bool, durable: bool
-) -> str | None:
-    """On rank 0: index, marker, and the name by which the checkpoint is found."""
-    path = partial.with_name(f"step-{progress.step}")
-    old = partial.with_name(f"step-{progress.step}{_OLD}")
+def _describe(engine: Any, partial: Path, progress: Progress, *, only_trainable: bool) -> str | None:
+    """On rank 0: index, then marker."""
     try:
         index = make_index(engine, partial, progress.step, only_trainable=only_trainable)
         write_atomic(partial / INDEX, msgspec.json.encode(index))
         files = {file.name: file.stat().st_size for file in partial.iterdir()}
         marker = msgspec.structs.replace(progress, files=files)
         write_atomic(partial / MARKER, msgspec.json.encode(marker))
+    except OSError as error:
+        return f"{partial}: {error.strerror or error}"
+    except StateRefused as error:
+        return error.in_one_line
+    return None
+
+
+def _put_in_place(partial: Path, step: int, *, durable: bool) -> str | None:
+    """On one rank of each folder: the name by which the checkpoint is found."""
+    path, old = partial.with_name(f"step-{step}"), partial.with_name(f"step-{step}{_OLD}")
+    try:
         if path.exists():
             shutil.rmtree(old, ignore_errors=True)
             path.rename(old)
@@ -202,8 +221,6 @@ def _complete(
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         return f"{path}: {error.strerror or error}"
-    except StateRefused as error:
-        return error.in_one_line
     return None
 
 

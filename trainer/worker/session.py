@@ -49,6 +49,7 @@ from llmtop.trainer.worker.process_group import join_process_group, leave_proces
 from llmtop.trainer.worker.profiling import Profiling
 from llmtop.trainer.worker.ranges import enter_ranges_if_heard
 from llmtop.trainer.worker.stages import StageLog
+from llmtop.trainer.worker.state.apart import require_same
 from llmtop.trainer.worker.stopping import StopRequest
 from llmtop.trainer.worker.tokens import load_tokens
 from llmtop.trainer.worker.vote import Vote
@@ -362,6 +363,7 @@ def _resume(run: RunDir, engine: Any, batches: Batches, spec: RunSpec, emit: Emi
     """The step that a relaunch goes on from; 0 for a new run."""
     # One that was saved for a relaunch lies elsewhere.
     found = newest_in((run.checkpoints_dir, *restage_folders(run)))
+    require_same(found[0].step if found is not None else None, torch.device(engine.device))
     if found is None:
         return 0
     progress, folder = found
