@@ -44,6 +44,8 @@ def _positions(spec: RunSpec) -> Iterator[str]:
 
 def _nodes(spec: RunSpec) -> Iterator[str]:
     options = spec.options
+    if options.nodes == 1 and options.inter_node_gbps is not None:
+        yield "inter_node_gbps has no effect on one node: --nodes N says how many there are"
     if spec.on_cpu or options.gpus <= MOST_GPUS_A_NODE:
         return
     nodes = -(-options.gpus // MOST_GPUS_A_NODE)

@@ -210,6 +210,9 @@ class GpuSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Per direction, all links of one GPU together; None without NVLink."""
     pcie_bytes_per_second: PositiveFloat | None = None
     """Per direction."""
+    network_bytes_per_second: PositiveFloat | None = None
+    """Between nodes, per direction: the share of one GPU in the network cards of the system that its maker
+    sells it in; None for GPUs that are sold without one."""
     compute_capability: str | None = None
     board_power_watts: PositiveFloat | None = None
     """What the whole board may draw: the limit that it is sold with."""
@@ -231,6 +234,9 @@ class RunOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gpus: PositiveInt = 1
     """GPUs a node; on the CPU kind, processes."""
     nodes: PositiveInt = 1
+    inter_node_gbps: PositiveFloat | None = None
+    """Gigabits a second between nodes, each way: all network cards of one node together. None: as the GPU's
+    preset has it."""
     zero: Annotated[int, Meta(ge=0, le=3)] = 2
     offload_optimizer: Offload = "none"
     offload_param: Offload = "none"

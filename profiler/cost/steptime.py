@@ -11,8 +11,10 @@ from msgspec import Struct
 
 from llmtop.presets.spec import MachineFigures, RunOptions, RunSpec
 from llmtop.profiler.cost.flops import active_weights, head_weights, model_flops
+from llmtop.profiler.cost.links import LINK_EFFICIENCY, PCIE_FALLBACK, Links, links_of
 from llmtop.profiler.cost.nvme import nvme_traffic, traffic_seconds, uses_nvme
 from llmtop.profiler.memory.blocks import block_bytes, eager_square, plain_attention
+from llmtop.profiler.memory.secondary import group_ranks
 from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks, quantized_weights, sizes_of
 
 # Fitted to 34 H200 runs (torch 2.11, transformers 5.17, DeepSpeed 0.19.8); the sum is within about 10 %
@@ -23,7 +25,6 @@ ATTENTION_EFFICIENCY, WIDE_HEADS, SDPA_ATTENTION = 0.24, 1.3, 1.25
 """The same of FlashAttention-2 with heads of 64, and how much more heads of 128 and SDPA's kernels reach:
 lengths from 2,048 to 32,768 tell it from the matrix products."""
 BANDWIDTH_EFFICIENCY = 0.65
-LINK_EFFICIENCY = 0.75
 ACTIVATION_PASSES = 3.0
 """Times that a kept activation crosses memory in forward and backward."""
 SQUARE_PASSES = 12.0
@@ -59,6 +60,7 @@ class StepTime(Struct, frozen=True, kw_only=True):
     memory: float
     optimizer: float
     communication: float
+    """Of which nothing is taken to happen beside the arithmetic."""
     offload: float
     launch: float
     host_floor: float
@@ -111,7 +113,8 @@ def _cuda_step(spec: RunSpec, sizes: Sizes) -> StepTime | None:
     gpu, options, model = spec.gpu, spec.options, spec.model
     peak = gpu.dense_flops_per_second.get(options.precision)
     bandwidth = gpu.memory_bandwidth_bytes_per_second
-    if peak is None or bandwidth is None:
+    links = links_of(spec)
+    if peak is None or bandwidth is None or not links.known:
         return None
     measured = gpu.measured
     bandwidth = measured.memory_bytes_per_second if measured else bandwidth * BANDWIDTH_EFFICIENCY
@@ -127,7 +130,7 @@ def _cuda_step(spec: RunSpec, sizes: Sizes) -> StepTime | None:
         arithmetic=_arithmetic_seconds(spec, *_rates(spec, peak)) + expanding,
         memory=(_activation_traffic(spec, sizes) + logits) / bandwidth,
         optimizer=0.0 if offloaded else sizes.shard * (OPTIMIZER_BYTES / bandwidth + _slower(options)),
-        communication=_communication(spec, sizes),
+        communication=_communication(spec, sizes, links),
         offload=_offload(spec, sizes),
         launch=launch * (ADAPTER_LAUNCH if options.lora_rank else 1.0),
         host_floor=STAGE3_HOST_SECONDS * layers * micro_steps if sizes.stage == 3 else 0.0,
@@ -152,27 +155,44 @@ def _activation_traffic(spec: RunSpec, sizes: Sizes) -> float:
     return per_token * model.num_layers * sizes.tokens * options.grad_accum
 
 
-def _communication(spec: RunSpec, sizes: Sizes) -> float:
+def _communication(spec: RunSpec, sizes: Sizes, links: Links) -> float:
     """Seconds on the links between GPUs: a ring moves (N-1)/N of the bytes in each of its passes."""
     ranks = sizes.ranks
     if ranks == 1:
         return 0.0
-    rate = (spec.gpu.nvlink_bytes_per_second or spec.gpu.pcie_bytes_per_second or 16e9) * LINK_EFFICIENCY
     share = (ranks - 1) / ranks
-    gradients = 2 * share * sizes.trainable * sizes.dtype_bytes
-    weights = share * sizes.trainable * sizes.dtype_bytes
+    trained = share * sizes.trainable * sizes.dtype_bytes
+    buckets = max(1, -(-sizes.trainable // max(1, sizes.zero.reduce_bucket_size)))
     if sizes.stage == 3:
-        everything = (sizes.trainable + sizes.frozen) * sizes.dtype_bytes
-        weights = 2 * share * everything * spec.options.grad_accum
-        gradients = share * sizes.trainable * sizes.dtype_bytes * spec.options.grad_accum
-    return (gradients + weights) / rate
+        micro_steps = spec.options.grad_accum
+        reduced = links.collective(trained * micro_steps, buckets * micro_steps)
+        return reduced + _gathering(spec, sizes, links)
+    # Stage 2 reduces after each micro-batch; the figures that were fitted within a node do not count that.
+    times = spec.options.grad_accum if sizes.stage == 2 and links.nodes > 1 else 1
+    return links.collective(2 * trained * times, 2 * buckets * times) + links.collective(trained, buckets)
+
+
+def _gathering(spec: RunSpec, sizes: Sizes, links: Links) -> float:
+    """ZeRO-3 gathers every weight in forward and again in backward, block by block.
+
+    With second shards the first forward of a step alone goes over all ranks, the others stay in their group
+    (`partition_parameters.py:all_gather_coalesced`).
+    """
+    everything = (sizes.trainable + sizes.frozen) * sizes.dtype_bytes
+    passes, blocks = 2 * spec.options.grad_accum, spec.model.num_layers + 2
+    whole = (sizes.ranks - 1) / sizes.ranks * everything
+    group = group_ranks(sizes)
+    if group == 1:
+        return links.collective(whole * passes, blocks * passes)
+    near = (group - 1) / group * everything * (passes - 1)
+    return links.collective(whole, blocks) + links.collective(near, blocks * (passes - 1), group)
 
 
 def _pcie_rate(spec: RunSpec) -> float:
     measured = spec.gpu.measured
     if measured is not None and measured.pcie_bytes_per_second is not None:
         return measured.pcie_bytes_per_second
-    return (spec.gpu.pcie_bytes_per_second or 16e9) * LINK_EFFICIENCY
+    return (spec.gpu.pcie_bytes_per_second or PCIE_FALLBACK) * LINK_EFFICIENCY
 
 
 def _offload(spec: RunSpec, sizes: Sizes) -> float:

@@ -31,7 +31,7 @@ class WhereRow(Struct, frozen=True, kw_only=True):
     gpu: str
     gpu_memory_bytes: int | None
     gpus: int | None
-    """The fewest that it fits on; None where it fits on none of `GPU_COUNTS`."""
+    """The fewest a node that it fits on; None where it fits on none of `GPU_COUNTS`."""
     settings: Change
     """The fastest that fits there; where nothing fits, what comes closest."""
     brief: Brief | None = field(name="prediction")
@@ -42,7 +42,9 @@ class WhereRow(Struct, frozen=True, kw_only=True):
     """Where nothing fits: what is short and by how much, or why all is refused."""
     short_bytes: int | None = None
     tried_gpus: int | None = None
-    """Where nothing fits: the number that comes closest."""
+    """Where nothing fits: the number a node that comes closest."""
+    nodes: int = 1
+    """As asked for."""
 
 
 class Where(Struct, frozen=True, kw_only=True):
@@ -62,7 +64,7 @@ def where(
     base_of: Callable[[Change], RunSpec], *, gpus: tuple[str, ...], allow: tuple[str, ...] = ()
 ) -> Where:
     """`base_of` resolves the run that is asked for with some options set, unchecked."""
-    bases = [base_of({"gpu": name, "gpus": 1, "nodes": 1}) for name in gpus]
+    bases = [_one_gpu(base_of({"gpu": name, "gpus": 1})) for name in gpus]
     searched: dict[str, tuple[Any, ...]] = {}
     rows = []
     precision_matters = any(_possible_precision(base) != base.options.precision for base in bases)
@@ -74,6 +76,13 @@ def where(
             searched[key] = tuple(dict.fromkeys((*searched.get(key, ()), *values)))
         rows.append(_row(base, space))
     return Where(space=searched, rows=tuple(sorted(rows, key=_fastest_first)))
+
+
+def _one_gpu(base: RunSpec) -> RunSpec:
+    """As many nodes as somebody typed, else one: a recipe's are of another kind of GPU."""
+    if _is_fixed(base, "nodes") or base.options.nodes == 1:
+        return base
+    return changed(base, {"nodes": 1})
 
 
 def _possible_precision(base: RunSpec) -> Precision:
@@ -163,7 +172,8 @@ def _short(row: SweepRow) -> int | None:
 
 def _fits(base: RunSpec, count: int, row: SweepRow) -> WhereRow:
     rate, watts = row.brief.tokens_per_second, base.gpu.board_power_watts
-    energy = None if not rate or watts is None else watts * count / rate * 1e6 / JOULES_PER_KWH
+    boards = count * base.options.nodes
+    energy = None if not rate or watts is None else watts * boards / rate * 1e6 / JOULES_PER_KWH
     return WhereRow(
         gpu=base.gpu.name,
         gpu_memory_bytes=base.gpu.memory_bytes,
@@ -172,6 +182,7 @@ def _fits(base: RunSpec, count: int, row: SweepRow) -> WhereRow:
         brief=row.brief,
         kwh_per_million_tokens=energy,
         why="",
+        nodes=base.options.nodes,
     )
 
 
@@ -182,7 +193,9 @@ def _fits_nowhere(
 ) -> WhereRow:
     most = GPU_COUNTS[-1]
     if closest is not None:
-        why = f"GPU memory is short on up to {most} GPUs"
+        nodes = base.options.nodes
+        over = f"{nodes} nodes of " if nodes > 1 else ""
+        why = f"GPU memory is short on up to {over}{most} GPUs"
     elif base.gpu.memory_bytes is None:
         why = "the memory of this GPU is not known"
     else:
@@ -197,6 +210,7 @@ def _fits_nowhere(
         why=why,
         short_bytes=closest[0] if closest else None,
         tried_gpus=closest[1] if closest else None,
+        nodes=base.options.nodes,
     )
 
 

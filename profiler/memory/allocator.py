@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.memory.nccl import network_bytes
 from llmtop.profiler.memory.result import Component, Moment, MomentBytes
+from llmtop.profiler.memory.secondary import second_ranks
 
 PASS_FACTOR, STEP_FACTOR, SHARED_FACTOR = 1.065, 1.41, 1.05
 """Of the passes' peak, of the optimizer step's transient beside it, and of the smaller of the two transients,
@@ -75,10 +77,12 @@ def reserved_range(
 def outside_parts(spec: RunSpec) -> dict[Component, int]:
     """Device memory outside the allocator by name, from differences of NVML's readings during start-up.
 
-    Measured on 42 runs on H200 (torch 2.11, DeepSpeed 0.19.8, NCCL 2.28, driver 580), which were alike to
+    What NCCL has for other nodes and for a second group of ranks is by its sources; the rest was measured on
+    42 runs on H200 (torch 2.11, DeepSpeed 0.19.8, NCCL 2.28, driver 580), which were alike to
     a few MB; other GPUs load other kernels, so there it is an estimate.
     """
     options, peers = spec.options, spec.world_size > 1
+    groups = 1 + (second_ranks(spec) > 1)
     engine = ENGINE_BYTES
     if peers:
         engine = PEERS_STAGE3_BYTES if options.zero == 3 else PEERS_ENGINE_BYTES
@@ -87,7 +91,7 @@ def outside_parts(spec: RunSpec) -> dict[Component, int]:
     kernels += INT8_BYTES if options.quantization == "int8" else 0
     return {
         Component.CUDA_CONTEXT: CONTEXT_BYTES,
-        Component.NCCL: GROUP_BYTES + (PEERS_BYTES if peers else 0),
+        Component.NCCL: GROUP_BYTES + (groups * PEERS_BYTES if peers else 0) + network_bytes(spec),
         Component.LOADED_KERNELS: kernels,
         Component.OTHER_PROCESSES: DRIVER_RESERVE_BYTES,
     }

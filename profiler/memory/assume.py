@@ -8,6 +8,7 @@ from typing import Any
 from llmtop.presets.no_effect import idle_keys
 from llmtop.presets.rules_deepspeed import raw
 from llmtop.presets.spec import DTYPE_SPELLINGS, RunSpec
+from llmtop.profiler.cost.links import BITS, node_bytes_per_second
 from llmtop.profiler.memory.flatlimit import is_too_long
 from llmtop.profiler.memory.lora import in_some_layers
 from llmtop.profiler.memory.sizes import Sizes
@@ -31,7 +32,6 @@ _FLAGS = (
 _OTHERS = (
     "data_types.grad_accum_dtype",
     "zero_optimization.offload_optimizer.ratio",
-    "zero_optimization.zero_hpz_partition_size",
 )
 """The same for keys whose value says it in another way than by true."""
 
@@ -47,7 +47,7 @@ def uncounted_keys(spec: RunSpec) -> tuple[str, ...]:
 def _changes(path: str, value: Any, precision: str) -> bool:
     if path.endswith("grad_accum_dtype"):
         return value not in (None, "auto", *DTYPE_SPELLINGS[precision])
-    # Every rank's state, and one group of shards, are what is counted: both are 1.
+    # Every rank's state is what is counted: 1.
     return value is not None and value != "auto" and str(value) not in ("1", "1.0")
 
 
@@ -77,8 +77,8 @@ def assumptions(spec: RunSpec, sizes: Sizes, bucket: int) -> tuple[str, ...]:
         found.append("adapters sit in some layers only; activations are counted as if they sat in all")
     if model.moe is not None:
         found.append("tokens are spread evenly over the experts")
-    if spec.world_size > 1 and spec.options.nodes > 1:
-        found.append("all nodes are alike")
+    if spec.options.nodes > 1:
+        found += _of_nodes(spec)
     if options.zero == 3 and sizes.ranks > 1:
         found.append(f"ZeRO-3 keeps up to {sizes.zero.max_live_parameters:,} weights gathered from step 2 on")
     if spec.gpu.memory_bytes is None:
@@ -106,6 +106,25 @@ def _of_time(spec: RunSpec, sizes: Sizes) -> Iterator[str]:
             f" with {counted(figures.threads, 'thread')}, for which they hold" if figures.threads else ""
         )
         yield f"step time by figures of this machine, calibrated on {figures.date}{threads}{untried}"
+
+
+def _of_nodes(spec: RunSpec) -> Iterator[str]:
+    """What is between nodes, and how well it is known."""
+    yield "all nodes are alike, and nobody else uses their network"
+    if spec.on_cpu:
+        return
+    rate = node_bytes_per_second(spec)
+    if rate is None:
+        yield (
+            "a step's time over nodes is not predicted: what is between them is not known;"
+            " --inter-node-gbps says it"
+        )
+        return
+    whence = "as given" if spec.options.inter_node_gbps is not None else f"as {spec.gpu.name}s are sold"
+    yield (
+        f"{rate * BITS / 1e9:,.0f} Gb/s from each node to others, {whence}, and rings as NCCL counts them; times"
+        " over nodes have not been compared with runs yet"
+    )
 
 
 def _of_family(spec: RunSpec) -> Iterator[str]:

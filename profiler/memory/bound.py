@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.memory.secondary import second_ranks
 from llmtop.profiler.memory.sizes import Sizes
 from llmtop.profiler.memory.states import unreleased_bytes
 
@@ -23,6 +24,7 @@ def is_measured(spec: RunSpec) -> bool:
     return (
         spec.model.family in MEASURED_FAMILIES
         and spec.model.moe is None
+        and second_ranks(spec) == 1
         and options.attention in _MEASURED_ATTENTION
         and "nvme" not in (options.offload_optimizer, options.offload_param)
     )

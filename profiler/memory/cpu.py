@@ -87,14 +87,18 @@ def _moments(spec: RunSpec, sizes: Sizes, states: StateBytes) -> tuple[MomentByt
     resident = _resident(spec, sizes, states)
     init = {Component.PARAMETERS: states.parameters, Component.MASTER_PARAMETERS: states.master}
     read, workspace = components_in_optimizer(states)
-    step = {Component.GRADIENTS: read, Component.WORKSPACE: workspace}
+    step = {
+        Component.PARAMETERS: states.parameters + states.secondary,
+        Component.GRADIENTS: read,
+        Component.WORKSPACE: workspace,
+    }
     table = [_moment(Moment.INIT, init, runtime)]
     in_passes = (passes.forward_end, passes.loss_backward, passes.last_block, passes.first_block)
     for name, components in zip(PASSES, in_passes, strict=True):
         # While stage 3 gathers in forward, the flat output of the gather lies beside the weights.
         copies = 2 if name is Moment.FORWARD_END and sizes.ranks > 1 else 1
         own = {
-            Component.PARAMETERS: states.parameters + copies * states.gathered,
+            Component.PARAMETERS: states.parameters + copies * states.gathered + states.secondary,
             Component.ACTIVATIONS: components[Component.ACTIVATIONS],
             Component.LOGITS: components[Component.LOGITS],
             Component.GRADIENTS: components[Component.GRADIENTS],

@@ -267,7 +267,8 @@ def _beyond(upper: int, needed: int) -> ExplainedSum:
             known.remove(term)
         else:
             own = _term(term)
-            more.append(replace(own, label=own.label or OUTSIDE, source=_OUTSIDE_SOURCE))
+            source = own.source if term.rule == "nccl.network_bytes" else _OUTSIDE_SOURCE
+            more.append(replace(own, label=own.label or OUTSIDE, source=source))
     found = ExplainedSum(name="needed", value=int(needed), terms=(first, *more))
     if sum(term.value for term in found.terms) != needed:
         raise AssertionError(f"the terms of what is needed do not add up to {needed}")

@@ -42,6 +42,17 @@ RULES: dict[str, Rule] = {
     "states._stage3_shards": Rule(
         "shares; scales stay whole", f"{_ZERO3}; bitsandbytes 0.50 nn/modules.py:Params4bit.quant_state"
     ),
+    "secondary.trained_bytes": Rule(
+        "second shards within a group", "deepspeed 0.19.8 runtime/zero/partition_parameters.py (ZeRO++ hpZ)"
+    ),
+    "secondary.frozen_bytes": Rule(
+        "second shards of frozen weights",
+        "deepspeed 0.19.8 runtime/zero/partition_parameters.py (ZeRO++ hpZ)",
+    ),
+    "nccl.network_bytes": Rule(
+        "NCCL's buffers to other nodes, and its tables of all ranks",
+        "NCCL 2.28 src/init.cc: DEFAULT_BUFFSIZE, src/channel.cc:initChannel",
+    ),
     "states.unreleased_bytes": Rule("weights that autograd still holds", _MEASURED),
     "states.step_components": Rule("", _ZERO12),
     "states.components_in_optimizer": Rule("", _ZERO12),
@@ -126,6 +137,7 @@ MODULES: dict[str, Rule] = {
 STATES: dict[str, str] = {
     "parameters": "weights",
     "gathered": "weights gathered by ZeRO-3",
+    "secondary": "second shards of trained weights",
     "master": "fp32 master weights",
     "optimizer": "optimizer state",
     "gradients_resident": "permanent gradient buffer",

@@ -10,6 +10,7 @@ from llmtop.presets.spec import ModelShape, RunSpec
 from llmtop.profiler.cost.shape import TensorGroup, tensors
 from llmtop.profiler.memory.lora import linear
 from llmtop.profiler.memory.result import HostBytes
+from llmtop.profiler.memory.secondary import group_ranks
 from llmtop.profiler.memory.sizes import PACKED_BYTES, Sizes
 from llmtop.profiler.memory.states import sub_group_elements
 
@@ -129,6 +130,9 @@ def _of_parameters(spec: RunSpec, sizes: Sizes) -> tuple[int, int]:
     if options.offload_param == "cpu":
         packed = PACKED_BYTES.get(options.quantization, width)
         one_by_one = _shard_blocks(spec.model, sizes.ranks, width, packed, is_whole=not sizes.lora_rank)
+        second = group_ranks(sizes)
+        if second > 1:  # beside the first, where it lies
+            one_by_one += _shard_blocks(spec.model, second, width, packed, is_whole=False)
         return pinned_block(width * shard) + one_by_one, 0
     if options.offload_param == "nvme":
         kept = min(shard, max_in_cpu(spec))

@@ -164,6 +164,7 @@ def _steady(states: StateBytes) -> dict[Component, int]:
 def _optimizer_step(states: StateBytes) -> dict[Component, int]:
     components = _steady(states)
     components[Component.GRADIENTS], components[Component.WORKSPACE] = step_components(states)
+    components[Component.PARAMETERS] += states.secondary
     return components
 
 

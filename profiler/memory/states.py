@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.persistent import Persistent, persistent
+from llmtop.profiler.memory.secondary import frozen_bytes, trained_bytes
 from llmtop.profiler.memory.sizes import Sizes
 
 MIB = 1 << 20
@@ -24,6 +25,8 @@ class StateBytes(Struct, frozen=True, kw_only=True):
     parameters: int
     gathered: int
     """Full weights that ZeRO-3 keeps gathered during forward and backward, on top of its shard."""
+    secondary: int = 0
+    """ZeRO++'s second shards of trained weights, from forward to the end of the optimizer step."""
     master: int
     optimizer: int
     gradients_resident: int
@@ -251,9 +254,11 @@ def _stage3(spec: RunSpec, sizes: Sizes) -> StateBytes:
     if sizes.packed_bytes:
         # Packed weights are made whole on every rank; the engine shards them, one after another.
         init = max(init, sizes.frozen_bytes + width * sizes.trainable)
+    second, second_frozen = (0, 0) if params_away else (trained_bytes(sizes), frozen_bytes(sizes))
     return StateBytes(
-        parameters=weights + _kept_whole(spec, sizes, kept),
+        parameters=weights + _kept_whole(spec, sizes, kept) + second_frozen,
         gathered=gathered_bytes,
+        secondary=second,
         master=states,
         optimizer=optimizer,
         gradients_resident=0 if offloaded else width * shard,
@@ -263,5 +268,5 @@ def _stage3(spec: RunSpec, sizes: Sizes) -> StateBytes:
         step_fp32_gradients=0 if offloaded else 4 * sub_group,
         step_gradients=0,
         step_extra=0 if offloaded else max(step, own),
-        init_peak=init,
+        init_peak=init + second + second_frozen,
     )

@@ -69,7 +69,7 @@ def with_resident(
 ) -> Bytes:
     states = walk.states
     found = {
-        Component.PARAMETERS: states.parameters + states.gathered,
+        Component.PARAMETERS: states.parameters + states.gathered + states.secondary,
         Component.GRADIENTS: states.gradients_resident + gradients,
         Component.OPTIMIZER_STATE: states.optimizer,
         Component.MASTER_PARAMETERS: states.master,

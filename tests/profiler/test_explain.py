@@ -26,7 +26,7 @@ MODELS = (
 OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "zero": st.integers(0, 3),
     "gpus": st.sampled_from((1, 2, 3, 8)),
-    "nodes": st.sampled_from((1, 2)),
+    "nodes": st.sampled_from((1, 2, 5)),
     "offload_optimizer": st.sampled_from(("none", "cpu", "nvme")),
     "offload_param": st.sampled_from(("none", "cpu", "nvme")),
     "precision": st.sampled_from(("fp32", "fp16", "bf16")),
@@ -43,7 +43,11 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "grad_accum": st.sampled_from((1, 4)),
     "seq_len": st.sampled_from((128, 1000, 4096)),
     "deepspeed": st.sampled_from(
-        ({}, {"zero_optimization": {"reduce_bucket_size": 10_000_000, "overlap_comm": True}})
+        (
+            {},
+            {"zero_optimization": {"reduce_bucket_size": 10_000_000, "overlap_comm": True}},
+            {"zero_optimization": {"zero_hpz_partition_size": 2}},
+        )
     ),
 }
 

@@ -257,7 +257,6 @@ def not_counted(raw: dict[str, Any], **options: Any) -> list[str]:
         ({"data_types": {"grad_accum_dtype": "fp32"}}, "data_types.grad_accum_dtype"),
         ({ZERO: {"offload_optimizer": {"super_offload": True}}}, f"{ZERO}.offload_optimizer.super_offload"),
         ({ZERO: {"offload_optimizer": {"ratio": 0.3}}}, f"{ZERO}.offload_optimizer.ratio"),
-        ({ZERO: {"zero_hpz_partition_size": 2}}, f"{ZERO}.zero_hpz_partition_size"),
         ({ZERO: {"zero_quantized_weights": True}}, f"{ZERO}.zero_quantized_weights"),
     ],
 )
@@ -267,6 +266,6 @@ def test_raw_keys_that_change_memory_uncounted_are_told(raw: dict[str, Any], key
 
 def test_raw_keys_that_change_nothing_are_not_told() -> None:
     assert not_counted({"compile": {"deepcompile": True}}) == []
-    block = {"offload_optimizer": {"ratio": 1.0, "super_offload": False}, "zero_hpz_partition_size": 1}
+    block = {"offload_optimizer": {"ratio": 1.0, "super_offload": False}}
     assert not_counted({"bf16": {"bf16_optimizer_states": False}, ZERO: block}) == []
     assert not_counted({"data_types": {"grad_accum_dtype": "torch.bfloat16"}}) == []

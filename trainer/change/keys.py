@@ -60,6 +60,7 @@ FIXED: dict[str, str] = {
     "precision": "the weights in training are of this type; start a run for it",
     "gpu": "the run is on this machine's devices",
     "nodes": "this version starts ranks on one machine",
+    "inter_node_gbps": "it says what the network is, for the prediction; plan with it",
     "steps": f"{_OTHER_SCHEDULE}, and llmtop resume RUN steps=N makes more once it has ended",
     "lr_schedule": _OTHER_SCHEDULE,
     "warmup_steps": _OTHER_SCHEDULE,

@@ -49,6 +49,11 @@ GROUPS: tuple[OptionGroup, ...] = (
             OptionRow("gpu", "GPU", "a GPU preset, or cpu; default: what this machine has"),
             OptionRow("gpus", "N", "GPUs a node (on the CPU: processes)"),
             OptionRow("nodes", "N", "nodes"),
+            OptionRow(
+                "inter_node_gbps",
+                "GBPS",
+                "gigabits a second of a node to others, all cards together; default: as its GPUs are sold",
+            ),
         ),
     ),
     OptionGroup(

@@ -143,7 +143,7 @@ def _where_cells(row: WhereRow, keys: Sequence[str]) -> list[str]:
     rate = brief.tokens_per_second if brief is not None else None
     return [
         row.gpu,
-        str(row.gpus),
+        str(row.gpus) if row.nodes == 1 else f"{row.nodes} x {row.gpus}",
         *(_value(row.settings[key]) for key in keys),
         ("≈" if brief is not None and brief.tight else "")
         + format_bytes(brief.needed_bytes if brief is not None else None),

@@ -213,5 +213,5 @@ class WhereView(SearchView):
         if self.found is None or option_id is None:
             return
         row = self.found.rows[int(option_id)]
-        change: dict[str, Any] = {"gpu": row.gpu, "nodes": 1, **row.settings}
+        change: dict[str, Any] = {"gpu": row.gpu, "nodes": row.nodes, **row.settings}
         self.dismiss(change)

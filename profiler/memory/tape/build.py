@@ -8,6 +8,7 @@ from llmtop.profiler.memory.blocks import FP32_NORMALIZED, SOFTMAX_AS_IT_IS, pla
 from llmtop.profiler.memory.lora import adapted, module_name
 from llmtop.profiler.memory.mask import mask_bytes
 from llmtop.profiler.memory.mlp import PYTHON_GELU
+from llmtop.profiler.memory.secondary import second_ranks
 from llmtop.profiler.memory.sizes import INT8_BYTES, NF4_BYTES, Sizes
 from llmtop.profiler.memory.tape.attention import (
     Attention,
@@ -54,6 +55,7 @@ def is_covered(spec: RunSpec) -> bool:
         not spec.on_cpu
         and spec.model.family in FAMILIES
         and "nvme" not in (options.offload_optimizer, options.offload_param)
+        and second_ranks(spec) == 1
     )
 
 
