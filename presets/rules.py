@@ -9,6 +9,7 @@ from llmtop.presets.rules_engine import ENGINE_RULES
 from llmtop.presets.rules_host import HOST_RULES
 from llmtop.presets.rules_kernels import KERNEL_CHOICE_RULES
 from llmtop.presets.rules_optimizer import OPTIMIZER_RULES
+from llmtop.presets.rules_qat import QAT_RULES
 from llmtop.presets.spec import Attention, GpuSpec, ModelShape, RunSpec
 
 BITSANDBYTES_OPTIMIZERS = frozenset({"adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"})
@@ -284,5 +285,6 @@ RULES: tuple[Rule, ...] = (
     *_KERNEL_RULES,
     *KERNEL_CHOICE_RULES,
     *_SHAPE_RULES,
+    *QAT_RULES,
     *HOST_RULES,
 )

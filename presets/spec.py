@@ -23,6 +23,7 @@ Precision = Literal["fp32", "fp16", "bf16"]
 Attention = Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4"]
 Optimizer = Literal["adamw", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
 Quantization = Literal["none", "int8", "nf4"]
+Qat = Literal["none", "int8-int4", "int4-weight-only"]
 LrSchedule = Literal["constant", "linear", "cosine"]
 
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -258,6 +259,10 @@ class RunOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """None: twice the rank."""
     lora_targets: str = "all-linear"
     """`all-linear`, `attention`, `mlp`, or module names joined by commas."""
+    qat: Qat = "none"
+    """Fake quantization in training: of weights to int4, and of their inputs to int8 (dynamic, by token)."""
+    qat_group: Annotated[int, Meta(ge=8)] = 32
+    """Weights of a row that share one scale."""
     micro_batch: PositiveInt = 1
     grad_accum: PositiveInt = 1
     seq_len: Annotated[int, Meta(ge=2)] = 2048

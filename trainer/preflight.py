@@ -125,6 +125,9 @@ def needs(spec: RunSpec) -> list[Need]:
         found.append(_kernel("bitsandbytes", f"quantization = {options.quantization}"))
     if "8bit" in options.optimizer or "paged" in options.optimizer:
         found.append(_kernel("bitsandbytes", f"optimizer = {options.optimizer}"))
+    if options.qat != "none":
+        because = f"qat = {options.qat} needs it"
+        found.append(Need(module="torchao", because=because, fix=_install("qat")))
     if options.lora_rank:
         found.append(_kernel("peft", f"lora_rank = {options.lora_rank}"))
     if options.liger:

@@ -14,6 +14,7 @@ from llmtop.profiler.cost.flops import active_weights, head_weights, model_flops
 from llmtop.profiler.cost.links import LINK_EFFICIENCY, PCIE_FALLBACK, Links, links_of
 from llmtop.profiler.cost.nvme import nvme_traffic, traffic_seconds, uses_nvme
 from llmtop.profiler.memory.blocks import block_bytes, eager_square, plain_attention
+from llmtop.profiler.memory.qat import rounding_traffic
 from llmtop.profiler.memory.secondary import group_ranks
 from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks, quantized_weights, sizes_of
 
@@ -152,7 +153,8 @@ def _activation_traffic(spec: RunSpec, sizes: Sizes) -> float:
         square = model.num_heads * sizes.seq_len * eager_square(spec, sizes.dtype_bytes)
     saved = block_bytes(spec, sizes).saved - square
     per_token = passes * saved + SQUARE_PASSES * square
-    return per_token * model.num_layers * sizes.tokens * options.grad_accum
+    traffic = per_token * model.num_layers * sizes.tokens * options.grad_accum
+    return traffic + rounding_traffic(spec, sizes.dtype_bytes)
 
 
 def _communication(spec: RunSpec, sizes: Sizes, links: Links) -> float:

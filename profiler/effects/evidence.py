@@ -15,6 +15,7 @@ from llmtop.profiler.effects.kernelnames import ATTENTION_WORDS, FUSED_ATTENTION
 from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.record.events import KernelsSeen
+from llmtop.profiler.units import counted
 
 OPTIMIZER_KERNELS: dict[str, str] = {
     "deepspeed_fused_adam": "DeepSpeed's fused Adam",
@@ -116,6 +117,12 @@ def optimizer(spec: RunSpec, rank: RankState | None) -> Evidence:
 
 
 def quantization(spec: RunSpec, rank: RankState | None) -> Evidence:
+    built = rank.model if rank else None
+    if spec.options.qat != "none":
+        if built is None:
+            return _NOTHING
+        words = f"{counted(built.rounding_layers, 'layer')} rounding for {built.qat or 'nothing'}"
+        return Evidence(on=built.qat == spec.options.qat, words=words)
     asked = spec.options.quantization
     kernels = rank.kernels if rank else None
     if kernels is None:

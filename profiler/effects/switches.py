@@ -65,6 +65,12 @@ def _lora(spec: RunSpec) -> str:
     return f"rank {options.lora_rank} on {options.lora_targets}" if options.lora_rank else "off"
 
 
+def _quantization(spec: RunSpec) -> str:
+    """Packed weights and rounding in training exclude each other."""
+    options = spec.options
+    return f"training for {options.qat}" if options.qat != "none" else options.quantization
+
+
 class SwitchRow(NamedTuple):
     """One switch: the options that make it up, how its setting reads, what shows that it is on."""
 
@@ -131,10 +137,10 @@ SWITCHES: tuple[SwitchRow, ...] = (
     SwitchRow(
         "quantization",
         "quantization",
-        ("quantization",),
-        _option("quantization"),
+        ("quantization", "qat", "qat_group"),
+        _quantization,
         evidence.quantization,
-        {"quantization": "none"},
+        {"quantization": "none", "qat": "none", "qat_group": 32},
     ),
     SwitchRow(
         "lora", "LoRA", ("lora_rank", "lora_alpha", "lora_targets"), _lora, evidence.lora, {"lora_rank": 0}

@@ -75,6 +75,11 @@ def assumptions(spec: RunSpec, sizes: Sizes, bucket: int) -> tuple[str, ...]:
         )
     if options.lora_rank and in_some_layers(model, options.lora_targets):
         found.append("adapters sit in some layers only; activations are counted as if they sat in all")
+    if options.qat != "none":
+        found.append(
+            "fake quantization keeps two copies of each matrix from forward to backward; its bytes follow"
+            " torchao 0.18's code and have not been compared with runs on a GPU"
+        )
     if model.moe is not None:
         found.append("tokens are spread evenly over the experts")
     if spec.options.nodes > 1:

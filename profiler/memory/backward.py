@@ -110,7 +110,7 @@ def _kept(walk: Walk, blocks: int) -> int:
         # Nothing before the first adapter needs a gradient, so the first norm keeps nothing.
         first_norm = hidden * 4
     kept = inputs * hidden * sizes.dtype_bytes + (blocks - inputs) * walk.block.saved - first_norm
-    return kept * sizes.tokens
+    return kept * sizes.tokens + (blocks - inputs) * walk.block.saved_weights
 
 
 def _block_ends(walk: Walk, blocks: int) -> int:
@@ -197,12 +197,15 @@ def _block_alive(walk: Walk, index: int) -> _BlockAlive:
     block, tokens = walk.block, walk.sizes.tokens
     kept, workspace = _kept(walk, index + 1) + walk.constant + walk.mask, block.gradient * tokens
     if _is_checkpointed(walk.sizes, index):
-        kept += (block.saved - block.input_saved) * tokens
+        kept += (block.saved - block.input_saved) * tokens + block.saved_weights
         if walk.spec.options.checkpointing_reentrant:
             workspace += block.gradient * tokens  # the reentrant form also holds the recomputed output
     matrix = 0 if walk.sizes.lora_rank else _last_matrix(walk) * walk.sizes.dtype_bytes
     product = _first_product(walk) * tokens
-    extra, freed = block.backward_extra * tokens, block.backward_freed * tokens
+    if block.saved_weights:
+        # Passed back through the copies of a weight its gradient is there twice, the product's input gone.
+        product = max(product, matrix)
+    extra, freed = block.backward_extra * tokens, block.backward_freed * tokens + block.weights_freed
     found = _BlockAlive(activations=kept, weight_gradient=matrix, workspace=workspace + product)
     if extra - freed >= product + matrix:
         found = _BlockAlive(activations=kept - freed, weight_gradient=0, workspace=workspace + extra)

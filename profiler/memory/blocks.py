@@ -12,6 +12,7 @@ from msgspec import Struct
 from llmtop.presets.spec import DTYPE_BYTES, ModelShape, RunSpec, Traced, TracedCost
 from llmtop.profiler.cost.flops import windowed_layers
 from llmtop.profiler.memory.mlp import mlp_backward, mlp_saved
+from llmtop.profiler.memory.qat import qat_bytes
 from llmtop.profiler.memory.sizes import Sizes
 
 ROTARY_BY_CONCATENATION = frozenset(
@@ -43,6 +44,10 @@ class BlockBytes(Struct, frozen=True, kw_only=True):
     """That transient belongs to the attention (score matrices), after the MLP's backward."""
     gradient: int
     """The gradient of the block's output."""
+    saved_weights: int = 0
+    """Bytes whatever the tokens, kept as `saved` is: the copies of weights that fake quantization makes."""
+    weights_freed: int = 0
+    """Of `saved_weights`, what is already gone when the transient of `backward_extra` is alive."""
 
 
 def final_norm_saved(spec: RunSpec, sizes: Sizes) -> int:
@@ -111,13 +116,20 @@ def _unmasked_attention(spec: RunSpec, sizes: Sizes, query: int, kv: int) -> int
     values = kv
     if model.fused_qkv and model.family not in ("gpt2", "gpt_bigcode", "codegen"):
         values = query + 2 * kv  # the values are a view that keeps the whole projection alive
-    # Liger rotates in place of the layout that attention reads.
-    copied = query if model.family in ROTARY_BY_CONCATENATION and "rope" not in sizes.liger else 0
-    if model.family in ("gpt2", "gpt_bigcode") or (spec.options.precision == "fp32" and not spec.on_cpu):
+    copied = query if _output_copied(spec, sizes) else 0
+    return (2 * query + kv + values + copied) * width + 4 * heads
+
+
+def _output_copied(spec: RunSpec, sizes: Sizes) -> bool:
+    """Whether what attention gives is copied on its way to the last matrix, and kept as that copy too."""
+    if plain_attention(spec):
+        return True
+    if spec.model.family in ("gpt2", "gpt_bigcode") or (spec.options.precision == "fp32" and not spec.on_cpu):
         # Without rotary positions queries, keys and values are views of one projection, counted once.
         # On CUDA fp32 takes the memory-efficient kernel, whose output has the layout that is wanted.
-        copied = 0
-    return (2 * query + kv + values + copied) * width + 4 * heads
+        return False
+    # Liger rotates in place of the layout that attention reads.
+    return spec.model.family in ROTARY_BY_CONCATENATION and "rope" not in sizes.liger
 
 
 def _masked_blocks(spec: RunSpec) -> int:
@@ -312,10 +324,13 @@ def block_bytes(spec: RunSpec, sizes: Sizes) -> BlockBytes:
     attention = _attention_saved(spec, sizes)
     masks = _dropout_masks(model)
     mlp = mlp_saved(spec, sizes)
+    qat = qat_bytes(spec, width, output_copied=_output_copied(spec, sizes))
     saved = norms + outputs * hidden - _unread_outputs(sizes) + attention + mlp + adapters + masks
+    saved += qat.token_saved
     extra, freed = mlp_backward(spec, sizes)
     after_mlp = _last_norm_backward(model, sizes)
-    if after_mlp > extra - freed:
+    after_mlp_first = after_mlp > extra - freed
+    if after_mlp_first:
         extra, freed = after_mlp, 0
     in_attention = False
     if plain_attention(spec):
@@ -323,7 +338,7 @@ def block_bytes(spec: RunSpec, sizes: Sizes) -> BlockBytes:
         # By then the MLP half of the block has given its memory back.
         given_back += mlp + norm + hidden
         if in_softmax - given_back > extra - freed:
-            extra, freed, in_attention = in_softmax, given_back, True
+            extra, freed, in_attention, after_mlp_first = in_softmax, given_back, True, False
     return BlockBytes(
         saved=saved,
         input_saved=input_saved,
@@ -331,6 +346,8 @@ def block_bytes(spec: RunSpec, sizes: Sizes) -> BlockBytes:
         backward_freed=freed,
         peak_in_attention=in_attention,
         gradient=hidden,
+        saved_weights=qat.block_saved,
+        weights_freed=0 if after_mlp_first else qat.attention_freed if in_attention else qat.mlp_freed,
     )
 
 

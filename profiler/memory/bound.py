@@ -25,6 +25,7 @@ def is_measured(spec: RunSpec) -> bool:
         spec.model.family in MEASURED_FAMILIES
         and spec.model.moe is None
         and second_ranks(spec) == 1
+        and options.qat == "none"
         and options.attention in _MEASURED_ATTENTION
         and "nvme" not in (options.offload_optimizer, options.offload_param)
     )

@@ -106,7 +106,7 @@ def _moments(spec: RunSpec, sizes: Sizes, states: StateBytes) -> tuple[MomentByt
             Component.WORKSPACE: components[Component.WORKSPACE] + _passing(components, states),
         }
         table.append(_moment(name, {**resident, **own}, runtime))
-    steady = {Component.GRADIENTS: states.gradients_resident}
+    steady = {Component.GRADIENTS: states.gradients_resident, Component.WORKSPACE: states.scales}
     table.append(_moment(Moment.OPTIMIZER_STEP, {**resident, **step}, runtime))
     table.append(_moment(Moment.STEADY, {**resident, **steady}, runtime))
     return tuple(table)

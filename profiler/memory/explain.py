@@ -167,7 +167,7 @@ def _with_word(value: int, text: str, replacement: str) -> Counted:
 
 
 def _marked_states(states: StateBytes) -> StateBytes:
-    rules = {"workspace": "states.cublas_workspace"}
+    rules = {"workspace": "states.cublas_workspace", "scales": "qat.qat_scales"}
     return replace(
         states,
         **{

@@ -17,6 +17,7 @@ class Rule(NamedTuple):
 _ZERO12 = "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py"
 _ZERO3 = "deepspeed 0.19.8 runtime/zero/stage3.py, partition_parameters.py"
 _AUTOGRAD = "transformers 5.x modelling code and what torch's autograd saves of it"
+_QAT = "torchao 0.18 quantization/quant_primitives.py:_do_fake_quantize_affine"
 _MEASURED = "measured on H200 (torch 2.11)"
 _WALK = "order of torch's backward pass; deepspeed 0.19.8 runtime/zero/stage_1_and_2.py for its buckets"
 
@@ -76,6 +77,9 @@ RULES: dict[str, Rule] = {
         "gradients inside the MLP", "torch's autograd; liger-kernel 0.8.5 ops/swiglu.py"
     ),
     "blocks.block_bytes": Rule("a block's inputs, outputs, gradients", _AUTOGRAD),
+    "qat.qat_bytes": Rule("copies that fake quantization keeps", _QAT),
+    "qat.qat_scales": Rule("scales of fake quantization", _QAT),
+    "qat._input_bytes": Rule("rounded inputs", _QAT),
     "blocks._softmax_backward": Rule("backward of softmax", _MEASURED),
     "blocks.eager_square": Rule("attention scores", _AUTOGRAD),
     "blocks._dropout_masks": Rule("dropout masks", _AUTOGRAD),
@@ -143,6 +147,7 @@ STATES: dict[str, str] = {
     "gradients_resident": "permanent gradient buffer",
     "bucket_resident": "permanent reduce bucket or staging",
     "workspace": "cuBLAS workspaces",
+    "scales": "scales of fake quantization",
     "outside_allocator": "paged optimizer state",
     "step_fp32_gradients": "fp32 gradients that the optimizer reads",
     "step_gradients": "gradients of the backward pass",

@@ -157,7 +157,7 @@ def _steady(states: StateBytes) -> dict[Component, int]:
         Component.OPTIMIZER_STATE: states.optimizer,
         Component.MASTER_PARAMETERS: states.master,
         Component.COMMUNICATION_BUFFERS: states.bucket_resident,
-        Component.WORKSPACE: states.workspace,
+        Component.WORKSPACE: states.workspace + states.scales,
     }
 
 

@@ -7,9 +7,11 @@ Follows deepspeed 0.19.8: `runtime/fp16/fused_optimizer.py` (stage 0), `runtime/
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.persistent import Persistent, persistent
+from llmtop.profiler.memory.qat import qat_scales
 from llmtop.profiler.memory.secondary import frozen_bytes, trained_bytes
 from llmtop.profiler.memory.sizes import Sizes
 
@@ -44,6 +46,8 @@ class StateBytes(Struct, frozen=True, kw_only=True):
     """Copies that the step makes at that point, on top of everything else here."""
     init_peak: int
     """Largest sum while the engine is being made."""
+    scales: int = 0
+    """Of fake quantization: modules keep them from pass to pass."""
 
 
 def cublas_workspace(spec: RunSpec) -> int:
@@ -86,7 +90,7 @@ def step_components(states: StateBytes) -> tuple[int, int]:
     """
     read = states.step_fp32_gradients
     gradients = states.gradients_resident + states.step_gradients + read
-    return gradients, states.workspace + states.step_extra - read
+    return gradients, states.workspace + states.scales + states.step_extra - read
 
 
 def components_in_optimizer(states: StateBytes) -> tuple[int, int]:
@@ -96,7 +100,7 @@ def components_in_optimizer(states: StateBytes) -> tuple[int, int]:
     """
     read = states.step_fp32_gradients or states.step_gradients
     transient = states.step_gradients + states.step_extra
-    return states.gradients_resident + read, states.workspace + transient - read
+    return states.gradients_resident + read, states.workspace + states.scales + transient - read
 
 
 def unreleased_bytes(spec: RunSpec, sizes: Sizes) -> int:
@@ -142,9 +146,9 @@ def state_bytes(spec: RunSpec, sizes: Sizes) -> StateBytes:
     """Resident and step bytes of the spec's ZeRO stage."""
     if sizes.stage == 3:
         return _stage3(spec, sizes)
-    if sizes.stage == 0:
-        return _stage0(spec, sizes)
-    return _stage12(spec, sizes)
+    states = _stage0(spec, sizes) if sizes.stage == 0 else _stage12(spec, sizes)
+    scales = qat_scales(spec, sizes.dtype_bytes)
+    return replace(states, scales=scales) if scales else states
 
 
 def _stage0(spec: RunSpec, sizes: Sizes) -> StateBytes:

@@ -76,6 +76,6 @@ def with_resident(
         Component.ACTIVATIONS: activations,
         Component.LOGITS: logits,
         Component.COMMUNICATION_BUFFERS: states.bucket_resident + buffers,
-        Component.WORKSPACE: states.workspace + workspace,
+        Component.WORKSPACE: states.workspace + states.scales + workspace,
     }
     return {**found, Component.ROUNDING: rounding} if rounding else found

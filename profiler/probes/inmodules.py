@@ -33,6 +33,10 @@ _ROPE = "rotary_pos_emb"
 """Part of the name of each of Liger's rotary functions."""
 
 
+_ROUNDING_LAYER = "FakeQuantizedLinear"
+"""Of torchao 0.18, `quantization/qat/linear.py`."""
+
+
 class ParameterCounts(Struct, frozen=True, kw_only=True):
     params: int
     trainable_params: int
@@ -42,6 +46,7 @@ def model_built(model: Any, optimizer: Any, wrapper: Any, packages: Iterable[str
     """What was really built, which may differ from what was asked for. `wrapper` is the engine's around
     `optimizer`; `packages` are those whose versions are told."""
     counts = count_parameters(model)
+    rounding = [one for one in model.modules() if type(one).__name__ == _ROUNDING_LAYER]
     return ModelBuilt(
         params=counts.params,
         trainable_params=counts.trainable_params,
@@ -49,8 +54,17 @@ def model_built(model: Any, optimizer: Any, wrapper: Any, packages: Iterable[str
         optimizer=type(optimizer).__name__,
         engine_optimizer=type(wrapper).__name__,
         liger=liger_kernels_in(model),
+        qat=qat_in(rounding),
+        rounding_layers=len(rounding),
         versions=package_versions(packages),
     )
+
+
+def qat_in(layers: list[Any]) -> str | None:
+    """What layers that round are made for: with inputs, or weights alone."""
+    if not layers:
+        return None
+    return "int4-weight-only" if layers[0].activation_fake_quantizer is None else "int8-int4"
 
 
 def count_parameters(model: torch.nn.Module) -> ParameterCounts:

@@ -249,6 +249,10 @@ class ModelBuilt(Event, frozen=True, kw_only=True, tag="model_built"):
     """Class of DeepSpeed's wrapper around it."""
     liger: tuple[str, ...] = ()
     """Liger kernels found in the modules."""
+    qat: str | None = None
+    """What the modules' fake quantization is for, in the words of the option; None without any."""
+    rounding_layers: int = 0
+    """Layers that have it."""
     versions: dict[str, str] = field(default_factory=dict)
     """Of torch, deepspeed, transformers and the kernels in use."""
 

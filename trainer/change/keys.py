@@ -57,6 +57,8 @@ FIXED: dict[str, str] = {
     "lora_rank": _OTHER_WEIGHTS,
     "lora_alpha": _OTHER_WEIGHTS,
     "lora_targets": _OTHER_WEIGHTS,
+    "qat": "the weights in training are made for it; start a run for it, from the weights of this one",
+    "qat_group": "the weights in training are made for it; start a run for it, from the weights of this one",
     "precision": "the weights in training are of this type; start a run for it",
     "gpu": "the run is on this machine's devices",
     "nodes": "this version starts ranks on one machine",

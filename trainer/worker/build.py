@@ -16,6 +16,7 @@ from llmtop.trainer.change.standby import touches_cuda
 from llmtop.trainer.worker.adapters import add_lora
 from llmtop.trainer.worker.exact import exact_arange
 from llmtop.trainer.worker.kernels import apply_liger, enable_checkpointing
+from llmtop.trainer.worker.qat import prepare
 from llmtop.trainer.worker.quantize import random_quantized
 from llmtop.trainer.worker.weights import Report, model_from_stream, model_from_weights, plan_weights
 
@@ -109,6 +110,8 @@ def build_model(
         )
     if options.lora_rank > 0:
         model = add_lora(model, spec)
+    if options.qat != "none":
+        prepare(model, options.qat, options.qat_group)
     built: torch.nn.Module = model.train()
     return built
 
@@ -124,6 +127,8 @@ def _needed_packages(spec: RunSpec) -> list[str]:
         needed.append("bitsandbytes")
     if options.zero == 3:
         needed.append("accelerate")
+    if options.qat != "none":
+        needed.append("torchao.quantization.qat")
     return needed
 
 

@@ -55,7 +55,7 @@ from llmtop.trainer.worker.tokens import load_tokens
 from llmtop.trainer.worker.vote import Vote
 from llmtop.trainer.worker.warmup import warm_up_math
 
-_VERSIONED = ("torch", "deepspeed", "transformers", "peft", "bitsandbytes", "liger-kernel", "flash-attn")
+_VERSIONED = ("torch", "deepspeed", "transformers", "peft", "bitsandbytes", "liger-kernel", "flash-attn", "torchao")
 
 
 def import_libraries(spec: RunSpec, *, off_device: bool = False) -> None:
@@ -70,6 +70,9 @@ def quiet_libraries() -> None:
     """Lines that come with each collective or each matrix product and that nobody can act on."""
     warnings.filterwarnings("ignore", message=r".*is deprecated\. Please use", category=FutureWarning)
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+    # Of torchao, which transformers and peft import wherever it is installed: kernels for other devices.
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
+    logging.getLogger("torchao").setLevel(logging.ERROR)
 
 
 def train(run: RunDir, place: Place, events: EventWriter, stages: StageLog, stop: StopRequest) -> None:

@@ -77,6 +77,10 @@ GROUPS: tuple[OptionGroup, ...] = (
             OptionRow("checkpointing_reentrant", "", "the reentrant kind of gradient checkpointing"),
             OptionRow("checkpointing_every", "K", "recompute layers 0, K, 2K, ... and keep the others"),
             OptionRow("quantization", "KIND", "frozen weights in none, int8 or nf4 (double quantization)"),
+            OptionRow(
+                "qat", "KIND", "train for fewer bits: none, int8-int4 (inputs, weights) or int4-weight-only"
+            ),
+            OptionRow("qat_group", "N", "with --qat: weights of a row that share one scale"),
             OptionRow("lora_rank", "R", "rank of LoRA adapters; 0 trains every weight"),
             OptionRow("lora_alpha", "A", "scale of LoRA adapters; default: twice the rank"),
             OptionRow(

@@ -75,6 +75,7 @@ def _what(spec: RunSpec, prediction: Prediction, width: int) -> Iterator[str]:
     extras: list[str] = [o.precision, o.attention, o.optimizer]
     extras += [f"lora rank {o.lora_rank}"] if o.lora_rank else []
     extras += [o.quantization] if o.quantization != "none" else []
+    extras += [f"training for {o.qat}"] if o.qat != "none" else []
     extras += [_checkpointing(spec)] if o.gradient_checkpointing else []
     extras += [f"optimizer on {o.offload_optimizer}"] if o.offload_optimizer != "none" else []
     extras += [f"parameters on {o.offload_param}"] if o.offload_param != "none" else []

@@ -55,6 +55,7 @@ PACKAGES: tuple[PackageRow, ...] = (
     PackageRow("liger-kernel", "--liger", "kernels", (0, 8, 5)),
     PackageRow("bitsandbytes", "8-bit optimizers and --quantization", "kernels", (0, 50)),
     PackageRow("peft", "--lora-rank", "kernels", (0, 21)),
+    PackageRow("torchao", "--qat", "qat", (0, 18), (0, 19)),
     PackageRow("datasets", "saved datasets folders as --data", "data", (4,)),
 )
 

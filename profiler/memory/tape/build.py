@@ -54,6 +54,7 @@ def is_covered(spec: RunSpec) -> bool:
     return (
         not spec.on_cpu
         and spec.model.family in FAMILIES
+        and options.qat == "none"
         and "nvme" not in (options.offload_optimizer, options.offload_param)
         and second_ranks(spec) == 1
     )
