@@ -11,6 +11,7 @@ the totals have stopped changing. Each direction has to agree with the ring's ar
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -25,6 +26,7 @@ from typing import Any, Literal, get_args
 
 from msgspec import Struct, to_builtins
 
+from benchmarks.zero3_traffic import ring_bytes
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.hardware.links import LinkTotals
 from llmtop.profiler.hardware.nvml import NvmlReader
@@ -40,6 +42,8 @@ QUIET_SECONDS = 0.5
 """Totals that stood still for this long have taken in everything."""
 LIMIT_SECONDS = 10.0
 ANSWER_SECONDS = 180.0
+_TELL_SECONDS = 10.0
+"""So long before it is given up a rank that hangs says where."""
 MIB = 1024**2
 
 
@@ -74,16 +78,6 @@ class Result(Struct, frozen=True, kw_only=True):
     nccl: dict[str, str]
     versions: dict[str, str]
     time: str
-
-
-def ring_bytes(collective: Collective, tensor_bytes: int, ranks: int) -> int:
-    """What each rank sends, and as much receives, for a tensor of this size in its full shape.
-
-    A ring passes each of n parts over n - 1 of its n edges: once for a gather or a scatter, twice for an
-    all-reduce, which is one after the other.
-    """
-    rounds = 2 if collective == "all_reduce" else 1
-    return rounds * (ranks - 1) * tensor_bytes // ranks
 
 
 def settled(
@@ -154,6 +148,7 @@ def _grown(device: int, before: int | None, after: int | None) -> int:
 
 def _rank_main(rank: int, ranks: int, store: str, backend: str, pipe: Connection) -> None:
     """One rank: carries out what comes through the pipe until that is closed."""
+    faulthandler.dump_traceback_later(ANSWER_SECONDS - _TELL_SECONDS)
     import torch
     import torch.distributed as dist
 
@@ -166,9 +161,11 @@ def _rank_main(rank: int, ranks: int, store: str, backend: str, pipe: Connection
         if device.type == "cuda":
             torch.cuda.synchronize()
 
+    faulthandler.cancel_dump_traceback_later()
     pipe.send({"torch": str(torch.__version__), "nccl": _nccl_version(torch, backend)})
     while (asked := pipe.recv()) is not None:
         collective, tensor_bytes, repeats = asked
+        faulthandler.dump_traceback_later(ANSWER_SECONDS - _TELL_SECONDS)
         whole = torch.ones(tensor_bytes // 4, dtype=torch.float32, device=device)
         part = whole[: whole.numel() // ranks].clone()
         finish()
@@ -181,6 +178,7 @@ def _rank_main(rank: int, ranks: int, store: str, backend: str, pipe: Connection
             else:
                 dist.reduce_scatter_tensor(part, whole)
         finish()
+        faulthandler.cancel_dump_traceback_later()
         pipe.send(time.perf_counter() - began)
     dist.destroy_process_group()
 

@@ -20,10 +20,11 @@ def words_on_many(coverage: Coverage) -> str:
     measured = f"{coverage.many_measured} of the {coverage.many_cells}"
     if not coverage.many_measured:
         measured = f"None of the {coverage.many_cells}"
+    listed = f"`benchmarks/{LISTED_MANY.name}` (SHA-256 `{sha256_of(LISTED_MANY)}`)"
     return (
         f"**{measured} cells on four and eight GPUs are measured.** All of them are held out. They were "
-        f"drawn and listed in `benchmarks/{LISTED_MANY.name}` (SHA-256 `{sha256_of(LISTED_MANY)}`) before any of "
-        "them had run. Their rows are among those of the tables of this page too."
+        f"drawn and listed in {listed} before any of them had run. Their rows are among those of the tables "
+        "of this page too."
     )
 
 

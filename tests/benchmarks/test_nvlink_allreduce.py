@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import nvlink_allreduce as bench
-from benchmarks.nvlink_allreduce import Ranks, compare, measure, ring_bytes, settled, told
+from benchmarks.nvlink_allreduce import Ranks, compare, measure, settled, told
+from benchmarks.zero3_traffic import ring_bytes
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.hardware.links import LinkTotals
 from llmtop.profiler.hardware.nvml import NvmlReader
