@@ -96,6 +96,33 @@ def loss_not_finite(seen: Seen) -> Iterator[Finding]:
     )
 
 
+def unwritable(seen: Seen) -> Iterator[Finding]:
+    state = seen.state
+    if state.unwritable:
+        yield Finding(
+            key="unwritable",
+            severity="critical",
+            title="nothing is recorded",
+            evidence=f"{state.unwritable}: the training goes on, what is shown stands still, and checkpoints"
+            " are refused",
+            change="make room: what happens meanwhile waits in memory and is recorded then",
+        )
+        return
+    told = [one for one in state.writing_resumed if one.lost]
+    if told:
+        yield Finding(
+            key="events_lost",
+            severity="warning",
+            title="part of the run was not recorded",
+            evidence="; ".join(
+                f"{one.src}: {counted(one.lost, 'event')} of {format_seconds(one.seconds)} in which its log"
+                " could not be written"
+                for one in told[:4]
+            ),
+            change="",
+        )
+
+
 def checkpoints_refused(seen: Seen) -> Iterator[Finding]:
     state = seen.state
     refused, told = state.checkpoints_refused, unsaved_words(state)
@@ -173,4 +200,12 @@ def _halvings(seen: Seen) -> int:
     return max(0, round(log2(max(scales) / scales[-1])))
 
 
-HEALTH_RULES: tuple[Rule, ...] = (failed, lost, hanging, checkpoints_refused, loss_not_finite, steps_skipped)
+HEALTH_RULES: tuple[Rule, ...] = (
+    failed,
+    lost,
+    hanging,
+    unwritable,
+    checkpoints_refused,
+    loss_not_finite,
+    steps_skipped,
+)

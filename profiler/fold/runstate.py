@@ -21,6 +21,7 @@ from llmtop.profiler.record.events import (
     NvmeMeasured,
     RunEnded,
     StepFinished,
+    WritingResumed,
     XidSeen,
 )
 from llmtop.profiler.record.failureevents import HostMemoryRunsOut
@@ -127,6 +128,11 @@ class RunState(Struct, frozen=True, kw_only=True):
     """Everything that was compiled during the run."""
     nvme: NvmeMeasured | None = None
     """What the folder of an NVMe offload can do, measured before the ranks started."""
+    unwritable: str = ""
+    """Why what happens cannot be recorded now, as on a full disk; only the reader of a run directory can
+    tell."""
+    writing_resumed: tuple[WritingResumed, ...] = ()
+    """The newest of each log that could not be written for a while."""
     thinned: dict[str, LogThinned] = field(default_factory=dict)
     """Of each log whose oldest part was thinned, by its source."""
     skipped_lines: int = 0

@@ -174,6 +174,17 @@ class HardwareSampled(Event, frozen=True, kw_only=True, tag="hardware_sampled"):
     """In a log that was thinned: the samples between the one before and this one."""
 
 
+# --- written by whoever has a log -------------------------------------------------------------------
+
+
+class WritingResumed(Event, frozen=True, kw_only=True, tag="writing_resumed"):
+    """A log could not be written for a while, as on a full disk; what waited meanwhile stands before this."""
+
+    seconds: float
+    lost: int = 0
+    """Events that were too many to wait."""
+
+
 # --- written by whoever thins a log that has grown long ---------------------------------------------
 
 
@@ -380,6 +391,8 @@ AnyEvent = (
     | XidSeen
     | TopologySeen
     | HardwareSampled
+    | LogThinned
+    | WritingResumed
     | StageBegan
     | StageFinished
     | OpBuilt

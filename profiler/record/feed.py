@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from itertools import chain
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -25,6 +26,10 @@ START_GRACE_SECONDS = 60.0
 """A run that has no supervisor this long after it was made never got one."""
 WORTH_KEEPING_BYTES = 4 << 20
 """Less than this is read again as fast as a bookmark is."""
+
+
+_LEAST_ROOM_BYTES = 64 * 1024
+"""With less the next line of a log may not fit."""
 
 
 class LateLine(Exception):
@@ -145,9 +150,12 @@ class RunReader:
         if self._stream.skipped_lines != folded.skipped_lines:
             folded = replace(folded, skipped_lines=self._stream.skipped_lines)
         lost = folded.ended is None and not supervised and not self._stream.behind
-        if folded is not self._folded or lost != (self._shown.status == "lost"):
+        unwritable = "" if lost or folded.ended is not None else unwritable_words(self.run.path)
+        same = (lost, unwritable) == (self._shown.status == "lost", self._shown.unwritable)
+        if folded is not self._folded or not same:
             self._folded = folded
-            self._shown = replace(folded, status="lost") if lost else folded
+            shown = replace(folded, unwritable=unwritable) if unwritable else folded
+            self._shown = replace(shown, status="lost") if lost else shown
         if (lost or folded.ended is not None) and not self._stream.behind:
             self._keep()
         return self._shown
@@ -178,6 +186,19 @@ class RunReader:
             return False
         created = self.run.created()
         return created is not None and self._wall() - created < START_GRACE_SECONDS
+
+
+def unwritable_words(folder: Path) -> str:
+    """Why nothing can be written there by the look of the file system; empty where something can."""
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        return ""
+    if status.f_flag & os.ST_RDONLY:
+        return "its file system is mounted to be read only"
+    if status.f_bavail * status.f_frsize < _LEAST_ROOM_BYTES:
+        return "its disk is full"
+    return "its disk has no room for another file" if status.f_files and not status.f_favail else ""
 
 
 def read_state(run: RunDir) -> RunState:

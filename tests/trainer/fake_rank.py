@@ -18,13 +18,14 @@ import msgspec
 
 from llmtop.profiler.record.changeevents import ChangeApplied
 from llmtop.profiler.record.checkpointevents import CheckpointRefused, CheckpointSaved
-from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import RankFailed, RankFinished, StageBegan, StepFinished
 from llmtop.profiler.record.failureevents import StepHealed
+from llmtop.profiler.record.patientlog import PatientWriter
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.snapshotevents import SnapshotFile, SnapshotTaken
+from llmtop.profiler.record.snapshotrequest import SnapshotRequest, SnapshotRequests
 from llmtop.profiler.snapshots.modules import ModuleRow, ModuleTable
-from llmtop.trainer.change.livefile import LiveFile, LiveRequest, SnapshotRequest, SnapshotRequests
+from llmtop.trainer.change.livefile import LiveFile, LiveRequest
 from llmtop.trainer.change.restagefolder import restage_folders
 from llmtop.trainer.change.standby import mark_ready, standby_setting, wait_for_go
 from llmtop.trainer.pdeath import die_with_parent
@@ -35,7 +36,7 @@ PAUSE_SECONDS = 0.01
 die_with_parent()
 SCENARIO, RUN = sys.argv[1], RunDir(Path(sys.argv[2]))
 RANK = int(os.environ["RANK"])
-EVENTS = EventWriter(RUN.events_path(RANK), f"rank{RANK}")
+EVENTS = PatientWriter(RUN.events_path(RANK), f"rank{RANK}")
 ASKED: list[int] = []
 
 

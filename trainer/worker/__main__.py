@@ -10,7 +10,7 @@ from typing import NoReturn
 from llmtop.presets.errors import UsageError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.oom.failure import failure_event
-from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.patientlog import PatientWriter
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.change.standby import mark_ready, standby_setting, wait_for_go
 from llmtop.trainer.pdeath import die_with_parent
@@ -20,10 +20,15 @@ from llmtop.trainer.worker.malloc import return_freed_memory
 from llmtop.trainer.worker.place import place_from_environment
 from llmtop.trainer.worker.stages import StageLog
 from llmtop.trainer.worker.stopping import StopRequest
+from llmtop.trainer.worker.streams import forgive_full_disk
+
+_FAILURE_SETTLES_SECONDS, _END_SETTLES_SECONDS = 3.0, 60.0
+"""How long the last events of a rank wait for room on a full disk: after a failure the others wait for it."""
 
 
 def main(arguments: list[str]) -> NoReturn:
     die_with_parent()
+    forgive_full_disk()
     stop = StopRequest()
     stop.listen()
     if len(arguments) != 1:
@@ -34,7 +39,7 @@ def main(arguments: list[str]) -> NoReturn:
     if setting is not None:
         _stand_by(run, setting, place.rank)
     listen_for_stacks(run, place.rank)
-    events = EventWriter(run.events_path(place.source), place.source)
+    events = PatientWriter(run.events_path(place.source), place.source)
     stages = StageLog(events)
     try:
         if setting is None or not run.spec().on_cpu:
@@ -47,7 +52,9 @@ def main(arguments: list[str]) -> NoReturn:
     except Exception as error:  # noqa: BLE001 - told in full, in the event or the log
         events.write(failure_event(error, stages))
         sys.stderr.write(words_for_the_log(error, run.run_id))
+        events.settle(_FAILURE_SETTLES_SECONDS)
         _leave(exit_code(error))
+    events.settle(_END_SETTLES_SECONDS)
     _leave(0)
 
 

@@ -46,6 +46,7 @@ class Narrator:
         self._hint = ""
         self._compiling: str | None = None
         self._hanging = False
+        self._unwritable = ""
         self._memory: HostMemoryRunsOut | None = None
         self._nvme_told = False
         self._refused = 0
@@ -94,6 +95,13 @@ class Narrator:
         if memory is not None and memory != self._memory:
             self._memory = memory
             yield f"host memory full in {format_seconds(memory.seconds)}{_MEMORY_WORDS[memory.action]}"
+        if state.unwritable != self._unwritable:
+            self._unwritable = state.unwritable
+            yield (
+                f"nothing is recorded: {state.unwritable}; the training goes on"
+                if state.unwritable
+                else "there is room again: what happened meanwhile is recorded"
+            )
         hanging = state.hang_seconds is not None
         if hanging and not self._hanging:
             yield f"no step for {format_seconds(state.hang_seconds)}: the run may hang"

@@ -30,6 +30,7 @@ from llmtop.profiler.record.events import (
     RankStarted,
     RunEnded,
     RunStarted,
+    WritingResumed,
 )
 from llmtop.profiler.record.failureevents import HostMemoryRunsOut
 
@@ -95,6 +96,11 @@ def _hang_suspected(batch: Batch, event: HangSuspected) -> None:
     batch.set(hang_seconds=event.quiet_seconds, hang_at=event.t)
 
 
+def _writing_resumed(batch: Batch, event: WritingResumed) -> None:
+    others = [one for one in batch.state.writing_resumed if one.src != event.src]
+    batch.set(writing_resumed=(*others, event))
+
+
 def _compiling(batch: Batch, event: Compiling) -> None:
     compiled = batch.state.compiled
     batch.set(
@@ -117,6 +123,7 @@ HANDLERS: dict[type, Handler] = {
     RestageFailed: _restage_failed,
     HangSuspected: _hang_suspected,
     Compiling: _compiling,
+    WritingResumed: _writing_resumed,
     LogThinned: lambda batch, event: batch.set(thinned={**batch.state.thinned, event.src: event}),
     HostMemoryRunsOut: lambda batch, event: batch.set(memory_runs_out=event),
     MemoryReturned: lambda batch, event: batch.set(memory_returned=event),

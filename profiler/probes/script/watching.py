@@ -18,13 +18,17 @@ from typing import ParamSpec, TypeVar
 from llmtop.profiler.oom.failure import failure_event
 from llmtop.profiler.probes.script.newrun import begin_run
 from llmtop.profiler.probes.script.steps import Steps
-from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import RankFinished
+from llmtop.profiler.record.patientlog import PatientWriter
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.scriptevents import HOOKED_RUN, RankDetached
 
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
+
+
+_SETTLE_SECONDS = 5.0
+"""How long the end of a script waits for room for its last events on a full disk."""
 
 
 class RankTaken(Exception):
@@ -38,7 +42,7 @@ class Watched:
         self.run = run
         self.rank = rank
         self._hold_rank()
-        self.events = EventWriter(run.events_path(rank), f"rank{rank}")
+        self.events = PatientWriter(run.events_path(rank), f"rank{rank}")
         self.steps: Steps | None = None
         self._undo: list[Callable[[], object]] = []
         self._off = False
@@ -85,10 +89,7 @@ class Watched:
         reason = f"{type(error).__name__}: {error}"
         sys.stderr.write(f"llmtop: this process is not watched any more: {reason}\n")
         step = self.steps.last_finished if self.steps is not None else 0
-        try:
-            self.events.write(RankDetached(reason=reason, step=step))
-        except OSError as full:
-            sys.stderr.write(f"llmtop: nor can that be recorded: {full}\n")
+        self.events.write(RankDetached(reason=reason, step=step))
 
     def _hold_rank(self) -> None:
         """One writer a log: a second process of this rank (another script of the command) is not watched."""
@@ -135,3 +136,4 @@ class Watched:
                 peak_rss_bytes=peaks.rss_bytes,
             )
         )
+        self.events.settle(_SETTLE_SECONDS)
