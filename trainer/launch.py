@@ -35,17 +35,28 @@ def start_run(
     *,
     root: Path | None = None,
     supervise: Callable[[RunDir], int] | None = None,
+    over_hosts: bool = False,
 ) -> RunDir:
     """Launch a run and return at once; from then on its supervisor and its folder are all there is of it.
 
-    `supervise` starts the supervisor another way than `start_supervisor`.
+    `supervise` starts the supervisor another way than `start_supervisor`; `over_hosts`: as the lead of hosts.
     Raises UsageError for a run that cannot start here, JobFailedError when its supervisor does not.
     """
+    _require_hosts(spec, over_hosts=over_hosts)
     preflight(spec, nvme_bytes=prediction.nvme_bytes)
     run = RunDir.create(root or runs_root(), spec, prediction, deepspeed_config(spec))
     _keep_environment(run)
     (supervise or start_supervisor)(run)
     return run
+
+
+def _require_hosts(spec: RunSpec, *, over_hosts: bool) -> None:
+    if spec.options.nodes > 1 and not over_hosts:
+        raise UsageError(
+            f"nodes = {spec.options.nodes}, and no hosts are named",
+            why="ranks on this machine alone would be another run",
+            fix="llmtop run --hostfile FILE, or inside a Slurm allocation; here: --nodes 1",
+        )
 
 
 def require_trainer(run: RunDir) -> None:

@@ -61,7 +61,7 @@ FIXED: dict[str, str] = {
     "qat_group": "the weights in training are made for it; start a run for it, from the weights of this one",
     "precision": "the weights in training are of this type; start a run for it",
     "gpu": "the run is on this machine's devices",
-    "nodes": "this version starts ranks on one machine",
+    "nodes": "a run keeps the hosts that it was launched on",
     "inter_node_gbps": "it says what the network is, for the prediction; plan with it",
     "steps": f"{_OTHER_SCHEDULE}, and llmtop resume RUN steps=N makes more once it has ended",
     "lr_schedule": _OTHER_SCHEDULE,

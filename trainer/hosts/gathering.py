@@ -16,11 +16,8 @@ from llmtop.trainer.hosts.members import Member, Members
 from llmtop.trainer.hosts.starters import Starter, make_starter
 from llmtop.trainer.hosts.transport import InFolder, OverSsh
 from llmtop.trainer.hosts.versions import require_alike
+from llmtop.trainer.supervisor.patience import Graces
 
-CONNECT_SECONDS = 40.0
-"""For a host to be reached; ssh itself tries for 10 s at a time."""
-READY_SECONDS = 180.0
-"""For its supervisor to be up: a first start of Python on a network file system takes long."""
 _MOST_TOLD = 6
 
 
@@ -34,6 +31,7 @@ class Gathering:
         self._mark = mark
         self._variables = {name: environment[name] for name in hosts.variables if name in environment}
         self._starter: Starter | None = None
+        self._graces = Graces.from_environment(environment)
         self._began = time.monotonic()
         self._ready: dict[Member, HostAbout] = {}
 
@@ -101,13 +99,10 @@ class Gathering:
             return told
         if transport.dead and transport.has_all:
             return f"{transport.dead}{self._last_words(member)}"
-        if isinstance(transport, OverSsh) and not transport.link.about and waited > CONNECT_SECONDS:
+        if isinstance(transport, OverSsh) and not transport.link.about and waited > self._graces.connect:
             return f"cannot be reached: {transport.problem or 'ssh says nothing'}"
-        return (
-            f"was not ready after {READY_SECONDS:g} s{self._last_words(member)}"
-            if waited > READY_SECONDS
-            else ""
-        )
+        late = waited > self._graces.ready
+        return f"was not ready after {self._graces.ready:g} s{self._last_words(member)}" if late else ""
 
     def _last_words(self, member: Member) -> str:
         try:

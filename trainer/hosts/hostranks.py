@@ -44,11 +44,13 @@ class HostRanks(Ranks):
             self.given_up = {}
         self._members.order(order)
 
-    def take_standby(self) -> dict[int, int]:
-        """None to be told of: each host tells of its own."""
+    def take_all_standby(self) -> dict[Member, int]:
+        """Those that stand by are the ranks from now on; the order's number for each host.
+
+        Each host tells of its own; none of them begins before it is let go.
+        """
         self._pids, self._standby = self._standby, {}
-        self._members.order(orders.TakeStandby())
-        return {}
+        return self._members.order(orders.TakeStandby())
 
     def end_standby(self) -> None:
         if self._standby:
@@ -104,6 +106,8 @@ class HostRanks(Ranks):
                 )
         elif isinstance(event, StandbyEnded):
             self._standby.pop(event.rank, None)
+            if self._pids.get(event.rank) == 0:
+                self._end_ranks_of(told.member, f"rank {event.rank} ended while it was made ready")
         else:
             self._see_problem(told)
 

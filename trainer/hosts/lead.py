@@ -7,6 +7,7 @@ any supervisor is, by `python -m llmtop.trainer.supervise`, where the run has a 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,11 +20,12 @@ from llmtop.profiler.record.events import RunEnded
 from llmtop.profiler.record.hostevents import HostLeft
 from llmtop.profiler.record.hosts import Hosts, lead_beat_path, read_hosts
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.snapshotrequest import forget_snapshots
 from llmtop.profiler.record.wholefile import random_hex, write_atomic
 from llmtop.profiler.units import counted
 from llmtop.trainer import control
-from llmtop.trainer.change.livefile import forget_snapshots
 from llmtop.trainer.change.restagefolder import remove_states
+from llmtop.trainer.change.standby import let_go
 from llmtop.trainer.hosts import orders
 from llmtop.trainer.hosts.gathering import Gathering
 from llmtop.trainer.hosts.hostranks import HostRanks
@@ -37,7 +39,7 @@ from llmtop.trainer.supervisor.patience import Graces
 from llmtop.trainer.supervisor.postmortem import Story
 from llmtop.trainer.supervisor.ranks import RankExit, adopt_orphans
 
-_PORT_SECONDS = 30.0
+_ANSWER_SECONDS = 30.0
 _LEAVE_SECONDS = 30.0
 _PAUSE_SECONDS = 0.05
 
@@ -76,6 +78,13 @@ class Lead(Supervisor):
         self._beat = LeadBeat(run)
         self._gathering = Gathering(run, hosts, self.members, self._beat.mark, environment)
 
+    def run(self) -> RunEnded:
+        try:
+            return super().run()
+        finally:
+            self.members.close()
+            self._gathering.close()
+
     def _start(self) -> None:
         run = self.run_dir
         run.write_supervisor_pid()
@@ -87,11 +96,24 @@ class Lead(Supervisor):
         self._gathering.begin()
         while not self._gathering.complete():
             self._wait()
-            if any(isinstance(asked, control.Request) for asked in control.pending(run)):
-                raise LlmtopError("stopped before all hosts were there")
+            if self._stopped_early():
+                return
         for joined in self._gathering.joined():
             self.events.write(joined)
         self._start_ranks()
+
+    def _stopped_early(self) -> bool:
+        """Whether somebody stops the run while its hosts are waited for."""
+        told = [signal.SIGTERM, signal.SIGINT]
+        self.stop_asked = any(number in told for number in self._wakeup.wait(_PAUSE_SECONDS))
+        for asked in self._requests.new():
+            if isinstance(asked, control.Request) and asked.action == control.STOP:
+                self._requests.answer(asked, "accepted")
+                self._stops.append(asked)
+                self.stop_asked = True
+            else:
+                self._requests.answer(asked, "refused", "the run is being started")
+        return self.stop_asked
 
     def _wait(self) -> None:
         self._beat.turn()
@@ -112,6 +134,27 @@ class Lead(Supervisor):
             )
         )
 
+    def _let_standby_go(self) -> None:
+        # A rank that fails at once must be one by then, so that its end is told as a rank's.
+        self._wait_for_answers(self._host_ranks.take_all_standby())
+        try:
+            let_go(self.run_dir, self.run_dir.in_force().setting)
+        except OSError as error:
+            self._log(f"the ranks that stood by cannot be let go: {error}")
+            self.ranks.kill()
+
+    def _wait_for_answers(self, numbers: dict[Member, int]) -> None:
+        """Until every host that answers has carried out an order."""
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while time.monotonic() < deadline and any(
+            number not in member.answers and member.at_work and member.answers_now
+            for member, number in numbers.items()
+        ):
+            self._beat.turn()
+            # Exits that come meanwhile are not to be lost.
+            self._late_exits += self._host_ranks.reap()
+            time.sleep(_PAUSE_SECONDS)
+
     def _meeting_place(self) -> tuple[str, int]:
         """Address and port of the first host. Raises LlmtopError where it tells none."""
         first = self.members.all[0]
@@ -124,15 +167,10 @@ class Lead(Supervisor):
                 fix="name one: --master-addr",
             )
         numbers = self.members.order(orders.OfferPort(), [first])
-        deadline = time.monotonic() + _PORT_SECONDS
-        while first in numbers and time.monotonic() < deadline and first.at_work:
-            answer = first.answers.get(numbers[first])
-            if answer is not None and answer.port is not None:
-                return address, answer.port
-            self._beat.turn()
-            # Exits that come meanwhile are not to be lost.
-            self._late_exits += self._host_ranks.reap()
-            time.sleep(_PAUSE_SECONDS)
+        self._wait_for_answers(numbers)
+        answer = first.answers.get(numbers[first]) if first in numbers else None
+        if answer is not None and answer.port is not None:
+            return address, answer.port
         why = first.gone or f"it has not answered for {first.quiet_seconds:.0f} s"
         raise LlmtopError(f"host {first.name} offers no port for the ranks to meet at", why=why)
 
@@ -209,9 +247,10 @@ class Lead(Supervisor):
         )
 
     def _give_up(self, error: BaseException) -> None:
-        super()._give_up(error)
         reason = error.in_one_line if isinstance(error, LlmtopError) else f"the lead failed: {error}"
         self._leave(RunEnded(state="failed", reason=reason))
+        self._requests.close(self._stops, reason)
+        super()._give_up(error)
 
     def _leave(self, end: RunEnded) -> dict[str, str]:
         """Have every host end; those that have not said that they did, and why."""
@@ -230,8 +269,6 @@ class Lead(Supervisor):
                 left[member.name] = _silence(member)
             reason = member.ended.reason if member.ended is not None else left[member.name]
             self.events.write(HostLeft(host=member.name, reason=reason))
-        self.members.close()
-        self._gathering.close()
         return left
 
     def _still_leaving(self) -> bool:
@@ -265,7 +302,9 @@ class LeadBeat:
 
 
 def _was_there(member: Member) -> bool:
-    return member.about() is not None
+    """Also one that is just coming up: it leaves then."""
+    started = member.transport.started_pid if member.transport is not None else None
+    return started is not None or member.about() is not None
 
 
 def _silence(member: Member) -> str:

@@ -59,8 +59,9 @@ class Link:
         self.about: dict[str, Any] = {}
         """What the host says of itself; empty before the first connection."""
         self.far_path = ""
+        self.supervisor_pid: int | None = None
         self.alive: bool | None = None
-        """Whether the host's supervisor lives, as it said last; None: there is none yet."""
+        """Who says in the far folder that it supervises, and whether it lives; None: nobody does yet."""
         self.spawned_pid: int | None = None
         self.ended_code: int | None = None
         """Exit code of what was started on the present connection; None while it lives."""
@@ -142,7 +143,7 @@ class Link:
         self.heard_at = time.monotonic()
         said = message["say"]
         if said == "pong":
-            self.alive = message["alive"]
+            self.supervisor_pid, self.alive = message["pid"], message["alive"]
             self._measure(message["n"], message["t"])
         elif said == "hello":
             self.about = message

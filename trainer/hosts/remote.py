@@ -163,7 +163,8 @@ class Far:
     def _do(self, message: dict[str, Any], body: bytes) -> None:
         do = message["do"]
         if do == "ping":
-            self.say({"say": "pong", "n": message["n"], "t": time.time(), "alive": self._alive()})
+            pid, alive = self._supervisor()
+            self.say({"say": "pong", "n": message["n"], "t": time.time(), "pid": pid, "alive": alive})
         elif do == "runs":
             self.say({"say": "runs", "names": _runs(Path(message.get("root") or runs_root()))})
         elif do == "open":
@@ -228,25 +229,30 @@ class Far:
             self._children.remove(child)
             self.say({"say": "ended", "pid": child.pid, "code": child.returncode})
 
-    def _alive(self) -> bool | None:
-        """Whether the supervisor lives that wrote its pid into the folder; None: none has."""
+    def _supervisor(self) -> tuple[int | None, bool | None]:
+        """Who wrote its pid into the folder as the supervisor, and whether it lives; None: nobody has."""
         if not self._pid_path:
-            return None
+            return None, None
         try:
             told = json.loads((self._root / self._pid_path).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        try:
-            boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-            stat = Path("/proc", str(told["pid"]), "stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return False
-        fields = stat.rpartition(")")[2].split()
-        return (
-            fields[0] not in ("Z", "X")
-            and int(fields[19]) == told.get("started_ticks")
-            and boot_id == told.get("boot_id")
-        )
+            return told["pid"], _lives(told)
+        except (OSError, ValueError, KeyError):
+            return None, None
+
+
+def _lives(told: dict[str, Any]) -> bool:
+    """Whether a process is still the one that was written down, and not a later one with its pid."""
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        stat = Path("/proc", str(told["pid"]), "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    fields = stat.rpartition(")")[2].split()
+    return (
+        fields[0] not in ("Z", "X")
+        and int(fields[19]) == told.get("started_ticks")
+        and boot_id == told.get("boot_id")
+    )
 
 
 def _about_this_machine() -> dict[str, Any]:

@@ -234,6 +234,7 @@ class HostSupervisor:
                 self._start_ranks(order)
             case orders.TakeStandby():
                 setting = self.run_dir.in_force().setting
+                self._tell_standby_ends()
                 self._standby = {}
                 for rank, pid in self.ranks.take_standby().items():
                     self.events.write(RankStarted(rank=rank, pid=pid, setting=setting))

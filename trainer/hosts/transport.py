@@ -36,6 +36,11 @@ class Transport(Protocol):
     def clock(self) -> Clock | None: ...
 
     @property
+    def started_pid(self) -> int | None:
+        """Of the supervisor that was started there, if that is known."""
+        ...
+
+    @property
     def dead(self) -> str:
         """Why the host's supervisor is known to be gone; empty while it is not."""
         ...
@@ -122,7 +127,8 @@ class OverSsh:
     def dead(self) -> str:
         if self.link.opened and self.link.ended_code is not None:
             return f"its supervisor ended with exit code {self.link.ended_code}"
-        if self.link.opened and self._spawned and self.link.alive is False:
+        ours = self.link.supervisor_pid is not None and self.link.supervisor_pid == self.link.spawned_pid
+        if self.link.opened and ours and self.link.alive is False:
             return "its supervisor is gone"
         return ""
 
@@ -156,6 +162,7 @@ class InFolder:
     """On a shared file system, where somebody else has started the host's supervisor: by its sign of life."""
 
     clock = None
+    started_pid = None
     problem = "its sign of life in the run's folder does not change"
     dead = ""
     has_all = True

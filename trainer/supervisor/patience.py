@@ -38,6 +38,8 @@ class Graces(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """For ranks that are started beside others to have loaded what they need."""
     finish: float = 120.0
     """After the first rank finished: the others do the same last step."""
+    connect: float = 40.0
+    """For each host of several to be reached; ssh itself tries for 10 s at a time."""
     host: float = 300.0
     """For a host of several that is not heard of, and of a host for the lead: then its ranks are ended."""
 

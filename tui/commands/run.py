@@ -43,7 +43,12 @@ def run(args: argparse.Namespace) -> ExitCode:
     tell("\n".join((verdict_line(spec, prediction), *notes, *input_lines(spec, width))))
     if not args.force:
         require_fit(spec, prediction)
-    launched = launch.start_run(spec, prediction, supervise=None if chosen is None else _over(chosen))
+    launched = launch.start_run(
+        spec,
+        prediction,
+        supervise=None if chosen is None else _over(chosen),
+        over_hosts=chosen is not None,
+    )
     start_mirror(launched, mirrors)
     return watch_as_asked(launched, args)
 

@@ -1,0 +1,175 @@
+"""A lead, supervisors of two hosts and fake ranks: launch, stop, change, relaunch, failures in words."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtop.profiler.fleet.summary import decoder
+from llmtop.profiler.record.changeevents import Restaged
+from llmtop.profiler.record.events import ControlAnswered, RankStarted, RunEnded, RunStarted
+from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.hostabout import read_about
+from llmtop.profiler.record.hostevents import ClockMeasured, HostJoined, HostLeft
+from llmtop.trainer import control
+from llmtop.trainer.launch import resume_run
+from tests.hosts.lab import wait_for
+from tests.hosts.over_hosts import GRACES, OverHosts, fake_ranks, stand_in
+from tests.trainer.supervised import cleaned_up
+
+Start = Callable[..., OverHosts]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """A started run; its ranks play a scenario of `fake_rank`."""
+    stand_in(tmp_path, monkeypatch)
+    with cleaned_up() as started:
+
+        def make(scenario: str, *, graces: str = GRACES, **options: Any) -> OverHosts:
+            fake_ranks(monkeypatch, scenario, graces)
+            made = OverHosts(tmp_path / "runs", **options)
+            started.append(made)
+            made.start()
+            return made
+
+        yield make
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "srun", "pdsh"])
+def test_a_run_over_two_hosts_stops_when_it_is_asked_to(start: Start, launcher: str) -> None:
+    run = start("trains", slots=2, launcher=launcher)
+    run.wait_for_step(3)
+    control.stop(run.run, save=True)
+    end = run.end()
+    assert end.state == "stopped" and "saved in checkpoints/x" in end.reason
+    joined = run.of(HostJoined)
+    assert [(one.host, one.first_rank, one.ranks) for one in joined] == [("h1", 0, 2), ("h2", 2, 2)]
+    assert {one.rank for one in run.of(RankStarted)} == {0, 1, 2, 3}
+    assert {one.host for one in run.of(HostLeft)} == {"h1", "h2"}
+    assert {one.host for one in run.of(ClockMeasured)} == ({"h1", "h2"} if launcher == "ssh" else set())
+    for name in ("h1", "h2"):
+        told = run.host_events(name)
+        assert isinstance(told[0], RunStarted) and isinstance(told[-1], RunEnded)
+        summaries = run.host(name).summary_path.read_bytes().splitlines()
+        assert decoder().decode(summaries[-1]).status == "stopped"
+    state = read_state(run.run)
+    assert state.status == "stopped" and set(state.ranks) == {0, 1, 2, 3}
+    # The values of variables lie in no file once the run is over.
+    assert not any(b"fake_rank.py" in path.read_bytes() for path in run.run.path.rglob("*.json"))
+
+
+def test_each_rank_knows_its_place_and_where_to_meet(start: Start) -> None:
+    run = start("shows_environment", slots=2)
+    run.end()
+    told = [json.loads((run.run.path / f"environment-{rank}").read_text()) for rank in range(4)]
+    assert [(one["RANK"], one["LOCAL_RANK"]) for one in told] == [
+        ("0", "0"),
+        ("1", "1"),
+        ("2", "0"),
+        ("3", "1"),
+    ]
+    assert {(one["WORLD_SIZE"], one["LOCAL_WORLD_SIZE"]) for one in told} == {("4", "2")}
+    assert len({(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in told}) == 1
+    about = read_about(run.host("h1"))
+    assert about is not None and told[3]["MASTER_ADDR"] == about.address
+    assert about.versions["python"] and about.versions["torch"]
+
+
+def test_changes_reach_all_hosts_between_steps_and_by_a_relaunch(start: Start) -> None:
+    run = start("changes")
+    run.wait_for_step(2)
+    hot = control.change(run.run, control.SetParams(words=("learning_rate=0.001",)))
+    answer = control.wait_until_settled(run.run, hot, 60)
+    assert answer is not None and answer.answer == "done"
+    cold = control.change(run.run, control.SetParams(words=("zero=1",)))
+    answer = control.wait_until_settled(run.run, cold, 60)
+    assert answer is not None and answer.answer == "done", answer
+    assert len(run.of(Restaged)) == 1
+    assert run.run.in_force().setting == 2
+    assert [one.setting for one in run.of(RankStarted)] == [0, 0, 2, 2]
+    assert not (run.run.path / "restage").exists()
+    control.stop(run.run, save=False)
+    assert run.end().state == "stopped"
+
+
+def test_a_setting_that_fails_on_one_host_leaves_the_run_on_the_old_one(start: Start) -> None:
+    run = start("changes")
+    (run.run.path / "fails-on").write_text("1")
+    run.wait_for_step(2)
+    asked = control.change(run.run, control.SetParams(words=("zero=1",)))
+    answer = control.wait_until_settled(run.run, asked, 60)
+    assert answer is not None and answer.answer == "refused" and "back on its old setting" in answer.reason
+    assert run.run.in_force().setting == 0
+    control.stop(run.run, save=False)
+    assert run.end().state == "stopped"
+
+
+def test_the_rank_at_fault_is_named_and_no_rank_is_left_on_another_host(start: Start) -> None:
+    run = start("out_of_memory")
+    end = run.end()
+    assert end.state == "out_of_memory" and end.rank == 1
+
+
+def test_a_host_whose_supervisor_is_killed_is_named(start: Start) -> None:
+    run = start("trains")
+    run.wait_for_step(2)
+    identity = run.host("h2").supervisor_identity()
+    assert identity is not None
+    os.kill(identity.pid, signal.SIGKILL)
+    end = run.end()
+    assert end.state == "failed" and "host h2: its supervisor" in end.reason
+    assert "its ranks are 1" in end.reason
+
+
+def test_hosts_end_by_themselves_when_the_lead_is_gone(start: Start) -> None:
+    run = start("trains", graces=GRACES.replace("host=60", "host=8"))
+    run.wait_for_step(2)
+    os.kill(run.supervisor_pid, signal.SIGKILL)
+    for name in ("h1", "h2"):
+        wait_for(lambda name=name: isinstance(run.host_events(name)[-1], RunEnded), run.log)  # type: ignore[misc]
+        last = run.host_events(name)[-1]
+        assert isinstance(last, RunEnded) and "was not heard of for 8 s" in last.reason
+    assert run.processes() == []
+
+
+def test_a_run_is_gone_on_with_on_its_hosts(start: Start) -> None:
+    run = start("changes")
+    run.wait_for_step(2)
+    control.stop(run.run, save=False)
+    run.end()
+    resume_run(run.run)
+    run.supervisor_pid = run.run.supervisor_identity().pid  # type: ignore[union-attr]
+    run.wait_for(lambda: len(run.of(RankStarted)) == 4)
+    control.stop(run.run, save=False)
+    assert run.end().state == "stopped"
+    assert sum(isinstance(event, RunStarted) for event in run.host_events("h2")) == 2
+
+
+def test_a_host_that_cannot_be_reached_is_named_before_anything_is_started(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "unreachable-h2").touch()
+    run = start("trains", graces=GRACES + ",connect=1")
+    end = run.end()
+    assert end.state == "failed" and "h2: cannot be reached" in end.reason
+    assert "No route to host" in end.reason
+    assert run.of(RankStarted) == []
+
+
+def test_a_stop_while_hosts_are_waited_for_ends_the_run(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "unreachable-h2").touch()
+    run = start("trains")
+    asked = control.stop(run.run, save=False)
+    end = run.end()
+    assert end.state == "stopped" and "before the first step" in end.reason
+    assert run.of(RankStarted) == []
+    assert any(isinstance(one, ControlAnswered) and one.request_id == asked for one in run.events())
