@@ -17,6 +17,7 @@ from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.hosts import HostDir, Hosts
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
+from llmtop.profiler.record.segments import SEGMENT_BYTES, segment_path, segments_of
 
 TAIL_BYTES = 16 * 1024
 """Of a log of summaries that is read at a time, at most: older ones matter to nobody."""
@@ -26,7 +27,8 @@ class SummaryTail:
     """The newest summaries of one host. The file need not exist yet."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._base = self._path = path
+        """The log's first file, and the one that is read."""
         self._offset = 0
         self.skipped_lines = 0
 
@@ -35,11 +37,22 @@ class SummaryTail:
         try:
             size = self._path.stat().st_size
         except FileNotFoundError:
-            return []
+            size = 0
+        if size >= SEGMENT_BYTES or not size:
+            size = self._in_newest(size)
         if size < self._offset:
             self._offset = 0
-        if size == self._offset:
-            return []
+        return self._read(size) if size > self._offset else []
+
+    def _in_newest(self, size: int) -> int:
+        """A log that has grown goes on in another file: whether it has, and how long that one is."""
+        newest = segment_path(self._base, segments_of(self._base).newest)
+        if newest == self._path or not newest.exists():
+            return size
+        self._path, self._offset = newest, 0
+        return newest.stat().st_size
+
+    def _read(self, size: int) -> list[HostSummarised]:
         begin = max(self._offset, size - TAIL_BYTES)
         with self._path.open("rb") as file:
             file.seek(begin)

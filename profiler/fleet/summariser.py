@@ -14,11 +14,14 @@ from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.eventlog import Clock, EventWriter
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.hosts import HostDir
+from llmtop.profiler.record.segments import segment_path, segments_of
 
 EVERY_SECONDS = 2.0
 """Between two summaries at first."""
 LATER_AFTER, LATER_SECONDS = 1800, 10.0
-"""After so many of them, an hour's, they come more seldom: a month leaves 400 MB of them at the most."""
+"""After so many of them, an hour's, they come more seldom."""
+_KEPT_FILES, _CLEAR_AFTER = 2, 500
+"""Of the log of summaries, and after how many lines it is looked for more: nobody reads old ones."""
 _LOOK_SECONDS = 0.5
 """Between two looks for what is told at once."""
 _MOST_EVENTS = 4000
@@ -76,6 +79,14 @@ class Summariser:
         self._writer.write(made)
         self._written += 1
         self._told = made
+        if self._written % _CLEAR_AFTER == 0:
+            self._clear()
+
+    def _clear(self) -> None:
+        """What the log takes on the disk does not grow with the run."""
+        path = self._run.summary_path
+        for number in segments_of(path).numbers[:-_KEPT_FILES]:
+            segment_path(path, number).unlink(missing_ok=True)
 
     def _summary(self, state: RunState) -> HostSummarised:
         setting = state.changes.setting

@@ -1,7 +1,8 @@
 """What the runs of this machine do, as Prometheus and OpenMetrics read it. Needs prometheus-client.
 
 Each scrape reads what the logs have gained and folds it, as the monitor does: nothing is sent by the ranks,
-and without a scrape nothing is read.
+and without a scrape nothing is read. Every sample has the labels `run` and `host`; of a run over hosts each
+machine tells what its own ranks do, and the launching one how all hosts are (`fleetmetrics.py`).
 """
 
 from __future__ import annotations
@@ -19,9 +20,14 @@ from llmtop.presets.errors import LlmtopError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import Breakdown, breakdown
 from llmtop.profiler.findings.find import Severity, findings
+from llmtop.profiler.fleet.part import HostPart
+from llmtop.profiler.fleet.reading import FleetReader
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.mirrors.fleetmetrics import FAMILIES as FLEET_FAMILIES
+from llmtop.profiler.mirrors.fleetmetrics import SeenFleet, fleet_metrics, see_fleet
 from llmtop.profiler.record.feed import RunReader
+from llmtop.profiler.record.hosts import HostDir, Hosts, read_hosts
 from llmtop.profiler.record.rundir import RunDir, list_runs
 
 _SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
@@ -30,6 +36,8 @@ _SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
 class Seen(Struct, frozen=True, kw_only=True):
     """One run at one scrape."""
 
+    host: str
+    """By its name among the run's hosts; of a run on one machine as the machine calls itself."""
     state: RunState
     spec: RunSpec
     prediction: Prediction
@@ -37,7 +45,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
 
 Samples = Iterator[tuple[tuple[str, ...], float | None]]
-"""Label values without the run's id, and the value; None: not known, so there is no sample."""
+"""Label values besides run and host, and the value; None: not known, so there is no sample."""
 Read = Callable[[Seen], Samples]
 
 
@@ -197,45 +205,94 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 
+class _HerePart(HostPart):
+    """The part of this machine: who supervises it is the host's own supervisor."""
+
+    @property
+    def supervisor_pid_path(self) -> Path:
+        return self.own_path / "supervisor.pid"
+
+
 class RunsCollector(Collector):
     """The runs that go on under `root`; those that were there once stay until they have ended."""
 
     def __init__(self, root: Path, only: RunDir | None = None) -> None:
         """`only`: this run alone, also after its end."""
         self._root, self._only = root, only
-        self._readers: dict[Path, RunReader] = {}
+        self._readers: dict[tuple[Path, str], RunReader] = {}
+        """By the run's folder and its host; of a run on one machine the name is empty."""
+        self._fleet_readers: dict[Path, FleetReader] = {}
         self._lock = threading.Lock()
         """Two may scrape at once, and a reader is no thing of two threads."""
 
     def collect(self) -> Iterable[Metric]:
         with self._lock:
-            runs = dict(self._runs())
+            runs = tuple(self._runs())
+            fleets = tuple(self._fleets())
         for family in FAMILIES:
             metric = _metric(family)
-            for run_id, seen in runs.items():
+            for seen in runs:
                 for labels, value in family.read(seen):
                     if value is not None:
-                        metric.add_metric([run_id, *labels], float(value))
+                        metric.add_metric([seen.state.run_id, seen.host, *labels], float(value))
             yield metric
+        yield from fleet_metrics(fleets)
 
-    def _runs(self) -> Iterator[tuple[str, Seen]]:
+    def _runs(self) -> Iterator[Seen]:
         chosen = [self._only] if self._only is not None else list_runs(self._root)
-        for run in chosen:
-            if self._only is None and run.path not in self._readers and not run.supervisor_alive():
+        for run, name in (part for whole in chosen for part in self._parts(whole)):
+            key = run.path, name
+            if self._only is None and key not in self._readers and not run.supervisor_alive():
                 continue  # the record of an ended run may be long, and nobody asks for it
-            seen = self._read(run)
+            seen = self._read(run, name)
             if seen is None:
                 continue
             if self._only is None and seen.state.status in ENDED:
-                del self._readers[run.path]
+                del self._readers[key]
             else:
-                yield run.run_id, seen
+                yield seen
 
-    def _read(self, run: RunDir) -> Seen | None:
+    def _parts(self, run: RunDir) -> Iterator[tuple[RunDir, str]]:
+        """A run on one machine whole; of one over hosts the part of each host that is this machine."""
+        hosts = self._hosts(run)
+        if hosts is None:
+            yield run, ""
+            return
+        for host in hosts.hosts:
+            # Whether it is here its own supervisor's process says; the part is read with what the lead wrote.
+            if (run.path, host.name) in self._readers or HostDir(run.path, host).supervisor_alive():
+                yield _HerePart(run, host), host.name
+
+    def _hosts(self, run: RunDir) -> Hosts | None:
+        try:
+            return read_hosts(run)
+        except LlmtopError:
+            return None  # it is read as a whole, which says what is wrong with it
+
+    def _fleets(self) -> Iterator[SeenFleet]:
+        """Runs over hosts that were launched here."""
+        chosen = [self._only] if self._only is not None else list_runs(self._root)
+        for run in chosen:
+            known = self._fleet_readers.get(run.path)
+            if known is None:
+                hosts = self._hosts(run)
+                if hosts is None or (self._only is None and not run.supervisor_alive()):
+                    continue
+                known = self._fleet_readers[run.path] = FleetReader(run, hosts)
+            try:
+                seen = see_fleet(known)
+            except LlmtopError:
+                continue
+            if self._only is None and seen.state.status in ENDED:
+                del self._fleet_readers[run.path]
+            else:
+                yield seen
+
+    def _read(self, run: RunDir, name: str) -> Seen | None:
         """None for a run that is not readable: `llmtop ls` says why, and the others are told."""
-        reader = self._readers.get(run.path)
+        reader = self._readers.get((run.path, name))
         if reader is None:
-            reader = self._readers[run.path] = RunReader(run)
+            reader = self._readers[run.path, name] = RunReader(run)
         run = reader.run  # that one has its documents read already
         try:
             state = reader.poll()
@@ -243,13 +300,17 @@ class RunsCollector(Collector):
         except LlmtopError:
             return None
         return Seen(
-            state=state, spec=spec, prediction=prediction, breakdown=breakdown(state, spec, prediction)
+            host=name or state.host,
+            state=state,
+            spec=spec,
+            prediction=prediction,
+            breakdown=breakdown(state, spec, prediction),
         )
 
 
 def _metric(family: Family) -> CounterMetricFamily | GaugeMetricFamily:
     kind = CounterMetricFamily if family.counts else GaugeMetricFamily
-    return kind(family.name, family.help, labels=("run", *family.labels))
+    return kind(family.name, family.help, labels=("run", "host", *family.labels))
 
 
 def registry(root: Path, only: RunDir | None = None) -> CollectorRegistry:
@@ -261,4 +322,6 @@ def registry(root: Path, only: RunDir | None = None) -> CollectorRegistry:
 
 def label_names() -> Mapping[str, tuple[str, ...]]:
     """Metric to its labels, for whoever writes a dashboard."""
-    return {family.name + ("_total" if family.counts else ""): ("run", *family.labels) for family in FAMILIES}
+    of_ranks = {family.name + ("_total" if family.counts else ""): family.labels for family in FAMILIES}
+    of_hosts = {family.name: family.labels for family in FLEET_FAMILIES}
+    return {name: ("run", "host", *labels) for name, labels in {**of_ranks, **of_hosts}.items()}

@@ -14,6 +14,7 @@ from llmtop.profiler.fleet.reading import TAIL_BYTES, FleetReader, SummaryTail
 from llmtop.profiler.fleet.summary import ALONE, STEP, HostSummarised, Worst, spread
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.hosts import HostDir
+from llmtop.profiler.record.segments import segments_of
 from tests.fleets import PlayedFleet
 
 
@@ -117,6 +118,23 @@ def test_of_a_long_log_of_summaries_only_its_end_is_read(fleet: PlayedFleet, tmp
     assert len(tail.poll()) == 1 and tail.skipped_lines == 1
     path.write_bytes(line + b"\n")
     assert len(tail.poll()) == 1
+
+
+def test_summaries_go_on_in_another_file_and_old_ones_are_cleared_away(
+    fleet: PlayedFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmtop.profiler.fleet.reading.SEGMENT_BYTES", 4000)
+    monkeypatch.setattr("llmtop.profiler.fleet.summariser._CLEAR_AFTER", 5)
+    host = fleet.played["node01"]
+    host.summariser._writer._segment_bytes = 4000
+    path = host.dir.summary_path
+    tail = SummaryTail(path)
+    for _ in range(30):
+        fleet.step(1)
+        assert [one.step for one in tail.poll()][-1] == fleet.steps
+    files = segments_of(path).numbers
+    assert len(files) <= 4 and files[-1] > 4
+    assert SummaryTail(path).poll()[-1].step == fleet.steps, "whoever looks now begins in the newest file"
 
 
 def test_hosts_that_all_do_well_have_no_findings(fleet: PlayedFleet) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from llmtop.profiler.mirrors.openmetrics import RunsCollector, label_names, registry
 from llmtop.profiler.record.rundir import RunDir
+from tests.fleets import PlayedFleet
 from tests.recorded import Recorder, make_recorded_run
 from tests.recorded_spec import recorded_prediction, recorded_spec
 
-DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana-dashboard.json"
+DASHBOARDS = ("grafana-dashboard.json", "grafana-hosts-dashboard.json")
 parse: Any = parser.text_string_to_metric_families
 parse_openmetrics: Any = openmetrics_parser.text_string_to_metric_families
 generate_openmetrics: Any = openmetrics_exposition.generate_latest
@@ -32,9 +34,9 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def samples(families: Any) -> Samples:
-    """By name and labels other than the run's id."""
+    """By name and labels other than the run's id and host."""
     return {
-        (s.name, tuple(sorted((k, v) for k, v in s.labels.items() if k != "run"))): s.value
+        (s.name, tuple(sorted((k, v) for k, v in s.labels.items() if k not in ("run", "host")))): s.value
         for family in families
         for s in family.samples
     }
@@ -99,8 +101,9 @@ def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
     assert found["llmtop_step", ()] == 4
 
 
-def test_the_dashboard_asks_for_what_there_is() -> None:
-    dashboard = json.loads(DASHBOARD.read_text())
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_the_dashboards_ask_for_what_there_is(name: str) -> None:
+    dashboard = json.loads((Path(__file__).parents[2] / "docs" / name).read_text())
     known = label_names()
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     assert len(expressions) > 15
@@ -109,9 +112,71 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
         assert names and set(names) <= known.keys(), expression
     for panel in dashboard["panels"]:
         for target in panel["targets"]:
-            (name,) = re.findall(r"\bllmtop_\w+", target["expr"])
-            assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= set(known[name])
+            (metric,) = set(re.findall(r"\bllmtop_\w+", target["expr"]))
+            shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            asked = set(re.findall(r'(\w+)=~?"', target["expr"]))
+            assert shown | asked <= set(known[metric]), target
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[PlayedFleet]:
+    played = PlayedFleet(tmp_path)
+    played.start()
+    played.step(4, slow={3: 2.0})
+    yield played
+    played.close()
+
+
+def labelled(collector: RunsCollector) -> dict[tuple[str, ...], float]:
+    """Name, host and the other labels' values in their order, without the run's id."""
+    found = {}
+    for family in collector.collect():
+        for sample in family.samples:
+            labels = {k: v for k, v in sample.labels.items() if k != "run"}
+            found[sample.name, labels.pop("host"), *labels.values()] = sample.value
+    return found
+
+
+def test_of_a_run_over_hosts_each_tells_its_own_ranks_and_the_launching_machine_all_hosts(
+    tmp_path: Path, fleet: PlayedFleet
+) -> None:
+    collector = RunsCollector(tmp_path)
+    # All three are this machine here, so this endpoint is that of each of them.
+    found = labelled(collector)
+    assert {(name[1], name[2]) for name in found if name[0] == "llmtop_rank_step"} == {
+        (host.name, str(rank)) for host in fleet.hosts.hosts for rank in host.ranks
+    }
+    assert found["llmtop_rank_step", "node02", "3"] == 4
+    assert ("llmtop_loss", "node02") not in found and ("llmtop_loss", "node01") in found
+    assert found["llmtop_fleet_step", "node03"] == 4
+    assert found["llmtop_fleet_slowest_rank", "node02"] == 3
+    assert found["llmtop_fleet_excess_ratio", "node02"] == pytest.approx(1.0)
+    assert found["llmtop_fleet_step_seconds", "node02", "high"] == pytest.approx(1.35)
+    assert found["llmtop_fleet_links_down", "node01"] == 0
+    fleet.played["node03"].dir.supervisor_pid_path.unlink()
+    elsewhere = labelled(RunsCollector(tmp_path))
+    assert ("llmtop_rank_step", "node03", "4") not in elsewhere
+    assert elsewhere["llmtop_fleet_step", "node03"] == 4
+    fleet.run.supervisor_pid_path.unlink()
+    assert not any(name[0].startswith("llmtop_fleet") for name in labelled(RunsCollector(tmp_path)))
+
+
+def test_the_labels_of_a_host_stay_while_it_is_lost(tmp_path: Path, fleet: PlayedFleet) -> None:
+    collector = RunsCollector(tmp_path)
+    before = labelled(collector).keys()
+    fleet.lose("node02")
+    after = labelled(collector)
+    assert after.keys() == before
+    assert after["llmtop_fleet_host_up", "node02"] == 0
+
+
+def test_every_sample_says_of_which_run_and_host_it_is(tmp_path: Path, fleet: PlayedFleet) -> None:
+    make_recorded_run(tmp_path, steps=3, end=None)
+    for family in RunsCollector(tmp_path).collect():
+        for sample in family.samples:
+            assert set(sample.labels) == set(label_names()[sample.name])
+            assert sample.labels["run"] and sample.labels["host"] in ("testhost", *fleet.played)
 
 
 def test_a_real_server_is_scraped_and_ends_when_asked(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from llmtop.profiler.fleet.overview import HostRow
 from llmtop.profiler.units import format_bytes, format_percent, format_rate, format_seconds
-from llmtop.tui.feeds.fleetview import HOST_MARKS, HostRow
+from llmtop.tui.feeds.fleetview import HOST_MARKS
 from llmtop.tui.widgets.paint import fit, fit_right
 
 _Rank = float | str | None

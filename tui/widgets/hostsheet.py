@@ -12,9 +12,10 @@ from textual.content import Content
 from textual.message import Message
 
 from llmtop.profiler.fleet.fleetstate import HostState
+from llmtop.profiler.fleet.overview import HostRow
 from llmtop.profiler.fleet.summary import ALONE, STEP, HostSummarised, Spread
 from llmtop.profiler.units import counted, format_bytes, format_percent, format_rate, format_seconds
-from llmtop.tui.feeds.fleetview import HOST_MARKS, FleetView, HostRow
+from llmtop.tui.feeds.fleetview import HOST_MARKS, FleetView
 from llmtop.tui.widgets.hosttable import NOTE_STYLES
 from llmtop.tui.widgets.paint import fit, fit_right, harmless, lines, sparkline, used_of, wrapped
 from llmtop.tui.widgets.painted import Painted

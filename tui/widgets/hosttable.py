@@ -11,7 +11,8 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message
 
-from llmtop.tui.feeds.fleetview import HOST_MARKS, HostRow
+from llmtop.profiler.fleet.overview import HostRow
+from llmtop.tui.feeds.fleetview import HOST_MARKS
 from llmtop.tui.widgets.hostcolumns import (
     HostColumn,
     HostOrder,
