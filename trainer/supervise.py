@@ -23,8 +23,8 @@ from llmtop.profiler.record.events import (
 )
 from llmtop.profiler.record.hosts import read_hosts
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
+from llmtop.profiler.record.snapshotrequest import forget_snapshots
 from llmtop.trainer import control
-from llmtop.trainer.change.livefile import forget_snapshots
 from llmtop.trainer.change.standby import VARIABLE as STANDBY
 from llmtop.trainer.change.standby import let_go
 from llmtop.trainer.supervisor.bookmarkwatch import BookmarkWatch

@@ -66,9 +66,25 @@ def estimate_snapshot(spec: RunSpec, params: SnapshotParams) -> SnapshotCost:
     return SnapshotCost(kept_bytes=ranks * size, aside_bytes=0, stall_seconds=0.1 + size / 50e6)
 
 
-def check_snapshot(run: RunDir, spec: RunSpec, params: SnapshotParams, *, last_step: int) -> None:
-    """Raises UsageError or LlmtopError where it cannot be taken from the run, which is at `last_step`."""
-    _check_ranks(params.ranks, spec.world_size)
+def check_snapshot(
+    run: RunDir,
+    spec: RunSpec,
+    params: SnapshotParams,
+    *,
+    last_step: int,
+    world_size: int | None = None,
+) -> None:
+    """Raises UsageError or LlmtopError where it cannot be taken from the run, which is at `last_step`.
+
+    `world_size`: of a script that has told how many its ranks are before the rest of it is known.
+    """
+    if spec.script is not None and last_step == 0:
+        raise UsageError(
+            "nothing that trains has been seen in the command yet",
+            why="a snapshot is of steps, and of a command of your own those that llmtop watches",
+            fix="ask again when llmtop attach shows a step; where its processes stand: llmtop stacks",
+        )
+    _check_ranks(params.ranks, world_size or spec.world_size)
     if params.what == "state" and spec.on_cpu:
         raise UsageError(
             "a run on the CPU has no memory snapshot",
@@ -77,7 +93,8 @@ def check_snapshot(run: RunDir, spec: RunSpec, params: SnapshotParams, *, last_s
         )
     if params.with_stacks and params.what != "state":
         raise UsageError("stacks belong to a memory snapshot", fix="use --what state --with-stacks")
-    _check_steps(params, spec.options.steps, last_step)
+    # When a command of the user's own ends, it alone knows.
+    _check_steps(params, None if spec.script else spec.options.steps, last_step)
     cost = estimate_snapshot(spec, params)
     needed, free = cost.kept_bytes + cost.aside_bytes + _ROOM_BYTES, shutil.disk_usage(run.path).free
     if free < needed:
@@ -99,7 +116,7 @@ def _check_ranks(ranks: Sequence[int], world_size: int) -> None:
         raise UsageError("no rank is named, or one twice", fix="name each once: --ranks 0,1")
 
 
-def _check_steps(params: SnapshotParams, run_steps: int, last_step: int) -> None:
+def _check_steps(params: SnapshotParams, run_steps: int | None, last_step: int) -> None:
     step, steps = params.step, params.steps
     if not 1 <= steps <= MOST_STEPS:
         raise UsageError(f"{steps} steps cannot be looked at", fix=f"use 1 to {MOST_STEPS}")
@@ -112,7 +129,7 @@ def _check_steps(params: SnapshotParams, run_steps: int, last_step: int) -> None
             f"step {step} is over", why=f"the run is at step {last_step}", fix="leave --step out"
         )
     last = (step or last_step + 1) + steps - 1
-    if last > run_steps:
+    if run_steps is not None and last > run_steps:
         raise UsageError(
             f"the run has no step {last}", why=f"it ends with step {run_steps}", fix="ask for earlier ones"
         )

@@ -12,7 +12,7 @@ import torch
 from llmtop.profiler.record.eventlog import EventWriter, Make
 from llmtop.profiler.record.events import AnyEvent, ModelBuilt, StepFinished
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.trainer.change.livefile import SnapshotRequest, ask_for_snapshot
+from llmtop.profiler.record.snapshotrequest import SnapshotRequest, ask_for_snapshot
 from llmtop.trainer.pdeath import die_with_parent
 from llmtop.trainer.worker import session
 from llmtop.trainer.worker.place import place_from_environment

@@ -13,12 +13,11 @@ import pytest
 import torch
 from torch.cuda import _memory_viz
 
-from llmtop.profiler.probes import snapshotmemory
+from llmtop.profiler.probes import snapshotmemory, snapshotting
 from llmtop.profiler.probes.training import StepReading
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.snapshotevents import SnapshotTaken
-from llmtop.trainer.change.livefile import SnapshotRequest, ask_for_snapshot
-from llmtop.trainer.worker import snapshotting
+from llmtop.profiler.record.snapshotrequest import SnapshotRequest, ask_for_snapshot
 from llmtop.trainer.worker.profiling import Profiling
 from tests.worker.launching import make_run, tiny_spec
 

@@ -5,15 +5,11 @@ One change is under way at a time, so ranks that have seen a number have all see
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Generic, TypeVar
-
 import msgspec
 from msgspec import Struct
 
-from llmtop.presets.foreign import read_json
+from llmtop.profiler.record.askedfile import AskedFile
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.profiler.record.snapshotevents import SnapshotKind
 from llmtop.profiler.record.wholefile import write_atomic
 
 
@@ -51,55 +47,6 @@ def forget_saves(run: RunDir) -> None:
     run.save_path.unlink(missing_ok=True)
 
 
-class SnapshotRequest(Struct, frozen=True, kw_only=True):
-    """Look closely at coming steps; the training goes on."""
-
-    number: int
-    """Counted from 1 for each start of the supervisor."""
-    what: SnapshotKind
-    ranks: tuple[int, ...]
-    """Those that write; for the others the steps are marked as not of the usual pace."""
-    step: int = 0
-    """The first, if the run is not beyond it; 0: the next."""
-    steps: int = 1
-    with_stacks: bool = False
-    stem: str = ""
-    """Of the files' names."""
-
-
-def ask_for_snapshot(run: RunDir, request: SnapshotRequest) -> None:
-    write_atomic(run.snapshot_request_path, msgspec.json.encode(request), lasting=False)
-
-
-def forget_snapshots(run: RunDir) -> None:
-    """Before ranks are started, as `forget_request`."""
-    run.snapshot_request_path.unlink(missing_ok=True)
-
-
-_Request = TypeVar("_Request", LiveRequest, SaveRequest, SnapshotRequest)
-
-
-class AskedFile(Generic[_Request]):
-    """A rank's view of such a file. Looking at it costs a system call while nothing changes."""
-
-    def __init__(self, path: Path, kind: type[_Request]) -> None:
-        self._path = path
-        self._kind: type[_Request] = kind
-        self._seen: tuple[int, int] | None = None
-        self._newest: _Request | None = None
-
-    def newest(self) -> _Request | None:
-        try:
-            status = self._path.stat()
-            if (status.st_mtime_ns, status.st_ino) != self._seen:
-                self._newest = read_json(self._path, self._kind, own=True)
-                self._seen = (status.st_mtime_ns, status.st_ino)
-        except (OSError, msgspec.MsgspecError):
-            # Not there, not readable now, or not the supervisor's: a training does not end for it.
-            return self._newest
-        return self._newest
-
-
 class LiveFile(AskedFile[LiveRequest]):
     def __init__(self, run: RunDir) -> None:
         super().__init__(run.live_path, LiveRequest)
@@ -108,8 +55,3 @@ class LiveFile(AskedFile[LiveRequest]):
 class SaveFile(AskedFile[SaveRequest]):
     def __init__(self, run: RunDir) -> None:
         super().__init__(run.save_path, SaveRequest)
-
-
-class SnapshotRequests(AskedFile[SnapshotRequest]):
-    def __init__(self, run: RunDir) -> None:
-        super().__init__(run.snapshot_request_path, SnapshotRequest)

@@ -11,6 +11,7 @@ from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import AnyEvent, RankFailed, RankFinished, StepFinished
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.scriptevents import BatchSeen, RankAttached
+from llmtop.profiler.record.snapshotevents import SnapshotTaken
 from llmtop.trainer.supervisor.progress import STEPS_REMEMBERED
 
 
@@ -23,6 +24,8 @@ class ScriptProgress:
         self.finished: dict[int, RankFinished] = {}
         self.batch: BatchSeen | None = None
         """The largest of rank 0 so far."""
+        self.snapshots: dict[int, SnapshotTaken] = {}
+        """The newest of each rank."""
         self.last_step = 0
         self.stepped = False
         self.moved_at = clock()
@@ -40,6 +43,11 @@ class ScriptProgress:
     def pids(self) -> dict[int, int]:
         """Of the watched processes, by rank."""
         return {rank: attached.pid for rank, attached in self.attached.items()}
+
+    @property
+    def world_size(self) -> int:
+        """Ranks, by what they say themselves; 1 before any has."""
+        return max((attached.world_size for attached in self.attached.values()), default=1)
 
     def poll(self) -> None:
         for rank, path in self._run.rank_events().items():
@@ -65,7 +73,11 @@ class ScriptProgress:
             case StepFinished():
                 self.last_step = max(self.last_step, event.step)
                 self.stepped = True
-                self._seconds.append(event.step_seconds)
+                if not event.profiled:
+                    self._seconds.append(event.step_seconds)
+                self.moved_at = self._clock()
+            case SnapshotTaken():
+                self.snapshots[rank] = event
                 self.moved_at = self._clock()
             case RankFinished():
                 self.finished[rank] = event

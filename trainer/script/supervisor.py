@@ -17,6 +17,7 @@ from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.record.events import RankStarted, RunEnded
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.record.scriptevents import RunDescribed
+from llmtop.profiler.record.snapshotrequest import forget_snapshots
 from llmtop.trainer import control
 from llmtop.trainer.script.describe import described
 from llmtop.trainer.script.end import ScriptStory, name_script_end
@@ -30,11 +31,14 @@ from llmtop.trainer.supervisor.oom import OomWatch
 from llmtop.trainer.supervisor.patience import Graces, Patience
 from llmtop.trainer.supervisor.ranks import RankExit, adopt_orphans
 from llmtop.trainer.supervisor.requests import Requests
+from llmtop.trainer.supervisor.snapshots import Snapshots
 from llmtop.trainer.supervisor.thinwatch import ThinWatch
 from llmtop.trainer.supervisor.trouble import Trouble
 from llmtop.trainer.supervisor.wakeup import Wakeup
 
 _TURN_SECONDS = 0.2
+_SNAPSHOT_LEAD_SECONDS = 2.0
+"""Ranks of a script take no part in an agreement of ours; their steps are told a second late at most."""
 _UNCHANGEABLE = "the run is a command of your own: llmtop watches it and does not change it"
 
 
@@ -55,6 +59,9 @@ class ScriptSupervisor:
         self._patience = Patience(self._graces.kill)
         self._requests = Requests(run, self.events.write)
         self._stops: list[control.Request] = []
+        self._snapshots = Snapshots(
+            run, self.events.write, self._requests.answer, lead_seconds=_SNAPSHOT_LEAD_SECONDS
+        )
         self._trouble = Trouble(None, self._spec.options, self.events.write, log)
         self._oom = OomWatch()
         self._hardware = HardwareWatch(run, self.events.write, log)
@@ -91,6 +98,7 @@ class ScriptSupervisor:
         # The first sample shows the machine before the command has taken anything.
         self._hardware.sample({})
         self._hardware.tell_topology()
+        forget_snapshots(run)
         self._command.begin()
         if self._script.pid is not None:
             # Until ranks tell of themselves it stands for them.
@@ -106,6 +114,7 @@ class ScriptSupervisor:
         self.events.flush()
         self._hardware.sample(self._progress.pids or self._command.alive)
         self._answer_requests()
+        self._snapshots.poll(self._progress)
         self._look_for_trouble()
         self._lose_patience()
         self._bookmark.turn()
@@ -159,6 +168,8 @@ class ScriptSupervisor:
         if not self._left:
             self._hardware.tell_memory_return()
         self._thinning.finish()
+        self._snapshots.poll(self._progress)
+        self._snapshots.forget("the run has ended")
         self._requests.close(self._stops, end.reason)
         return end
 
@@ -233,6 +244,8 @@ class ScriptSupervisor:
             refusal = self._refusal(asked)
             if refusal or isinstance(asked, control.NotARequest):
                 self._requests.answer(asked, "refused", refusal)
+            elif asked.action == control.SNAPSHOT:
+                self._snapshots.take(asked, self._run.spec(), self._progress, self._progress.world_size)
             else:
                 self._requests.answer(asked, "accepted")
                 self._stops.append(asked)
@@ -242,6 +255,8 @@ class ScriptSupervisor:
         """Why a request is not carried out; empty when it is."""
         if isinstance(asked, control.NotARequest):
             return asked.why
+        if asked.action == control.SNAPSHOT:
+            return ""
         if asked.action != control.STOP:
             return _UNCHANGEABLE
         if asked.params.get("save") is True:

@@ -42,7 +42,13 @@ def choices(run: RunDir, state: RunState) -> tuple[Choice, ...]:
     spec = run.spec()
     for key, label, params in _CHOICES:
         try:
-            check_snapshot(run, spec, params, last_step=state.steps_finished)
+            check_snapshot(
+                run,
+                spec,
+                params,
+                last_step=state.steps_finished,
+                world_size=state.world_size if spec.script else None,
+            )
         except LlmtopError as error:
             refused = refused or error
             continue

@@ -118,13 +118,8 @@ def _stacks(found: RunDir, state: RunState, args: argparse.Namespace) -> ExitCod
 def _preview(found: RunDir, state: RunState, asked: SnapshotParams) -> Answer:
     """Says what it costs. Raises UsageError where it cannot be taken."""
     spec = found.spec()
-    if spec.script:
-        raise UsageError(
-            f"run {found.run_id} is a training command of your own",
-            why="llmtop takes snapshots of its own trainer's ranks",
-            fix=f"where its processes stand: llmtop stacks {found.run_id}",
-        )
-    check_snapshot(found, spec, asked, last_step=state.steps_finished)
+    world_size = state.world_size if spec.script else None
+    check_snapshot(found, spec, asked, last_step=state.steps_finished, world_size=world_size)
     cost = estimate_snapshot(spec, asked)
     tell(f"{asked.what}: {cost.in_words}")
     return Answer(

@@ -51,9 +51,11 @@ class EngineWatch:
             return self._own["step"](*given, **named)
         # Asked before: the call itself counts the micro-batch.
         last = bool(self._engine.is_gradient_accumulation_boundary())
+        # An engine with a schedule of its own sets the next step's rate in this very call.
+        rate = self._watched.guarded(learning_rate, self._engine) if last else None
         answer = self._within(self._steps.optimizer(last=last), "step", *given, **named)
         if last:
-            self._watched.guarded(self._finish)
+            self._watched.guarded(self._finish, rate)
         return answer
 
     def _within(self, around: Any, name: str, *given: Any, **named: Any) -> Any:
@@ -66,11 +68,11 @@ class EngineWatch:
         self._watched.guarded(around.__exit__, None, None, None)
         return answer
 
-    def _finish(self) -> None:
+    def _finish(self, rate: float | None) -> None:
         engine = self._engine
         self._steps.finish(
             StepFacts(
-                learning_rate=learning_rate(engine),
+                learning_rate=rate,
                 grad_norm=engine.get_global_grad_norm(),
                 loss_scale=loss_scale(engine),
                 skipped=not engine.was_step_applied(),

@@ -9,6 +9,7 @@ import torch
 
 from llmtop.profiler.probes.baseline import baseline
 from llmtop.profiler.probes.inmodules import model_built
+from llmtop.profiler.probes.profiling import Profiling
 from llmtop.profiler.probes.script.found import vocab_size
 from llmtop.profiler.probes.script.steps import Steps
 from llmtop.profiler.probes.script.watching import Watched
@@ -16,6 +17,8 @@ from llmtop.profiler.probes.training import TrainingProbes
 from llmtop.profiler.record.scriptevents import RankAttached
 
 CLASSIFY_EVERY = 100
+_LAST_WAIT_SECONDS = 30.0
+"""How long the end of a script waits for a snapshot that is being written."""
 _VERSIONED = (
     *("torch", "deepspeed", "transformers", "accelerate", "trl"),
     *("peft", "bitsandbytes", "liger-kernel", "flash-attn"),
@@ -44,7 +47,23 @@ def join(
     probes = TrainingProbes(
         engine, device=device, vocab_size=vocab_size(model), classify_every=CLASSIFY_EVERY, emit=emit
     )
+    profiling = Profiling(
+        watched.run,
+        probes,
+        engine,
+        rank=watched.rank,
+        device=device,
+        kernel_step=None,
+        classify_every=lambda: CLASSIFY_EVERY,
+        emit=emit,
+        last_wait_seconds=_LAST_WAIT_SECONDS,
+    )
     watched.steps = Steps(
-        probes, watched.events, device, world_size=attached.world_size, first_step=first_step
+        probes,
+        profiling,
+        watched.events,
+        device,
+        world_size=attached.world_size,
+        first_step=first_step,
     )
     return watched.steps

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from llmtop.profiler.probes.allocator import Peaks
 from llmtop.profiler.probes.hostcopy import send_to_host
+from llmtop.profiler.probes.profiling import Profiling
 from llmtop.profiler.probes.script.shapes import BatchShape
 from llmtop.profiler.probes.training import StepReading, TrainingProbes
 from llmtop.profiler.record.eventlog import EventWriter
@@ -58,17 +59,20 @@ class Steps:
     def __init__(
         self,
         probes: TrainingProbes,
+        profiling: Profiling,
         events: EventWriter,
         device: torch.device,
         *,
         world_size: int,
         first_step: int = 1,
     ) -> None:
+        """`profiling` is around the probes: every step and phase goes through it."""
         self.step: int | None = first_step
         """Under way, counted from 1."""
         self.current: str | None = None
         self.micro_batch: int | None = None
         self._probes = probes
+        self._profiling = profiling
         self._events = events
         self._device = device
         self._world_size = world_size
@@ -79,7 +83,7 @@ class Steps:
         self._batch: BatchShape | None = None
         self._largest = 0
         self._unread: deque[_Unread] = deque()
-        probes.step(first_step)
+        profiling.step(first_step)
 
     @property
     def last_finished(self) -> int:
@@ -97,7 +101,7 @@ class Steps:
         self._backward_seen = False
         if batch is not None:
             self._batch = batch if self._batch is None else self._batch.largest_with(batch)
-        with self._probes.phase("data", last=last):
+        with self._profiling.phase("data", last=last):
             pass
         with self._phase("forward", last=last):
             yield
@@ -116,7 +120,7 @@ class Steps:
     def optimizer(self, *, last: bool) -> Iterator[None]:
         if not self._backward_seen:
             # It went backward by the loss itself: all since the forward pass is that.
-            with self._probes.phase("backward", last=last):
+            with self._profiling.phase("backward", last=last):
                 pass
         with self._phase("optimizer", last=last):
             yield
@@ -128,7 +132,7 @@ class Steps:
     def finish(self, facts: StepFacts) -> None:
         """The step is made, and the next one begins."""
         assert self.step is not None
-        reading = self._probes.finish_step()
+        reading = self._profiling.finish_step()
         norm, loss = send_to_host(facts.grad_norm), send_to_host(self._loss)
         reached = None
         if self._device.type == "cuda":
@@ -151,7 +155,10 @@ class Steps:
         self.step += 1
         self._micro, self._loss, self._batch, self._disturbed = 0, None, None, False
         self.micro_batch = self.current = None
-        self._probes.step(self.step)
+        asked = self._profiling.seen()
+        if asked:
+            self._profiling.take(asked, self.step)
+        self._profiling.step(self.step)
 
     def peaks(self) -> Peaks:
         """Of this process so far."""
@@ -163,12 +170,13 @@ class Steps:
             if unread.reached is not None:
                 unread.reached.synchronize()
         self._tell_finished()
+        self._profiling.close()
         self._probes.close()
 
     @contextmanager
     def _phase(self, phase: Phase, *, last: bool) -> Iterator[None]:
         self.current = phase
-        with self._probes.phase(phase, last=last):
+        with self._profiling.phase(phase, last=last):
             yield
 
     def _tell_batch(self) -> None:

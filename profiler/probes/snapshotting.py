@@ -16,10 +16,10 @@ from llmtop.profiler.probes.traces import TraceRecorder
 from llmtop.profiler.probes.training import StepReading
 from llmtop.profiler.record.events import Phase
 from llmtop.profiler.record.snapshotevents import SnapshotKind
+from llmtop.profiler.record.snapshotrequest import SnapshotRequest
 from llmtop.profiler.record.wholefile import document, write_atomic
 from llmtop.profiler.snapshots import reduce
 from llmtop.profiler.snapshots.modules import ModuleTable
-from llmtop.trainer.change.livefile import SnapshotRequest
 
 
 class Writing(Protocol):
@@ -118,7 +118,8 @@ class TraceRecording:
             raise
         given = [str(self._raw), str(self._stem), str(self._step), str(self._steps)]
         return _ByProcess(
-            [sys.executable, "-m", reduce.__name__, *given],
+            # -P: a script's own folder may have modules of the names that the process imports.
+            [sys.executable, "-P", "-m", reduce.__name__, *given],
             (reduce.summary_path(self._stem), reduce.trace_path(self._stem)),
         )
 

@@ -1,0 +1,34 @@
+"""A file in which the supervisor asks something of running ranks, as a rank looks at it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from llmtop.presets.foreign import read_json
+
+_Request = TypeVar("_Request", bound=Struct)
+
+
+class AskedFile(Generic[_Request]):
+    """A rank's view of such a file. Looking at it costs a system call while nothing changes."""
+
+    def __init__(self, path: Path, kind: type[_Request]) -> None:
+        self._path = path
+        self._kind: type[_Request] = kind
+        self._seen: tuple[int, int] | None = None
+        self._newest: _Request | None = None
+
+    def newest(self) -> _Request | None:
+        try:
+            status = self._path.stat()
+            if (status.st_mtime_ns, status.st_ino) != self._seen:
+                self._newest = read_json(self._path, self._kind, own=True)
+                self._seen = (status.st_mtime_ns, status.st_ino)
+        except (OSError, msgspec.MsgspecError):
+            # Not there, not readable now, or not the supervisor's: a training does not end for it.
+            return self._newest
+        return self._newest
