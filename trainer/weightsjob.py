@@ -12,8 +12,9 @@ from msgspec import Struct
 
 from llmtop.presets.spec import Precision
 
-Content = Literal["full", "merged", "adapters"]
-"""All weights as they are; the base with the adapters added to it; the adapters alone."""
+Content = Literal["full", "merged", "adapters", "quantized"]
+"""All weights as they are; the base with the adapters added to it; the adapters alone; the weights of a run
+with fake quantization in the bits that it was trained for."""
 Base = Literal["trained", "original"]
 """Of packed weights under adapters: their values after packing, which the adapters were trained on, or those
 of the folder that they were packed from."""

@@ -170,7 +170,13 @@ def _own_spec(run: RunDir) -> RunSpec:
 
 def _check_content(run: RunDir, spec: RunSpec, index: StateIndex, choice: Choice) -> None:
     lora = any(_LORA in one.name for one in index.parameters)
-    if not lora and choice.content != "full":
+    if choice.content == "quantized" and spec.options.qat == "none":
+        raise UsageError(
+            f"run {run.run_id} was not trained to be rounded",
+            why="--quantized writes the weights of a run with --qat in the bits that it was trained for",
+            fix=f"llmtop quantize {run.run_id} rounds any run's weights",
+        )
+    if not lora and choice.content in _OPTION:
         raise UsageError(
             f"run {run.run_id} trained no adapters",
             why="it trained the weights themselves",
@@ -193,7 +199,7 @@ def _check_content(run: RunDir, spec: RunSpec, index: StateIndex, choice: Choice
         _check_base(run, spec)
 
 
-_OPTION: dict[Content, str] = {"full": "full", "merged": "merge", "adapters": "adapters"}
+_OPTION: dict[Content, str] = {"merged": "merge", "adapters": "adapters"}
 
 
 def _check_base(run: RunDir, spec: RunSpec) -> None:
@@ -252,8 +258,8 @@ def _tensor_elements(spec: RunSpec, index: StateIndex, content: Content) -> dict
         except (BrokenWeights, OSError) as error:
             raise LlmtopError(f"cannot read the weights in {spec.weights_dir}", why=str(error)) from error
         return {key: _product(tensor.shape) for key, tensor in found.items()}
-    wanted = {"full": (False,), "merged": (False,), "adapters": (True,)}[content]
-    return {one.name: one.elements for one in index.parameters if (_LORA in one.name) in wanted}
+    adapters = content == "adapters"
+    return {one.name: one.elements for one in index.parameters if (_LORA in one.name) == adapters}
 
 
 def _product(shape: tuple[int, ...]) -> int:
@@ -269,6 +275,9 @@ def _working_bytes(sizes: dict[str, int], spec: RunSpec, content: Content, width
     if content == "merged":
         # The base, what is added to it, and what comes of it.
         return largest * (2 * _WIDE + width)
+    if content == "quantized":
+        # Rounded in the type that it was trained in, by way of some copies.
+        return largest * 5 * width
     if spec.model.moe is None:
         return largest * width
     blocks: dict[str, int] = {}

@@ -135,7 +135,8 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "weights",
-        "RUN OUT [--from CHECKPOINT] [--merge|--adapters] [--base trained|original] [--dtype TYPE] [--json]",
+        "RUN OUT [--from CHECKPOINT] [--merge|--adapters|--quantized] [--base trained|original]\n"
+        "       [--dtype TYPE] [--json]",
         "what a run has trained, as a folder that Transformers or PEFT load",
         "llmtop weights latest my-model",
     ),

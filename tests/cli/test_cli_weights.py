@@ -126,6 +126,7 @@ def change_index(run: RunDir, **changes: object) -> None:
         (None, ("--merge",), "trained no adapters"),
         (None, ("--adapters",), "trained no adapters"),
         (None, ("--base", "original"), "add --merge"),
+        (None, ("--quantized",), "was not trained to be rounded"),
         (of_adapters, (), "--merge adds them to the base"),
         (of_adapters, ("--merge", "--base", "original"), "packed to 8 or 4 bits"),
         (over_a_lost_base, ("--merge",), "the adapters belong to the weights in /nowhere/llama"),

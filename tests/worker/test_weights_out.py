@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,12 @@ WIDE = {"intermediate_size": 512}
 """So that packed weights are large enough for a sample of them to be kept."""
 MIXTRAL = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 
+HAS_TORCHAO = find_spec("torchao") is not None
+QAT: dict[str, dict[str, Any]] = {
+    "qat_weights": {"zero": 2, "qat": "int4-weight-only", "hf_config": {"tie_word_embeddings": True}},
+    "qat_inputs": {"zero": 1, "qat": "int8-int4", "qat_group": 16, "precision": "bf16"},
+}
+
 RUNS: dict[str, dict[str, Any]] = {
     # world size 1
     "zero0": {"zero": 0, **BF16},
@@ -54,6 +61,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "lora_gpt2": {"zero": 2, **LORA, "weights_dir": "gpt2", "hf_config": GPT2},
     "nf4": {"zero": 2, **LORA, **BF16, "quantization": "nf4", "weights_dir": "wide", "hf_config": WIDE},
     "int8": {"zero": 2, **LORA, **BF16, "quantization": "int8", "weights_dir": "wide", "hf_config": WIDE},
+    **(QAT if HAS_TORCHAO else {}),
     # world size 2; ZeRO-3 last, see matrix_ranks
     "one": {"gpus": 2, "zero": 1, **BF16},
     "two": {"gpus": 2, "zero": 2, **BF16, "hf_config": TIED, "optimizer": "adamw_8bit"},
@@ -68,6 +76,8 @@ EXPORTS: dict[str, dict[str, Any]] = {
         f"{name}_merged": {"run": name, "content": "merged"}
         for name in ("lora_random", "lora_folder", "lora_gpt2", "nf4", "int8", "three_lora")
     },
+    **{f"{name}_plain": {"run": name} for name in (QAT if HAS_TORCHAO else ())},
+    **{f"{name}_quantized": {"run": name, "content": "quantized"} for name in (QAT if HAS_TORCHAO else ())},
     "nf4_original": {"run": "nf4", "content": "merged", "base": "original", "dtype": "fp32"},
     **{
         f"{name}_adapters": {"run": name, "content": "adapters", "on": RUNS[name].get("weights_dir")}
@@ -253,6 +263,26 @@ def test_a_packed_base_is_merged_with_the_values_that_it_stood_for(taken: Taken,
         assert off < other / 3
         assert "trained on" in " ".join(taken.finished["nf4_merged"].notes)
         assert "not exactly" in " ".join(taken.finished["nf4_original"].notes)
+
+
+@pytest.mark.skipif(not HAS_TORCHAO, reason="the extra `qat` is not installed")
+@pytest.mark.parametrize("name", QAT)
+def test_what_was_trained_to_be_rounded_answers_the_same_rounded(taken: Taken, name: str) -> None:
+    """Bit for bit: the rounding in training is that of the files."""
+    live, quantized, plain = (
+        one["logits"]
+        for one in (taken.live(name), taken.loaded(f"{name}_quantized"), taken.loaded(f"{name}_plain"))
+    )
+    assert torch.equal(live, quantized)
+    assert not torch.equal(live, plain), "the plain weights are not rounded"
+    files = taken.files(f"{name}_quantized")
+    codes = {key: values for key, values in files.items() if key.endswith("_weight_qdata")}
+    assert len(codes) == 14 and {values.dtype for values in codes.values()} == {torch.int8}
+    assert all(int(values.min()) >= -8 and int(values.max()) <= 7 for values in codes.values())
+    assert "byte" in " ".join(taken.finished[f"{name}_quantized"].notes)
+    assert "--quantized" in " ".join(taken.finished[f"{name}_plain"].notes)
+    count = taken.finished[f"{name}_plain"].parameters
+    assert taken.finished[f"{name}_quantized"].parameters == count
 
 
 def test_folders_have_a_configuration_and_settings_to_generate_with(taken: Taken) -> None:

@@ -68,6 +68,11 @@ def export(path: str) -> None:
     Path(path).with_name("finished.json").write_bytes(msgspec.json.encode(told))
 
 
+def plain_weights(model: Any) -> dict[str, torch.Tensor]:
+    """Without packed ones, which are of classes of torchao's own."""
+    return {name: one for name, one in model.state_dict().items() if type(one) is torch.Tensor}
+
+
 def load(path: str) -> None:
     """Folders with or without a base under adapters: what Transformers and PEFT make of them."""
     from peft import PeftModel
@@ -78,7 +83,7 @@ def load(path: str) -> None:
         model = PeftModel.from_pretrained(base, place["folder"]) if place["base"] else base
         model.eval()
         with torch.no_grad():
-            told = {"logits": model(input_ids=TOKENS).logits, "weights": model.state_dict()}
+            told = {"logits": model(input_ids=TOKENS).logits, "weights": plain_weights(model)}
         told["tied"] = model.get_input_embeddings().weight is model.get_output_embeddings().weight
         torch.save(told, Path(path).with_name(f"{name}.loaded.pt"))
 

@@ -23,12 +23,8 @@ def prepare(model: Any, kind: Qat, group: int) -> None:
     from torchao.quantization.qat import QATConfig
     from transformers.initialization import no_init_weights
 
-    head = model.get_output_embeddings()
-
-    def is_meant(module: torch.nn.Module, name: str) -> bool:
-        return type(module) is torch.nn.Linear and module is not head
-
-    if not any(is_meant(module, name) for name, module in model.named_modules()):
+    meant = rounded_layers(model)
+    if not meant:
         raise LlmtopError(
             f"qat = {kind}: {type(model).__name__} has no linear layers to round",
             why="torchao replaces torch.nn.Linear, and its matrices are of other classes",
@@ -36,7 +32,21 @@ def prepare(model: Any, kind: Qat, group: int) -> None:
         )
     # Each new layer makes a weight of its own before it takes the model's: its numbers are never used.
     with no_init_weights():
-        quantize_(model, QATConfig(base_config(kind, group), step="prepare"), filter_fn=is_meant)
+        quantize_(
+            model,
+            QATConfig(base_config(kind, group), step="prepare"),
+            filter_fn=lambda _, name: name in meant,
+        )
+
+
+def rounded_layers(model: Any) -> frozenset[str]:
+    """Names of the linear layers of the blocks, of a model without fake quantization."""
+    head = model.get_output_embeddings()
+    return frozenset(
+        name
+        for name, module in model.named_modules()
+        if type(module) is torch.nn.Linear and module is not head
+    )
 
 
 def base_config(kind: Qat, group: int) -> Any:

@@ -24,6 +24,7 @@ _WHAT: dict[Content, str] = {
     "full": "all weights",
     "merged": "the base with its adapters added",
     "adapters": "adapters alone",
+    "quantized": "weights in the bits that they were trained for",
 }
 
 
@@ -40,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     content = parser.add_mutually_exclusive_group()
     content.add_argument("--merge", action="store_true", help="the base with the adapters added to it")
     content.add_argument("--adapters", action="store_true", help="the adapters alone, as PEFT has them")
+    content.add_argument(
+        "--quantized", action="store_true", help="of a run with --qat: in the bits that it was trained for"
+    )
     parser.add_argument(
         "--base",
         choices=("trained", "original"),
@@ -59,14 +63,21 @@ def run(args: argparse.Namespace) -> ExitCode:
     found = rundir.find_run(rundir.runs_root(), args.run)
     if args.base != "trained" and not args.merge:
         raise UsageError("--base says what to merge into", fix="add --merge, or leave --base out")
-    content: Content = "merged" if args.merge else "adapters" if args.adapters else "full"
-    choice = Choice(content=content, base=args.base, dtype=args.dtype, checkpoint=args.checkpoint)
+    choice = Choice(content=_content(args), base=args.base, dtype=args.dtype, checkpoint=args.checkpoint)
     made = take_weights_out(found, args.out, choice, _progress())
     if args.json:
         print_json(_plain(made))
     else:
         print("\n".join(_lines(made)))
     return ExitCode.DONE
+
+
+def _content(args: argparse.Namespace) -> Content:
+    if args.merge:
+        return "merged"
+    if args.adapters:
+        return "adapters"
+    return "quantized" if args.quantized else "full"
 
 
 def _progress() -> OnProgress:

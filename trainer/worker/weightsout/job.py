@@ -24,6 +24,7 @@ from llmtop.trainer.worker.weightsout.model import (
     make_skeleton,
     named_once,
 )
+from llmtop.trainer.worker.weightsout.packed import TorchaoPacking
 from llmtop.trainer.worker.weightsout.statetensors import StateTensors, Tensors, model_name
 from llmtop.trainer.worker.weightsout.writing import ADAPTERS, SINGLE, Written, write_weights
 
@@ -35,6 +36,10 @@ _ORIGINAL = (
     "merged into the folder's own weights; the adapters were trained on those values after {kind} had rounded"
     " them, so the model is not exactly the one that was trained"
 )
+_WITH_TORCHAO = (
+    "{kind}: Transformers loads it where torchao is installed; in its files a weight of 4 bits takes a byte"
+)
+_UNROUNDED = "trained to be rounded ({kind}), and not rounded here: --quantized does that"
 _RANDOM_BASE = (
     "the base of these adapters is random numbers, kept in the run's checkpoints alone: --merge writes both"
 )
@@ -104,6 +109,7 @@ def _model(
             words = _UNPACKED if job.base == "trained" else _ORIGINAL
             notes.append(words.format(kind=spec.options.quantization))
     check_whole(skeleton, tensors, aliases)
+    packing = TorchaoPacking(skeleton, spec) if job.content == "quantized" else None
     written = write_weights(
         Path(job.target),
         tensors,
@@ -112,7 +118,13 @@ def _model(
         revert=form_of_files(skeleton),
         on_progress=progress,
         single=SINGLE,
+        packing=packing,
     )
+    if packing is not None:
+        skeleton.config.quantization_config = packing.quantization_config()
+        notes.append(_WITH_TORCHAO.format(kind=spec.options.qat))
+    elif spec.options.qat != "none":
+        notes.append(_UNROUNDED.format(kind=spec.options.qat))
     tied = is_tied(skeleton, aliases)
     write_config(Path(job.target), skeleton, spec, job.dtype, tied=tied)
     notes += [note] if (note := _narrow(state.index, job.dtype)) else []
