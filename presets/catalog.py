@@ -382,7 +382,8 @@ def _own_recipe(path: Path) -> Recipe:
 
 def _base_path(file: TomlFile, base: str, seen: tuple[Path, ...]) -> Path:
     """A recipe may refine the built-in one of its own name, but never lead back to itself."""
-    for path in (_find("recipes", base), BUILT_IN / "recipes" / f"{base}.toml"):
+    built_in = BUILT_IN / "recipes" / f"{base}.toml" if _NAME.fullmatch(base) else None
+    for path in (_find("recipes", base), built_in):
         if path is not None and path.is_file() and path not in seen:
             return path
     if _find("recipes", base) is None:

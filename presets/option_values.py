@@ -177,6 +177,9 @@ def check_raw(value: Any, where: str, path: str = "deepspeed", depth: int = 0) -
     if depth > 12:
         raise UsageError(f"{where}: {path[:80]} is nested too deeply for a DeepSpeed configuration")
     if isinstance(value, dict):
+        strange = next((key for key in map(str, value) if not _is_text(key)), None)
+        if strange is not None:
+            raise bad_value(where, path, ascii(strange), "keys of whole characters")
         return {str(key): check_raw(item, where, f"{path}.{key}", depth + 1) for key, item in value.items()}
     if isinstance(value, list):
         return [check_raw(item, where, path, depth + 1) for item in value]
@@ -184,9 +187,16 @@ def check_raw(value: Any, where: str, path: str = "deepspeed", depth: int = 0) -
         raise bad_value(where, path, value, "a finite number")
     if isinstance(value, int) and abs(value) >= 2**63:
         raise bad_value(where, path, value, "a number of at most 64 bits")
+    if isinstance(value, str) and not _is_text(value):
+        raise bad_value(where, path, ascii(value), "a text of whole characters")
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise bad_value(where, path, str(value), "a number, a text, true, false, a list or a table")
+
+
+def _is_text(text: str) -> bool:
+    """Whether it can be written: JSON can spell half of a pair."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def merge(weaker: dict[str, Any], stronger: dict[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from llmtop.profiler.record.deviceevents import Topology, TopologyDevice, TopologyPair
 from llmtop.profiler.units import NOT_AVAILABLE, format_rate
 
+_CPUS = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 ROADS: dict[str, str] = {
     "PIX": "one PCIe switch",
     "PXB": "several PCIe switches",
@@ -138,11 +140,14 @@ def _far_cpus(topology: Topology) -> list[Problem]:
 
 
 def parse_cpus(text: str | None) -> frozenset[int] | None:
-    """Of `0-3,8`; None for None."""
+    """Of `0-3,8`; None for None, and for what no kernel writes: a record may say anything."""
     if text is None:
         return None
     found: set[int] = set()
     for part in text.split(",") if text else ():
-        low, _, high = part.partition("-")
+        match = _CPUS.fullmatch(part)
+        if match is None:
+            return None
+        low, high = match.groups()
         found.update(range(int(low), int(high or low) + 1))
     return frozenset(found)

@@ -6,6 +6,7 @@ An unknown value (None) is written "n/a". Bytes are binary and say so: GiB, neve
 from __future__ import annotations
 
 import math
+import time
 
 NOT_AVAILABLE = "n/a"
 
@@ -112,3 +113,11 @@ def format_percent(value: float | None, *, signed: bool = False, digits: int = 1
         return NOT_AVAILABLE
     rounded = round(value, digits) + 0.0  # no minus sign before a zero
     return f"{rounded:{'+' if signed else ''}.{digits}f}%"
+
+
+def format_moment(wall: float | None) -> str:
+    """`2026-11-30 12:00:00` in the time of this place, of seconds since the epoch; a record may say any."""
+    try:
+        return NOT_AVAILABLE if wall is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))
+    except (OverflowError, OSError, ValueError):
+        return NOT_AVAILABLE

@@ -204,6 +204,10 @@ def read_index(folder: Path) -> StateIndex:
         ) from None
     except (OSError, msgspec.MsgspecError) as error:
         raise LlmtopError(f"cannot read {path}", why=why_unreadable(error)) from error
+    if problem := _problem(index):
+        raise LlmtopError(
+            f"cannot read {path}", why=problem, fix="start from another checkpoint, or a new run"
+        )
     if index.format != FORMAT:
         raise LlmtopError(
             f"{folder} is a training state of format {index.format}",
@@ -211,6 +215,25 @@ def read_index(folder: Path) -> StateIndex:
             fix="use the version of llmtop that made it",
         )
     return index
+
+
+def _problem(index: StateIndex) -> str:
+    """What an index says that no state can be; empty for a sound one."""
+    slabs = [slab for file in index.files for slab in file.slabs]
+    strange = {dtype for slab in slabs for dtype in slab.tensors.values()} - DTYPE_BYTES.keys()
+    if strange:
+        return f"no state is kept in the type {min(strange)!r}"
+    if any(
+        slab.elements < 0 or any(min(piece) < 0 for piece in map(_numbers, slab.pieces)) for slab in slabs
+    ):
+        return "a piece of a tensor has less than no elements, or begins before the first"
+    if any(piece.parameter >= len(index.parameters) for slab in slabs for piece in slab.pieces):
+        return "a piece belongs to no parameter"
+    return ""
+
+
+def _numbers(piece: Piece) -> tuple[int, int, int, int]:
+    return piece.parameter, piece.start, piece.count, piece.offset
 
 
 def _length(slab: StoredSlab, packed: str) -> int:

@@ -24,7 +24,11 @@ def read_file(path: Path) -> dict[str, Any]:
     import json  # presets need none
 
     try:
-        config = json.loads(read_bytes(path, MAX_FILE_BYTES).decode("utf-8"))
+        text = read_bytes(path, MAX_FILE_BYTES).decode("utf-8")
+        config = json.loads(text)
+        if "\\u" in text:
+            # Half of a pair can be spelt, and then neither be shown nor written out.
+            json.dumps(config, ensure_ascii=False).encode()
     except OSError as error:
         fix = "give a config.json, or the folder that holds it"
         raise UsageError(f"{path}: cannot be read", why=why_unreadable(error), fix=fix) from error

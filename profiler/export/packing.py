@@ -133,8 +133,8 @@ class Packer:
         return self._scrubber.text(text).encode("utf-8", "surrogateescape")
 
     def _entry(self, name: str, size: int, modified: float, *, stored: bool = False) -> IO[bytes]:
-        # Zip knows no time before 1980.
-        when = max(time.localtime(modified)[:6], (1980, 1, 1, 0, 0, 0))
+        # Zip knows no time before 1980, and none after 2107.
+        when = min(max(time.localtime(modified)[:6], (1980, 1, 1, 0, 0, 0)), (2107, 12, 31, 23, 59, 58))
         entry = zipfile.ZipInfo(f"{self._root}/{name}", when)
         entry.compress_type = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
         entry.external_attr = 0o600 << 16

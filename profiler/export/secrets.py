@@ -22,7 +22,7 @@ _FORMS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     (
         ("private key-----",),
         re.compile(
-            r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.|\n)*?(?:-----END [A-Z ]*PRIVATE KEY-----|(?=\")|\Z)"
+            r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|(?=\")|\Z)"
         ),
         REMOVED,
     ),
@@ -36,7 +36,6 @@ _FORMS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     (("akia", "asia"), re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"), REMOVED),
     (("xox",), re.compile(r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}"), REMOVED),
     (("aiza",), re.compile(r"\bAIza[\w-]{30,}"), REMOVED),
-    (("eyj",), re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"), REMOVED),
     (
         ("npm_", "pypi-", "dop_v1_", "lin_api_", "rk_live_", "sk_live_", "wandb_v1_"),
         re.compile(r"\b(?:npm|pypi|dop_v1|lin_api|rk_live|sk_live|wandb_v1)[_-][\w-]{20,}"),
@@ -49,7 +48,7 @@ _FORMS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     ),
     (
         ("@",),
-        re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*://)(?:[^\s/@:\"'\\]*:[^\s/@\"'\\]+|[\w.~-]{16,})@"),
+        re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,30}://)(?:[^\s/@:\"'\\]*+:[^\s/@\"'\\]++|[\w.~-]{16,}+)@"),
         rf"\1{REMOVED}@",
     ),
     (
@@ -59,23 +58,29 @@ _FORMS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
         ),
         rf"\1{REMOVED}",
     ),
-    (("wandb",), re.compile(r"(?i)(wandb[^\n]*?)\b(?:local-)?[0-9a-f]{40}\b"), rf"\1{REMOVED}"),
 )
-"""What stands in small letters in every text that may hold one, its form, and what takes its place."""
+"""What stands in small letters in every text that may hold one, its form, and what takes its place.
+
+Each form is tried a bounded number of times at each character, here and below: a log is as long as whoever
+writes it likes, and of any text.
+"""
+_WEB_TOKEN_RUN = re.compile(r"(?<![\w.-])[\w.-]{20,}+")
+_WEB_TOKEN_HEAD = re.compile(r"\beyJ[\w-]{8,}+\Z")
+_WEB_TOKEN_BODY = re.compile(r"[\w-]{8,}+")
+"""A JSON web token: three parts with dots between, the first of which begins so."""
+_WANDB_LINE = re.compile(r"(?i)wandb[^\n]*+")
+_WANDB_KEY = re.compile(r"\b(?:local-)?[0-9a-f]{40}\b")
 _HEX_KEY = re.compile(r"(?:local-)?[0-9a-f]{40}")
 """A key of Weights & Biases; Git names its commits alike."""
 _COMMIT_WORDS = frozenset({"commit", "revision", "sha", "hash", "git", "rev", "version", "snapshot"})
-_ASSIGNED = re.compile(
-    r"(?P<name>(?P<dashes>--?)?[A-Za-z_][\w.-]*)"
-    r"(?P<between>\\?[\"']?\s*[=:]\s*(?:\\?[\"'])?)"
-    r"(?P<value>[^\s\"'\\,;&}\])]+)"
-)
-_OPTION = re.compile(
-    r"(?P<name>(?<![\w-])(?P<dashes>--?)[A-Za-z_][\w.-]*)"
-    r"(?P<between>[\"']?,?\s+[\"']?)(?P<value>[^\s\"'\\,;=-][^\s\"'\\,;]*)"
-)
+_ASSIGNED = re.compile(r"(?<![\w.-])(?P<name>[\w.-]++)\\?[\"']?\s*+[=:]\s*+(?:\\?[\"'])?")
+_ASSIGNED_VALUE = re.compile(r"[^\s\"'\\,;&}\])]++")
+_OPTION = re.compile(r"(?<![\w.-])(?P<name>--?[A-Za-z_][\w.-]*+)[\"']?,?\s++[\"']?")
+_OPTION_VALUE = re.compile(r"[^\s\"'\\,;=-][^\s\"'\\,;]*+")
 """On a command line, or in a list of its words."""
-_CHANGED = re.compile(r"(?P<name>[A-Za-z_][\w.-]*) (?P<old>\S+) -> (?P<new>[^\s,;:]+)")
+_JUDGED_CHARACTERS = 256
+"""Of a value, by which it is told whether it is a secret."""
+_CHANGED = re.compile(r"(?<![\w.-])(?P<name>[\w.-]++) (?P<old>\S++) -> (?P<new>[^\s,;:]++)")
 """As a change is told."""
 _NAMED = re.compile(
     r"token(?!iz|s\W*[\d(]|s/|s? (?:per|a|of|in|is)\b)|secret|passw|passphrase"
@@ -120,7 +125,28 @@ class Scrubber:
             if any(mark in lowered for mark in marks):
                 text, times = pattern.subn(replacement, text)
                 self.count += times
+        if "eyj" in lowered:
+            text = _WEB_TOKEN_RUN.sub(self._without_web_token, text)
+        if "wandb" in lowered:
+            text = _WANDB_LINE.sub(self._without_wandb_key, text)
         return self._without_assigned(text)
+
+    def _without_web_token(self, run: re.Match[str]) -> str:
+        """A run of letters, digits, dots and the like."""
+        parts = run[0].split(".")
+        at = 0
+        while at < len(parts) - 2:
+            head = _WEB_TOKEN_HEAD.search(parts[at])
+            if head is not None and _WEB_TOKEN_BODY.fullmatch(parts[at + 1]):
+                parts[at : at + 3] = [parts[at][: head.start()] + REMOVED]
+                self.count += 1
+            at += 1
+        return ".".join(parts)
+
+    def _without_wandb_key(self, line: re.Match[str]) -> str:
+        kept, times = _WANDB_KEY.subn(REMOVED, line[0])
+        self.count += times
+        return kept
 
     def value(self, value: Any, name: str = "") -> Any:
         """A value of a file as it was parsed, with all that is in it; only strings change."""
@@ -194,29 +220,36 @@ class Scrubber:
     def _close_look(self, text: str) -> str:
         if " -> " in text:
             text = _CHANGED.sub(self._changed, text)
-        return _OPTION.sub(self._assigned, _ASSIGNED.sub(self._assigned, text))
+        text = self._without_values(text, _ASSIGNED, _ASSIGNED_VALUE)
+        return self._without_values(text, _OPTION, _OPTION_VALUE)
+
+    def _without_values(self, text: str, names: re.Pattern[str], values: re.Pattern[str]) -> str:
+        """What looks like one value may hold another name and its value: `detail=api_key=x`."""
+        kept: list[str] = []
+        done = at = 0
+        while (named := names.search(text, at)) is not None:
+            at = named.end()
+            head = values.match(text, at, at + _JUDGED_CHARACTERS)
+            if head is None or not self._is_secret(named["name"], head[0]):
+                continue
+            whole = values.match(text, at)
+            assert whole is not None
+            kept += (text[done:at], REMOVED)
+            done = at = whole.end()
+            self.count += 1
+        return "".join((*kept, text[done:])) if kept else text
+
+    def _is_secret(self, name: str, value: str) -> bool:
+        if value.startswith(REMOVED[:-1]):
+            return False
+        bare = name.lstrip("-")
+        last = bare.rpartition(".")[2] or bare
+        return names_secret(last, value, is_option=name.startswith("-"))
 
     def _changed(self, found: re.Match[str]) -> str:
         name = found["name"].rpartition(".")[2]
         values = [self._string(value, name) for value in (found["old"], found["new"])]
         return f"{found['name']} {' -> '.join(values)}"
-
-    def _assigned(self, found: re.Match[str]) -> str:
-        name, between, value = found["name"], found["between"], found["value"]
-        bare = name.lstrip("-")
-        is_option = bool(found["dashes"])
-        last = bare.rpartition(".")[2] or bare
-        if value.startswith(REMOVED[:-1]) or not names_secret(last, value, is_option=is_option):
-            return self._inner(found)
-        self.count += 1
-        return f"{name}{between}{REMOVED}"
-
-    def _inner(self, found: re.Match[str]) -> str:
-        """What looks like one value may hold another name and its value: `detail=api_key=x`."""
-        value = found["value"]
-        if "=" not in value and ":" not in value:
-            return found[0]
-        return f"{found['name']}{found['between']}{_ASSIGNED.sub(self._assigned, value)}"
 
 
 def _is_hex_key(value: str, name: str) -> bool:

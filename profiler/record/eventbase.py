@@ -7,6 +7,8 @@ from functools import lru_cache
 from msgspec import Struct
 
 EVENT_VERSION = 1
+_MOST_DIGITS = 9
+"""Of a rank's number: Python refuses to read one of thousands."""
 
 
 class Event(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True, gc=False):
@@ -27,4 +29,4 @@ class Event(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=T
 def rank_of(src: str) -> int | None:
     """The rank that wrote an event, from its `src`; None for the supervisor and the sampler."""
     number = src.removeprefix("rank")
-    return int(number) if number != src and number.isdecimal() else None
+    return int(number) if number != src and number.isdecimal() and len(number) <= _MOST_DIGITS else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
 
 import msgspec
 from msgspec.structs import fields
@@ -24,6 +23,7 @@ from llmtop.profiler.units import (
     format_bytes,
     format_count,
     format_joules,
+    format_moment,
     format_percent,
     format_seconds,
     format_tokens_rate,
@@ -34,7 +34,7 @@ _PLAIN_PHASES = ("data", "forward", "backward", "optimizer")
 
 
 def when(wall: float | None) -> str:
-    return NOT_AVAILABLE if wall is None else datetime.fromtimestamp(wall).strftime("%Y-%m-%d %H:%M:%S")
+    return format_moment(wall)
 
 
 def head(report: Report) -> Markup:

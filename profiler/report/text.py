@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Iterator
-from datetime import datetime
 
 from llmtop.profiler.effects.switches import Switch
 from llmtop.profiler.memory.result import MOMENT_WORDS
@@ -19,6 +18,7 @@ from llmtop.profiler.units import (
     format_bytes,
     format_count,
     format_joules,
+    format_moment,
     format_percent,
     format_seconds,
     format_tokens_rate,
@@ -74,9 +74,7 @@ def _head(report: Report, width: int) -> Iterator[str]:
 
 
 def _began(report: Report) -> str:
-    if report.started is None:
-        return NOT_AVAILABLE
-    return datetime.fromtimestamp(report.started).strftime("%Y-%m-%d %H:%M:%S")
+    return format_moment(report.started)
 
 
 def _out_of_memory(report: Report, width: int) -> Iterator[str]:

@@ -52,7 +52,7 @@ def trace_lines(summary: TraceSummary, *, top: int = _TOP) -> Iterator[str]:
     for each in summary.collectives[:top]:
         yield (
             f"  {each.name:<16}{format_bytes(each.size_bytes):>10}{each.calls:>7}"
-            f"{format_seconds(each.seconds / each.calls):>10}"
+            f"{format_seconds(each.seconds / each.calls if each.calls else None):>10}"
             f"{format_rate(each.bus_bytes_per_second):>13}{format_rate(each.best_bus_bytes_per_second):>13}"
         )
 

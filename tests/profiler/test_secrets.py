@@ -113,3 +113,51 @@ def test_nested_values_and_arguments() -> None:
         "OMP_NUM_THREADS": "2",
         "my_token": REMOVED,
     }
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "part",
+    [
+        *(
+            "a",
+            "a=",
+            "key=",
+            "a:",
+            "wandb ",
+            "wandb",
+            "eyJ",
+            "-eyJ",
+            "eyJaaaaaaaa.",
+            "a.",
+            "-a",
+            "--key ",
+            "-a.",
+        ),
+        *(
+            "token ",
+            "token  ",
+            "bearer 1",
+            "http://",
+            "://",
+            "u:",
+            "?sig=",
+            "key -> ",
+            "a b",
+            "\\'",
+            '"',
+            " ",
+        ),
+        *("-----BEGIN PRIVATE KEY-----", "-----BEGIN ", "BEGIN A", "tokens", "hf_", "sk-", "[removed", "9"),
+    ],
+)
+def test_no_text_takes_longer_than_it_is_long(part: str) -> None:
+    """With a step for each two of its characters it would take an hour."""
+    text = part * (200_000 // len(part))
+    Scrubber({"A_TOKEN": "not like any token"}).text(text)
+    Scrubber().text(f"wandb key @ :// {text} api_key=")
+
+
+def test_a_long_chain_of_names_ends_in_a_secret() -> None:
+    assert Scrubber().text("a=" * 10_000 + "api_key=qwerty12") == "a=" * 10_000 + f"api_key={REMOVED}"
+    assert Scrubber().text("api_key=" + "x1" * 5000 + " after") == f"api_key={REMOVED} after"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from datetime import datetime
 
 import msgspec
 
 from llmtop.presets.errors import ExitCode, LlmtopError
 from llmtop.profiler.record import bookmark, rundir
-from llmtop.profiler.units import NOT_AVAILABLE, format_progress
+from llmtop.profiler.units import NOT_AVAILABLE, format_moment, format_progress
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.output import print_json, table, text_width
 
@@ -102,14 +101,19 @@ def _line(found: rundir.RunDir) -> RunLine:
 
 
 def _cells(line: RunLine) -> tuple[str, ...]:
-    began = NOT_AVAILABLE
-    if line.started is not None:
-        began = datetime.fromtimestamp(line.started).strftime("%Y-%m-%d %H:%M:%S")
     loss = NOT_AVAILABLE if line.last_loss is None else f"{line.last_loss:.3f}"
     progress = NOT_AVAILABLE if line.name is None else format_progress(line.step, line.steps)
     notes = (("not saved", line.unsaved), ("imported", line.imported))
     status = ", ".join([line.status, *(note for note, is_so in notes if is_so)])
-    return (line.run_id, _shown(line.name), status, progress, loss, _shown(line.world_size), began)
+    return (
+        line.run_id,
+        _shown(line.name),
+        status,
+        progress,
+        loss,
+        _shown(line.world_size),
+        format_moment(line.started),
+    )
 
 
 def _shown(value: object) -> str:
