@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -79,9 +79,6 @@ class Lab:
     def close(self) -> None:
         for name in (*self.names, "lead"):
             self.kill_processes(name)
-        for server in self._servers.values():
-            server.kill()
-            server.wait()
         for name in (*self.names, "lead", "net"):
             subprocess.run(["ip", "netns", "del", self.namespace(name)], capture_output=True)
 
@@ -165,11 +162,13 @@ class Lab:
         path.write_text("".join(f"{name} slots={slots}\n" for name in self.names))
         return path
 
-    def llmtop(self, *words: str, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
+    def llmtop(
+        self, *words: str, check: bool = True, variables: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """A command on the launching machine."""
         done = subprocess.run(
             self.inside("lead", [sys.executable, "-m", "llmtop.tui.cli", *words]),
-            env={**self.environment, **variables},
+            env={**self.environment, **(variables or {})},
             capture_output=True,
             text=True,
             timeout=TIMEOUT_SECONDS,
@@ -192,11 +191,14 @@ class Lab:
 
     def kill_processes(self, name: str) -> None:
         """As a power cut does, but for the network: a peer may see connections close."""
+        server = self._servers.pop(name, None)
         for pid in self.processes(name):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+        if server is not None:
+            server.wait()
 
 
 @contextmanager
