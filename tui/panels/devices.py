@@ -39,6 +39,8 @@ class DevicesPanel(Panel):
             return Content.styled("no sample yet" if sample is None else "this run has no GPU", "$muted")
         if self.zoomed:
             rows = _energy_rows(view)
+            if len(devices) > 1:
+                rows += [*_table(devices, len(devices) + 1), Content("")]
             for device in devices:
                 rows += [*_device_rows(view, device, width), Content("")]
             return lines(rows)
@@ -82,8 +84,15 @@ def _table(devices: Sequence[DeviceSample], height: int) -> list[Content]:
     rows = [Content.styled(fit("", _LABEL_CELLS) + head, "$muted")]
     if len(devices) < height:
         return [*rows, *(_table_row(f"GPU{device.index}", [device]) for device in devices)]
-    least = min(devices, key=lambda device: (not device.is_lost, _activity(device) or 0.0))
-    return [*rows, _table_row("mean", devices), _table_row(f"GPU{least.index}", [least])][: max(height, 1)]
+    # Those that a person would look for first, as many as there is room for, and one at least.
+    first = sorted(devices, key=_standing)[: max(1, height - 2)]
+    told = [_table_row(f"GPU{device.index}", [device]) for device in first]
+    return [*rows, _table_row("mean", devices), *told][: max(height, 1)]
+
+
+def _standing(device: DeviceSample) -> tuple[bool, bool, float]:
+    """Lost ones before those that are held down, before the least busy."""
+    return (not device.is_lost, not _hard_throttle([device]), _activity(device) or 0.0)
 
 
 def _table_row(label: str, devices: Sequence[DeviceSample]) -> Content:
