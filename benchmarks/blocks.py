@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,13 @@ from llmtop.profiler.probes.outside import OutsideProbe
 from llmtop.profiler.probes.training import StepReading
 from llmtop.profiler.record.eventlog import FLUSHER, EventWriter
 from llmtop.profiler.record.events import Phase
+from llmtop.trainer.ops import ops_of
 from llmtop.trainer.supervisor.extensions import extensions_dir
 from llmtop.trainer.supervisor.rankenv import free_port, rank_environment
 from llmtop.trainer.worker.build import build_model
 from llmtop.trainer.worker.callbacks import Callback, StepOutcome
 from llmtop.trainer.worker.loop import Probes
+from llmtop.trainer.worker.opbuild import build_ops
 from llmtop.trainer.worker.place import place_from_environment
 from llmtop.trainer.worker.process_group import join_process_group
 from llmtop.trainer.worker.session import (
@@ -149,7 +151,10 @@ class Arm(Struct):
 class Bench:
     """An engine, its data, and the arms that blocks of steps are run by."""
 
-    def __init__(self, planned: Planned, root: Path) -> None:
+    def __init__(
+        self, planned: Planned, root: Path, say: Callable[[str], object] = lambda words: None
+    ) -> None:
+        """`say` is told what is ready: on a new machine this takes minutes, most of them to compile an op."""
         self.spec = planned.spec
         self.run_dir = run = make_run(planned, root)
         extensions = extensions_dir(os.environ)
@@ -158,16 +163,20 @@ class Bench:
             rank_environment(run, 0, port=free_port(), extensions=extensions, environment=os.environ)
         )
         import_libraries(self.spec)
+        say("libraries loaded")
         self._place = place_from_environment()
         self.device = join_process_group(self._place, on_cpu=self.spec.on_cpu)
+        say("process group up")
         self.events = EventWriter(run.events_path(0), self._place.source)
         self._batches = make_batches(run, self.spec, self._place)
         config = run.deepspeed_config()
+        build_ops(ops_of(config), lambda built: say(f"op {built.name} there after {built.seconds:.1f} s"))
         self.engine = build_engine(build_model(self.spec, config, self.device), self.spec, config)
         self._stages = StageLog(self.events)
         self._step = 0
         self._flush_seconds = 0.0
         self._bare = self._hooks()
+        say("engine built")
 
     def bare(self) -> Arm:
         """Training alone."""
@@ -186,12 +195,16 @@ class Bench:
         callbacks = make_reports(spec, self._place, self.events.hold, lambda line: _write(log, line))
         return Arm(probes=probes, callbacks=callbacks, hooks=self._hooks())
 
-    def inside_seconds(self, watched: Arm, steps: int) -> Inside:
+    def nothing_seconds(self, steps: int) -> dict[str, float]:
+        """What the clock itself takes around calls that do nothing, by call, for one step."""
+        return self._inside(self.bare(), steps)[0]
+
+    def inside_seconds(self, watched: Arm, steps: int, nothing: Mapping[str, float]) -> Inside:
         """Processor time a step inside the calls of probes and reports, over a block of `steps`.
 
         With an idle device before each call there is nothing to wait for, so that is the calls' work.
+        `nothing` is what to take off: `nothing_seconds`.
         """
-        nothing, _ = self._inside(self.bare(), steps)
         on_cuda = self.device.type == "cuda"
         busy, beside = self._inside(watched, steps, self._wait if on_cuda else None)
         waits = self._inside(watched, steps)[0] if on_cuda else None

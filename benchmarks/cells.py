@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -36,6 +37,7 @@ from llmtop.trainer.dsconfig import deepspeed_config
 from llmtop.trainer.launch import start_run
 from llmtop.trainer.ops import ops_of
 from llmtop.trainer.preflight import preflight
+from llmtop.trainer.stacks import take_stacks
 from llmtop.trainer.supervisor.extensions import extensions_dir, op_library
 
 DEFAULTS: Cell = {"steps": 4, "classify_every": 2, "tokenizer": "bytes", "kernel_profile_step": 0}
@@ -44,6 +46,9 @@ of kernel names takes device memory of its own."""
 BUILDER = "benchmarks.opbuild:main"
 BUILD_SECONDS = 300.0
 """DeepSpeed's fused Adam alone takes over a minute."""
+_LOOK_SECONDS = 10.0
+"""Before a run is ended for its length it is asked where it stands, which takes seconds with py-spy."""
+_SHOWN_STACKS = 6000
 _STAMPS = ("v", "t", "m", "src", "kind", "traceback")
 
 
@@ -61,6 +66,8 @@ class Carried(Struct, frozen=True, kw_only=True):
     run: RunDir
     cut_after_seconds: float | None = None
     """The time that it was given, where nothing but that ended it."""
+    stacks: str = ""
+    """Where its ranks stood shortly before that."""
 
 
 def plan(cell: Cell, machine: Machine, *, name: str) -> Planned:
@@ -145,11 +152,18 @@ class Runner:
     def _carry_out(self, server: ForkServer, planned: Planned, seconds: float, entry: str) -> Carried:
         run = make_run(planned, self._root)
         sampled = _Sampled(run, self._nvml, on_cpu=planned.spec.on_cpu)
+        looked = _LookedAt(run, seconds)
+
+        def while_running(pids: dict[int, int]) -> None:
+            sampled(pids)
+            looked()
+
         try:
-            ended = server.run(run, seconds=seconds, entry=entry, while_running=sampled)
+            ended = server.run(run, seconds=seconds, entry=entry, while_running=while_running)
         finally:
             sampled.close()
-        return Carried(run=run, cut_after_seconds=ended.cut_after_seconds)
+        cut = ended.cut_after_seconds
+        return Carried(run=run, cut_after_seconds=cut, stacks="" if cut is None else looked.stacks)
 
     def _build_ops(self, planned: Planned) -> None:
         """Have DeepSpeed's ops that a run needs built once, before and outside of its own time.
@@ -196,6 +210,24 @@ class _Sampled:
         self._events.close()
 
 
+class _LookedAt:
+    """Asks a run that has nearly used up its time where its ranks stand, once: a hang shows its place."""
+
+    def __init__(self, run: RunDir, seconds: float) -> None:
+        self._run = run
+        self._at = time.monotonic() + seconds - _LOOK_SECONDS if seconds > 2 * _LOOK_SECONDS else math.inf
+        self.stacks = ""
+
+    def __call__(self) -> None:
+        if time.monotonic() < self._at:
+            return
+        self._at = math.inf
+        try:
+            self.stacks = take_stacks(self._run, read_state(self._run)).text
+        except UsageError as error:
+            self.stacks = str(error)
+
+
 def row_of(planned: Planned, carried: Carried, *, alone: bool, wall_seconds: float) -> Row:
     """Predicted and measured side by side."""
     run = carried.run
@@ -220,6 +252,7 @@ def row_of(planned: Planned, carried: Carried, *, alone: bool, wall_seconds: flo
             "own_device_bytes": _own_device_bytes(run),
             "pss_bytes": state.peak_pss_bytes,
             "log_tail": _tail(run.log_path(0)) if failed else "",
+            "stacks": carried.stacks[:_SHOWN_STACKS],
         },
         "tokens_per_second": tokens_per_second(run),
         "breakdown": _breakdown(state, planned),

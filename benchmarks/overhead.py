@@ -8,13 +8,18 @@ all tensors in the block (`classified`). A second series compares bare blocks wi
 sampler of a supervisor running in its own process. Differences are taken within a round; the interval
 is a bootstrap of their trimmed mean over the rounds. On a machine with other work that is wide; so the
 processor time inside the probes' own calls is measured first, their work apart from their waits for the
-device, without and with that of the thread that writes what they tell (`--inside` measures nothing else,
-within 90 seconds on a GPU).
+device, without and with that of the thread that writes what they tell (`--inside` measures nothing else).
+
+Each series has its time (`--seconds` for what is inside the calls, `--minutes` for the others), is a row of
+its own as soon as it is done, and every block of the first says its figures. Before all that come the
+imports, on a new machine the compiling of DeepSpeed's Adam (over a minute), and the model: `--limit` is for
+the whole, after it a stack of every thread says where it stood and the process ends.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import math
 import os
@@ -43,7 +48,7 @@ from llmtop.profiler.hardware.sampler import Sampler
 from llmtop.trainer.pdeath import die_with_parent
 
 if TYPE_CHECKING:
-    from benchmarks.blocks import Arm, Bench
+    from benchmarks.blocks import Arm, Bench, Inside
 
 GOAL_MS = 0.1
 GOAL_PERCENT = 0.5
@@ -56,8 +61,12 @@ _SHORTEST_BLOCK = 5
 _WARM_UP_STEPS = 12
 """Until the probes know what their readings cost."""
 _INSIDE_BLOCKS = 6
+"""As long as there is time."""
+_FEWEST_BLOCKS = 2
 _INSIDE_STEPS = 20
 """Some of what is told by steps is told of every tenth or twentieth."""
+_READY_SECONDS = 240.0
+"""Imports, compiling an op, the model."""
 _TRIM = 0.1
 _GPU: Cell = {"model": "llama-3.2-1b", "zero": 2, "micro_batch": 4, "seq_len": 1024}
 """About 100 ms a step on an H200."""
@@ -189,25 +198,38 @@ def sample_for_ever(pid: int, every_seconds: float = 1.0) -> None:
         time.sleep(max(0.0, every_seconds - (time.monotonic() - began)))
 
 
-def measure(bench: Bench, minutes: float) -> Row:
-    """All series on one engine; without minutes, what is inside the probes' calls only."""
+def measure(
+    bench: Bench, seconds: float, minutes: float, keep: Callable[[Row], object], say: Callable[[str], object]
+) -> None:
+    """All series on one engine, each row kept when it is there; without minutes only what is inside the
+    probes' calls, for which there are so many seconds."""
     bare = bench.bare()
     bench.step_seconds(bare, _SHORTEST_BLOCK)
     step = bench.step_seconds(bare, 2 * _SHORTEST_BLOCK).wall
     steps = max(_SHORTEST_BLOCK, math.ceil(_BLOCK_SECONDS / step))
-    row = {"step_seconds": step, "steps_of_block": steps, **_inside(bench, steps, step)}
-    if not minutes:
-        return row
-    paired = _paired(bench, bare, step, steps, minutes)
-    return {**row, **paired, "text": [*paired["text"], *row["text"]]}
+    say(f"a step takes {1e3 * step:.2f} ms, blocks have {steps}")
+    row = {"step_seconds": step, "steps_of_block": steps}
+    keep({**row, "series": "inside", **_inside(bench, steps, step, seconds, say)})
+    if minutes:
+        keep({**row, "series": "probes", **_probes(bench, bare, steps, minutes)})
+        keep({**row, "series": "sampler", **_sampler(bench, bare, step, minutes)})
 
 
-def _inside(bench: Bench, steps: int, step_seconds: float) -> Row:
+def _inside(
+    bench: Bench, steps: int, step_seconds: float, seconds: float, say: Callable[[str], object]
+) -> Row:
     """Work and waits of the probes' own calls."""
+    deadline = time.monotonic() + seconds
+    steps = max(steps, _INSIDE_STEPS)
+    nothing = bench.nothing_seconds(steps)
     # One for all blocks: the first steps of a process import, allocate, and are looked at more closely.
     watched = bench.watched(classify_every=0)
-    bench.inside_seconds(watched, _WARM_UP_STEPS)
-    found = [bench.inside_seconds(watched, max(steps, _INSIDE_STEPS)) for _ in range(_INSIDE_BLOCKS)]
+    bench.inside_seconds(watched, _WARM_UP_STEPS, nothing)
+    say("warm")
+    found: list[Inside] = []
+    while len(found) < _INSIDE_BLOCKS and (len(found) < _FEWEST_BLOCKS or time.monotonic() < deadline):
+        found.append(bench.inside_seconds(watched, steps, nothing))
+        say(f"block {len(found)}: {1e3 * found[-1].work:.4f} ms of work a step")
     figures = {
         "work inside the probes' calls": [each.work for each in found],
         "that and the writer's thread": [each.work + each.beside for each in found],
@@ -227,8 +249,8 @@ def _inside(bench: Bench, steps: int, step_seconds: float) -> Row:
     }
 
 
-def _paired(bench: Bench, bare: Arm, step: float, steps: int, minutes: float) -> Row:
-    """Blocks with and without the probes, and with and without the sampler, in turns."""
+def _probes(bench: Bench, bare: Arm, steps: int, minutes: float) -> Row:
+    """Blocks with and without the probes, in turns."""
     arms = {
         "bare": bare,
         "watched": bench.watched(classify_every=0),
@@ -238,23 +260,34 @@ def _paired(bench: Bench, bare: Arm, step: float, steps: int, minutes: float) ->
     blocks = {name: _block(bench, arm, steps) for name, arm in arms.items()}
     in_turns(blocks, 0.0, at_least=2)  # the first blocks of an arm import and allocate
     rounds = in_turns(blocks, 60 * minutes * 0.65)
-    sampled_steps = max(_SHORTEST_BLOCK, math.ceil(_SAMPLED_BLOCK_SECONDS / step))
-    sampler = SamplerProcess()
-    try:
-        plain = _block(bench, bare, sampled_steps)
-        sampled = in_turns({"bare": plain, "sampled": lambda: sampler.during(plain)}, 60 * minutes * 0.35)
-    finally:
-        sampler.close()
-    by_sampler = cost(
-        "wall time: the supervisor's sampler",
-        [times["sampled"].wall - times["bare"].wall for times in sampled],
-        [times["bare"].wall for times in sampled],
-    )
-    costs = [*probe_costs(rounds, steps), by_sampler]
     bare_seconds = [times["bare"].wall for times in rounds]
     return {
         "step_seconds": statistics.median(bare_seconds),
         "step_seconds_p95": percentile(bare_seconds, 0.95),
+        **_told(probe_costs(rounds, steps)),
+        "rounds": msgspec.to_builtins(rounds),
+    }
+
+
+def _sampler(bench: Bench, bare: Arm, step: float, minutes: float) -> Row:
+    """Blocks with and without the supervisor's sampler, in turns."""
+    steps = max(_SHORTEST_BLOCK, math.ceil(_SAMPLED_BLOCK_SECONDS / step))
+    sampler = SamplerProcess()
+    try:
+        plain = _block(bench, bare, steps)
+        rounds = in_turns({"bare": plain, "sampled": lambda: sampler.during(plain)}, 60 * minutes * 0.35)
+    finally:
+        sampler.close()
+    found = cost(
+        "wall time: the supervisor's sampler",
+        [times["sampled"].wall - times["bare"].wall for times in rounds],
+        [times["bare"].wall for times in rounds],
+    )
+    return {"steps_of_block": steps, **_told([found]), "sampler_rounds": msgspec.to_builtins(rounds)}
+
+
+def _told(costs: Sequence[Cost]) -> Row:
+    return {
         "costs": [
             {
                 "name": each.name,
@@ -265,8 +298,6 @@ def _paired(bench: Bench, bare: Arm, step: float, steps: int, minutes: float) ->
             }
             for each in costs
         ],
-        "rounds": msgspec.to_builtins(rounds),
-        "sampler_rounds": msgspec.to_builtins(sampled),
         "text": [str(each) for each in costs],
     }
 
@@ -277,7 +308,9 @@ def _block(bench: Bench, arm: Arm, steps: int) -> Block:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--minutes", type=float, default=4.0)
+    parser.add_argument("--minutes", type=float, default=4.0, help="of the series with and without")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of what is inside the probes' calls")
+    parser.add_argument("--limit", type=float, help="seconds of all; default: those, and 240 to get ready")
     parser.add_argument("--inside", action="store_true", help="only what is inside the probes' calls")
     parser.add_argument("--cpu", action="store_true", help="the CPU demo's model, whatever devices there are")
     parser.add_argument("--cell", type=json.loads, default={}, help="run options as JSON, over the default's")
@@ -287,25 +320,33 @@ def main() -> None:
     if options.sample is not None:
         sample_for_ever(options.sample)
         return
+    minutes = 0.0 if options.inside else options.minutes
+    began = time.monotonic()
+    limit = options.limit or _READY_SECONDS + 2 * options.seconds + 90 * minutes
+    faulthandler.dump_traceback_later(limit, exit=True)
     machine = detect_machine()
     if options.cpu:
         machine = Machine(gpu="cpu", gpus=1, host_memory_bytes=machine.host_memory_bytes)
     cell = {**(_CPU if machine.gpu == "cpu" else _GPU), **options.cell, "gpus": 1}
     planned = plan({"steps": 10**9, "lr_schedule": "constant", **cell}, machine, name="overhead")
     root = Path(tempfile.mkdtemp(prefix="llmtop-overhead-"))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+
+    def say(words: str) -> None:
+        print(f"{time.monotonic() - began:6.1f} s  {words}", flush=True)
+
+    def keep(row: Row) -> None:
+        with options.out.open("a") as log:
+            log.write(json.dumps({"cell": cell, "device": machine.gpu, **row}) + "\n")
+        print("\n".join(row["text"]), flush=True)
+
     try:
         os.environ["DS_ACCELERATOR"] = "cpu" if machine.gpu == "cpu" else "cuda"
         from benchmarks.blocks import Bench
 
-        minutes = 0.0 if options.inside else options.minutes
-        row = {"cell": cell, "device": machine.gpu, **measure(Bench(planned, root), minutes)}
+        measure(Bench(planned, root, say), options.seconds, minutes, keep, say)
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with options.out.open("a") as log:
-        log.write(json.dumps(row) + "\n")
-    print(f"step {1e3 * row['step_seconds']:.2f} ms, blocks of {row['steps_of_block']} steps")
-    print("\n".join(row["text"]), flush=True)
     # Taking a process group of gloo down can abort the process.
     os._exit(0)
 

@@ -1,10 +1,12 @@
 """How long a run stands still while it goes over to another setting.
 
     python -m benchmarks.restage [--cell '{"model": "llama-3.1-8b", "gpus": 2}'] [--to zero=3 --to zero=2]
+    python -m benchmarks.restage --gpus 8 --to "gpus=4 micro_batch=2" --to "gpus=8 micro_batch=1"
 
 A supervised run is changed by each `--to` in turn, a few steps after the change before it. A row has the
 seconds from the end of the last step on the old setting to the end of the first on the new one, what they
-went into, and whether the loss went on.
+went into, and whether the loss went on. A run that stands still for longer than `--patience` is asked where
+before it is ended.
 """
 
 from __future__ import annotations
@@ -30,11 +32,12 @@ from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import control
 from llmtop.trainer.launch import start_run
+from llmtop.trainer.stacks import take_stacks
 
 GOAL_SECONDS = 60.0
 """For Llama-3.1-8B on two H200."""
 STEPS_BETWEEN = 3
-_PATIENCE_SECONDS = 600.0
+_PATIENCE_SECONDS = 400.0
 _GPU: Cell = {
     "model": "llama-3.1-8b",
     "zero": 2,
@@ -48,12 +51,12 @@ _CPU: Cell = {"model": "tiny-llama-cpu", "gpus": 2, "zero": 1, "seq_len": 64, "t
 _TO = ("zero=3", "zero=2 attention=sdpa", "micro_batch=2 grad_accum=1")
 
 
-def measure(run: RunDir, words: tuple[str, ...], cell: Cell) -> Row:
+def measure(run: RunDir, words: tuple[str, ...], cell: Cell, patience_seconds: float) -> Row:
     """One change, from the request to some steps after it."""
-    _wait_for_steps(run, STEPS_BETWEEN)
+    _wait_for_steps(run, STEPS_BETWEEN, patience_seconds)
     request = control.change(run, control.SetParams(words=words))
-    answer = control.wait_until_settled(run, request, _PATIENCE_SECONDS)
-    _wait_for_steps(run, STEPS_BETWEEN)
+    answer = control.wait_until_settled(run, request, patience_seconds)
+    _wait_for_steps(run, STEPS_BETWEEN, patience_seconds)
     record = read_state(run).changes.records[-1]
     steps = [event for event in EventTail(run.events_path(0)).poll() if isinstance(event, StepFinished)]
     restaged = record.restaged
@@ -77,29 +80,37 @@ def told(row: Row) -> str:
     return f"{row['to']:<30}{row['status']:<10}down {seconds}  {parts or row['reason']}"
 
 
-def _wait_for_steps(run: RunDir, more: int) -> None:
+def _wait_for_steps(run: RunDir, more: int, patience_seconds: float) -> None:
     wanted = read_state(run).steps_finished + more
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while read_state(run).steps_finished < wanted:
-        if not run.supervisor_alive() or time.monotonic() > deadline:
-            ended = read_state(run).ended
-            why = ended.reason if ended else "it takes too long"
-            raise JobFailedError("the run made no more steps", why=why)
+    deadline = time.monotonic() + patience_seconds
+    while (state := read_state(run)).steps_finished < wanted:
+        if not run.supervisor_alive() or state.ended is not None:
+            raise JobFailedError(
+                "the run made no more steps", why=state.ended.reason if state.ended else "its supervisor died"
+            )
+        if time.monotonic() > deadline:
+            print(take_stacks(run, state).text, flush=True)
+            raise JobFailedError(
+                f"the run made no step for {patience_seconds:g} s", why="where it stands is told above"
+            )
         time.sleep(0.2)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--cell", type=json.loads, default={}, help="run options as JSON, over the default's")
+    parser.add_argument("--gpus", type=int, help="to begin with; default: all there are, 2 ranks on the CPU")
     parser.add_argument("--to", action="append", help="key=value words of one change; may be repeated")
     parser.add_argument("--cpu", action="store_true", help="on the CPU kind, whatever devices there are")
+    parser.add_argument("--patience", type=float, default=_PATIENCE_SECONDS, help="seconds for each wait")
     parser.add_argument("--out", type=Path, default=RESULTS / "restage.jsonl")
     options = parser.parse_args()
     machine = detect_machine()
     if options.cpu:
         machine = Machine(gpu="cpu", gpus=1, host_memory_bytes=machine.host_memory_bytes)
     default = _CPU if machine.gpu == "cpu" else {**_GPU, "gpus": machine.gpus}
-    cell = {**default, **options.cell}
+    gpus = {} if options.gpus is None else {"gpus": options.gpus}
+    cell = {**default, **options.cell, **gpus}
     planned = plan({**cell, "steps": 10**6, "lr_schedule": "constant"}, machine, name="restage")
     root = Path(tempfile.mkdtemp(prefix="llmtop-restage-"))
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -109,14 +120,14 @@ def main() -> None:
         run = start_run(planned.spec, planned.prediction, root=root)
         try:
             for words in options.to or _TO:
-                row = {"device": machine.gpu, **measure(run, tuple(words.split()), cell)}
+                row = {"device": machine.gpu, **measure(run, tuple(words.split()), cell, options.patience)}
                 with options.out.open("a") as log:
                     log.write(json.dumps(row) + "\n")
                 print(told(row), flush=True)
         finally:
             if run.supervisor_alive():
                 control.stop(run, save=False)
-                control.wait_for_end(run, _PATIENCE_SECONDS)
+                control.wait_for_end(run, options.patience)
     finally:
         shutil.rmtree(root, ignore_errors=True)
     print(f"goal: at most {GOAL_SECONDS:.0f} s for Llama-3.1-8B on two H200")

@@ -25,6 +25,7 @@ from llmtop.profiler.hardware.machine import detect_machine
 RESULTS = Path(__file__).parent / "results"
 _HOST_SHARE = 0.85
 _DEVICE_SHARE = 0.97
+_LATE_SECONDS = 120.0
 
 
 def add_options(parser: argparse.ArgumentParser, out: Path) -> None:
@@ -49,7 +50,12 @@ def add_options(parser: argparse.ArgumentParser, out: Path) -> None:
 
 @contextmanager
 def runner(options: argparse.Namespace) -> Iterator[Runner]:
-    """Carries out cells as the options say; its folder of runs goes when it ends."""
+    """Carries out cells as the options say; its folder of runs goes when it ends.
+
+    A call that is still there long after its last run had to be over says where it stands.
+    """
+    late = 60 * options.minutes + options.cell_seconds + _LATE_SECONDS
+    faulthandler.dump_traceback_later(late, repeat=True)
     machine = machine_of(options)
     on_cpu = machine.gpu == "cpu"
     host = None if machine.host_memory_bytes is None else int(_HOST_SHARE * machine.host_memory_bytes)
@@ -57,6 +63,7 @@ def runner(options: argparse.Namespace) -> Iterator[Runner]:
     room = Room(device_bytes=None if device is None else int(_DEVICE_SHARE * device), host_bytes=host)
     root = Path(tempfile.mkdtemp(prefix="llmtop-bench-"))
     with ExitStack() as stack:
+        stack.callback(faulthandler.cancel_dump_traceback_later)
         stack.callback(shutil.rmtree, root, ignore_errors=True)
         server = None if options.supervised else stack.enter_context(ForkServer(on_cpu=on_cpu))
         if server is not None:

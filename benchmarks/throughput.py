@@ -1,6 +1,7 @@
 """Tokens a second: our worker against Hugging Face's Trainer, and the best setting for a large model.
 
     python -m benchmarks.throughput --gpus 1 --minutes 8
+    python -m benchmarks.throughput --gpus 8 --limit 1 --minutes 8
     python -m benchmarks.throughput --best --gpus 2 --minutes 8
     python -m benchmarks.throughput --summary benchmarks/results/throughput.jsonl
 
@@ -52,6 +53,16 @@ GOAL_MFU = 0.5
 AS_SHIPPED: Cell = {"classify_every": 100, "kernel_profile_step": 3}
 """What our worker does besides training, at its defaults."""
 _LLAMA: Cell = {"attention": "flash_attention_2", "liger": True}
+_LARGE: Cell = {
+    "model": "llama-3.1-8b",
+    "zero": 3,
+    "micro_batch": 2,
+    "seq_len": 4096,
+    "steps": 12,
+    "gradient_checkpointing": True,
+    **_LLAMA,
+}
+_SMALL: Cell = {"model": "smollm2-135m", "zero": 1, "micro_batch": 1, "seq_len": 512, "steps": 90}
 COMPARED: dict[int, tuple[Cell, ...]] = {
     1: (
         {"model": "smollm2-135m", "zero": 1, "micro_batch": 1, "seq_len": 512, "steps": 90},
@@ -62,17 +73,12 @@ COMPARED: dict[int, tuple[Cell, ...]] = {
     ),
     2: (
         {"model": "llama-3.2-1b", "zero": 2, "micro_batch": 4, "seq_len": 2048, "steps": 30},
-        {
-            "model": "llama-3.1-8b",
-            "zero": 3,
-            "micro_batch": 2,
-            "seq_len": 4096,
-            "steps": 12,
-            "gradient_checkpointing": True,
-            **_LLAMA,
-        },
-        {"model": "smollm2-135m", "zero": 1, "micro_batch": 1, "seq_len": 512, "steps": 90},
+        _LARGE,
+        _SMALL,
     ),
+    # The large one first, and without shards of its weights as well: for this a box of many GPUs is rented.
+    4: (_LARGE, {**_LARGE, "zero": 2}, _SMALL),
+    8: (_LARGE, {**_LARGE, "zero": 2}, _SMALL),
 }
 """A small model that the host is the limit of, a middle one, and a large one."""
 COMPARED_ON_CPU: tuple[Cell, ...] = (
@@ -241,7 +247,7 @@ def _share(share: float | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--gpus", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--gpus", type=int, choices=tuple(COMPARED), default=1)
     parser.add_argument("--best", action="store_true", help="settings for Llama-3.1-8B instead")
     parser.add_argument("--summary", type=Path, help="only say what a file of rows holds")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="times each side runs twice")

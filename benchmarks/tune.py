@@ -2,6 +2,7 @@
 
     python -m benchmarks.tune --cells llama-1b,qwen-0.5b,llama-8b-lora --minutes 9
     python -m benchmarks.tune --sweep llama-1b --minutes 9       # again until all of its settings have a row
+    python -m benchmarks.tune --gpus 8 --cells llama-8b --minutes 9
     python -m benchmarks.tune --cpu; python -m benchmarks.tune --peer    # beside DeepSpeed's autotuner
     python -m benchmarks.tune --summary benchmarks/results/tune.jsonl
 
@@ -15,6 +16,7 @@ Rows are added as they come and none is made twice, so calls go on where the las
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import shutil
 import tempfile
 import time
@@ -79,6 +81,7 @@ CASES: dict[str, Case] = {
     "llama-1b": Case(recipe="full-zero2", values={"model": "llama-3.2-1b", **_EIGHT}, swept=_SWEPT),
     "qwen-0.5b": Case(recipe="full-zero2", values={"model": "qwen2.5-0.5b", **_EIGHT}, swept=_SWEPT),
     "llama-8b-lora": Case(recipe="lora", values={"model": "llama-3.1-8b", **_EIGHT}, swept=_SWEPT),
+    "llama-8b": Case(recipe="full-zero3", values={"model": "llama-3.1-8b", **_EIGHT}, swept=_SWEPT),
     "llama-8b-8bit": Case(
         recipe="full-zero3",
         values={"model": "llama-3.1-8b", "optimizer": "adamw_8bit", **_EIGHT},
@@ -87,7 +90,7 @@ CASES: dict[str, Case] = {
     "cpu": Case(
         recipe="cpu-demo",
         # With more threads each waits for the other, which other programs' load makes long.
-        values={"gpus": 1, "micro_batch": 1, "grad_accum": 4, "threads_per_rank": 1},
+        values={"micro_batch": 1, "grad_accum": 4, "threads_per_rank": 1},
         swept=("micro_batch=1,2,4", "checkpointing=none,all"),
     ),
 }
@@ -171,9 +174,15 @@ def search(bench: Bench, name: str, root: Path) -> None:
     with tune.held(), bench.starts(spec, tune.path) as start:
         ready = time.monotonic() - began
         teller = Progress(space, options.trials)
-        stopped = Search(tune, spec, space, teller, start=start).run(
-            options.trials, options.search_minutes, began=began
-        )
+        try:
+            stopped = Search(tune, spec, space, teller, start=start).run(
+                options.trials, options.search_minutes, began=began
+            )
+        except BaseException as error:
+            # The cell stays open, but what was measured is not lost.
+            trials = [msgspec.to_builtins(line) for line in tune.ended()]
+            bench.log.add({"cell": {**cell, "kind": "cut off"}, "why": [repr(error)], "trials": trials})
+            raise
     result = found(tune, spec, choice_of(spec, space.knobs), stopped)
     best, began_with = result.best, result.start
     bench.log.add(
@@ -378,6 +387,7 @@ def main() -> None:
     act = peer if options.peer else sweep if options.sweep else search
     names = (options.sweep or options.cells or ("cpu" if options.cpu else "llama-1b")).split(",")
     bench = Bench(options)
+    faulthandler.dump_traceback_later(60 * options.minutes + _FIRST_SECONDS, repeat=True)
     root = Path(tempfile.mkdtemp(prefix="llmtop-tune-"))
     try:
         with interruptible():

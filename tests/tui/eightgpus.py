@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -19,7 +20,7 @@ STEPS = 20
 class EightRecorder(FineRecorder):
     def _device(self, index: int, used: int) -> DeviceSample:
         device = super()._device(index, used)
-        changed = {
+        changed: dict[int, dict[str, Any]] = {
             SLOW: {"sm_active_percent": 61.0},
             HOT: {"temperature_celsius": 86.0, "throttle_reasons": ("hw_thermal_slowdown",)},
             FULL: {"memory_used_bytes": (device.memory_used_bytes or 0) + 9 * GIB},
