@@ -64,9 +64,15 @@ def request(run: RunDir, action: str, params: dict[str, Any] | None = None) -> s
         raise LlmtopError(
             f"the request to run {run.run_id} cannot be written",
             why=error.strerror or str(error),
-            fix=f"make {run.control_dir} writable and free some space",
+            fix=f"make {run.control_dir} writable and free some space{_without_requests(run)}",
         ) from error
     return request_id
+
+
+def _without_requests(run: RunDir) -> str:
+    """How the run is ended by somebody who cannot write into its folder."""
+    supervisor = run.supervisor_identity()
+    return "" if supervisor is None else f"; kill {supervisor.pid} ends it, with a checkpoint where one fits"
 
 
 def stop(run: RunDir, save: bool) -> str:

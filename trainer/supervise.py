@@ -30,6 +30,7 @@ from llmtop.trainer.change.standby import let_go
 from llmtop.trainer.supervisor.bookmarkwatch import BookmarkWatch
 from llmtop.trainer.supervisor.changes import Changes
 from llmtop.trainer.supervisor.extensions import extensions_dir
+from llmtop.trainer.supervisor.folderwatch import FolderWatch
 from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
 from llmtop.trainer.supervisor.healing import Healer
 from llmtop.trainer.supervisor.hostmemory import HostMemoryWatch
@@ -90,6 +91,7 @@ class Supervisor:
         self._hardware = HardwareWatch(run, self.events.write, _log)
         self._bookmark = BookmarkWatch(run, _log)
         self._thinning = ThinWatch(run, _log)
+        self._folder = FolderWatch(run, self.graces.folder)
         self._memory = HostMemoryWatch(run, self.events.write, _log)
         self._healer = Healer(run, self.events.write, _log)
         self._wakeup = Wakeup(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
@@ -210,6 +212,8 @@ class Supervisor:
         self._lose_patience()
         self._bookmark.turn()
         self._thinning.turn()
+        if not self.stop_asked and self._folder.gone():
+            self._begin_stop(save=False)
 
     # --- ranks ------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from tests.recorded_spec import recorded_prediction, recorded_spec
 
 FAKE_RANK = Path(__file__).with_name("fake_rank.py")
 TIMEOUT_SECONDS = 60.0
-GRACES = "peers=0.3,kill=0.3,stop=0.5,stop_kill=0.3,script=0.5,save=0.7,finish=0.5"
+GRACES = "peers=0.3,kill=0.3,stop=0.5,stop_kill=0.3,script=0.5,save=0.7,finish=0.5,folder=0.5"
 
 
 def worker_command(scenario: str) -> str:

@@ -24,6 +24,7 @@ from llmtop.trainer.script.end import ScriptStory, name_script_end
 from llmtop.trainer.script.follow import ScriptProgress
 from llmtop.trainer.script.job import COMMAND, job_of
 from llmtop.trainer.supervisor.bookmarkwatch import BookmarkWatch
+from llmtop.trainer.supervisor.folderwatch import FolderWatch
 from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
 from llmtop.trainer.supervisor.journal import Journal
 from llmtop.trainer.supervisor.lifeline import run_started, supervisor_failed
@@ -67,6 +68,7 @@ class ScriptSupervisor:
         self._hardware = HardwareWatch(run, self.events.write, log)
         self._bookmark = BookmarkWatch(run, log)
         self._thinning = ThinWatch(run, log)
+        self._folder = FolderWatch(run, self._graces.folder)
         self._exit: RankExit | None = None
         self._killed = False
         self._left = False
@@ -119,6 +121,8 @@ class ScriptSupervisor:
         self._lose_patience()
         self._bookmark.turn()
         self._thinning.turn()
+        if self._folder.gone() and not self._patience.waiting_for:
+            self._begin_stop() if self._script.pid is None else self._stop_watching()
 
     # --- ranks ------------------------------------------------------------------------------------
 

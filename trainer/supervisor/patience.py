@@ -34,6 +34,8 @@ class Graces(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """For a command of the user's own that was sent SIGTERM and does not ignore it: it may be saving."""
     save: float = 900.0
     """For stopping with a checkpoint, on top of a few steps' time."""
+    folder: float = 10.0
+    """After the run's folder was removed: then the run ends, since nobody can find it any more."""
     ready: float = 600.0
     """For ranks that are started beside others to have loaded what they need."""
     finish: float = 120.0

@@ -14,6 +14,7 @@ from llmtop.profiler.record import rundir
 from llmtop.profiler.record.feed import RunReader
 from llmtop.tui.commandline.arguments import RUN_HELP
 from llmtop.tui.commandline.streams import write_data
+from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.follow import POLL_SECONDS
 
 
@@ -23,6 +24,7 @@ class LogTail:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
+        self._told = False
 
     def lines(self, *, last: bool = False) -> Iterator[str]:
         """New whole lines; with `last`, a torn one at the end too."""
@@ -31,6 +33,11 @@ class LogTail:
                 stream.seek(self._offset)
                 content = stream.read()
         except FileNotFoundError:
+            return
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                tell(f"{self._path} cannot be read: {error.strerror or error}")
             return
         end = len(content) if last else content.rfind(b"\n") + 1
         self._offset += end

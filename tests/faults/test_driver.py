@@ -1,0 +1,139 @@
+"""The driver is missing, fails in the middle of a run, loses a GPU, or has it in parts (MIG)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from llmtop.profiler.findings.find import findings
+from llmtop.profiler.hardware.nvml import NvmlReader
+from llmtop.profiler.record.events import HardwareSampled, StepFinished, XidSeen
+from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.trainer import control
+from tests.fake_nvml import NOT_SUPPORTED, FakeGpu, FakeNvml
+from tests.recorded_spec import recorded_prediction, recorded_spec
+from tests.trainer.fakedriver import stand_in_for_the_driver
+from tests.trainer.supervised import GRACES, Supervised, cleaned_up, worker_command
+
+_HARM = """
+import pynvml
+run = Path(sys.orig_argv[-1])
+gpus = [FakeGpu(uuid=f"GPU-{number}") for number in range(2)]
+
+def begin(name, gpu):
+    if (run / "harm").exists():
+        HARM
+
+class Harmed(FakeNvml):
+    def _begin(self, name, gpu):
+        begin(name, gpu)
+        super()._begin(name, gpu)
+
+FakeNvml = Harmed
+"""
+"""GPUs to which something happens once there is a file `harm` in the run."""
+
+Start = Callable[[str], Supervised]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    monkeypatch.setenv("LLMTOP_GRACES", GRACES)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command("trains"))
+
+    def begin(gpus: str) -> Supervised:
+        stand_in_for_the_driver(monkeypatch, tmp_path / "driver", gpus)
+        supervised = Supervised(tmp_path / "runs")
+        spec = recorded_spec("cuda", ranks=2, sample_seconds=0.1)
+        supervised.run = RunDir.create(tmp_path / "runs", spec, recorded_prediction(spec), {})
+        started.append(supervised)
+        supervised.start()
+        return supervised
+
+    with cleaned_up() as started:
+        yield begin
+
+
+def newest(run: Supervised) -> HardwareSampled:
+    sample = run.events("hardware")[-1]
+    assert isinstance(sample, HardwareSampled)
+    return sample
+
+
+def step(run: Supervised) -> int:
+    return max(event.step for event in run.events(0) if isinstance(event, StepFinished))
+
+
+def harm(run: Supervised) -> int:
+    """Begin, with samples there; the step then."""
+    run.wait_for_step(2)
+    run.wait_for(lambda: bool(run.events("hardware")))
+    (run.run.path / "harm").touch()
+    return step(run)
+
+
+def end_well(run: Supervised, since: int) -> None:
+    run.wait_for_step(since + 5)
+    control.stop(run.run, save=False)
+    assert run.end().state == "stopped"
+
+
+def test_no_driver_at_all(start: Start) -> None:
+    run = start(
+        "gpus = []\nFakeNvml = lambda: __import__('tests.fake_nvml').fake_nvml.FakeNvml(init_error=9)\n"
+    )
+    run.wait_for_step(2)
+    run.wait_for(lambda: bool(run.events("hardware")))
+    assert newest(run).devices == () and newest(run).host.memory_total_bytes
+    end_well(run, step(run))
+
+
+def test_every_call_fails_from_some_time_on(start: Start) -> None:
+    run = start(_HARM.replace("HARM", "raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)"))
+    since = harm(run)
+    run.wait_for(lambda: newest(run).devices[0].memory_used_bytes is None)
+    assert newest(run).host.memory_total_bytes
+    end_well(run, since)
+
+
+def test_the_binding_breaks_in_a_way_that_nobody_foresaw(start: Start) -> None:
+    run = start(_HARM.replace("HARM", "raise RuntimeError('unforeseen')"))
+    since = harm(run)
+    run.wait_for(lambda: "hardware is no longer sampled" in run.log())
+    assert "unforeseen" in run.log()
+    end_well(run, since)
+
+
+def test_a_gpu_that_falls_off_the_bus_is_told_while_the_run_goes_on(start: Start) -> None:
+    run = start(
+        _HARM.replace("HARM", "gpus[1].lost or (gpus[1].xids.append(79), setattr(gpus[1], 'lost', True))")
+    )
+    since = harm(run)
+    run.wait_for(lambda: bool(run.of(XidSeen)))
+    run.wait_for(lambda: newest(run).devices[1].is_lost)
+    assert newest(run).devices[0].memory_used_bytes is not None
+    told = {f.key: f for f in findings(read_state(run.run), run.run.spec(), run.run.prediction())}
+    assert told["gpu_lost"].severity == told["xid"].severity == "critical"
+    assert "79" in told["xid"].title
+    end_well(run, since)
+
+
+def test_a_gpu_in_parts_tells_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With MIG the driver refuses figures of the whole device, and CUDA names a part of it."""
+    gpu = FakeGpu(uuid="GPU-cccc-3")
+    for call in (
+        *("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetComputeRunningProcesses"),
+        *("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetNvLinkState"),
+    ):
+        gpu.broken[call] = NOT_SUPPORTED
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-GPU-cccc-3/1/0")
+    reader = NvmlReader(FakeNvml(gpu))
+    assert reader.visible_indices() == (0,)
+    (sample,) = reader.sample(own_pids=frozenset())
+    assert not sample.is_lost and sample.memory_used_bytes is None and sample.utilization_percent is None
+    assert sample.power_watts == 612.0 and sample.temperature_celsius == 58.0
+    assert reader.holders(0) is None
