@@ -114,7 +114,7 @@ def _presence(host: HostState, run_id: str, quiet: float | None) -> Iterator[Hos
             key="host_lost",
             severity="critical",
             title=f"host {host.name} does not answer",
-            evidence=f"for {format_seconds(quiet if quiet is not None else host.lost.quiet_seconds)}"
+            evidence=f"for {format_seconds(max(quiet or 0.0, host.lost.quiet_seconds))}"
             f"; its last step told is {step:,}" + (f"; {host.lost.reason}" if host.lost.reason else ""),
             change="its ranks may go on, and are seen again when it answers; where it is down the run can"
             f" only be stopped: llmtop stop {run_id}",

@@ -119,6 +119,10 @@ def _row(
 
 def _of_itself(title: str, name: str) -> str:
     """What is said of a host, in its own row."""
+    waited = title.removeprefix("all hosts wait for ")
+    if waited != title:
+        rank = waited.partition(" of host ")[0]
+        return f"{rank} is slow" if rank != waited else "it is slow"
     return title.replace(f" of host {name}", "").replace(f"host {name} ", "")
 
 

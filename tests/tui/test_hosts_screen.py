@@ -12,23 +12,14 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from llmtop.profiler.fleet.reading import FleetReader
-from llmtop.profiler.record.hosts import Hosts
-from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.asking.deeds import Deeds
-from llmtop.tui.feeds.fleetfeed import FleetFeed
 from llmtop.tui.screens.hosts import HostsScreen
 from llmtop.tui.screens.monitor import MonitorScreen
 from llmtop.tui.screens.runs import RunsScreen
 from tests.fleets import PlayedFleet
+from tests.tui.hostfeed import feed_on_its_clock
 from tests.tui.tuiruns import screen_text, wait_for, wait_for_text
-
-
-def feed_on_its_clock(fleet: PlayedFleet, run: RunDir, hosts: Hosts) -> FleetFeed:
-    """Looks at the time that has passed in the run, and not at that of the test."""
-    reader = FleetReader(run, hosts, wall=lambda: fleet.time.now, monotonic=lambda: fleet.time.now)
-    return FleetFeed(run, hosts, reader)
 
 
 @pytest.fixture

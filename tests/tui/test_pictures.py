@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +23,10 @@ from llmtop.tui.looks.dressing import Dress
 from llmtop.tui.looks.look import Look
 from llmtop.tui.screens.runs import RunsScreen
 from llmtop.tui.widgets.runheader import RunHeader
+from tests.fleets import PlayedFleet
 from tests.recorded import BEGAN
 from tests.tui import pictured
+from tests.tui.hostfeed import feed_on_its_clock
 from tests.tui.pictures import SNAPSHOTS, WRITING, picture
 from tests.tui.tuiruns import ROUND_SECONDS, LiveRun, wait_for, wait_for_text
 
@@ -210,6 +213,31 @@ async def test_a_replay(view: View, root: Path) -> None:
             Page("replay-ask-step", ("t",), ("Go to a step",)),
         )
         await album.take(pilot, pages)
+    album.close()
+
+
+@every_view
+async def test_a_run_over_hosts(view: View, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = PlayedFleet(root, hosts=30, ranks=8)
+    feed = partial(feed_on_its_clock, fleet)
+    monkeypatch.setattr("llmtop.tui.screens.hosts.FleetFeed", feed)
+    fleet.start()
+    fleet.step(5)
+    fleet.lose("node21")
+    fleet.network("node07", links_down=("eth1",))
+    fleet.network("node12", network_errors=90)
+    fleet.shift_clock("node03", 2.5)
+    fleet.step(3, slow={77: 1.6}, still=frozenset({"node21"}))
+    album = Album(view)
+    app = app_of(view, root, "monitor", fleet.run)
+    async with app.run_test(size=(view.columns, view.rows)) as pilot:
+        pages = (
+            Page("hosts", (), ("30 hosts", "no answer", "worst first")),
+            Page("hosts-findings", ("f",), ("its ranks may go on",)),
+            Page("host", ("f", *("down",) * 5, "enter"), ("over its ranks", "damaged packets")),
+        )
+        await album.take(pilot, pages)
+    fleet.close()
     album.close()
 
 
