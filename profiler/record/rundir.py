@@ -23,6 +23,7 @@ A run is a folder of mode 0700:
     environment.json     what the run was launched in: versions, driver, variables without secrets
     imported.json        only of a run that came from an archive: which, and from where; nobody supervises it
     quantized/NAME.json  what a model that was made of its weights in fewer bits has cost
+    remote.json          only of a folder that follows a run on another machine: which, and whether it lives
     mirror.log           what the processes wrote that copy the run's figures elsewhere
     standby/N/           which ranks are ready for setting N, and whether they may begin
 """
@@ -44,6 +45,7 @@ from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.naming import meant
 from llmtop.profiler.record.processidentity import ProcessIdentity, process_identity
 from llmtop.profiler.record.segments import base_name
+from llmtop.profiler.record.remote import read_remote
 from llmtop.profiler.record.wholefile import document, random_hex, sync_folder, write_atomic
 
 SUPERVISOR = "supervisor"
@@ -346,9 +348,15 @@ class RunDir:
             return None
 
     def supervisor_alive(self) -> bool:
-        """Whether the process that wrote `supervisor.pid` still runs (a reused pid does not count)."""
+        """Whether the process that wrote `supervisor.pid` still runs (a reused pid does not count).
+
+        Of a run on another machine: whether it ran when that was heard of last.
+        """
         if self.is_imported:
             return False
+        remote = read_remote(self.path)
+        if remote is not None:
+            return remote.alive
         identity = self.supervisor_identity()
         return identity is not None and identity.alive
 

@@ -44,11 +44,14 @@ class Link:
         opening: dict[str, Any],
         twin: Twin | None,
         *,
+        on_change: Callable[[], None] = lambda: None,
         wall: Callable[[], float] = time.time,
     ) -> None:
+        """`on_change` is called in the thread when the connection or the supervisor may have changed."""
         self._command = list(command)
         self._opening = opening
         self._twin = twin
+        self._on_change = on_change
         self._wall = wall
         self.opened = False
         """Whether the folder was opened on the present connection."""
@@ -62,6 +65,9 @@ class Link:
         self.supervisor_pid: int | None = None
         self.alive: bool | None = None
         """Who says in the far folder that it supervises, and whether it lives; None: nobody does yet."""
+        self.heard_pong = False
+        self.refused = False
+        """Whether a connection has ended before the host had said anything."""
         self.spawned_pid: int | None = None
         self.ended_code: int | None = None
         """Exit code of what was started on the present connection; None while it lives."""
@@ -113,8 +119,10 @@ class Link:
                 self._connect()
             except (OSError, ValueError) as error:
                 self.problem = str(error)
+            self.refused = self.refused or not self.about
             if self.opened:
                 self.opened, pause = False, _FIRST_PAUSE_SECONDS
+                self._on_change()
             self._closing.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
@@ -144,6 +152,8 @@ class Link:
         said = message["say"]
         if said == "pong":
             self.supervisor_pid, self.alive = message["pid"], message["alive"]
+            self.heard_pong = True
+            self._on_change()
             self._measure(message["n"], message["t"])
         elif said == "hello":
             self.about = message

@@ -7,6 +7,7 @@ import argparse
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.record import rundir
 from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.runs import find_run
 from llmtop.tui.commandline.streams import can_draw
 from llmtop.tui.commands.launching import follow_to_end, watch
 
@@ -46,7 +47,7 @@ def _wanted(args: argparse.Namespace) -> rundir.RunDir:
             "attach: name one thing to watch", fix="llmtop attach RUN (see llmtop ls), or --pid PID"
         )
     if args.pid is None:
-        return rundir.find_run(rundir.runs_root(), args.run)
+        return find_run(args.run)
     from llmtop.trainer.script.start import observe  # whoever names a run has no use for it
 
     return observe(args.pid)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.export.archive import SUFFIX, Choices, Exported, export_run
-from llmtop.profiler.record import rundir
 from llmtop.profiler.units import counted, format_bytes, format_seconds
 from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.runs import find_run
 from llmtop.tui.commands.output import print_json
 
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    found = rundir.find_run(rundir.runs_root(), args.run)
+    found = find_run(args.run)
     choices = Choices(
         logs=not args.no_logs, snapshots=args.snapshots, parquet=False if args.no_parquet else None
     )

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.fold.runstate import ENDED
-from llmtop.profiler.record import rundir
 from llmtop.profiler.record.feed import RunReader
 from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.runs import find_run
 from llmtop.tui.commandline.streams import write_data
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.follow import POLL_SECONDS
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    found = rundir.find_run(rundir.runs_root(), args.run)
+    found = find_run(args.run)
     world_size = found.spec().world_size
     if args.rank is not None and not 0 <= args.rank < world_size:
         raise UsageError(

@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 
 from llmtop.presets.errors import ExitCode
-from llmtop.profiler.record import rundir
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.text import render
 from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.runs import find_run
 from llmtop.tui.commands.output import print_json, text_width
 
 _OWN_NAME = ""
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    found = rundir.find_run(rundir.runs_root(), args.run)
+    found = find_run(args.run)
     if args.html is not None:
         _write_page(found, Path(args.html or f"{found.run_id}.html"))
         return ExitCode.DONE

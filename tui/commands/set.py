@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from llmtop.presets.errors import ExitCode, JobFailedError, LlmtopError, UsageError
 from llmtop.profiler.fold.changestate import ChangeRecord
 from llmtop.profiler.fold.runstate import ENDED, RunState
-from llmtop.profiler.record import rundir
 from llmtop.profiler.record.changeevents import KeyChange
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
@@ -20,6 +19,7 @@ from llmtop.trainer import control
 from llmtop.trainer.change.plan import require_fit
 from llmtop.tui.asking.changetext import Preview, Side, preview_change, preview_lines, sides
 from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.runs import find_run
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.follow import end_in_words
 from llmtop.tui.commands.output import print_json
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    found = rundir.find_run(rundir.runs_root(), args.run)
+    found = find_run(args.run)
     state = read_state(found)
     if state.status in ENDED:
         raise UsageError(

@@ -8,7 +8,6 @@ from msgspec import Struct
 
 from llmtop.presets.errors import ExitCode, JobFailedError, UsageError
 from llmtop.profiler.fold.runstate import ENDED, RunState
-from llmtop.profiler.record import rundir
 from llmtop.profiler.record.eventbase import rank_of
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
@@ -18,6 +17,7 @@ from llmtop.profiler.snapshots.reading import Table, read_table, snapshot_lines,
 from llmtop.trainer import control
 from llmtop.trainer.stacks import take_stacks
 from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.runs import find_run
 from llmtop.tui.commandline.streams import write_data
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.follow import end_in_words
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    found = rundir.find_run(rundir.runs_root(), args.run)
+    found = find_run(args.run)
     state = read_state(found)
     if args.what == "stacks":
         return _stacks(found, state, args)

@@ -23,6 +23,7 @@ from llmtop.trainer.statefile import newest_in
 from llmtop.trainer.supervisor.rankenv import RUN_ID
 from llmtop.tui.asking.deeds import ANSWER_SECONDS
 from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.runs import find_run
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.follow import end_in_words
 
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    found = rundir.find_run(rundir.runs_root(), args.run)
+    found = find_run(args.run)
     found.require_own("has nothing to stop")
     state = read_state(found)
     if state.status in ENDED:
