@@ -19,6 +19,7 @@ from benchmarks.series import cells, cpu_cells
 from benchmarks.session import RESULTS, add_options, run_all, run_main, runner
 from benchmarks.techniques_doc import write_document
 
+MEMORY = RESULTS / "memory_h200.jsonl"
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
@@ -51,7 +52,7 @@ def main() -> None:
     add_options(parser, RESULTS / "techniques.jsonl")
     options = parser.parse_args()
     if options.document:
-        for path in write_document(read_rows(options.out), DOCS):
+        for path in write_document(read_rows(options.out), DOCS, read_rows(MEMORY)):
             print(path)
         return
     wanted = cpu_cells() if options.cpu else cells(options.gpus)

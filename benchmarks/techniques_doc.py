@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks import bits
 from benchmarks import series as asked
 from benchmarks.rows import Row
 from benchmarks.svgplot import Line, Plot, svg
@@ -53,12 +54,15 @@ def _key(row: Row) -> tuple[str, str, int, int]:
     return cell["series"], cell["name"], cell["gpus"], cell["seq_len"]
 
 
-def write_document(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Write the document and its plots; the files. Raises LlmtopError while a result is missing."""
+def write_document(rows: Sequence[Row], folder: Path, memory: Sequence[Row] = ()) -> list[Path]:
+    """Write the document and its plots; the files. Raises LlmtopError while a result is missing.
+
+    `memory` are rows of the memory design, for the modes of 8 and 4 bits.
+    """
     results = Results(rows)
     gpus = results.gpus[0] if results.gpus else 1
     pictures = {f"techniques-{name}.svg": svg(plot) for name, plot in plots(results, gpus).items()}
-    text = document(results, gpus, list(pictures))
+    text = document(results, gpus, list(pictures), memory)
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     for name, content in {"techniques.md": text, **pictures}.items():
@@ -67,7 +71,7 @@ def write_document(rows: Sequence[Row], folder: Path) -> list[Path]:
     return written
 
 
-def document(results: Results, gpus: int, pictures: Sequence[str]) -> str:
+def document(results: Results, gpus: int, pictures: Sequence[str], memory: Sequence[Row] = ()) -> str:
     """The text, every figure of it from a row."""
     parts = [
         "# What each technique buys",
@@ -84,6 +88,7 @@ def document(results: Results, gpus: int, pictures: Sequence[str]) -> str:
             parts += ["On one GPU ZeRO has nobody to share with: its stages only add buffers."]
         parts += [ladder(results, count)]
     parts += [f"![{name}]({name})" for name in pictures]
+    parts += bits.section(memory)
     parts[3:5] = ["\n".join(parts[3:5])]
     return "\n\n".join(parts) + "\n"
 

@@ -86,6 +86,7 @@ GPUS = {
 RECIPES = {
     *("cpu-demo", "naive-fp32", "full-zero1", "full-zero2", "full-zero3", "zero3-offload-optimizer"),
     *("zero3-offload", "zero3-nvme", "lora", "qlora-nf4", "long-context-16k"),
+    *("full-adam-8bit", "lora-int8", "qat-int8-int4"),
 }
 
 
