@@ -9,7 +9,6 @@ from llmtop.profiler.findings.finding import Finding, Severity
 from llmtop.profiler.findings.speed import STRAGGLER_FLOOR_SECONDS, STRAGGLER_SHARE
 from llmtop.profiler.fleet.fleetstate import FleetState, HostState
 from llmtop.profiler.fleet.summary import ALONE
-from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.units import counted, format_seconds
 
 SILENT_SECONDS = 30.0
@@ -247,21 +246,18 @@ def _clocks(hosts: Sequence[HostState]) -> Iterator[HostFinding]:
         return
     most = max(off, key=lambda clock: abs(clock.offset_seconds))
     side = "ahead of" if most.offset_seconds > 0 else "behind"
+    whose = f"the clock of {_named([most.host])} differs"
+    if len(off) > 1:
+        whose = f"the clocks of {len(off):,} of {len(clocks):,} hosts differ"
     yield HostFinding(
         key="clocks_differ",
         severity="info",
-        title=f"{counted(len(off), 'clock')} of {counted(len(clocks), 'host')} differ, which is corrected",
-        evidence=f"the most that of {most.host}: {format_seconds(abs(most.offset_seconds))} {side} that of"
+        title=f"{whose}, which is corrected",
+        evidence=("the most that of " + most.host + ": " if len(off) > 1 else "")
+        + f"{format_seconds(abs(most.offset_seconds))} {side} that of"
         f" the launching machine, measured to {format_seconds(most.error_seconds)}",
         change="set the time there with chrony or ntpd, so that logs of other programs agree too",
         host=most.host,
-    )
-
-
-def ended(hosts: Sequence[HostState]) -> bool:
-    """Whether every host's part is over."""
-    return bool(hosts) and all(
-        host.left is not None or (host.summary is not None and host.summary.status in ENDED) for host in hosts
     )
 
 
