@@ -8,6 +8,7 @@ not gone on with.
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import stat
 import struct
@@ -48,6 +49,7 @@ _ENCRYPTED = 0x1
 _KINDS: dict[str, type[Any]] = {"spec.json": RunSpec, "prediction.json": Prediction}
 """Read by every view; those of each setting too."""
 _IN_FORCE = "in-force.json"
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST_NAME_BYTES - 41}}}")
 _GIVE = "give the file that llmtop export wrote"
 _FIX = "export the run again: llmtop export RUN"
 _T = TypeVar("_T")
@@ -219,9 +221,12 @@ def _document(opened: zipfile.ZipFile, name: str, kind: type[_T], archive: Path)
 
 def _run_id(manifest: Manifest, name: str | None) -> str:
     chosen = manifest.run_id if name is None else name
-    is_name = PurePosixPath(chosen).name == chosen and chosen.isprintable() and "\\" not in chosen
-    if not chosen or not is_name or chosen.startswith((".", "-")) or len(chosen) > LONGEST_NAME_BYTES:
-        raise UsageError(f"'{chosen}' is no name of a run", fix="give another one: --name NAME")
+    if not _NAME.fullmatch(chosen):
+        raise UsageError(
+            f"'{chosen[:80]}' is no name of a run",
+            why="it is made of letters, digits, '.', '_' and '-', and begins with a letter or digit",
+            fix="give another one: --name NAME",
+        )
     return chosen
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -60,7 +61,7 @@ def set_command(run_id: str, change: dict[str, object]) -> str:
     """The command that changes a live run so; empty where a key of it needs a new run."""
     if not change or not run_id or NEW_RUN & change.keys():
         return ""
-    return f"llmtop set {run_id} {' '.join(change_words(change))}"
+    return shlex.join(("llmtop", "set", run_id, *change_words(change)))
 
 
 def change_words(change: dict[str, object]) -> tuple[str, ...]:

@@ -59,6 +59,7 @@ _IN_FORCE = "in-force.json"
 _IMPORTED = "imported.json"
 _RANK_FILE = re.compile(r"rank-(\d+)\.jsonl")
 """The first file of a rank's events; `segments.py` knows of those after it."""
+_SHELL_ACTS_ON = re.compile(r"""[;&|<>()$`\\"'*?\[\]{}#!~^]""")
 _T = TypeVar("_T")
 
 
@@ -150,8 +151,18 @@ class RunDir:
         """Of a setting by its number; by default of the one in force."""
         number = self.in_force().setting if setting is None else setting
         if number not in self._specs:
+            self._require_plain_name()
             self._specs[number] = _read_json(self._setting_dir(number) / _SPEC, RunSpec)
         return self._specs[number]
+
+    def _require_plain_name(self) -> None:
+        """The name stands in commands that a person is told to type."""
+        if _SHELL_ACTS_ON.search(self.run_id) or not self.run_id.isprintable():
+            raise LlmtopError(
+                f"{self.path} is not taken for a run",
+                why="a shell or a terminal would act on characters of its name",
+                fix="rename the folder: letters, digits, '.', '_' and '-'",
+            )
 
     def prediction(self, setting: int | None = None) -> Prediction:
         number = self.in_force().setting if setting is None else setting

@@ -37,7 +37,8 @@ from llmtop.profiler.record.failureevents import HostMemoryRunsOut
 
 def _run_started(batch: Batch, event: RunStarted) -> None:
     batch.set(
-        run_id=event.run_id,
+        # A record may have been copied, renamed or made up: what it is called here is what commands take.
+        run_id=batch.state.run_id or event.run_id,
         name=event.name,
         supervisor_pid=event.pid,
         host=event.host,
