@@ -140,13 +140,16 @@ class _Run:
         return True
 
     def lose_patience(self) -> None:
-        if self.alive and time.monotonic() >= self.deadline:
+        if not self.alive or time.monotonic() < self.deadline:
+            return
+        if not self.killed:
+            # Decided once: those that are killed now end one after the other, and are no reason.
             failed = any(exit_.exit_code != 0 for exit_ in self.exits)
             self.out_of_time = not failed
             late = f"did not finish within {self.order.seconds:g} s"
             self.waited_for = "could not go on without the others" if failed else late
-            self.killed.update(self.alive)
-            self.kill()
+        self.killed.update(self.alive)
+        self.kill()
 
     def kill(self) -> None:
         for pid in self.alive.values():

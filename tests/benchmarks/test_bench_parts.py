@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from benchmarks import overhead, stepclock, throughput
 from benchmarks.admission import Gate, Room, need_of
@@ -26,6 +27,7 @@ from benchmarks.window import first_and_last, tokens_per_second
 from llmtop.presets.resolve import Machine
 from llmtop.profiler.record.eventlog import Clock, EventWriter
 from llmtop.profiler.record.events import BaselineMeasured, MemoryClassified, StageBegan, StepFinished
+from tests.recorded import ManualClock
 from tests.worker.launching import make_run, tiny_spec
 
 H200 = Machine(gpu="h200", gpus=1, host_memory_bytes=None)
@@ -85,6 +87,15 @@ def test_an_interval_holds_its_value(values: list[float]) -> None:
     assert percentile(values, 0.0) == min(values)
 
 
+class Worked(Struct, frozen=True, kw_only=True):
+    """As `blocks.Inside`, which needs torch."""
+
+    work: float
+    beside: float
+    waits: float | None
+    parts: dict[str, float]
+
+
 def test_costs_come_from_differences_within_a_round() -> None:
     """A step of 100 ms that drifts, probes of 0.05 ms, a classification of 30 ms in each block of 10."""
     rounds = []
@@ -113,6 +124,44 @@ def test_arms_take_turns_in_an_order_that_the_seed_decides() -> None:
     assert len(rounds) == 20 and all(set(times) == {"a", "b"} for times in rounds)
     firsts = calls[::2]
     assert {"a", "b"} == set(firsts)
+
+
+class TimedBench:
+    """Blocks that take what they are told to, on a clock by hand."""
+
+    def __init__(self, clock: ManualClock, block_seconds: float) -> None:
+        self.clock, self.block_seconds, self.blocks = clock, block_seconds, 0
+
+    def bare(self) -> str:
+        return "bare"
+
+    def watched(self, *, classify_every: int) -> str:
+        return f"watched {classify_every}"
+
+    def step_seconds(self, arm: str, steps: int) -> BlockTime:
+        return BlockTime(wall=0.1, cpu=0.1)
+
+    def nothing_seconds(self, steps: int) -> dict[str, float]:
+        return {"step": 1e-6}
+
+    def inside_seconds(self, arm: str, steps: int, nothing: dict[str, float]) -> Worked:
+        assert nothing == {"step": 1e-6}
+        self.clock.advance(self.block_seconds)
+        self.blocks += 1
+        return Worked(work=5e-5, beside=1e-5, waits=None, parts={"step": 5e-5})
+
+
+@pytest.mark.parametrize(("block_seconds", "blocks"), [(1.0, 6), (15.0, 3), (500.0, 2)])
+def test_what_is_inside_the_calls_is_measured_within_its_time_and_says_each_block(
+    block_seconds: float, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, said, kept = ManualClock(), list[str](), list[dict[str, Any]]()
+    monkeypatch.setattr(overhead, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    bench = TimedBench(clock, block_seconds)
+    overhead.measure(bench, 60.0, 0.0, kept.append, said.append)  # type: ignore[arg-type]
+    (row,) = kept
+    assert row["series"] == "inside" and len(row["inside_milliseconds"]) == blocks == bench.blocks - 1
+    assert sum(words.startswith("block ") for words in said) == blocks
 
 
 def test_a_summary_covers_every_stratum_of_the_recorded_matrix() -> None:

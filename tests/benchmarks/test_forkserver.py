@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from benchmarks import cells
 from benchmarks.admission import Gate, Room
-from benchmarks.cells import Planned, Runner, make_run, plan
+from benchmarks.cells import Planned, Runner, make_run, plan, row_of
 from benchmarks.forkserver import ForkServer
 from benchmarks.rows import Cell
 from llmtop.presets.resolve import Machine
@@ -112,6 +113,19 @@ def test_a_rank_that_takes_too_long_is_killed_with_all_that_it_started(
     assert "did not finish within 8 s" in str(read_state(run).ended)
     for pid in (seen[0], int((run.path / "left.pid").read_text())):
         assert process_identity(pid) is None
+
+
+def test_a_run_that_takes_too_long_says_where_its_ranks_stood(
+    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cells, "_LOOK_SECONDS", 4.0)
+    runner = Runner(tmp_path, MACHINE, Gate(EVERYWHERE), server)
+    entry = "tests.benchmarks.entries:hang_where_it_can_be_asked"
+    carried = runner.forked(planned(gpus=2, optimizer="adamw_torch"), 9, entry=entry)
+    assert carried.cut_after_seconds == 9
+    assert carried.stacks.count("in hang_where_it_can_be_asked") == 2, carried.stacks
+    row = row_of(planned(), carried, alone=True, wall_seconds=1.0)
+    assert "hang_where_it_can_be_asked" in row["measured"]["stacks"]
 
 
 def test_a_rank_that_fails_ends_the_run_with_its_reason(server: ForkServer, tmp_path: Path) -> None:

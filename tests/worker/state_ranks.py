@@ -37,7 +37,7 @@ from llmtop.trainer.worker.state.layout import StateRefused
 from llmtop.trainer.worker.state.saving import random_of, shard_name
 from llmtop.trainer.worker.state.shardfile import ShardReader
 
-VOCAB, WIDTH, GLOBAL_ROWS, LENGTH = 61, 24, 4, 6
+VOCAB, WIDTH, GLOBAL_ROWS, LENGTH = 61, 24, 8, 6
 """Odd, so that no border of a rank's part is one of a parameter."""
 SAVED, LAST = 3, 6
 IMPORTED_LATE = ("deepspeed.runtime.zero.muon.muon_optimizer", "peft", "bitsandbytes.optim")
