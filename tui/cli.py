@@ -60,6 +60,8 @@ COMMANDS: tuple[Command, ...] = (
         "run",
         "[RECIPE] [OPTIONS] [--detach|--headless] [--force] [--tensorboard DIR] [--wandb PROJECT]"
         " [--mlflow URI]\n"
+        "       llmtop run [RECIPE] [OPTIONS] --hostfile FILE|--nodes N [--include FILTER|--exclude FILTER]"
+        " [--launcher ssh|pdsh|srun] [--env NAME[=VALUE]] [--master-addr ADDRESS] [--remote-python FILE]\n"
         "       llmtop run [--deepspeed-config FILE] [--detach|--headless] -- COMMAND ...",
         "launch a recipe, or a training command of your own; on a terminal the monitor opens",
         "llmtop run cpu-demo --steps 200\n  llmtop run -- torchrun --nproc-per-node 2 train.py",
@@ -156,7 +158,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "serve-metrics",
-        "[RUN] [--host HOST] [--port PORT]",
+        "[RUN] [--host HOST] [--port PORT] [--token-file FILE]",
         "the runs that go on, for Prometheus; from this machine alone unless --host says else",
         "llmtop serve-metrics --port 9757",
         module="serve_metrics",

@@ -39,8 +39,8 @@ class HostLeft(Event, frozen=True, kw_only=True, tag="host_left"):
 
     host: str
     reason: str
-    left_pids: tuple[int, ...] = ()
-    """Processes that could not be ended."""
+    answered: bool = True
+    """Whether it said so itself; a host that did not may still have ranks, until it ends them by itself."""
 
 
 class ClockMeasured(Event, frozen=True, kw_only=True, tag="clock_measured"):

@@ -101,6 +101,8 @@ def test_a_host_that_dies_ends_the_run_and_is_named(lab: Lab) -> None:
     assert {one.host for one in run.of(HostLeft)} == {"h1", "h2"}
     lab.plug_in("h2")
     lab.start_host("h2")
+    # Asked again, it says itself that nothing runs there.
+    assert lab.llmtop("stop", run.run.run_id).returncode == 0
 
 
 def test_a_host_ends_its_ranks_by_itself_when_its_cable_stays_out(lab: Lab) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,24 @@ def test_hosts_end_by_themselves_when_the_lead_is_gone(start: Start) -> None:
         last = run.host_events(name)[-1]
         assert isinstance(last, RunEnded) and "was not heard of for 8 s" in last.reason
     assert run.processes() == []
+
+
+def test_stop_reaches_the_hosts_of_a_run_whose_lead_was_killed(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start("trains")
+    run.wait_for_step(2)
+    os.kill(run.supervisor_pid, signal.SIGKILL)
+    wait_for(lambda: not run.run.supervisor_alive())
+    monkeypatch.setenv("LLMTOP_RUNS_DIR", str(tmp_path / "runs"))
+    stopped = subprocess.run(
+        [sys.executable, "-m", "llmtop.tui.cli", "stop", run.run.run_id], capture_output=True, text=True
+    )
+    assert stopped.returncode == 0, stopped.stderr
+    assert "no process is left" in stopped.stdout
+    assert run.processes() == []
+    last = [run.host_events(name)[-1] for name in ("h1", "h2")]
+    assert all(isinstance(one, RunEnded) for one in last)
 
 
 def test_a_run_is_gone_on_with_on_its_hosts(start: Start) -> None:

@@ -268,7 +268,8 @@ class Lead(Supervisor):
             if member.ended is None:
                 left[member.name] = _silence(member)
             reason = member.ended.reason if member.ended is not None else left[member.name]
-            self.events.write(HostLeft(host=member.name, reason=reason))
+            answered = member.ended is not None
+            self.events.write(HostLeft(host=member.name, reason=reason, answered=answered))
         return left
 
     def _still_leaving(self) -> bool:

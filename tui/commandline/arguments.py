@@ -11,6 +11,7 @@ from typing import NoReturn
 from llmtop.presets.errors import UsageError, nearest
 
 RUN_HELP = "a run's id, a unique beginning or end of it, or latest"
+RUN_ANYWHERE_HELP = f"{RUN_HELP}; [USER@]HOST:RUN for one on another machine"
 MOST = 10**9
 """Above this a count is a slip of the hand."""
 COMMAND = "command"

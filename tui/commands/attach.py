@@ -6,14 +6,14 @@ import argparse
 
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.record import rundir
-from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.arguments import RUN_ANYWHERE_HELP
 from llmtop.tui.commandline.runs import find_run
 from llmtop.tui.commandline.streams import can_draw
 from llmtop.tui.commands.launching import follow_to_end, watch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_ANYWHERE_HELP)
     parser.add_argument(
         "--pid", type=int, metavar="PID", help="in place of RUN: a training that llmtop has not started"
     )

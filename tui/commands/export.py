@@ -8,13 +8,13 @@ from pathlib import Path
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.export.archive import SUFFIX, Choices, Exported, export_run
 from llmtop.profiler.units import counted, format_bytes, format_seconds
-from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.arguments import RUN_ANYWHERE_HELP
 from llmtop.tui.commandline.runs import find_run
 from llmtop.tui.commands.output import print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("run", metavar="RUN", help=RUN_ANYWHERE_HELP)
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"where to; by default RUN{SUFFIX} here")
     parser.add_argument("--no-logs", action="store_true", help="without what the ranks wrote")
     parser.add_argument(

@@ -11,7 +11,7 @@ from pathlib import Path
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.record.feed import RunReader
-from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.arguments import RUN_ANYWHERE_HELP
 from llmtop.tui.commandline.runs import find_run
 from llmtop.tui.commandline.streams import write_data
 from llmtop.tui.commandline.telling import tell
@@ -45,7 +45,7 @@ class LogTail:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("run", metavar="RUN", help=RUN_ANYWHERE_HELP)
     parser.add_argument("--rank", type=int, metavar="N", help="one rank only; default: all, each line named")
     parser.add_argument("--follow", action="store_true", help="go on until the run ends")
 

@@ -18,7 +18,7 @@ from llmtop.profiler.units import format_seconds
 from llmtop.trainer import control
 from llmtop.trainer.change.plan import require_fit
 from llmtop.tui.asking.changetext import Preview, Side, preview_change, preview_lines, sides
-from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.arguments import RUN_ANYWHERE_HELP
 from llmtop.tui.commandline.runs import find_run
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.follow import end_in_words
@@ -50,7 +50,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("run", metavar="RUN", help=RUN_ANYWHERE_HELP)
     parser.add_argument(
         "words", nargs="+", metavar="KEY=VALUE", help="an option of the run, or a key below deepspeed"
     )

@@ -16,7 +16,7 @@ from llmtop.profiler.snapshots.estimate import check_snapshot, estimate_snapshot
 from llmtop.profiler.snapshots.reading import Table, read_table, snapshot_lines, taken_for
 from llmtop.trainer import control
 from llmtop.trainer.stacks import take_stacks
-from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.arguments import RUN_ANYWHERE_HELP
 from llmtop.tui.commandline.runs import find_run
 from llmtop.tui.commandline.streams import write_data
 from llmtop.tui.commandline.telling import tell
@@ -49,7 +49,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("run", metavar="RUN", help=RUN_ANYWHERE_HELP)
     parser.add_argument(
         "--what",
         choices=KINDS,

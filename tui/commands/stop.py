@@ -16,13 +16,17 @@ from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.record import rundir
 from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.hosts import read_hosts
+from llmtop.profiler.record.remote import read_remote
 from llmtop.profiler.units import format_bytes, format_seconds
 from llmtop.trainer import control
 from llmtop.trainer.change.restagefolder import keep_states
+from llmtop.trainer.hosts.left import hosts_left_open
 from llmtop.trainer.statefile import newest_in
+from llmtop.trainer.supervisor.patience import Graces
 from llmtop.trainer.supervisor.rankenv import RUN_ID
 from llmtop.tui.asking.deeds import ANSWER_SECONDS
-from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.arguments import RUN_ANYWHERE_HELP
 from llmtop.tui.commandline.runs import find_run
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.follow import end_in_words
@@ -34,7 +38,7 @@ TERM_SECONDS = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("run", metavar="RUN", help=RUN_ANYWHERE_HELP)
     parser.add_argument("--save", action="store_true", help="save a checkpoint first")
     parser.add_argument(
         "--wait",
@@ -53,6 +57,8 @@ def run(args: argparse.Namespace) -> ExitCode:
         print(f"run {found.run_id} had ended: {end_in_words(state)}")
         if state.status == "lost":
             _end_lost(found, state, args)
+        _require_hosts_ended(found, lead_lost=state.status == "lost" or bool(hosts_left_open(found)))
+        if state.status == "lost":
             print("no process is left")
         return ExitCode.DONE
     began = time.monotonic()
@@ -83,12 +89,34 @@ def run(args: argparse.Namespace) -> ExitCode:
     if state.status == "lost":
         # Its supervisor was killed after it was asked.
         _end_lost(found, state, args)
+    _require_hosts_ended(found, lead_lost=state.status == "lost")
     _tell_what_is_left(found, state, time.monotonic() - began)
     if args.save:
         _tell_what_is_saved(found, state, refusal)
     elif unsaved := unsaved_words(state):
         tell(f"warning: {unsaved}")
     return ExitCode.DONE
+
+
+def _require_hosts_ended(found: rundir.RunDir, *, lead_lost: bool) -> None:
+    """Raise JobFailedError naming each host of a run that has not said that nothing runs there."""
+    hosts = read_hosts(found)
+    if hosts is None or read_remote(found.path) is not None:
+        return
+    if lead_lost:
+        from llmtop.trainer.hosts.ending import end_hosts  # most runs have one machine
+
+        tell("the launching machine's supervisor is gone; ending what is left on the hosts")
+        open_ = end_hosts(found, hosts)
+    else:
+        open_ = hosts_left_open(found)
+    if open_:
+        raise JobFailedError(
+            "not known to have ended: " + "; ".join(f"host {name}: {why}" for name, why in open_.items()),
+            why="a host ends its ranks by itself once it has not heard of the launching machine for"
+            f" {Graces.from_environment().host:g} s",
+            fix=f"when they can be reached again: llmtop stop {found.run_id}",
+        )
 
 
 def _tell_what_is_left(found: rundir.RunDir, state: RunState, seconds: float) -> None:

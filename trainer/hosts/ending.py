@@ -1,0 +1,79 @@
+"""Ends what is left on the hosts of a run whose lead is gone: before each would do so by itself."""
+
+from __future__ import annotations
+
+import time
+
+from llmtop.profiler.record.hosts import Hosts
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.trainer.hosts import orders
+from llmtop.trainer.hosts.lead import LeadBeat
+from llmtop.trainer.hosts.members import Member
+from llmtop.trainer.hosts.transport import InFolder, OverSsh
+
+_SECONDS = 40.0
+_PAUSE_SECONDS = 0.05
+_LEAVE = orders.Leave(state="failed", reason="stopped after the launching machine's supervisor was gone")
+
+
+def end_hosts(run: RunDir, hosts: Hosts) -> dict[str, str]:
+    """Host to why it is not known that nothing runs there; empty when all have ended.
+
+    Only for a run without a lead: two would give orders to the same hosts.
+    """
+    beat = LeadBeat(run)
+    beat.turn()
+    members = [Member(run, host) for host in hosts.hosts]
+    for member in members:
+        if hosts.launcher == "ssh":
+            member.transport = OverSsh(
+                run,
+                member.host,
+                hosts,
+                mark=beat.mark,
+                begin=member.orders.begins_at,
+                folder="",
+                variables={},
+            )
+        else:
+            member.transport = InFolder(run, member.host)
+        member.transport.start()
+    try:
+        return _end(members)
+    finally:
+        for member in members:
+            if member.transport is not None:
+                member.transport.close()
+            member.orders.close()
+
+
+def _end(members: list[Member]) -> dict[str, str]:
+    told: set[str] = set()
+    left = {member.name: member for member in members}
+    deadline = time.monotonic() + _SECONDS
+    while left and time.monotonic() < deadline:
+        for name, member in list(left.items()):
+            member.poll()
+            runs = _runs(member)
+            if runs is False or member.ended is not None:
+                del left[name]
+            elif runs and name not in told:
+                told.add(name)
+                member.orders.write(_LEAVE)
+        time.sleep(_PAUSE_SECONDS)
+    return {name: _why(member) for name, member in left.items()}
+
+
+def _runs(member: Member) -> bool | None:
+    """Whether the host's supervisor lives; None: not known yet."""
+    transport = member.transport
+    if isinstance(transport, OverSsh):
+        return transport.link.alive is True if transport.link.opened and transport.link.heard_pong else None
+    # Nobody says; what is ordered is read by whoever lives.
+    return True
+
+
+def _why(member: Member) -> str:
+    assert member.transport is not None
+    because = f": {member.transport.problem}" if member.transport.problem else ""
+    return f"it does not answer{because}"
