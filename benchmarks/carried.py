@@ -33,7 +33,7 @@ _COUNTED: dict[str, tuple[str, str]] = {
     "broadcast": ("broadcast", "tensor"),
 }
 """torch's functions: the kind of collective, and the argument that has the tensor in its full shape."""
-_STILL_BYTES = 1_000_000
+_STILL_BYTES = 4_000_000
 """What may pass on idle links while they are read; a step moves thousands of times that."""
 _PATIENCE = timedelta(minutes=3)
 
@@ -137,7 +137,10 @@ class Recorder:
         places = {weight.ds_id: place for place, weight in enumerate(weights)}
         numbers = {module: number for number, module in enumerate(self._modules)}
         return Tour(
-            weights=tuple(Weight(elements=w.ds_numel, trained=w.requires_grad) for w in weights),
+            weights=tuple(
+                Weight(elements=w.ds_numel, width=w.ds_tensor.element_size(), trained=w.requires_grad)
+                for w in weights
+            ),
             modules=tuple(
                 tuple(sorted({places[weight.ds_id] for weight in own})) for own in self._modules.values()
             ),
@@ -218,14 +221,12 @@ class Watch:
     def _write(self, engine: Any) -> None:
         import msgspec
 
-        parameters = list(engine.module.parameters())
         coordinator = engine.optimizer.parameter_offload.get_param_coordinator()
         tour = self._recorder.tour(engine.module)
         whole = {
             "steps": self._steps,
             "links": self._links,
             "order_is_known": coordinator.is_complete_trace(),
-            "weight_bytes": sorted({weight.ds_tensor.element_size() for weight in parameters}),
             "gradient_bytes": engine.communication_data_type.itemsize,
             "tour": msgspec.to_builtins(tour),
         }

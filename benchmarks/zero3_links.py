@@ -73,12 +73,11 @@ def cells(gpus: int, *, on_cpu: bool) -> Iterator[Cell]:
         yield {**one, "model": "llama-3.2-1b", "gradient_checkpointing": False}
 
 
-def sharding_of(spec: RunSpec, weight_bytes: int, gradient_bytes: int) -> Sharding:
+def sharding_of(spec: RunSpec, gradient_bytes: int) -> Sharding:
     """How a run is set, in the words of the arithmetic."""
     zero = sizes_of(spec).zero
     return Sharding(
         ranks=spec.world_size,
-        weight_bytes=weight_bytes,
         gradient_bytes=gradient_bytes,
         grad_accum=spec.options.grad_accum,
         prefetch=zero.prefetch_bucket_size,
@@ -132,10 +131,8 @@ def read_carried(run: RunDir, rank: int) -> Row:
 def moved(planned: Planned, ranks: Sequence[Row]) -> Row:
     """What was to be moved by a step in its steady state, and what was."""
     first = ranks[0]
-    (weight_bytes,) = first["weight_bytes"]
     tour = msgspec.convert(first["tour"], Tour)
-    sharding = sharding_of(planned.spec, weight_bytes, first["gradient_bytes"])
-    traffic = step_traffic(tour, sharding)
+    traffic = step_traffic(tour, sharding_of(planned.spec, first["gradient_bytes"]))
     expected = by_collective(traffic)
     begin, end = first_and_last(planned.spec.options.steps)
     counted = [rank["steps"][str(step)] for rank in ranks for step in range(begin + 1, end + 1)]

@@ -30,6 +30,8 @@ class Weight(Struct, frozen=True, kw_only=True):
     """One sharded tensor."""
 
     elements: int
+    width: int
+    """Bytes of one element as it is gathered."""
     trained: bool = True
 
 
@@ -54,8 +56,6 @@ class Sharding(Struct, frozen=True, kw_only=True):
     """How ZeRO-3 is set; sizes in elements, as DeepSpeed counts them."""
 
     ranks: int
-    weight_bytes: int
-    """Of one element as it is gathered."""
     gradient_bytes: int
     """Of one element as it is reduced."""
     grad_accum: int = 1
@@ -108,7 +108,7 @@ def step_traffic(tour: Tour, sharding: Sharding) -> Traffic:
     traffic.update(gathering.carried)
     persistent = (tour.weights[place] for place in gathering.persistent)
     traffic[Moved("all_gather", "step", sharding.ranks)] += sum(
-        _padded(weight.elements, sharding.ranks) * sharding.weight_bytes for weight in persistent
+        _padded(weight.elements, sharding.ranks) * weight.width for weight in persistent
     )
     return {moved: size for moved, size in traffic.items() if size and moved.ranks > 1}
 
@@ -230,13 +230,13 @@ class _Gathering:
         self._ahead |= wanted
 
     def _gather(self, places: set[int], phase: Phase) -> None:
-        ranks, width = self.sharding.ranks, self.sharding.weight_bytes
+        ranks = self.sharding.ranks
         for place in places:
-            elements = self.tour.weights[place].elements
+            weight = self.tour.weights[place]
             group = self.sharding.hpz if place in self._second else ranks
             # Shards of both kinds are cut from a weight that is padded for all ranks.
-            self.carried[Moved("all_gather", phase, group)] += _padded(elements, ranks) * width
-            self._available += elements
+            self.carried[Moved("all_gather", phase, group)] += _padded(weight.elements, ranks) * weight.width
+            self._available += weight.elements
             self._whole.add(place)
 
     def _leave(self, visit: Visit) -> None:

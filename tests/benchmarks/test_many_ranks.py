@@ -38,6 +38,7 @@ CASES: dict[str, Cell] = {
         "gpus": 4,
         "gradient_checkpointing": True,
         "lora_rank": 4,
+        "precision": "bf16",
         "deepspeed": {"zero_optimization": {**BARE, "zero_hpz_partition_size": 2}},
     },
     "eight": {"gpus": 8, "gradient_checkpointing": True, "deepspeed": {"zero_optimization": BARE}},

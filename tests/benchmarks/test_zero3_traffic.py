@@ -17,7 +17,7 @@ from benchmarks.zero3_traffic import (
     step_traffic,
 )
 
-BARE = Sharding(ranks=4, weight_bytes=2, gradient_bytes=2, prefetch=0, max_reuse=0, persistence=0)
+BARE = Sharding(ranks=4, gradient_bytes=2, prefetch=0, max_reuse=0, persistence=0)
 """Nothing is gathered ahead, kept for later, or whole."""
 FORWARD, BACKWARD = Moved("all_gather", "forward", 4), Moved("all_gather", "backward", 4)
 AFTER, REDUCED = Moved("all_gather", "step", 4), Moved("reduce_scatter", "backward", 4)
@@ -35,7 +35,7 @@ def chain(*elements: int, trained: bool = True, checkpointed: bool = False) -> T
             visits += [Visit(module, "recompute"), Visit(module, "after_forward")]
         visits.append(Visit(module, "after_backward"))
     return Tour(
-        weights=tuple(Weight(elements=each, trained=trained) for each in elements),
+        weights=tuple(Weight(elements=each, width=2, trained=trained) for each in elements),
         modules=tuple((place,) for place in range(count)),
         visits=tuple(visits),
     )
