@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode, UsageError
@@ -17,6 +18,7 @@ from llmtop.profiler.record import rundir
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.quantizedtext import load_words, quantized_head, quantized_rows
 from llmtop.profiler.units import format_bytes, format_count
+from llmtop.trainer.quantize.bytetokenizer import used_bytes, write_byte_tokenizer
 from llmtop.trainer.quantize.convert import (
     CONTEXT,
     SECONDS,
@@ -41,6 +43,14 @@ from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.output import named_lines, print_json, text_width, wrapped
 
 _EVERY_SECONDS = 2.0
+
+
+class _Of(Struct, frozen=True, kw_only=True):
+    """What the weights were taken out of."""
+
+    run: RunDir
+    step: int
+    notes: tuple[str, ...]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -155,7 +165,12 @@ def _of_run(ref: str, target: Target, choice: Choice, args: argparse.Namespace) 
             WeightsChoice(content=content, checkpoint=args.checkpoint),
             _bytes_progress(),
         )
-        made = _make(read_source(weights.path), target, out, place, choice, (found, weights.step))
+        of = _Of(run=found, step=weights.step, notes=weights.notes)
+        if used_bytes(spec, weights.path):
+            write_byte_tokenizer(weights.path, spec.model.vocab_size)
+            # What was said of its absence is no longer so.
+            of = replace(of, notes=tuple(note for note in of.notes if "tokenizer" not in note))
+        made = _make(read_source(weights.path), target, out, place, choice, of)
     _show(made, as_json=args.json)
     return ExitCode.DONE
 
@@ -172,12 +187,12 @@ def _find_run(ref: str) -> RunDir:
 
 
 def _make(
-    source: Source, target: Target, out: Path, place: Path, choice: Choice, of: tuple[RunDir, int] | None
+    source: Source, target: Target, out: Path, place: Path, choice: Choice, of: _Of | None
 ) -> Quantized:
     progress = _progress()
     made = quantize(source, target, out, place, choice, progress)
     if of is not None:
-        made = replace(made, source=of[0].run_id, step=of[1])
+        made = replace(made, source=of.run.run_id, step=of.step, notes=(*of.notes, *made.notes))
     with _whole_already(out):
         _keep(replace(made, no_perplexity="it was not measured to its end"), out, of)
         made = measured(made, source, target, out, choice, progress)
@@ -185,10 +200,10 @@ def _make(
     return made
 
 
-def _keep(made: Quantized, out: Path, of: tuple[RunDir, int] | None) -> None:
+def _keep(made: Quantized, out: Path, of: _Of | None) -> None:
     keep(made, beside(out))
     if of is not None:
-        keep(made, of[0].quantized_path(out.name))
+        keep(made, of.run.quantized_path(out.name))
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def main() -> int:
         answers.flush()
 
     try:
-        say(_do(job, say))
+        say(do(job, say))
     except LlmtopError as error:
         say(Failed(what=error.what, why=error.why, fix=error.fix))
     except OSError as error:
@@ -36,7 +36,8 @@ def main() -> int:
     return 0
 
 
-def _do(job: PackJob | MeasureJob, say: Say) -> Answer:
+def do(job: PackJob | MeasureJob, say: Say) -> Answer:
+    """The last answer. Raises LlmtopError."""
     # Each loads its own libraries: a GGUF file needs no torch.
     if isinstance(job, MeasureJob):
         from llmtop.trainer.worker.packing.measuring import measure

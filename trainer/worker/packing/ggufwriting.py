@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -56,16 +57,8 @@ def write_gguf(job: PackJob, say: Say) -> Packed:
             planned.size_bytes,
             gguf.GGMLQuantizationType[planned.kind],
         )
-    writer.write_header_to_file(Path(job.target))
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    assert writer.fout is not None
-    file = writer.fout[0]
-    with Peak() as peak:
-        errors = _write_tensors(file, writer, plan.planned, say)
-    file.flush()
-    os.fsync(file.fileno())
-    writer.close()
+    with Peak() as peak, closing(writer):
+        errors = _write(writer, Path(job.target), plan.planned, say)
     return Packed(
         tensor_bytes=plan.size_bytes,
         errors=tuple(sorted(errors, key=lambda error: -(error.relative_rms or 0.0))),
@@ -73,6 +66,21 @@ def write_gguf(job: PackJob, say: Say) -> Packed:
         seconds=time.monotonic() - started,
         notes=notes,
     )
+
+
+def _write(
+    writer: gguf.GGUFWriter, target: Path, planned: tuple[Planned, ...], say: Say
+) -> list[TensorError]:
+    """The whole file; it is on the drive when this returns."""
+    writer.write_header_to_file(target)
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    assert writer.fout is not None
+    file = writer.fout[0]
+    errors = _write_tensors(file, writer, planned, say)
+    file.flush()
+    os.fsync(file.fileno())
+    return errors
 
 
 def _write_tensors(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from llmtop.trainer.quantize.source import SourceTensor
 
 Floats = NDArray[numpy.float32]
-PIECE_BYTES = 8 << 20
+PIECE_BYTES = 4 << 20
 """Of a piece as 32-bit floats."""
 _READ_AS: dict[str, Any] = {
     "F64": numpy.dtype("<f8"),

@@ -39,4 +39,5 @@ def _fill(parameter: torch.nn.Parameter, planned: Planned, written: Any) -> None
             piece = in_halves(piece, unit)
         if planned.plus_one:
             piece = piece - numpy.float32(1)
-        places[first : first + len(piece)] = torch.from_numpy(piece).to(places.dtype)
+        # Of some types it is the file's own page, which nobody may write to.
+        places[first : first + len(piece)] = torch.from_numpy(numpy.array(piece)).to(places.dtype)

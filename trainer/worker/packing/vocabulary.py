@@ -22,6 +22,8 @@ _UNUSED_SCORE, _ADDED_SCORE = -10_000.0, -1_000.0
 _SPACE = "\u2581"
 _PHI3 = re.compile(r"phi-?3", re.IGNORECASE)
 _PHI3_TOKENS = frozenset({"</s>", "<unk>", "<s>", "<|endoftext|>"})
+_NO_MERGE = "\u0100 \u0100"
+"""Of two NUL bytes, which no text holds: llama.cpp wants one merge at least of a byte-level tokenizer."""
 _NO_PREFIX = frozenset({"gemma", "gemma2", "gemma3_text"})
 """Families whose SentencePiece puts no space before a text."""
 
@@ -67,7 +69,7 @@ def add_vocabulary(writer: gguf.GGUFWriter, source: Source) -> tuple[str, ...]:
         _add_merged_sentencepiece(writer, vocabulary, source, tokenizer)
     else:
         _add_byte_level(writer, vocabulary, folder, tokenizer or {})
-    _add_special(writer, source, tokenizer)
+    _add_special(writer, source, tokenizer, vocabulary.tokens)
     writer.add_name(_name(source.name, vocabulary.tokens))
     return ()
 
@@ -156,7 +158,7 @@ def _add_merged_sentencepiece(
     ranks: dict[str, int] = {}
     for rank, (first, second) in enumerate(_merges(model, source.folder)):
         ranks.setdefault(first + second, rank)
-    unknown = model.get("unk_token")
+    unknown = model.get("unk_token") or _named(source.folder, "unk")
     for text, row in _tokens(model, source.folder):
         is_byte = len(text) == 6 and text.startswith("<0x") and text.endswith(">")
         kind = (
@@ -203,7 +205,9 @@ def _flat(found: Any) -> Iterator[dict[str, Any]]:
                 yield from _flat(part)
 
 
-def _add_special(writer: gguf.GGUFWriter, source: Source, tokenizer: dict[str, Any] | None) -> None:
+def _add_special(
+    writer: gguf.GGUFWriter, source: Source, tokenizer: dict[str, Any] | None, tokens: list[str]
+) -> None:
     """Merges, the ids of tokens with a meaning, whether a text begins or ends with one, the chat template."""
     byte_level = tokenizer is not None and not _is_sentencepiece(tokenizer)
     try:
@@ -214,7 +218,21 @@ def _add_special(writer: gguf.GGUFWriter, source: Source, tokenizer: dict[str, A
     if tokenizer is not None:
         for kind in ("bos", "eos"):
             special.add_special_token.setdefault(kind, False)
+    for kind in ("bos", "eos", "unk", "pad"):
+        # gguf finds them in tokenizer.json alone; what config.json says is for generation, and may be others.
+        text = _named(source.folder, kind)
+        if text in tokens:
+            special.special_token_ids[kind] = tokens.index(text)
+    if byte_level and not special.merges:
+        special.merges = [_NO_MERGE]
     special.add_to_gguf(writer, quiet=True)
+
+
+def _named(folder: Path, kind: str) -> str:
+    """A special token's text, as the tokenizer's own configuration has it; empty without one."""
+    found = (_document(folder / _CONFIG) or {}).get(f"{kind}_token")
+    text = found.get("content") if isinstance(found, dict) else found
+    return text if isinstance(text, str) else ""
 
 
 def _tokens(model: dict[str, Any], folder: Path) -> Iterator[tuple[str, int]]:

@@ -1,0 +1,155 @@
+"""`llmtop quantize` as a person types it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtop.profiler.quantized import Quantized
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.report.build import build_report
+from llmtop.profiler.report.text import render
+from llmtop.trainer.quantize.convert import keep, read_kept
+from llmtop.tui.commands import quantize as command
+from tests.cli.conftest import Llmtop
+from tests.recorded import make_recorded_run
+from tests.worker.ggufmodels import make_model
+from tests.worker.handmade_state import saved_run
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "here"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    return place
+
+
+def test_a_folder_becomes_a_file_with_a_report(llmtop: Llmtop, here: Path) -> None:
+    make_model(here / "tiny")
+    dry = llmtop("quantize", "tiny", "--to", "gguf:Q8_0", "--dry-run", "--json").json()
+    assert [path.name for path in here.iterdir()] == ["tiny"]
+    made = llmtop("quantize", "tiny", "--to", "gguf:q8_0", "--no-perplexity")
+    assert made.code == 0, made.err
+    assert "tiny-Q8_0.gguf: gguf:Q8_0 of tiny (llama, 140K parameters)" in made.out
+    assert "the worst" in made.out and "smallest GPUs with that: t4" in made.out
+    assert "(+0.00%)" in made.out, "as many bytes as predicted"
+    report = read_kept(here / "tiny-Q8_0.gguf.quantized.json")
+    assert report is not None and report.perplexity is None
+    assert (report.predicted_bytes, len(report.errors)) == (dry["predicted_bytes"], 21)
+    assert sorted(path.name for path in here.iterdir()) == [
+        "tiny",
+        "tiny-Q8_0.gguf",
+        "tiny-Q8_0.gguf.quantized.json",
+    ]
+    again = llmtop("quantize", "tiny", "--to", "gguf:Q8_0")
+    assert again.code == 2 and "is there already" in again.err
+
+
+def test_a_run_becomes_a_file_and_its_report_tells_of_it(llmtop: Llmtop, here: Path, runs_root: Path) -> None:
+    run = saved_run(runs_root / "20261130-120000-hand-made-0001", scale=0.1)
+    made = llmtop("quantize", "latest", "--to", "gguf:Q4_0", "--out", "run.gguf", "--json", "--window", "64")
+    assert made.code == 0, made.err
+    found = made.json()
+    assert (found["source"], found["step"], found["family"]) == (run.run_id, 4, "llama")
+    # The run took bytes as tokens: so does the file.
+    assert found["perplexity"]["tokens"] > 6000 and not found["notes"]
+    assert sorted(path.name for path in here.iterdir()) == ["run.gguf", "run.gguf.quantized.json"]
+    kept = read_kept(run.quantized_path("run.gguf"))
+    assert kept is not None and kept.perplexity is not None
+
+
+def test_the_report_of_a_run_has_a_section(tmp_path: Path, runs_root: Path) -> None:
+    run = make_recorded_run(runs_root)
+    assert "In fewer bits" not in render(build_report(run), 100)
+    keep(_kept(), run.quantized_path("a.gguf"))
+    run.quantized_path("broken").write_text("{")
+    text = render(build_report(run), 100)
+    assert "In fewer bits" in text and "n/a: it cannot be read" in text
+    assert "a.gguf: gguf:Q4_0 of 20261130-a, step 7 (llama, 8.03B parameters)" in text
+    assert _page(run).count("a.gguf: gguf:Q4_0 of 20261130-a") == 1
+
+
+def _kept() -> Quantized:
+    return Quantized(
+        source="20261130-a",
+        step=7,
+        form="gguf:Q4_0",
+        output="a.gguf",
+        model="llama",
+        family="llama",
+        parameters=8_030_261_248,
+        before_bytes=16 << 30,
+        predicted_bytes=4 << 30,
+        tensor_bytes=4 << 30,
+        file_bytes=(4 << 30) + 7_000_000,
+        context=8192,
+        load_bytes=6 << 30,
+        fits_on=("t4",),
+        errors=(),
+        no_perplexity="it was not asked for",
+        seconds=100.0,
+        peak_host_bytes=200 << 20,
+    )
+
+
+def _page(run: RunDir) -> str:
+    from llmtop.profiler.export.secrets import Scrubber
+    from llmtop.profiler.record.feed import read_state
+    from llmtop.profiler.report.history import read_history
+    from llmtop.profiler.report.page import run_page
+    from llmtop.profiler.report.pagedata import page_of
+
+    return run_page(page_of(run, read_state(run), read_history(run), Scrubber({}), ()))
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("tiny", "--to", "gguf:Q4_K_M"), "only llama.cpp's own program packs to it"),
+        (("nowhere/model", "--to", "int8"), "nowhere/model: no such folder"),
+        (("nowhere", "--to", "int8"), "neither a folder of weights nor a run"),
+        (("tiny", "--to", "int8", "--text", "none.txt"), "no such file"),
+        (("tiny", "--to", "int8", "--from", "3"), "--from is for a run"),
+        (("tiny", "--to", "int8", "--seconds", "0"), "no number above 0"),
+    ],
+)
+def test_mistakes_are_told_and_nothing_is_made(
+    words: tuple[str, ...], what: str, llmtop: Llmtop, here: Path
+) -> None:
+    make_model(here / "tiny", tokenizer=False)
+    answer = llmtop("quantize", *words)
+    assert answer.code == 2 and what in answer.err, answer.err
+    assert [path.name for path in here.iterdir()] == ["tiny"]
+
+
+def test_ctrl_c_leaves_nothing_and_nobody(
+    llmtop: Llmtop, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(here / "tiny")
+    seen: list[Path] = []
+    ended: list[subprocess.Popen[bytes]] = []
+
+    def interrupted(answer: object) -> None:
+        seen.extend(here.glob(".*.partial/made"))
+        raise KeyboardInterrupt
+
+    start = subprocess.Popen
+
+    def remembered(*words: Any, **keys: Any) -> subprocess.Popen[bytes]:
+        process: subprocess.Popen[bytes] = start(*words, **keys)
+        ended.append(process)
+        return process
+
+    monkeypatch.setattr(command, "_progress", lambda: interrupted)
+    monkeypatch.setattr(subprocess, "Popen", remembered)
+    answer = llmtop("quantize", "tiny", "--to", "gguf:Q8_0")
+    assert answer.code == 130 and "interrupted" in answer.err
+    assert seen, "it came when there was half a file"
+    assert [path.name for path in here.iterdir()] == ["tiny"]
+    assert len(ended) == 1 and ended[0].poll() is not None

@@ -1,0 +1,196 @@
+"""What is refused before anything is made: other architectures, missing tensors, cut files, no room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.trainer import room
+from llmtop.trainer.quantize import convert
+from llmtop.trainer.quantize.convert import Choice, aside, check_room, outlook, quantize
+from llmtop.trainer.quantize.plan import plan_gguf
+from llmtop.trainer.quantize.source import read_source
+from llmtop.trainer.quantize.target import read_target
+from tests.worker.ggufmodels import make_model
+
+Tensors = dict[str, torch.Tensor]
+Q8 = read_target("gguf:Q8_0")
+
+
+def with_tensors(folder: Path, change: Callable[[Tensors], object], **keys: Any) -> Path:
+    from safetensors.torch import load_file, save_file
+
+    make_model(folder, tokenizer=False, **keys)
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def told(folder: Path) -> LlmtopError:
+    with pytest.raises(LlmtopError) as error:
+        plan_gguf(read_source(folder), "Q8_0")
+    return error.value
+
+
+def test_missing_tensors_are_named(tmp_path: Path) -> None:
+    def lose(tensors: Tensors) -> None:
+        for name in [name for name in tensors if "layers.1." in name]:
+            del tensors[name]
+
+    assert (
+        "lack 9 tensors: model.layers.1.self_attn.q_proj.weight, " in told(with_tensors(tmp_path, lose)).what
+    )
+
+
+def test_tensors_of_another_model_are_named(tmp_path: Path) -> None:
+    folder = with_tensors(tmp_path, lambda tensors: tensors.update({"a.lora_A.weight": torch.ones(2, 2)}))
+    assert "1 tensor too many: a.lora_A.weight" in told(folder).what
+
+
+def test_tables_that_nobody_reads_are_left_out(tmp_path: Path) -> None:
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    folder = with_tensors(tmp_path, lambda tensors: tensors.update({name: torch.ones(8)}))
+    assert all(name not in str(planned) for planned in plan_gguf(read_source(folder), "F16").planned)
+
+
+def test_other_shapes_are_named(tmp_path: Path) -> None:
+    folder = with_tensors(tmp_path, lambda tensors: tensors.update({"model.norm.weight": torch.ones(5)}))
+    assert "model.norm.weight (5,), not (64,)" in told(folder).what
+
+
+def test_a_tied_head_with_numbers_of_its_own_is_kept(tmp_path: Path) -> None:
+    """As transformers does: it is tied where it is the same or not there."""
+    tied = {"tie_word_embeddings": True}
+    other = with_tensors(
+        tmp_path / "other",
+        lambda it: it.update({"lm_head.weight": it["model.embed_tokens.weight"] + 1}),
+        **tied,
+    )
+    same = with_tensors(
+        tmp_path / "same",
+        lambda it: it.update({"lm_head.weight": it["model.embed_tokens.weight"].clone()}),
+        **tied,
+    )
+    names = [
+        {planned.name for planned in plan_gguf(read_source(one), "F16").planned} for one in (other, same)
+    ]
+    assert ["output.weight" in known for known in names] == [True, False]
+
+
+@pytest.mark.parametrize("kept", [0, 4, 5000])
+def test_a_file_that_is_cut_short_is_named(kept: int, tmp_path: Path) -> None:
+    file = make_model(tmp_path, tokenizer=False) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    assert "model.safetensors" in told(tmp_path).why
+
+
+def test_packed_weights_are_refused(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    folder = with_tensors(tmp_path, lambda tensors: tensors.update({name: tensors[name].to(torch.int8)}))
+    assert "packed already" in told(folder).what
+
+
+def test_other_architectures_are_refused_with_what_works(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=64)).save_pretrained(str(tmp_path))
+    error = told(tmp_path)
+    assert "gpt2 cannot be written to GGUF" in error.what and "--to int8" in error.fix
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "what"),
+    [
+        ("gemma2", {"query_pre_attn_scalar": 64}, "query_pre_attn_scalar 64"),
+        ("gemma2", {"attn_logit_softcapping": None}, "without a softcap"),
+        ("gemma2", {"tie_word_embeddings": False}, "projection to logits of its own"),
+        ("gemma3", {"layer_types": ["full_attention"] * 6}, "order of layers"),
+        ("llama", {"hidden_act": "relu"}, "activation relu"),
+        ("qwen3", {"attention_bias": True}, "o_proj.bias"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "'dynamic'",
+        ),
+    ],
+)
+def test_what_llama_cpp_would_compute_otherwise_is_refused(
+    case: str, changes: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    error = told(make_model(tmp_path, case, tokenizer=False, **changes))
+    assert what in error.what and "--to int8 or --to nf4" in error.fix
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    with pytest.raises(UsageError, match="no such folder"):
+        read_source(folder)
+    make_model(folder, tokenizer=False)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match="holds no safetensors"):
+        read_source(folder)
+
+
+def make(folder: Path, out: Path, **choice: Any) -> None:
+    source = read_source(folder)
+    with aside(out) as place:
+        quantize(source, Q8, out, place, Choice(**choice), lambda working: None)
+
+
+def test_no_room_on_the_drive_or_in_memory_is_told_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, out = make_model(tmp_path / "tiny"), tmp_path / "out.gguf"
+    found = outlook(read_source(folder), Q8, out, Choice())
+    with monkeypatch.context() as small:
+        small.setattr(room, "free_bytes", lambda path: 1000)
+        with pytest.raises(LlmtopError, match="no room"):
+            make(folder, out)
+    with monkeypatch.context() as small:
+        small.setattr(convert, "memory_left_bytes", lambda: found.host_bytes - 1)
+        with pytest.raises(LlmtopError, match="too little host memory"):
+            make(folder, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+    check_room(found, out)
+
+
+def test_an_output_that_is_there_stays(tmp_path: Path) -> None:
+    folder, out = make_model(tmp_path / "tiny"), tmp_path / "out.gguf"
+    out.write_text("mine")
+    with pytest.raises(UsageError, match="is there already"):
+        make(folder, out)
+    assert out.read_text() == "mine"
+    make(folder, out, force=True)
+    assert out.read_bytes().startswith(b"GGUF")
+
+
+def test_a_folder_that_is_there_is_replaced_whole(tmp_path: Path) -> None:
+    """With --force; a file of the old one does not stay among the new."""
+    folder, out = make_model(tmp_path / "tiny"), tmp_path / "out"
+    out.mkdir()
+    (out / "old").write_text("old")
+    make(folder, out, force=True)
+    assert out.is_file() and sorted(path.name for path in tmp_path.iterdir()) == ["out", "tiny"]
+
+
+def test_two_at_once_are_not_let_in(tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    with aside(out), pytest.raises(UsageError, match="being written already"), aside(out):
+        pass
+
+
+def test_what_a_killed_one_left_is_taken_away(tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    with aside(out) as place:
+        left = place
+    left.mkdir()
+    (left / "made").write_text("half")
+    with aside(out) as place:
+        assert not list(place.iterdir())
+    assert not left.exists()
