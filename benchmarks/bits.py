@@ -48,8 +48,9 @@ def section(rows: Sequence[Row]) -> list[str]:
     return [
         "## Training in 8 and 4 bits",
         "Runs of the memory design (`benchmarks/results/memory_h200.jsonl`) that differ in nothing else;"
-        " what was not measured on a GPU is not in the table. Speed is not told: other runs shared the device."
-        " What the modes are and when to take which: [weights.md](weights.md#training-in-8-and-4-bits).",
+        " what was not measured on a GPU is not in the table. Speed is not told: other runs shared the"
+        " device. What the modes are, and when to take which: "
+        "[weights.md](weights.md#training-in-8-and-4-bits).",
         *tables,
     ]
 

@@ -64,6 +64,7 @@ SHEET_KEYS: tuple[Key, ...] = (
 LOAD_KEYS: tuple[Key, ...] = (
     Key("right", "context(1)", "Longer", "twice the tokens of a request, and ← half", display="→"),
     Key("left", "context(-1)", "Shorter", "", display="←"),
+    Key("c", "ask_context", "Length", "type the tokens of a request", drop=1),
     Key(
         "up", "requests(1)", "More requests", "twice the requests at a time, and ↓ half", display="↑", drop=2
     ),

@@ -27,3 +27,20 @@ def test_questions_are_asked_one_at_a_time(llmtop: Llmtop) -> None:
     assert (both.code, "--where and --load are different questions" in both.err) == (2, True)
     alone = llmtop("plan", "llama-3.1-8b", "--context", "4096")
     assert (alone.code, "--context is of --load" in alone.err) == (2, True)
+
+
+def test_each_precision_names_the_gpus_that_hold_it(llmtop: Llmtop) -> None:
+    found = llmtop("plan", "llama-3.1-8b", "--load", "--gpu", "t4", "--json").json()
+    held = {form["form"]: form["fits_on"] for form in found["forms"]}
+    assert "t4" in held["gguf:Q8_0"] and "t4" not in held["bf16"]
+    assert set(held["bf16"]) < set(held["gguf:Q4_0"])
+    text = " ".join(llmtop("plan", "llama-3.1-8b", "--load", "--gpu", "t4").out.split())
+    assert "the largest that fits: bf16 on b200" in text and "int8 on v100-16gb, t4" in text
+    giant = " ".join(llmtop("plan", "deepseek-v3", "--load", "--gpu", "t4").out.split())
+    assert "nothing on" in giant
+
+
+def test_a_context_beyond_the_models_positions_is_told(llmtop: Llmtop) -> None:
+    words = ("plan", "gpt2", "--load", "--gpu", "t4", "--context")
+    assert "made for 1,024 positions" in llmtop(*words, "2048").out
+    assert "made for" not in llmtop(*words, "1024").out.partition("weights as")[0]

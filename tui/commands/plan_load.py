@@ -23,13 +23,14 @@ _SMALLEST = ((3, "smallest GPUs"), (1, "smallest GPU"))
 def load_answer(spec: RunSpec, context: int, requests: int) -> dict[str, Any]:
     """The same as data."""
     rows = loaded(spec.model, context=context, requests=requests)
+    gpus = _by_memory()
     return {
         "model": spec.model.name,
         "gpu": spec.gpu.name,
         "gpu_memory_bytes": spec.gpu.memory_bytes,
         "context": context,
         "requests": requests,
-        "forms": [_row(row, spec.gpu) for row in rows],
+        "forms": [_row(row, spec.gpu, gpus) for row in rows],
         "assumptions": [ASSUMED],
     }
 
@@ -38,12 +39,15 @@ def load_text(spec: RunSpec, context: int, requests: int, width: int = WIDTH) ->
     """A row for each precision, with the smallest GPUs that hold it."""
     rows = loaded(spec.model, context=context, requests=requests)
     lines = [*wrapped(load_head(spec, context, requests), "", width), "", *load_table(spec.gpu, rows, width)]
-    return "\n".join([*lines, "", *wrapped(ASSUMED, "", width)])
+    best = [*wrapped(best_words(rows), "", width), ""]
+    return "\n".join([*lines, "", *best, *wrapped(ASSUMED, "", width)])
 
 
 def load_head(spec: RunSpec, context: int, requests: int) -> str:
     tokens = f"{context:,} tokens kept"
-    return f"{spec.model.name}, loaded with {tokens} for {counted(requests, 'request')}"
+    made_for = spec.model.max_positions
+    beyond = f"; it was made for {made_for:,} positions" if made_for and context > made_for else ""
+    return f"{spec.model.name}, loaded with {tokens} for {counted(requests, 'request')}{beyond}"
 
 
 def load_table(gpu: GpuSpec, rows: tuple[Loaded, ...], width: int) -> list[str]:
@@ -67,7 +71,17 @@ def load_table(gpu: GpuSpec, rows: tuple[Loaded, ...], width: int) -> list[str]:
     return table([heads, *cells], right=(1, 2, 3, 4))
 
 
-def _row(row: Loaded, gpu: GpuSpec) -> dict[str, Any]:
+def best_words(rows: tuple[Loaded, ...]) -> str:
+    """Of each precision the GPUs on which it is the largest that fits, those with least memory last."""
+    by_form: dict[str, list[str]] = {}
+    for gpu in reversed(_by_memory()):
+        largest = next((row.form for row in rows if fits(row, gpu)), "nothing")
+        by_form.setdefault(largest, []).append(gpu.name)
+    told = "; ".join(f"{form} on {', '.join(names)}" for form, names in by_form.items())
+    return f"the largest that fits: {told}"
+
+
+def _row(row: Loaded, gpu: GpuSpec, gpus: list[GpuSpec]) -> dict[str, Any]:
     return {
         "form": row.form,
         "weights_bytes": row.weights_bytes,
@@ -75,6 +89,7 @@ def _row(row: Loaded, gpu: GpuSpec) -> dict[str, Any]:
         "other_bytes": row.other_bytes,
         "total_bytes": row.total_bytes,
         "fits": fits(row, gpu),
+        "fits_on": _smallest(row, gpus, len(gpus)),
     }
 
 

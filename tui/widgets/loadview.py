@@ -13,8 +13,9 @@ from textual.widgets import Static
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.loading import loaded
 from llmtop.tui.commands.plan_defaults import CONTEXT
-from llmtop.tui.commands.plan_load import ASSUMED, fits, load_head, load_table
+from llmtop.tui.commands.plan_load import ASSUMED, best_words, fits, load_head, load_table
 from llmtop.tui.keys import LOAD_KEYS, MOVE_KEYS, bindings
+from llmtop.tui.widgets.asknumber import AskNumber
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import fit, harmless, wrapped
 
@@ -24,7 +25,7 @@ _MARKS = {None: ("?", "$text-warning"), True: ("✓", "$text-success"), False: (
 
 
 class LoadView(ModalScreen[None]):
-    """Arrow keys double and halve the tokens of a request and the number of requests."""
+    """Arrow keys double and halve the tokens of a request and the number of requests; `c` takes any."""
 
     HELP_TITLE: ClassVar[str] = "Load and ask"
     BINDINGS: ClassVar[list[BindingType]] = bindings((*LOAD_KEYS, *MOVE_KEYS))
@@ -47,6 +48,15 @@ class LoadView(ModalScreen[None]):
         self._tokens = _stepped(self._tokens, by, _LONGEST)
         self._paint()
 
+    def action_ask_context(self) -> None:
+        def answered(tokens: int | None) -> None:
+            if tokens:
+                self._tokens = min(_LONGEST, tokens)
+                self._paint()
+
+        words = f"Tokens of one request, prompt and answer together, up to {_LONGEST:,}."
+        self.app.push_screen(AskNumber("Context length", words), answered)
+
     def action_requests(self, by: int) -> None:
         self._requests = _stepped(self._requests, by, _MOST_REQUESTS)
         self._paint()
@@ -60,7 +70,8 @@ class LoadView(ModalScreen[None]):
         for row, line in zip(found, lines, strict=True):
             mark, style = _MARKS[fits(row, self._spec.gpu)]
             rows.append(Content.assemble((f"{mark} ", style), fit(harmless(line), width - 2).rstrip()))
-        rows += [Content(""), *(Content.styled(line, "$muted") for line in wrapped(ASSUMED, width))]
+        for words in (best_words(found), ASSUMED):
+            rows += [Content(""), *(Content.styled(line, "$muted") for line in wrapped(words, width))]
         self.query_one("#grid", Static).update(Content("\n").join(rows), layout=False)
 
 
