@@ -14,6 +14,7 @@ from benchmarks.cells import Planned, Runner
 from benchmarks.forkserver import ForkServer
 from benchmarks.rows import Cell, Row
 from benchmarks.zero3_links import ENTRY, moved, read_carried
+from benchmarks.zygote import WORKER
 from llmtop.presets.resolve import Machine
 from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.memory.result import Component, Moment
@@ -42,7 +43,9 @@ CASES: dict[str, Cell] = {
         "deepspeed": {"zero_optimization": {**BARE, "zero_hpz_partition_size": 2}},
     },
     "eight": {"gpus": 8, "gradient_checkpointing": True, "deepspeed": {"zero_optimization": BARE}},
+    "eight_at_two": {"gpus": 8, "zero": 2},
 }
+AT_THREE = [name for name, options in CASES.items() if "zero" not in options]
 
 
 class Done(Struct, frozen=True, kw_only=True):
@@ -74,15 +77,16 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Done]]:
                 **options,
             }
             planned = runner.plan(cell, name=name)
-            carried = runner.forked(planned, SECONDS, entry=ENTRY)
+            carried = runner.forked(planned, SECONDS, entry=ENTRY if name in AT_THREE else WORKER)
             state = read_state(carried.run)
             assert state.status == "completed", (state.ended, carried.run.log_path(0).read_text()[-2000:])
-            ranks = [read_carried(carried.run, rank) for rank in range(planned.spec.world_size)]
+            numbers = range(planned.spec.world_size) if name in AT_THREE else ()
+            ranks = [read_carried(carried.run, rank) for rank in numbers]
             found[name] = Done(planned=planned, run=carried.run, ranks=ranks)
     yield found
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", AT_THREE)
 def test_collectives_carry_what_the_arithmetic_says_to_the_byte(done: dict[str, Done], name: str) -> None:
     row = moved(done[name].planned, done[name].ranks)
     assert row["order_is_known"]
@@ -95,7 +99,7 @@ def test_second_shards_are_gathered_within_their_pairs(done: dict[str, Done]) ->
     assert expected["all_gather backward of 2"] > 0
 
 
-@pytest.mark.parametrize("name", ["four", "eight"])
+@pytest.mark.parametrize("name", ["four", "eight", "eight_at_two"])
 def test_every_rank_holds_the_share_that_is_predicted(done: dict[str, Done], name: str) -> None:
     """Between steps, by component; the model is padded for so many ranks tensor by tensor."""
     predicted = predict(done[name].planned.spec)
@@ -110,4 +114,5 @@ def test_every_rank_holds_the_share_that_is_predicted(done: dict[str, Done], nam
             Component.MASTER_PARAMETERS,
             Component.OPTIMIZER_STATE,
         ):
-            assert components[str(component)] == pytest.approx(steady[component], rel=0.01), (rank, component)
+            told = steady.get(component, 0)  # below stage 3 gradients are gone between steps
+            assert components.get(str(component), 0) == pytest.approx(told, rel=0.01), (rank, component)
