@@ -15,10 +15,17 @@ import pytest
 from llmtop.presets.errors import UsageError
 from llmtop.trainer.hosts import ssh
 from llmtop.trainer.hosts.link import Link
+from llmtop.trainer.hosts.remote import Followed
 from llmtop.trainer.hosts.twin import Kept, Twin
 from tests.hosts.lab import wait_for
 
-KEPT = Kept(grow=("*.jsonl", "hosts/*/*.jsonl"), whole=("*.json",), sent=("docs/*",), appended=("orders",))
+KEPT = Kept(
+    grow=("*.jsonl", "hosts/*/*.jsonl"),
+    last=("supervisor*.jsonl",),
+    whole=("*.json",),
+    sent=("docs/*",),
+    appended=("orders",),
+)
 
 
 @pytest.fixture
@@ -63,6 +70,30 @@ def test_lines_come_as_they_are_written_and_documents_as_they_are_replaced(
     wait_for(lambda: _text(near / "state.json") == "{}")
     (far / "state.json").unlink()
     wait_for(lambda: not (near / "state.json").exists())
+
+
+def test_what_tells_of_other_files_never_comes_before_them(tmp_path: Path) -> None:
+    """A rank's last line and the word of its end are written while the folder is looked at."""
+    (tmp_path / "rank-0.jsonl").write_text("step\n")
+    (tmp_path / "supervisor.jsonl").write_text("started\n")
+    told: list[tuple[str, bytes]] = []
+
+    def say(message: dict[str, Any], body: bytes = b"") -> None:
+        told.append((message["path"], body))
+        if message["path"] == "rank-0.jsonl" and body == b"step\n":
+            # Right after it was read.
+            (tmp_path / "rank-0.jsonl").write_text("step\nfinished\n")
+            (tmp_path / "supervisor.jsonl").write_text("started\nexited\n")
+
+    followed = Followed(tmp_path, ["*.jsonl"], ["supervisor.jsonl"], [], {})
+    for _ in range(2):
+        followed.look(say, lambda: False)
+    assert told == [
+        ("rank-0.jsonl", b"step\n"),
+        ("supervisor.jsonl", b"started\n"),
+        ("rank-0.jsonl", b"finished\n"),
+        ("supervisor.jsonl", b"exited\n"),
+    ]
 
 
 def test_documents_and_orders_reach_the_far_side(tmp_path: Path, connect: Callable[..., Link]) -> None:

@@ -28,6 +28,7 @@ _SILENT_SECONDS = 30.0
 _PAUSE_SECONDS = 0.02
 _KEPT = Kept(
     grow=("*.jsonl", "*.log", "hosts/*/*.jsonl", "hosts/*/*.log", "stacks/*.txt"),
+    last=("supervisor*.jsonl",),
     whole=("*.json", "*.pid", "settings/*/*.json", "hosts/*/*.json", "hosts/*/*.pid", "snapshots/*"),
     # Requests are files of the run like any other: its supervisor there sees them as if they were made there.
     sent=("control/*.json",),

@@ -214,6 +214,7 @@ class Lead(Supervisor):
     # --- the end --------------------------------------------------------------------------------------
 
     def _named_end(self) -> RunEnded:
+        self.progress.poll(all_ranks=True)
         end = super()._named_end()
         if end.state not in ("failed", "out_of_memory"):
             return end

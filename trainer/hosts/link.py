@@ -45,13 +45,18 @@ class Link:
         twin: Twin | None,
         *,
         on_change: Callable[[], None] = lambda: None,
+        look_seconds: float = _LOOK_SECONDS,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`on_change` is called in the thread when the connection or the supervisor may have changed."""
+        """`on_change` is called in the thread when the connection or the supervisor may have changed.
+
+        `look_seconds` lie between two looks for what is to be sent.
+        """
         self._command = list(command)
         self._opening = opening
         self._twin = twin
         self._on_change = on_change
+        self._look_seconds = look_seconds
         self._wall = wall
         self.opened = False
         """Whether the folder was opened on the present connection."""
@@ -220,12 +225,14 @@ class _Connection:
                 ping_at = now + _PING_SECONDS
                 self._add(self._link._next_ping(), None)
             if self._link.opened and now >= look_at and len(self._write) < _MOST_WAITING_BYTES:
-                look_at = now + _LOOK_SECONDS
+                look_at = now + self._link._look_seconds
                 self._look()
             while self._link._to_say:
                 self._add(*self._link._to_say.popleft())
             writing = [self._in] if self._write else []
-            readable, writable, _ = select.select([self._out], writing, [], _LOOK_SECONDS / 2)
+            # What is said meanwhile goes out then.
+            wait = self._link._look_seconds if self._link.opened else _LOOK_SECONDS
+            readable, writable, _ = select.select([self._out], writing, [], wait)
             if writable:
                 del self._write[: os.write(self._in, self._write)]
             if readable and not self._take():

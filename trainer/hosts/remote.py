@@ -10,8 +10,10 @@ A message is a line of JSON; where it has `bytes`, so many follow.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import json
 import os
+import re
 import select
 import socket
 import subprocess
@@ -31,9 +33,11 @@ _MOST_WAITING_BYTES = 1 << 20
 class Followed:
     """A folder whose files are told of as they grow or are replaced."""
 
-    def __init__(self, root: Path, grow: list[str], whole: list[str], have: dict[str, int]) -> None:
+    def __init__(
+        self, root: Path, grow: list[str], last: list[str], whole: list[str], have: dict[str, int]
+    ) -> None:
         self.root = root
-        self.grow, self.whole = grow, whole
+        self.grow, self.last, self.whole = grow, last, whole
         self.sent = dict(have)
         """Of each file that grows, how many bytes the other side has."""
         self.seen: dict[str, tuple[int, int, int]] = {}
@@ -41,11 +45,13 @@ class Followed:
 
     def look(self, say: Any, full: Any) -> bool:
         """Tell what is new until there is no room; whether everything was told."""
-        growing = self._names(self.grow)
-        for name in growing:
-            if not self._tell_growth(name, say, full):
+        # Who writes these tells of what others had written by then, so that has to be there before.
+        ends = {name: self._size(name) for name in self._names(self.last)}
+        growing = [name for name in self._names(self.grow) if name not in ends]
+        for name in [*growing, *ends]:
+            if not self._tell_growth(name, say, full, ends.get(name)):
                 return False
-        for name in sorted(set(self.sent) - set(growing)):
+        for name in sorted(set(self.sent) - {*growing, *ends}):
             del self.sent[name]
             say({"say": "gone", "path": name})
         present = set(self._names(self.whole))
@@ -59,14 +65,33 @@ class Followed:
         return True
 
     def _names(self, patterns: list[str]) -> list[str]:
-        found = (path for pattern in patterns for path in self.root.glob(pattern))
-        # What begins with a dot is being written.
-        return sorted({str(path.relative_to(self.root)) for path in found if path.name[0] != "."})
+        """A folder is listed once, however many patterns ask for files of it."""
+        by_folder: dict[str, list[str]] = {}
+        for pattern in patterns:
+            folder, _, name = pattern.rpartition("/")
+            by_folder.setdefault(folder, []).append(fnmatch.translate(name))
+        found = set()
+        for folder, names in by_folder.items():
+            matches = re.compile("|".join(names)).match
+            for place in self.root.glob(folder) if "*" in folder else [self.root / folder]:
+                with contextlib.suppress(OSError):
+                    # What begins with a dot is being written.
+                    present = [one for one in os.listdir(place) if one[0] != "." and matches(one)]  # noqa: PTH208
+                    prefix = str(place.relative_to(self.root)) + "/" if place != self.root else ""
+                    found |= {prefix + one for one in present}
+        return sorted(found)
 
-    def _tell_growth(self, name: str, say: Any, full: Any) -> bool:
+    def _size(self, name: str) -> int:
+        try:
+            return (self.root / name).stat().st_size
+        except OSError:
+            return 0
+
+    def _tell_growth(self, name: str, say: Any, full: Any, end: int | None) -> bool:
+        """As far as it goes, or to a byte."""
         try:
             with (self.root / name).open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
+                size = os.fstat(file.fileno()).st_size if end is None else end
                 if size < self.sent.get(name, 0):
                     say({"say": "cut", "path": name})
                     self.sent[name] = 0
@@ -170,7 +195,8 @@ class Far:
         elif do == "open":
             self._open(message)
         elif do == "follow":
-            self._followed = Followed(self._root, message["grow"], message["whole"], message["have"])
+            patterns = (message["grow"], message["last"], message["whole"])
+            self._followed = Followed(self._root, *patterns, message["have"])
         elif do == "sync":
             # Once all is told that is there by now.
             self._sync, self._look_at = message["n"], 0.0

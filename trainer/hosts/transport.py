@@ -17,8 +17,10 @@ _DOCUMENTS = (
     *("live.json", "save.json", "snapshot.json", "settings/*/*.json", "standby/*/go"),
 )
 
-_HOST_LOGS = ("supervisor*.jsonl", "supervisor.log", "hardware*.jsonl", "summary*.jsonl")
+_HOST_LOGS = ("supervisor.log", "hardware*.jsonl", "summary*.jsonl")
 _RANK_LOGS = ("rank-{}.jsonl", "rank-{}.*.jsonl", "rank-{}.log")
+_LOOK_SECONDS, _LOOK_SECONDS_A_HOST = 0.1, 0.002
+"""The lead looks for all hosts on one core: the more there are, the more seldom."""
 
 
 class Transport(Protocol):
@@ -73,6 +75,7 @@ class OverSsh:
         folder: str,
         variables: dict[str, str],
     ) -> None:
+        """`mark` is in the lead's sign of life; `begin` is where its orders begin in their file."""
         self._host = host
         place = HostDir(run.path, host)
         self._own = str(place.own_path.relative_to(run.path))
@@ -85,7 +88,12 @@ class OverSsh:
             "pid": f"{self._own}/{place.supervisor_pid_path.name}",
             "make": True,
         }
-        self.link = Link(link_command(host.name, hosts.python), opening, Twin(run.path, self._kept()))
+        self.link = Link(
+            link_command(host.name, hosts.python),
+            opening,
+            Twin(run.path, self._kept()),
+            look_seconds=max(_LOOK_SECONDS, len(hosts.hosts) * _LOOK_SECONDS_A_HOST),
+        )
         module = "llmtop.trainer.hosts.supervise"
         self._spawn = {
             "do": "spawn",
@@ -106,6 +114,8 @@ class OverSsh:
                 *(f"stacks/rank-{rank}.txt" for rank in self._host.ranks),
                 *(f"{own}/{name}" for name in _HOST_LOGS),
             ),
+            # It says that ranks have ended, whose own last lines have to be here by then.
+            last=(f"{own}/{SUPERVISOR}*.jsonl",),
             whole=(f"{own}/*.json", f"{own}/{SUPERVISOR}.pid", "standby/*/ready-*", "snapshots/*"),
             sent=_DOCUMENTS,
             appended=(f"{own}/orders.jsonl",),

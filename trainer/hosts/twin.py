@@ -21,6 +21,8 @@ class Kept(Struct, frozen=True, kw_only=True):
 
     grow: tuple[str, ...] = ()
     """Come from the far half as they grow."""
+    last: tuple[str, ...] = ()
+    """Come as those, each line after what the others had when it was written."""
     whole: tuple[str, ...] = ()
     """Come from the far half whole whenever they were replaced."""
     sent: tuple[str, ...] = ()
@@ -40,9 +42,15 @@ class Twin:
 
     def follow_message(self) -> dict[str, Any]:
         """What the far half is to tell: from the bytes on that are here already."""
-        have = {name: path.stat().st_size for name, path in self._files(self._kept.grow)}
-        grow, whole = list(self._kept.grow), list(self._kept.whole)
-        return {"do": "follow", "grow": grow, "whole": whole, "have": have}
+        kept = self._kept
+        have = {name: path.stat().st_size for name, path in self._files(kept.grow + kept.last)}
+        return {
+            "do": "follow",
+            "grow": list(kept.grow),
+            "last": list(kept.last),
+            "whole": list(kept.whole),
+            "have": have,
+        }
 
     def take(self, message: dict[str, Any], body: bytes) -> None:
         """Raises OSError, and ValueError for a name that leads elsewhere or bytes that do not go on."""
@@ -111,5 +119,13 @@ class Twin:
             yield {"do": "remove", "path": name}, None
 
     def _files(self, patterns: tuple[str, ...]) -> list[tuple[str, Path]]:
-        found = {path for pattern in patterns for path in self._root.glob(pattern) if path.name[0] != "."}
-        return sorted((str(path.relative_to(self._root)), path) for path in found)
+        """Looked for several times a second, for each host: most patterns are plain names."""
+        found: dict[str, Path] = {}
+        for pattern in patterns:
+            if "*" in pattern:
+                top = self._root / pattern.partition("/")[0]
+                paths = self._root.glob(pattern) if "*" in top.name or top.is_dir() else ()
+                found |= {str(one.relative_to(self._root)): one for one in paths if one.name[0] != "."}
+            elif (path := self._root / pattern).exists():
+                found[pattern] = path
+        return sorted(found.items())

@@ -29,6 +29,7 @@ from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.snapshotevents import SnapshotTaken
 
 STEPS_REMEMBERED = 50
+_MOST_AT_ONCE = 512
 _START_FACTOR = 2.0
 """A stage of start-up may read many gigabytes without a word."""
 
@@ -88,6 +89,7 @@ class Progress:
         """Of rank 0's start-up."""
         self._clock = clock
         self._seconds: deque[float] = deque(maxlen=STEPS_REMEMBERED)
+        self._next = 0
         self._tails = {rank: EventTail(run.events_path(rank)) for rank in range(world_size)}
         for tail in self._tails.values():
             tail.poll()
@@ -96,9 +98,14 @@ class Progress:
     def median_step_seconds(self) -> float | None:
         return statistics.median(self._seconds) if self._seconds else None
 
-    def poll(self) -> None:
-        for rank, tail in self._tails.items():
-            for event in tail.poll():
+    def poll(self, *, all_ranks: bool = False) -> None:
+        """What was told since the last call; of thousands of ranks some at a time, unless `all_ranks`."""
+        ranks = range(self.world_size)
+        if not all_ranks and self.world_size > _MOST_AT_ONCE:
+            ranks = range(self._next, min(self._next + _MOST_AT_ONCE, self.world_size))
+            self._next = ranks.stop % self.world_size
+        for rank in ranks:
+            for event in self._tails[rank].poll():
                 self._note(rank, event)
 
     def _note(self, rank: int, event: AnyEvent) -> None:

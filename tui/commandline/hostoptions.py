@@ -14,6 +14,7 @@ from llmtop.presets.errors import UsageError
 from llmtop.profiler.record.hosts import Hosts, Launcher
 
 _LAUNCHERS = ("ssh", "pdsh", "srun")
+_OTHERS = ("include", "exclude", "launcher", "env", "master_addr", "remote_python")
 
 
 class Chosen(Struct, frozen=True, kw_only=True):
@@ -99,13 +100,21 @@ def _hostfile(given: str | None, nodes: int | None) -> Path:
     )
 
 
+def refuse_hosts_for_script(args: argparse.Namespace) -> None:
+    """Raise UsageError where a command of the user's own is to run on hosts: its launcher has to do that."""
+    _refuse(args, ("hostfile", *_OTHERS), "is for a recipe", "a command's own launcher starts it on hosts")
+
+
 def _refuse_without_hosts(args: argparse.Namespace) -> None:
-    for option in ("include", "exclude", "launcher", "env", "master_addr", "remote_python"):
+    fix = "--hostfile FILE, or --nodes N inside a Slurm allocation"
+    _refuse(args, _OTHERS, "is for a run over hosts", "none are named", fix)
+
+
+def _refuse(args: argparse.Namespace, options: tuple[str, ...], what: str, why: str, fix: str = "") -> None:
+    for option in options:
         if getattr(args, option):
             raise UsageError(
-                f"--{option.replace('_', '-')} is for a run over hosts",
-                why="none are named",
-                fix="--hostfile FILE, or --nodes N inside a Slurm allocation",
+                f"--{option.replace('_', '-')} {what}", why=why, fix=fix or "give that launcher its options"
             )
 
 
