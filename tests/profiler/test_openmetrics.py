@@ -6,10 +6,13 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,8 @@ from prometheus_client import generate_latest, parser
 from prometheus_client.openmetrics import exposition as openmetrics_exposition
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
+from llmtop.presets.errors import UsageError
+from llmtop.profiler.mirrors.metricsserver import is_loopback, token_of
 from llmtop.profiler.mirrors.openmetrics import RunsCollector, label_names, registry
 from llmtop.profiler.record.rundir import RunDir
 from tests.fleets import PlayedFleet
@@ -179,25 +184,101 @@ def test_every_sample_says_of_which_run_and_host_it_is(tmp_path: Path, fleet: Pl
             assert sample.labels["run"] and sample.labels["host"] in ("testhost", *fleet.played)
 
 
-def test_a_real_server_is_scraped_and_ends_when_asked(tmp_path: Path) -> None:
-    make_recorded_run(tmp_path, steps=5, end=None)
+@contextmanager
+def served(folder: Path, *words: str) -> Iterator[tuple[str, str]]:
+    """The address of a real server, and what it says before; it ends when it is asked to."""
     server = subprocess.Popen(
-        [sys.executable, "-m", "llmtop.tui.cli", "serve-metrics", "--port", "0"],
+        [sys.executable, "-m", "llmtop.tui.cli", "serve-metrics", "--port", "0", *words],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "LLMTOP_RUNS_DIR": str(tmp_path)},
+        env={**os.environ, "LLMTOP_RUNS_DIR": str(folder / "runs")},
     )
     try:
         assert server.stderr is not None
-        told = server.stderr.readline()
-        address = re.search(r"http://127\.0\.0\.1:\d+/metrics", told)
-        assert address, told
-        with urllib.request.urlopen(address[0], timeout=30) as answer:
-            assert answer.headers["Content-Type"].startswith("text/plain")
-            found = samples(parse(answer.read().decode()))
-        assert found["llmtop_step", ()] == 5
+        told = ""
+        while (address := re.search(r"http://(.*:\d+)/metrics", told)) is None:
+            line = server.stderr.readline()
+            assert line, told
+            told += line
+        yield address[1], told
         server.send_signal(signal.SIGINT)
         assert server.wait(30) == 0
     finally:
         server.kill()
         server.communicate()
+
+
+def answer(address: str, **headers: str) -> tuple[int, str]:
+    asked = urllib.request.Request(f"http://{address}/metrics", headers=headers)
+    try:
+        with urllib.request.urlopen(asked, timeout=30) as found:
+            return found.status, found.read().decode()
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.read().decode()
+
+
+def test_a_real_server_is_scraped_and_ends_when_asked(tmp_path: Path) -> None:
+    make_recorded_run(tmp_path / "runs", steps=5, end=None)
+    with served(tmp_path) as (address, told):
+        assert address.startswith("127.0.0.1:") and "token" not in told
+        status, text = answer(address)
+        assert status == 200 and samples(parse(text))["llmtop_step", ()] == 5
+        # A page that a browser was made to load from here, under a name of its own.
+        assert answer(address, Host="attacker.example:9757")[0] == 403
+        assert answer(address, Host="localhost:9757")[0] == 200
+    assert not (tmp_path / "metrics-token").exists()
+
+
+def test_others_are_asked_for_a_token_that_only_its_owner_can_read(tmp_path: Path) -> None:
+    make_recorded_run(tmp_path / "runs", steps=5, end=None)
+    with served(tmp_path, "--host", "0.0.0.0") as (address, told):
+        file = tmp_path / "metrics-token"
+        assert str(file) in told and "SSH tunnel" in told
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        token = file.read_text().strip()
+        assert len(token) >= 43 and token not in told
+        here = address.replace("0.0.0.0", "127.0.0.1")
+        for wrong in ("", "Bearer", "Bearer ", f"Basic {token}", f"Bearer {token}x", f"bearer {token[:-1]}"):
+            status, text = answer(here, Authorization=wrong) if wrong else answer(here)
+            assert status == 401 and "llmtop_" not in text
+        assert answer(here, Authorization=f"Bearer {token}")[0] == 200
+    with served(tmp_path, "--host", "0.0.0.0"):
+        assert file.read_text().strip() == token, "Prometheus goes on with it"
+
+
+def test_a_token_file_is_ones_own_secret(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    with pytest.raises(UsageError, match="cannot be read"):
+        token_of(file, make=False)
+    for content, told in (
+        (b"short", "at least 16"),
+        (b"two words " * 4, "one word"),
+        ("ä".encode() * 20, "ASCII"),
+    ):
+        file.write_bytes(content)
+        file.chmod(0o600)
+        with pytest.raises(UsageError, match=told):
+            token_of(file, make=False)
+    file.write_text("0123456789abcdef\n")
+    file.chmod(0o640)
+    with pytest.raises(UsageError, match="others may read"):
+        token_of(file, make=False)
+    file.chmod(0o600)
+    assert token_of(file, make=False) == "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("host", "own"),
+    [
+        *(("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("[::1]", True), ("localhost", True)),
+        *(
+            ("0.0.0.0", False),
+            ("::", False),
+            ("", False),
+            ("10.0.0.1", False),
+            ("localhost.evil.example", False),
+        ),
+    ],
+)
+def test_which_addresses_only_this_machine_reaches(host: str, own: bool) -> None:
+    assert is_loopback(host) is own

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import ipaddress
-import threading
 from pathlib import Path
 
 from llmtop.presets.errors import ExitCode, UsageError
@@ -23,6 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="where to listen; by default this machine alone")
     parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="ask for the token in it; where --host lets others ask, by default one that is made",
+    )
+    parser.add_argument(
         "--port", type=int, default=PORT, help=f"by default {PORT}; 0: any that is free, which is told"
     )
 
@@ -38,42 +42,38 @@ def run(args: argparse.Namespace) -> ExitCode:
         raise UsageError(f"--port {args.port} is no port", fix="give one from 1 to 65535")
     root = rundir.runs_root()
     only = rundir.find_run(root, args.run) if args.run else None
-    _serve(root, only, args.host, args.port)
+    _serve(root, only, args.host, args.port, args.token_file)
     return ExitCode.DONE
 
 
-def _serve(root: Path, only: RunDir | None, host: str, port: int) -> None:
+def _serve(root: Path, only: RunDir | None, host: str, port: int, token_file: Path | None) -> None:
     """Until somebody interrupts it."""
     # Only those who have it can load it.
-    from prometheus_client import start_http_server
+    from prometheus_client import make_wsgi_app
 
+    from llmtop.profiler.mirrors.metricsserver import default_token_path, is_loopback, start_server, token_of
     from llmtop.profiler.mirrors.openmetrics import registry
 
+    make = token_file is None and not is_loopback(host)
+    if make:
+        token_file = default_token_path(root)
+    token = None if token_file is None else token_of(token_file, make=make)
     try:
-        server, thread = start_http_server(port, host, registry(root, only))
+        server = start_server(make_wsgi_app(registry(root, only)), host, port, token)
     except OSError as error:
         raise UsageError(
             f"cannot listen on {host}:{port}",
             why=error.strerror or str(error),
             fix="give another --host or --port",
         ) from error
-    if not _is_loopback(host):
-        tell(
-            "warning: whoever reaches this port sees the names and figures of your runs; there is no password"
-        )
+    if token is not None:
+        tell(f"asks for the token in {token_file} (authorization: credentials_file of Prometheus)")
+    if not is_loopback(host):
+        tell("warning: what is sent can be read on the way: an SSH tunnel to 127.0.0.1 keeps it from others")
     tell(f"metrics at http://{host}:{server.server_port}/metrics, until Ctrl-C")
     try:
-        threading.Event().wait()
+        server.serve_forever()
     except KeyboardInterrupt:
         tell("no more metrics")
     finally:
-        server.shutdown()
         server.server_close()
-        thread.join()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
