@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from benchmarks import restage, throughput, zero3_links
 from benchmarks.accuracy.many import judged_on_many, of_many, words_on_many
 from benchmarks.accuracy.rows import DESIGN_ROWS, Coverage, Sourced
 from benchmarks.accuracy.score import Score, scores
 from benchmarks.accuracy.split import Half, half_of
-from benchmarks.rows import Row, read_rows
+from benchmarks.cells import plan
+from benchmarks.rows import Row, key_of, read_rows
 from benchmarks.summary import repredicted, summary
+from llmtop.presets.resolve import Machine
 
 COVERAGE = Coverage(
     cells=361, measured=171, held_out_cells=169, held_out_measured=36, not_completed=(), many_cells=39,
@@ -62,3 +65,17 @@ def test_rows_of_fewer_gpus_are_no_part_of_it() -> None:
 def test_what_is_not_measured_is_said() -> None:
     assert "**None of the 39 cells on four and eight GPUs are measured.**" in words_on_many(COVERAGE)
     assert "**7 of the 39 cells" in words_on_many(replace(COVERAGE, many_measured=7))
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+def test_what_the_other_scripts_run_there_fits(gpus: int) -> None:
+    machine = Machine(gpu="h200", gpus=gpus, host_memory_bytes=512 << 30)
+    compared = [{"gpus": gpus, **cell} for cell in throughput.COMPARED[gpus]]
+    changed = {**restage._GPU, "gpus": gpus}
+    for cell in (*zero3_links.cells(gpus, on_cpu=False), *compared, changed):
+        planned = plan(cell, machine, name="test")
+        assert planned.prediction.fits and planned.spec.world_size == gpus
+    if gpus > 2:
+        assert compared[0]["model"] == "llama-3.1-8b"
+        hpz = [key_of(cell) for cell in zero3_links.cells(gpus, on_cpu=False) if "hpz" in key_of(cell)]
+        assert len(hpz) == 1 and f'"zero_hpz_partition_size": {gpus // 2}' in hpz[0]

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from benchmarks import tune
-from benchmarks.rows import Row, RowLog
+from benchmarks.rows import Row, RowLog, read_rows
 from llmtop.presets.resolve import Machine
 from llmtop.trainer.tune.space import choice_of, key_of
 
 H200 = Machine(gpu="h200", gpus=1, host_memory_bytes=1 << 40)
+
+
+ON_MANY = "llama-8b"
+"""The case that one GPU does not hold."""
+
+
+def on_eight(bench: tune.Bench) -> None:
+    bench.options.gpus = 8
+    bench.machine = replace(H200, gpus=8)
 
 
 @pytest.fixture
@@ -26,6 +38,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tune.Bench:
 
 @pytest.mark.parametrize("name", [name for name in tune.CASES if name != "cpu"])
 def test_a_sweep_begins_with_what_was_found_and_holds_no_setting_twice(name: str, bench: tune.Bench) -> None:
+    if name == ON_MANY:
+        on_eight(bench)
     spec = bench.spec(name)
     plain = list(tune.swept_settings(bench, name, spec))
     assert len(plain) >= 32 and len({one.key for one in plain}) == len(plain)
@@ -66,3 +80,30 @@ def test_a_search_is_judged_by_what_the_sweep_measured_of_both() -> None:
     (alone,) = tune.judged([search])
     assert (alone["found_over_best"], alone["found_over_start"], alone["swept"]) == (None, 9.0, 0)
     assert "n/a of the best of 0 swept" in tune.summary([search])
+
+
+def test_a_search_that_is_cut_off_keeps_what_it_measured_and_stays_open(
+    bench: tune.Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_eight(bench)
+    bench.options.trials, bench.options.search_minutes = 3, 0.0
+
+    class CutOff:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def run(self, *_: object, **__: object) -> str:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def starts(_spec: object, _root: object) -> Iterator[None]:
+        yield None
+
+    monkeypatch.setattr(tune, "Search", CutOff)
+    monkeypatch.setattr(bench, "warm_up", lambda spec, root: None)
+    monkeypatch.setattr(bench, "starts", starts)
+    monkeypatch.setattr(bench, "left_seconds", lambda: 600.0)
+    with pytest.raises(KeyboardInterrupt):
+        tune.search(bench, ON_MANY, tmp_path)
+    (row,) = read_rows(bench.options.out)
+    assert row["cell"]["kind"] == "cut off" and row["cell"]["gpus"] == 8 and row["trials"] == []
+    assert bench.cell(ON_MANY, kind="search", fresh=False) not in bench.log
