@@ -71,15 +71,20 @@ class OverHosts(Supervised):
     """One run under a real lead and real supervisors of hosts, over fake ranks."""
 
     def __init__(
-        self, root: Path, *, hosts: int = 2, slots: int = 1, launcher: Launcher = "ssh", **options: Any
+        self,
+        root: Path,
+        *,
+        hosts: int = 2,
+        slots: int = 1,
+        launcher: Launcher = "ssh",
+        python: str = sys.executable,
+        **options: Any,
     ) -> None:
         spec = recorded_spec("cpu", ranks=slots, nodes=hosts, **{"sample_seconds": 0.2, **options})
         self.run = RunDir.create(root, spec, recorded_prediction(spec), {"train_batch_size": 8})
         self.supervisor_pid = 0
         pool = {f"h{number}": tuple(range(slots)) for number in range(1, hosts + 1)}
-        self.hosts = Hosts(
-            hosts=with_ranks(pool), launcher=launcher, python=sys.executable, variables=VARIABLES
-        )
+        self.hosts = Hosts(hosts=with_ranks(pool), launcher=launcher, python=python, variables=VARIABLES)
 
     def start(self) -> None:
         self.supervisor_pid = start_over_hosts(self.run, self.hosts, {})

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from llmtop.presets.errors import UsageError
 from llmtop.profiler.fleet.summary import decoder
 from llmtop.profiler.record.changeevents import Restaged
 from llmtop.profiler.record.events import ControlAnswered, RankStarted, RunEnded, RunStarted
@@ -20,6 +21,7 @@ from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.hostabout import read_about
 from llmtop.profiler.record.hostevents import ClockMeasured, HostJoined, HostLeft
 from llmtop.trainer import control
+from llmtop.trainer.hosts.versions import require_alike
 from llmtop.trainer.launch import resume_run
 from tests.hosts.lab import wait_for
 from tests.hosts.over_hosts import GRACES, OverHosts, fake_ranks, stand_in
@@ -182,6 +184,34 @@ def test_a_host_that_cannot_be_reached_is_named_before_anything_is_started(
     assert end.state == "failed" and "h2: cannot be reached" in end.reason
     assert "No route to host" in end.reason
     assert run.of(RankStarted) == []
+
+
+def test_a_host_that_lacks_something_is_named_before_anything_is_started(start: Start) -> None:
+    run = start("trains", data="/nowhere/text")
+    end = run.end()
+    assert end.state == "failed"
+    assert end.reason.startswith("host h1 (and 1 other): data /nowhere/text does not exist")
+    assert run.of(RankStarted) == []
+
+
+def test_a_host_without_llmtop_is_named_with_what_python_says(start: Start, tmp_path: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    run = start("trains", python=str(bare))
+    end = run.end()
+    assert "its supervisor ended with exit code 1; it says: " in end.reason and "llmtop" in end.reason
+
+
+def test_hosts_with_other_versions_are_named_with_both() -> None:
+    first = {"python": "3.11", "torch": "2.13.0", "deepspeed": "0.19.8"}
+    require_alike({"a": first, "b": dict(first)})
+    with pytest.raises(UsageError) as told:
+        require_alike(
+            {"a": first, "b": {**first, "torch": "2.12.1"}, "c": {"python": "3.11", "torch": "2.13.0"}}
+        )
+    assert "torch 2.12.1 on b, 2.13.0 on a" in str(told.value)
+    assert "deepspeed none on c, 0.19.8 on a" in str(told.value)
 
 
 def test_a_stop_while_hosts_are_waited_for_ends_the_run(start: Start, tmp_path: Path) -> None:
