@@ -184,7 +184,8 @@ class _Gathering:
                 self._users.get(place, set()).discard(module)
                 if place not in self.persistent:
                     self._release(place)
-        for place in self._ahead:
+        ahead, self._ahead = self._ahead, set()
+        for place in ahead:
             self._release(place)
 
     def _enter(self, visit: Visit) -> None:

@@ -95,6 +95,19 @@ def test_second_shards_keep_all_but_a_steps_first_gathers_within_their_group() -
     assert frozen == {near_forward: 400, near: 400}
 
 
+def test_what_no_module_lets_go_is_let_go_at_the_end_and_gathered_again() -> None:
+    """A module whose input needs no gradient, as an embedding, is never told of its backward's end."""
+    tour = chain(100, 40)
+    kept = Tour(weights=tour.weights, modules=tour.modules, visits=tour.visits[:-1])
+    assert step_traffic(kept, replace(BARE, grad_accum=2)) == {FORWARD: 560, BACKWARD: 560, REDUCED: 560}
+
+
+def test_tied_weights_stay_while_one_of_their_modules_is_entered() -> None:
+    whole = [Visit(0, "forward"), Visit(1, "forward"), Visit(1, "after_forward"), Visit(0, "after_forward")]
+    tour = Tour(weights=(Weight(elements=100, width=2),), modules=((0,), (0,)), visits=tuple(whole))
+    assert step_traffic(tour, BARE)[FORWARD] == 200
+
+
 def test_one_rank_moves_nothing() -> None:
     assert step_traffic(chain(100, 40), replace(BARE, ranks=1)) == {}
 
