@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,7 +23,9 @@ from msgspec import Struct
 
 from llmtop.presets.errors import UsageError
 from llmtop.profiler.fold.runstate import ENDED, RunState
+from llmtop.profiler.record.hosts import read_hosts
 from llmtop.profiler.record.processidentity import process_identity
+from llmtop.profiler.record.remote import read_remote
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.segments import written_at
 from llmtop.profiler.record.wholefile import write_atomic
@@ -32,6 +34,7 @@ PY_SPY_SECONDS = 20.0
 OWN_SECONDS = 5.0
 """A rank answers at once, unless the kernel itself holds it."""
 _QUIET_SECONDS = 0.2
+_MOST_TOLD = 8
 _SIGNAL = signal.SIGUSR2
 
 
@@ -65,10 +68,14 @@ def listen_for_stacks(run: RunDir, rank: int) -> None:
 
 
 def take_stacks(run: RunDir, state: RunState, only: int | None = None) -> Taken:
-    """Of every rank, or of one; they are written into the run's folder too."""
+    """Of every rank, or of one; they are written into the run's folder too.
+
+    Raises UsageError for ranks of other machines, where only who is there can look.
+    """
     if state.status in ENDED:
         raise UsageError(f"run {run.run_id} has no process to look at", why=f"it is over: {state.status}")
     pids = {number: rank.pid for number, rank in sorted(state.ranks.items()) if only in (None, number)}
+    _require_here(run, pids)
     if not pids:
         raise UsageError(f"run {run.run_id} has started no rank yet", fix="wait a moment and ask again")
     with ThreadPoolExecutor(min(len(pids), 8)) as pool:
@@ -78,6 +85,25 @@ def take_stacks(run: RunDir, state: RunState, only: int | None = None) -> Taken:
     taken = Taken(path=path, ranks=found)
     write_atomic(path, taken.text.encode())
     return taken
+
+
+def _require_here(run: RunDir, pids: Mapping[int, int | None]) -> None:
+    remote, hosts = read_remote(run.path), read_hosts(run)
+    if remote is not None:
+        raise UsageError(
+            f"run {run.run_id} is on {remote.host}",
+            why="stacks are taken where the ranks are",
+            fix=f"ssh {remote.host} llmtop stacks {run.run_id}",
+        )
+    if hosts is None:
+        return
+    places = [(rank, pid, hosts.host_of(rank)) for rank, pid in pids.items()]
+    told = [f"rank {rank} is process {pid} on {host.name}" for rank, pid, host in places if host is not None]
+    raise UsageError(
+        f"the ranks of run {run.run_id} are on other machines",
+        why="stacks are taken where the ranks are: " + "; ".join(told[:_MOST_TOLD]),
+        fix=f"there: kill -USR2 PID; what the rank then writes comes here, to {run.stacks_dir}/rank-N.txt",
+    )
 
 
 def py_spy() -> str | None:
