@@ -1,11 +1,11 @@
 """What a run over many hosts costs: a host's summaries, and the viewer of all of them, from 1 to 4,096 hosts.
 
-    python -m benchmarks.scale [--hosts 1,16,1024] [--ranks 8] [--seconds 20] [--out FILE]
+    python -m benchmarks.scale [--only host|viewer] [--hosts 1,16,1024] [--ranks 8] [--seconds 20]
 
 Every rank's events are generated and go through the real fold and summaries (`simfleet`); the viewer is
 `llmtop attach` in a terminal of 80 x 24. Each figure is one JSON line in the file, which is only added to,
 with the machine's load beside it: other work on the machine is in the first paint, and little of it in shares
-of the processor.
+of the processor. Under `chrt --rr 5` all that is measured gets the processors first, and the line says so.
 """
 
 from __future__ import annotations
@@ -169,11 +169,11 @@ def _summary_bytes(run: Path) -> int:
 # --- all of them ------------------------------------------------------------------------------------
 
 
-def measured(hosts: tuple[int, ...], ranks: int, seconds: float) -> Iterator[Figures]:
-    for steps in STEPS:
+def measured(hosts: tuple[int, ...], ranks: int, seconds: float, only: str | None) -> Iterator[Figures]:
+    for steps in STEPS if only != "viewer" else ():
         with tempfile.TemporaryDirectory(prefix="llmtop-scale-") as folder:
             yield in_a_process(Path(folder), steps, ranks)
-    for count in hosts:
+    for count in hosts if only != "host" else ():
         with tempfile.TemporaryDirectory(prefix="llmtop-scale-") as folder:
             yield viewer_cost(Path(folder) / "runs", count, ranks, seconds)
 
@@ -204,6 +204,7 @@ def main() -> None:
     parser.add_argument("--hosts", default=",".join(map(str, HOSTS)), help="numbers joined by commas")
     parser.add_argument("--ranks", type=int, default=8, help="of each host")
     parser.add_argument("--seconds", type=float, default=20.0, help="that the viewer is watched for")
+    parser.add_argument("--only", choices=("host", "viewer"))
     parser.add_argument("--out", type=Path, default=HERE / "results" / "scale.jsonl")
     parser.add_argument("--one-host", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -213,10 +214,12 @@ def main() -> None:
         return
     args.out.parent.mkdir(parents=True, exist_ok=True)
     rows = []
-    for figures in measured(tuple(map(int, args.hosts.split(","))), args.ranks, args.seconds):
+    counts = tuple(map(int, args.hosts.split(",")))
+    for figures in measured(counts, args.ranks, args.seconds, args.only):
         row = {
             **figures,
             "load": [round(value, 2) for value in os.getloadavg()],
+            "before_other_work": os.sched_getscheduler(0) in (os.SCHED_RR, os.SCHED_FIFO),
             "cores": os.cpu_count(),
             "python": platform.python_version(),
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -13,7 +13,6 @@ import select
 import sys
 import time
 from pathlib import Path
-from typing import IO
 
 import msgspec
 from msgspec.structs import replace
@@ -44,9 +43,8 @@ class SimHost:
         self, run: RunDir, host: Host, spec: RunSpec, prediction: Prediction, slow: int | None
     ) -> None:
         self.host, self.spec, self.prediction, self.slow = host, spec, prediction, slow
-        path = HostDir(run.path, host).summary_path
-        path.parent.mkdir(parents=True)
-        self._log: IO[bytes] = path.open("ab", buffering=0)
+        self._path = HostDir(run.path, host).summary_path
+        self._path.parent.mkdir(parents=True)
         self._state = RunState(
             run_id=run.run_id,
             first_rank=host.first_rank,
@@ -66,7 +64,9 @@ class SimHost:
         line = (
             self._encode(replace(made, v=EVENT_VERSION, t=now, m=now, src=f"host:{self.host.name}")) + b"\n"
         )
-        self._log.write(line)
+        # Not kept open: thousands of them are more than a process may have.
+        with self._path.open("ab") as log:
+            log.write(line)
         self.line_bytes = len(line)
 
     def _events(self, first: int, last: int, now: float) -> list[AnyEvent]:

@@ -50,7 +50,7 @@ class PlayedHost:
         self.network = HostSample(network_errors=7, link_losses=1)
 
     def close(self) -> None:
-        for writer in (self.events, self.hardware, *self.ranks.values()):
+        for writer in (self.events, self.hardware, *self.ranks.values(), self.summariser._writer):
             writer.close()
 
 
