@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmtop.profiler.report import figures, markup, sections
+from llmtop.profiler.report import figures, markup, sections, traces
 from llmtop.profiler.report.markup import Markup, element, section
 from llmtop.profiler.report.pagedata import PageData
 
@@ -10,6 +10,7 @@ _NAVIGATION = (
     ("out-of-memory", "Out of memory"),
     *(("findings", "Findings"), ("memory", "Memory"), ("timeline", "Timeline"), ("links", "Links")),
     *(("training", "Training"), ("changes", "Changes"), ("hardware", "Ranks and devices")),
+    ("looked-at", "Traces"),
     ("fewer-bits", "In fewer bits"),
     *(("configuration", "Configuration"), ("environment", "Environment")),
 )
@@ -39,6 +40,7 @@ def run_page(data: PageData) -> str:
             anchor="hardware",
         ),
         section("Switches and kernels", sections.switch_table(report), sections.kernel_table(report)),
+        section("Traces and snapshots", traces.looked_at(report), anchor="looked-at"),
         section("In fewer bits", sections.quantized_tables(report), anchor="fewer-bits"),
         section("Configuration", sections.configuration(data), anchor="configuration"),
         section("Environment", sections.environment(data), anchor="environment"),
