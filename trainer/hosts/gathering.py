@@ -113,12 +113,13 @@ class Gathering:
         return f"; it says: {lines[-1].strip()}" if lines else ""
 
     def _require_fit(self) -> None:
-        unfit = {member.name: about for member, about in self._ready.items() if about.problem}
+        in_order = {member.name: self._ready[member] for member in self._members.all}
+        unfit = {name: about for name, about in in_order.items() if about.problem}
         if unfit:
             name, about = next(iter(unfit.items()))
             others = f" (and {counted(len(unfit) - 1, 'other')})" if len(unfit) > 1 else ""
             raise UsageError(f"host {name}{others}: {about.problem}", fix=about.fix)
-        require_alike({member.name: self._ready[member].versions for member in self._members.all})
+        require_alike({name: about.versions for name, about in in_order.items()})
 
     def joined(self) -> list[HostJoined]:
         return [

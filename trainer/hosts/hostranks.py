@@ -35,7 +35,7 @@ class HostRanks(Ranks):
         """Host to why its ranks are counted as ended."""
 
     def start_all(self, order: orders.StartRanks) -> None:
-        """On every host. Raises OSError where an order cannot be written."""
+        """On every host."""
         numbers = {rank: 0 for member in self._members.all for rank in member.host.ranks}
         if order.standby:
             self._standby = numbers

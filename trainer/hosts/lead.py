@@ -10,12 +10,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
 from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.profiler.fleet.part import LeadPart
 from llmtop.profiler.record.events import RunEnded
 from llmtop.profiler.record.hostevents import HostLeft
 from llmtop.profiler.record.hosts import Hosts, lead_beat_path, read_hosts
@@ -33,13 +35,17 @@ from llmtop.trainer.hosts.members import Member, Members
 from llmtop.trainer.hosts.nohardware import NoHardware, NoOom
 from llmtop.trainer.hosts.supervise import BEAT_SECONDS
 from llmtop.trainer.supervise import Supervisor
+from llmtop.trainer.supervisor.bookmarkwatch import BookmarkWatch
 from llmtop.trainer.supervisor.changes import Changes
 from llmtop.trainer.supervisor.lifeline import run_started
 from llmtop.trainer.supervisor.patience import Graces
 from llmtop.trainer.supervisor.postmortem import Story
 from llmtop.trainer.supervisor.ranks import RankExit, adopt_orphans
+from llmtop.trainer.supervisor.thinwatch import ThinWatch
 
 _ANSWER_SECONDS = 30.0
+_MOST_RANKS_KEPT = 256
+"""Of more ranks no bookmark is kept: all hosts are read from their summaries, one rank from its log."""
 _LEAVE_SECONDS = 30.0
 _PAUSE_SECONDS = 0.05
 
@@ -63,6 +69,11 @@ class Lead(Supervisor):
         super().__init__(run, environment, ranks=self._host_ranks)
         self._hardware = NoHardware()
         self._oom = NoOom()
+        own = LeadPart(run)
+        # Each host keeps its ranks' logs below their bounds; what comes here has to stay as it came.
+        self._thinning = ThinWatch(own, log)
+        if self.spec.world_size > _MOST_RANKS_KEPT:
+            self._bookmark = BookmarkWatch(own, log)
         self.changes = Changes(
             run,
             self.ranks,
@@ -300,7 +311,9 @@ class LeadBeat:
             return
         self._due = now + BEAT_SECONDS
         self._number += 1
-        write_atomic(self._path, msgspec.json.encode({"mark": self.mark, "n": self._number}), lasting=False)
+        with suppress(OSError):  # a full disk: the next one may have room
+            beat = {"mark": self.mark, "n": self._number}
+            write_atomic(self._path, msgspec.json.encode(beat), lasting=False)
 
 
 def _was_there(member: Member) -> bool:

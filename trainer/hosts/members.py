@@ -78,6 +78,7 @@ class Member:
 
     def poll(self) -> list[AnyEvent]:
         """What it has told since the last call."""
+        self.orders.flush()
         events = self._tail.poll()
         for event in events:
             if isinstance(event, OrderCarriedOut):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from pathlib import Path
 from typing import TypeAlias
 
@@ -78,15 +79,24 @@ class OrderWriter:
         """Where this lead's orders begin in the file: those before are an earlier one's."""
         self._torn = ends_torn(self._descriptor)
         self._number = 0
+        self._waiting: deque[bytes] = deque()
 
     def write(self, order: AnyOrder) -> int:
-        """The order's number. Raises OSError when the disk is full."""
+        """The order's number. On a full disk it waits, with those after it, for a `flush` that finds room."""
         self._number += 1
-        numbered = msgspec.structs.replace(order, number=self._number)
-        torn, self._torn = self._torn, True
-        write_line(self._descriptor, msgspec.json.encode(numbered), after_torn=torn)
-        self._torn = False
+        self._waiting.append(msgspec.json.encode(msgspec.structs.replace(order, number=self._number)))
+        self.flush()
         return self._number
+
+    def flush(self) -> None:
+        while self._waiting:
+            torn, self._torn = self._torn, True
+            try:
+                write_line(self._descriptor, self._waiting[0], after_torn=torn)
+            except OSError:
+                return  # the run's own log says so, which has no room either
+            self._torn = False
+            self._waiting.popleft()
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -91,6 +91,8 @@ def _srun(program: str, hosts: Hosts, supervise: list[str], begin: str) -> list[
         "--ntasks-per-node=1",
         "--nodelist=" + ",".join(host.name for host in hosts.hosts),
         "--distribution=block",
+        # Since Slurm 22.05 a task would be bound to a core or two: the ranks below it need all of the job's.
+        "--cpu-bind=none",
         # One host's end is the lead's to judge, and a signal to srun must not kill ranks that save.
         "--kill-on-bad-exit=0",
         "--export=" + ",".join(_BASIC),

@@ -45,6 +45,7 @@ from llmtop.trainer.supervisor.lifeline import run_started, supervisor_failed
 from llmtop.trainer.supervisor.patience import Graces, Patience
 from llmtop.trainer.supervisor.rankenv import free_port, rank_environment, worker_command
 from llmtop.trainer.supervisor.ranks import RankExit, Ranks, adopt_orphans
+from llmtop.trainer.supervisor.thinwatch import ThinWatch
 from llmtop.trainer.supervisor.wakeup import Wakeup
 from llmtop.trainer.toolchain import mended, torch_cuda
 
@@ -68,6 +69,7 @@ class HostSupervisor:
         self._orders = orders.OrderTail(run.orders_path, begin)
         self._hardware: HardwareWatch | None = None
         self._summary = SummaryWatch(run)
+        self._thinning = ThinWatch(run, _log)
         self._standby: dict[int, int] = {}
         self._lead = LeadWatch(lead_beat_path(run))
         self._beat_due = 0.0
@@ -91,6 +93,7 @@ class HostSupervisor:
         if self._hardware is not None:
             self._hardware.tell_memory_return()
         self._summary.finish()
+        self._thinning.finish()
         told = f"; processes {', '.join(map(str, left))} cannot be ended" if left else ""
         end = msgspec.structs.replace(self._end, reason=self._end.reason + told)
         self.events.write_last(end)
@@ -144,6 +147,7 @@ class HostSupervisor:
         if self._hardware is not None:
             self._hardware.sample(self.ranks.alive)
         self._summary.turn()
+        self._thinning.turn()
         if time.monotonic() >= self._beat_due:
             self._beat()
         if not self._told_to_end and self._lead.quiet_seconds() > self.graces.host:
@@ -161,7 +165,7 @@ class HostSupervisor:
             self._end = RunEnded(state="failed", reason=why)
             return
         self.ranks.signal(signal.SIGTERM)
-        self._patience.wait(0.0 if self._told_to_end > 1 else self.graces.stop, why)
+        self._patience.wait(0.0 if self._told_to_end > 1 else self.graces.finish, why)
 
     def _lose_patience(self) -> None:
         if not self._told_to_end:
