@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llmtop.profiler.record.hosts import Host, HostDir
+from llmtop.profiler.record.hosts import Host, HostDir, read_hosts
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 
 
@@ -59,3 +59,10 @@ class LeadPart(RunDir):
     @property
     def bookmark_path(self) -> Path:
         return self.path / "hosts" / "bookmark"
+
+
+def telling_part(run: RunDir) -> RunDir:
+    """What a list of runs reads: all of a run on one machine; over hosts the first one, which has the loss,
+    and what the lead says. Raises LlmtopError where the list of hosts is damaged."""
+    hosts = read_hosts(run)
+    return run if hosts is None or not hosts.hosts else HostPart(run, hosts.hosts[0])

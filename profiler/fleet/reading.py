@@ -30,10 +30,21 @@ class SummaryTail:
         self._base = self._path = path
         """The log's first file, and the one that is read."""
         self._offset = 0
+        self._unreadable = False
         self.skipped_lines = 0
+        """Lines that are damaged or of a newer version; one for a log that cannot be read."""
 
     def poll(self) -> list[HostSummarised]:
-        """Those that were added; of many only the newest."""
+        """Those that were added; of many only the newest. Nothing while the log cannot be read."""
+        try:
+            return self._added()
+        except OSError:
+            # Counted once, however often it is tried again: one damaged log must not hide the other hosts.
+            self.skipped_lines += not self._unreadable
+            self._unreadable = True
+            return []
+
+    def _added(self) -> list[HostSummarised]:
         try:
             size = self._path.stat().st_size
         except FileNotFoundError:
@@ -42,7 +53,9 @@ class SummaryTail:
             size = self._in_newest(size)
         if size < self._offset:
             self._offset = 0
-        return self._read(size) if size > self._offset else []
+        found = self._read(size) if size > self._offset else []
+        self._unreadable = False
+        return found
 
     def _in_newest(self, size: int) -> int:
         """A log that has grown goes on in another file: whether it has, and how long that one is."""

@@ -9,13 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from llmtop.profiler.fleet.findings import HostFinding, fleet_findings
-from llmtop.profiler.fleet.part import HostPart, LeadPart, RankPart
+from llmtop.profiler.fleet.part import HostPart, LeadPart, RankPart, telling_part
 from llmtop.profiler.fleet.reading import TAIL_BYTES, FleetReader, SummaryTail
 from llmtop.profiler.fleet.summary import ALONE, STEP, HostSummarised, Worst, spread
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.hosts import HostDir
 from llmtop.profiler.record.segments import segments_of
 from tests.fleets import PlayedFleet
+from tests.recorded import make_recorded_run
 
 
 @pytest.fixture
@@ -135,6 +136,18 @@ def test_summaries_go_on_in_another_file_and_old_ones_are_cleared_away(
     files = segments_of(path).numbers
     assert len(files) <= 4 and files[-1] > 4
     assert SummaryTail(path).poll()[-1].step == fleet.steps, "whoever looks now begins in the newest file"
+
+
+def test_a_summary_that_cannot_be_read_hides_no_other(fleet: PlayedFleet) -> None:
+    fleet.step(3)
+    path = fleet.played["node02"].dir.summary_path
+    path.unlink()
+    path.mkdir()
+    viewer = Viewer(fleet)
+    viewer.findings()
+    assert viewer.summary("node03").step == 3
+    assert viewer.reader.fleet.hosts["node02"].summary is None
+    assert viewer.reader.skipped_lines == 1
 
 
 def test_hosts_that_all_do_well_have_no_findings(fleet: PlayedFleet) -> None:
@@ -262,3 +275,13 @@ def test_one_host_one_rank_and_the_lead_are_each_a_run_to_read(fleet: PlayedFlee
     assert state.series.step_seconds[-1] == pytest.approx(1.175)
     state = read_state(LeadPart(fleet.run))
     assert state.ranks == {} and state.name == fleet.spec.name
+
+
+def test_a_list_of_runs_reads_of_hosts_only_the_first(fleet: PlayedFleet, tmp_path: Path) -> None:
+    fleet.step(4)
+    part = telling_part(fleet.run)
+    assert {path.name for path in part.rank_events().values()} == {"rank-0.jsonl", "rank-1.jsonl"}
+    state = read_state(part)
+    assert (state.steps_finished, state.status) == (4, "running") and state.last_loss is not None
+    alone = make_recorded_run(tmp_path, steps=3)
+    assert telling_part(alone) is alone

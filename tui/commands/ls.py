@@ -82,9 +82,10 @@ def _line(found: rundir.RunDir) -> RunLine:
         return RunLine(run_id=found.run_id, status="unreadable", path=str(found.path))
     state = bookmark.ended_summary(found)
     if state is None:
+        from llmtop.profiler.fleet.part import telling_part
         from llmtop.profiler.record.feed import read_state  # the whole fold
 
-        state = bookmark.summary_of(read_state(found))
+        state = bookmark.summary_of(read_state(telling_part(found)))
     return RunLine(
         run_id=found.run_id,
         name=spec.name,

@@ -19,6 +19,7 @@ from textual.message import Message
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.breakdown import breakdown, process_peaks
 from llmtop.profiler.findings.find import findings
+from llmtop.profiler.fleet.part import telling_part
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, list_runs
@@ -238,8 +239,8 @@ class RunsFeed:
         return tuple(self._rows[run.run_id] for run in runs if run.run_id in self._rows)
 
     def _read(self, run: RunDir) -> None:
-        reader = self._readers.get(run.run_id) or RunReader(run)
         try:
+            reader = self._readers.get(run.run_id) or RunReader(telling_part(run))
             row = run_row(run, reader.poll())
         except LlmtopError as error:
             row = RunRow(run_id=run.run_id, name=run.run_id, status="lost", problem=error.what)
