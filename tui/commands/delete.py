@@ -7,10 +7,13 @@ import sys
 
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.record import rundir
+from llmtop.profiler.record.hosts import read_hosts
 from llmtop.tui.asking.deletion import delete, require_deletable, weigh
 from llmtop.tui.commandline.arguments import RUN_HELP
 from llmtop.tui.commandline.streams import on_terminal
 from llmtop.tui.commandline.telling import tell
+
+_MOST_NAMED = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,11 +25,15 @@ def run(args: argparse.Namespace) -> ExitCode:
     root = rundir.runs_root()
     found = rundir.find_run(root, args.run)
     require_deletable(found)
-    load = weigh(found)
+    load, hosts = weigh(found), read_hosts(found)
     if not args.yes and not _agreed(found, load.in_words()):
         tell("nothing was deleted")
         return ExitCode.DONE
     print(f"deleted run {found.run_id}: {delete(found).in_words()}")
+    if hosts is not None:
+        names = ", ".join(host.name for host in hosts.hosts[:_MOST_NAMED])
+        more = ", ..." if len(hosts.hosts) > _MOST_NAMED else ""
+        tell(f"where they have no common file system, {names}{more} keep their part: llmtop delete there")
     return ExitCode.DONE
 
 

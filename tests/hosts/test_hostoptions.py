@@ -1,0 +1,100 @@
+"""What the words of `llmtop run` say of hosts."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from llmtop.presets.errors import UsageError
+from llmtop.trainer.hosts import hostfile
+from llmtop.tui.commandline.hostoptions import (
+    Chosen,
+    add_host_arguments,
+    chosen_hosts,
+    refuse_hosts_for_script,
+)
+
+
+def parsed(*words: str, **others: int) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_host_arguments(parser)
+    # As the options of a run are: there only where they were given.
+    return parser.parse_args(words, argparse.Namespace(**others))
+
+
+def chosen(*words: str, environment: dict[str, str] | None = None, **others: int) -> Chosen:
+    found = chosen_hosts(parsed(*words, **others), environment or {})
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> str:
+    path = tmp_path / "hostfile"
+    path.write_text("a slots=4\nb slots=4\nc slots=4\n")
+    return str(path)
+
+
+def test_a_run_without_hosts_is_one_of_this_machine() -> None:
+    assert chosen_hosts(parsed(), {}) is None
+    assert chosen_hosts(parsed(nodes=1, gpus=2), {}) is None
+    # An allocation alone starts nothing on other nodes.
+    assert chosen_hosts(parsed(), {"SLURM_JOB_NODELIST": "n[1-4]"}) is None
+
+
+def test_a_hostfile_says_nodes_and_gpus(pool: str) -> None:
+    args = parsed("--hostfile", pool)
+    found = chosen_hosts(args, {})
+    assert found is not None and (args.nodes, args.gpus) == (3, 4)
+    assert found.hosts.launcher == "ssh" and not found.hosts.choose_devices
+    some = chosen("--hostfile", pool, "--include", "c:1,3@a:0,2")
+    assert [(host.name, host.slots) for host in some.hosts.hosts] == [("a", (0, 2)), ("c", (1, 3))]
+    assert some.hosts.choose_devices
+    first = chosen("--hostfile", pool, nodes=2, gpus=1)
+    assert [(host.name, host.slots) for host in first.hosts.hosts] == [("a", (0,)), ("b", (0,))]
+
+
+def test_nodes_are_those_of_the_allocation() -> None:
+    slurm = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_GPUS_ON_NODE": "8"}
+    found = chosen(environment=slurm, nodes=2)
+    assert [host.name for host in found.hosts.hosts] == ["n1", "n2"]
+    assert found.hosts.launcher == "srun" and found.hosts.world_size == 16
+    assert chosen("--launcher", "ssh", environment=slurm, nodes=4).hosts.launcher == "ssh"
+
+
+def test_nodes_without_hosts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hostfile, "DEFAULT_HOSTFILE", tmp_path / "hostfile")
+    with pytest.raises(UsageError, match="--nodes 2 needs to be told which hosts"):
+        chosen(nodes=2)
+    (tmp_path / "hostfile").write_text("a slots=1\nb slots=1\n")
+    assert len(chosen(nodes=2).hosts.hosts) == 2
+
+
+def test_variables_are_named_one_by_one(pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    found = chosen("--hostfile", pool, "--env", "NCCL_DEBUG", "--env", "TOKEN=a=b", "--env", "TOKEN=c")
+    assert found.hosts.variables == ("NCCL_DEBUG", "TOKEN") and found.variables == {"TOKEN": "c"}
+    for words, problem in (("NOT_SET_ANYWHERE", "is not set here"), ("A B=1", "no name of a variable")):
+        with pytest.raises(UsageError, match=problem):
+            chosen("--hostfile", pool, "--env", words)
+
+
+@pytest.mark.parametrize(
+    "words", [("--env", "A=1"), ("--launcher", "srun"), ("--include", "a"), ("--master-addr", "10.0.0.1")]
+)
+def test_words_about_hosts_that_nobody_named_are_refused(words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="is for a run over hosts"):
+        chosen_hosts(parsed(*words), {})
+
+
+def test_filters_do_not_go_with_counts_as_with_deepspeed(pool: str) -> None:
+    with pytest.raises(UsageError, match="do not go with"):
+        chosen("--hostfile", pool, "--exclude", "a", nodes=1)
+
+
+def test_a_command_of_ones_own_has_its_own_launcher(pool: str) -> None:
+    with pytest.raises(UsageError, match="--hostfile is for a recipe"):
+        refuse_hosts_for_script(parsed("--hostfile", pool))
+    refuse_hosts_for_script(parsed())
