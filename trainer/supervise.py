@@ -108,6 +108,7 @@ class Supervisor:
             self._give_up(error)
             raise
         self.events.write_last(end)
+        self._thinning.finish()
         return end
 
     def _start(self) -> None:
@@ -260,7 +261,6 @@ class Supervisor:
         self.snapshots.poll(self.progress)
         self.snapshots.forget("the run has ended")
         self._hardware.tell_memory_return()
-        self._thinning.finish()
         self._requests.close(self._stops, end.reason)
         return end
 

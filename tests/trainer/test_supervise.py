@@ -227,17 +227,21 @@ def test_a_rank_that_never_finishes_is_not_waited_for_for_ever(start: Start) -> 
 
 def test_a_hang_is_suspected_once_and_forgotten_when_steps_go_on(start: Start) -> None:
     run = start("pauses", hang_floor_seconds=0.5, hang_factor=2.0)
-    run.wait_for(lambda: bool(run.of(HangSuspected)))
-    suspicion = run.of(HangSuspected)[0]
-    assert suspicion.last_step == 3
-    assert suspicion.threshold_seconds == pytest.approx(0.5)
+
+    def suspected(last_step: int) -> list[HangSuspected]:
+        # On a busy machine a rank may be late with earlier steps too.
+        return [event for event in run.of(HangSuspected) if event.last_step == last_step]
+
+    run.wait_for(lambda: bool(suspected(3)))
+    assert suspected(3)[0].threshold_seconds == pytest.approx(0.5)
     samples = len(run.events("hardware"))
     run.wait_for(lambda: len(run.events("hardware")) > samples + 5)
-    assert len(run.of(HangSuspected)) == 1
+    assert len(suspected(3)) == 1
     assert read_state(run.run).hang_seconds is not None
     (run.run.path / "go").touch()
-    run.wait_for(lambda: read_state(run.run).hang_seconds is None)
-    run.wait_for(lambda: len(run.of(HangSuspected)) == 2)
+    run.wait_for_step(4)
+    run.wait_for(lambda: bool(suspected(4)))
+    assert len(suspected(3)) == len(suspected(4)) == 1
     (run.run.path / "go-again").touch()
     assert run.end().state == "completed"
 

@@ -89,6 +89,7 @@ class ScriptSupervisor:
             self._give_up(error)
             raise
         self.events.write_last(end)
+        self._thinning.finish()
         return end
 
     def _start(self) -> None:
@@ -171,7 +172,6 @@ class ScriptSupervisor:
             self.events.write(exit_.event)
         if not self._left:
             self._hardware.tell_memory_return()
-        self._thinning.finish()
         self._snapshots.poll(self._progress)
         self._snapshots.forget("the run has ended")
         self._requests.close(self._stops, end.reason)

@@ -34,9 +34,10 @@ class ThinWatch:
             self._thread.start()
 
     def finish(self) -> None:
-        """Nothing more is written: what is under way ends."""
+        """Nothing more is written: what is under way ends, and what has become too long since is thinned."""
         if self._thread is not None:
             self._thread.join()
+        self._thin_all()
 
     def _thin_all(self) -> None:
         for path in self._run.event_logs():

@@ -1,0 +1,150 @@
+"""SIGKILL of viewer, supervisor or a rank at random moments of real runs, and what is left of each."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reliability.runs import (
+    CHECKPOINT_EVERY,
+    KEPT_CHECKPOINTS,
+    rank_pids,
+    size_of,
+    tiny_spec,
+    wait_for,
+)
+from benchmarks.reliability.sound import LLMTOP, command_problems, problems_of
+from benchmarks.ui_terminal import BenchTerminal
+from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.processidentity import process_identity
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.trainer import control
+from llmtop.trainer.tune.nest import Nest
+from llmtop.tui.commands.stop import processes_left
+
+TARGETS = ("viewer", "supervisor", "rank")
+LATEST_SECONDS = 6.0
+"""A kill comes at a random moment between the launch and this: about half of it is start-up."""
+RESUMED_EVERY = 10
+_RESUMED_STEPS = 2 * CHECKPOINT_EVERY
+
+
+def kills(nest: Nest, root: Path, count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """`count` runs, each with one kill; a row for each."""
+    moments = random.Random(seed)
+    for number in range(count):
+        target = TARGETS[number % len(TARGETS)]
+        after = moments.uniform(0.0, LATEST_SECONDS)
+        yield {"figure": "kill", "number": number, "seed": seed, **_one(nest, root, target, after, number)}
+
+
+def _one(nest: Nest, root: Path, target: str, after: float, number: int) -> dict[str, Any]:
+    began = time.monotonic()
+    run = nest.start(tiny_spec(), root)
+    try:
+        harm: dict[str, Callable[[RunDir, float], list[str]]] = {
+            "viewer": _kill_viewer,
+            "supervisor": _kill_supervisor,
+            "rank": _kill_rank,
+        }
+        problems = harm[target](run, began + after)
+        state = read_state(run)
+        problems += [f"process {pid} is left" for pid in processes_left(run)]
+        problems += problems_of(run, kept=KEPT_CHECKPOINTS)
+        if number % RESUMED_EVERY == 0 and target != "viewer" and state.checkpoints:
+            problems += _resume(run)
+    except TimeoutError as error:
+        problems, state = [str(error)], read_state(run)
+    finally:
+        _end(run)
+    row = {
+        "target": target,
+        "after_seconds": round(after, 3),
+        "steps": state.steps_finished,
+        "checkpoints": len(state.checkpoints),
+        "status": state.status,
+        "reason": state.ended.reason if state.ended is not None else "",
+        "record_bytes": sum(path.stat().st_size for path in run.path.glob("*.jsonl")),
+        "folder_bytes": size_of(run.path),
+        "problems": problems,
+        "seconds": round(time.monotonic() - began, 2),
+    }
+    shutil.rmtree(run.path)
+    return row
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))
+
+
+def _kill_viewer(run: RunDir, moment: float) -> list[str]:
+    """The training goes on, makes steps, and stops when asked."""
+    env = {**os.environ, "LLMTOP_RUNS_DIR": str(run.path.parent)}
+    with BenchTerminal([LLMTOP, "attach", run.run_id], env) as terminal:
+        _sleep_until(moment)
+        terminal.process.send_signal(signal.SIGKILL)
+        terminal.process.wait(30)
+    problems = [] if run.supervisor_alive() else ["the supervisor has ended with the viewer"]
+    before = read_state(run).steps_finished
+    wait_for(lambda: read_state(run).steps_finished > before, "a step after the viewer's death")
+    return problems + _stop(run)
+
+
+def _kill_supervisor(run: RunDir, moment: float) -> list[str]:
+    """Its ranks do not outlive it, the run is told lost, and `stop` has nothing left to do."""
+    identity = run.supervisor_identity()
+    assert identity is not None
+    _sleep_until(moment)
+    os.kill(identity.pid, signal.SIGKILL)
+    wait_for(lambda: not processes_left(run), "the end of the ranks after their supervisor's")
+    status = read_state(run).status
+    return [] if status == "lost" else [f"its status is {status}, not lost"]
+
+
+def _kill_rank(run: RunDir, moment: float) -> list[str]:
+    """The run fails, and the end names the rank and the signal."""
+    _sleep_until(moment)
+    wait_for(lambda: bool(rank_pids(run)), "the first rank")
+    ranks = rank_pids(run)
+    victim = random.Random(moment).choice(sorted(ranks))
+    if process_identity(ranks[victim]) is None:
+        return [f"rank {victim} had ended before it was killed"]
+    os.kill(ranks[victim], signal.SIGKILL)
+    end = control.wait_for_end(run, 120)
+    if end is None:
+        return ["it has no end"]
+    if end.state != "failed" or f"rank {victim} was killed by SIGKILL" not in end.reason:
+        return [f"rank {victim} was killed, and its end says: {end.state}: {end.reason}"]
+    return []
+
+
+def _stop(run: RunDir) -> list[str]:
+    control.stop(run, save=True)
+    end = control.wait_for_end(run, 120)
+    if end is None or end.state != "stopped" or "saved in" not in end.reason:
+        return [f"it did not stop with a checkpoint: {end}"]
+    return []
+
+
+def _resume(run: RunDir) -> list[str]:
+    """It goes on from its newest checkpoint and makes steps."""
+    step = read_state(run).checkpoints[-1].step
+    problems = command_problems(
+        run.path.parent, "resume", run.run_id, f"steps={step + _RESUMED_STEPS}", "--headless"
+    )
+    state = read_state(run)
+    if state.status != "completed" or state.steps_finished != step + _RESUMED_STEPS:
+        problems.append(f"resumed from step {step} it is {state.status} at step {state.steps_finished}")
+    return problems + problems_of(run, kept=KEPT_CHECKPOINTS)
+
+
+def _end(run: RunDir) -> None:
+    for pid in processes_left(run):
+        if process_identity(pid) is not None:
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,106 @@
+"""Power cuts of real runs, simulated: folders copied while they train, and cut where nothing was synced.
+
+What a process had synced before it was told of (specs, complete checkpoints) is in the copy as it was. Every
+log ends at a random byte, and files that need not last, or were being written aside, are cut or missing.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reliability.runs import KEPT_CHECKPOINTS, tiny_spec, wait_for
+from benchmarks.reliability.sound import command_problems, exports, problems_of
+from llmtop.profiler.record.eventlog import EventTail
+from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.trainer import control
+from llmtop.trainer.tune.nest import Nest
+
+COPIES_A_RUN = 20
+_GAP_SECONDS = 0.5
+_EARLY_COPIES = 3
+"""Of each run, before its first checkpoint."""
+_LAST_BYTES = 2048
+_LOGS = (".jsonl", ".log")
+_UNSYNCED = ("bookmark", "supervisor.pid", "live.json", "save.json", "environment.json")
+_COMMANDS = (("ls",), ("report",), ("logs",), ("ls", "--json"))
+
+
+def power_cuts(nest: Nest, root: Path, count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """A row for each copy."""
+    chance = random.Random(seed)
+    for first in range(0, count, COPIES_A_RUN):
+        numbers = range(first, min(count, first + COPIES_A_RUN))
+        run = nest.start(tiny_spec(), root / "live")
+        copies = [_copy(run, root / f"cut-{number}", chance, number - first) for number in numbers]
+        control.stop(run, save=False)
+        control.wait_for_end(run, 120)
+        for number, copy in zip(numbers, copies, strict=True):
+            yield {"figure": "power cut", "number": number, "seed": seed, **_judged(run, copy, chance)}
+            shutil.rmtree(copy.path.parent)
+        shutil.rmtree(root / "live")
+
+
+def _copy(run: RunDir, root: Path, chance: random.Random, number: int) -> RunDir:
+    if number >= _EARLY_COPIES:
+        wait_for(lambda: bool(read_state(run).checkpoints), "the first checkpoint")
+    time.sleep(chance.uniform(0.0, _GAP_SECONDS))
+    target = root / run.run_id
+    shutil.copytree(run.path, target, copy_function=_copied, ignore_dangling_symlinks=True)
+    return RunDir(target)
+
+
+def _copied(source: str, target: str) -> str:
+    # A file may go between the listing and the copy, as one that is renamed.
+    try:
+        return shutil.copy2(source, target)
+    except FileNotFoundError:
+        return target
+
+
+def _cut(path: Path, chance: random.Random) -> int:
+    """Bytes that are left of it."""
+    size = path.stat().st_size
+    # Half of them near the end, where the torn lines of a drive's last seconds are.
+    left = chance.randint(0 if chance.random() < 0.5 else max(0, size - _LAST_BYTES), size)
+    with path.open("r+b") as file:
+        file.truncate(left)
+    return left
+
+
+def _judged(run: RunDir, copy: RunDir, chance: random.Random) -> dict[str, Any]:
+    before = {path: len(EventTail(path).poll()) for path in copy.event_logs()}
+    lost_lines: dict[str, int] = {}
+    whole_lines: dict[Path, int] = {}
+    for path in sorted(copy.path.rglob("*")):
+        if not path.is_file():
+            continue
+        if path.suffix in _LOGS:
+            _cut(path, chance)
+            whole_lines[path] = path.read_bytes().count(b"\n")
+        elif path.name in _UNSYNCED or any(part.startswith(".") for part in path.parts[-2:]):
+            _cut(path, chance) if chance.random() < 0.7 else path.unlink()
+    problems: list[str] = []
+    for path, events in before.items():
+        kept = len(EventTail(path).poll())
+        if path in whole_lines and kept != whole_lines[path]:
+            problems.append(f"{path.name} has {whole_lines[path]} whole lines and tells {kept} events")
+        lost_lines[path.name] = events - kept
+    problems += problems_of(copy, kept=KEPT_CHECKPOINTS, where=run.path)
+    problems += exports(copy, copy.path.parent / "cut.zip")
+    words = chance.choice(_COMMANDS)
+    named = () if words[0] == "ls" else (copy.run_id,)
+    problems += command_problems(copy.path.parent, *words, *named)
+    state = read_state(copy)
+    return {
+        "steps": state.steps_finished,
+        "checkpoints": len(state.checkpoints),
+        "status": state.status,
+        "lines_cut_off": lost_lines,
+        "problems": problems,
+    }
