@@ -1,4 +1,5 @@
-"""Snapshots of a rank that somebody asked for: begun between two steps, on all ranks at the same one.
+"""Snapshots of a rank that somebody asked for: begun between two steps, on all ranks at the same one. One is
+taken unasked: of memory that is nearly full, once, by the rank whose device it is.
 
 It stands between a loop, llmtop's own or a script's, and its probes. Steps that are looked at are slower, and
 those of the other ranks with them, so every rank marks them as not of the usual pace. What fails is told and
@@ -8,6 +9,7 @@ never stops the training.
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,17 +18,22 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
+from llmtop.profiler.probes.nearlimit import NearLimit, near_limit_of
 from llmtop.profiler.probes.snapshotting import MAKERS, Recording, Writing
 from llmtop.profiler.probes.training import StepReading, TrainingProbes, is_classified
 from llmtop.profiler.record.events import AnyEvent, Phase
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.profiler.record.snapshotevents import SnapshotFile, SnapshotTaken
+from llmtop.profiler.record.snapshotevents import SnapshotFile, SnapshotParams, SnapshotTaken
 from llmtop.profiler.record.snapshotrequest import SnapshotRequest, SnapshotRequests
+from llmtop.profiler.snapshots.estimate import ROOM_BYTES, estimate_snapshot
+from llmtop.profiler.units import format_bytes
 
 logger = logging.getLogger(__name__)
 
 _FREE_WITHIN = 200
 """Steps in which one is looked for that no probe uses."""
+UNASKED = 0
+"""The number of a snapshot that nobody asked for."""
 _LAST_WAIT_SECONDS = 120.0
 """How long a rank that has ended waits for what is being written."""
 
@@ -46,9 +53,11 @@ class Profiling:
         classify_every: Callable[[], int],
         emit: Callable[[AnyEvent], None],
         last_wait_seconds: float = _LAST_WAIT_SECONDS,
+        near_limit: NearLimit | None = None,
     ) -> None:
         """In `kernel_step` the probes run torch's profiler themselves; `classify_every` tells in which other
         steps they are at work. `last_wait_seconds`: how long `close` waits for what is being written.
+        `near_limit` is by default the device's own.
         """
         self._run = run
         self._probes = probes
@@ -59,6 +68,7 @@ class Profiling:
         self._classify_every = classify_every
         self._emit = emit
         self._last_wait_seconds = last_wait_seconds
+        self._near_limit = near_limit or near_limit_of(device)
         self._requests = SnapshotRequests(run)
         self._done = 0
         self._request: SnapshotRequest | None = None
@@ -130,6 +140,8 @@ class Profiling:
         reading = self._probes.finish_step()
         if self._writing:
             self._tell_written()
+        if self._request is None and self._near_limit is not None:
+            self._look_at_room(self._near_limit, reading)
         request = self._request
         if request is None or self._step < self._first:
             return reading
@@ -141,14 +153,39 @@ class Profiling:
 
     def close(self) -> None:
         """After the last step: what is being written is waited for."""
-        if self._request is not None and self._rank in self._request.ranks:
-            self._tell(self._request, problem="the run ended before the step was over")
+        request = self._request
+        if request is not None and self._rank in request.ranks and request.number != UNASKED:
+            self._tell(request, problem="the run ended before the step was over")
         if self._recording is not None:
             self._recording.abandon()
             self._recording = None
         for _, writing, _ in self._writing:
             writing.wait(self._last_wait_seconds)
         self._tell_written()
+
+    # --- unasked ----------------------------------------------------------------------------------
+
+    def _look_at_room(self, near_limit: NearLimit, reading: StepReading) -> None:
+        """Where memory is nearly full: what it holds, from a coming step on, and first what that takes."""
+        try:
+            narrow = near_limit.look(reading.phase_memory)
+            if narrow is None:
+                return
+            cost = estimate_snapshot(self._run.spec(), SnapshotParams(what="state", ranks=(self._rank,)))
+            free = shutil.disk_usage(self._run.path).free
+        except Exception:
+            logger.exception("whether memory is nearly full could not be told")
+            self._near_limit = None
+            return
+        told = f"memory is nearly full: {narrow.words}"
+        if free < cost.kept_bytes + ROOM_BYTES:
+            logger.warning("%s; no snapshot is taken, for the disk has %s free", told, format_bytes(free))
+            return
+        stem = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-nearly-full"
+        request = SnapshotRequest(number=UNASKED, what="state", ranks=(self._rank,), stem=stem)
+        self._first = self._free_step(request, self._step + 1)
+        self._request, self._notes = request, (f"taken unasked: {told}",)
+        logger.warning("%s; a snapshot of it is taken in step %d: %s", told, self._first, cost.in_words)
 
     # --- one snapshot -----------------------------------------------------------------------------
 

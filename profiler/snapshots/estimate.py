@@ -27,7 +27,7 @@ _LAYER_BLOCKS = 80
 _BLOCK_BYTES = 250
 _STACK_BYTES = 4_000
 _MODULES_BYTES = 20_000
-_ROOM_BYTES = 256 * 1024**2
+ROOM_BYTES = 256 * 1024**2
 """That a disk keeps free: the record of the run itself must go on."""
 
 
@@ -96,7 +96,7 @@ def check_snapshot(
     # When a command of the user's own ends, it alone knows.
     _check_steps(params, None if spec.script else spec.options.steps, last_step)
     cost = estimate_snapshot(spec, params)
-    needed, free = cost.kept_bytes + cost.aside_bytes + _ROOM_BYTES, shutil.disk_usage(run.path).free
+    needed, free = cost.kept_bytes + cost.aside_bytes + ROOM_BYTES, shutil.disk_usage(run.path).free
     if free < needed:
         raise LlmtopError(
             "the disk has no room for it",

@@ -76,7 +76,7 @@ class ScriptProgress:
                 if not event.profiled:
                     self._seconds.append(event.step_seconds)
                 self.moved_at = self._clock()
-            case SnapshotTaken():
+            case SnapshotTaken() if event.number:
                 self.snapshots[rank] = event
                 self.moved_at = self._clock()
             case RankFinished():

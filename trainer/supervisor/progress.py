@@ -120,7 +120,7 @@ class Progress:
                 self.moved_at = self._clock()
             case ChangeApplied():
                 self.applied[rank] = event
-            case SnapshotTaken():
+            case SnapshotTaken() if event.number:
                 self.snapshots[rank] = event
                 self.moved_at = self._clock()
             case StepHealed():
