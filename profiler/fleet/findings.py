@@ -7,14 +7,13 @@ from statistics import median
 
 from llmtop.profiler.findings.finding import Finding, Severity
 from llmtop.profiler.findings.speed import STRAGGLER_FLOOR_SECONDS, STRAGGLER_SHARE
+from llmtop.profiler.fleet.behind import steps_behind
 from llmtop.profiler.fleet.fleetstate import FleetState, HostState
 from llmtop.profiler.fleet.summary import ALONE
 from llmtop.profiler.units import counted, format_seconds
 
 SILENT_SECONDS = 30.0
 """A host that says nothing for longer than this is named; summaries come in 2 to 10 s."""
-BEHIND_STEPS = 2
-"""Summaries are some seconds apart, so a step between two hosts is nothing."""
 CLOCK_SECONDS = 0.05
 """Clocks that differ by less matter to nobody who looks at steps."""
 MOST_NAMED = 3
@@ -54,21 +53,22 @@ def fleet_findings(
 
 def gathered(found: Sequence[HostFinding]) -> tuple[HostFinding, ...]:
     """The worst first; of what is said of many hosts only the first few, and how many more there are."""
-    alike: dict[str, list[HostFinding]] = {}
+    hosts: dict[str, dict[str, HostFinding]] = {}
     shown: list[HostFinding] = []
     for one in found:
-        before = alike.setdefault(one.key, [])
-        before.append(one)
-        if len(before) <= MOST_NAMED or one.key not in _MORE:
+        alike = hosts.setdefault(one.key, {})
+        alike.setdefault(one.host, one)
+        if one.key not in _MORE or one.host in list(alike)[:MOST_NAMED]:
             shown.append(one)
-    for key, same in alike.items():
-        if len(same) > MOST_NAMED and key in _MORE:
-            shown.append(_rest(same[MOST_NAMED:]))
-    # The order of sorting is kept among equals, so what is more of a kind comes after the others as bad.
+    for key, alike in hosts.items():
+        if len(alike) > MOST_NAMED and key in _MORE:
+            shown.append(_rest(list(alike.values())[MOST_NAMED:]))
+    # Sorting keeps the order of equals, so what is more of a kind comes after what is as bad.
     return tuple(sorted(shown, key=lambda one: _ORDER.index(one.severity)))
 
 
 def _rest(alike: Sequence[HostFinding]) -> HostFinding:
+    """One of each host."""
     first = alike[0]
     return HostFinding(
         key=first.key,
@@ -202,20 +202,19 @@ def _slowest(hosts: Sequence[HostState]) -> Iterator[HostFinding]:
 
 
 def _behind(hosts: Sequence[HostState]) -> Iterator[HostFinding]:
-    steps = {host.name: host.summary.step for host in hosts if host.summary is not None and host.lost is None}
-    if len(steps) < 2:
+    behind = steps_behind(hosts)
+    names = [name for name, steps in behind.items() if steps]
+    told = {host.name: host.summary.step for host in hosts if host.summary is not None}
+    if not names or len(names) == len(told):
         return
-    last, first = min(steps.values()), max(steps.values())
-    behind = [name for name, step in steps.items() if step == last]
-    if first - last < BEHIND_STEPS or len(behind) == len(steps):
-        return
+    last = min(told[name] for name in names)
     yield HostFinding(
         key="host_behind",
         severity="warning",
-        title=f"{_named(behind)} {'is' if len(behind) == 1 else 'are'} behind",
-        evidence=f"at step {last:,}, others at {first:,}",
+        title=f"{_named(names)} {'is' if len(names) == 1 else 'are'} behind",
+        evidence=f"at step {last:,}, others at {max(told.values()):,}",
         change="where it stays so, see where its ranks stand",
-        host=behind[0] if len(behind) == 1 else "",
+        host=names[0] if len(names) == 1 else "",
     )
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from llmtop.profiler.fleet.behind import steps_behind
 from llmtop.profiler.fleet.findings import SILENT_SECONDS, HostFinding
 from llmtop.profiler.fleet.fleetstate import FleetState, HostState
 from llmtop.profiler.fleet.summary import ALONE, STEP, Spread
@@ -29,7 +30,7 @@ class HostRow(Struct, frozen=True, kw_only=True):
     status: HostStatus = "waiting"
     step: int = 0
     behind: int = 0
-    """Steps that the farthest host is ahead of it."""
+    """Steps that the farthest host is ahead of it; 0 while it keeps up."""
     step_seconds: Spread | None = None
     alone: Spread | None = None
     excess: float | None = None
@@ -61,11 +62,18 @@ def host_rows(
     for one in found:
         worst.setdefault(one.host, one)  # the worst come first
     told = [host.summary for host in hosts if host.summary is not None]
-    ahead = max((one.step for one in told), default=0)
+    behind = steps_behind(tuple(hosts))
     usual = [one.seconds[ALONE].median for one in told if ALONE in one.seconds]
     alone = median(usual) if usual else 0.0
     return tuple(
-        _row(host, worst.get(host.name), quiet.get(host.name), ahead, alone, goes_on=goes_on)
+        _row(
+            host,
+            worst.get(host.name),
+            quiet.get(host.name),
+            behind.get(host.name, 0),
+            alone,
+            goes_on=goes_on,
+        )
         for host in hosts
     )
 
@@ -74,7 +82,7 @@ def _row(
     host: HostState,
     found: HostFinding | None,
     quiet: float | None,
-    ahead: int,
+    behind: int,
     usual_alone: float,
     *,
     goes_on: bool,
@@ -103,7 +111,7 @@ def _row(
         alive=told.alive,
         status=status,
         step=told.step,
-        behind=max(0, ahead - told.step),
+        behind=behind,
         step_seconds=told.seconds.get(STEP),
         alone=own,
         excess=own.high / usual_alone - 1 if own is not None and usual_alone > 0 else None,

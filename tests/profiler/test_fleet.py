@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from llmtop.profiler.fleet.findings import HostFinding, fleet_findings
+from llmtop.profiler.fleet.findings import HostFinding, fleet_findings, gathered
 from llmtop.profiler.fleet.part import HostPart, LeadPart, RankPart, telling_part
 from llmtop.profiler.fleet.reading import TAIL_BYTES, FleetReader, SummaryTail
 from llmtop.profiler.fleet.summary import ALONE, STEP, HostSummarised, Worst, spread
@@ -169,9 +169,36 @@ def test_a_host_that_is_slow_as_a_whole_is_named_and_not_one_of_its_ranks(fleet:
 
 def test_a_host_that_does_not_get_on_is_named(fleet: PlayedFleet) -> None:
     fleet.step(4)
+    viewer = Viewer(fleet)
     fleet.step(2, still=frozenset({"node02"}))
-    found = Viewer(fleet).findings()["host_behind"]
-    assert found.host == "node02" and found.evidence == "at step 4, others at 6"
+    assert "host_behind" not in viewer.findings(), "that may be what has not been written yet"
+    fleet.step(4, still=frozenset({"node02"}))
+    found = viewer.findings()["host_behind"]
+    assert found.host == "node02" and found.evidence == "at step 4, others at 10"
+
+
+def test_a_host_that_told_earlier_than_others_is_not_behind(fleet: PlayedFleet) -> None:
+    fleet.step(4)
+    fleet.silent.add("node02")
+    fleet.step(20)
+    assert Viewer(fleet).findings() == {}, "it is silent for less than is named"
+
+
+def test_several_failed_ranks_of_a_host_are_all_named_and_of_many_hosts_the_first(tmp_path: Path) -> None:
+    fleet = PlayedFleet(tmp_path, hosts=6)
+    fleet.start()
+    fleet.step(4)
+    for rank in range(12):
+        fleet.fail(rank)
+    fleet.pass_time(5.0)
+    fleet.summarise()
+    viewer = Viewer(fleet)
+    viewer.reader.poll()
+    found = gathered(fleet_findings(viewer.reader.fleet, "r", {}, goes_on=True))
+    failed = [one.title for one in found if one.key == "rank_failed"]
+    assert failed[:2] == ["rank 0 of host node01 failed", "rank 1 of host node01 failed"]
+    assert len(failed) == 7 and failed[-1] == "3 more hosts have a rank that failed"
+    fleet.close()
 
 
 def test_a_host_is_lost_and_found_again(fleet: PlayedFleet) -> None:

@@ -130,7 +130,8 @@ class HostTable(Vertical, can_focus=True):
         self._head.paint(_head(columns, self.order, width), width)
         shown = self.rows[self._top : self._top + self._page]
         lines = [_line(row, columns, width, chosen=self._top + n == self._at) for n, row in enumerate(shown)]
-        self._body.paint(Content("\n").join(lines), width)
+        nobody = Content.styled(" no host holds these words; Esc shows all", "$muted")
+        self._body.paint(Content("\n").join(lines) if lines else nobody, width)
 
 
 def _head(columns: tuple[HostColumn, ...], order: HostOrder | None, width: int) -> Content:
