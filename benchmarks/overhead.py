@@ -12,8 +12,8 @@ device, without and with that of the thread that writes what they tell (`--insid
 
 Each series has its time (`--seconds` for what is inside the calls, `--minutes` for the others), is a row of
 its own as soon as it is done, and every block of the first says its figures. Before all that come the
-imports, on a new machine the compiling of DeepSpeed's Adam (over a minute), and the model: `--limit` is for
-the whole, after it a stack of every thread says where it stood and the process ends.
+imports, on a new machine the compiling of DeepSpeed's Adam (over a minute), and the model. A call that takes
+much longer than it should says where each thread stands, and ends (`--limit` sets the time of all).
 """
 
 from __future__ import annotations
@@ -65,8 +65,10 @@ _INSIDE_BLOCKS = 6
 _FEWEST_BLOCKS = 2
 _INSIDE_STEPS = 20
 """Some of what is told by steps is told of every tenth or twentieth."""
-_READY_SECONDS = 240.0
-"""Imports, compiling an op, the model."""
+_READY_SECONDS = 400.0
+"""For imports, compiling an op, the model and some first steps."""
+_FIXED_STEPS = 1000
+"""More than what has to be done however long it takes, warm-up and the fewest blocks."""
 _TRIM = 0.1
 _GPU: Cell = {"model": "llama-3.2-1b", "zero": 2, "micro_batch": 4, "seq_len": 1024}
 """About 100 ms a step on an H200."""
@@ -198,21 +200,29 @@ def sample_for_ever(pid: int, every_seconds: float = 1.0) -> None:
         time.sleep(max(0.0, every_seconds - (time.monotonic() - began)))
 
 
-def measure(
-    bench: Bench, seconds: float, minutes: float, keep: Callable[[Row], object], say: Callable[[str], object]
-) -> None:
+class Tell(Struct, frozen=True, kw_only=True):
+    """Whom a measurement tells what."""
+
+    ready: Callable[[float], object]
+    """The series begin, and a step takes so many seconds."""
+    say: Callable[[str], object]
+    keep: Callable[[Row], object]
+
+
+def measure(bench: Bench, seconds: float, minutes: float, tell: Tell) -> None:
     """All series on one engine, each row kept when it is there; without minutes only what is inside the
     probes' calls, for which there are so many seconds."""
     bare = bench.bare()
     bench.step_seconds(bare, _SHORTEST_BLOCK)
     step = bench.step_seconds(bare, 2 * _SHORTEST_BLOCK).wall
     steps = max(_SHORTEST_BLOCK, math.ceil(_BLOCK_SECONDS / step))
-    say(f"a step takes {1e3 * step:.2f} ms, blocks have {steps}")
+    tell.ready(step)
+    tell.say(f"a step takes {1e3 * step:.2f} ms, blocks have {steps}")
     row = {"step_seconds": step, "steps_of_block": steps}
-    keep({**row, "series": "inside", **_inside(bench, steps, step, seconds, say)})
+    tell.keep({**row, "series": "inside", **_inside(bench, steps, step, seconds, tell.say)})
     if minutes:
-        keep({**row, "series": "probes", **_probes(bench, bare, steps, minutes)})
-        keep({**row, "series": "sampler", **_sampler(bench, bare, step, minutes)})
+        tell.keep({**row, "series": "probes", **_probes(bench, bare, steps, minutes)})
+        tell.keep({**row, "series": "sampler", **_sampler(bench, bare, step, minutes)})
 
 
 def _inside(
@@ -310,7 +320,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--minutes", type=float, default=4.0, help="of the series with and without")
     parser.add_argument("--seconds", type=float, default=60.0, help="of what is inside the probes' calls")
-    parser.add_argument("--limit", type=float, help="seconds of all; default: those, and 240 to get ready")
+    parser.add_argument("--limit", type=float, help="seconds of all; default: by what a step takes")
     parser.add_argument("--inside", action="store_true", help="only what is inside the probes' calls")
     parser.add_argument("--cpu", action="store_true", help="the CPU demo's model, whatever devices there are")
     parser.add_argument("--cell", type=json.loads, default={}, help="run options as JSON, over the default's")
@@ -322,8 +332,7 @@ def main() -> None:
         return
     minutes = 0.0 if options.inside else options.minutes
     began = time.monotonic()
-    limit = options.limit or _READY_SECONDS + 2 * options.seconds + 90 * minutes
-    faulthandler.dump_traceback_later(limit, exit=True)
+    faulthandler.dump_traceback_later(options.limit or _READY_SECONDS, exit=True)
     machine = detect_machine()
     if options.cpu:
         machine = Machine(gpu="cpu", gpus=1, host_memory_bytes=machine.host_memory_bytes)
@@ -331,6 +340,11 @@ def main() -> None:
     planned = plan({"steps": 10**9, "lr_schedule": "constant", **cell}, machine, name="overhead")
     root = Path(tempfile.mkdtemp(prefix="llmtop-overhead-"))
     options.out.parent.mkdir(parents=True, exist_ok=True)
+
+    def ready(step_seconds: float) -> None:
+        if options.limit is None:
+            limit = 2 * (options.seconds + 60 * minutes) + _FIXED_STEPS * step_seconds
+            faulthandler.dump_traceback_later(limit, exit=True)
 
     def say(words: str) -> None:
         print(f"{time.monotonic() - began:6.1f} s  {words}", flush=True)
@@ -344,7 +358,8 @@ def main() -> None:
         os.environ["DS_ACCELERATOR"] = "cpu" if machine.gpu == "cpu" else "cuda"
         from benchmarks.blocks import Bench
 
-        measure(Bench(planned, root, say), options.seconds, minutes, keep, say)
+        tell = Tell(ready=ready, say=say, keep=keep)
+        measure(Bench(planned, root, say), options.seconds, minutes, tell)
     finally:
         shutil.rmtree(root, ignore_errors=True)
     # Taking a process group of gloo down can abort the process.

@@ -156,11 +156,13 @@ def test_what_is_inside_the_calls_is_measured_within_its_time_and_says_each_bloc
     block_seconds: float, blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, said, kept = ManualClock(), list[str](), list[dict[str, Any]]()
+    tell = overhead.Tell(ready=lambda step: said.append(f"{step} s"), say=said.append, keep=kept.append)
     monkeypatch.setattr(overhead, "time", SimpleNamespace(monotonic=lambda: clock.now))
     bench = TimedBench(clock, block_seconds)
-    overhead.measure(bench, 60.0, 0.0, kept.append, said.append)  # type: ignore[arg-type]
+    overhead.measure(bench, 60.0, 0.0, tell)  # type: ignore[arg-type]
     (row,) = kept
     assert row["series"] == "inside" and len(row["inside_milliseconds"]) == blocks == bench.blocks - 1
+    assert said[0] == "0.1 s", "before the series its limit is set"
     assert sum(words.startswith("block ") for words in said) == blocks
 
 
