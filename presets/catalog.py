@@ -19,7 +19,7 @@ from llmtop.presets import option_values
 from llmtop.presets.errors import UsageError, bad_value, nearest
 from llmtop.presets.hf import canonical as hf_canonical
 from llmtop.presets.hf import config as hf_config
-from llmtop.presets.paths import expand_user, is_hub_id, nearest_sibling
+from llmtop.presets.paths import expand_user, is_folder, is_hub_id, nearest_sibling
 from llmtop.presets.spec import GpuSpec, ModelShape
 from llmtop.presets.toml_file import TomlFile
 
@@ -279,7 +279,7 @@ def _model_folder(folder: Path) -> LoadedModel:
 
 
 def holds_weights(folder: Path) -> bool:
-    return any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
+    return is_folder(folder) and any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
 
 
 def _loaded(config: dict[str, Any], *, name: str, source: Path, weights_dir: str | None) -> LoadedModel:

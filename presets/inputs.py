@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from llmtop.presets.paths import expand_user
+from llmtop.presets.paths import expand_user, is_file, is_folder
 from llmtop.presets.spec import RunSpec
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
@@ -44,14 +44,14 @@ def brief_inputs(spec: RunSpec) -> Inputs:
 
 
 def holds_tokenizer(folder: Path) -> bool:
-    return folder.is_dir() and any((folder / name).is_file() for name in TOKENIZER_FILES)
+    return is_folder(folder) and any(is_file(folder / name) for name in TOKENIZER_FILES)
 
 
 def own_tokenizer_folder(spec: RunSpec) -> Path | None:
     """The folder of the model's own tokenizer; None where the model brings none."""
     places = [Path(spec.weights_dir)] if spec.weights_dir else []
     source = Path(spec.model_source)
-    places += [source if source.is_dir() else source.parent]
+    places += [source if is_folder(source) else source.parent]
     return next((place for place in places if holds_tokenizer(place)), None)
 
 
@@ -73,7 +73,7 @@ def _data(spec: RunSpec) -> str:
     if source == "builtin:english":
         return f"{source} (Python's own help texts; for yours --data PATH)"
     path = Path(expand_user(source))
-    records = path.is_dir() or path.suffix.lower() in (".jsonl", ".ndjson", ".json")
+    records = is_folder(path) or path.suffix.lower() in (".jsonl", ".ndjson", ".json")
     return f"{source}, field '{spec.options.text_field}' of its records" if records else source
 
 

@@ -20,6 +20,16 @@ def expand_user(text: str) -> str:
     return os.path.expanduser(text)  # noqa: PTH111
 
 
+def is_folder(path: Path) -> bool:
+    """Whether there is such a folder; also of what no path can be, for which `Path.is_dir` raises."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def is_file(path: Path) -> bool:
+    """The same of a regular file."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
 def cache_dir(environment: Mapping[str, str] = os.environ) -> Path:
     """Where llmtop's own caches lie, whether there are any or not: `$XDG_CACHE_HOME/llmtop`.
 

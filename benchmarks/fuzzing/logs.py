@@ -126,5 +126,5 @@ def _act_log(folder: Path) -> None:
 
 TARGETS: tuple[Target, ...] = (
     Target(name="lines of events", make=_make_lines, act=_act_lines, share=0.6),
-    Target(name="output of ranks", make=_make_log, act=_act_log, share=0.4),
+    Target(name="output of ranks", make=_make_log, act=_act_log, share=0.1),
 )

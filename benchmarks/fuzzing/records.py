@@ -387,10 +387,10 @@ def _target(
 
 
 TARGETS = (
-    _target("events of a run", _make_events, _act_events, 0.15),
-    _target("documents of a run", _make_documents, _act_documents, 0.12),
-    _target("archive to import", _make_archive, _act_archive, 0.1),
-    _target("bookmark", _make_bookmark, _act_bookmark, 0.1),
+    _target("events of a run", _make_events, _act_events, 0.05),
+    _target("documents of a run", _make_documents, _act_documents, 0.05),
+    _target("archive to import", _make_archive, _act_archive, 0.04),
+    _target("bookmark", _make_bookmark, _act_bookmark, 0.04),
     Target(name="control requests", make=_make_request, act=_act_request),
     Target(name="safetensors header", make=_make_safetensors, act=_act_safetensors, share=1.5),
     Target(name="checkpoint marker and index", make=_make_state, act=_act_state),

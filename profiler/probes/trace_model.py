@@ -128,7 +128,9 @@ def _refuse_other_kinds(config: Any) -> None:
 def _model(config: Any, attention: str) -> Any:
     config.use_cache = False
     with torch.device("meta"):
-        built = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.bfloat16)
+        built = AutoModelForCausalLM.from_config(
+            config, attn_implementation=attention, dtype=torch.bfloat16, trust_remote_code=False
+        )
     # With frozen weights too the first block is to be like the others: that it keeps less is told elsewhere.
     built.get_input_embeddings().register_forward_hook(lambda *given: given[-1].requires_grad_(True))
     return built.train()

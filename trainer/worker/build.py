@@ -141,4 +141,6 @@ def _zero3(deepspeed_config: dict[str, Any]) -> Any:
 def _random(config: Any, spec: RunSpec, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_config(config, attn_implementation=spec.options.attention, dtype=dtype)
+    return AutoModelForCausalLM.from_config(
+        config, attn_implementation=spec.options.attention, dtype=dtype, trust_remote_code=False
+    )

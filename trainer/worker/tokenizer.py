@@ -51,7 +51,9 @@ class FolderTokenizer:
         from transformers import AutoTokenizer
 
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
         except Exception as error:
             # A broken file raises whatever its parser stumbles over.
             raise LlmtopError(f"cannot load the tokenizer in {folder}", why=str(error)) from error

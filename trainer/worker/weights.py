@@ -116,6 +116,7 @@ def model_from_weights(
             attn_implementation=spec.options.attention,
             quantization_config=quantization_config(spec, dtype),
             local_files_only=True,
+            trust_remote_code=False,
             # Told below, by name; transformers itself would raise a RuntimeError.
             ignore_mismatched_sizes=True,
             output_loading_info=True,

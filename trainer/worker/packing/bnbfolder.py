@@ -85,6 +85,7 @@ def _packed(source: Source, form: str) -> Any:
         device_map=device_map(),
         dtype=torch.bfloat16,
         local_files_only=True,
+        trust_remote_code=False,
         output_loading_info=True,
     )
     for what, keys in (("lack", info["missing_keys"]), ("have too many", info["unexpected_keys"])):

@@ -95,7 +95,9 @@ def _end_id(source: Source) -> int:
 def _load(folder: Path, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        str(folder), dtype=dtype, local_files_only=True, trust_remote_code=False
+    )
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
@@ -105,7 +107,7 @@ def _load_packed(folder: Path) -> Any:
     from llmtop.trainer.worker.packing.bnbfolder import device_map
 
     return AutoModelForCausalLM.from_pretrained(
-        str(folder), device_map=device_map(), local_files_only=True
+        str(folder), device_map=device_map(), local_files_only=True, trust_remote_code=False
     ).eval()
 
 

@@ -91,7 +91,9 @@ def _whole(spec: RunSpec, dtype: torch.dtype) -> tuple[Tensors, set[str]]:
             f" {format_bytes(size)}, and {format_bytes(left)} is available",
             fix="end what else takes memory, or do it on another machine",
         )
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, local_files_only=True, trust_remote_code=False
+    )
     held = model.state_dict()
     tied = set(model.all_tied_weights_keys)
 

@@ -20,7 +20,8 @@ def make_skeleton(spec: RunSpec) -> Any:
     from transformers import AutoModelForCausalLM
 
     config = model_config(spec)
-    make = partial(AutoModelForCausalLM.from_config, config, dtype=DTYPES[spec.options.precision])
+    dtype = DTYPES[spec.options.precision]
+    make = partial(AutoModelForCausalLM.from_config, config, dtype=dtype, trust_remote_code=False)
     return skeleton_of(make)
 
 
