@@ -18,6 +18,7 @@ HostStatus = Literal["waiting", "lost", "silent", "left"] | Status
 `left`: its part is over."""
 
 _SEVERITIES = ("critical", "warning", "info", "")
+_GONE: tuple[HostStatus, ...] = ("lost", "failed", "out_of_memory", "silent")
 
 
 class HostRow(Struct, frozen=True, kw_only=True):
@@ -49,8 +50,10 @@ class HostRow(Struct, frozen=True, kw_only=True):
     """That worst, in words."""
 
     @property
-    def worst_first(self) -> tuple[int, int, float, int]:
-        return _SEVERITIES.index(self.severity), -self.behind, -(self.excess or 0.0), self.first_rank
+    def worst_first(self) -> tuple[int, bool, int, float, int]:
+        """Sorts hosts: of those that are as bad, the ones that are gone first."""
+        severity, excess = _SEVERITIES.index(self.severity), self.excess or 0.0
+        return severity, self.status not in _GONE, -self.behind, -excess, self.first_rank
 
 
 def host_rows(
