@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.record.rundir import HARDWARE, SUPERVISOR, RunDir
+from llmtop.profiler.record.segments import has_log
 from llmtop.profiler.record.wholefile import document, write_atomic
 
 Launcher = Literal["ssh", "pdsh", "srun"]
@@ -88,7 +89,7 @@ class HostDir(RunDir):
     def rank_events(self) -> dict[int, Path]:
         """Of this host's ranks."""
         paths = {rank: self.events_path(rank) for rank in self.host.ranks}
-        return {rank: path for rank, path in paths.items() if path.exists()}
+        return {rank: path for rank, path in paths.items() if has_log(path)}
 
     @property
     def bookmark_path(self) -> Path:

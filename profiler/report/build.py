@@ -188,6 +188,10 @@ class Report(Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     files: dict[str, str]
     skipped_lines: int
+    thinned_events: int
+    """Steps and samples that are not in the record by themselves any more: others have them added up."""
+    thinned_until: float | None
+    """Wall clock up to which some are left out."""
     """Lines of the record that this version does not understand."""
 
 
@@ -280,6 +284,8 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         versions={"llmtop": state.llmtop_version, **(built.versions if built else {})},
         files=_files(run, spec),
         skipped_lines=state.skipped_lines,
+        thinned_events=sum(one.left_out for one in state.thinned.values()),
+        thinned_until=max((one.t for one in state.thinned.values()), default=None),
     )
 
 

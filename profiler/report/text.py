@@ -362,6 +362,11 @@ def _record(report: Report, width: int) -> Iterator[str]:
     if versions:
         yield from _hanging("versions", versions, width)
     yield f"  {'folder':<16}{report.files.get('run', NOT_AVAILABLE)}"
+    if report.thinned_until is not None:
+        until = format_moment(report.thinned_until)
+        left_out = counted(report.thinned_events, "step or sample", "steps and samples")
+        text = f"{left_out} before {until} are added up in those that stay: the record is long"
+        yield from _hanging("thinned", text, width)
     if report.skipped_lines:
         are = "is" if report.skipped_lines == 1 else "are"
         text = f"{counted(report.skipped_lines, 'line')} {are} damaged or of a newer version, and left out"

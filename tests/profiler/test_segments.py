@@ -46,6 +46,8 @@ from llmtop.profiler.record.segments import (
 )
 from llmtop.profiler.record.thinning import Bounds, Thinner, thin
 from llmtop.profiler.replay import Replay
+from llmtop.profiler.report.build import build_report
+from llmtop.profiler.report.text import render
 from tests.recorded_spec import recorded_prediction, recorded_spec
 
 SEGMENT = 4096
@@ -339,6 +341,8 @@ def test_every_view_reads_a_thinned_run(run: RunDir, tmp_path: Path) -> None:
     assert anew.steps_finished == 350 and anew.ranks[1].steps_seen == 350
     assert anew.ranks[0].peaks == state.ranks[0].peaks and anew.skipped_lines == 0
     assert set(anew.thinned) == {"rank0", "rank1", "hardware"}
+    told = " ".join(render(build_report(run), 100).split())
+    assert "steps and samples before" in told and "are added up in those that stay" in told
     replay = Replay(run, lambda _: {})
     replay.read_on(60.0)
     replay.seek(BEGAN + 120)
