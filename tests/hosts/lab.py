@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-TIMEOUT_SECONDS = 90.0
+TIMEOUT_SECONDS = 180.0
 _SSHD_PLACES = ("/usr/sbin/sshd", "/usr/local/sbin/sshd")
 
 

@@ -18,7 +18,7 @@ from llmtop.trainer.hosts.start import start_over_hosts
 from tests.recorded_spec import recorded_prediction, recorded_spec
 from tests.trainer.supervised import Supervised, worker_command
 
-GRACES = "peers=0.3,kill=0.3,stop=0.5,stop_kill=0.3,save=0.7,finish=0.5,host=60"
+GRACES = "peers=0.3,kill=5,stop=30,stop_kill=5,save=30,finish=30,host=60"
 VARIABLES = ("LLMTOP_WORKER_COMMAND", "LLMTOP_GRACES")
 _SSH = """#!/bin/sh
 # The last word is what sshd would hand to a shell; the one before it is the host.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "a lab can be made"),
 ]
-GRACES = "peers=0.3,kill=0.3,stop=2,stop_kill=0.3,save=20,finish=5,host=40"
+GRACES = "peers=0.3,kill=5,stop=5,stop_kill=3,save=60,finish=30,host=40"
 
 
 class InLab(Supervised):
@@ -29,6 +29,9 @@ class InLab(Supervised):
         self.run = list_runs(lab.lead_runs)[0]
         self.supervisor_pid = 0
         self._lab = lab
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        wait_for(condition, lambda: (self.events(), self.log()))
 
     def log(self) -> str:
         logs = [*self.run.path.glob("hosts/*/supervisor.log"), *self.run.path.glob("rank-*.log")]
@@ -106,12 +109,16 @@ def test_a_host_that_dies_ends_the_run_and_is_named(lab: Lab) -> None:
 
 
 def test_a_host_ends_its_ranks_by_itself_when_its_cable_stays_out(lab: Lab) -> None:
-    run = fake(lab, "trains", graces=GRACES.replace("host=40", "host=12"))
+    run = fake(lab, "trains", graces=GRACES.replace("host=40", "host=20"))
     run.wait_for_step(2)
     lab.pull_cable("h2")
-    run.end()
+    run.wait_for(lambda: bool(run.of(HostLost)))
+    # It reaches the others, and says which it did not.
+    stopped = lab.llmtop("stop", run.run.run_id, check=False)
+    assert stopped.returncode != 0 and "not known to have ended: host h2" in stopped.stderr
+    assert run.end().state == "stopped"
     wait_for(lambda: b"run_ended" in run.far_bytes("h2", "hosts/h2/supervisor.jsonl"))
-    assert b"the launching machine was not heard of for 12 s" in run.far_bytes(
+    assert b"the launching machine was not heard of for 20 s" in run.far_bytes(
         "h2", "hosts/h2/supervisor.jsonl"
     )
     lab.plug_in("h2")

@@ -169,9 +169,15 @@ def test_a_run_is_gone_on_with_on_its_hosts(start: Start) -> None:
     resume_run(run.run)
     run.supervisor_pid = run.run.supervisor_identity().pid  # type: ignore[union-attr]
     run.wait_for(lambda: len(run.of(RankStarted)) == 4)
+    # A lead that is killed leaves supervisors on the hosts, which make room for those of the next one.
+    os.kill(run.supervisor_pid, signal.SIGKILL)
+    wait_for(lambda: not run.run.supervisor_alive())
+    resume_run(run.run)
+    run.supervisor_pid = run.run.supervisor_identity().pid  # type: ignore[union-attr]
+    run.wait_for(lambda: len(run.of(RankStarted)) == 6)
     control.stop(run.run, save=False)
     assert run.end().state == "stopped"
-    assert sum(isinstance(event, RunStarted) for event in run.host_events("h2")) == 2
+    assert sum(isinstance(event, RunStarted) for event in run.host_events("h2")) == 3
 
 
 def test_a_host_that_cannot_be_reached_is_named_before_anything_is_started(

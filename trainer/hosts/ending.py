@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 
+from llmtop.profiler.record.eventlog import EventTail
+from llmtop.profiler.record.events import RunEnded
 from llmtop.profiler.record.hosts import Hosts
-from llmtop.profiler.record.rundir import RunDir
-from llmtop.trainer.hosts import orders
+from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.trainer.hosts.lead import LeadBeat
 from llmtop.trainer.hosts.members import Member
 from llmtop.trainer.hosts.transport import InFolder, OverSsh
 
 _SECONDS = 40.0
-_PAUSE_SECONDS = 0.05
-_LEAVE = orders.Leave(state="failed", reason="stopped after the launching machine's supervisor was gone")
+_PAUSE_SECONDS = 0.2
 
 
 def end_hosts(run: RunDir, hosts: Hosts) -> dict[str, str]:
@@ -48,20 +48,22 @@ def end_hosts(run: RunDir, hosts: Hosts) -> dict[str, str]:
 
 
 def _end(members: list[Member]) -> dict[str, str]:
-    told: set[str] = set()
+    # `OrderWriter` has told supervisors of before to leave.
     left = {member.name: member for member in members}
     deadline = time.monotonic() + _SECONDS
     while left and time.monotonic() < deadline:
         for name, member in list(left.items()):
-            member.poll()
-            runs = _runs(member)
-            if runs is False or member.ended is not None:
+            member.orders.flush()
+            if _runs(member) is False or _has_ended(member):
                 del left[name]
-            elif runs and name not in told:
-                told.add(name)
-                member.orders.write(_LEAVE)
         time.sleep(_PAUSE_SECONDS)
     return {name: _why(member) for name, member in left.items()}
+
+
+def _has_ended(member: Member) -> bool:
+    """The newest that its supervisor has told; `Member` waits for a new one's first words."""
+    told = EventTail(member.dir.events_path(SUPERVISOR)).poll()
+    return bool(told) and isinstance(told[-1], RunEnded)
 
 
 def _runs(member: Member) -> bool | None:
@@ -69,8 +71,7 @@ def _runs(member: Member) -> bool | None:
     transport = member.transport
     if isinstance(transport, OverSsh):
         return transport.link.alive is True if transport.link.opened and transport.link.heard_pong else None
-    # Nobody says; what is ordered is read by whoever lives.
-    return True
+    return None
 
 
 def _why(member: Member) -> str:

@@ -24,6 +24,7 @@ from llmtop.trainer.hosts.twin import Kept, Twin
 PYTHON = "LLMTOP_REMOTE_PYTHON"
 """The interpreter there, if it is not `python3`; any of 3.8 or newer does, without llmtop."""
 _FORM = re.compile(r"(?P<host>[^:/\s]+):(?P<run>[^:]*)")
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SILENT_SECONDS = 30.0
 _PAUSE_SECONDS = 0.02
 _KEPT = Kept(
@@ -80,7 +81,8 @@ class Following:
             self._wait(link, lambda: link.runs is not None)
         finally:
             link.close()
-        found = sorted(link.runs or (), reverse=True)
+        # They become folders here.
+        found = sorted((name for name in link.runs or () if _RUN_ID.fullmatch(name)), reverse=True)
         empty = UsageError(
             f"there is no run '{ref}' on {self._host}",
             why=f"{link.about.get('runs_root', 'its folder of runs')} there is empty",

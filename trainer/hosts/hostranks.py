@@ -126,6 +126,14 @@ class HostRanks(Ranks):
             self._standby.pop(rank, None)
         self._end_ranks_of(member, member.gone or (member.ended.reason if member.ended is not None else ""))
 
+    def give_up_silent(self) -> None:
+        """Count the ranks of hosts that do not answer as ended: they are waited for no longer."""
+        for member in self._members.lost:
+            if member.name not in self.given_up:
+                because = f" ({member.problem})" if member.problem else ""
+                quiet = f"has not answered for {member.quiet_seconds:.0f} s{because}"
+                self._end_ranks_of(member, member.gone or quiet)
+
     def _end_ranks_of(self, member: Member, why: str) -> None:
         self.given_up[member.name] = why
         for rank in member.host.ranks:

@@ -194,7 +194,7 @@ class Lead(Supervisor):
 
     def _write_exit(self, exit_: RankExit) -> None:
         """Of a host that was given up nothing is known."""
-        if exit_.exit_code is not None or exit_.signal is not None:
+        if _is_known(exit_):
             super()._write_exit(exit_)
 
     def _refusal(self, asked: control.Request | control.NotARequest) -> str:
@@ -203,6 +203,12 @@ class Lead(Supervisor):
         if refusal or not lost or not isinstance(asked, control.Request) or asked.action == control.STOP:
             return refusal
         return f"{_names(lost)} not answer now, and every host has to make the change; ask again later"
+
+    def _lose_patience(self) -> None:
+        super()._lose_patience()
+        if self.patience.over:
+            # Those that do not answer could not be told.
+            self._host_ranks.give_up_silent()
 
     def _look_for_trouble(self) -> None:
         # Compilers are looked for on the hosts, not among this machine's processes.
@@ -216,6 +222,11 @@ class Lead(Supervisor):
 
     def _story(self) -> Story:
         story, saved = super()._story(), self.progress.checkpoint
+        if self.stop_asked:
+            # A host that does not answer is told of apart: it keeps no run from having stopped.
+            known = tuple(exit_ for exit_ in story.exits if _is_known(exit_))
+            unknown = {exit_.rank for exit_ in story.exits} - {exit_.rank for exit_ in known}
+            story = replace(story, exits=known, killed=story.killed - unknown)
         if saved is None:
             return story
         # It may lie on the hosts alone.
@@ -294,6 +305,10 @@ class Lead(Supervisor):
             transport.ask_for_all()
         while any(not transport.has_all for transport in ended) and time.monotonic() < deadline:
             self._wait()
+
+
+def _is_known(exit_: RankExit) -> bool:
+    return exit_.exit_code is not None or exit_.signal is not None
 
 
 class LeadBeat:

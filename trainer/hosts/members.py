@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct
 
 from llmtop.profiler.record.eventlog import EventTail
-from llmtop.profiler.record.events import AnyEvent, RunEnded
+from llmtop.profiler.record.events import AnyEvent, RunEnded, RunStarted
 from llmtop.profiler.record.hostabout import HostAbout, read_about
 from llmtop.profiler.record.hostevents import ClockMeasured, HostFound, HostLost, OrderCarriedOut
 from llmtop.profiler.record.hosts import Host, HostDir
@@ -49,6 +49,8 @@ class Member:
         """Why it is counted on no more; empty while it is."""
         self.ended: RunEnded | None = None
         """What its supervisor wrote last."""
+        self._begun = False
+        """Whether its supervisor has begun to tell."""
         self._dead_since: float | None = None
         self._clock: tuple[float, Clock] | None = None
 
@@ -79,11 +81,15 @@ class Member:
     def poll(self) -> list[AnyEvent]:
         """What it has told since the last call."""
         self.orders.flush()
-        events = self._tail.poll()
-        for event in events:
-            if isinstance(event, OrderCarriedOut):
+        events: list[AnyEvent] = []
+        for event in self._tail.poll():
+            # What comes before is of an earlier supervisor, which may have left only now.
+            self._begun = self._begun or isinstance(event, RunStarted)
+            if self._begun:
+                events.append(event)
+            if self._begun and isinstance(event, OrderCarriedOut):
                 self.answers[event.number] = event
-            elif isinstance(event, RunEnded):
+            elif self._begun and isinstance(event, RunEnded):
                 self.ended = event
         return events
 

@@ -75,11 +75,14 @@ class OrderWriter:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
-        self.begins_at = os.fstat(self._descriptor).st_size
-        """Where this lead's orders begin in the file: those before are an earlier one's."""
         self._torn = ends_torn(self._descriptor)
         self._number = 0
         self._waiting: deque[bytes] = deque()
+        if os.fstat(self._descriptor).st_size:
+            # An earlier lead was killed, and its host's supervisor may still wait for it.
+            self.write(Leave(state="failed", reason="the run is gone on with by another supervisor"))
+        self.begins_at = os.fstat(self._descriptor).st_size
+        """Where this lead's orders begin in the file: those before are an earlier one's."""
 
     def write(self, order: AnyOrder) -> int:
         """The order's number. On a full disk it waits, with those after it, for a `flush` that finds room."""

@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import assert_never
 
@@ -50,6 +50,7 @@ from llmtop.trainer.supervisor.wakeup import Wakeup
 from llmtop.trainer.toolchain import mended, torch_cuda
 
 _TURN_SECONDS = 0.2
+_LEAVE_SECONDS = 30.0
 BEAT_SECONDS = 5.0
 
 
@@ -342,6 +343,19 @@ def _number(hosts: Hosts, name: str, environment: Mapping[str, str]) -> int:
     return names.index(name)
 
 
+def _wait_for_an_earlier_one(run: HostDir, held: ExitStack, busy: UsageError) -> None:
+    """Hold the host's folder; raise where another supervisor does not leave it, as its lead has ordered."""
+    deadline = time.monotonic() + _LEAVE_SECONDS
+    while True:
+        try:
+            held.enter_context(hold(run.own_path, lambda: busy))
+            return
+        except UsageError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_TURN_SECONDS)
+
+
 def main(arguments: list[str]) -> int:
     if len(arguments) != 3 or not all(map(str.isdecimal, arguments[2].split(","))):
         raise UsageError("the supervisor of a host takes three arguments: run directory, host, offset")
@@ -353,7 +367,8 @@ def main(arguments: list[str]) -> int:
     run = HostDir(path, hosts.hosts[number])
     run.own_path.mkdir(parents=True, exist_ok=True, mode=0o700)
     busy = UsageError(f"host {run.host.name} already has a supervisor of run {run.run_id}")
-    with hold(run.own_path, lambda: busy):
+    with ExitStack() as held:
+        _wait_for_an_earlier_one(run, held, busy)
         variables = {**os.environ, **passed_variables(path)}
         begin = begins[number] if len(begins) > 1 else begins[0]
         end = HostSupervisor(run, hosts, begin, variables).run()

@@ -80,6 +80,11 @@ class Patience:
         self.waiting_for = waiting_for
         self._due = [(start, "terminate"), (end, "kill")]
 
+    @property
+    def over(self) -> bool:
+        """Whether nobody is waited for any longer: all were killed."""
+        return self._over
+
     def next_action(self) -> Action | None:
         """What is due now."""
         if not self._due or self._due[0][0] > self._clock():

@@ -18,7 +18,7 @@ from llmtop.presets.errors import UsageError
 from llmtop.presets.inputs import SMALLEST_BPE_VOCAB
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.profiler.record.wholefile import sync_file, sync_folder
+from llmtop.profiler.record.wholefile import random_hex, sync_file, sync_folder
 from llmtop.trainer.worker.data import Ids
 from llmtop.trainer.worker.place import Place
 from llmtop.trainer.worker.text import Piece, read_pieces
@@ -75,7 +75,8 @@ def make_tokenizer(run: RunDir, spec: RunSpec) -> Tokenizer:
 
 
 def _make_bpe(folder: Path, spec: RunSpec) -> None:
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}.new")
+    # Not by its pid: another machine that shares this folder may have the same one.
+    aside = folder.with_name(f".{folder.name}.{random_hex(8)}.new")
     shutil.rmtree(aside, ignore_errors=True)
     pieces = read_pieces(spec.options.data, spec.options.text_field)
     train_byte_level_bpe((piece.text for piece in pieces), spec.model.vocab_size, aside)
@@ -94,7 +95,7 @@ def _make_bpe(folder: Path, spec: RunSpec) -> None:
 
 def _write_tokens(path: Path, dtype: numpy.dtype[Any], spec: RunSpec, tokenizer: Tokenizer) -> None:
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    aside = path.with_name(f".{path.name}.{random_hex(8)}.new")
     pieces = read_pieces(spec.options.data, spec.options.text_field)
     with aside.open("wb") as file:
         for ids in _encoded(pieces, tokenizer):
