@@ -2,11 +2,13 @@
 
     python -m benchmarks.quantize                                  # a Llama of 0.3B, random, made on the spot
     python -m benchmarks.quantize --model-folder Llama-3.1-8B      # a real one
+    python -m benchmarks.quantize --preset llama-3.1-8b --no-reference   # random, 16 GB on the drive
     python -m benchmarks.quantize --forms gguf:Q8_0,nf4 --perplexity --text wiki.test.raw
 
-The reference loads the same folder whole, as a conversion that is not streamed has to (transformers, in the
-folder's own precision), and says what its process held then. Both are measured in the same run on the same
-machine, each in a process of its own, one after the other. Rows go to benchmarks/results/quantize.jsonl.
+The reference holds the same folder whole in its own precision, as a conversion that is not streamed has to;
+with `--converter llama.cpp/convert_hf_to_gguf.py` it is llama.cpp's own, to Q8_0, for a tokenizer that it knows.
+All are measured in the same run, one after the other, each in a process of its own, by the memory that is no
+file's (`RssAnon`). Rows go to benchmarks/results/quantize.jsonl.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shaped import write_shaped
+from llmtop.trainer.worker.packing.peak import anonymous_bytes
+
 RESULTS = Path(__file__).parent / "results" / "quantize.jsonl"
 FORMS = "gguf:Q8_0,gguf:Q4_0,int8,nf4"
 _LLAMA: dict[str, Any] = {
@@ -35,14 +40,12 @@ _LLAMA: dict[str, Any] = {
     "max_position_embeddings": 2048,
     "tie_word_embeddings": False,
 }
-_REFERENCE = """
-import sys, torch
+_WHOLE = """
+import sys
 from transformers import AutoModelForCausalLM
-from llmtop.trainer.worker.packing.peak import Peak
-with Peak() as peak:
-    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto", local_files_only=True)
-    total = sum(float(parameter.detach().sum()) for parameter in model.parameters())
-print(peak.bytes)
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto", local_files_only=True)
+for parameter in model.parameters():
+    parameter.data = parameter.data.clone()  # of its own, where it was the file's page
 """
 
 
@@ -51,18 +54,28 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model-folder", type=Path, help="by default a small one, random")
+    parser.add_argument("--preset", help="random weights in the shape of a model preset")
+    parser.add_argument("--layers", type=int, help="of --preset: so many blocks instead of all")
+    parser.add_argument("--no-reference", action="store_true", help="where all weights do not fit in memory")
+    parser.add_argument("--converter", type=Path, help="llama.cpp's convert_hf_to_gguf.py, as the reference")
     parser.add_argument("--forms", default=FORMS)
     parser.add_argument("--perplexity", action="store_true", help="measure that too")
     parser.add_argument("--text", default="", help="to measure it on")
     parser.add_argument("--seconds", type=float, default=600.0, help="for each measurement of it")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where rows are appended")
     args = parser.parse_args()
-    with _folder(args.model_folder) as folder:
-        reference = _reference(folder)
-        print(f"reference, all weights in memory: {_shown(reference)}")
+    with _folder(args) as folder:
+        reference, seconds = (None, 0.0) if args.no_reference else _reference(folder, args.converter)
+        name = "all weights in memory" if args.converter is None else args.converter.name
+        if not args.no_reference:
+            print(f"reference, {name}: {_shown(reference)} in {seconds:.1f} s")
         for form in args.forms.split(","):
             row = _measured(folder, form, args)
-            row["reference_peak_bytes"] = reference
+            row |= {
+                "reference": name,
+                "reference_peak_bytes": reference,
+                "reference_seconds": round(seconds, 2),
+            }
             with args.out.open("a") as rows:
                 rows.write(json.dumps(row) + "\n")
             _tell(row)
@@ -70,11 +83,16 @@ def main() -> int:
 
 
 @contextmanager
-def _folder(given: Path | None) -> Iterator[Path]:
-    if given is not None:
-        yield given
+def _folder(args: argparse.Namespace) -> Iterator[Path]:
+    if args.model_folder is not None:
+        yield args.model_folder
         return
     with tempfile.TemporaryDirectory(prefix="llmtop-quantize-") as place:
+        if args.preset:
+            folder = Path(place) / (args.preset + (f"-{args.layers}-layers" if args.layers else ""))
+            write_shaped(folder, args.preset, args.layers)
+            yield folder
+            return
         folder = Path(place) / "llama-0.3b"
         made = subprocess.run([sys.executable, "-c", _MAKE, str(folder), json.dumps(_LLAMA)], check=False)
         if made.returncode:
@@ -90,11 +108,28 @@ LlamaForCausalLM(LlamaConfig(**json.loads(sys.argv[2]))).to(torch.bfloat16).save
 """
 
 
-def _reference(folder: Path) -> int | None:
-    done = subprocess.run(
-        [sys.executable, "-c", _REFERENCE, str(folder)], capture_output=True, text=True, check=False
-    )
-    return int(done.stdout) if done.returncode == 0 and done.stdout.strip().isdecimal() else None
+def _reference(folder: Path, converter: Path | None) -> tuple[int | None, float]:
+    """(memory, seconds) of somebody else's way."""
+    if converter is None:
+        return _peak_of([sys.executable, "-c", _WHOLE, str(folder)])
+    with tempfile.TemporaryDirectory(prefix="llmtop-quantize-") as place:
+        words = [str(folder), "--outtype", "q8_0", "--outfile", str(Path(place) / "out.gguf")]
+        return _peak_of([sys.executable, str(converter), *words])
+
+
+def _peak_of(command: list[str]) -> tuple[int | None, float]:
+    """The most that a process held of its own, looked at twenty times a second; and how long it took."""
+    begun, peak = time.monotonic(), None
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(command, stdout=said, stderr=said)
+        while process.poll() is None:
+            now = anonymous_bytes(process.pid)
+            peak = now if peak is None or (now or 0) > peak else peak
+            time.sleep(0.05)
+        if process.returncode:
+            said.seek(0)
+            raise SystemExit(f"the reference failed: {said.read().decode(errors='replace')[-2000:]}")
+    return peak, time.monotonic() - begun
 
 
 def _measured(folder: Path, form: str, args: argparse.Namespace) -> dict[str, Any]:

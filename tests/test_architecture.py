@@ -69,6 +69,7 @@ def test_help_loads_only_the_standard_library(tmp_path: Path) -> None:
         ("compare", "--help"),
         ("import", "ds.json", "--json"),
         ("doctor", "--json"),
+        ("quantize", "--help"),
     ],
     ids=lambda words: " ".join(words[:2]),
 )

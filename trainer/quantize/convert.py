@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -321,11 +320,3 @@ def _empty(folder: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-def read_kept(path: Path) -> Quantized | None:
-    """A report that was kept; None for what is none."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Quantized)
-    except (OSError, msgspec.MsgspecError):
-        return None

@@ -30,7 +30,8 @@ def main() -> int:
     except LlmtopError as error:
         say(Failed(what=error.what, why=error.why, fix=error.fix))
     except OSError as error:
-        say(Failed(what=f"cannot write {error.filename or 'the output'}", why=error.strerror or str(error)))
+        what = f"cannot read or write {error.filename or 'the files'}"
+        say(Failed(what=what, why=error.strerror or str(error)))
     except MemoryError:
         say(Failed(what="host memory ran out", fix="do it when more memory is free"))
     return 0

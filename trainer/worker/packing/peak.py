@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
-_STATUS = Path("/proc/self/status")
 _EVERY_SECONDS = 0.02
 
 
@@ -40,10 +39,10 @@ class Peak:
             self.bytes = max(now, self.bytes or 0)
 
 
-def anonymous_bytes() -> int | None:
-    """`RssAnon` of Linux; None elsewhere."""
+def anonymous_bytes(pid: int | str = "self") -> int | None:
+    """`RssAnon` of Linux; None elsewhere, and of a process that is gone."""
     try:
-        lines = _STATUS.read_text().splitlines()
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return None
     found = next((line for line in lines if line.startswith("RssAnon:")), None)
