@@ -1,25 +1,31 @@
-"""How the machine's links to others are: which are down, how often they were lost, and what went wrong on them.
+"""How the machine's links to others are: which are down, how often they were lost, what went wrong on them.
 
-Read from /sys: `class/net` for every interface but the loopback, `class/infiniband` for its ports. What the
-kernel does not tell is None.
+Interfaces and their errors are those of the process's own network namespace; how often a link went down, and
+ports of InfiniBand, are read from /sys. What the kernel does not tell is None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import fcntl
+import socket
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import Struct
 
 MOST_LINKS = 32
 """A machine with many containers has hundreds of virtual interfaces; those with a device come first."""
-_NET_ERRORS = ("rx_errors", "tx_errors")
 _PORT_ERRORS = (
     "symbol_error",
     "port_rcv_errors",
     "local_link_integrity_errors",
     "excessive_buffer_overrun_errors",
 )
+_SIOCGIFFLAGS, _IFF_RUNNING = 0x8913, 0x40
+_RECEIVE_ERRORS, _SEND_ERRORS = 2, 10
+"""Columns of /proc/net/dev behind the name."""
 
 
 class NetworkState(Struct, frozen=True, kw_only=True):
@@ -31,21 +37,49 @@ class NetworkState(Struct, frozen=True, kw_only=True):
     """Of all links since the machine was started: what came or went damaged, without what was dropped."""
 
 
+class Interface(NamedTuple):
+    number: int
+    """The kernel's index of it."""
+    running: bool
+    """Whether it is up and something is at its other end."""
+
+
+def interfaces_here() -> Mapping[str, Interface]:
+    """Of the process's network namespace, by name."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        return {name: Interface(index, _is_running(asked, name)) for index, name in socket.if_nameindex()}
+
+
+def _is_running(asked: socket.socket, name: str) -> bool:
+    try:
+        answer = fcntl.ioctl(asked, _SIOCGIFFLAGS, struct.pack("256s", name.encode()[:15]))
+    except OSError:
+        return False  # it has just gone
+    flags: int = struct.unpack_from("H", answer, 16)[0]
+    return bool(flags & _IFF_RUNNING)
+
+
 class NetworkReader:
     """Which links were up at first is remembered: one that nobody uses is no finding."""
 
-    def __init__(self, root: Path = Path("/sys/class")) -> None:
-        self._root = root
+    def __init__(
+        self,
+        root: Path = Path("/sys/class"),
+        counters: Path = Path("/proc/self/net/dev"),
+        interfaces: Callable[[], Mapping[str, Interface]] = interfaces_here,
+    ) -> None:
+        self._root, self._counters, self._interfaces = root, counters, interfaces
         self._once_up: set[str] = set()
 
     def read(self) -> NetworkState:
         up: dict[str, bool] = {}
         losses: list[int | None] = []
         errors: list[int | None] = []
-        for link in self._interfaces():
-            up[link.name] = _word(link / "operstate") in ("up", "unknown")
-            losses.append(_number(link / "carrier_down_count"))
-            errors += [_number(link / "statistics" / name) for name in _NET_ERRORS]
+        counted = self._errors()
+        for name, interface in self._chosen():
+            up[name] = interface.running
+            losses.append(self._losses(name, interface))
+            errors.append(counted.get(name))
         for port in self._ports():
             up[f"{port.parent.parent.name}/{port.name}"] = "ACTIVE" in (_word(port / "state") or "")
             losses.append(_number(port / "counters" / "link_downed"))
@@ -57,10 +91,32 @@ class NetworkReader:
             errors=_sum(errors),
         )
 
-    def _interfaces(self) -> Iterator[Path]:
-        found = [link for link in _folders(self._root / "net") if link.name != "lo"]
-        found.sort(key=lambda link: (not (link / "device").exists(), link.name))
-        yield from found[:MOST_LINKS]
+    def _chosen(self) -> list[tuple[str, Interface]]:
+        try:
+            found = [(name, one) for name, one in self._interfaces().items() if name != "lo"]
+        except OSError:
+            return []
+        if len(found) > MOST_LINKS:
+            found.sort(key=lambda one: not (self._root / "net" / one[0] / "device").exists())
+        return found[:MOST_LINKS]
+
+    def _losses(self, name: str, interface: Interface) -> int | None:
+        """/sys may be that of another network namespace, where the name is another interface's."""
+        folder = self._root / "net" / name
+        return (
+            _number(folder / "carrier_down_count")
+            if _number(folder / "ifindex") == interface.number
+            else None
+        )
+
+    def _errors(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for line in (_word(self._counters) or "").splitlines():
+            name, colon, rest = line.partition(":")
+            numbers = rest.split()
+            if colon and len(numbers) > _SEND_ERRORS:
+                found[name.strip()] = int(numbers[_RECEIVE_ERRORS]) + int(numbers[_SEND_ERRORS])
+        return found
 
     def _ports(self) -> Iterator[Path]:
         for device in _folders(self._root / "infiniband")[:MOST_LINKS]:
