@@ -242,9 +242,16 @@ def test_nvme_offload_needs_libaio(
     check(zero=3, offload_optimizer="cpu")
 
 
-def test_machines_and_gpus_must_be_there(installed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="nodes = 2"):
-        check(nodes=2)
+def test_nodes_need_hosts(tmp_path: Path) -> None:
+    spec = recorded_spec("cpu", nodes=2)
+    with pytest.raises(UsageError, match="nodes = 2, and no hosts are named"):
+        start_run(spec, recorded_prediction(spec), root=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_gpus_must_be_there(installed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where a run is to be on hosts, they are asked.
+    check(nodes=2)
 
     class NoGpu:
         problem = "NVML: driver not loaded"
