@@ -337,6 +337,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         # To look for garbage among what is imported is a tenth of a command's start.
         gc.disable()
+        sys.excepthook = streams.tell_bug
     is_open = sys.stdout is not None
     with streams.safe_streams():
         return _code_of(words, is_open=is_open)
@@ -346,6 +347,7 @@ def _code_of(words: Sequence[str], *, is_open: bool) -> int:
     try:
         if not is_open:
             _refuse_closed_output()
+        _require_text(words)
         code = _code_or_help(words)
         sys.stdout.flush()
         return code
@@ -375,6 +377,19 @@ def _code_or_help(words: Sequence[str]) -> int:
         return _dispatch(words)
     except SystemExit as stop:  # argparse's --help
         return stop.code if isinstance(stop.code, int) else 0
+
+
+def _require_text(words: Sequence[str]) -> None:
+    """No record, and no answer in JSON, can hold another word."""
+    strange = next((word for word in words if not streams.is_text(word)), None)
+    if strange is not None:
+        from llmtop.presets.errors import UsageError
+
+        raise UsageError(
+            f"'{strange}' is not text in UTF-8",
+            why="what llmtop records and prints is text",
+            fix="rename the file, or reach it through a link with another name",
+        )
 
 
 def _refuse_closed_output() -> None:

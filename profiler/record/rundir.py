@@ -59,6 +59,7 @@ _IN_FORCE = "in-force.json"
 _IMPORTED = "imported.json"
 _RANK_FILE = re.compile(r"rank-(\d+)\.jsonl")
 """The first file of a rank's events; `segments.py` knows of those after it."""
+_MOST_RANKS = 1 << 17
 _SHELL_ACTS_ON = re.compile(r"""[;&|<>()$`\\"'*?\[\]{}#!~^]""")
 _T = TypeVar("_T")
 
@@ -71,6 +72,12 @@ def runs_root() -> Path:
     explicit, state = os.environ.get("LLMTOP_RUNS_DIR"), os.environ.get("XDG_STATE_HOME")
     base = Path(state) if state else Path.home() / ".local" / "state"
     root = Path(explicit) if explicit else base / "llmtop" / "runs"
+    if not str(root).isprintable():
+        raise UsageError(
+            f"{ascii(str(root))[1:-1]} cannot be the folder of the runs",
+            why="its name is not text that can be printed",
+            fix="set LLMTOP_RUNS_DIR to another folder",
+        )
     if not root.is_dir() and os.path.lexists(root):
         raise UsageError(
             f"{root} is not a folder",
@@ -152,7 +159,8 @@ class RunDir:
         number = self.in_force().setting if setting is None else setting
         if number not in self._specs:
             self._require_plain_name()
-            self._specs[number] = _read_json(self._setting_dir(number) / _SPEC, RunSpec)
+            path = self._setting_dir(number) / _SPEC
+            self._specs[number] = _possible(path, _read_json(path, RunSpec))
         return self._specs[number]
 
     def _require_plain_name(self) -> None:
@@ -450,6 +458,17 @@ def _read_json(path: Path, kind: type[_T]) -> _T:
         why=why,
         fix="another version of llmtop made the run, or it is damaged; remove its folder if it is not needed",
     )
+
+
+def _possible(path: Path, spec: RunSpec) -> RunSpec:
+    """The same, where views can name each of its ranks."""
+    if spec.world_size > _MOST_RANKS:
+        raise LlmtopError(
+            f"cannot read {path}",
+            why=f"it tells of {spec.world_size:,} ranks, and no more than {_MOST_RANKS:,} are known of anywhere",
+            fix="remove the run's folder if it is not needed",
+        )
+    return spec
 
 
 def _reason(error: OSError) -> str:

@@ -270,7 +270,7 @@ def _ending(rank: RankReport) -> str:
 
 
 def _numbers(ranks: list[int]) -> str:
-    if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
+    if len(ranks) > 2 and len(set(ranks)) == len(ranks) == ranks[-1] - ranks[0] + 1:
         return f"{ranks[0]} to {ranks[-1]}"
     shown = ", ".join(map(str, ranks[:8]))
     return shown + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from types import TracebackType
 from typing import Any, TextIO, cast
 
 CONTROLS = (*range(0x00, 0x20), *range(0x7F, 0xA0))
@@ -19,11 +20,13 @@ BIDI = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F)
 """Characters that turn the direction of the text after them."""
 
 # In JSON's own spelling: an answer of --json stays the same JSON.
-_ESCAPED = {code: f"\\u{code:04x}" for code in (*CONTROLS, *BIDI) if code != ord("\n")}
+_HALVES = range(0xD800, 0xE000)
+"""Of pairs: a name of a file that is no text has such in Python."""
+_ESCAPED = {code: f"\\u{code:04x}" for code in (*CONTROLS, *BIDI, *_HALVES) if code != ord("\n")}
 
 
 def escaped(text: str) -> str:
-    """The text with control characters other than newline spelt out."""
+    """The text with control characters other than newline spelt out, and what no encoding can write."""
     return text.translate(_ESCAPED)
 
 
@@ -104,6 +107,19 @@ def plain_streams() -> Iterator[None]:
 
 def _plain(stream: TextIO) -> TextIO:
     return stream.plain if isinstance(stream, SafeStream) else stream
+
+
+def tell_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """As the interpreter tells of what nobody caught, but safe: a message may quote a file."""
+    import traceback  # for bugs alone
+
+    if sys.stderr is not None:
+        sys.stderr.write(escaped("".join(traceback.format_exception(kind, error, trace))))
+
+
+def is_text(word: str) -> bool:
+    """Whether it can be written in UTF-8: an argument or a variable of other bytes cannot."""
+    return not any(ord(character) in _HALVES for character in word)
 
 
 def can_draw() -> bool:

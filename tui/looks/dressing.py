@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from textual.app import App
 from textual.filter import LineFilter, Monochrome, NoColor
 
-from llmtop.tui.looks.filters import AsciiFilter, ColourlessFilter
+from llmtop.tui.looks.filters import AsciiFilter, ColourlessFilter, HarmlessFilter
 from llmtop.tui.looks.look import THEME_NAMES, Chosen, Look
 from llmtop.tui.looks.theme import MONO, THEMES
 
@@ -27,6 +27,7 @@ class Dressed(App[int]):
     def __init__(self, dress: Dress) -> None:
         super().__init__()
         self._ascii = AsciiFilter(dress.look.ascii)
+        self._harmless = HarmlessFilter()
         self._colourless = ColourlessFilter(dress.look.theme == MONO.name)
         self._chosen, self._remember = dress.chosen, dress.remember
         for theme in THEMES:
@@ -45,7 +46,8 @@ class Dressed(App[int]):
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Textual's answer to `NO_COLOR` is shades of grey; ours is the theme `mono`."""
         own = (f for f in (self._colourless, self._ascii) if f.enabled)
-        return [*(f for f in super().get_line_filters() if not isinstance(f, Monochrome | NoColor)), *own]
+        others = (f for f in super().get_line_filters() if not isinstance(f, Monochrome | NoColor))
+        return [*others, *own, self._harmless]
 
     @property
     def look(self) -> Look:

@@ -10,8 +10,10 @@ from rich.style import Style
 from textual.color import Color
 from textual.filter import LineFilter
 
+from llmtop.tui.commandline.streams import BIDI, CONTROLS
 from llmtop.tui.looks.glyphs import to_ascii
 
+_BLANKS = dict.fromkeys((*CONTROLS, *BIDI), " ")
 _DEFAULT = Style.from_color(RichColor.default(), RichColor.default())
 _DARKEST_REVERSED = 24
 """A background lighter than this, of 255, is one that means something: a cursor, a block of a bar."""
@@ -24,6 +26,21 @@ class AsciiFilter(LineFilter):
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         return [Segment(to_ascii(text), style, control) for text, style, control in segments]
+
+
+class HarmlessFilter(LineFilter):
+    """Nothing that a terminal would act on, whatever a view has been given and whichever way it came.
+
+    Views clean what they show themselves, with `paint.harmless`, for the sake of its width; this is the door.
+    """
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        return [
+            segment
+            if segment.control or segment.text.isprintable()
+            else Segment(segment.text.translate(_BLANKS), segment.style)
+            for segment in segments
+        ]
 
 
 class ColourlessFilter(LineFilter):
