@@ -79,7 +79,7 @@ class SummaryTail:
     def _decoded(self, line: bytes) -> HostSummarised | None:
         try:
             made = decoder().decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             made = None
         if made is None or made.v > EVENT_VERSION:
             self.skipped_lines += 1

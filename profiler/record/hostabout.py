@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from llmtop.presets.foreign import read_json
 from llmtop.profiler.record.hosts import HostDir
 from llmtop.profiler.record.wholefile import document, write_atomic
 
@@ -50,7 +51,7 @@ def forget_about(host: HostDir) -> None:
 def read_about(host: HostDir, *, pid: int | None = None) -> HostAbout | None:
     """None while there is none; with `pid` one of another process counts as none."""
     try:
-        about = msgspec.json.decode(_path(host).read_bytes(), type=HostAbout)
+        about = read_json(_path(host), HostAbout)
     except (OSError, msgspec.MsgspecError):
         return None
     return about if pid in (None, about.pid) else None

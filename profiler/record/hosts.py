@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from llmtop.presets.errors import LlmtopError
+from llmtop.presets.foreign import read_json, why_unreadable
 from llmtop.profiler.record.rundir import HARDWARE, SUPERVISOR, RunDir
 from llmtop.profiler.record.segments import has_log
 from llmtop.profiler.record.wholefile import document, write_atomic
@@ -32,6 +33,11 @@ class Host(Struct, frozen=True, kw_only=True):
     """Of its ranks, which follow each other."""
     slots: tuple[int, ...]
     """Numbers of the devices that its ranks use, one a rank."""
+
+    def __post_init__(self) -> None:
+        # A record may be anybody's, and the name is that of a folder.
+        if not is_host_name(self.name):
+            raise ValueError(f"{self.name[:80]!r} is not the name of a host")
 
     @property
     def ranks(self) -> range:
@@ -128,10 +134,10 @@ def read_hosts(run: RunDir) -> Hosts | None:
     """None for a run on one machine; raises LlmtopError for a damaged file."""
     path = run.path / _HOSTS
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Hosts)
+        return read_json(path, Hosts)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:
         raise LlmtopError(
-            f"cannot read {path}", why=str(error), fix="launch the run again: this one is damaged"
+            f"cannot read {path}", why=why_unreadable(error), fix="launch the run again: this one is damaged"
         ) from error

@@ -10,6 +10,8 @@ A closed file has no writer any more: whoever supervises the run may do this bes
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -34,6 +36,7 @@ from llmtop.profiler.record.segments import (
     Position,
     Segments,
     log_bytes,
+    path_at,
     segment_path,
     segments_of,
     superseded,
@@ -94,14 +97,15 @@ def _first_whole(base: Path, found: Segments, whole_bytes: int) -> int:
 
 def _write_thinned(base: Path, found: Segments, until: int, most_bytes: int) -> None:
     aside = base.with_name(f".{base.name}.{os.getpid()}.thinning")
-    keeps_one_in = _keeps_one_in(base, found)
+    keeps_one_in, before_bytes = _keeps_one_in(base, found), math.inf
     try:
         while True:
             size = _write_once(base, found, until, keeps_one_in, aside)
             # Half of it, so that the next files find room and not each of them has all of this written again.
-            if size <= most_bytes // 2 or keeps_one_in >= 1 << 30:
+            if size <= most_bytes // 2 or size >= before_bytes:
                 break
-            keeps_one_in *= 2
+            # As long as there is something to leave out.
+            keeps_one_in, before_bytes = 2 * keeps_one_in, size
         aside.replace(thinned_path(base, until))
         sync_folder(base.parent)
     finally:
@@ -150,7 +154,7 @@ def _write_once(base: Path, found: Segments, until: int, keeps_one_in: int, asid
 
 
 def _events(base: Path, found: Segments, until: int) -> Iterator[AnyEvent]:
-    """Of all files before a segment, in order."""
+    """Of all files before a segment, in order. Raises OSError where one of them cannot be read to its end."""
     start = Position(found.until - 1, thinned=True) if found.until else Position(found.numbers[0])
     tail = EventTail(base, start)
     while tail.position.thinned or tail.position.segment < until:
@@ -158,7 +162,8 @@ def _events(base: Path, found: Segments, until: int) -> Iterator[AnyEvent]:
         # A part ends with its file, so that nothing of the first whole segment is among it.
         yield from tail.poll(_PART_BYTES, one_file=True)
         if tail.position == at:
-            return
+            # Whatever is not in the thinned file is gone for good.
+            raise OSError(errno.EIO, "it cannot be read to its end", str(path_at(base, at)))
 
 
 class Thinner:

@@ -186,6 +186,52 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: st
     assert list(tmp_path.iterdir()) == [tmp_path / "run"]
 
 
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("whole", "docs/spec"),
+        ("whole", "a.jsonl"),
+        ("whole", "hosts/h1/state.json"),
+        ("whole", ".state.json"),
+        ("grew", "orders"),
+        ("grew", "state.json"),
+        ("grew", "hosts/a.jsonl"),
+        ("grew", "hosts/h1/deeper/a.jsonl"),
+        ("gone", "orders"),
+    ],
+)
+def test_a_file_that_was_not_asked_for_is_refused(tmp_path: Path, said: str, name: str) -> None:
+    (tmp_path / "orders").write_text("1\n")
+    with pytest.raises(ValueError, match="was asked for"):
+        Twin(tmp_path, KEPT).take({"say": said, "path": name, "at": 0}, b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["orders"]
+    assert _text(tmp_path / "orders") == "1\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"5\n",
+        b"Welcome!\n",
+        b"{}\n",
+        b'{"say": "whole", "path": 7, "bytes": 1}\nx',
+        b'{"say": "whole", "path": "a.json", "bytes": -1}\n',
+        b'{"say": "synced"}\n',
+    ],
+)
+def test_a_far_side_that_says_something_else_is_named_and_tried_again(
+    tmp_path: Path, links: list[Link], words: bytes
+) -> None:
+    show = f"import sys; sys.stdout.buffer.write({words!r}); sys.stdout.flush(); sys.stdin.buffer.read()"
+    link = Link([sys.executable, "-c", show, "", ""], {"do": "runs"}, Twin(tmp_path, KEPT))
+    links.append(link)
+    link.start()
+    wait_for(lambda: bool(link.problem))
+    first = link.problem
+    link.problem = ""
+    wait_for(lambda: link.problem == first)
+
+
 def test_bytes_that_do_not_go_on_are_refused(tmp_path: Path) -> None:
     twin = Twin(tmp_path, KEPT)
     twin.take({"say": "grew", "path": "a.jsonl", "at": 0}, b"one\n")

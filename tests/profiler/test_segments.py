@@ -299,6 +299,17 @@ def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path, monkeypatch: pytes
     assert {file.name for file in tmp_path.iterdir()} == before
 
 
+def test_a_file_that_cannot_be_read_is_not_thinned_away_with_those_after_it(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    write(path, long_log(200))
+    segment_path(path, 1).unlink()
+    segment_path(path, 1).mkdir()
+    before = {file.name for file in tmp_path.iterdir()}
+    with pytest.raises(OSError, match="cannot be read to its end"):
+        thin(path, BOUNDS)
+    assert {file.name for file in tmp_path.iterdir()} == before
+
+
 # --- a run ---------------------------------------------------------------------------------------------
 
 

@@ -26,6 +26,8 @@ _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 10.0
 _ROUND_TRIPS = 8
 _MOST_WAITING_BYTES = 4 << 20
+_MOST_BYTES = 4 << 30
+"""Of a document; a snapshot of a large model's memory is the longest."""
 
 
 class Clock(Struct, frozen=True, kw_only=True):
@@ -153,7 +155,6 @@ class Link:
     # --- what the connection tells --------------------------------------------------------------------
 
     def _heard(self, message: dict[str, Any], body: bytes) -> None:
-        self.heard_at = time.monotonic()
         said = message["say"]
         if said == "pong":
             self.supervisor_pid, self.alive = message["pid"], message["alive"]
@@ -208,7 +209,9 @@ class _Connection:
         self._in, self._out = process.stdin.fileno(), process.stdout.fileno()
         os.set_blocking(self._in, False)
         os.set_blocking(self._out, False)
-        self._read = b""
+        self._read = bytearray()
+        self._head: dict[str, Any] | None = None
+        """Of a message whose bytes are still coming."""
         self._write = bytearray(far_program())
         self._began = time.monotonic()
         self._heard_any = False
@@ -253,16 +256,39 @@ class _Connection:
         if not came:
             return False
         self._heard_any = True
+        # A document may take longer on its way than a silence may last.
+        self._link.heard_at = time.monotonic()
         self._read += came
-        while b"\n" in self._read:
-            line, _, rest = self._read.partition(b"\n")
-            message = json.loads(line)
-            size = int(message.get("bytes", 0))
-            if len(rest) < size:
-                break
-            self._read = rest[size:]
-            self._link._heard(message, rest[:size])
+        while (told := self._next_message()) is not None:
+            try:
+                self._link._heard(*told)
+            except (AttributeError, KeyError, TypeError) as error:
+                raise ValueError(f"the host says what llmtop does not understand: {error!r}") from error
         return True
+
+    def _next_message(self) -> tuple[dict[str, Any], bytes] | None:
+        """A whole one with its bytes; None while it has not come. Raises ValueError for what is none."""
+        if self._head is None:
+            end = self._read.find(b"\n")
+            if end < 0:
+                if len(self._read) > _MOST_WAITING_BYTES:
+                    raise ValueError("the host says a line without an end")
+                return None
+            line = bytes(self._read[:end])
+            head = json.loads(line)
+            if not isinstance(head, dict):
+                raise ValueError(f"the host says what is no message: {line[:80]!r}")
+            del self._read[: end + 1]
+            self._head = head
+        size = self._head.get("bytes", 0)
+        if not isinstance(size, int) or not 0 <= size <= _MOST_BYTES:
+            raise ValueError(f"the host says that {size!r} bytes follow")
+        if len(self._read) < size:
+            return None
+        head, self._head = self._head, None
+        body = bytes(self._read[:size])
+        del self._read[:size]
+        return head, body
 
 
 def _last_words(errors: IO[bytes]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,9 @@ class Twin:
         }
 
     def take(self, message: dict[str, Any], body: bytes) -> None:
-        """Raises OSError, and ValueError for a name that leads elsewhere or bytes that do not go on."""
-        path = self._inside(message["path"])
+        """Raises OSError, and ValueError for a file that was not asked for or bytes that do not go on."""
         said = message["say"]
+        path = self._asked_for(message["path"], said)
         if said == "grew":
             self._append(path, message["at"], body)
         elif said == "cut":
@@ -73,12 +74,19 @@ class Twin:
                 raise ValueError(f"{path} has {size} bytes, and what comes begins at {at}")
             file.write(body)
 
-    def _inside(self, name: str) -> Path:
+    def _asked_for(self, name: str, said: str) -> Path:
+        """The far half is another machine: nothing else in this folder is its to write."""
         parts = name.split("/")
         if any(part in ("", ".", "..") for part in parts):
             raise ValueError(f"{name!r} is no file of a run")
+        grow, whole = (*self._kept.grow, *self._kept.last), self._kept.whole
+        asked = {"grew": grow, "cut": grow, "whole": whole, "gone": (*grow, *whole)}.get(said, ())
+        # What begins with a dot is being written by this side.
+        if parts[-1][0] == "." or not _is_one_of(name, asked):
+            raise ValueError(f"{name!r} is no file that was asked for")
         path = self._root.joinpath(*parts)
-        path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        if said != "gone":
+            path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
         return path
 
     # --- to the far half ----------------------------------------------------------------------------
@@ -129,3 +137,12 @@ class Twin:
             elif (path := self._root / pattern).exists():
                 found[pattern] = path
         return sorted(found.items())
+
+
+def _is_one_of(name: str, patterns: tuple[str, ...]) -> bool:
+    """A star stands for no more than one folder's name."""
+    parts = name.split("/")
+    return any(
+        len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+        for wanted in (pattern.split("/") for pattern in patterns)
+    )
