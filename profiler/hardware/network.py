@@ -7,13 +7,15 @@ ports of InfiniBand, are read from /sys. What the kernel does not tell is None.
 from __future__ import annotations
 
 import fcntl
-import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    from socket import socket
 
 MOST_LINKS = 32
 """A machine with many containers has hundreds of virtual interfaces; those with a device come first."""
@@ -46,11 +48,13 @@ class Interface(NamedTuple):
 
 def interfaces_here() -> Mapping[str, Interface]:
     """Of the process's network namespace, by name."""
+    import socket  # whoever asks only how much memory there is has no use for it
+
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         return {name: Interface(index, _is_running(asked, name)) for index, name in socket.if_nameindex()}
 
 
-def _is_running(asked: socket.socket, name: str) -> bool:
+def _is_running(asked: socket, name: str) -> bool:
     try:
         answer = fcntl.ioctl(asked, _SIOCGIFFLAGS, struct.pack("256s", name.encode()[:15]))
     except OSError:

@@ -187,10 +187,13 @@ class Lead(Supervisor):
 
     def _turn(self) -> None:
         self._beat.turn()
+        self._note_late_exits()
+        super()._turn()
+
+    def _note_late_exits(self) -> None:
         late, self._late_exits = self._late_exits, []
         for exit_ in late:
             self._note_exit(exit_)
-        super()._turn()
 
     def _write_exit(self, exit_: RankExit) -> None:
         """Of a host that was given up nothing is known."""
@@ -236,6 +239,7 @@ class Lead(Supervisor):
     # --- the end --------------------------------------------------------------------------------------
 
     def _named_end(self) -> RunEnded:
+        self._note_late_exits()
         self.progress.poll(all_ranks=True)
         end = super()._named_end()
         if end.state not in ("failed", "out_of_memory"):
