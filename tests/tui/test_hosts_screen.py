@@ -17,6 +17,7 @@ from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.screens.hosts import HostsScreen
 from llmtop.tui.screens.monitor import MonitorScreen
 from llmtop.tui.screens.runs import RunsScreen
+from llmtop.tui.widgets.hosttable import HostTable
 from tests.fleets import PlayedFleet
 from tests.tui.hostfeed import feed_on_its_clock
 from tests.tui.tuiruns import screen_text, wait_for, wait_for_text
@@ -157,3 +158,21 @@ async def test_before_anything_was_told_hosts_are_waited_for(root: Path) -> None
         await wait_for_text(pilot, "it has told nothing yet")
         assert isinstance(pilot.app.screen, HostsScreen)
     played.close()
+
+
+async def test_a_click_chooses_a_host_and_another_opens_it(fleet: PlayedFleet, root: Path) -> None:
+    async with app_of(fleet, root).run_test(size=(80, 24)) as pilot:
+        await wait_for_text(pilot, "▸node01")
+        await pilot.click(HostTable, offset=(4, 3))
+        await wait_for_text(pilot, "▸node03")
+        await pilot.click(HostTable, offset=(4, 3))
+        await wait_for_text(pilot, "node03  ranks 4 to 5", "over its ranks")
+
+
+async def test_words_that_no_host_holds_are_told(fleet: PlayedFleet, root: Path) -> None:
+    async with app_of(fleet, root).run_test(size=(80, 24)) as pilot:
+        await wait_for_text(pilot, "▸node01")
+        await pilot.press("slash", *"nowhere")
+        await wait_for_text(pilot, "no host holds these words")
+        await pilot.press("enter", "enter")
+        await wait_for_text(pilot, "no host holds these words")

@@ -112,11 +112,12 @@ class HostTable(Vertical, can_focus=True):
         self._go(self._at - _WHEEL_ROWS)
 
     def on_click(self, event: events.Click) -> None:
-        place = event.get_content_offset(self)
-        if place is None or place.y < 1 or self._top + place.y - 1 >= len(self.rows):
+        # An event that comes up from the rows tells where in them it was.
+        at = self._top + event.screen_y - self.content_region.y - 1
+        if not self._top <= at < len(self.rows):
             return
-        again = self._top + place.y - 1 == self._at and self.chosen
-        self._go(self._top + place.y - 1)
+        again = at == self._at and bool(self.chosen)
+        self._go(at)
         if again:
             self.action_open()
 
