@@ -35,7 +35,7 @@ def mirror(
         # Whatever a library of somebody else raises: a place that is full, away, or asks for a key.
         raise LlmtopError(
             f"the figures of {run.run_id} are not copied any more",
-            why=f"{type(error).__name__}: {error}",
+            why=Scrubber(environment).text(f"{type(error).__name__}: {error}"),
             fix=f"mend it, then copy them anew: llmtop mirror {run.run_id} ...; the run itself goes on",
         ) from error
 

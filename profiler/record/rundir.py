@@ -40,12 +40,13 @@ import msgspec
 
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.foreign import read_json, why_unreadable
+from llmtop.presets.possible import impossible
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.naming import meant
 from llmtop.profiler.record.processidentity import ProcessIdentity, process_identity
-from llmtop.profiler.record.segments import base_name
 from llmtop.profiler.record.remote import read_remote
+from llmtop.profiler.record.segments import base_name
 from llmtop.profiler.record.wholefile import document, random_hex, sync_folder, write_atomic
 
 SUPERVISOR = "supervisor"
@@ -59,7 +60,6 @@ _IN_FORCE = "in-force.json"
 _IMPORTED = "imported.json"
 _RANK_FILE = re.compile(r"rank-(\d+)\.jsonl")
 """The first file of a rank's events; `segments.py` knows of those after it."""
-_MOST_RANKS = 1 << 17
 _SHELL_ACTS_ON = re.compile(r"""[;&|<>()$`\\"'*?\[\]{}#!~^]""")
 _T = TypeVar("_T")
 
@@ -461,12 +461,10 @@ def _read_json(path: Path, kind: type[_T]) -> _T:
 
 
 def _possible(path: Path, spec: RunSpec) -> RunSpec:
-    """The same, where views can name each of its ranks."""
-    if spec.world_size > _MOST_RANKS:
+    """The same; raises LlmtopError for one of no run."""
+    if problem := impossible(spec):
         raise LlmtopError(
-            f"cannot read {path}",
-            why=f"it tells of {spec.world_size:,} ranks, and no more than {_MOST_RANKS:,} are known of anywhere",
-            fix="remove the run's folder if it is not needed",
+            f"cannot read {path}", why=problem, fix="remove the run's folder if it is not needed"
         )
     return spec
 

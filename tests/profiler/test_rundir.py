@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -17,6 +18,7 @@ from llmtop.profiler.record import rundir
 from llmtop.profiler.record.processidentity import process_identity
 from llmtop.profiler.record.rundir import RunDir, find_run, list_runs
 from llmtop.profiler.record.wholefile import write_atomic
+from tests.recorded import make_recorded_run
 from tests.recorded_spec import recorded_prediction, recorded_spec
 
 
@@ -203,3 +205,28 @@ def test_nothing_means_no_run(ref: str, tmp_path: Path) -> None:
     new_run(tmp_path)
     with pytest.raises(UsageError, match="no run is named"):
         find_run(tmp_path, ref)
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [
+        *(("model", "num_layers", 2_001), ("model", "hidden_size", 1 << 63)),
+        *(("model", "vocab_size", 1 << 40), ("model", "head_dim", 1 << 20)),
+        *(("options", "gpus", 1 << 18), ("options", "nodes", 10**9), ("options", "seq_len", 10**13)),
+    ],
+)
+def test_a_spec_of_no_run_is_refused(part: str, key: str, value: int, tmp_path: Path) -> None:
+    run = make_recorded_run(tmp_path, steps=1)
+    told = json.loads(run.spec_path.read_text())
+    told[part][key] = value
+    run.spec_path.write_text(json.dumps(told))
+    with pytest.raises(LlmtopError, match=rf"(?s)cannot read .*spec\.json.*({key} = |ranks)"):
+        RunDir.open(run.path)
+
+
+@pytest.mark.parametrize("name", ["a;b", "$(id)", "a b\nc", "`x`", "a|b", "\x1b[31m", "'"])
+def test_a_folder_whose_name_a_shell_would_act_on_is_no_run(name: str, tmp_path: Path) -> None:
+    run = make_recorded_run(tmp_path, steps=1)
+    odd = run.path.rename(tmp_path / name)
+    with pytest.raises(LlmtopError, match="is not taken for a run"):
+        RunDir.open(odd)

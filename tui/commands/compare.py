@@ -22,7 +22,7 @@ from llmtop.profiler.effects.comparewords import (
 from llmtop.profiler.record import rundir
 from llmtop.profiler.report.text import SMALL_SHARE
 from llmtop.tui.commandline.arguments import RUN_HELP
-from llmtop.tui.commands.output import print_json, short_path, table, text_width, wrapped
+from llmtop.tui.commands.output import print_json, short_path, table, text_width, without_secrets, wrapped
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.html is not None:
         _write_page(first, second, args.html)
         return ExitCode.DONE
-    found = compare(first, second)
+    found = without_secrets(compare(first, second))
     if args.json:
         print_json(found)
     else:

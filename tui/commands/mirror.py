@@ -16,6 +16,9 @@ from llmtop.tui.apart import start_apart
 from llmtop.tui.commandline.arguments import RUN_HELP
 from llmtop.tui.commandline.telling import tell
 
+_BY_NAME = "env:"
+_URI = "LLMTOP_MLFLOW_URI"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
@@ -28,14 +31,28 @@ def add_mirror_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wandb", metavar="PROJECT", help="a project of Weights & Biases; WANDB_MODE=offline keeps it here"
     )
-    parser.add_argument("--mlflow", metavar="URI", help="as http://localhost:5000 or sqlite:///mlflow.db")
+    parser.add_argument(
+        "--mlflow",
+        metavar="URI",
+        help="as http://localhost:5000 or sqlite:///mlflow.db;"
+        f" {_BY_NAME}NAME: a variable's value, which no list of processes shows",
+    )
 
 
 def asked_of(args: argparse.Namespace) -> Asked:
     """Raises UsageError where a library that is needed is not there."""
-    asked = Asked(tensorboard=args.tensorboard, wandb=args.wandb, mlflow=args.mlflow)
+    asked = Asked(tensorboard=args.tensorboard, wandb=args.wandb, mlflow=_meant(args.mlflow))
     require_packages(asked)
     return asked
+
+
+def _meant(uri: str | None) -> str | None:
+    if uri is None or not uri.startswith(_BY_NAME):
+        return uri
+    name = uri.removeprefix(_BY_NAME)
+    if name not in os.environ:
+        raise UsageError(f"--mlflow {uri}: there is no variable {name}", fix=f"export {name}=URI")
+    return os.environ[name]
 
 
 def run(args: argparse.Namespace) -> ExitCode:
@@ -64,6 +81,9 @@ def start_mirror(run: RunDir, asked: Asked) -> threading.Thread | None:
         value = getattr(asked, name)
         if value is not None:
             words += [f"--{name}", str(value.absolute()) if isinstance(value, Path) else value]
-    reaper = start_apart(words, run.mirror_log_path)
+    # It may hold a password, and everybody can read the words of a process.
+    hidden = {} if asked.mlflow is None else {_URI: asked.mlflow}
+    words = [f"{_BY_NAME}{_URI}" if hidden and word == asked.mlflow else word for word in words]
+    reaper = start_apart(words, run.mirror_log_path, hidden)
     tell(f"its figures are copied; problems would be in {run.mirror_log_path}")
     return reaper

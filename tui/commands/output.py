@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from llmtop.presets.errors import written
 
+_T = TypeVar("_T")
 WIDTH = 100
 """Columns of text that goes to a file or a pipe, and the most that a terminal's text takes."""
 NARROWEST = 40
@@ -74,6 +77,14 @@ def named_lines(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
 def print_json(value: object) -> None:
     """Indented, so that a person can read it too; keys in the order of the struct."""
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def without_secrets(told: _T) -> _T:
+    """The same struct as it may be shown: a command of the user's own may have a password among its words."""
+    from llmtop.profiler.export.secrets import Scrubber
+    from llmtop.profiler.report.pagedata import scrubbed
+
+    return scrubbed(Scrubber(os.environ), told)
 
 
 def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:

@@ -11,7 +11,7 @@ from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.text import render
 from llmtop.tui.commandline.arguments import RUN_ANYWHERE_HELP
 from llmtop.tui.commandline.runs import find_run
-from llmtop.tui.commands.output import print_json, text_width
+from llmtop.tui.commands.output import print_json, text_width, without_secrets
 
 _OWN_NAME = ""
 
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.html is not None:
         _write_page(found, Path(args.html or f"{found.run_id}.html"))
         return ExitCode.DONE
-    report = build_report(found)
+    report = without_secrets(build_report(found))
     if args.json:
         print_json(report)
     else:
