@@ -118,6 +118,7 @@ def test_the_rate_of_a_step_is_the_one_that_it_was_made_with(tmp_path: Path) -> 
         assert end is not None and end.state == "completed", output(run)[-3000:]
     finally:
         leave_nothing(run)
+    assert "Converting a tensor" not in output(run), "a loss is read without a warning of torch's"
     line = next(line for line in output(run).splitlines() if line.startswith("rates "))
     rates = [float(word) for word in line.removeprefix("rates [").removesuffix("]").split(",")]
     assert len(rates) == 8 and len(set(rates)) > 5

@@ -24,67 +24,84 @@ class EngineWatch:
         self._engine = engine
         self._watched = watched
         self._steps = steps
+        self._module = engine.module
+        self._accumulated = 1
+        """Micro-batches of a step, as of its newest forward pass."""
+        self._is_last = False
+        self._rate: float | None = None
+        """Of the step that the engine is about to make."""
         self._own = {name: getattr(engine, name) for name in _CALLS}
         for name in _CALLS:
             setattr(engine, name, getattr(self, name))
             watched.undo_with(lambda name=name: self._put_back(name))  # type: ignore[misc]
 
+    # What is done around a call is one guarded call of ours: between the engine's own they run on caches that
+    # the training has swept.
+
     def forward(self, *given: Any, **named: Any) -> Any:
-        if self._watched.off:
+        watched = self._watched
+        if watched.off:
             return self._own["forward"](*given, **named)
-        if not self._trains():
-            self._steps.disturb()
-            return self._own["forward"](*given, **named)
-        last = self._steps.micro_batches + 1 >= self._accumulated
-        shape = self._watched.guarded(batch_shape, given, named)
-        return self._within(self._steps.forward(shape, last=last), "forward", *given, **named)
+        begun = watched.guarded(self._begin_forward, given, named)
+        answer = self._own["forward"](*given, **named)
+        if begun:
+            watched.guarded(self._steps.end)
+        return answer
 
     def backward(self, loss: Any = None, *given: Any, **named: Any) -> Any:
-        accumulated = self._accumulated
+        watched = self._watched
+        if watched.off:
+            return self._own["backward"](loss, *given, **named)
+        watched.guarded(self._begin_backward)
+        answer = self._own["backward"](loss, *given, **named)
         # transformers' Trainer has divided it already, and says so (transformers 5.17 `trainer.py`).
-        share = 1 / accumulated if named.get("scale_wrt_gas", True) else 1.0
-        around = self._steps.backward(loss, last=self._steps.micro_batches >= accumulated, share=share)
-        return self._within(around, "backward", loss, *given, **named)
+        share = 1 / self._accumulated if named.get("scale_wrt_gas", True) else 1.0
+        watched.guarded(self._steps.end_backward, loss, share=share)
+        return answer
 
     def step(self, *given: Any, **named: Any) -> Any:
-        if self._watched.off:
+        watched = self._watched
+        if watched.off:
             return self._own["step"](*given, **named)
+        watched.guarded(self._begin_step)
+        answer = self._own["step"](*given, **named)
+        watched.guarded(self._end_step)
+        return answer
+
+    def _begin_forward(self, given: tuple[Any, ...], named: dict[str, Any]) -> bool:
+        """Whether it is of a training step."""
+        if not (self._module.training and torch.is_grad_enabled()):
+            self._steps.disturb()
+            return False
+        # A script may change it between two steps.
+        self._accumulated = int(self._engine.gradient_accumulation_steps())
+        last = self._steps.micro_batches + 1 >= self._accumulated
+        self._steps.begin_forward(batch_shape(given, named), last=last)
+        return True
+
+    def _begin_backward(self) -> None:
+        self._steps.begin_backward(last=self._steps.micro_batches >= self._accumulated)
+
+    def _begin_step(self) -> None:
         # Asked before: the call itself counts the micro-batch.
-        last = bool(self._engine.is_gradient_accumulation_boundary())
+        self._is_last = bool(self._engine.is_gradient_accumulation_boundary())
         # An engine with a schedule of its own sets the next step's rate in this very call.
-        rate = self._watched.guarded(learning_rate, self._engine) if last else None
-        answer = self._within(self._steps.optimizer(last=last), "step", *given, **named)
-        if last:
-            self._watched.guarded(self._finish, rate)
-        return answer
+        self._rate = learning_rate(self._engine) if self._is_last else None
+        self._steps.begin_optimizer(last=self._is_last)
 
-    def _within(self, around: Any, name: str, *given: Any, **named: Any) -> Any:
-        """The engine's own call inside of a phase. What the call raises is the script's; what the phase does
-        is ours."""
-        if self._watched.off:
-            return self._own[name](*given, **named)
-        self._watched.guarded(around.__enter__)
-        answer = self._own[name](*given, **named)
-        self._watched.guarded(around.__exit__, None, None, None)
-        return answer
-
-    def _finish(self, rate: float | None) -> None:
+    def _end_step(self) -> None:
+        self._steps.end()
+        if not self._is_last:
+            return
         engine = self._engine
         self._steps.finish(
             StepFacts(
-                learning_rate=rate,
+                learning_rate=self._rate,
                 grad_norm=engine.get_global_grad_norm(),
                 loss_scale=loss_scale(engine),
                 skipped=not engine.was_step_applied(),
             )
         )
-
-    @property
-    def _accumulated(self) -> int:
-        return int(self._engine.gradient_accumulation_steps())
-
-    def _trains(self) -> bool:
-        return bool(self._engine.module.training) and torch.is_grad_enabled()
 
     def _put_back(self, name: str) -> None:
         """The class's own method is found again."""

@@ -84,7 +84,6 @@ class _Hooks:
         self._steps = steps
         self._optimizer = optimizer
         self._accumulated = 1
-        self._entered: Any = None
         for handle in (
             module.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             module.register_forward_hook(self._after_forward),
@@ -104,38 +103,29 @@ class _Hooks:
             self._steps.disturb()
             return
         last = self._steps.micro_batches + 1 >= self._accumulated
-        self._enter(self._steps.forward(batch_shape(given, named), last=last))
+        self._steps.begin_forward(batch_shape(given, named), last=last)
 
     def _after_forward(self, *_: Any) -> None:
-        self._watched.guarded(self._leave)
+        self._watched.guarded(self._steps.end)
 
     def _watched_backward(self, tensors: Any, *given: Any, **named: Any) -> Any:
         last = self._steps.micro_batches >= self._accumulated
-        self._watched.guarded(self._enter, self._steps.backward(tensors, last=last))
+        self._watched.guarded(self._steps.begin_backward, last=last)
         answer = self._backward(tensors, *given, **named)
-        self._watched.guarded(self._leave)
+        self._watched.guarded(self._steps.end_backward, tensors)
         return answer
 
     def _before_step(self, *_: Any) -> None:
-        self._watched.guarded(self._enter, self._steps.optimizer(last=True))
+        self._watched.guarded(self._steps.begin_optimizer, last=True)
 
     def _after_step(self, *_: Any) -> None:
         self._watched.guarded(self._finish)
 
     def _finish(self) -> None:
-        self._leave()
+        self._steps.end()
         self._accumulated = max(1, self._steps.micro_batches)
         rate = self._optimizer.param_groups[0].get("lr")
         self._steps.finish(StepFacts(learning_rate=None if rate is None else float(rate)))
-
-    def _enter(self, phase: Any) -> None:
-        phase.__enter__()
-        self._entered = phase
-
-    def _leave(self) -> None:
-        phase, self._entered = self._entered, None
-        if phase is not None:
-            phase.__exit__(None, None, None)
 
 
 def _world_size() -> int:

@@ -7,15 +7,14 @@ whatever else the script does there.
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
 from msgspec import Struct
-from msgspec.structs import replace
 
 from llmtop.profiler.probes.allocator import Peaks
 from llmtop.profiler.probes.hostcopy import send_to_host
@@ -26,6 +25,8 @@ from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import Phase, StepFinished
 from llmtop.profiler.record.scriptevents import BatchSeen
 
+ASK_SECONDS = 0.25
+"""How often it is looked whether somebody asks for a snapshot."""
 _GROWN = 1.02
 """A batch is told again when it has so many times the tokens of the largest before."""
 
@@ -48,6 +49,8 @@ class _Unread(Struct, frozen=True, kw_only=True):
     loss: float | torch.Tensor | None
     """Of the step, on this rank."""
     facts: StepFacts
+    grad_norm: float | torch.Tensor | None
+    """On its way to the host."""
     reading: StepReading
     disturbed: bool
     reached: torch.cuda.Event | None
@@ -79,7 +82,10 @@ class Steps:
         self._micro = 0
         self._backward_seen = False
         self._disturbed = False
-        self._loss: torch.Tensor | None = None
+        self._loss: float | torch.Tensor | None = None
+        self._inside: AbstractContextManager[None] | None = None
+        """The phase that was begun."""
+        self._asked_at = 0.0
         self._batch: BatchShape | None = None
         self._largest = 0
         self._unread: deque[_Unread] = deque()
@@ -94,36 +100,45 @@ class Steps:
         """Begun in this step."""
         return self._micro
 
-    @contextmanager
-    def forward(self, batch: BatchShape | None, *, last: bool) -> Iterator[None]:
+    # Calls, not contexts: between the engine's own they run on caches that the training has swept, where
+    # every frame that is left out counts.
+
+    def begin_forward(self, batch: BatchShape | None, *, last: bool) -> None:
         self._micro += 1
         self.micro_batch = self._micro
         self._backward_seen = False
         if batch is not None:
             self._batch = batch if self._batch is None else self._batch.largest_with(batch)
-        with self._profiling.phase("data", last=last):
-            pass
-        with self._phase("forward", last=last):
-            yield
+        data = self._profiling.phase("data", last=last)
+        data.__enter__()
+        data.__exit__(None, None, None)
+        self._begin("forward", last=last)
 
-    @contextmanager
-    def backward(self, loss: Any, *, last: bool, share: float = 1.0) -> Iterator[None]:
-        """`share` of `loss` is this micro-batch's part of the step's."""
+    def begin_backward(self, *, last: bool) -> None:
         self._backward_seen = True
-        with self._phase("backward", last=last):
-            yield
+        self._begin("backward", last=last)
+
+    def end_backward(self, loss: Any, *, share: float = 1.0) -> None:
+        """`share` of `loss` is this micro-batch's part of the step's."""
+        self.end()
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            part = loss.detach().reshape(()).float() * share
+            part = _number(loss)
+            part = part if share == 1.0 else part * share
             self._loss = part if self._loss is None else self._loss + part
 
-    @contextmanager
-    def optimizer(self, *, last: bool) -> Iterator[None]:
+    def begin_optimizer(self, *, last: bool) -> None:
         if not self._backward_seen:
             # It went backward by the loss itself: all since the forward pass is that.
-            with self._profiling.phase("backward", last=last):
-                pass
-        with self._phase("optimizer", last=last):
-            yield
+            backward = self._profiling.phase("backward", last=last)
+            backward.__enter__()
+            backward.__exit__(None, None, None)
+        self._begin("optimizer", last=last)
+
+    def end(self) -> None:
+        """The phase is over that was begun; nothing where none was."""
+        inside, self._inside = self._inside, None
+        if inside is not None:
+            inside.__exit__(None, None, None)
 
     def disturb(self) -> None:
         """Something else than training took time in this step: an evaluation."""
@@ -144,7 +159,8 @@ class Steps:
                 micro_batches=self._micro,
                 batch=self._batch,
                 loss=loss,
-                facts=replace(facts, grad_norm=norm),
+                facts=facts,
+                grad_norm=norm,
                 reading=reading,
                 disturbed=self._disturbed,
                 reached=reached,
@@ -155,9 +171,7 @@ class Steps:
         self.step += 1
         self._micro, self._loss, self._batch, self._disturbed = 0, None, None, False
         self.micro_batch = self.current = None
-        asked = self._profiling.seen()
-        if asked:
-            self._profiling.take(asked, self.step)
+        self._look_for_requests()
         self._profiling.step(self.step)
 
     def peaks(self) -> Peaks:
@@ -173,11 +187,21 @@ class Steps:
         self._profiling.close()
         self._probes.close()
 
-    @contextmanager
-    def _phase(self, phase: Phase, *, last: bool) -> Iterator[None]:
+    def _look_for_requests(self) -> None:
+        """Of a snapshot that is to begin with the coming step, at the earliest."""
+        now = time.monotonic()
+        if now < self._asked_at + ASK_SECONDS:
+            return
+        self._asked_at = now
+        asked = self._profiling.seen()
+        if asked and self.step is not None:
+            self._profiling.take(asked, self.step)
+
+    def _begin(self, phase: Phase, *, last: bool) -> None:
         self.current = phase
-        with self._profiling.phase(phase, last=last):
-            yield
+        inside = self._profiling.phase(phase, last=last)
+        inside.__enter__()
+        self._inside = inside
 
     def _tell_batch(self) -> None:
         batch = self._batch
@@ -205,7 +229,7 @@ class Steps:
             step=unread.step,
             loss=_finite(unread.loss),
             learning_rate=unread.facts.learning_rate,
-            grad_norm=_finite(unread.facts.grad_norm),
+            grad_norm=_finite(unread.grad_norm),
             loss_scale=unread.facts.loss_scale,
             skipped=unread.facts.skipped,
             tokens=tokens,
@@ -217,6 +241,12 @@ class Steps:
             memory_every=unread.reading.memory_every,
             profiled=unread.reading.profiled or unread.disturbed,
         )
+
+
+def _number(loss: torch.Tensor) -> float | torch.Tensor:
+    """On a GPU it stays there: to read it would be to wait for it."""
+    # `item` alone says nothing of a loss that has a graph.
+    return float(loss.item()) if loss.device.type == "cpu" else loss.detach().reshape(()).float()
 
 
 def _is_reached(mark: torch.cuda.Event | None) -> bool:
