@@ -39,7 +39,7 @@ from llmtop.trainer.supervisor.bookmarkwatch import BookmarkWatch
 from llmtop.trainer.supervisor.changes import Changes
 from llmtop.trainer.supervisor.lifeline import run_started
 from llmtop.trainer.supervisor.patience import Graces
-from llmtop.trainer.supervisor.postmortem import Story
+from llmtop.trainer.supervisor.postmortem import Story, follows_from_another
 from llmtop.trainer.supervisor.ranks import RankExit, adopt_orphans
 from llmtop.trainer.supervisor.thinwatch import ThinWatch
 
@@ -128,7 +128,7 @@ class Lead(Supervisor):
 
     def _wait(self) -> None:
         self._beat.turn()
-        self.members.poll()
+        self._late_exits += self._host_ranks.reap()
         self._gathering.turn()
         time.sleep(_PAUSE_SECONDS)
 
@@ -242,7 +242,7 @@ class Lead(Supervisor):
         self._note_late_exits()
         self.progress.poll(all_ranks=True)
         end = super()._named_end()
-        if end.state not in ("failed", "out_of_memory"):
+        if end.state != "failed" or not follows_from_another(self._story(), end.rank):
             return end
         given_up = self._host_ranks.given_up
         silent = {member.name: _silence(member) for member in self.members.lost}
@@ -256,8 +256,7 @@ class Lead(Supervisor):
             state="failed",
             reason=f"host {name}: {why}; its ranks are {_span(host.ranks)}, and the last step was"
             f" {self.progress.last_step}. {end.reason}",
-            fix=f"look at the host and its network; {self._story().go_on}, also without it: --exclude {name}"
-            " with a new launch",
+            fix=f"look at the host and its network; {self._story().go_on}",
             rank=host.first_rank,
         )
 
@@ -276,6 +275,7 @@ class Lead(Supervisor):
     def _give_up(self, error: BaseException) -> None:
         reason = error.in_one_line if isinstance(error, LlmtopError) else f"the lead failed: {error}"
         self._leave(RunEnded(state="failed", reason=reason))
+        self._note_late_exits()
         self._requests.close(self._stops, reason)
         super()._give_up(error)
 

@@ -185,6 +185,12 @@ def _lost_a_peer(story: Story, exit_: RankExit) -> bool:
     return not failure.out_of_memory and bool(_LOST_PEER.search(failure.message))
 
 
+def follows_from_another(story: Story, rank: int | None) -> bool:
+    """Whether a rank's failure may be the consequence of another one's: it says so, or says nothing."""
+    failure = None if rank is None else story.failed.get(rank)
+    return failure is None or not failure.out_of_memory and bool(_LOST_PEER.search(failure.message))
+
+
 def _failed_at(story: Story, exit_: RankExit) -> float:
     failure = story.failed.get(exit_.rank)
     return exit_.seen_at if failure is None or not failure.t else min(failure.t, exit_.seen_at)
