@@ -85,10 +85,11 @@ def _moments(spec: RunSpec, sizes: Sizes, states: StateBytes) -> tuple[MomentByt
     libraries = CUDA_LIBRARIES_BYTES if spec.gpu.torch_with_cuda else 0
     runtime = RUNTIME_BYTES + libraries - (BYTES_TOKENIZER_BYTES if spec.options.tokenizer == "bytes" else 0)
     resident = _resident(spec, sizes, states)
-    init = {Component.PARAMETERS: states.parameters, Component.MASTER_PARAMETERS: states.master}
+    parameters = states.parameters + states.secondary
+    init = {Component.PARAMETERS: parameters, Component.MASTER_PARAMETERS: states.master}
     read, workspace = components_in_optimizer(states)
     step = {
-        Component.PARAMETERS: states.parameters + states.secondary,
+        Component.PARAMETERS: parameters,
         Component.GRADIENTS: read,
         Component.WORKSPACE: workspace,
     }

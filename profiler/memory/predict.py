@@ -142,9 +142,10 @@ def moment_table(spec: RunSpec, sizes: Sizes, states: StateBytes) -> tuple[Momen
 
 
 def _init(states: StateBytes) -> dict[Component, int]:
-    held = states.parameters + states.master
+    parameters = states.parameters + states.secondary
+    held = parameters + states.master
     return {
-        Component.PARAMETERS: states.parameters,
+        Component.PARAMETERS: parameters,
         Component.MASTER_PARAMETERS: states.master,
         Component.WORKSPACE: max(0, states.init_peak - held),
     }

@@ -27,7 +27,7 @@ def second_ranks(spec: RunSpec) -> int:
 
 
 def trained_bytes(sizes: Sizes) -> int:
-    """Of one rank, from forward to the end of a step."""
+    """Of one rank, but between the end of a step and the next forward."""
     ranks = group_ranks(sizes)
     return -(-sizes.trainable // ranks) * sizes.dtype_bytes if ranks > 1 else 0
 

@@ -28,7 +28,7 @@ class StateBytes(Struct, frozen=True, kw_only=True):
     gathered: int
     """Full weights that ZeRO-3 keeps gathered during forward and backward, on top of its shard."""
     secondary: int = 0
-    """ZeRO++'s second shards of trained weights, from forward to the end of the optimizer step."""
+    """ZeRO++'s second shards of trained weights: there but between the end of a step and the next forward."""
     master: int
     optimizer: int
     gradients_resident: int
