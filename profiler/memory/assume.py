@@ -127,8 +127,8 @@ def _of_nodes(spec: RunSpec) -> Iterator[str]:
         return
     whence = "as given" if spec.options.inter_node_gbps is not None else f"as {spec.gpu.name}s are sold"
     yield (
-        f"{rate * BITS / 1e9:,.0f} Gb/s from each node to others, {whence}, and rings as NCCL counts them; times"
-        " over nodes have not been compared with runs yet"
+        f"{rate * BITS / 1e9:,.0f} Gb/s from each node to others, {whence}, and rings as NCCL counts them;"
+        " times over nodes have not been compared with runs yet"
     )
 
 
