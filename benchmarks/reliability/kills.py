@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -31,11 +31,26 @@ from llmtop.trainer.tune.nest import Nest
 from llmtop.tui.commands.stop import processes_left
 
 TARGETS = ("viewer", "supervisor", "rank")
-LATEST_SECONDS = 6.0
-"""A kill comes at a random moment between the launch and this: about half of it is start-up."""
+EARLY_SHARE, EARLY_SECONDS = 0.3, 3.0
+"""So many kills come at a random moment of the first seconds, which are start-up."""
+LATEST_STEP, LATE_SECONDS = 16, 0.4
+"""The others come a random moment after a random step: among steps and checkpoints on any machine."""
 RESUMED_EVERY = 10
 _END_SECONDS = 60.0
 _RESUMED_STEPS = 2 * CHECKPOINT_EVERY
+
+
+class Moment(NamedTuple):
+    """When a kill comes."""
+
+    step: int
+    """After the record tells of this step; 0: after the launch."""
+    seconds: float
+
+    def come(self, run: RunDir) -> None:
+        """Wait for it."""
+        wait_for(lambda: read_state(run).steps_finished >= self.step, f"step {self.step}")
+        time.sleep(self.seconds)
 
 
 def kills(nest: Nest, root: Path, count: int, seed: int) -> Iterator[dict[str, Any]]:
@@ -43,20 +58,22 @@ def kills(nest: Nest, root: Path, count: int, seed: int) -> Iterator[dict[str, A
     moments = random.Random(seed)
     for number in range(count):
         target = TARGETS[number % len(TARGETS)]
-        after = moments.uniform(0.0, LATEST_SECONDS)
-        yield {"figure": "kill", "number": number, "seed": seed, **_one(nest, root, target, after, number)}
+        early = moments.random() < EARLY_SHARE
+        step = 0 if early else moments.randint(1, LATEST_STEP)
+        moment = Moment(step, moments.uniform(0.0, EARLY_SECONDS if early else LATE_SECONDS))
+        yield {"figure": "kill", "number": number, "seed": seed, **_one(nest, root, target, moment, number)}
 
 
-def _one(nest: Nest, root: Path, target: str, after: float, number: int) -> dict[str, Any]:
+def _one(nest: Nest, root: Path, target: str, moment: Moment, number: int) -> dict[str, Any]:
     began = time.monotonic()
     run = nest.start(tiny_spec(), root)
     try:
-        harm: dict[str, Callable[[RunDir, float], list[str]]] = {
+        harm: dict[str, Callable[[RunDir, Moment], list[str]]] = {
             "viewer": _kill_viewer,
             "supervisor": _kill_supervisor,
             "rank": _kill_rank,
         }
-        problems = harm[target](run, began + after)
+        problems = harm[target](run, moment)
         state = read_state(run)
         problems += [f"process {pid} is left" for pid in processes_left(run)]
         problems += problems_of(run, kept=KEPT_CHECKPOINTS)
@@ -68,7 +85,8 @@ def _one(nest: Nest, root: Path, target: str, after: float, number: int) -> dict
         _end(run)
     row = {
         "target": target,
-        "after_seconds": round(after, 3),
+        "after_step": moment.step,
+        "after_seconds": round(moment.seconds, 3),
         "steps": state.steps_finished,
         "checkpoints": len(state.checkpoints),
         "status": state.status,
@@ -82,15 +100,11 @@ def _one(nest: Nest, root: Path, target: str, after: float, number: int) -> dict
     return row
 
 
-def _sleep_until(moment: float) -> None:
-    time.sleep(max(0.0, moment - time.monotonic()))
-
-
-def _kill_viewer(run: RunDir, moment: float) -> list[str]:
+def _kill_viewer(run: RunDir, moment: Moment) -> list[str]:
     """The training goes on, makes steps, and stops when asked."""
     env = {**os.environ, "LLMTOP_RUNS_DIR": str(run.path.parent)}
     with BenchTerminal([LLMTOP, "attach", run.run_id], env) as terminal:
-        _sleep_until(moment)
+        moment.come(run)
         terminal.process.send_signal(signal.SIGKILL)
         terminal.process.wait(30)
     problems = [] if run.supervisor_alive() else ["the supervisor has ended with the viewer"]
@@ -99,11 +113,11 @@ def _kill_viewer(run: RunDir, moment: float) -> list[str]:
     return problems + _stop(run)
 
 
-def _kill_supervisor(run: RunDir, moment: float) -> list[str]:
+def _kill_supervisor(run: RunDir, moment: Moment) -> list[str]:
     """Its ranks do not outlive it, nor what they started; the run is told lost."""
     identity = run.supervisor_identity()
     assert identity is not None
-    _sleep_until(moment)
+    moment.come(run)
     supervisor = psutil.Process(identity.pid)
     family = supervisor.children(recursive=True)
     supervisor.kill()
@@ -115,12 +129,12 @@ def _kill_supervisor(run: RunDir, moment: float) -> list[str]:
     return problems + [f"process {process.pid} has outlived the supervisor" for process in alive]
 
 
-def _kill_rank(run: RunDir, moment: float) -> list[str]:
+def _kill_rank(run: RunDir, moment: Moment) -> list[str]:
     """The run fails, and the end names the rank and the signal."""
-    _sleep_until(moment)
+    moment.come(run)
     wait_for(lambda: bool(rank_pids(run)), "the first rank")
     ranks = rank_pids(run)
-    victim = random.Random(moment).choice(sorted(ranks))
+    victim = sorted(ranks)[int(moment.seconds * 1e6) % len(ranks)]
     if process_identity(ranks[victim]) is None:
         return [f"rank {victim} had ended before it was killed"]
     os.kill(ranks[victim], signal.SIGKILL)

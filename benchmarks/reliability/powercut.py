@@ -10,6 +10,7 @@ import random
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,9 @@ def _copy(run: RunDir, root: Path, chance: random.Random, number: int) -> RunDir
         wait_for(lambda: bool(read_state(run).checkpoints), "the first checkpoint")
     time.sleep(chance.uniform(0.0, _GAP_SECONDS))
     target = root / run.run_id
-    shutil.copytree(run.path, target, copy_function=_copied, ignore_dangling_symlinks=True)
+    # What goes between the listing and the copy, as a checkpoint that gets its name, is what a cut may miss.
+    with suppress(shutil.Error):
+        shutil.copytree(run.path, target, copy_function=_copied, ignore_dangling_symlinks=True)
     return RunDir(target)
 
 

@@ -103,6 +103,10 @@ class EventWriter:
                 # A full disk must not end a training: later events are tried again.
                 logger.exception("%s could not be written to %s", counted(len(lines), "event"), self.path)
 
+    def forget_held(self) -> None:
+        """In a forked copy: what is held is its parent's to write."""
+        self._held.clear()
+
     @property
     def closed(self) -> bool:
         return self._descriptor < 0
@@ -178,7 +182,7 @@ def _forget_in_child(writer: weakref.ref[EventWriter]) -> None:
     inherited = writer()
     if inherited is not None:
         inherited._lock, inherited._flusher = threading.RLock(), None
-        inherited._held.clear()
+        inherited.forget_held()
 
 
 def _flush_for_ever(writer: weakref.ref[EventWriter]) -> None:

@@ -41,6 +41,11 @@ class PatientWriter(EventWriter):
         """Whether lines wait for room."""
         return bool(self._waiting)
 
+    def forget_held(self) -> None:
+        super().forget_held()
+        self._waiting.clear()
+        self._waiting_bytes = 0
+
     def settle(
         self,
         seconds: float,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -68,6 +70,23 @@ def test_more_than_can_wait_is_counted(disk: Disk) -> None:
     there = step_numbers(path)
     assert told.lost == 1999 - len(there) > 1000
     assert there[-1] == 1999 and there == sorted(set(there))
+
+
+def test_what_a_rank_prints_is_left_out_and_raises_nothing(disk: Disk) -> None:
+    code = (
+        "import sys; from llmtop.trainer.worker.streams import forgive_full_disk\n"
+        "forgive_full_disk()\n"
+        "for n in range(20000): print('a line that a library prints', n)\n"
+        "print('an error', file=sys.stderr)\n"
+        "open(sys.argv[1], 'w').write('went on')\n"
+    )
+    told = disk.path.parent / "told"
+    log = disk.path / "rank-0.log"
+    disk.fill()
+    with log.open("ab") as file:
+        done = subprocess.run([sys.executable, "-c", code, str(told)], stdout=file, stderr=file, timeout=120)
+    assert done.returncode == 0 and told.read_text() == "went on"
+    assert log.stat().st_size == 0
 
 
 # --- a run -----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.profiler.record.segments import log_bytes
+from llmtop.profiler.record.segments import SEGMENT_BYTES, log_bytes
 from llmtop.profiler.record.thinning import USUAL_BOUNDS, Bounds, thin
 from llmtop.profiler.units import format_bytes
 
@@ -34,13 +34,19 @@ class ThinWatch:
             self._thread.start()
 
     def finish(self) -> None:
-        """Nothing more is written: what is under way ends, and what has become too long since is thinned."""
+        """Nothing more is written: what is under way ends, and a log a file longer than its bound is thinned.
+
+        Less is left as it is: whoever waits for the end of a run does not wait for its record to be short.
+        """
         if self._thread is not None:
             self._thread.join()
-        self._thin_all()
+        self._thin_all(SEGMENT_BYTES)
 
-    def _thin_all(self) -> None:
+    def _thin_all(self, spared_bytes: int = 0) -> None:
+        most = self._bounds.whole + self._bounds.thinned + spared_bytes
         for path in self._run.event_logs():
+            if log_bytes(path) <= most:
+                continue
             try:
                 freed = thin(path, self._bounds)
             except OSError as error:
