@@ -17,6 +17,7 @@ from llmtop.profiler.memory.sizes import NF4_BYTES, Sizes, quantized_weights, si
 
 Added = Callable[[RunSpec, Sizes], int]
 
+# `many_lengths` is no count of bytes but a simulation: `benchmarks/accuracy/lengths.py`.
 EXPANDABLE_SEGMENTS = "expandable_segments"
 """The allocator's own difference: nearly nothing is held beyond what is allocated."""
 PLAIN_NF4_BYTES = 0.5 + 4 / 64

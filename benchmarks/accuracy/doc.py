@@ -312,9 +312,7 @@ def _published(evidence: Evidence) -> Iterator[str]:
                 each.row["id"],
                 each.row["metric"],
                 f"{each.percent:+.1f} %",
-                ""
-                if each.mended_percent is None or not each.row["differs"]
-                else f"{each.mended_percent:+.1f} %",
+                _then(each),
                 each.name,
                 each.row["note"],
                 each.row["missing"],
@@ -341,6 +339,14 @@ def _published(evidence: Evidence) -> Iterator[str]:
     yield "\n".join(lines)
 
 
+def _then(each: Published) -> str:
+    if each.mended_percent is None or not each.row["differs"]:
+        return ""
+    low, high = each.mended_range or (0.0, 0.0)
+    between = f" ({low:+.0f} to {high:+.0f})" if each.mended_range else ""
+    return f"{each.mended_percent:+.1f} %{between}"
+
+
 def _published_goal(known: Sequence[Published], died: Sequence[Published]) -> str:
     """Both figures, and the goal held against the one that is of the code that ran."""
     plain = [abs(each.percent) for each in known if each.percent is not None]
@@ -356,7 +362,8 @@ def _published_goal(known: Sequence[Published], died: Sequence[Published]) -> st
         f"{_held(median <= _MEDIAN_PERCENT)}), 90th percentile {p90:.1f} % (goal {_P90_PERCENT:g} %: "
         f"{_held(p90 <= _P90_PERCENT)}), {refused} of {len(died)} refused (goal all: "
         f"{_held(refused == len(died))}). That code was read after the disagreements had been seen; nothing "
-        "of it is fitted, each difference is counted from the model's shape:"
+        "of it is fitted: each difference is counted from the model's shape, or simulated from the lengths "
+        "that its page tells:"
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from benchmarks.accuracy.differences import EXPANDABLE_SEGMENTS, added_bytes
+from benchmarks.accuracy.lengths import MANY_LENGTHS, likely_bytes, reserved_of
 from benchmarks.accuracy.score import percent, words
 from benchmarks.cells import DEFAULTS, Planned, plan
 from benchmarks.rows import Cell, Row, read_rows
@@ -37,6 +38,9 @@ class Published(Struct, frozen=True, kw_only=True):
     """The same with what the row's own code is known to have kept otherwise."""
     mended_percent: float | None = None
     """Of a measured row with what its own code is known to have kept otherwise."""
+    mended_range: tuple[float, float] | None = None
+    """Of a row whose samples came in an order that is not known: the same of the least and the most that any
+    of the simulated orders held."""
 
 
 class Case(Struct, frozen=True, kw_only=True):
@@ -132,6 +136,8 @@ def _published(row: Row) -> Published:
             refused=_refused(cell, limit),
             mended_refused=too_large(own.prediction, limit, added),
         )
+    if MANY_LENGTHS in differs:
+        return _of_many_lengths(row)
     said = figure(own.prediction, row["metric"])
     mended = figure(own.prediction, row["metric"], grows_in_place=EXPANDABLE_SEGMENTS in differs)
     if said is None or mended is None:
@@ -141,6 +147,21 @@ def _published(row: Row) -> Published:
         name=_name(cell),
         percent=percent(said, row["measured_bytes"]),
         mended_percent=percent(mended + added, row["measured_bytes"]),
+        refused=None,
+    )
+
+
+def _of_many_lengths(row: Row) -> Published:
+    """By today's formulas of its limit alone, and what was simulated of its samples."""
+    said = figure(_planned(row["cell"]).prediction, row["metric"])
+    likely, held = likely_bytes(row["id"]), reserved_of(row["id"])
+    measured = row["measured_bytes"]
+    return Published(
+        row=row,
+        name=_name(row["cell"]),
+        percent=None if said is None else percent(said, measured),
+        mended_percent=None if likely is None else percent(likely, measured),
+        mended_range=(percent(held[0], measured), percent(held[-1], measured)) if held else None,
         refused=None,
     )
 

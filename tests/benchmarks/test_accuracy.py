@@ -14,6 +14,7 @@ from benchmarks.accuracy.__main__ import gathered
 from benchmarks.accuracy.differences import AT_LOSS, EXPANDABLE_SEGMENTS, THROUGHOUT, litgpt_block
 from benchmarks.accuracy.doc import Evidence, document
 from benchmarks.accuracy.goals import LIMIT_PERCENTS, judged, spread, verdicts
+from benchmarks.accuracy.lengths import MANY_LENGTHS
 from benchmarks.accuracy.published import DATA, _planned, differences
 from benchmarks.accuracy.rows import DESIGN_ROWS, EARLIER_ROWS, Sourced, first_rows
 from benchmarks.accuracy.score import Score, score, scores, words
@@ -186,7 +187,7 @@ def test_words_leave_out_what_is_the_default() -> None:
 
 def test_each_difference_of_a_published_row_has_its_source(evidence: Evidence, text: str) -> None:
     told = {row["name"]: row for row in differences()}
-    known = {*THROUGHOUT, *AT_LOSS, EXPANDABLE_SEGMENTS}
+    known = {*THROUGHOUT, *AT_LOSS, EXPANDABLE_SEGMENTS, MANY_LENGTHS}
     assert set(told) == known
     assert all(row["why"] in text and row["source"] in text for row in told.values())
     used = {name for each in evidence.published for name in each.row["differs"]}
