@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -260,6 +261,17 @@ def test_a_path_with_blanks_and_quotes_reaches_the_far_shell_whole(
     told = subprocess.run(["sh", "-c", command[-1]], input=b"", capture_output=True)
     assert told.returncode == 1, "it ends when nothing is sent"
     assert told.stderr == b""
+
+
+def test_what_is_sent_to_hosts_needs_an_old_python_alone() -> None:
+    tree = ast.parse(ssh.far_program(), feature_version=(3, 8))
+    imported = {
+        alias.name if isinstance(node, ast.Import) else str(node.module)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imported <= set(sys.stdlib_module_names), imported
 
 
 def _text(path: Path) -> str:

@@ -252,10 +252,12 @@ class Lead(Supervisor):
         host = self.hosts.host(name)
         assert host is not None
         why = given_up.get(name) or silent[name]
+        # Of a rank that was never heard of again there is nothing to say.
+        told = "" if end.rank in host.ranks else f". {end.reason}"
         return RunEnded(
             state="failed",
             reason=f"host {name}: {why}; its ranks are {_span(host.ranks)}, and the last step was"
-            f" {self.progress.last_step}. {end.reason}",
+            f" {self.progress.last_step}{told}",
             fix=f"look at the host and its network; {self._story().go_on}",
             rank=host.first_rank,
         )

@@ -20,7 +20,8 @@ from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.record.wholefile import write_atomic
 
 _MODULE = "llmtop.trainer.hosts.supervise"
-_VARIABLES = "host-environment.json"
+_VARIABLES = ".host-environment.json"
+"""Hidden: it is in no archive, and goes to nobody who follows the run from another machine."""
 _BASIC = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR")
 """Variables that srun passes besides those that were named; SLURM_* it passes by itself."""
 _END_SECONDS = 10.0
