@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from llmtop.presets.spec import DTYPE_BYTES, ModelShape, RunSpec
 from llmtop.profiler.cost.shape import tensors
 from llmtop.profiler.memory.lora import adapted, linear
@@ -27,7 +29,7 @@ class Persistent(NamedTuple):
     """Of the frozen ones, those of packed weights."""
 
 
-class _Group(NamedTuple):
+class _Group(Struct, frozen=True):
     elements: int
     count: int
     kind: str
