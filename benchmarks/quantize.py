@@ -67,7 +67,8 @@ def main() -> int:
     with _folder(args) as folder:
         reference, seconds = (None, 0.0) if args.no_reference else _reference(folder, args.converter)
         name = "all weights in memory" if args.converter is None else args.converter.name
-        if not args.no_reference:
+        name = "" if args.no_reference else name
+        if name:
             print(f"reference, {name}: {_shown(reference)} in {seconds:.1f} s")
         for form in args.forms.split(","):
             row = _measured(folder, form, args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.text import render
 from llmtop.trainer.quantize.convert import keep
+from llmtop.trainer.tune.interrupt import SIGNALS
 from llmtop.tui.commands import quantize as command
 from tests.cli.conftest import Llmtop
 from tests.recorded import make_recorded_run
@@ -134,8 +136,9 @@ def test_mistakes_are_told_and_nothing_is_made(
     assert [path.name for path in here.iterdir()] == ["tiny"]
 
 
-def test_ctrl_c_leaves_nothing_and_nobody(
-    llmtop: Llmtop, here: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", SIGNALS, ids=str)
+def test_whoever_ends_it_leaves_nothing_and_nobody(
+    number: signal.Signals, llmtop: Llmtop, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_model(here / "tiny")
     seen: list[Path] = []
@@ -143,7 +146,7 @@ def test_ctrl_c_leaves_nothing_and_nobody(
 
     def interrupted(answer: object) -> None:
         seen.extend(here.glob(".*.partial/made"))
-        raise KeyboardInterrupt
+        signal.raise_signal(number)
 
     start = subprocess.Popen
 

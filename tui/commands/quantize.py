@@ -39,6 +39,7 @@ from llmtop.trainer.quantize.job import Working
 from llmtop.trainer.quantize.source import Source, read_source
 from llmtop.trainer.quantize.target import FORMS, Target, read_target
 from llmtop.trainer.quantize.working import Progress
+from llmtop.trainer.tune.interrupt import interruptible
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.output import named_lines, print_json, text_width, wrapped
 
@@ -134,7 +135,7 @@ def _of_folder(folder: Path, target: Target, choice: Choice, args: argparse.Name
     check_output(out, choice)
     source = read_source(folder)
     check_room(outlook(source, target, out, choice), out)
-    with aside(out) as place:
+    with interruptible(), aside(out) as place:
         made = _make(source, target, out, place, choice, None)
     _show(made, as_json=args.json)
     return ExitCode.DONE
@@ -157,7 +158,7 @@ def _of_run(ref: str, target: Target, choice: Choice, args: argparse.Namespace) 
     check_output(out, choice)
     if target.library == "gguf" and spec.script is None:
         family_of(spec.model, f"run {found.run_id}")
-    with aside(out) as place:
+    with interruptible(), aside(out) as place:
         content: Content = "merged" if spec.options.lora_rank else "full"
         weights = take_weights_out(
             found,
