@@ -10,8 +10,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from llmtop.profiler.record.eventbase import Event
 from llmtop.profiler.record.eventlog import EventWriter, Make
-from llmtop.profiler.record.events import AnyEvent, StepFinished
+from llmtop.profiler.record.events import StepFinished
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.change.livefile import LiveRequest, ask_ranks
 from llmtop.trainer.pdeath import die_with_parent
@@ -36,7 +37,7 @@ class Asking(EventWriter):
     def hold(self, make: Make) -> None:
         self.write(make())
 
-    def write(self, event: AnyEvent) -> None:
+    def write(self, event: Event) -> None:
         super().write(event)
         if isinstance(event, StepFinished) and str(event.step) in self._script:
             ask_ranks(self._run, LiveRequest(setting=self._script[str(event.step)]))

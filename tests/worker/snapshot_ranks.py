@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from llmtop.profiler.record.eventbase import Event
 from llmtop.profiler.record.eventlog import EventWriter, Make
-from llmtop.profiler.record.events import AnyEvent, ModelBuilt, StepFinished
+from llmtop.profiler.record.events import ModelBuilt, StepFinished
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.snapshotrequest import SnapshotRequest, ask_for_snapshot
 from llmtop.trainer.pdeath import die_with_parent
@@ -38,7 +39,7 @@ class Asking(EventWriter):
     def hold(self, make: Make) -> None:
         self.write(make())
 
-    def write(self, event: AnyEvent) -> None:
+    def write(self, event: Event) -> None:
         super().write(event)
         for what, ask in ASKS.items():
             if self._asks and isinstance(event, StepFinished) and event.step == ask["after"]:
