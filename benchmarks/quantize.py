@@ -6,7 +6,7 @@
     python -m benchmarks.quantize --forms gguf:Q8_0,nf4 --perplexity --text wiki.test.raw
 
 The reference holds the same folder whole in its own precision, as a conversion that is not streamed has to;
-with `--converter llama.cpp/convert_hf_to_gguf.py` it is llama.cpp's own, to Q8_0, for a tokenizer that it knows.
+with `--converter llama.cpp/convert_hf_to_gguf.py` it is llama.cpp's own, to Q8_0, for tokenizers it knows.
 All are measured in the same run, one after the other, each in a process of its own, by the memory that is no
 file's (`RssAnon`). Rows go to benchmarks/results/quantize.jsonl.
 """
