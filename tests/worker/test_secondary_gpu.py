@@ -46,5 +46,6 @@ def test_second_shards_are_measured_as_predicted(tmp_path: Path) -> None:
     state = read_state(run)
     assert state.status == "completed", run.log_path(0).read_text(errors="replace")[-2000:]
     found = breakdown(state, spec, prediction)
+    assert found.actual_peak_bytes is not None
     assert found.actual_peak_bytes == pytest.approx(prediction.peak_allocated_bytes, rel=0.03)
     assert found.actual_peak_bytes <= prediction.peak_allocated_upper_bytes
