@@ -22,7 +22,7 @@ _HEAVY: dict[str, str] = {
     "tokenizer": "made from the training data",
 }
 _NOT_OF_THE_RECORD = frozenset(
-    {"control", "standby", "bookmark", "supervisor.pid", "imported.json"}
+    {"control", "standby", "bookmark", "supervisor.pid", "imported.json", "remote.json"}
     | {"live.json", "save.json", "snapshot.json"}
     | {"environment.json", "report.html", "report.json", "findings.json", "changes.json", "memory.csv"}
     | {"metrics", "README.txt", "manifest.json"}

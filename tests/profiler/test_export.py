@@ -25,7 +25,10 @@ from llmtop.profiler.export.tables import DEVICES, STEPS, TableWriter, csv_lines
 from llmtop.profiler.record.changeevents import ChangeApplied, ChangeAsked, ChangeRefused, KeyChange
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import UNREAD_STEPS, PhaseMemory, RankFailed, StepFinished
+from llmtop.profiler.record.remote import Remote, write_remote
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.wholefile import write_atomic
+from llmtop.trainer.hosts import starters
 from tests.recorded import make_recorded_run
 from tests.recorded_spec import recorded_prediction, recorded_spec
 
@@ -63,6 +66,16 @@ def test_an_archive_holds_the_record_its_tables_and_the_page(tmp_path: Path, kin
     assert bool(devices) == (kind == "cuda")
     assert b"end_of_forward,activations," in files["memory.csv"]
     assert "control" not in str(sorted(files)) and "supervisor.pid" not in files
+
+
+def test_what_belongs_to_this_machine_stays_here(tmp_path: Path) -> None:
+    run = make_recorded_run(tmp_path / "runs", kind="cpu", steps=2)
+    write_remote(run.path, Remote(host="gpu-1", path="/far/run", alive=True))
+    write_atomic(run.path / starters._VARIABLES, b'{"PLAIN": "Zq7-planted"}')
+    export_run(run, tmp_path / "run.zip", choices=Choices(parquet=False), environment={})
+    files = unpacked(tmp_path / "run.zip")
+    assert "remote.json" not in files
+    assert not any(b"Zq7-planted" in content for content in files.values())
 
 
 def test_secrets_are_in_no_file_of_the_archive(tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ a relaunch reads locally. The files go through the ranks' own process group.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Iterable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 import torch
 import torch.distributed
@@ -75,7 +77,7 @@ def hand_out(
 ) -> str | None:
     """Collective: files by name and the rank whose domain has them go to every other domain.
 
-    Why one could not be written here; a rank that fails goes on taking part.
+    Why one could not be read or written here; a rank that fails goes on taking part.
     """
     rank, problem = torch.distributed.get_rank(), None
     for name, owner in files:
@@ -83,7 +85,8 @@ def hand_out(
         try:
             _pass_on(folder / name, owner, rank, device, takes=takes and problem is None, durable=durable)
         except OSError as error:
-            problem = f"rank {rank} could not write {folder / name}: {error.strerror or error}"
+            could = "read" if rank == owner else "write"
+            problem = f"rank {rank} could not {could} {folder / name}: {error.strerror or error}"
     return problem
 
 
@@ -110,22 +113,56 @@ def _is_one_host(ranks: int) -> bool:
 
 
 def _pass_on(path: Path, owner: int, rank: int, device: torch.device, *, takes: bool, durable: bool) -> None:
-    """Collective. Whoever cannot write still takes part to the end, and raises OSError then."""
-    size = torch.tensor([path.stat().st_size if rank == owner else 0], dtype=torch.int64, device=device)
+    """Collective. Whoever cannot read or write still takes part to the end, and raises OSError then."""
+    source = Source(path) if rank == owner else None
+    size = torch.tensor([source.size_bytes if source is not None else 0], dtype=torch.int64, device=device)
     torch.distributed.broadcast(size, owner)
     target = Target(path, durable=durable) if takes else None
-    with path.open("rb") if rank == owner else nullcontext() as source:
-        for at in range(0, int(size.item()), _PART_BYTES):
-            count = min(_PART_BYTES, int(size.item()) - at)
-            part = torch.empty(count, dtype=torch.uint8)
-            if source is not None:
-                part = torch.frombuffer(bytearray(source.read(count)), dtype=torch.uint8)
-            part = part.to(device)
-            torch.distributed.broadcast(part, owner)
-            if target is not None:
-                target.write(part)
-    if target is not None:
-        target.close()
+    for at in range(0, int(size.item()), _PART_BYTES):
+        count = min(_PART_BYTES, int(size.item()) - at)
+        part = torch.empty(count, dtype=torch.uint8)
+        if source is not None:
+            part = torch.frombuffer(source.read(count), dtype=torch.uint8)
+        part = part.to(device)
+        torch.distributed.broadcast(part, owner)
+        if target is not None:
+            target.write(part)
+    for one in (source, target):
+        if one is not None:
+            one.close()
+
+
+class Source:
+    """A file to be read whose problems come last; what cannot be read is zeros until then."""
+
+    def __init__(self, path: Path) -> None:
+        self._problem: OSError | None = None
+        self._file: IO[bytes] | None = None
+        self.size_bytes = 0
+        try:
+            self._file = path.open("rb", buffering=0)
+            self.size_bytes = os.fstat(self._file.fileno()).st_size
+        except OSError as error:
+            self._problem = error
+
+    def read(self, count: int) -> bytearray:
+        part, at = bytearray(count), 0
+        try:
+            while self._problem is None and self._file is not None and at < count:
+                content = self._file.read(count - at)
+                if not content:
+                    raise OSError(errno.EIO, "it has become shorter")
+                part[at : at + len(content)] = content
+                at += len(content)
+        except OSError as error:
+            self._problem = error
+        return part
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        if self._problem is not None:
+            raise self._problem
 
 
 class Target:
@@ -141,7 +178,7 @@ class Target:
             self._problem = error
 
     def write(self, part: torch.Tensor) -> None:
-        content = memoryview(part.cpu().numpy())
+        content: memoryview = part.cpu().numpy().data
         try:
             while content and self._problem is None:
                 content = content[os.write(self._descriptor, content) :]
