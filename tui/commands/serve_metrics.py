@@ -70,8 +70,8 @@ def _serve(root: Path, only: RunDir | None, host: str, port: int, token_file: Pa
         tell(f"asks for the token in {token_file} (authorization: credentials_file of Prometheus)")
     if not is_loopback(host):
         tell("warning: what is sent can be read on the way: an SSH tunnel to 127.0.0.1 keeps it from others")
-    tell(f"metrics at http://{host}:{server.server_port}/metrics, until Ctrl-C")
     try:
+        tell(f"metrics at http://{host}:{server.server_port}/metrics, until Ctrl-C")
         server.serve_forever()
     except KeyboardInterrupt:
         tell("no more metrics")
