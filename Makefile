@@ -5,8 +5,9 @@ PYTHON ?= python3
 CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo "-c constraints-cpu.txt")
 DEMO := .venv-demo
 TEST := .venv-test
+TOOLS := .venv-tools
 
-.PHONY: demo test check screenshot clean
+.PHONY: demo test check screenshot lock audit clean
 
 # On a terminal the monitor opens; without one the run is followed line by line. The messages name the program
 # as it is on the PATH, where this one is not.
@@ -28,6 +29,25 @@ check: $(TEST)/.installed
 screenshot: $(TEST)/.installed
 	$(TEST)/bin/python -m tests.screenshot docs
 
+# requirements.lock, which the documented install reads: every package of the extra `all`, and what builds llmtop,
+# by version and hash. Made anew after a change of pyproject.toml: `make lock`, then `make audit`.
+lock: $(TOOLS)/.installed
+	$(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --constraint constraints-cpu.txt \
+		--generate-hashes --no-emit-index-url --no-header --no-annotate --extra all \
+		pyproject.toml $(TOOLS)/build.in --output-file requirements.lock
+
+# What is known against the packages of the lock file. It fails too where a package could not be looked up.
+audit: $(TOOLS)/.installed
+	$(TOOLS)/bin/pip-audit --requirement requirements.lock --disable-pip --strict --progress-spinner off
+
+$(TOOLS)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --disable-pip-version-check 'uv>=0.9' 'pip-audit>=2.9'
+	$(PYTHON) -c 'import tomllib; \
+		print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], "editables", sep="\n")' \
+		> $(TOOLS)/build.in
+	touch $@
+
 $(DEMO)/.installed: EXTRAS := train
 $(TEST)/.installed: EXTRAS := train,dev
 $(DEMO)/.installed $(TEST)/.installed: pyproject.toml constraints-cpu.txt
@@ -40,4 +60,4 @@ $(DEMO)/.installed $(TEST)/.installed: pyproject.toml constraints-cpu.txt
 	touch $@
 
 clean:
-	rm -rf $(DEMO) $(TEST)
+	rm -rf $(DEMO) $(TEST) $(TOOLS)

@@ -261,7 +261,7 @@ def _write(opened: zipfile.ZipFile, plan: _Plan, archive: Path, final: Path) -> 
     try:
         for name, member in plan.members.items():
             path = aside / name
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_private(path.parent, aside)
             with opened.open(member) as source, path.open("xb") as target:
                 shutil.copyfileobj(source, target, _CHUNK_BYTES)
             path.chmod(0o600)
@@ -272,6 +272,13 @@ def _write(opened: zipfile.ZipFile, plan: _Plan, archive: Path, final: Path) -> 
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def _make_private(folder: Path, root: Path) -> None:
+    """One by one below the root: a mode given with parents is that of the last alone."""
+    for parent in reversed([folder, *folder.parents]):
+        if root in parent.parents:
+            parent.mkdir(mode=0o700, exist_ok=True)
 
 
 def _mark(run: RunDir, manifest: Manifest, archive: Path) -> None:

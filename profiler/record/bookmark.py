@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _CHECKED_BYTES = 256
 """Of a log before the offset of its mark: they hold times, so no other log has the same."""
 _CHECKSUM_CHARACTERS = 8
+_MOST = 1 << 62
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CODE = ("fold", "record")
 """Folders of modules that say what a state is and how events make it."""
@@ -199,11 +200,19 @@ def _head(run: RunDir, line: bytes) -> Head | None:
     return head if head.code == code_digest() and _go_with(run, head.logs) else None
 
 
+def _can_be(mark: Mark) -> bool:
+    """Whether there can be a file of such numbers: who makes up a bookmark knows its checksums too."""
+    at = mark.at
+    counts = (at.segment, at.offset, at.before_bytes, mark.taken, mark.skipped_lines)
+    return all(0 <= count < _MOST for count in counts)
+
+
 def _go_with(run: RunDir, marks: Mapping[str, Mark]) -> bool:
     """Whether each log still begins with what was folded of it."""
     names = {path.name for path in run.event_logs()}
     return marks.keys() <= names and all(
-        path_at(run.path / name, mark.at).stat().st_size >= mark.at.offset
+        _can_be(mark)
+        and path_at(run.path / name, mark.at).stat().st_size >= mark.at.offset
         and _check(run.path / name, mark.at) == mark.check
         for name, mark in marks.items()
     )
