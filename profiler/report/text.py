@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import textwrap
 from collections.abc import Callable, Iterator
 
 from llmtop.profiler.effects.switches import Switch
-from llmtop.profiler.memory.result import MOMENT_WORDS
 from llmtop.profiler.oom.words import evidence, fix_words, moment_words
-from llmtop.profiler.report.build import ComponentReport, RankReport, Report
-from llmtop.profiler.report.columns import ColumnUnit, print_addends, print_one, unit_for
+from llmtop.profiler.report.build import RankReport, Report
+from llmtop.profiler.report.memorytext import memory_lines
 from llmtop.profiler.report.quantized import quantized_lines
+from llmtop.profiler.report.wrapping import hanging, wrapped
 from llmtop.profiler.units import (
     NOT_AVAILABLE,
     counted,
@@ -24,14 +22,6 @@ from llmtop.profiler.units import (
     format_tokens_rate,
 )
 
-_QUANTITY = re.compile(r"(\d) (us|ms|s|B|[KMGTP]iB|tok/s)\b")
-"""A number and its unit, which no line break may part."""
-_LABEL, _VALUE = 24, 13
-SMALL_SHARE = 0.005
-"""Of the peak; no error is given for a component that is smaller on both sides."""
-_ERROR_WORDS = (
-    "Error: + where more was predicted than there was, - where less; none for what is below 0.5% of the peak."
-)
 _TOP_KERNELS = 6
 _MARKS = {"critical": "!!", "warning": "! ", "info": "i "}
 
@@ -48,29 +38,29 @@ def _head(report: Report, width: int) -> Iterator[str]:
     status = report.status.replace("_", " ")
     yield f"{report.run_id}".ljust(width - len(status) - 1) + " " + status
     if report.reason:
-        yield from _wrapped(report.reason, width)
+        yield from wrapped(report.reason, width)
     if report.fix:
-        yield from _wrapped(f"fix: {report.fix}", width)
+        yield from wrapped(f"fix: {report.fix}", width)
     trained = (
         ""
         if report.trainable_params == report.params
         else f", {format_count(report.trainable_params)} trained"
     )
     if report.command:
-        yield from _hanging("command", report.command, width)
+        yield from hanging("command", report.command, width)
     if report.not_predicted:
-        yield from _hanging("prediction", f"none: {report.not_predicted}", width)
+        yield from hanging("prediction", f"none: {report.not_predicted}", width)
         yield f"  began {_began(report)}, {format_seconds(report.seconds)} in all"
         return
     settings = f"ZeRO-{report.zero}, {report.precision}, {report.attention} attention, {report.optimizer}"
-    yield from _wrapped(
+    yield from wrapped(
         f"{report.model} ({format_count(report.params)} parameters{trained}) on {report.world_size} x "
         f"{report.gpu}: {settings}",
         width,
     )
     yield f"  began {_began(report)}, {format_seconds(report.seconds)} in all"
     for name in report.inputs.__struct_fields__:
-        yield from _hanging(name, getattr(report.inputs, name), width)
+        yield from hanging(name, getattr(report.inputs, name), width)
 
 
 def _began(report: Report) -> str:
@@ -83,13 +73,13 @@ def _out_of_memory(report: Report, width: int) -> Iterator[str]:
         return
     yield "Out of memory"
     at = f" at {found.where}" if found.where else ""
-    yield from _hanging("when", f"{moment_words(found)}{at}", width)
+    yield from hanging("when", f"{moment_words(found)}{at}", width)
     for label, text in evidence(found):
-        yield from _hanging(label, text, width)
+        yield from hanging(label, text, width)
     for fix in found.fixes:
         label = "another run" if fix.number is None else f"fix {fix.number}"
         command = f"; {fix.command}" if fix.command and report.status == "out_of_memory" else ""
-        yield from _hanging(label, f"{fix_words(fix)}{command}", width)
+        yield from hanging(label, f"{fix_words(fix)}{command}", width)
 
 
 def _scale(value: float | None) -> str:
@@ -105,24 +95,24 @@ def _training(report: Report, width: int) -> Iterator[str]:
     if report.last_loss_scale is not None:
         yield f"  {'loss scale':<16}{_scale(report.first_loss_scale)} -> {_scale(report.last_loss_scale)}"
     predicted_step = format_seconds(report.predicted_step_seconds)
-    yield from _hanging("step time", f"{_median(report)} (predicted {predicted_step})", width)
+    yield from hanging("step time", f"{_median(report)} (predicted {predicted_step})", width)
     yield (
         f"  {'throughput':<16}{format_tokens_rate(report.tokens_per_second)}"
         f" (predicted {format_tokens_rate(report.predicted_tokens_per_second)})"
     )
-    yield from _hanging("MFU", _utilisation(report), width)
+    yield from hanging("MFU", _utilisation(report), width)
     if report.phases:
         parts = ", ".join(f"{p.phase} {format_seconds(p.seconds)} ({p.percent:.0f}%)" for p in report.phases)
-        yield from _hanging("phases", parts, width)
+        yield from hanging("phases", parts, width)
     if report.startup:
         parts = ", ".join(
             f"{stage.stage.replace('_', ' ')} "
             + ("not finished" if stage.seconds is None else format_seconds(stage.seconds))
             for stage in report.startup
         )
-        yield from _hanging("start-up", parts, width)
+        yield from hanging("start-up", parts, width)
     if checkpoints := "; ".join(_checkpoints(report)):
-        yield from _hanging("checkpoints", checkpoints, width)
+        yield from hanging("checkpoints", checkpoints, width)
 
 
 def _checkpoints(report: Report) -> Iterator[str]:
@@ -151,76 +141,6 @@ def _utilisation(report: Report) -> str:
     )
 
 
-def _memory(report: Report, width: int) -> Iterator[str]:
-    on_cpu = report.device_kind == "cpu"
-    largest = max(
-        report.predicted_device_bytes or 0, report.predicted_peak_bytes or 0, report.actual_peak_bytes or 0
-    )
-    unit = unit_for(largest)
-    what = "in use" if on_cpu else "allocated"
-    where = ""
-    if report.peak_rank is not None:
-        where = f" on rank {report.peak_rank}, in {report.peak_phase}"
-    yield f"Peak memory, {what}{where}".ljust(_LABEL) + f" ({unit.name})"
-    yield _row("", "predicted", "actual", "error")
-    inside = [component for component in report.components if component.in_peak]
-    predicted, predicted_sum = print_addends([c.predicted_bytes for c in inside], unit)
-    actual, actual_sum = print_addends([*(c.actual_bytes for c in inside), report.unexplained_bytes], unit)
-    for component, left, right in zip(inside, predicted, actual, strict=False):
-        yield _row(_words(component), left, right, _component_error(component, report))
-    share = (
-        "" if report.unexplained_percent is None else f"{format_percent(report.unexplained_percent)} of peak"
-    )
-    yield _row("unexplained", "", actual[-1], share)
-    yield _rule()
-    if not inside:
-        predicted_sum = print_one(report.predicted_peak_bytes, unit)
-    yield _row("sum = peak", predicted_sum, actual_sum, _error(report.peak_error_percent))
-    yield from _outside(report, unit)
-    yield from _moments(report, width)
-
-
-def _outside(report: Report, unit: ColumnUnit) -> Iterator[str]:
-    """From the allocated peak to what NVML reads, or from what was in use to what the process held."""
-    outside = [component for component in report.components if not component.in_peak]
-    if not outside:
-        return
-    predicted, predicted_sum = print_addends(
-        [report.predicted_peak_bytes, *(c.predicted_bytes for c in outside)], unit
-    )
-    actual, actual_sum = print_addends([report.actual_peak_bytes, *(c.actual_bytes for c in outside)], unit)
-    for component, left, right in zip(outside, predicted[1:], actual[1:], strict=True):
-        yield _row(f"+ {_words(component)}", left, right, _component_error(component, report))
-    yield _rule()
-    known = all(component.actual_bytes is not None for component in outside)
-    whole = "sum = process" if report.device_kind == "cpu" else "sum = device (NVML)"
-    yield _row(whole, predicted_sum, actual_sum if known else NOT_AVAILABLE, "")
-
-
-def _moment_words(moment: str) -> str:
-    """A newer version may have written one that is not known here."""
-    return MOMENT_WORDS.get(moment, moment.replace("_", " "))
-
-
-def _moments(report: Report, width: int) -> Iterator[str]:
-    if report.predicted_peak_bytes is None:
-        return
-    predicted = _moment_words(report.predicted_moment)
-    text = f"The peak is predicted at '{predicted}'"
-    if report.actual_moment is not None:
-        actual = _moment_words(report.actual_moment)
-        text += f"; tensors were classified at '{actual}', and workspace is what the peak holds beyond it."
-    else:
-        text += "; no tensors have been classified yet."
-    upper = format_bytes(report.predicted_peak_upper_bytes)
-    if report.device_kind == "cpu":
-        held = format_bytes(report.predicted_held_upper_bytes)
-        text += f" Upper bounds of the prediction: {upper} in use, {held} held by the process."
-    else:
-        text += f" Upper bound of the prediction: {upper} allocated."
-    yield from _wrapped(f"{text} {_ERROR_WORDS}", width)
-
-
 def _hardware(report: Report, width: int) -> Iterator[str]:
     yield "Hardware"
     for device in report.devices:
@@ -245,7 +165,7 @@ def _hardware(report: Report, width: int) -> Iterator[str]:
         )
     if host.swap_peak_bytes:
         yield f"  {'swap':<16}{format_bytes(host.swap_peak_bytes)} at most"
-    yield from _hanging("ranks", _ranks(report.ranks), width)
+    yield from hanging("ranks", _ranks(report.ranks), width)
 
 
 def _ranks(ranks: tuple[RankReport, ...]) -> str:
@@ -285,7 +205,7 @@ def _switches(report: Report, width: int) -> Iterator[str]:
     for switch in told:
         on = {True: "on", False: "NOT ON", None: "not known whether on"}[switch.on]
         parts = [f"{switch.asked}: {on} ({switch.evidence})", *_switch_change(switch)]
-        yield from _hanging(switch.label, "; ".join(parts), width)
+        yield from hanging(switch.label, "; ".join(parts), width)
 
 
 def _switch_change(switch: Switch) -> Iterator[str]:
@@ -332,17 +252,17 @@ def _quantized(report: Report, width: int) -> Iterator[str]:
     if report.quantized:
         yield "In fewer bits"
     for head, rows in quantized_lines(report.quantized):
-        yield from _wrapped(head, width, indent="  ", hang="     ")
+        yield from wrapped(head, width, indent="  ", hang="     ")
         for name, text in rows:
-            yield from _wrapped(f"{name:<12}{text}", width, indent="     ", hang=" " * 17)
+            yield from wrapped(f"{name:<12}{text}", width, indent="     ", hang=" " * 17)
 
 
 def _changes(report: Report, width: int) -> Iterator[str]:
     if report.changes:
         yield "Changes"
     for change in report.changes:
-        yield from _wrapped(f"{change.what}: {change.outcome}", width, indent="  ", hang="     ")
-        yield from _wrapped("; ".join(change.details), width, indent="     ", hang="     ")
+        yield from wrapped(f"{change.what}: {change.outcome}", width, indent="  ", hang="     ")
+        yield from wrapped("; ".join(change.details), width, indent="     ", hang="     ")
 
 
 def _findings(report: Report, width: int) -> Iterator[str]:
@@ -350,45 +270,33 @@ def _findings(report: Report, width: int) -> Iterator[str]:
     if not report.findings:
         yield "  nothing stands out"
     for finding in report.findings:
-        yield from _wrapped(f"{_MARKS[finding.severity]} {finding.title}", width, indent="  ", hang="     ")
-        yield from _wrapped(finding.evidence, width, indent="     ", hang="     ")
+        yield from wrapped(f"{_MARKS[finding.severity]} {finding.title}", width, indent="  ", hang="     ")
+        yield from wrapped(finding.evidence, width, indent="     ", hang="     ")
         if finding.change:
-            yield from _wrapped(f"-> {finding.change}", width, indent="     ", hang="        ")
+            yield from wrapped(f"-> {finding.change}", width, indent="     ", hang="        ")
 
 
 def _record(report: Report, width: int) -> Iterator[str]:
     yield "Record"
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items() if version)
     if versions:
-        yield from _hanging("versions", versions, width)
+        yield from hanging("versions", versions, width)
     yield f"  {'folder':<16}{report.files.get('run', NOT_AVAILABLE)}"
     if report.thinned_until is not None:
         until = format_moment(report.thinned_until)
         left_out = counted(report.thinned_events, "step or sample", "steps and samples")
         text = f"{left_out} before {until} are added up in those that stay: the record is long"
-        yield from _hanging("thinned", text, width)
+        yield from hanging("thinned", text, width)
     if report.skipped_lines:
         are = "is" if report.skipped_lines == 1 else "are"
         text = f"{counted(report.skipped_lines, 'line')} {are} damaged or of a newer version, and left out"
-        yield from _hanging("not understood", text, width)
+        yield from hanging("not understood", text, width)
 
 
 _SECTIONS: tuple[Section, ...] = (
-    *(_head, _out_of_memory, _training, _changes, _memory, _hardware, _switches, _kernels, _snapshots),
+    *(_head, _out_of_memory, _training, _changes, memory_lines, _hardware, _switches, _kernels, _snapshots),
     *(_quantized, _findings, _record),
 )
-
-
-def _words(component: ComponentReport) -> str:
-    return component.component.replace("_", " ")
-
-
-def _row(label: str, predicted: str, actual: str, error: str) -> str:
-    return f"  {label:<{_LABEL}}{predicted:>{_VALUE}}{actual:>{_VALUE}}  {error:>14}".rstrip()
-
-
-def _rule() -> str:
-    return "  " + " " * _LABEL + "-" * (2 * _VALUE)
 
 
 def _median(report: Report) -> str:
@@ -404,20 +312,6 @@ def _spread(report: Report) -> str:
     return f", half of them {format_seconds(low)} to {format_seconds(high)}"
 
 
-def _error(percent: float | None) -> str:
-    """A prediction's error against almost nothing says nothing."""
-    if percent is None or abs(percent) >= 1000:
-        return ""
-    return format_percent(percent, signed=True)
-
-
-def _component_error(component: ComponentReport, report: Report) -> str:
-    """A percentage of next to nothing alarms for nothing."""
-    sizes = (component.predicted_bytes or 0, component.actual_bytes or 0)
-    peak = report.actual_peak_bytes or report.predicted_peak_bytes or 0
-    return "" if max(sizes) < SMALL_SHARE * peak else _error(component.error_percent)
-
-
 def _number(value: float | None) -> str:
     return NOT_AVAILABLE if value is None else f"{value:.4g}"
 
@@ -426,15 +320,3 @@ def _fall(report: Report) -> str:
     if report.first_loss is None or report.last_loss is None or report.first_loss <= 0:
         return ""
     return f" ({format_percent(100 * (report.last_loss / report.first_loss - 1), signed=True, digits=0)})"
-
-
-def _hanging(label: str, text: str, width: int) -> Iterator[str]:
-    yield from _wrapped(text, width, indent=f"  {label:<16}", hang=" " * 18)
-
-
-def _wrapped(text: str, width: int, *, indent: str = "  ", hang: str = "  ") -> Iterator[str]:
-    glued = _QUANTITY.sub("\\1\u00a0\\2", text)
-    for line in textwrap.wrap(
-        glued, width, initial_indent=indent, subsequent_indent=hang, break_on_hyphens=False
-    ):
-        yield line.replace("\u00a0", " ")

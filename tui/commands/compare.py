@@ -20,7 +20,7 @@ from llmtop.profiler.effects.comparewords import (
     value_words,
 )
 from llmtop.profiler.record import rundir
-from llmtop.profiler.report.text import SMALL_SHARE
+from llmtop.profiler.report.memorytext import SMALL_SHARE
 from llmtop.tui.commandline.arguments import RUN_HELP
 from llmtop.tui.commands.output import print_json, short_path, table, text_width, without_secrets, wrapped
 
