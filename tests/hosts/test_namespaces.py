@@ -125,6 +125,7 @@ def test_a_host_ends_its_ranks_by_itself_when_its_cable_stays_out(lab: Lab) -> N
     wait_for(lambda: len(lab.processes("h2")) <= 1, lambda: lab.processes("h2"))
 
 
+@pytest.mark.timeout(600)
 def test_zero3_over_two_hosts_goes_on_as_zero2_and_leaves_a_checkpoint_on_both(lab: Lab) -> None:
     """gloo between the namespaces, states without a common file system, the real worker."""
     run = launch(lab, "--zero", "3", "--micro-batch", "1")
