@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import Struct
 from safetensors import safe_open
 
 from llmtop.presets.errors import LlmtopError
@@ -23,24 +24,38 @@ from llmtop.trainer.worker.state.names import SAMPLE_ELEMENTS, SAMPLED_FROM_ELEM
 from llmtop.trainer.worker.stream import CannotStream, plan_stream
 from llmtop.trainer.worker.weightsout.statetensors import Tensor, Tensors, model_name
 
+_UNCERTAIN = (
+    "whether {folder} is the base that the adapters were trained on could not be told: samples of it differ"
+    " from those of the run, as they do for another base, or for one that another device packed"
+)
 
-def folder_base(spec: RunSpec, skeleton: Any, index: StateIndex, kind: Base) -> tuple[Tensors, set[str]]:
-    """The base by the model's names, and the names that are tied to another of it.
+
+class FoundBase(Struct, frozen=True, kw_only=True, eq=False):
+    tensors: Tensors
+    """By the model's names."""
+    tied: set[str]
+    """Names of the model that are tied to another."""
+    doubt: str = ""
+    """In words why it may be another base."""
+
+
+def folder_base(spec: RunSpec, skeleton: Any, index: StateIndex, kind: Base) -> FoundBase:
+    """The base, read as it is asked for.
 
     Raises LlmtopError when the folder lacks a tensor, or is not the one that the adapters were trained on.
     """
     dtype = DTYPES[spec.options.precision]
     base, tied = _streamed(spec, skeleton, dtype)
     packed = packed_modules(skeleton) if spec.options.quantization != "none" else {}
-    _check_same(spec, index, base, packed)
+    doubt = _check_same(spec, index, base, packed)
     if kind == "original":
-        return base, tied
+        return FoundBase(tensors=base, tied=tied, doubt=doubt)
     for name, module in packed.items():
         weight = f"{name}.weight"
         transposed = type(module) is not torch.nn.Linear
         read = partial(_read_packed, base[weight], spec.options.quantization, dtype, transposed)
         base[weight] = Tensor(shape=base[weight].shape, read=read)
-    return base, tied
+    return FoundBase(tensors=base, tied=tied, doubt=doubt)
 
 
 def _streamed(spec: RunSpec, skeleton: Any, dtype: torch.dtype) -> tuple[Tensors, set[str]]:
@@ -115,10 +130,10 @@ def _read_packed(
     return (unpacked.T.contiguous() if transposed else unpacked).to(wanted)
 
 
-def _check_same(spec: RunSpec, index: StateIndex, base: Tensors, packed: dict[str, Any]) -> None:
-    """By the samples that `state.names.frozen_check` took of what the run had."""
+def _check_same(spec: RunSpec, index: StateIndex, base: Tensors, packed: dict[str, Any]) -> str:
+    """By the samples that `state.names.frozen_check` took of what the run had; in words what is doubtful."""
     if not index.frozen_check:
-        return
+        return ""
     dtype, kind = DTYPES[spec.options.precision], spec.options.quantization
     total, forms = 0, set()
     for one in index.parameters:
@@ -132,17 +147,22 @@ def _check_same(spec: RunSpec, index: StateIndex, base: Tensors, packed: dict[st
             )
         values = base[name].read(dtype)
         module = packed.get(name.removesuffix(".weight"))
-        form = str(dtype).removeprefix("torch.")
+        kept_as = str(dtype).removeprefix("torch.")
         if module is not None:
             values = values if type(module) is torch.nn.Linear else values.T
             values = packed_start(values, kind, dtype)
-            form = "int8" if kind == "int8" else kind
+            kept_as = kind
         sample = values.reshape(-1)[:SAMPLE_ELEMENTS].contiguous().view(torch.uint8).numpy().tobytes()
         total = zlib.crc32(one.name.encode() + sample, total)
-        forms.add(form)
-    if f"{' and '.join(sorted(forms))}:{total:08x}" != index.frozen_check:
-        raise LlmtopError(
-            f"the base in {spec.weights_dir} is not the one that the adapters were trained on",
-            why="samples of its weights differ from those that the checkpoint tells of",
-            fix="bring back the folder that the run was started with; --adapters writes the adapters alone",
-        )
+        forms.add(kept_as)
+    form = " and ".join(sorted(forms))
+    if f"{form}:{total:08x}" == index.frozen_check:
+        return ""
+    if (packed and not spec.on_cpu) or form != index.frozen_check.partition(":")[0]:
+        # Other kernels packed the run's: a number on the border of two codes may have gone the other way.
+        return _UNCERTAIN.format(folder=spec.weights_dir)
+    raise LlmtopError(
+        f"the base in {spec.weights_dir} is not the one that the adapters were trained on",
+        why="samples of its weights differ from those that the checkpoint tells of",
+        fix="bring back the folder that the run was started with; --adapters writes the adapters alone",
+    )

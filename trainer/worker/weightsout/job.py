@@ -102,8 +102,9 @@ def _model(
     if job.content == "merged":
         adapters = lora.adapters_of(_by_name(state))
         if state.index.left_out:
-            base, aliases = folder_base(spec, skeleton, state.index, job.base)
-            tensors = {**base, **tensors}
+            base = folder_base(spec, skeleton, state.index, job.base)
+            tensors, aliases = {**base.tensors, **tensors}, base.tied
+            notes += [base.doubt] if base.doubt else []
         tensors = lora.merge(tensors, adapters, skeleton, lora.scale_of(spec))
         if spec.options.quantization != "none":
             words = _UNPACKED if job.base == "trained" else _ORIGINAL
