@@ -1,7 +1,6 @@
 """What is said between the command that takes weights out of a run and the process that does it.
 
-The job is one JSON object on standard input; the answers are JSON objects on standard output, one a line,
-the last of them `Finished` or `Failed`.
+`trainer.elsewhere` tells how.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from typing import Literal
 from msgspec import Struct
 
 from llmtop.presets.spec import Precision
+from llmtop.trainer.elsewhere import Failed
 
 Content = Literal["full", "merged", "adapters", "quantized"]
 """All weights as they are; the base with the adapters added to it; the adapters alone; the weights of a run
@@ -48,14 +48,6 @@ class Finished(Struct, frozen=True, kw_only=True, tag="finished"):
     """Of all files."""
     notes: tuple[str, ...] = ()
     """In words what whoever uses the folder should know."""
-
-
-class Failed(Struct, frozen=True, kw_only=True, tag="failed"):
-    """An error for a person, in its three parts."""
-
-    what: str
-    why: str = ""
-    fix: str = ""
 
 
 Answer = Writing | Finished | Failed

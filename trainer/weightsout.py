@@ -8,32 +8,34 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 import msgspec
 from msgspec import Struct
 
-from llmtop.presets.errors import JobFailedError, LlmtopError, OutOfMemoryError, UsageError
+from llmtop.presets.errors import JobFailedError, LlmtopError, UsageError
 from llmtop.presets.spec import DTYPE_BYTES, Precision, RunSpec
 from llmtop.presets.tensorfile import BrokenWeights
 from llmtop.presets.weightfiles import safetensors_files, stored_tensors
-from llmtop.profiler.record.holding import hold
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.wholefile import sync_folder
 from llmtop.profiler.units import format_bytes
 from llmtop.trainer.change.restagefolder import restage_folders
+from llmtop.trainer.elsewhere import Task, have_done
+from llmtop.trainer.partial import held_partial, partial_folder, sync_all
 from llmtop.trainer.room import memory_left_bytes, why_no_room
 from llmtop.trainer.statefile import Progress, StateIndex, newest_in, read_index, read_progress
 from llmtop.trainer.weightcheck import check_weights
-from llmtop.trainer.weightsjob import Answer, Base, Content, Failed, Finished, WeightsJob, Writing
+from llmtop.trainer.weightsjob import Answer, Base, Content, Finished, WeightsJob, Writing
 
-MODULE = "llmtop.trainer.worker.weightsout"
+_TASK = Task(
+    module="llmtop.trainer.worker.weightsout",
+    worker="the process that wrote the weights",
+    failed="the weights could not be taken out",
+)
+_DECODER: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 SHARD_BYTES = 4 << 30
 _LIBRARIES_BYTES = 1 << 30
 """Host memory of a process that has torch and transformers loaded, and its reading buffers."""
@@ -138,11 +140,6 @@ def find_state(run: RunDir, checkpoint: str = "") -> Path:
         why=f"complete are {', '.join(f'step {step:,}' for step in steps)}" if steps else "there is none",
         fix="name one of those, or leave --from out for the newest" if steps else "llmtop stop RUN --save",
     )
-
-
-def partial_folder(out: Path) -> Path:
-    """Where the files lie until all of them are there."""
-    return out.absolute().parent / f".{out.absolute().name}.partial"
 
 
 def _folder_of(folder: Path, step: int) -> Path:
@@ -289,14 +286,11 @@ def _working_bytes(sizes: dict[str, int], spec: RunSpec, content: Content, width
 
 
 def _make(job: WeightsJob, out: Path, on_progress: OnProgress) -> Finished:
-    partial = Path(job.target)
     try:
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir(exist_ok=True)
-        with hold(partial, lambda: _taken(out)):
+        with held_partial(out) as partial:
             try:
-                _empty(partial)
                 made = _have_it_made(job, on_progress)
+                sync_all(partial)
                 partial.rename(out)
             except BaseException:
                 with suppress(OSError):
@@ -312,66 +306,12 @@ def _make(job: WeightsJob, out: Path, on_progress: OnProgress) -> Finished:
     return made
 
 
-def _taken(out: Path) -> UsageError:
-    return UsageError(
-        f"{out} is being written already",
-        why="another llmtop does it now",
-        fix="wait for that, or name another",
-    )
-
-
-def _empty(folder: Path) -> None:
-    """Remove what an earlier one left that was killed."""
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
 def _have_it_made(job: WeightsJob, on_progress: OnProgress) -> Finished:
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said
-        )
-        try:
-            assert process.stdin is not None and process.stdout is not None
-            # A process that could not even start leaves nobody who reads.
-            with suppress(BrokenPipeError), process.stdin:
-                process.stdin.write(msgspec.json.encode(job))
-            last = _listen(process.stdout, on_progress)
-            code = process.wait()
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-        if isinstance(last, Finished) and code == 0:
-            return last
-        if isinstance(last, Failed):
-            raise LlmtopError(last.what, why=last.why, fix=last.fix)
-        said.seek(0)
-        raise _ended_badly(code, said.read().decode(errors="replace"))
+    def hear(answer: Answer) -> None:
+        if isinstance(answer, Writing):
+            on_progress(answer.written_bytes, answer.total_bytes)
 
-
-def _listen(answers: IO[bytes], on_progress: OnProgress) -> Answer | None:
-    last: Answer | None = None
-    for line in answers:
-        last = msgspec.json.decode(line, type=Answer)
-        if isinstance(last, Writing):
-            on_progress(last.written_bytes, last.total_bytes)
+    last = have_done(_TASK, job, _DECODER, hear)
+    if not isinstance(last, Finished):
+        raise JobFailedError(_TASK.failed, why=f"the answer was {last}")
     return last
-
-
-def _ended_badly(code: int, said: str) -> LlmtopError:
-    if code == -9:
-        return OutOfMemoryError(
-            "the process that wrote the weights was killed",
-            why="the kernel does so when host memory runs out",
-            fix="do it when more memory is free",
-        )
-    lines = said.strip().splitlines()
-    return JobFailedError(
-        "the weights could not be taken out", why=" / ".join(lines[-3:]) if lines else f"exit code {code}"
-    )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from safetensors.torch import load_file
 
 from llmtop.presets.errors import ExitCode, UsageError
@@ -20,8 +21,8 @@ from llmtop.presets.spec import Script
 from llmtop.profiler.record.holding import hold
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import room, weightsout
+from llmtop.trainer.partial import partial_folder
 from llmtop.trainer.statefile import INDEX, MARKER, StateIndex, StoredParameter, read_index
-from llmtop.trainer.weightsout import partial_folder
 from tests.cli.conftest import Llmtop
 from tests.worker.handmade_state import STEP, llama_shapes, saved_run, write_marker, write_state
 
@@ -73,7 +74,7 @@ def file_cut_off(run: RunDir) -> None:
 
 
 def as_a_script(run: RunDir) -> None:
-    spec = msgspec.structs.replace(run.spec(), script=Script(command=("python", "sft.py"), folder="/"))
+    spec = replace(run.spec(), script=Script(command=("python", "sft.py"), folder="/"))
     run.spec_path.write_bytes(msgspec.json.encode(spec))
 
 
@@ -83,13 +84,14 @@ def imported(run: RunDir) -> None:
 
 def of_adapters(run: RunDir) -> None:
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"
-    change_index(run, parameters=(msgspec.structs.replace(first_of(run), name=name),))
+    first, *others = parameters_of(run)
+    change_index(run, parameters=(replace(first, name=name), *others))
 
 
 def over_a_lost_base(run: RunDir) -> None:
     of_adapters(run)
     change_index(run, left_out="the base")
-    spec = msgspec.structs.replace(run.spec(), weights_dir="/nowhere/llama")
+    spec = replace(run.spec(), weights_dir="/nowhere/llama")
     run.spec_path.write_bytes(msgspec.json.encode(spec))
 
 
@@ -102,13 +104,13 @@ def of_a_newer_format(run: RunDir) -> None:
     change_index(run, format=99)
 
 
-def first_of(run: RunDir) -> StoredParameter:
-    return read_index(run.checkpoints_dir / f"step-{STEP}").parameters[0]
+def parameters_of(run: RunDir) -> tuple[StoredParameter, ...]:
+    return read_index(run.checkpoints_dir / f"step-{STEP}").parameters
 
 
 def change_index(run: RunDir, **changes: object) -> None:
     folder = run.checkpoints_dir / f"step-{STEP}"
-    index: StateIndex = msgspec.structs.replace(read_index(folder), **changes)
+    index: StateIndex = replace(read_index(folder), **changes)
     (folder / INDEX).write_bytes(msgspec.json.encode(index))
     (folder / MARKER).unlink()
     write_marker(folder)
@@ -182,7 +184,7 @@ def test_a_place_that_cannot_be_written_is_told(llmtop: Llmtop, run: RunDir, tmp
 def test_elements_that_no_file_has_are_told(llmtop: Llmtop, run: RunDir, out: Path) -> None:
     folder = run.checkpoints_dir / f"step-{STEP}"
     files = read_index(folder).files
-    change_index(run, files=(files[0], msgspec.structs.replace(files[1], slabs=files[1].slabs[1:])))
+    change_index(run, files=(files[0], replace(files[1], slabs=files[1].slabs[1:])))
     answer = llmtop("weights", "saved", str(out))
     assert answer.code == ExitCode.USAGE and "Traceback" not in answer.err
     assert "does not have all of model.embed_tokens.weight" in answer.err
@@ -220,7 +222,7 @@ def test_a_writer_that_the_kernel_ends_is_told_so(
     llmtop: Llmtop, run: RunDir, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    monkeypatch.setattr(weightsout, "MODULE", "tests.cli.killed_writer")
+    monkeypatch.setattr(weightsout, "_TASK", replace(weightsout._TASK, module="tests.cli.killed_writer"))
     answer = llmtop("weights", "saved", str(out))
     assert answer.code == ExitCode.OUT_OF_MEMORY and "host memory runs out" in answer.err
     assert nothing_left(out)

@@ -17,10 +17,10 @@ from llmtop.profiler.cost.where import gpu_names
 from llmtop.profiler.hardware.machine import detect_machine
 from llmtop.profiler.memory.loading import loaded_as, packed_bytes
 from llmtop.profiler.quantized import SUFFIX, Quantized
-from llmtop.profiler.record.holding import hold
 from llmtop.profiler.record.wholefile import SHARED_MODE, document, sync_folder, write_atomic
 from llmtop.profiler.units import format_bytes
 from llmtop.trainer.folders import why_not_writable
+from llmtop.trainer.partial import held_partial, sync_all
 from llmtop.trainer.quantize.job import Measured, MeasureJob, Packed, PackJob
 from llmtop.trainer.quantize.plan import matrices, plan_gguf
 from llmtop.trainer.quantize.source import Source
@@ -150,13 +150,8 @@ def aside(out: Path) -> Iterator[Path]:
 
     Raises UsageError where another llmtop writes the same, LlmtopError where it cannot be made.
     """
-    folder = out.absolute().parent / f".{out.name}.partial"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with hold(
-            folder, lambda: UsageError(f"{out} is being written already", why="another llmtop does it now")
-        ):
-            _empty(folder)  # what an earlier one left that was killed
+        with held_partial(out) as folder:
             try:
                 yield folder
             finally:
@@ -182,7 +177,7 @@ def quantize(
     packed = have_done(PackJob(source=str(source.folder), form=target.form, target=str(made)), on_progress)
     if not isinstance(packed, Packed):
         raise JobFailedError("the model could not be packed", why=f"the answer was {packed}")
-    _sync(made)
+    sync_all(made)
     result = Quantized(
         source=found.source,
         form=found.form,
@@ -298,25 +293,6 @@ def _put_in_place(made: Path, out: Path, folder: Path) -> None:
     sync_folder(out.absolute().parent)
 
 
-def _sync(made: Path) -> None:
-    import os
-
-    for path in (made, *made.rglob("*")) if made.is_dir() else (made,):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def _size_bytes(made: Path) -> int:
     files = [made] if made.is_file() else [path for path in made.rglob("*") if path.is_file()]
     return sum(path.stat().st_size for path in files)
-
-
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()

@@ -1,13 +1,11 @@
-"""What is said between the command that packs a model and the processes that do it.
-
-The job is one JSON object on standard input; the answers are JSON objects on standard output, one a line.
-"""
+"""What is said between the command that packs a model and the processes that do it (`trainer.elsewhere`)."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
 from llmtop.profiler.quantized import Perplexity, TensorError
+from llmtop.trainer.elsewhere import Failed
 
 
 class PackJob(Struct, frozen=True, kw_only=True, tag="pack"):
@@ -52,14 +50,6 @@ class Packed(Struct, frozen=True, kw_only=True, tag="packed"):
 
 class Measured(Struct, frozen=True, kw_only=True, tag="measured"):
     perplexity: Perplexity
-
-
-class Failed(Struct, frozen=True, kw_only=True, tag="failed"):
-    """An error for a person, in its three parts."""
-
-    what: str
-    why: str = ""
-    fix: str = ""
 
 
 Job = PackJob | MeasureJob

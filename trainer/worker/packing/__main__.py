@@ -8,8 +8,9 @@ import sys
 import msgspec
 
 from llmtop.presets.errors import LlmtopError
+from llmtop.trainer.elsewhere import Failed
 from llmtop.trainer.pdeath import die_with_parent
-from llmtop.trainer.quantize.job import Answer, Failed, Job, MeasureJob, PackJob
+from llmtop.trainer.quantize.job import Answer, Job, MeasureJob, PackJob
 from llmtop.trainer.quantize.target import Target
 from llmtop.trainer.worker.packing.saying import Say
 

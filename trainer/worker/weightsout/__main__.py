@@ -10,8 +10,9 @@ from typing import NoReturn
 import msgspec
 
 from llmtop.presets.errors import ExitCode, LlmtopError
+from llmtop.trainer.elsewhere import Failed
 from llmtop.trainer.pdeath import die_with_parent
-from llmtop.trainer.weightsjob import Answer, Failed, WeightsJob
+from llmtop.trainer.weightsjob import Answer, WeightsJob
 
 
 def main() -> NoReturn:
