@@ -19,7 +19,9 @@ _INTRODUCTION = Path(__file__).with_name("introduction.md")
 Row = dict[str, Any]
 _MOMENTS = {
     "kills by time": "within 6 s of their launch, which on so busy a machine is most often before the"
-    " first step",
+    " first step"
+    " (their check looked for processes while a killed supervisor was still dying; since then each process is"
+    " waited for by its identity, and what is left a minute later is a problem)",
     "kills": "three in ten within 3 s of their launch, the others within 0.4 s after a random step of"
     " the first 16",
 }
@@ -88,15 +90,15 @@ def _kills(parts: dict[str, list[Row]]) -> str:
         " of one in ten that had saved one the run is resumed.",
         "",
     ]
-    return "\n".join([*lines, *sections])
+    return "\n".join([*lines, "\n".join(sections)])
 
 
 def _killed(rows: list[Row], how: str) -> str:
-    first = rows[0]
+    seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
+    load = statistics.median(row["load"] for row in rows)
     lines = [
-        f"{len(rows)} runs, seed {first['seed']}, {how}, on {first['cores']} cores with other work on"
-        " them (load"
-        f" {statistics.median(row['load'] for row in rows):.0f}):",
+        f"{len(rows)} runs, seed {seeds}, {how}, on {rows[0]['cores']} cores with other work on them"
+        f" (load {load:.0f}):",
         "",
         "| killed | runs | before the first step | after checkpoints | how they ended | with a problem |",
         "|---|---|---|---|---|---|",
@@ -110,7 +112,7 @@ def _killed(rows: list[Row], how: str) -> str:
             f" {', '.join(f'{status} {count}' for status, count in ends.items())} |"
             f" {sum(bool(row['problems']) for row in found)} |"
         )
-    return "\n".join([*lines, "", *_told_problems(rows)])
+    return "\n".join([*lines, "", *_told_problems(rows), ""])
 
 
 def _cuts(parts: dict[str, list[Row]]) -> str:

@@ -1,4 +1,4 @@
-"""Power cuts of real runs, simulated: folders copied while they train, and cut where nothing was synced.
+"""Power cuts of real runs, simulated: folders copied at one moment, and cut where nothing was synced.
 
 What a process had synced before it was told of (specs, complete checkpoints) is in the copy as it was. Every
 log ends at a random byte, and files that need not last, or were being written aside, are cut or missing.
@@ -10,9 +10,11 @@ import random
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks.reliability.runs import KEPT_CHECKPOINTS, tiny_spec, wait_for
 from benchmarks.reliability.sound import command_problems, exports, problems_of
@@ -27,6 +29,7 @@ _GAP_SECONDS = 0.5
 _EARLY_COPIES = 3
 """Of each run, before its first checkpoint."""
 _LAST_BYTES = 2048
+_STILL = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
 _LOGS = (".jsonl", ".log")
 _UNSYNCED = ("bookmark", "supervisor.pid", "live.json", "save.json", "environment.json")
 _COMMANDS = (("ls",), ("report",), ("logs",), ("ls", "--json"))
@@ -52,18 +55,28 @@ def _copy(run: RunDir, root: Path, chance: random.Random, number: int) -> RunDir
         wait_for(lambda: bool(read_state(run).checkpoints), "the first checkpoint")
     time.sleep(chance.uniform(0.0, _GAP_SECONDS))
     target = root / run.run_id
-    # What goes between the listing and the copy, as a checkpoint that gets its name, is what a cut may miss.
-    with suppress(shutil.Error):
-        shutil.copytree(run.path, target, copy_function=_copied, ignore_dangling_symlinks=True)
+    with _standing_still(run):
+        shutil.copytree(run.path, target)
     return RunDir(target)
 
 
-def _copied(source: str, target: str) -> str:
-    # A file may go between the listing and the copy, as one that is renamed.
+@contextmanager
+def _standing_still(run: RunDir) -> Iterator[None]:
+    """A cut is one moment for all processes: none of them goes on while its folder is copied."""
+    identity = run.supervisor_identity()
+    processes = []
+    if identity is not None and identity.alive:
+        supervisor = psutil.Process(identity.pid)
+        processes = [supervisor, *supervisor.children(recursive=True)]
+    for process in processes:
+        process.suspend()
     try:
-        return shutil.copy2(source, target)
-    except FileNotFoundError:
-        return target
+        for process in processes:
+            wait_for(lambda one=process: one.status() in _STILL, f"process {process.pid} standing still")  # type: ignore[misc]
+        yield
+    finally:
+        for process in processes:
+            process.resume()
 
 
 def _cut(path: Path, chance: random.Random) -> int:

@@ -68,12 +68,21 @@ def _is_event(line: bytes) -> bool:
 
 
 def _checkpoint_problems(run: RunDir, kept: int, where: Path) -> list[str]:
-    """The newest `kept` that were reported are there, complete, and every byte of them can be read."""
+    """What was reported is there and can be read to its last byte, unless `kept` newer ones took its place.
+
+    The record may tell of less than there is: a log that was cut ends before the newest of them.
+    """
     said = [event for event in EventTail(run.events_path(0)).poll() if isinstance(event, CheckpointSaved)]
-    newest: dict[int, CheckpointSaved] = {event.step: event for event in said}
+    complete = [
+        progress.step
+        for path in run.checkpoints_dir.glob("step-*")
+        if (progress := read_progress(path)) is not None
+    ]
     found: list[str] = []
-    # The newest may have been written and not reported yet, and the oldest of them is gone by then.
-    for event in sorted(newest.values(), key=lambda one: one.step)[-(kept - 1) :]:
+    for event in {event.step: event for event in said}.values():
+        # One that is being removed may be there in part, once the last of those that replace it counts.
+        if sum(step > event.step for step in complete) >= kept:
+            continue
         path = run.path / Path(event.path).relative_to(where)
         problem = unreadable(path)
         if problem:
