@@ -38,8 +38,11 @@ def kept(path: Path) -> Quantized:
     return msgspec.json.decode(path.read_bytes(), type=Quantized)
 
 
-def test_a_folder_becomes_a_file_with_a_report(llmtop: Llmtop, here: Path) -> None:
+def test_a_folder_becomes_a_file_with_a_report(
+    llmtop: Llmtop, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     make_model(here / "tiny")
+    capsys.readouterr()  # what libraries wrote as they were loaded
     dry = llmtop("quantize", "tiny", "--to", "gguf:Q8_0", "--dry-run", "--json").json()
     assert [path.name for path in here.iterdir()] == ["tiny"]
     made = llmtop("quantize", "tiny", "--to", "gguf:q8_0", "--no-perplexity")
@@ -59,8 +62,11 @@ def test_a_folder_becomes_a_file_with_a_report(llmtop: Llmtop, here: Path) -> No
     assert again.code == 2 and "is there already" in again.err
 
 
-def test_a_run_becomes_a_file_and_its_report_tells_of_it(llmtop: Llmtop, here: Path, runs_root: Path) -> None:
+def test_a_run_becomes_a_file_and_its_report_tells_of_it(
+    llmtop: Llmtop, here: Path, runs_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = saved_run(runs_root / "20261130-120000-hand-made-0001", scale=0.1)
+    capsys.readouterr()
     made = llmtop("quantize", "latest", "--to", "gguf:Q4_0", "--out", "run.gguf", "--json", "--no-perplexity")
     assert made.code == 0, made.err
     found = made.json()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.quantized import Quantized
-from llmtop.trainer.quantize import convert, working
+from llmtop.trainer.quantize import convert
 from llmtop.trainer.quantize.convert import Choice, aside, measured, outlook, quantize
 from llmtop.trainer.quantize.job import Packed, PackJob
 from llmtop.trainer.quantize.source import read_source
@@ -178,7 +179,13 @@ def test_a_process_that_dies_is_told_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, out = make_model(tmp_path / "tiny"), tmp_path / "a.gguf"
-    monkeypatch.setattr(working, "MODULE", "tests.worker.dying_packer")
+    start = subprocess.Popen
+
+    def another(command: list[str], **keys: Any) -> subprocess.Popen[bytes]:
+        process: subprocess.Popen[bytes] = start([*command[:-1], "tests.worker.dying_packer"], **keys)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", another)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with pytest.raises(LlmtopError, match="was killed"):
         made(folder, "gguf:Q8_0", out)
