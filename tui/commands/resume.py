@@ -11,6 +11,7 @@ from llmtop.profiler.record import rundir
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.hosts import read_hosts
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.trainer import control
 from llmtop.trainer.change.afterend import fix_numbered, plan_after_end, require_more_steps, resume_changed
 from llmtop.trainer.change.plan import require_fit
 from llmtop.trainer.change.restagefolder import restage_folders
@@ -20,6 +21,8 @@ from llmtop.tui.asking.changetext import change_lines
 from llmtop.tui.commandline.arguments import RUN_HELP
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.launching import add_how_to_watch, watch_as_asked
+
+_LEAVE_SECONDS = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,6 +81,9 @@ def _resume_changed(found: RunDir, state: RunState, args: argparse.Namespace) ->
 
 def _require_ended(found: RunDir, state: RunState, words: Sequence[str]) -> None:
     require_trainer(found)
+    if state.ended is not None:
+        # Its supervisor may have to put something away before it leaves.
+        control.wait_for_end(found, _LEAVE_SECONDS)
     if found.supervisor_alive():
         raise UsageError(f"run {found.run_id} is going on", fix=f"watch it: llmtop attach {found.run_id}")
     has_all_steps = state.status == "completed" and state.unsaved is None
