@@ -286,12 +286,14 @@ def _traced_block(spec: RunSpec, sizes: Sizes, traced: Traced) -> BlockBytes:
     adapters = sizes.lora_modules * sizes.lora_rank * sizes.dtype_bytes
     extra, freed = mlp_backward(spec, sizes)
     in_attention = False
+    qat = qat_bytes(spec, sizes.dtype_bytes, output_copied=False)
     if plain_attention(spec):
         in_softmax, given_back = _softmax_backward(spec, sizes)
         if in_softmax - given_back > extra - freed:
             extra, freed, in_attention = in_softmax, given_back, True
     return BlockBytes(
         saved=cost.saved_bytes
+        + qat.token_saved
         + round(cost.saved_bytes_per_key * sizes.seq_len)
         + cost.fixed_bytes // sizes.tokens
         + adapters,
@@ -300,6 +302,7 @@ def _traced_block(spec: RunSpec, sizes: Sizes, traced: Traced) -> BlockBytes:
         backward_freed=freed,
         peak_in_attention=in_attention,
         gradient=hidden,
+        saved_weights=qat.block_saved,
     )
 
 

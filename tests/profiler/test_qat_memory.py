@@ -10,6 +10,8 @@ import torch
 from msgspec.structs import replace
 
 from llmtop.presets import catalog
+from llmtop.presets.hf.canonical import canonical
+from llmtop.presets.hf.config import read_shape
 from llmtop.presets.spec import GpuSpec, RunOptions, RunSpec
 from llmtop.profiler.memory.backward import _block_alive, _kept, _pass
 from llmtop.profiler.memory.blocks import block_bytes
@@ -19,11 +21,14 @@ from llmtop.profiler.memory.result import Component, Moment
 from llmtop.profiler.memory.sizes import sizes_of
 from llmtop.profiler.memory.states import state_bytes
 from llmtop.profiler.probes import trace_model
+from llmtop.profiler.probes.trace_model import trace
 from llmtop.profiler.probes.trace_sizes import blocks_of
 from llmtop.trainer.worker.qat import prepare
 from tests.profiler.live_bytes import block_backward_bytes
 from tests.profiler.test_activations_real import BATCH, LENGTH, build, kept_bytes, run_spec
 from tests.profiler.test_memory_cpu import spec_of
+from tests.profiler.test_trace_model import KNOWN
+from tests.profiler.test_trace_model import spec_of as spec_of_traced
 
 torchao = pytest.importorskip("torchao", reason="the extra `qat` is not installed")
 
@@ -58,6 +63,18 @@ def test_a_block_keeps_what_the_formula_says(family: str, kind: Any, precision: 
     block = block_bytes(spec, sizes_of(spec))
     predicted = block.saved * BATCH * LENGTH + block.saved_weights
     assert predicted == pytest.approx(measured[1] - measured[0], rel=0.005)
+
+
+@pytest.mark.parametrize("kind", ["int4-weight-only", "int8-int4"])
+def test_a_traced_model_has_its_copies_too(kind: str) -> None:
+    config = canonical(KNOWN["llama"], "llama")
+    counted, traced = read_shape(config, "llama", "llama"), trace(config)
+    by_formula, by_trace = (
+        block_bytes(spec, sizes_of(spec))
+        for spec in (spec_of_traced(one, config, qat=kind, seq_len=256) for one in (counted, traced))
+    )
+    assert by_trace.saved_weights == by_formula.saved_weights > 0
+    assert by_trace.saved == pytest.approx(by_formula.saved, rel=0.01)
 
 
 BLOCKS = 3
