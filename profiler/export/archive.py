@@ -26,8 +26,9 @@ from llmtop.profiler.export.packing import Packer
 from llmtop.profiler.export.secrets import Scrubber
 from llmtop.profiler.export.tables import TABLES, Table, TableWriter
 from llmtop.profiler.fold.runstate import RunState
-from llmtop.profiler.record.feed import RunStream, read_state
+from llmtop.profiler.record.feed import LateLine, RunStream, read_state
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.segments import base_name, segments_of
 from llmtop.profiler.record.unwritable import unwritable
 from llmtop.profiler.record.wholefile import document, random_hex, sync_folder
 from llmtop.profiler.report.history import History, HistoryBuilder
@@ -83,7 +84,7 @@ def export_run(
         )
     known = os.environ if environment is None else environment
     with _aside(path) as folder:
-        made = _Archive(run, folder, known, chosen, parquet=parquet).write()
+        made = _make(run, folder, known, chosen, parquet=parquet)
         made.path.replace(path)
         sync_folder(path.absolute().parent)
     return Exported(
@@ -105,6 +106,19 @@ class _Made(Struct, frozen=True, kw_only=True):
     left_out: tuple[LeftOut, ...]
 
 
+def _make(
+    run: RunDir, folder: Path, environment: Mapping[str, str], choices: Choices, *, parquet: bool
+) -> _Made:
+    """Anew where the record was thinned meanwhile: no archive holds a part of its old and new files."""
+    while True:
+        place = folder / random_hex(3)
+        place.mkdir()
+        try:
+            return _Archive(run, place, environment, choices, parquet=parquet).write()
+        except LateLine:
+            shutil.rmtree(place)
+
+
 class _Archive:
     """One archive on its way."""
 
@@ -118,12 +132,15 @@ class _Archive:
         self._left = tuple(left)
 
     def write(self) -> _Made:
+        """Raises LateLine where the record was thinned meanwhile."""
         path = self._folder / "archive.zip"
         packer = Packer(path, self._run.run_id, self._packers)
         with ThreadPoolExecutor(1, "llmtop-pack") as thread:
             packed = deque(thread.submit(packer.add_member, member) for member in self._members)
             try:
                 self._add_views(packer, packed, thread)
+                if any(map(_is_of_thinned, packer.gone)):
+                    raise LateLine
                 packer.finish()
             except BaseException:
                 for waiting in packed:
@@ -209,6 +226,11 @@ class _Archive:
             left_out=self._left,
             secrets_removed=self._scrubber.count + self._packers.count,
         )
+
+
+def _is_of_thinned(path: Path) -> bool:
+    base = base_name(path.name)
+    return base is not None and segments_of(path.with_name(base)).until > 0
 
 
 def _raise_first(packed: deque[Future[None]]) -> None:

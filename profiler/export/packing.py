@@ -46,6 +46,8 @@ class Packer:
         self._root, self._scrubber = root, scrubber
         self.sizes: dict[str, int] = {}
         """Name to bytes before compression."""
+        self.gone: list[Path] = []
+        """Members that were not there any more."""
 
     def finish(self) -> None:
         """Write the directory; the file is then whole, and on the disk."""
@@ -71,7 +73,7 @@ class Packer:
                 else:
                     self._add_lines(member, source)
         except FileNotFoundError:
-            return
+            self.gone.append(member.path)
 
     def add_bytes(self, name: str, content: bytes) -> None:
         """Content that was made without secrets."""

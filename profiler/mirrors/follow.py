@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.spec import RunSpec
@@ -11,7 +12,8 @@ from llmtop.profiler.export.secrets import Scrubber
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.mirrors.scalars import Rows
 from llmtop.profiler.mirrors.targets import Asked, Described, Target, open_targets
-from llmtop.profiler.record.feed import RunReader, RunStream
+from llmtop.profiler.record.events import AnyEvent
+from llmtop.profiler.record.feed import LateLine, RunReader, RunStream
 from llmtop.profiler.record.rundir import RunDir
 
 POLL_SECONDS = 1.0
@@ -48,11 +50,11 @@ def describe(run: RunDir, environment: Mapping[str, str]) -> Described:
 
 
 def _follow(run: RunDir, targets: list[Target], pause: Callable[[], None]) -> int:
-    stream, reader, rows, written = RunStream(run), RunReader(run), Rows(), 0
+    events, reader, rows, written = _Events(run), RunReader(run), Rows(), 0
     while True:
         # Asked before reading: what a run writes before its end is then read too.
         status = reader.poll().status
-        for batch in stream.batches():
+        for batch in events.new():
             for row in rows.of(batch):
                 written += 1
                 for target in targets:
@@ -64,3 +66,23 @@ def _follow(run: RunDir, targets: list[Target], pause: Callable[[], None]) -> in
                 target.close(status)
             return written
         pause()
+
+
+class _Events:
+    """Each event of a run once, also where its record is thinned under this reader."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._stream = RunStream(run)
+        self._given_until = self._known_until = -math.inf
+        """Times of the newest event given, and of that at the newest beginning."""
+
+    def new(self) -> Iterator[list[AnyEvent]]:
+        while True:
+            try:
+                for batch in self._stream.batches():
+                    yield [event for event in batch if event.t > self._known_until]
+                    self._given_until = max(self._given_until, *(event.t for event in batch))
+                return
+            except LateLine:
+                self._stream, self._known_until = RunStream(self._run), self._given_until

@@ -15,7 +15,7 @@ from msgspec import Struct
 from llmtop.profiler.record.deviceevents import DeviceSample
 from llmtop.profiler.record.eventbase import rank_of
 from llmtop.profiler.record.events import AnyEvent, HardwareSampled, StepFinished
-from llmtop.profiler.record.feed import RunStream
+from llmtop.profiler.record.feed import LateLine, RunStream
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.envelope import Envelope, EnvelopeBuilder
 
@@ -125,7 +125,11 @@ class HistoryBuilder:
 
 def read_history(run: RunDir) -> History:
     """From the whole record as it is now."""
-    builder = HistoryBuilder()
-    for batch in RunStream(run).batches():
-        builder.add(batch)
-    return builder.freeze()
+    while True:
+        builder = HistoryBuilder()
+        try:
+            for batch in RunStream(run).batches():
+                builder.add(batch)
+        except LateLine:
+            continue  # it was thinned meanwhile: what is left of it is read from its beginning
+        return builder.freeze()

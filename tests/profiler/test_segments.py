@@ -13,9 +13,12 @@ from msgspec.structs import replace
 
 from benchmarks.ui_runs import BEGAN, sample_event, step_event
 from llmtop.profiler.export.archive import export_run
+from llmtop.profiler.export.contents import Member
 from llmtop.profiler.export.importing import import_run
+from llmtop.profiler.export.packing import Packer
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.mirrors.follow import _Events
 from llmtop.profiler.record.bookmark import ended_summary
 from llmtop.profiler.record.bookmarking import Bookmarker
 from llmtop.profiler.record.changeevents import ChangeApplied
@@ -406,6 +409,36 @@ def test_a_reader_inside_what_is_thinned_begins_anew(run: RunDir) -> None:
     assert replay.complete and replay._front_state.ranks[0].steps_seen == 300
     with pytest.raises(NoSuchPlace):
         Cursor((run.events_path(0),), (place,))
+
+
+def test_a_mirror_tells_no_step_twice_where_it_is_thinned(run: RunDir) -> None:
+    events = _Events(run)
+    batches = events.new()
+    told = next(batches)
+    thin_all(run)
+    told += [event for batch in batches for event in batch]
+    of_rank = [event.step for event in told if isinstance(event, StepFinished) and event.src == "rank0"]
+    assert of_rank == sorted(set(of_rank)) and of_rank[-1] == 300
+    assert any(isinstance(event, LogThinned) for event in told)
+
+
+def test_an_archive_is_made_anew_where_the_record_is_thinned_under_it(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = RunEnded(t=BEGAN + 301, state="completed", reason="done")
+    write(run.events_path("supervisor"), [end], "supervisor")
+    add_member = Packer.add_member
+
+    def thinned(packer: Packer, member: Member) -> None:
+        if member.name == "rank-0.1.jsonl":
+            thin_all(run)
+        add_member(packer, member)
+
+    monkeypatch.setattr(Packer, "add_member", thinned)
+    export_run(run, tmp_path / "run.zip")
+    imported = import_run(tmp_path / "run.zip", tmp_path / "other")
+    assert segments_of(imported.events_path(0)) == segments_of(run.events_path(0))
+    assert read_state(imported).ranks[0].steps_seen == 300
 
 
 def test_names(tmp_path: Path) -> None:
