@@ -28,9 +28,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fuzzing import hypothetical
+from benchmarks.fuzzing import hypothetical, large
 from benchmarks.fuzzing.running import CASE_SECONDS, run_part, show
 from benchmarks.fuzzing.table import TARGETS
+from benchmarks.fuzzing.target import Target
 from llmtop.profiler.units import format_bytes, format_seconds
 
 RESULTS = Path(__file__).parent / "results" / "fuzz.jsonl"
@@ -52,6 +53,7 @@ def main() -> int:
     )
     parser.add_argument("--engine", choices=("seeded", "hypothesis"), default="seeded")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--large", action="store_true", help="files of 100 MB instead, 24 for each reader")
     parser.add_argument("--summary", action="store_true")
     parser.add_argument("--show", nargs=2, metavar=("TARGET", "NUMBER"))
     parser.add_argument("--part", nargs=5, help=argparse.SUPPRESS)
@@ -62,14 +64,23 @@ def main() -> int:
         return show(args.show[0], int(args.show[1]))
     if args.summary:
         return summary(_rows(args.out))
-    run_all(args.out, args.cases, args.minutes, args.target, args.engine)
+    table = large.TARGETS if args.large else TARGETS
+    cases = 24 * len(table) if args.large else args.cases
+    run_all(args.out, cases, args.minutes, args.target, args.engine, table)
     return summary(_rows(args.out))
 
 
-def run_all(out: Path, cases: int, minutes: float, words: list[str], engine: str) -> None:
+def run_all(
+    out: Path,
+    cases: int,
+    minutes: float,
+    words: list[str],
+    engine: str,
+    table: tuple[Target, ...] = TARGETS,
+) -> None:
     """Every target gets its share, a part of each in turn."""
     end = time.monotonic() + 60 * minutes
-    chosen = [target for target in TARGETS if not words or any(word in target.name for word in words)]
+    chosen = [target for target in table if not words or any(word in target.name for word in words)]
     unit = cases / sum(target.share for target in chosen)
     wanted = {target.name: round(unit * target.share) for target in chosen}
     done = Counter[str]()
@@ -135,7 +146,7 @@ def _watched(child: subprocess.Popen[str], at: mmap.mmap) -> bool:
 
 def _child(name: str, first: str, count: str, engine: str, place: str) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
-    target = next(target for target in TARGETS if target.name == name)
+    target = next(target for target in (*TARGETS, *large.TARGETS) if target.name == name)
     with (Path(place) / "at").open("r+b") as file, mmap.mmap(file.fileno(), 8) as at:
 
         def note(number: int) -> None:

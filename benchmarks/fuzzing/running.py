@@ -59,7 +59,6 @@ class Tally:
         self._began = time.process_time()
 
     def count(self, target: Target, maker: Maker, place: Path, number: int) -> None:
-        self._cases += 1
         began = time.process_time()
         try:
             with limited() as held:
@@ -70,6 +69,8 @@ class Tally:
         else:
             self._causes[cause] += bool(cause)
             self._taken += not cause
+        # Not one that Hypothesis has broken off, by what is no Exception.
+        self._cases += 1
         self._slowest_seconds = max(self._slowest_seconds, time.process_time() - began)
 
     @property

@@ -22,7 +22,7 @@ _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|/\S+|[-+]?\d[\d.,e+-]*|[^\x20-\x7e]+"
 
 Make = Callable[[Maker, Path], None]
 """Writes a case's input into its folder."""
-Act = Callable[[Path], None]
+Act = Callable[[Path], object]
 """Does with it what the product does; refuses with an error of ours."""
 
 
