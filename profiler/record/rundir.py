@@ -1,4 +1,4 @@
-"""The only module that knows where runs live and what their files are called.
+"""The only module that knows where runs live and what their files are called (`settingfiles.py`: some).
 
 A run is a folder of mode 0700:
     spec.json            the resolved RunSpec
@@ -34,34 +34,38 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from llmtop.presets.errors import LlmtopError, UsageError
-from llmtop.presets.foreign import read_json, why_unreadable
-from llmtop.presets.possible import impossible
+from llmtop.presets.foreign import read_json
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.naming import meant
 from llmtop.profiler.record.processidentity import ProcessIdentity, process_identity
 from llmtop.profiler.record.remote import read_remote
 from llmtop.profiler.record.segments import base_name
+from llmtop.profiler.record.settingfiles import (
+    DEEPSPEED,
+    IN_FORCE,
+    PREDICTION,
+    SPEC,
+    read_document,
+    read_spec,
+    write_setting,
+)
+from llmtop.profiler.record.settingfiles import InForce as InForce
 from llmtop.profiler.record.wholefile import document, random_hex, sync_folder, write_atomic
 
 SUPERVISOR = "supervisor"
 HARDWARE = "hardware"
 
-_SPEC = "spec.json"
-_PREDICTION = "prediction.json"
-_DEEPSPEED = "deepspeed.json"
 _SETTINGS = "settings"
-_IN_FORCE = "in-force.json"
 _IMPORTED = "imported.json"
 _RANK_FILE = re.compile(r"rank-(\d+)\.jsonl")
 """The first file of a rank's events; `segments.py` knows of those after it."""
 _SHELL_ACTS_ON = re.compile(r"""[;&|<>()$`\\"'*?\[\]{}#!~^]""")
-_T = TypeVar("_T")
 
 
 def runs_root() -> Path:
@@ -85,18 +89,6 @@ def runs_root() -> Path:
             fix="set LLMTOP_RUNS_DIR to a folder; it is made where it is not there yet",
         )
     return root
-
-
-class InForce(msgspec.Struct, frozen=True, kw_only=True):
-    """The setting that a run trains on."""
-
-    setting: int = 0
-    """0: as launched."""
-    fall_back: int | None = None
-    """While the setting has not proved itself: the one to go back to."""
-    ended_on: int | None = None
-    """Of a run that is to go on with another setting than it ended with: the one that it ended with. Its next
-    supervisor takes that into the record."""
 
 
 class RunDir:
@@ -128,13 +120,13 @@ class RunDir:
             aside.mkdir(mode=0o700)
             for folder in ("control", "checkpoints"):
                 (aside / folder).mkdir(mode=0o700)
-            _write_setting(aside, spec, prediction, deepspeed_config)
+            write_setting(aside, spec, prediction, deepspeed_config)
             aside.rename(final)
             sync_folder(root)
         except OSError as error:
             raise LlmtopError(
                 f"cannot create a run in {root}",
-                why=_reason(error),
+                why=error.strerror or str(error),
                 fix="make the folder writable, free some space, or set LLMTOP_RUNS_DIR to another folder",
             ) from error
         run = cls(final)
@@ -159,8 +151,8 @@ class RunDir:
         number = self.in_force().setting if setting is None else setting
         if number not in self._specs:
             self._require_plain_name()
-            path = self._setting_dir(number) / _SPEC
-            self._specs[number] = _possible(path, _read_json(path, RunSpec))
+            path = self._setting_dir(number) / SPEC
+            self._specs[number] = read_spec(path)
         return self._specs[number]
 
     def _require_plain_name(self) -> None:
@@ -175,24 +167,24 @@ class RunDir:
     def prediction(self, setting: int | None = None) -> Prediction:
         number = self.in_force().setting if setting is None else setting
         if number not in self._predictions:
-            self._predictions[number] = _read_json(self._setting_dir(number) / _PREDICTION, Prediction)
+            self._predictions[number] = read_document(self._setting_dir(number) / PREDICTION, Prediction)
         return self._predictions[number]
 
     def deepspeed_config(self, setting: int | None = None) -> dict[str, Any]:
         number = self.in_force().setting if setting is None else setting
-        return _read_json(self._setting_dir(number) / _DEEPSPEED, dict[str, Any])
+        return read_document(self._setting_dir(number) / DEEPSPEED, dict[str, Any])
 
     def in_force(self) -> InForce:
         """The setting in force; raises LlmtopError when the file that names it is damaged."""
-        path = self.path / _IN_FORCE
-        return _read_json(path, InForce) if path.exists() else InForce()
+        path = self.path / IN_FORCE
+        return read_document(path, InForce) if path.exists() else InForce()
 
     def put_in_force(
         self, setting: int, *, fall_back: int | None = None, ended_on: int | None = None
     ) -> None:
         """From now on whoever asks for the run's spec gets that setting's."""
         in_force = InForce(setting=setting, fall_back=fall_back, ended_on=ended_on)
-        write_atomic(self.path / _IN_FORCE, document(in_force))
+        write_atomic(self.path / IN_FORCE, document(in_force))
 
     def add_setting(self, spec: RunSpec, prediction: Prediction, deepspeed_config: dict[str, Any]) -> int:
         """Keep a setting that is to be tried; its number. It appears whole or not at all."""
@@ -202,7 +194,7 @@ class RunDir:
         number = max(numbers, default=0) + 1
         aside = folder / f".{number}.{random_hex(3)}.new"
         aside.mkdir(mode=0o700)
-        _write_setting(aside, spec, prediction, deepspeed_config)
+        write_setting(aside, spec, prediction, deepspeed_config)
         aside.rename(self._setting_dir(number))
         sync_folder(folder)
         return number
@@ -212,15 +204,15 @@ class RunDir:
 
     @property
     def spec_path(self) -> Path:
-        return self.path / _SPEC
+        return self.path / SPEC
 
     @property
     def prediction_path(self) -> Path:
-        return self.path / _PREDICTION
+        return self.path / PREDICTION
 
     @property
     def deepspeed_path(self) -> Path:
-        return self.path / _DEEPSPEED
+        return self.path / DEEPSPEED
 
     @property
     def environment_path(self) -> Path:
@@ -399,7 +391,7 @@ def list_runs(root: Path) -> tuple[RunDir, ...]:
         return ()
     for name in names:
         try:
-            written = (root / name / _SPEC).stat().st_mtime_ns
+            written = (root / name / SPEC).stat().st_mtime_ns
         except OSError:
             continue  # not a run, or one that is being removed
         # Two runs of one second differ in a random ending; their specs tell which came later.
@@ -437,37 +429,3 @@ def _rank_stem(rank: int | str) -> str:
     if not number.isdigit():
         raise ValueError(f"not a rank: {rank!r}")
     return f"rank-{int(number)}"
-
-
-def _write_setting(
-    folder: Path, spec: RunSpec, prediction: Prediction, deepspeed_config: dict[str, Any]
-) -> None:
-    """The three documents of a setting."""
-    write_atomic(folder / _SPEC, document(spec))
-    write_atomic(folder / _PREDICTION, document(prediction))
-    write_atomic(folder / _DEEPSPEED, document(deepspeed_config))
-
-
-def _read_json(path: Path, kind: type[_T]) -> _T:
-    try:
-        return read_json(path, kind)
-    except (OSError, msgspec.MsgspecError) as error:
-        why = why_unreadable(error)
-    raise LlmtopError(
-        f"cannot read {path}",
-        why=why,
-        fix="another version of llmtop made the run, or it is damaged; remove its folder if it is not needed",
-    )
-
-
-def _possible(path: Path, spec: RunSpec) -> RunSpec:
-    """The same; raises LlmtopError for one of no run."""
-    if problem := impossible(spec):
-        raise LlmtopError(
-            f"cannot read {path}", why=problem, fix="remove the run's folder if it is not needed"
-        )
-    return spec
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
