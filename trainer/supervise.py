@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -36,6 +34,7 @@ from llmtop.trainer.supervisor.healing import Healer
 from llmtop.trainer.supervisor.hostmemory import HostMemoryWatch
 from llmtop.trainer.supervisor.journal import Journal
 from llmtop.trainer.supervisor.lifeline import run_started, supervisor_failed
+from llmtop.trainer.supervisor.logline import log_line
 from llmtop.trainer.supervisor.memoryend import MemoryFixes
 from llmtop.trainer.supervisor.nvmetrial import report_nvme
 from llmtop.trainer.supervisor.onlyone import only_supervisor
@@ -63,7 +62,7 @@ class Supervisor:
         self.run_dir = run
         self.spec = run.spec()
         self.environment = environment
-        self.events = Journal(run.events_path(SUPERVISOR), SUPERVISOR, log=_log)
+        self.events = Journal(run.events_path(SUPERVISOR), SUPERVISOR, log=log_line)
         self.ranks = Ranks() if ranks is None else ranks
         self.progress = Progress(run, self.spec.world_size)
         self.graces = Graces.from_environment(environment)
@@ -78,7 +77,7 @@ class Supervisor:
             self._start_ranks,
             self.events.write,
             self._requests.answer,
-            _log,
+            log_line,
             ready_seconds=self.graces.ready,
         )
         self.snapshots = Snapshots(run, self.events.write, self._requests.answer)
@@ -86,14 +85,14 @@ class Supervisor:
         self.save_asked = False
         self._stops: list[control.Request] = []
         """Requests that are answered again when the run has ended."""
-        self._trouble = Trouble(extensions_dir(environment), self.spec.options, self.events.write, _log)
+        self._trouble = Trouble(extensions_dir(environment), self.spec.options, self.events.write, log_line)
         self._oom = OomWatch()
-        self._hardware = HardwareWatch(run, self.events.write, _log)
-        self._bookmark = BookmarkWatch(run, _log)
-        self._thinning = ThinWatch(run, _log)
+        self._hardware = HardwareWatch(run, self.events.write, log_line)
+        self._bookmark = BookmarkWatch(run, log_line)
+        self._thinning = ThinWatch(run, log_line)
         self._folder = FolderWatch(run, self.graces.folder)
-        self._memory = HostMemoryWatch(run, self.events.write, _log)
-        self._healer = Healer(run, self.events.write, _log)
+        self._memory = HostMemoryWatch(run, self.events.write, log_line)
+        self._healer = Healer(run, self.events.write, log_line)
         self._wakeup = Wakeup(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
@@ -120,7 +119,7 @@ class Supervisor:
         forget_snapshots(run)
         self.spec = run.spec()
         # Before the ranks, which would disturb it.
-        report_nvme(run, self.spec, self.events.write, _log)
+        report_nvme(run, self.spec, self.events.write, log_line)
         extensions = extensions_dir(self.environment)
         extensions.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._trouble.remove_stale_locks()
@@ -151,7 +150,7 @@ class Supervisor:
         try:
             let_go(self.run_dir, setting)
         except OSError as error:
-            _log(f"the ranks that stood by cannot be let go: {error}")
+            log_line(f"the ranks that stood by cannot be let go: {error}")
             self.ranks.end_standby()
             self._start_ranks()
             return
@@ -169,7 +168,7 @@ class Supervisor:
         self.exits, self.killed = [], set()
         self.patience = Patience(self.graces.kill)
         self.progress = Progress(self.run_dir, self.spec.world_size, last_step=self.progress.last_step)
-        self._memory = HostMemoryWatch(self.run_dir, self.events.write, _log)
+        self._memory = HostMemoryWatch(self.run_dir, self.events.write, log_line)
         self.snapshots.forget("the ranks were started again")
         if len(self.ranks.standby) == self.spec.world_size:
             self._let_standby_go()
@@ -245,7 +244,7 @@ class Supervisor:
         for exit_ in exits:
             self._note_exit(exit_)
         if left:
-            _log(f"cannot end processes {', '.join(map(str, left))}")
+            log_line(f"cannot end processes {', '.join(map(str, left))}")
         self.progress.poll()
         self.changes.poll(self.progress, self._hardware.host)
         self._hardware.tell_xids()
@@ -269,7 +268,7 @@ class Supervisor:
         return "; ".join(filter(None, [fix, kept, how_to_go_on(self.run_dir)])) if kept else fix
 
     def _story(self) -> Story:
-        progress, fixes = self.progress, MemoryFixes(self.run_dir, _log)
+        progress, fixes = self.progress, MemoryFixes(self.run_dir, log_line)
         return Story(
             world_size=self.spec.world_size,
             exits=tuple(self.exits),
@@ -306,7 +305,7 @@ class Supervisor:
 
     def _told_to_end(self, number: signal.Signals) -> None:
         """A first signal ends the run with a checkpoint, a second one at once."""
-        _log(f"received {number.name}")
+        log_line(f"received {number.name}")
         if not self.stop_asked:
             self._begin_stop(save=True)
             return
@@ -360,25 +359,18 @@ class Supervisor:
             self.patience.wait(0.0, "made no step after the relaunch")
 
 
-def _log(line: str) -> None:
-    """A line in supervisor.log. A full disk must not end what the line tells of: it is then left out."""
-    with suppress(OSError):
-        sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
-        sys.stderr.flush()
-
-
 def _supervise_script(run: RunDir) -> RunEnded:
     # It predicts, which the others leave to whoever launches: a tenth of a second of imports.
     from llmtop.trainer.script.supervisor import ScriptSupervisor
 
-    return ScriptSupervisor(run, _log).run()
+    return ScriptSupervisor(run, log_line).run()
 
 
 def _lead_hosts(run: RunDir) -> RunEnded:
     # Most runs have one machine.
     from llmtop.trainer.hosts.lead import Lead
 
-    return Lead(run, _log).run()
+    return Lead(run, log_line).run()
 
 
 def main(arguments: list[str], ranks: Ranks | None = None) -> int:
@@ -390,7 +382,7 @@ def main(arguments: list[str], ranks: Ranks | None = None) -> int:
             end = _supervise_script(run)
         else:
             end = _lead_hosts(run) if read_hosts(run) else Supervisor(run, ranks=ranks).run()
-        BookmarkWatch(run, _log).finish()
+        BookmarkWatch(run, log_line).finish()
     if end.state == "out_of_memory":
         return ExitCode.OUT_OF_MEMORY
     return ExitCode.JOB_FAILED if end.state == "failed" else ExitCode.DONE

@@ -42,6 +42,7 @@ from llmtop.trainer.supervisor.extensions import extensions_dir
 from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
 from llmtop.trainer.supervisor.journal import Journal
 from llmtop.trainer.supervisor.lifeline import run_started, supervisor_failed
+from llmtop.trainer.supervisor.logline import log_line
 from llmtop.trainer.supervisor.patience import Graces, Patience
 from llmtop.trainer.supervisor.rankenv import free_port, rank_environment, worker_command
 from llmtop.trainer.supervisor.ranks import RankExit, Ranks, adopt_orphans
@@ -63,14 +64,14 @@ class HostSupervisor:
         self.spec = run.spec()
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, run.host.slots))} if hosts.choose_devices else {}
         self.environment = {**environment, **visible}
-        self.events = Journal(run.events_path(SUPERVISOR), SUPERVISOR, log=_log)
+        self.events = Journal(run.events_path(SUPERVISOR), SUPERVISOR, log=log_line)
         self.ranks = Ranks()
         self.graces = Graces.from_environment(environment)
         self._patience = Patience(self.graces.kill)
         self._orders = orders.OrderTail(run.orders_path, begin)
         self._hardware: HardwareWatch | None = None
         self._summary = SummaryWatch(run)
-        self._thinning = ThinWatch(run, _log)
+        self._thinning = ThinWatch(run, log_line)
         self._standby: dict[int, int] = {}
         self._lead = LeadWatch(lead_beat_path(run))
         self._beat_due = 0.0
@@ -114,7 +115,7 @@ class HostSupervisor:
             self._end = RunEnded(state="failed", reason=about.problem, fix=about.fix)
             return
         extensions_dir(self.environment).mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._hardware = HardwareWatch(run, self.events.write, _log)
+        self._hardware = HardwareWatch(run, self.events.write, log_line)
         self._hardware.sample({})
         self._hardware.tell_topology()
 
@@ -159,7 +160,7 @@ class HostSupervisor:
 
     def _begin_end(self, why: str) -> None:
         """The ranks are to save and end: with those of the other hosts, where these are told the same."""
-        _log(why)
+        log_line(why)
         self._told_to_end += 1
         self.ranks.end_standby()
         if not self.ranks.alive:
@@ -289,10 +290,10 @@ class SummaryWatch:
         except (OSError, LlmtopError) as error:
             # Most likely a full disk, which may have room again.
             if not self._fails:
-                _log(f"a summary is left out: {error}")
+                log_line(f"a summary is left out: {error}")
             self._fails = True
         except Exception:  # noqa: BLE001 - training matters more than its pictures; supervisor.log shows it
-            _log(f"ranks are no longer summed up:\n{traceback.format_exc()}")
+            log_line(f"ranks are no longer summed up:\n{traceback.format_exc()}")
             self._summariser = None
 
 
@@ -322,12 +323,6 @@ def _visible_gpus() -> int | None:
         return None if reader.problem else len(reader.visible_indices())
     finally:
         reader.close()
-
-
-def _log(line: str) -> None:
-    with suppress(OSError):
-        sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
-        sys.stderr.flush()
 
 
 def _number(hosts: Hosts, name: str, environment: Mapping[str, str]) -> int:
