@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.segments import SEGMENT_BYTES, log_bytes
@@ -21,7 +23,10 @@ class ThinWatch:
         self._run, self._log, self._bounds = run, log, bounds
         self._due = time.monotonic() + _LOOK_SECONDS
         self._thread: threading.Thread | None = None
-        self._failed = ""
+        self._told: set[str] = set()
+        """Why logs could not be thinned, each once."""
+        self._left: set[Path] = set()
+        """Logs that are not thinned any more."""
 
     def turn(self) -> None:
         """Called at each turn of the supervisor; it looks once in half a minute."""
@@ -45,15 +50,18 @@ class ThinWatch:
     def _thin_all(self, spared_bytes: int = 0) -> None:
         most = self._bounds.whole + self._bounds.thinned + spared_bytes
         for path in self._run.event_logs():
-            if log_bytes(path) <= most:
+            if path in self._left or log_bytes(path) <= most:
                 continue
+            freed = 0
             try:
                 freed = thin(path, self._bounds)
             except OSError as error:
                 # Most likely a full disk: the log is as it was, and tried again.
-                if str(error) != self._failed:
+                if str(error) not in self._told:
                     self._log(f"{path.name} cannot be thinned: {error}")
-                self._failed = str(error)
-                return
+                self._told.add(str(error))
+            except Exception:  # noqa: BLE001 - training matters more than a short record; supervisor.log shows it
+                self._log(f"{path.name} is thinned no more:\n{traceback.format_exc()}")
+                self._left.add(path)
             if freed:
                 self._log(f"{path.name} was thinned: {format_bytes(freed)} less")
