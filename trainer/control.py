@@ -148,20 +148,30 @@ def _read(path: Path) -> Request | NotARequest:
 
 def answers(run: RunDir) -> dict[str, tuple[ControlAnswered, ...]]:
     """Every answer so far by request, in the order given."""
-    found: dict[str, tuple[ControlAnswered, ...]] = {}
-    for event in EventTail(run.events_path(SUPERVISOR)).poll():
-        if isinstance(event, ControlAnswered):
-            found[event.request_id] = (*found.get(event.request_id, ()), event)
-    return found
+    return _Answers(run).poll()
+
+
+class _Answers:
+    """The same for whoever waits: what was read is not read again."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._tail = EventTail(run.events_path(SUPERVISOR))
+        self._found: dict[str, tuple[ControlAnswered, ...]] = {}
+
+    def poll(self) -> dict[str, tuple[ControlAnswered, ...]]:
+        for event in self._tail.poll():
+            if isinstance(event, ControlAnswered):
+                self._found[event.request_id] = (*self._found.get(event.request_id, ()), event)
+        return self._found
 
 
 def wait_for_answer(run: RunDir, request_id: str, timeout: float) -> ControlAnswered | None:
     """The first answer to a request; None while there is none, or when no supervisor is left to give one."""
-    deadline = time.monotonic() + timeout
+    deadline, answered = time.monotonic() + timeout, _Answers(run)
     while True:
         # Asked before reading: a supervisor that leaves in between has then answered already.
         alive = run.supervisor_alive()
-        given = answers(run).get(request_id)
+        given = answered.poll().get(request_id)
         if given:
             return given[0]
         if not alive or time.monotonic() >= deadline:
@@ -171,10 +181,10 @@ def wait_for_answer(run: RunDir, request_id: str, timeout: float) -> ControlAnsw
 
 def wait_until_settled(run: RunDir, request_id: str, timeout: float) -> ControlAnswered | None:
     """The answer that says what became of a request; None while it is under way, or nobody is left to say."""
-    deadline = time.monotonic() + timeout
+    deadline, answered = time.monotonic() + timeout, _Answers(run)
     while True:
         alive = run.supervisor_alive()
-        given = [answer for answer in answers(run).get(request_id, ()) if answer.answer != "accepted"]
+        given = [answer for answer in answered.poll().get(request_id, ()) if answer.answer != "accepted"]
         if given:
             return given[0]
         if not alive or time.monotonic() >= deadline:
