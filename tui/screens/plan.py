@@ -11,7 +11,6 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import OptionList, Static
 
@@ -23,6 +22,7 @@ from llmtop.profiler.hardware.gpuuse import GpusInUse, GpuUse, visible_devices
 from llmtop.tui.asking.launchtext import launch_command
 from llmtop.tui.asking.requests import LaunchAsked, TuneAsked
 from llmtop.tui.keys import PLAN_KEYS, bindings
+from llmtop.tui.plans.found import MachineSeen, Traced
 from llmtop.tui.plans.grid import grid_of
 from llmtop.tui.plans.place import place_of, still_chosen
 from llmtop.tui.plans.planning import (
@@ -40,6 +40,7 @@ from llmtop.tui.plans.planning import (
 )
 from llmtop.tui.widgets.editor import Editor
 from llmtop.tui.widgets.gpupicker import GpuPicker, GpusRead
+from llmtop.tui.widgets.helparea import HelpArea
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.loadview import LoadView
 from llmtop.tui.widgets.paint import harmless, two_sided
@@ -55,32 +56,6 @@ FIRST_RECIPE = "cpu-demo"
 
 _SEARCHED = ("gpu", "gpus", "nodes", "micro_batch", "zero", "gradient_checkpointing", "checkpointing_every")
 """What `where` looks for; an edit of one does not hold it fast, as a typed option does."""
-
-
-class MachineSeen(Message):
-    """What this machine has is known."""
-
-    def __init__(self, machine: Machine) -> None:
-        super().__init__()
-        self.machine = machine
-
-
-class Traced(Message):
-    """The model of a draft that had to wait is traced, or cannot be."""
-
-    def __init__(self, draft: Draft) -> None:
-        super().__init__()
-        self.draft = draft
-
-
-class HelpArea(Static):
-    """Help of one option; low while something is edited."""
-
-    class Resized(Message):
-        """There is room for more words, or for fewer."""
-
-    def on_resize(self) -> None:
-        self.post_message(self.Resized())
 
 
 class PlanScreen(Screen[None]):
