@@ -397,7 +397,6 @@ AnyEvent = (
     | StageFinished
     | OpBuilt
     | WeightsRead
-    | LogThinned
     | WeightsLoaded
     | NvmeMeasured
     | BaselineMeasured

@@ -55,7 +55,16 @@ from llmtop.trainer.worker.tokens import load_tokens
 from llmtop.trainer.worker.vote import Vote
 from llmtop.trainer.worker.warmup import warm_up_math
 
-_VERSIONED = ("torch", "deepspeed", "transformers", "peft", "bitsandbytes", "liger-kernel", "flash-attn", "torchao")
+_VERSIONED = (
+    "torch",
+    "deepspeed",
+    "transformers",
+    "peft",
+    "bitsandbytes",
+    "liger-kernel",
+    "flash-attn",
+    "torchao",
+)
 
 
 def import_libraries(spec: RunSpec, *, off_device: bool = False) -> None:
