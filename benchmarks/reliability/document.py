@@ -123,7 +123,7 @@ def _cuts(parts: dict[str, list[Row]]) -> str:
     lines = [
         "## Power cuts",
         "",
-        f"{len(rows)} copies of live runs, seed {rows[0]['seed']}:"
+        f"{len(rows)} copies of live runs, seed {', '.join(map(str, sorted({row['seed'] for row in rows})))}:"
         f" {sum(row['checkpoints'] > 0 for row in rows)} of"
         f" them with checkpoints, {sum(not row['steps'] for row in rows)} before the first step. Each log"
         " was cut"
@@ -168,7 +168,7 @@ def _soak(parts: dict[str, list[Row]]) -> str:
         )
         lines += ["", f"Drift: {agreed}.", ""]
     if steps is not None:
-        rss = " , ".join(format_bytes(size) for size in steps["supervisor_rss_bytes"])
+        rss = ", ".join(format_bytes(size) for size in steps["supervisor_rss_bytes"])
         lines += [
             f"{steps['steps']:,} steps of {steps['ranks']} ranks under a supervisor, in"
             f" {steps['seconds']:.0f} s:"

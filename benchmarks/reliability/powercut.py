@@ -10,7 +10,7 @@ import random
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +68,24 @@ def _standing_still(run: RunDir) -> Iterator[None]:
     if identity is not None and identity.alive:
         supervisor = psutil.Process(identity.pid)
         processes = [supervisor, *supervisor.children(recursive=True)]
-    for process in processes:
-        process.suspend()
+    processes = [process for process in processes if _suspended(process)]
     try:
         for process in processes:
             wait_for(lambda one=process: one.status() in _STILL, f"process {process.pid} standing still")  # type: ignore[misc]
         yield
     finally:
         for process in processes:
-            process.resume()
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
+
+
+def _suspended(process: psutil.Process) -> bool:
+    """False for one that has ended by itself meanwhile, as a short look at the machine."""
+    try:
+        process.suspend()
+    except psutil.NoSuchProcess:
+        return False
+    return True
 
 
 def _cut(path: Path, chance: random.Random) -> int:
