@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets import option_values
-from llmtop.presets.errors import UsageError, bad_value, nearest
+from llmtop.presets.errors import PackedWeightsError, UsageError, bad_value, nearest
 from llmtop.presets.hf import canonical as hf_canonical
 from llmtop.presets.hf import config as hf_config
 from llmtop.presets.paths import expand_user, is_folder, is_hub_id, nearest_sibling
@@ -126,8 +126,9 @@ def _unknown(kind: Kind, name: str, why: str = "") -> UsageError:
         why, fix = f"that is {other[0]}", other[1]
     else:
         guess = nearest(name, names)
-        # A model's name may stand there too.
-        guess = guess or (nearest(name, _names("models")) if kind == "recipes" else None)
+        if guess is None and kind == "recipes" and (guess := nearest(name, _names("models"))):
+            # A model's name may stand there too.
+            word, lists = "recipe or model", "`llmtop presets models` lists the models"
         fix = f"did you mean '{guess}'? {lists}" if guess else lists
     return UsageError(f"no {word} preset is called '{name[:80]}'", why=why, fix=fix)
 
@@ -270,11 +271,7 @@ def _model_folder(folder: Path) -> LoadedModel:
     packed = config.get("quantization_config")
     if has_weights and packed:
         method = packed.get("quant_method") if isinstance(packed, dict) else None
-        raise UsageError(
-            f"{folder}: its weights are packed ({method or 'its config.json does not name how'})",
-            why="its config.json says so in quantization_config, and training starts from 16- or 32-bit ones",
-            fix=f"give the folder with those, or {path} itself: the same shape, from random weights",
-        )
+        raise PackedWeightsError(folder, path, str(method or ""))
     return replace(loaded, weights_dir=str(folder.resolve())) if has_weights else loaded
 
 
@@ -335,6 +332,17 @@ def _check_figures(file: TomlFile, values: dict[str, Any]) -> None:
         raise bad_value(where, "compute_capability", capability, 'two numbers as in "9.0"')
 
 
+def _no_recipe_file(ref: str, path: Path) -> UsageError:
+    guess = nearest_sibling(path)
+    if is_hub_id(ref) and not is_folder(path.parent):
+        return _on_the_hub(ref)
+    lists = "`llmtop presets recipes` lists the recipes"
+    what = "no such recipe file"
+    if path.suffix != ".toml":
+        what, lists = "no such recipe file or model folder", f"{lists}, `llmtop presets models` the models"
+    return UsageError(f"{ref[:200]}: {what}", fix=f"did you mean {guess}?" if guess else lists)
+
+
 def load_recipe(name_or_path: str) -> Recipe:
     """A recipe by name, or from a TOML file by its path."""
     path = _find("recipes", name_or_path)
@@ -345,10 +353,9 @@ def load_recipe(name_or_path: str) -> Recipe:
     ):
         expanded = expand_user(name_or_path)
         if not os.path.lexists(expanded):
-            guess = nearest_sibling(Path(expanded))
-            fix = f"did you mean {guess}?" if guess else "`llmtop presets recipes` lists the recipes"
-            raise UsageError(f"{name_or_path[:200]}: no such recipe file", fix=fix)
-        path = Path(expanded)
+            raise _no_recipe_file(name_or_path, Path(expanded))
+        # A folder is told what it is below.
+        path = Path(expanded) if not is_folder(Path(expanded)) else None
     if path is None:
         raise _unknown("recipes", name_or_path)
     return _own_recipe(path)

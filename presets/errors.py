@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from enum import IntEnum
+from pathlib import Path
 
 
 class ExitCode(IntEnum):
@@ -50,6 +51,19 @@ class LlmtopError(Exception):
 
 class UsageError(LlmtopError):
     """Wrong option, key, value or file. Nothing was loaded or started."""
+
+
+class PackedWeightsError(UsageError):
+    """A folder's weights are packed: its shape can be read, and nothing can start from its numbers."""
+
+    def __init__(self, folder: Path, config: Path, method: str) -> None:
+        super().__init__(
+            f"{folder}: its weights are packed ({method or 'its config.json does not name how'})",
+            why="its config.json says so in quantization_config, and training starts from 16- or 32-bit ones",
+            fix=f"give the folder with those, or {config} itself: the same shape, from random weights",
+        )
+        self.config = config
+        """The file of its shape."""
 
 
 class DoesNotFitError(LlmtopError):

@@ -5,10 +5,23 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from llmtop.presets.errors import UsageError
 from llmtop.profiler.hardware.disk import existing
+from llmtop.profiler.record.unwritable import require_folder
 
 _TRIAL_BYTES = 1 << 16
 """A full disk takes an empty file without a word."""
+
+
+def check_place(out: Path, elsewhere: str) -> None:
+    """Raise UsageError where the folder that `out` shall lie in is not there or cannot be written.
+
+    `elsewhere` says how another place is named.
+    """
+    require_folder(out)
+    why = why_not_writable(out.absolute().parent)
+    if why:
+        raise UsageError(f"cannot write {out}", why=why, fix=elsewhere)
 
 
 def why_not_writable(folder: Path) -> str | None:

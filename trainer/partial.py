@@ -24,7 +24,7 @@ def held_partial(out: Path) -> Iterator[Path]:
     Raises UsageError where another llmtop has it, OSError where it cannot be made.
     """
     folder = partial_folder(out)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     with hold(folder, lambda: _taken(out)):
         _empty(folder)
         yield folder

@@ -19,7 +19,7 @@ def why_no_room(folder: Path, needed_bytes: int) -> str | None:
     if free is not None and free < needed_bytes + _SPARE_BYTES:
         return (
             f"it takes {format_bytes(needed_bytes)}, and {existing(folder)} has {format_bytes(free)} free,"
-            f" where {format_bytes(_SPARE_BYTES)} must stay free for the run's logs and events"
+            f" where {format_bytes(_SPARE_BYTES)} must stay free"
         )
     kind = file_system(folder)
     if kind is None or kind.kind not in MEMORY_FILE_SYSTEMS:

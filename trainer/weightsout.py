@@ -24,6 +24,7 @@ from llmtop.profiler.record.wholefile import sync_folder
 from llmtop.profiler.units import format_bytes
 from llmtop.trainer.change.restagefolder import restage_folders
 from llmtop.trainer.elsewhere import Task, have_done
+from llmtop.trainer.folders import check_place
 from llmtop.trainer.partial import held_partial, partial_folder, sync_all
 from llmtop.trainer.room import memory_left_bytes, why_no_room
 from llmtop.trainer.statefile import Progress, StateIndex, newest_in, read_index, read_progress
@@ -41,6 +42,8 @@ _LIBRARIES_BYTES = 1 << 30
 """Host memory of a process that has torch and transformers loaded, and its reading buffers."""
 _WIDE = 4
 """Bytes of a number in which adapters are added to the base."""
+_NARROW = 2
+"""The fewest bytes of a number that `--dtype` names."""
 _LAYER = re.compile(r"(.*?\.\d+)\.")
 """The block that a tensor belongs to, by its name."""
 _LORA = ".lora_"
@@ -224,6 +227,7 @@ def _check_target(out: Path) -> None:
         raise UsageError(
             f"{out} is there already", why="nothing is written over", fix="name another folder, or remove it"
         )
+    check_place(out, "name a folder that can be written")
 
 
 def _check_room(out: Path, spec: RunSpec, index: StateIndex, content: Content, dtype: Precision) -> None:
@@ -235,7 +239,7 @@ def _check_room(out: Path, spec: RunSpec, index: StateIndex, content: Content, d
         raise LlmtopError(
             f"there is no room for the weights in {out.absolute().parent}",
             why=why,
-            fix="name a folder on a larger drive, or a narrower --dtype",
+            fix="name a folder on a larger drive" + (", or a narrower --dtype" if width > _NARROW else ""),
         )
     needed = _LIBRARIES_BYTES + _working_bytes(sizes, spec, content, width)
     left = memory_left_bytes()

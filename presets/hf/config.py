@@ -34,13 +34,17 @@ def read_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: cannot be read", why=why_unreadable(error), fix=fix) from error
     except json.JSONDecodeError as error:
         raise UsageError(
-            f"{path}:{error.lineno}: not valid JSON", why=f"{error.msg} at column {error.colno}"
+            f"{path}:{error.lineno}: not valid JSON",
+            why=f"{error.msg} at column {error.colno}",
+            fix="mend that line, or copy or download the file again",
         ) from error
     except (ValueError, RecursionError) as error:
         # Not UTF-8, a number of thousands of digits, or nested beyond any real configuration.
-        raise UsageError(f"{path}: not a readable JSON file", why=str(error).splitlines()[0]) from error
+        why, fix = str(error).splitlines()[0], "copy or download the file again"
+        raise UsageError(f"{path}: not a readable JSON file", why=why, fix=fix) from error
     if not isinstance(config, dict):
-        raise UsageError(f"{path}: not a model configuration", why="the file holds no JSON object")
+        why, fix = "the file holds no JSON object", "copy or download the file again"
+        raise UsageError(f"{path}: not a model configuration", why=why, fix=fix)
     return config
 
 

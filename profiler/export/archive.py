@@ -29,7 +29,7 @@ from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.feed import LateLine, RunStream, read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.segments import base_name, segments_of
-from llmtop.profiler.record.unwritable import unwritable
+from llmtop.profiler.record.unwritable import require_folder, unwritable
 from llmtop.profiler.record.wholefile import document, random_hex, sync_folder
 from llmtop.profiler.report.history import History, HistoryBuilder
 from llmtop.profiler.report.page import run_page
@@ -246,8 +246,7 @@ def _has_pyarrow() -> bool:
 def _require_place(path: Path, *, force: bool) -> None:
     if path.is_dir():
         raise UsageError(f"{path} is a folder", fix=f"name a file in it: --out {path / 'run.llmtop.zip'}")
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"the folder {path.parent} is not there", fix=f"make it: mkdir -p {path.parent}")
+    require_folder(path)
     if path.exists() and not force:
         raise UsageError(f"{path} is there already", fix="name another file with --out, or say --force")
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import pytest
+
 from tests.cli.conftest import Llmtop
+from tests.presets.family_cases import CASES
 
 
 def test_every_precision_has_a_row_and_a_verdict(llmtop: Llmtop) -> None:
@@ -44,3 +50,49 @@ def test_a_context_beyond_the_models_positions_is_told(llmtop: Llmtop) -> None:
     words = ("plan", "gpt2", "--load", "--gpu", "t4", "--context")
     assert "made for 1,024 positions" in llmtop(*words, "2048").out
     assert "made for" not in llmtop(*words, "1024").out.partition("weights as")[0]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small model's, below the current folder."""
+    monkeypatch.chdir(tmp_path)
+    made = tmp_path / "OUT"
+    made.mkdir()
+    (made / "config.json").write_text(json.dumps(CASES["llama"]))
+    return made
+
+
+def test_a_models_folder_may_stand_where_its_name_does(llmtop: Llmtop, folder: Path) -> None:
+    for written in ("OUT", "./OUT", str(folder)):
+        answer = llmtop("plan", written, "--load", "--gpu", "t4")
+        assert answer.code == 0 and answer.out.startswith("OUT, loaded with "), answer.err
+
+
+def test_packed_weights_are_answered_for_by_their_shape(llmtop: Llmtop, folder: Path) -> None:
+    plain = llmtop("plan", "OUT", "--load", "--gpu", "t4", "--json").json()
+    packed = {**CASES["llama"], "quantization_config": {"quant_method": "bitsandbytes"}}
+    (folder / "config.json").write_text(json.dumps(packed))
+    (folder / "model.safetensors").touch()
+    for words in (("OUT",), ("--model", "OUT")):
+        answer = llmtop("plan", *words, "--load", "--gpu", "t4", "--json")
+        assert "its weights are packed (bitsandbytes)" in answer.err and "random" not in answer.err
+        assert answer.json() == plain
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("./empty", "that is a folder"),
+        ("./nothing", "no such recipe file or model folder"),
+        ("some-user/llama-3.1-8b", "hf download"),
+        ("./OTU", "did you mean OUT?"),
+        ("qwen3-8bb", "no recipe or model preset is called 'qwen3-8bb'\n  fix: did you mean 'qwen3-8b'? "
+         "`llmtop presets models` lists the models"),
+    ],
+)  # fmt: skip
+def test_what_is_neither_recipe_nor_model_is_told(
+    written: str, told: str, llmtop: Llmtop, folder: Path
+) -> None:
+    (folder.parent / "empty").mkdir()
+    answer = llmtop("plan", written, "--load")
+    assert answer.code == 2 and told in answer.err and "fix:" in answer.err, answer.err

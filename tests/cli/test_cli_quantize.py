@@ -131,15 +131,23 @@ def _page(run: RunDir) -> str:
         (("tiny", "--to", "int8", "--text", "none.txt"), "no such file"),
         (("tiny", "--to", "int8", "--from", "3"), "--from is for a run"),
         (("tiny", "--to", "int8", "--seconds", "0"), "no number above 0"),
+        (("tiny", "--too", "int8"), "did you mean '--to'?"),
+        (("tiny", "--to", "int8", "--out", "none/made"), "the folder none is not there"),
+        (("tiny", "--to", "int8", "--out", "none/made", "--dry-run"), "mkdir -p none"),
+        (("tiny/model.safetensors", "--to", "int8"), "it is a file, not a folder"),
+        (("file.gguf", "--to", "int8"), "it is a file, not a folder"),
+        (("empty", "--to", "int8"), "fix: give a folder with config.json and safetensors"),
     ],
 )
 def test_mistakes_are_told_and_nothing_is_made(
     words: tuple[str, ...], what: str, llmtop: Llmtop, here: Path
 ) -> None:
     make_model(here / "tiny", tokenizer=False)
+    (here / "file.gguf").touch()
+    (here / "empty").mkdir()
     answer = llmtop("quantize", *words)
     assert answer.code == 2 and what in answer.err, answer.err
-    assert [path.name for path in here.iterdir()] == ["tiny"]
+    assert sorted(path.name for path in here.iterdir()) == ["empty", "file.gguf", "tiny"]
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=str)

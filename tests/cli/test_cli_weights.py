@@ -23,6 +23,7 @@ from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import room, weightsout
 from llmtop.trainer.partial import partial_folder
 from llmtop.trainer.statefile import INDEX, MARKER, StateIndex, StoredParameter, read_index
+from llmtop.tui.commands import weights as command
 from tests.cli.conftest import Llmtop
 from tests.worker.handmade_state import STEP, llama_shapes, saved_run, write_marker, write_state
 
@@ -34,17 +35,18 @@ def run(runs_root: Path) -> RunDir:
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
+    (tmp_path / "out").mkdir()
     return tmp_path / "out" / "model"
 
 
 def nothing_left(out: Path) -> bool:
-    return not out.exists() and (not out.parent.exists() or list(out.parent.iterdir()) == [])
+    return list(out.parent.iterdir()) == []
 
 
 def test_a_checkpoint_becomes_a_folder(llmtop: Llmtop, run: RunDir, out: Path) -> None:
     weights = write_state(run.checkpoints_dir / "step-7.old", llama_shapes())
     # What one that was killed has left is no obstacle.
-    partial_folder(out).mkdir(parents=True)
+    partial_folder(out).mkdir()
     (partial_folder(out) / "model.safetensors").write_bytes(b"half")
     answer = llmtop("weights", "saved", str(out), "--dtype", "fp32")
     assert answer.code == ExitCode.DONE, answer.err
@@ -167,7 +169,7 @@ def test_there_must_be_room_before_anything_is_written(
 
 
 def test_two_do_not_write_one_folder(llmtop: Llmtop, run: RunDir, out: Path) -> None:
-    partial_folder(out).mkdir(parents=True)
+    partial_folder(out).mkdir()
     (partial_folder(out) / "being-written").touch()
     with hold(partial_folder(out), lambda: UsageError("taken")):
         answer = llmtop("weights", "saved", str(out))
@@ -178,7 +180,31 @@ def test_two_do_not_write_one_folder(llmtop: Llmtop, run: RunDir, out: Path) -> 
 def test_a_place_that_cannot_be_written_is_told(llmtop: Llmtop, run: RunDir, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     answer = llmtop("weights", "saved", str(tmp_path / "file" / "model"))
-    assert answer.code == ExitCode.USAGE and "cannot be written" in answer.err
+    assert answer.code == ExitCode.USAGE and "cannot write" in answer.err
+    answer = llmtop("weights", "saved", "/proc/model")
+    assert answer.code == ExitCode.USAGE and "name a folder that can be written" in answer.err
+    # A slip of the hand makes no folder.
+    answer = llmtop("weights", "saved", str(tmp_path / "none" / "model"))
+    assert answer.code == ExitCode.USAGE and f"mkdir -p {tmp_path / 'none'}" in answer.err
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_head_of_packed_weights_names_the_type_of_the_rest(tmp_path: Path) -> None:
+    made = weightsout.WeightsOut(
+        path=tmp_path,
+        run="saved",
+        step=12,
+        content="quantized",
+        dtype="fp32",
+        tensors=21,
+        parameters=100,
+        size_bytes=100,
+        notes=(),
+    )
+    head = command._lines(made)[0]
+    assert head.startswith(
+        f"{tmp_path}: packed weights of step 12, all that is not packed in fp32, 21 tensors"
+    )
 
 
 def test_elements_that_no_file_has_are_told(llmtop: Llmtop, run: RunDir, out: Path) -> None:

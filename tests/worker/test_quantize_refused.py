@@ -96,6 +96,21 @@ def test_packed_weights_are_refused(tmp_path: Path) -> None:
     assert "packed already" in told(folder).what
 
 
+def test_what_was_quantized_is_sent_back_to_where_it_came_from(tmp_path: Path) -> None:
+    packed = make_model(tmp_path, tokenizer=False, quantization_config={"quant_method": "bitsandbytes"})
+    error = told(packed)
+    assert "packed already" in error.what and "that they came from" in error.fix
+    assert "random" not in str(error) and "training" not in str(error)
+
+
+def test_no_more_tokens_are_counted_than_the_model_was_made_for(tmp_path: Path) -> None:
+    source = read_source(make_model(tmp_path, tokenizer=False, max_position_embeddings=1024))
+    found = outlook(source, Q8, tmp_path / "out.gguf", Choice())
+    asked = outlook(source, Q8, tmp_path / "out.gguf", Choice(context=2048))
+    assert found.context == asked.context == 1024 and found.load_bytes == asked.load_bytes
+    assert [any("1,024 tokens" in note for note in one.notes) for one in (found, asked)] == [False, True]
+
+
 def test_other_architectures_are_refused_with_what_works(tmp_path: Path) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from llmtop.presets import catalog
 from llmtop.presets.errors import JobFailedError, LlmtopError, UsageError
+from llmtop.presets.inputs import holds_tokenizer
 from llmtop.profiler.cost.shape import param_count
 from llmtop.profiler.cost.where import gpu_names
 from llmtop.profiler.hardware.machine import detect_machine
@@ -19,7 +20,7 @@ from llmtop.profiler.memory.loading import loaded_as, packed_bytes
 from llmtop.profiler.quantized import SUFFIX, Quantized
 from llmtop.profiler.record.wholefile import SHARED_MODE, document, sync_folder, write_atomic
 from llmtop.profiler.units import format_bytes
-from llmtop.trainer.folders import why_not_writable
+from llmtop.trainer.folders import check_place
 from llmtop.trainer.partial import held_partial, sync_all
 from llmtop.trainer.quantize.job import Measured, MeasureJob, Packed, PackJob
 from llmtop.trainer.quantize.plan import matrices, plan_gguf
@@ -43,6 +44,13 @@ _LOGITS = 4
 _SMALLEST_GPUS = 3
 _WEIGHT_FORMAT_BYTES = 1
 """bitsandbytes notes of each 8-bit matrix how its numbers lie."""
+
+
+ELSEWHERE = "--out in a folder that can be written"
+_NO_TOKENIZER = (
+    "the folder has no tokenizer; where it came from a run that took bytes as tokens, `llmtop quantize RUN`"
+    " knows them"
+)
 
 
 class Choice(Struct, frozen=True, kw_only=True):
@@ -93,7 +101,10 @@ def outlook(source: Source, target: Target, out: Path, choice: Choice) -> Outloo
             predicted += matrices(shape) * _WEIGHT_FORMAT_BYTES
         on_gpu = detect_machine().gpu != "cpu"
         host = _TORCH_BYTES + 2 * min(predicted, _SHARD_BYTES) + (0 if on_gpu else predicted)
-    needs = loaded_as(shape, target.form, predicted, context=choice.context)
+    context = min(choice.context, shape.max_positions or choice.context)
+    if context < choice.context != CONTEXT:
+        notes = (*notes, f"the model was made for {context:,} tokens: no more are counted as kept")
+    needs = loaded_as(shape, target.form, predicted, context=context)
     return Outlook(
         source=str(source.folder),
         form=target.form,
@@ -103,7 +114,7 @@ def outlook(source: Source, target: Target, out: Path, choice: Choice) -> Outloo
         parameters=param_count(shape),
         before_bytes=source.size_bytes,
         predicted_bytes=predicted,
-        context=choice.context,
+        context=context,
         load_bytes=needs.total_bytes,
         fits_on=_smallest_gpus(needs.total_bytes),
         host_bytes=host,
@@ -119,9 +130,7 @@ def check_output(out: Path, choice: Choice) -> None:
             why="nothing is written over",
             fix="--out OTHER, or --force in its place",
         )
-    why = why_not_writable(out.absolute().parent)
-    if why:
-        raise UsageError(f"cannot write {out}", why=why, fix="--out in a folder that can be written")
+    check_place(out, ELSEWHERE)
     if choice.text and not Path(choice.text).is_file():
         raise UsageError(f"--text {choice.text}: no such file", fix="give a file of plain text")
 
@@ -207,6 +216,8 @@ def measured(
     """The result with perplexity, or with the reason why there is none."""
     if not choice.perplexity:
         return replace(result, no_perplexity="it was not asked for")
+    if not holds_tokenizer(source.folder):
+        return replace(result, no_perplexity=_NO_TOKENIZER)
     dtype, why = _dtype(source, target, choice)
     if why:
         return replace(result, no_perplexity=why)

@@ -9,11 +9,14 @@ from typing import Any
 from msgspec import Struct
 
 from llmtop.presets import catalog
-from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.presets.catalog import LoadedModel
+from llmtop.presets.errors import LlmtopError, PackedWeightsError, UsageError
 from llmtop.presets.spec import ModelShape
 from llmtop.presets.tensorfile import DTYPE_BYTES, BrokenWeights, read_header
 from llmtop.presets.weightfiles import safetensors_files
 
+_GIVE = "give a folder with config.json and safetensors, as save_pretrained makes it"
+_UNPACKED = "give the folder or the run that they came from, with 16- or 32-bit weights"
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
@@ -60,11 +63,10 @@ class Source(Struct, frozen=True, kw_only=True):
 def read_source(folder: Path) -> Source:
     """Raises UsageError for what is no folder of plain weights, LlmtopError for files that are broken."""
     if not folder.is_dir():
-        raise UsageError(
-            f"{folder}: not a folder" if folder.exists() else f"{folder}: no such folder",
-            fix="give a folder with config.json and safetensors, as save_pretrained makes it",
-        )
-    loaded = catalog.load_model(str(folder.resolve()))
+        if folder.exists():
+            raise UsageError(f"{folder}: it is a file, not a folder", fix=_GIVE)
+        raise UsageError(f"{folder}: no such folder", fix=_GIVE)
+    loaded = _load_model(folder)
     try:
         files = safetensors_files(folder)
         tensors = {tensor.key: tensor for file in files for tensor in _tensors_of(file)}
@@ -85,9 +87,22 @@ def read_source(folder: Path) -> Source:
         raise UsageError(
             f"{folder}: its weights are packed already",
             why=f"{packed[0]} is kept as {tensors[packed[0]].dtype}, which means nothing without its scales",
-            fix="give the folder with 16- or 32-bit weights",
+            fix=_UNPACKED,
         )
     return Source(folder=folder, shape=loaded.shape, config=loaded.hf_config, tensors=tensors)
+
+
+def _load_model(folder: Path) -> LoadedModel:
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"{folder}: holds no config.json", fix=_GIVE)
+    try:
+        return catalog.load_model(str(folder.resolve()))
+    except PackedWeightsError as packed:
+        raise UsageError(
+            f"{folder}: its weights are packed already",
+            why="rounded numbers that are rounded again lose twice",
+            fix=_UNPACKED,
+        ) from packed
 
 
 def _tensors_of(file: Path) -> list[SourceTensor]:

@@ -67,6 +67,7 @@ class CommandParser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self._command = name
+        self._words: list[str] = []
         # argparse would name the function: invalid int value.
         self.register("type", int, whole)
         self.register("type", float, number)
@@ -87,6 +88,7 @@ class CommandParser(argparse.ArgumentParser):
                     f"{self._command}: nothing may follow '--'",
                     fix="llmtop run -- COMMAND launches a training command of your own",
                 )
+        self._words = own
         args, unknown = self.parse_known_intermixed_args(own)
         if rest is not None:
             setattr(args, COMMAND, rest)
@@ -101,6 +103,12 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Called by argparse for whatever it refuses."""
+        if "are required" in message:
+            # What is missing may be there, with a slip of the hand.
+            for word in self._words:
+                name = word.split("=", 1)[0]
+                if name.startswith("--") and name not in self._option_string_actions:
+                    raise self._unknown_option(name)
         raise UsageError(f"{self._command}: {message}", fix=f"usage: {self.usage}")
 
     def _refuse_own_command(self, words: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,6 +18,7 @@ from llmtop.presets import catalog, resolve
 from llmtop.presets.errors import UsageError
 from llmtop.presets.liger import KERNELS
 from llmtop.presets.option_values import field_types, raw_text
+from llmtop.presets.paths import expand_user, is_file
 from llmtop.presets.spec import RunOptions, RunSpec, ValueSource
 from llmtop.tui.commandline.layering import absolute, check_raw_keys, deepspeed_layer, strongest
 from llmtop.tui.commandline.telling import tell
@@ -171,7 +173,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "recipe",
         nargs="?",
         metavar="RECIPE",
-        help="a recipe preset or a TOML file; or a model preset, with the defaults of all else",
+        help="a recipe preset or a TOML file; or a model preset or folder, with the defaults of all else",
     )
     for group in GROUPS:
         section = parser.add_argument_group(group.title)
@@ -267,7 +269,10 @@ def _take_model(args: argparse.Namespace) -> None:
 
 
 def _names_model_alone(name: str) -> bool:
-    return catalog.has("models", name) and not catalog.has("recipes", name)
+    if catalog.has("recipes", name):
+        return False
+    # A folder can be no recipe.
+    return catalog.has("models", name) or is_file(Path(expand_user(name)) / "config.json")
 
 
 def option_text(key: str, value: object) -> str:

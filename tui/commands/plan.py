@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from llmtop.presets.cautions import cautions
-from llmtop.presets.errors import ExitCode, UsageError
+from llmtop.presets.errors import ExitCode, PackedWeightsError, UsageError
 from llmtop.presets.inputs import inputs
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost.calibration import calibrated, find
@@ -21,6 +21,7 @@ from llmtop.profiler.memory.result import Prediction
 from llmtop.tui.commandline import options
 from llmtop.tui.commandline.arguments import count
 from llmtop.tui.commandline.layering import check_raw_keys
+from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.output import print_json, text_width
 from llmtop.tui.commands.plan_defaults import CONTEXT, PEAK, ROWS
 from llmtop.tui.commands.plan_text import plan_text
@@ -168,11 +169,20 @@ def _where(args: argparse.Namespace) -> None:
 def _load(args: argparse.Namespace) -> None:
     from llmtop.tui.commands.plan_load import load_answer, load_text
 
-    spec, context, requests = options.assemble_run(args, {}), args.context or CONTEXT, args.requests or 1
+    spec, context, requests = _to_load(args), args.context or CONTEXT, args.requests or 1
     if args.json:
         print_json(load_answer(spec, context, requests))
     else:
         print(load_text(spec, context, requests, text_width()))
+
+
+def _to_load(args: argparse.Namespace) -> RunSpec:
+    """What is packed already has a shape too, which is all that is asked for."""
+    try:
+        return options.assemble_run(args, {})
+    except PackedWeightsError as packed:
+        tell(f"note: {packed.what}; all that follows is computed from its shape")
+        return options.assemble_run(args, {"model": str(packed.config)})
 
 
 def _explain(spec: RunSpec, which: str, *, as_json: bool) -> None:

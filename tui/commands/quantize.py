@@ -12,15 +12,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode, UsageError
-from llmtop.presets.paths import expand_user
+from llmtop.presets.paths import expand_user, is_file
 from llmtop.profiler.quantized import Quantized
 from llmtop.profiler.record import rundir
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.quantizedtext import load_words, quantized_head, quantized_rows
 from llmtop.profiler.units import format_bytes, format_count
+from llmtop.trainer.folders import check_place
 from llmtop.trainer.quantize.bytetokenizer import used_bytes, write_byte_tokenizer
 from llmtop.trainer.quantize.convert import (
     CONTEXT,
+    ELSEWHERE,
     SECONDS,
     WINDOW,
     Choice,
@@ -93,7 +95,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_window,
         default=CONTEXT,
         metavar="N",
-        help=f"tokens kept, of the GPU memory that is predicted for loading it (default: {CONTEXT:,})",
+        help="tokens kept, of the GPU memory that is predicted for loading it; at most as many as the"
+        f" model was made for (default: {CONTEXT:,})",
     )
     parser.add_argument("--dry-run", action="store_true", help="say what it comes to; makes nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -128,6 +131,7 @@ def _of_folder(folder: Path, target: Target, choice: Choice, args: argparse.Name
     out = args.out or _default_out(folder.resolve().name, target)
     if args.dry_run:
         source = read_source(folder)
+        check_place(out, ELSEWHERE)
         found = outlook(source, target, out, choice)
         check_room(found, out)
         _show_outlook(found, as_json=args.json)
@@ -180,6 +184,9 @@ def _find_run(ref: str) -> RunDir:
     try:
         return rundir.find_run(rundir.runs_root(), ref)
     except UsageError as error:
+        if is_file(Path(expand_user(ref))):
+            # That it is not the folder that is asked for.
+            read_source(Path(expand_user(ref)))
         raise UsageError(
             f"{ref}: neither a folder of weights nor a run",
             why=error.in_one_line,

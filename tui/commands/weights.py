@@ -24,7 +24,7 @@ _WHAT: dict[Content, str] = {
     "full": "all weights",
     "merged": "the base with its adapters added",
     "adapters": "adapters alone",
-    "quantized": "weights in the bits that they were trained for",
+    "quantized": "packed weights",
 }
 
 
@@ -99,8 +99,9 @@ def _plain(made: WeightsOut) -> dict[str, Any]:
 
 
 def _lines(made: WeightsOut) -> list[str]:
+    rest = ", all that is not packed" if made.content == "quantized" else ""
     return [
-        f"{made.path}: {_WHAT[made.content]} of step {made.step:,} in {made.dtype}, "
+        f"{made.path}: {_WHAT[made.content]} of step {made.step:,}{rest} in {made.dtype}, "
         f"{counted(made.tensors, 'tensor')}, {made.parameters:,} numbers, {format_bytes(made.size_bytes)}",
         *(f"  {note}" for note in made.notes),
         *_how_to_load(made),
