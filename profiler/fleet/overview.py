@@ -13,12 +13,12 @@ from llmtop.profiler.fleet.fleetstate import FleetState, HostState
 from llmtop.profiler.fleet.summary import ALONE, STEP, Spread
 from llmtop.profiler.fold.runstate import ENDED, Status
 
-HostStatus = Literal["waiting", "lost", "silent", "left"] | Status
-"""`waiting`: it has told nothing yet; `silent`: for long; `lost`: the lead says that it does not answer;
-`left`: its part is over."""
+HostStatus = Literal["waiting", "absent", "lost", "silent", "left"] | Status
+"""`waiting`: it has told nothing yet; `absent`: it was never there; `silent`: for long; `lost`: the lead says
+that it does not answer; `left`: its part is over."""
 
 _SEVERITIES = ("critical", "warning", "info", "")
-_GONE: tuple[HostStatus, ...] = ("lost", "failed", "out_of_memory", "silent")
+_GONE: tuple[HostStatus, ...] = ("lost", "absent", "failed", "out_of_memory", "silent")
 
 
 class HostRow(Struct, frozen=True, kw_only=True):
@@ -146,7 +146,9 @@ def _status(host: HostState, quiet: float | None, *, goes_on: bool) -> HostStatu
         return "lost"
     told = host.summary
     if told is None:
-        return "waiting" if host.left is None else "left"
+        if host.left is None:
+            return "waiting"
+        return "left" if host.left.was_there else "absent"
     if told.status == "lost" or (told.status not in ENDED and host.left is not None):
         return "left"
     if goes_on and told.status not in ENDED and quiet is not None and quiet > SILENT_SECONDS:

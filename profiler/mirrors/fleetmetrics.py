@@ -100,7 +100,7 @@ FAMILIES: tuple[HostFamily, ...] = (
     HostFamily(
         name="llmtop_fleet_host_up",
         help="Whether a host answers: 1 or 0",
-        read=_one(lambda seen: float(seen.row.status not in ("lost", "silent", "waiting", "left"))),
+        read=_one(lambda seen: float(seen.row.status not in ("lost", "silent", "waiting", "absent", "left"))),
     ),
     HostFamily(
         name="llmtop_fleet_quiet_seconds",

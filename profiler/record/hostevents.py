@@ -41,6 +41,8 @@ class HostLeft(Event, frozen=True, kw_only=True, tag="host_left"):
     reason: str
     answered: bool = True
     """Whether it said so itself; a host that did not may still have ranks, until it ends them by itself."""
+    was_there: bool = True
+    """Whether anything of this start may have come to it: not to one that was never reached."""
 
 
 class ClockMeasured(Event, frozen=True, kw_only=True, tag="clock_measured"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import RunEnded
@@ -16,14 +17,14 @@ _SECONDS = 40.0
 _PAUSE_SECONDS = 0.2
 
 
-def end_hosts(run: RunDir, hosts: Hosts) -> dict[str, str]:
-    """Host to why it is not known that nothing runs there; empty when all have ended.
+def end_hosts(run: RunDir, hosts: Hosts, names: Collection[str]) -> dict[str, str]:
+    """Of these hosts: name to why it is not known that nothing runs there; empty when all have ended.
 
     Only for a run without a lead: two would give orders to the same hosts.
     """
     beat = LeadBeat(run)
     beat.turn()
-    members = [Member(run, host) for host in hosts.hosts]
+    members = [Member(run, host) for host in hosts.hosts if host.name in names]
     for member in members:
         if hosts.launcher == "ssh":
             member.transport = OverSsh(

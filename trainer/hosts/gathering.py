@@ -79,7 +79,7 @@ class Gathering:
             more = f"; and {counted(len(failed) - _MOST_TOLD, 'more')}" if len(failed) > _MOST_TOLD else ""
             raise LlmtopError(
                 f"{counted(len(failed), 'host')} of {len(self._members.all)} cannot be used: {told}{more}",
-                fix="mend them, or leave them out: --exclude",
+                fix=self._fix(failed),
             )
         if len(self._ready) < len(self._members.all):
             return False
@@ -103,6 +103,23 @@ class Gathering:
             return f"cannot be reached: {transport.problem or 'ssh says nothing'}"
         late = waited > self._graces.ready
         return f"was not ready after {self._graces.ready:g} s{self._last_words(member)}" if late else ""
+
+    def _fix(self, failed: Mapping[str, str]) -> str:
+        """With no other host there is nothing to leave them out of."""
+        if len(failed) < len(self._members.all):
+            return "mend them, or leave them out: --exclude"
+        if self._hosts.launcher != "ssh":
+            return f"look at what {self._hosts.launcher} says, and mend it"
+        return f"mend it; this has to work by hand, without a question: ssh {next(iter(failed))} true"
+
+    def never_reached(self, member: Member) -> bool:
+        """Whether nothing of the run can be on a host: nothing was heard of it, or nothing could start it.
+
+        One that a starter which has ended did bring up, and that is slow, reads in its orders to leave.
+        """
+        if isinstance(member.transport, OverSsh):
+            return not member.transport.link.about
+        return member.about() is None and (self._starter is None or bool(self._starter.problem()))
 
     def _last_words(self, member: Member) -> str:
         try:

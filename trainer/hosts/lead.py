@@ -282,7 +282,7 @@ class Lead(Supervisor):
         super()._give_up(error)
 
     def _leave(self, end: RunEnded) -> dict[str, str]:
-        """Have every host end; those that have not said that they did, and why."""
+        """Have every host end; those that were there and have not said that they did, and why."""
         try:
             self.members.order(orders.TidyStates(keep=True))
             self.members.order(orders.Leave(state=end.state, reason=end.reason, fix=end.fix))
@@ -294,11 +294,14 @@ class Lead(Supervisor):
             self._log(f"the hosts cannot be told to leave: {error}")
         left: dict[str, str] = {}
         for member in self.members.all:
-            if member.ended is None:
-                left[member.name] = _silence(member)
-            reason = member.ended.reason if member.ended is not None else left[member.name]
             answered = member.ended is not None
-            self.events.write(HostLeft(host=member.name, reason=reason, answered=answered))
+            was_there = answered or not self._gathering.never_reached(member)
+            reason = member.ended.reason if member.ended is not None else _silence(member)
+            if was_there and not answered:
+                left[member.name] = reason
+            self.events.write(
+                HostLeft(host=member.name, reason=reason, answered=answered, was_there=was_there)
+            )
         return left
 
     def _still_leaving(self) -> bool:

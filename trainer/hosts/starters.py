@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from llmtop.presets.errors import UsageError
-from llmtop.profiler.record.hosts import Hosts
+from llmtop.profiler.record.hosts import Hosts, Launcher
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.record.wholefile import write_atomic
 
@@ -69,11 +69,22 @@ class Starter:
                 self._process.wait()
 
 
+def require_launcher(launcher: Launcher) -> str:
+    """Where the program is that starts the hosts. Raises UsageError where this machine has none."""
+    program = shutil.which(launcher)
+    if program is None:
+        others = "" if launcher == "ssh" else "; --launcher ssh needs only OpenSSH"
+        raise UsageError(
+            f"{launcher} is not on the PATH",
+            why="it starts the hosts of the run",
+            fix=f"install it, or load its module{others}",
+        )
+    return program
+
+
 def make_starter(run: RunDir, hosts: Hosts, begins: Sequence[int], variables: Mapping[str, str]) -> Starter:
     """Raises UsageError where the program is not there."""
-    program = shutil.which(hosts.launcher)
-    if program is None:
-        raise UsageError(f"{hosts.launcher} is not on the PATH", fix="--launcher ssh needs only OpenSSH")
+    program = require_launcher(hosts.launcher)
     # Every host's orders begin at a place of its own; in a run that is new all are 0.
     begin = ",".join(map(str, begins))
     secrets = run.path / _VARIABLES

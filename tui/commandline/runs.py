@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 
+from llmtop.presets.errors import UsageError
 from llmtop.profiler.record import rundir
 from llmtop.profiler.record.rundir import RunDir
 
@@ -21,3 +22,24 @@ def find_run(ref: str) -> RunDir:
     following = Following(*named)
     atexit.register(following.close)
     return following.run
+
+
+def find_run_here(ref: str, command: str) -> RunDir:
+    """A run of this machine. Raises UsageError for one of another: `command` has to be called there."""
+    refuse_run_elsewhere(ref, command)
+    return rundir.find_run(rundir.runs_root(), ref)
+
+
+def refuse_run_elsewhere(ref: str, command: str) -> None:
+    if ":" not in ref:
+        return
+    from llmtop.trainer.hosts.following import remote_name
+
+    named = remote_name(ref)
+    if named is not None:
+        host, run = named
+        raise UsageError(
+            f"llmtop {command} takes no run of another machine",
+            why=f"it works on the run's folder and checkpoints, which are on {host}",
+            fix=f"call it there: ssh {host}, then llmtop {command} {run}",
+        )

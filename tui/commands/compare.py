@@ -22,6 +22,7 @@ from llmtop.profiler.effects.comparewords import (
 from llmtop.profiler.record import rundir
 from llmtop.profiler.report.memorytext import SMALL_SHARE
 from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.runs import find_run_here
 from llmtop.tui.commands.output import print_json, short_path, table, text_width, without_secrets, wrapped
 
 
@@ -34,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    root = rundir.runs_root()
-    first, second = rundir.find_run(root, args.first), rundir.find_run(root, args.second)
+    first, second = (find_run_here(ref, "compare") for ref in (args.first, args.second))
     if args.html is not None:
         _write_page(first, second, args.html)
         return ExitCode.DONE

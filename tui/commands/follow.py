@@ -18,6 +18,7 @@ from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_progress, format_seconds
 from llmtop.tui.commandline.telling import tell
+from llmtop.tui.commands.follow_hosts import HostNarrator
 
 POLL_SECONDS = 0.25
 LINES_PER_RUN = 20
@@ -128,9 +129,12 @@ class Narrator:
 def follow(run: RunDir) -> RunState:
     """Tell the run's progress on stderr until it ends; its last state. Ctrl-C leaves the run going."""
     reader, narrator = RunReader(run), Narrator(run.spec(), run.prediction())
+    hosts = HostNarrator(run)
     try:
         while True:
             state = reader.poll()
+            for line in hosts.lines():
+                tell(line)
             for line in narrator.lines(state, time.monotonic()):
                 tell(line)
             if state.status in ENDED:
@@ -160,7 +164,7 @@ def require_success(run: RunDir, state: RunState) -> ExitCode:
             why=unsaved,
             fix=f"make room, then {_again(run, state)}",
         )
-    if state.status in ("completed", "stopped"):
+    if state.status in ("completed", "stopped", "exported"):
         if unsaved:
             tell(f"warning: {unsaved}")
         return ExitCode.DONE
@@ -171,6 +175,6 @@ def require_success(run: RunDir, state: RunState) -> ExitCode:
 
 def _again(run: RunDir, state: RunState) -> str:
     """What brings the steps back that are nowhere saved."""
-    if not state.checkpoints:
+    if not state.checkpoints or state.imported:
         return "run it again"
     return f"llmtop resume {run.run_id} goes on from step {state.checkpoints[-1].step:,}"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.mirrors.targets import Asked, require_packages
-from llmtop.profiler.record import rundir
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import counted
 from llmtop.tui.apart import start_apart
 from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.runs import find_run_here
 from llmtop.tui.commandline.telling import tell
 
 _BY_NAME = "env:"
@@ -58,7 +58,7 @@ def _meant(uri: str | None) -> str | None:
 def run(args: argparse.Namespace) -> ExitCode:
     from llmtop.profiler.mirrors.follow import mirror
 
-    found = rundir.find_run(rundir.runs_root(), args.run)
+    found = find_run_here(args.run, "mirror")
     asked = asked_of(args)
     if not asked.any:
         raise UsageError(

@@ -42,6 +42,7 @@ from llmtop.trainer.quantize.source import Source, read_source
 from llmtop.trainer.quantize.target import FORMS, Target, read_target
 from llmtop.trainer.quantize.working import Progress
 from llmtop.trainer.tune.interrupt import interruptible
+from llmtop.tui.commandline.runs import refuse_run_elsewhere
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.output import named_lines, print_json, text_width, wrapped
 
@@ -181,6 +182,7 @@ def _of_run(ref: str, target: Target, choice: Choice, args: argparse.Namespace) 
 
 
 def _find_run(ref: str) -> RunDir:
+    refuse_run_elsewhere(ref, "quantize")
     try:
         return rundir.find_run(rundir.runs_root(), ref)
     except UsageError as error:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from llmtop.presets.errors import ExitCode, UsageError
-from llmtop.profiler.record import rundir
 from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.runs import find_run_here
 from llmtop.tui.commandline.streams import can_draw, plain_streams
 
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    found = rundir.find_run(rundir.runs_root(), args.run)
+    found = find_run_here(args.run, "replay")
     if not 1 <= args.speed <= 1000:
         raise UsageError(f"--speed {args.speed} is not between 1 and 1000")
     if not can_draw():

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.fold.runstate import RunState
-from llmtop.profiler.record import rundir
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.hosts import read_hosts
 from llmtop.profiler.record.rundir import RunDir
@@ -19,6 +18,7 @@ from llmtop.trainer.launch import devices_for, require_trainer, resume_run
 from llmtop.trainer.statefile import newest_in
 from llmtop.tui.asking.changetext import change_lines
 from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.runs import find_run_here
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.launching import add_how_to_watch, watch_as_asked
 
@@ -42,9 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    found = rundir.find_run(rundir.runs_root(), args.run)
+    found = find_run_here(args.run, "resume")
     state = read_state(found)
     _require_ended(found, state, args.words)
+    _require_launcher(found)
     changed = args.fix is not None or bool(args.words)
     step = _step_to_go_on_from(found, state, may_begin_anew=changed and state.status != "completed")
     if changed:
@@ -92,6 +93,14 @@ def _require_ended(found: RunDir, state: RunState, words: Sequence[str]) -> None
             f"run {found.run_id} has made all its {found.spec().options.steps:,} steps",
             fix=f"name more of them: llmtop resume {found.run_id} steps=N; or start another one: llmtop run",
         )
+
+
+def _require_launcher(found: RunDir) -> None:
+    hosts = read_hosts(found)
+    if hosts is not None:
+        from llmtop.trainer.hosts.starters import require_launcher
+
+        require_launcher(hosts.launcher)
 
 
 def _step_to_go_on_from(found: RunDir, state: RunState, *, may_begin_anew: bool) -> int:

@@ -42,6 +42,10 @@ def run(args: argparse.Namespace) -> ExitCode:
         return run_script(args)
     mirrors = asked_of(args)
     chosen = chosen_hosts(args)
+    if chosen is not None:
+        from llmtop.trainer.hosts.starters import require_launcher
+
+        require_launcher(chosen.hosts.launcher)
     spec = options.resolve_run(args)
     prediction = predict_with_suggestions(spec)
     width = stderr_width() or WIDTH

@@ -10,6 +10,7 @@ from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.record import rundir
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.runs import find_run_here
 from llmtop.tui.commandline.telling import tell
 
 PORT = 9757
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     if not 0 <= args.port < 1 << 16:
         raise UsageError(f"--port {args.port} is no port", fix="give one from 1 to 65535")
     root = rundir.runs_root()
-    only = rundir.find_run(root, args.run) if args.run else None
+    only = find_run_here(args.run, "serve-metrics") if args.run else None
     _serve(root, only, args.host, args.port, args.token_file)
     return ExitCode.DONE
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 from llmtop.presets.errors import ExitCode, UsageError
-from llmtop.profiler.record import rundir
 from llmtop.profiler.record.feed import read_state
 from llmtop.trainer.stacks import take_stacks
 from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.runs import find_run_here
 from llmtop.tui.commandline.streams import write_data
 from llmtop.tui.commandline.telling import tell
 
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    found = rundir.find_run(rundir.runs_root(), args.run)
+    found = find_run_here(args.run, "stacks")
     state = read_state(found)
     if args.rank is not None and not 0 <= args.rank < state.world_size:
         raise UsageError(

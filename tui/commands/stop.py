@@ -21,7 +21,7 @@ from llmtop.profiler.record.remote import read_remote
 from llmtop.profiler.units import format_bytes, format_seconds
 from llmtop.trainer import control
 from llmtop.trainer.change.restagefolder import keep_states
-from llmtop.trainer.hosts.left import hosts_left_open
+from llmtop.trainer.hosts.left import hosts_left_open, hosts_never_there
 from llmtop.trainer.statefile import newest_in
 from llmtop.trainer.supervisor.patience import Graces
 from llmtop.trainer.supervisor.rankenv import RUN_ID
@@ -35,6 +35,7 @@ WAIT_SECONDS = 600.0
 """A step of a large model and its checkpoint take minutes."""
 TERM_SECONDS = 5.0
 """For a process without supervisor to end when asked, before it is killed."""
+_MOST_NAMED = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         print(f"run {found.run_id} had ended: {end_in_words(state)}")
         if state.status == "lost":
             _end_lost(found, state, args)
-        _require_hosts_ended(found, lead_lost=state.status == "lost" or bool(hosts_left_open(found)))
+        _require_hosts_ended(found, lead_gone=True, lead_lost=state.status == "lost")
         if state.status == "lost":
             print("no process is left")
         return ExitCode.DONE
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> ExitCode:
     if state.status == "lost":
         # Its supervisor was killed after it was asked.
         _end_lost(found, state, args)
-    _require_hosts_ended(found, lead_lost=state.status == "lost")
+    _require_hosts_ended(found, lead_gone=state.status == "lost", lead_lost=state.status == "lost")
     _tell_what_is_left(found, state, time.monotonic() - began)
     if args.save:
         _tell_what_is_saved(found, state, refusal)
@@ -98,18 +99,22 @@ def run(args: argparse.Namespace) -> ExitCode:
     return ExitCode.DONE
 
 
-def _require_hosts_ended(found: rundir.RunDir, *, lead_lost: bool) -> None:
-    """Raise JobFailedError naming each host of a run that has not said that nothing runs there."""
+def _require_hosts_ended(found: rundir.RunDir, *, lead_gone: bool, lead_lost: bool) -> None:
+    """Raise JobFailedError naming each host of a run that has not said that nothing runs there.
+
+    With the lead gone they are asked here; where it was lost, it has said of none whether it left.
+    """
     hosts = read_hosts(found)
     if hosts is None or read_remote(found.path) is not None:
         return
-    if lead_lost:
+    if not lead_lost and (never := hosts_never_there(found)):
+        _tell_never_there(never)
+    open_ = hosts_left_open(found)
+    if lead_lost or (lead_gone and open_):
         from llmtop.trainer.hosts.ending import end_hosts  # most runs have one machine
 
         tell("the launching machine's supervisor is gone; ending what is left on the hosts")
-        open_ = end_hosts(found, hosts)
-    else:
-        open_ = hosts_left_open(found)
+        open_ = end_hosts(found, hosts, [host.name for host in hosts.hosts] if lead_lost else open_)
     if open_:
         raise JobFailedError(
             "not known to have ended: " + "; ".join(f"host {name}: {why}" for name, why in open_.items()),
@@ -117,6 +122,11 @@ def _require_hosts_ended(found: rundir.RunDir, *, lead_lost: bool) -> None:
             f" {Graces.from_environment().host:g} s",
             fix=f"when they can be reached again: llmtop stop {found.run_id}",
         )
+
+
+def _tell_never_there(never: dict[str, str]) -> None:
+    names = ", ".join(list(never)[:_MOST_NAMED]) + (", ..." if len(never) > _MOST_NAMED else "")
+    print(f"never there, so nothing runs there: {names}")
 
 
 def _tell_what_is_left(found: rundir.RunDir, state: RunState, seconds: float) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from llmtop.presets.errors import ExitCode, UsageError
-from llmtop.profiler.record import rundir
 from llmtop.profiler.units import counted, format_bytes
 from llmtop.trainer.weightsjob import Content
 from llmtop.trainer.weightsout import Choice, OnProgress, WeightsOut, take_weights_out
 from llmtop.tui.commandline.arguments import RUN_HELP
+from llmtop.tui.commandline.runs import find_run_here
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.output import print_json
 
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    found = rundir.find_run(rundir.runs_root(), args.run)
+    found = find_run_here(args.run, "weights")
     if args.base != "trained" and not args.merge:
         raise UsageError("--base says what to merge into", fix="add --merge, or leave --base out")
     choice = Choice(content=_content(args), base=args.base, dtype=args.dtype, checkpoint=args.checkpoint)

@@ -15,6 +15,7 @@ from llmtop.profiler.fold.runstate import ENDED, RunState, Status
 
 HOST_MARKS: dict[HostStatus, tuple[str, str, str]] = {
     "lost": ("✗", "no answer", "error"),
+    "absent": ("✗", "not there", "error"),
     "failed": ("✗", "failed", "error"),
     "out_of_memory": ("✗", "OOM", "error"),
     "silent": ("?", "silent", "warning"),
@@ -54,12 +55,12 @@ class FleetView(Struct, frozen=True, kw_only=True):
 
     @property
     def answering(self) -> int:
-        return sum(row.status not in ("lost", "silent", "waiting") for row in self.rows)
+        return sum(row.status not in ("lost", "silent", "waiting", "absent") for row in self.rows)
 
     @property
     def steps(self) -> tuple[int, int]:
         """The lowest and the highest newest step of the hosts that have told any."""
-        known = [row.step for row in self.rows if row.status != "waiting"]
+        known = [row.step for row in self.rows if row.status not in ("waiting", "absent")]
         return (min(known), max(known)) if known else (0, 0)
 
     @property
