@@ -270,6 +270,7 @@ class LlmtopApp(Answering):
 def _in_words(status: Status) -> str:
     """After `the run`."""
     words = {"out_of_memory": "ran out of memory", "lost": "is lost", "stopped": "was stopped"}
+    words["exported"] = "was exported while it went on"
     return words.get(status, status)
 
 

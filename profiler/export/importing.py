@@ -29,6 +29,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.export.contents import LONGEST_NAME_BYTES, name_problem
 from llmtop.profiler.export.manifest import FORMAT, FORMAT_VERSION, MANIFEST, Manifest
 from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.record.imported import Imported
 from llmtop.profiler.record.rundir import InForce, RunDir
 from llmtop.profiler.record.wholefile import document, random_hex, sync_folder, write_atomic
 from llmtop.profiler.units import counted, format_bytes
@@ -53,19 +54,6 @@ _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST_NAME_BYTES - 41}}}")
 _GIVE = "give the file that llmtop export wrote"
 _FIX = "export the run again: llmtop export RUN"
 _T = TypeVar("_T")
-
-
-class Imported(Struct, frozen=True, kw_only=True):
-    """`imported.json`: where a run came from."""
-
-    archive: str
-    run_id: str
-    """Where it was recorded."""
-    host: str
-    status: str
-    """When it was exported."""
-    exported_at: float
-    imported_at: float
 
 
 class _Plan(Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from math import log2
 
 from llmtop.presets.spec import RunOptions
 from llmtop.profiler.findings.finding import Finding, Rule, Seen, first_line, words
-from llmtop.profiler.fold.ending import unsaved_words
+from llmtop.profiler.fold.ending import ending, unsaved_words
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.units import counted, format_percent, format_seconds
 
@@ -35,7 +35,7 @@ def failed(seen: Seen) -> Iterator[Finding]:
         severity="critical",
         title="the run failed",
         evidence="; ".join([part for part in (reason, *told[:1]) if part]),
-        change=state.ended.fix if state.ended and state.ended.fix else f"see llmtop logs {state.run_id}",
+        change=ending(state).fix or f"see llmtop logs {state.run_id}",
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from llmtop.profiler.findings.finding import Finding, Rule, Seen, first_line, set_command, words
+from llmtop.profiler.fold.ending import ending
 from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES
@@ -313,8 +314,8 @@ def _what_was_large(seen: Seen) -> str:
 def _cheapest_relief(seen: Seen, found: OutOfMemory | None) -> str:
     from llmtop.profiler.oom.words import fix_words, nothing_fits
 
-    if seen.state.ended is not None and seen.state.ended.fix:
-        return seen.state.ended.fix
+    if seen.state.ended is not None and (told := ending(seen.state).fix):
+        return told
     if found is not None and found.on_host:
         return host_relief(seen)
     if found is not None and found.fixes:

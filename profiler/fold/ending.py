@@ -24,11 +24,16 @@ class Ending(Struct, frozen=True, kw_only=True):
 
 
 def ending(state: RunState) -> Ending:
-    """Empty while the run goes on."""
+    """Empty while the run goes on. A run that came from an archive is not gone on with here."""
     if state.ended is not None:
-        return Ending(reason=state.ended.reason, fix=state.ended.fix)
+        return Ending(reason=state.ended.reason, fix=_possible(state.ended.fix, state))
+    if state.status == "exported":
+        step = f", as far as step {state.steps_finished:,}" if state.steps_finished else ""
+        return Ending(reason=f"exported while it ran{step}")
     if state.status != "lost":
         return Ending()
+    if state.imported:
+        return Ending(reason=GONE, fix=_WHY_GONE)
     kept = _kept_for_a_relaunch(state)
     if kept is None:
         return Ending(reason=GONE, fix=_from_checkpoint(state))
@@ -40,6 +45,13 @@ def ending(state: RunState) -> Ending:
         fix=f"its state after step {kept.step:,} is kept in {where}; llmtop resume {state.run_id} goes on"
         " from it, on the old setting",
     )
+
+
+def _possible(fix: str, state: RunState) -> str:
+    """Without the parts that go on with a run from where it was."""
+    if not state.imported:
+        return fix
+    return "; ".join(part for part in fix.split("; ") if "llmtop resume" not in part)
 
 
 def unsaved_words(state: RunState) -> str:

@@ -28,11 +28,14 @@ from llmtop.profiler.record.failureevents import HostMemoryRunsOut
 from llmtop.profiler.record.scriptevents import RunDescribed
 from llmtop.profiler.record.snapshotevents import SnapshotAsked, SnapshotTaken
 
-Status = Literal["starting", "running", "stopping", "completed", "stopped", "failed", "out_of_memory", "lost"]
-"""`lost`: the supervisor is gone and wrote no end; only the reader of a run directory can tell."""
+Status = Literal[
+    "starting", "running", "stopping", "completed", "stopped", "failed", "out_of_memory", "lost", "exported"
+]
+"""`lost`: the supervisor is gone and wrote no end; `exported`: it came from an archive that was made while
+the run went on. Only the reader of a run directory can tell these two."""
 
-ENDED: frozenset[Status] = frozenset({"completed", "stopped", "failed", "out_of_memory", "lost"})
-"""Statuses after which nothing more happens."""
+ENDED: frozenset[Status] = frozenset({"completed", "stopped", "failed", "out_of_memory", "lost", "exported"})
+"""Statuses after which nothing more happens here."""
 HISTORY_SAMPLES = 300
 """How many samples of the hardware are kept whole."""
 RECENT_STEPS = 64
@@ -131,6 +134,8 @@ class RunState(Struct, frozen=True, kw_only=True):
     unwritable: str = ""
     """Why what happens cannot be recorded now, as on a full disk; only the reader of a run directory can
     tell."""
+    imported: bool = False
+    """It came from an archive and is only looked at; only the reader of a run directory can tell."""
     writing_resumed: tuple[WritingResumed, ...] = ()
     """The newest of each log that could not be written for a while."""
     thinned: dict[str, LogThinned] = field(default_factory=dict)

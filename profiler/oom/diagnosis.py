@@ -6,6 +6,7 @@ Pure: from the record alone, so that the report, the monitor and `llmtop resume 
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import NEAR_PHASE, Breakdown, breakdown
@@ -91,7 +92,7 @@ def diagnose(state: RunState, spec: RunSpec, prediction: Prediction) -> OutOfMem
         predicted_upper_bytes=prediction.peak_allocated_upper_bytes,
         room=room,
         fragmented=_fragmented(shortage),
-        fixes=_fixes(spec, prediction, room, state.run_id, on_host=_on_host(shortage)),
+        fixes=_fixes(spec, prediction, room, state, on_host=_on_host(shortage)),
     )
 
 
@@ -104,16 +105,19 @@ def fixes_after(state: RunState, spec: RunSpec, prediction: Prediction) -> tuple
         return found.fixes
     rank = state.ranks.get(-1 if state.rank_at_fault is None else state.rank_at_fault)
     killed = rank is not None and rank.exited is not None and rank.exited.signal == "SIGKILL"
-    return _fixes(spec, prediction, None, state.run_id, on_host=killed)
+    return _fixes(spec, prediction, None, state, on_host=killed)
 
 
 def _fixes(
-    spec: RunSpec, prediction: Prediction, room: Room | None, run_id: str, *, on_host: bool
+    spec: RunSpec, prediction: Prediction, room: Room | None, state: RunState, *, on_host: bool
 ) -> tuple[Fix, ...]:
     """Of the memory that ran out: on the CPU kind the host's is the ranks' own."""
     if on_host and not spec.on_cpu:
-        return host_fixes(spec, run_id)
-    return fixes(spec, prediction, room, run_id)
+        found = host_fixes(spec, state.run_id)
+    else:
+        found = fixes(spec, prediction, room, state.run_id)
+    # A run that came from an archive is not gone on with: each of them needs one of its own.
+    return tuple(replace(fix, number=None, command="") for fix in found) if state.imported else found
 
 
 def _predicted_for(stage: str | None, prediction: Prediction) -> int:

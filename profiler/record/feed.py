@@ -19,6 +19,7 @@ from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.bookmark import Bookmark, read_bookmark, write_bookmark
 from llmtop.profiler.record.events import AnyEvent
+from llmtop.profiler.record.imported import unended_status
 from llmtop.profiler.record.recording import Cursor, LogPlace, NoSuchPlace
 from llmtop.profiler.record.rundir import RunDir
 
@@ -135,7 +136,8 @@ class RunReader:
         self.run = run
         self._wall = wall
         self._stream, self._folded = open_stream(run)
-        self._shown = self._folded
+        self._shown = self._of_origin(self._folded)
+        self._unended = unended_status(run)
 
     @property
     def behind(self) -> bool:
@@ -151,14 +153,17 @@ class RunReader:
             folded = replace(folded, skipped_lines=self._stream.skipped_lines)
         lost = folded.ended is None and not supervised and not self._stream.behind
         unwritable = "" if lost or folded.ended is not None else unwritable_words(self.run.path)
-        same = (lost, unwritable) == (self._shown.status == "lost", self._shown.unwritable)
+        same = (lost, unwritable) == (self._shown.status == self._unended, self._shown.unwritable)
         if folded is not self._folded or not same:
             self._folded = folded
             shown = replace(folded, unwritable=unwritable) if unwritable else folded
-            self._shown = replace(shown, status="lost") if lost else shown
+            self._shown = self._of_origin(replace(shown, status=self._unended) if lost else shown)
         if (lost or folded.ended is not None) and not self._stream.behind:
             self._keep()
         return self._shown
+
+    def _of_origin(self, state: RunState) -> RunState:
+        return replace(state, imported=True) if self.run.is_imported else state
 
     def _fold(self, most_events: int | None) -> RunState:
         try:

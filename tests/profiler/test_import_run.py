@@ -13,9 +13,14 @@ import pytest
 
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.profiler.export.archive import Choices, export_run
-from llmtop.profiler.export.importing import Imported, import_run
+from llmtop.profiler.export.importing import import_run
+from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.events import RunEnded
 from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.imported import Imported, read_imported
+from llmtop.profiler.record.processidentity import ProcessIdentity
 from llmtop.profiler.record.rundir import RunDir, list_runs
+from llmtop.profiler.record.wholefile import document
 from llmtop.profiler.report.build import build_report
 from llmtop.trainer import control
 from tests.recorded import make_recorded_run
@@ -44,7 +49,7 @@ def test_an_imported_run_says_what_the_exported_one_did(tmp_path: Path) -> None:
     run, archive = exported(tmp_path)
     found = import_run(archive, tmp_path / "here")
     assert found.run_id == run.run_id and found.path != run.path
-    assert read_state(found) == read_state(run)
+    assert read_state(found) == msgspec.structs.replace(read_state(run), imported=True)
     mine, its = build_report(found), build_report(run)
     assert msgspec.structs.replace(mine, files={}) == msgspec.structs.replace(its, files={})
     told = msgspec.json.decode(found.imported_path.read_bytes(), type=Imported)
@@ -64,10 +69,43 @@ def test_nothing_can_be_asked_of_an_imported_run(tmp_path: Path) -> None:
     found = import_run(archive, tmp_path / "here")
     # Even a file that says so makes no supervisor of a process of this machine.
     found.write_supervisor_pid()
-    assert found.is_imported and not found.supervisor_alive() and read_state(found).status == "lost"
+    assert found.is_imported and not found.supervisor_alive() and read_state(found).status == "exported"
     with pytest.raises(LlmtopError, match="takes no requests"):
         control.stop(found, save=False)
     assert not found.control_dir.exists()
+
+
+def test_a_run_that_went_on_is_not_told_lost_where_it_is_imported(tmp_path: Path) -> None:
+    run, archive = exported(tmp_path, end=None)
+    assert run.supervisor_alive()
+    for one in ("here", "handed-on"):
+        found = import_run(archive, tmp_path / one)
+        told = read_imported(found)
+        assert told is not None and told.went_on
+        report = build_report(found)
+        assert (report.status, report.reason) == ("exported", "exported while it ran, as far as step 8")
+        assert report.fix == "" and "lost" not in {finding.key for finding in report.findings}
+        archive = tmp_path / f"from-{one}.zip"
+        export_run(found, archive, choices=Choices(parquet=False), environment={})
+
+
+@pytest.mark.parametrize("end", ["lost", "failed", "out_of_memory"])
+def test_an_imported_run_is_never_to_be_resumed(tmp_path: Path, end: str) -> None:
+    run = make_recorded_run(tmp_path / "there", kind="cuda", steps=8, end=None)
+    if end == "lost":
+        run.supervisor_pid_path.write_bytes(document(ProcessIdentity(pid=1, started_ticks=-1)))
+    else:
+        fix = f"do less; llmtop resume {run.run_id} goes on after step 5"
+        log = EventWriter(run.events_path("supervisor"), "supervisor")
+        log.write(RunEnded(state=end, reason="it broke", fix=fix))  # type: ignore[arg-type]
+        log.close()
+    assert read_state(run).status == end
+    archive = tmp_path / "run.zip"
+    export_run(run, archive, choices=Choices(parquet=False), environment={})
+    found = import_run(archive, tmp_path / "here")
+    report = build_report(found)
+    assert report.status == end and report.fix
+    assert b"llmtop resume" not in msgspec.json.encode((report.fix, report.findings, report.out_of_memory))
 
 
 @pytest.mark.parametrize(

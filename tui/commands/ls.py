@@ -105,7 +105,8 @@ def _cells(line: RunLine) -> tuple[str, ...]:
     loss = NOT_AVAILABLE if line.last_loss is None else f"{line.last_loss:.3f}"
     progress = NOT_AVAILABLE if line.name is None else format_progress(line.step, line.steps)
     notes = (("not saved", line.unsaved), ("imported", line.imported))
-    status = ", ".join([line.status, *(note for note, is_so in notes if is_so)])
+    told = "exported while it ran" if line.status == "exported" else line.status
+    status = ", ".join([told, *(note for note, is_so in notes if is_so)])
     return (
         line.run_id,
         _shown(line.name),

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.findings.find import findings
 from llmtop.profiler.fold.runstate import ENDED, RunState
+from llmtop.profiler.record.imported import unended_status
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.replay import Mark, Replay
 from llmtop.tui.asking.requests import ReplayWish
@@ -180,10 +181,10 @@ class ReplayFeed(MonitorFeed):
         return self._with_loss(replay.state)
 
     def _with_loss(self, state: RunState) -> RunState:
-        """At the end of a record without an end: the supervisor is gone."""
+        """At the end of a record without an end: the supervisor is gone, or the run was exported before."""
         if self._at_end and state.ended is None and not self.run.supervisor_alive():
             if self._lost is None or self._lost.now != state.now:
-                self._lost = replace(state, status="lost")
+                self._lost = replace(state, status=unended_status(self.run), imported=self.run.is_imported)
             return self._lost
         return state
 

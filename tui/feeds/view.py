@@ -71,5 +71,6 @@ STATUS_MARKS: dict[Status, tuple[str, str, str]] = {
     "failed": ("✗", "failed", "error"),
     "out_of_memory": ("✗", "out of memory", "error"),
     "lost": ("?", "lost", "error"),
+    "exported": ("…", "exported", "accent"),
 }
 """Status to its mark, its word, and the colour of the theme that goes with it."""

@@ -7,6 +7,7 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 
 from llmtop.profiler.fleet.findings import HostFinding, gathered
+from llmtop.profiler.fold.ending import ending
 from llmtop.profiler.units import counted, format_progress, format_seconds, format_tokens_rate
 from llmtop.tui.feeds.fleetview import FleetView
 from llmtop.tui.feeds.view import STATUS_MARKS
@@ -67,14 +68,14 @@ def _progress(view: FleetView, width: int) -> Content:
 
 def _end(view: FleetView, width: int) -> list[Content]:
     """How and why it ended."""
-    ended = view.state.ended
-    if ended is None:
+    ended, end = view.state.ended, ending(view.state)
+    if not end.reason:
         return []
     _, word, colour = STATUS_MARKS[view.state.status]
-    rows = [Content.assemble((f"{word.upper()}: ", f"bold ${colour}"), harmless(ended.reason))]
-    if ended.fix:
-        rows.append(Content.assemble(("fix: ", "bold $text-warning"), harmless(ended.fix)))
-    if view.state.started is not None:
+    rows = [Content.assemble((f"{word.upper()}: ", f"bold ${colour}"), harmless(end.reason))]
+    if end.fix:
+        rows.append(Content.assemble(("fix: ", "bold $text-warning"), harmless(end.fix)))
+    if ended is not None and view.state.started is not None:
         rows[0] = Content.assemble(
             rows[0], (f"  after {format_seconds(ended.t - view.state.started)}", "$muted")
         )
