@@ -15,6 +15,7 @@ from msgspec.structs import fields, replace
 from llmtop.presets.spec import Provenance, RunOptions, RunSpec, ValueSource
 from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.effects.evidence import ran_words
+from llmtop.profiler.effects.load import load_words, others_percent
 from llmtop.profiler.effects.switches import FEW_STEPS
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS
 from llmtop.profiler.fold.runstate import RunState
@@ -285,6 +286,8 @@ def _unfair(first: _Read, second: _Read, one: Side, two: Side) -> Iterator[str]:
             yield f"different {what}: {left} and {right}"
     if first.spec.model != second.spec.model and one.model == two.model:
         yield f"both models are called {one.model}, but their shapes differ"
+    if load := load_words(others_percent(first.state), others_percent(second.state)):
+        yield f"different load of the machine: {load}"
     unlike = list(_unlike_versions(one.versions, two.versions))
     if unlike:
         yield f"different versions: {', '.join(unlike)}"

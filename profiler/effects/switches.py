@@ -21,6 +21,7 @@ from llmtop.presets.spec import RunOptions, RunSpec
 from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.effects import evidence
 from llmtop.profiler.effects.evidence import Evidence
+from llmtop.profiler.effects.load import load_words, others_percent
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.fold.series import (
@@ -203,6 +204,8 @@ class Measured(Struct, frozen=True, kw_only=True):
     timed_steps: int = 0
     """Those that the step time is taken from."""
     step_spread: MiddleHalf | None = None
+    others_percent: float | None = None
+    """Of the machine's processors, used by others while it trained."""
     peak_bytes: int | None = None
     """Allocated (CPU: resident), the largest rank."""
 
@@ -248,6 +251,7 @@ def measure(run_id: str, spec: RunSpec, state: RunState, prediction: Prediction)
         tokens_per_second=mean_rate(steady) if enough else None,
         timed_steps=len(steady),
         step_spread=middle_half(steady),
+        others_percent=others_percent(state),
         peak_bytes=None if found.reclaimed else found.actual_peak_bytes,
     )
 
@@ -374,4 +378,6 @@ def _note(own: Measured, other: Measured) -> str:
     words = [f"it ran with {', '.join(unlike)}"] if unlike else []
     if min(own.timed_steps, other.timed_steps) < FEW_STEPS:
         words.append("few steps: small differences are noise")
+    if unlike_load := load_words(own.others_percent, other.others_percent):
+        words.append(f"the step time may be the machine's load: here and there {unlike_load}")
     return "; ".join(words)

@@ -66,6 +66,7 @@ class HostReader:
             cgroup_used_bytes=group.used_bytes,
             swap_used_bytes=None if swap is None else int(swap.used),
             cpu_percent=self._cpu_percent(now),
+            cpu_count=self._ask(self._psutil.cpu_count),
             disk_read_bytes_per_second=self._rates["read"].advance(read, now),
             disk_write_bytes_per_second=self._rates["write"].advance(write, now),
             nvme_read_bytes_per_second=self._rates["nvme_read"].advance(nvme_read, now),

@@ -131,6 +131,8 @@ class HostSample(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
     swap_used_bytes: int | None = None
     cpu_percent: float | None = None
     """Of the whole machine, 0 to 100."""
+    cpu_count: int | None = None
+    """Processors that this is of, threads of a core each."""
     disk_read_bytes_per_second: float | None = None
     disk_write_bytes_per_second: float | None = None
     nvme_read_bytes_per_second: float | None = None

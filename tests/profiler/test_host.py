@@ -137,6 +137,9 @@ class FakePsutil:
     def swap_memory(self) -> Any:
         return self._answer("swap_memory", SimpleNamespace(used=7))
 
+    def cpu_count(self) -> Any:
+        return self._answer("cpu_count", 8)
+
     def cpu_times(self) -> Any:
         return self._answer("cpu_times", self.times)
 
@@ -160,7 +163,7 @@ def test_host_rates_are_differences_without_the_loopback() -> None:
     host = HostReader(psutil, clock=lambda: time.now)
     first = host.read()
     assert (first.memory_total_bytes, first.memory_available_bytes, first.swap_used_bytes) == (1000, 400, 7)
-    assert first.cpu_percent is None and first.disk_read_bytes_per_second is None
+    assert first.cpu_count == 8 and first.cpu_percent is None and first.disk_read_bytes_per_second is None
     time.advance(2.0)
     psutil.times = SimpleTimes(user=103.0, idle=300.5, iowait=0.5)
     psutil.disk = SimpleNamespace(read_bytes=5000, write_bytes=2000)
@@ -180,11 +183,15 @@ def test_host_rates_are_differences_without_the_loopback() -> None:
 )
 def test_what_psutil_cannot_read_is_unknown(error: Exception) -> None:
     psutil = FakePsutil()
-    names = ("virtual_memory", "swap_memory", "cpu_times", "disk_io_counters", "net_io_counters")
+    names = ("virtual_memory", "swap_memory", "cpu_times", "cpu_count", "disk_io_counters", "net_io_counters")
     psutil.broken = dict.fromkeys(names, error)
     sample = HostReader(psutil).read()
     assert sample.memory_total_bytes is None and sample.swap_used_bytes is None
-    assert sample.cpu_percent is None and sample.network_send_bytes_per_second is None
+    assert (
+        sample.cpu_percent is None
+        and sample.cpu_count is None
+        and sample.network_send_bytes_per_second is None
+    )
     psutil.broken = {}
     psutil.disk, psutil.disks, psutil.cards = None, {}, {}
     assert HostReader(psutil).read().nvme_read_bytes_per_second is None

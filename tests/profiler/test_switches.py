@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.effects.compare import compare
 from llmtop.profiler.effects.kernelnames import AttentionKernel
+from llmtop.profiler.effects.load import others_percent
 from llmtop.profiler.effects.switches import (
     SWITCHES,
     Switch,
@@ -113,6 +116,34 @@ def test_few_steps_are_said(tmp_path: Path) -> None:
     make_recorded_run(tmp_path, kind="cuda", attention="eager", steps=6)
     attention = switches_of(make_recorded_run(tmp_path, kind="cuda"))["attention"]
     assert attention.step_percent is not None and "few steps" in attention.note
+
+
+def with_load(run: RunDir, busy_percent: float) -> RunDir:
+    """As if its machine had 32 processors, of which so many were busy, by its ranks or by others."""
+    log = run.events_path("hardware")
+    words = f'"cpu_percent":{busy_percent},"cpu_count":32,"disk'
+    content, count = re.subn(r'"cpu_percent":91.0,"disk', words, log.read_text())
+    assert count
+    log.write_text(content)
+    return run
+
+
+@pytest.mark.parametrize(("there", "is_said"), [(35.0, True), (85.0, False)])
+def test_a_step_time_that_may_be_the_load_of_the_machine_is_said(
+    tmp_path: Path, there: float, is_said: bool
+) -> None:
+    other = with_load(make_recorded_run(tmp_path, attention="eager"), there)
+    run = with_load(make_recorded_run(tmp_path, pace=5.0), 91.0)
+    note = switches_of(run)["attention"].note
+    # Two ranks use 97 % of a processor each, which is 6 % of all.
+    words = "other programs used 85% and 29% of the processors"
+    assert (words in note) is is_said and ("load" in note) is is_said
+    unfair = compare(run, other).unfair
+    assert (f"different load of the machine: {words}" in unfair) is is_said
+
+
+def test_a_record_that_does_not_count_processors_tells_no_load(tmp_path: Path) -> None:
+    assert others_percent(read_state(make_recorded_run(tmp_path))) is None
 
 
 @given(
@@ -233,9 +264,7 @@ def test_what_was_asked_for_and_did_not_run_is_a_warning_with_what_ran() -> None
         liger=("rms_norm", "rope", "glu", "fused_linear_cross_entropy"),
     )
     spec = recorded_spec("cuda", liger=True, gradient_checkpointing=True)
-    ran = kernels(
-        attention=AttentionKernel.UNFUSED, liger=("rms_norm", "rope", "fused_linear_cross_entropy")
-    )
+    ran = kernels(attention=AttentionKernel.UNFUSED, liger=("rms_norm", "rope", "fused_linear_cross_entropy"))
     assert found_keys(spec) == {}
     found = found_keys(spec, built, ran)
     assert set(found) == {"attention_not_on", "liger_not_on", "checkpointing_not_on"}
