@@ -94,6 +94,7 @@ def test_asking_alone_does_not_wait_and_an_ended_run_takes_nothing(run: Supervis
     run.end()
     ended = llmtop("set", "latest", "micro_batch=2")
     assert ended.code == ExitCode.USAGE and "it has ended" in ended.err
+    assert f"llmtop resume {run.run.run_id} micro_batch=2 goes on with it" in ended.err
 
 
 def test_stop_of_a_run_lost_in_a_relaunch_frees_the_memory_and_keeps_the_state(

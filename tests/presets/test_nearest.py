@@ -30,6 +30,8 @@ OPTIONS = tuple(field_types())
         ("xformers", ATTENTION, None),
         ("learnrate", OPTIONS, "learning_rate"),
         ("optim", OPTIONS, "optimizer"),
+        ("step", OPTIONS, "steps"),
+        ("quant", OPTIONS, "quantization"),
         ("lr", OPTIONS, "learning_rate"),
         ("lr", ("lora_rank", "seed"), None),
         ("batch_size", OPTIONS, "micro_batch"),

@@ -87,6 +87,7 @@ def test_one_key_that_takes_a_relaunch_makes_the_whole_change_one() -> None:
         ("micro_batch=many", "micro_batch = 'many' is not valid", "a whole number"),
         ("zerro=3", "unknown key 'zerro'", "did you mean 'zero'?"),
         ("steps=5", "steps of a live run cannot be changed", ""),
+        ("step=200", "unknown key 'step'", "did you mean 'steps'?"),
         ("lr=1e-4", "unknown key 'lr'", "did you mean 'learning_rate'?"),
         ("precision=bf16", "precision of a live run cannot be changed", ""),
         ("liger=on", "liger on the CPU", "liger=false"),

@@ -82,13 +82,14 @@ FIXED: dict[str, str] = {
 def check_key(key: str, where: str, *, ended: bool = False) -> None:
     """Raise UsageError for a key that a live run, or one that has `ended`, cannot change.
 
-    The nearest one that it can is named.
+    For an unknown one the nearest of all keys is named.
     """
     if key in HOT or key in RESTAGE or (ended and key in AFTER_END):
         return
     if key in FIXED:
         whose = "a run that goes on" if ended else "a live run"
         raise UsageError(f"{where}: {key} of {whose} cannot be changed", why=FIXED[key])
-    guess = nearest(key, HOT | RESTAGE)
+    # Also among those that stay: `step` is steps, and what is then said of it helps.
+    guess = nearest(key, HOT | RESTAGE | FIXED.keys())
     known = f"between two steps: {', '.join(sorted(HOT))}; by a relaunch: {', '.join(sorted(RESTAGE))}"
     raise UsageError(f"{where}: unknown key '{key}'", fix=f"did you mean '{guess}'?" if guess else known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from contextlib import suppress
 
 from msgspec import Struct
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         raise UsageError(
             f"run {found.run_id} cannot be changed",
             why=f"it has ended: {end_in_words(state)}",
-            fix="start another one: llmtop run",
+            fix=_instead(found, state, args.words),
         )
     asked = control.SetParams(
         words=tuple(args.words), keep_global_batch=args.keep_global_batch == "yes", force=args.force
@@ -98,6 +99,15 @@ def run(args: argparse.Namespace) -> ExitCode:
         _tell_preview(found, preview, as_json=args.json)
         return ExitCode.DONE
     return _change(found, preview, asked, args)
+
+
+def _instead(found: RunDir, state: RunState, words: list[str]) -> str:
+    """What makes the change after the end: from the newest checkpoint, or anew where nothing was saved."""
+    has_all_steps = state.status == "completed" and state.unsaved is None
+    if found.is_imported or (has_all_steps and not state.checkpoints):
+        return "start another one: llmtop run"
+    steps = "steps=N " if has_all_steps else ""
+    return f"llmtop resume {found.run_id} {steps}{shlex.join(words)} goes on with it"
 
 
 def _record_refusal(found: RunDir, asked: control.SetParams) -> None:
