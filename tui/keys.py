@@ -268,8 +268,14 @@ HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
 )
 
 
-_DROPS: dict[str, int] = {key.action: key.drop for _, keys in HELP for key in keys if key.footer}
-"""By action; each is in a footer once."""
+_DROPS: dict[tuple[str, str], int] = {
+    (title, key.action): key.drop for title, keys in HELP for key in keys if key.footer
+}
+"""By screen and action: Esc goes back on several, and is of less use on some."""
+_DROPS_ANYWHERE: dict[str, int] = {
+    action: drop for (_, action), drop in sorted(_DROPS.items(), key=lambda item: -item[1])
+}
+"""Of a screen that shows keys of others: where it is of most use, as the replay has the monitor's."""
 
 
 _CHANGING = frozenset(key.action.partition("(")[0] for _, keys in HELP for key in keys if key.changes)
@@ -285,10 +291,14 @@ def leads_here(action: str, title: str) -> bool:
     return action in ("runs", "plan") and action == title.lower()
 
 
-def of_least_use(actions: Iterable[str]) -> str | None:
-    """The action to leave out of a footer first; None where all stay."""
-    first = max(actions, key=lambda action: _DROPS.get(action, 0), default=None)
-    return first if first is not None and _DROPS.get(first, 0) else None
+def of_least_use(actions: Iterable[str], title: str) -> str | None:
+    """The action to leave out first of the footer of the screen of that title; None where all stay."""
+
+    def drop(action: str) -> int:
+        return _DROPS.get((title, action), _DROPS_ANYWHERE.get(action, 0))
+
+    first = max(actions, key=drop, default=None)
+    return first if first is not None and drop(first) else None
 
 
 def help_for(title: str) -> tuple[tuple[str, tuple[Key, ...]], ...]:

@@ -128,7 +128,7 @@ async def test_zoomed_panels_tell_more(root: Path) -> None:
     async with app.run_test(size=(80, 30)) as pilot:
         await wait_for_text(pilot, "12/12", "G7")
         for key, words in {
-            "1": ("GPU0", "this run", "predicted peak"),
+            "1": ("GPU0", "this run", "┼ device predicted"),
             "2": ("parameters", "CUDA context", "unexplained", "predicted P"),
             "3": ("learning rate", "gradient norm", "weights   random", "tokenizer made from the data"),
             "0": ("weights   random", "data      builtin:english", "tokenizer made from the data"),

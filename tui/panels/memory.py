@@ -49,7 +49,7 @@ class MemoryPanel(Panel):
             if self.zoomed:
                 rows.append(_device_details(device, view.state.peak_device_bytes.get(device.index)))
         if rows:
-            rows.append(Content.styled(f"┼ predicted peak {format_bytes(predicted)}", "$muted"))
+            rows.append(Content.styled(f"┼ {_mark_words(view)} {format_bytes(predicted)}", "$muted"))
         return rows
 
 
@@ -112,7 +112,7 @@ def _over_time(view: RunView, width: int) -> list[Content]:
     top = float(max(totals, default=0)) if not on_cpu and totals else 1.15 * max(predicted, peaks[fullest])
     took = format_seconds(trail.points[-1].t - trail.points[0].t)
     what = f"rank {fullest}" if on_cpu else f"GPU{fullest}"
-    words = f"over {took}, the fullest ({what}); ─ predicted peak; top {format_bytes(top)}"
+    words = f"over {took}, the fullest ({what}); ─ {_mark_words(view)}; top {format_bytes(top)}"
     rows = [Content.styled(words, "$muted"), *area(columns[fullest], width, _TIME_ROWS, top, mark=predicted)]
     for name in names if len(names) > 1 else ():
         label = f"rank{name}" if on_cpu else f"GPU{name}"
@@ -121,6 +121,11 @@ def _over_time(view: RunView, width: int) -> list[Content]:
         peak = fit_right(f"peak {format_bytes(peaks[name])}", _NUMBER_CELLS)
         rows.append(Content.assemble(fit(label, _LABEL_CELLS), (drawn, "$primary"), (peak, "$muted")))
     return rows
+
+
+def _mark_words(view: RunView) -> str:
+    """Of what it is the peak: the head's is that of the tensors alone."""
+    return "RSS predicted" if view.spec.on_cpu else "device predicted"
 
 
 def _predicted(view: RunView) -> int:
@@ -144,7 +149,7 @@ def _compact_rows(view: RunView, width: int, height: int) -> list[Content]:
             pair.append(Content.assemble(fit(name, 5), bar, fit_right(f"{fraction:.0%}", 6)))
         rows.append(Content("  ").join(pair))
     hidden = len(shares) - len(shown)
-    peak = f"┼ predicted peak {format_bytes(predicted)}" if predicted else "nothing is predicted"
+    peak = f"┼ {_mark_words(view)} {format_bytes(predicted)}" if predicted else "nothing is predicted"
     words = peak + (f"  and {hidden} more" if hidden else "")
     return [*rows, Content.styled(words, "$muted")]
 
@@ -191,5 +196,6 @@ def _process_rows(view: RunView, width: int) -> list[Content]:
             text = f"peak {format_bytes(peak)}   PSS {format_bytes(process.pss_bytes)}"
             rows.append(Content.styled(" " * _LABEL_CELLS + text, "$muted"))
     if rows and predicted:
-        rows.append(Content.styled(f"┼ predicted peak {format_bytes(predicted)} a rank = 100%", "$muted"))
+        words = f"┼ {_mark_words(view)} {format_bytes(predicted)} a rank = 100%"
+        rows.append(Content.styled(words, "$muted"))
     return rows

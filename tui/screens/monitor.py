@@ -56,6 +56,8 @@ PANELS: tuple[tuple[str, type[Panel]], ...] = (
 """Identifier to panel, in the order of the grid."""
 OPENED_PANELS = {"switches": "SwitchesPanel", "stacks": "StacksPanel", "changes": "ChangesPanel"}
 """Those that only a key shows, by module and class: they are loaded and made when they are opened first."""
+_ENDING_KEYS = {"s": "stop", "c": "change", "z": "snapshot"}
+"""Keys of what only a run that goes on can be asked."""
 _OWN_VALUES = {"switches": ("others",), "stacks": ("stacks",)}
 """Of those, what they show besides the run."""
 
@@ -244,14 +246,16 @@ class MonitorScreen(Screen[None]):
         if action in ("change", "fix", "snapshot") and not self.IS_LIVE:
             return False
         if action == "fix":
-            return self.view is not None and self.view.state.status == "out_of_memory"
+            state = self.view.state if self.view is not None else None
+            return state is not None and state.status == "out_of_memory" and not state.imported
         if action in ("stop", "leave", "change", "snapshot"):
             return self.view is None or self.view.state.status not in ENDED
         return True
 
     def on_key(self, event: events.Key) -> None:
         """A key that the footer has no more of still gets an answer."""
-        if self.IS_LIVE and event.key == "s" and not self.check_action("stop", ()):
+        action = _ENDING_KEYS.get(event.key)
+        if self.IS_LIVE and action is not None and not self.check_action(action, ()):
             self.notify("It has ended already.")
 
     @property

@@ -67,9 +67,9 @@ class KeyFooter(Widget):
             self.refresh()
 
     def _that_fit(self) -> tuple[_Shown, ...]:
-        shown = self._all()
+        shown, title = self._all(), getattr(self.screen, "HELP_TITLE", "")
         while sum(key.cells for key in shown) > self.content_size.width:
-            dropped = of_least_use([key.action for key in shown])
+            dropped = of_least_use([key.action for key in shown], title)
             if dropped is None:
                 break
             shown = [key for key in shown if key.action != dropped]
