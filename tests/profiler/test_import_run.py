@@ -23,6 +23,7 @@ from llmtop.profiler.record.rundir import RunDir, list_runs
 from llmtop.profiler.record.wholefile import document
 from llmtop.profiler.report.build import build_report
 from llmtop.trainer import control
+from llmtop.tui.commands.follow import end_in_words
 from tests.recorded import make_recorded_run
 
 Spoil = Callable[[zipfile.ZipFile, str], None]
@@ -84,6 +85,7 @@ def test_a_run_that_went_on_is_not_told_lost_where_it_is_imported(tmp_path: Path
         assert told is not None and told.went_on
         report = build_report(found)
         assert (report.status, report.reason) == ("exported", "exported while it ran, as far as step 8")
+        assert end_in_words(read_state(found)) == report.reason
         assert report.fix == "" and "lost" not in {finding.key for finding in report.findings}
         archive = tmp_path / f"from-{one}.zip"
         export_run(found, archive, choices=Choices(parquet=False), environment={})

@@ -148,6 +148,8 @@ def follow(run: RunDir) -> RunState:
 def end_in_words(state: RunState) -> str:
     """How a run ended, in one sentence."""
     reason = ending(state).reason
+    if state.status == "exported":
+        return reason
     return f"{state.status.replace('_', ' ')}: {reason}" if reason else state.status
 
 

@@ -75,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitCode:
     found = find_run(args.run)
+    found.require_own("cannot be changed")
     state = read_state(found)
     if state.status in ENDED:
         raise UsageError(
@@ -104,7 +105,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 def _instead(found: RunDir, state: RunState, words: list[str]) -> str:
     """What makes the change after the end: from the newest checkpoint, or anew where nothing was saved."""
     has_all_steps = state.status == "completed" and state.unsaved is None
-    if found.is_imported or (has_all_steps and not state.checkpoints):
+    if has_all_steps and not state.checkpoints:
         return "start another one: llmtop run"
     steps = "steps=N " if has_all_steps else ""
     return f"llmtop resume {found.run_id} {steps}{shlex.join(words)} goes on with it"
