@@ -1,7 +1,7 @@
 """Runs in fresh processes without their imports: starts a zygote and hands it one run after another.
 
-    with ForkServer(on_cpu=True) as server:
-        server.run(run_dir, seconds=300)
+with ForkServer(on_cpu=True) as server:
+    server.run(run_dir, seconds=300)
 """
 
 from __future__ import annotations

@@ -148,9 +148,7 @@ def probe_costs(rounds: Sequence[Round], steps: int) -> list[Cost]:
     return found
 
 
-def in_turns(
-    arms: dict[str, Block], seconds: float, *, seed: int = 0, at_least: int = 3
-) -> list[Round]:
+def in_turns(arms: dict[str, Block], seconds: float, *, seed: int = 0, at_least: int = 3) -> list[Round]:
     """Rounds of all arms in random order, until the time is up; each round arm to its time."""
     order = random.Random(seed)
     deadline = time.monotonic() + seconds

@@ -21,9 +21,7 @@ def tokens_per_second(run: RunDir) -> float | None:
     """Of the whole job in that window; None when the run did not get through it."""
     first, last = first_and_last(run.spec().options.steps)
     done = {
-        event.step: event
-        for event in EventTail(run.events_path(0)).poll()
-        if isinstance(event, StepFinished)
+        event.step: event for event in EventTail(run.events_path(0)).poll() if isinstance(event, StepFinished)
     }
     if first not in done or last not in done or done[last].m <= done[first].m:
         return None

@@ -216,9 +216,7 @@ def test_others_that_come_between_two_readings_are_no_kernels() -> None:
 
 
 def test_the_sampler_may_miss_the_largest_use() -> None:
-    late = found(
-        *readings(by_process=True), sampled(5000 * MIB), step_of(20000 * MIB, reserved=21000 * MIB)
-    )
+    late = found(*readings(by_process=True), sampled(5000 * MIB), step_of(20000 * MIB, reserved=21000 * MIB))
     assert late.actual_device_bytes == (640 + 1200 + 21000) * MIB
     rows = {row.component: row.actual_bytes or 0 for row in late.rows if not row.in_peak}
     assert 20000 * MIB + sum(rows.values()) == late.actual_device_bytes

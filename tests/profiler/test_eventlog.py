@@ -227,7 +227,6 @@ def test_a_full_disk_is_reported_and_later_lines_are_whole(
     path = tmp_path / "log"
     real_write = os.write
     with EventWriter(path, "rank0") as writer:
-
         written: list[int] = []
 
         def full_after_ten_bytes(descriptor: int, content: bytes) -> int:

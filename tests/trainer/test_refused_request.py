@@ -32,7 +32,5 @@ def test_a_change_that_was_refused_where_it_was_asked_for_is_not_made(tmp_path: 
     request = control.Request(request_id="1", action=control.SET, params=msgspec.to_builtins(params))
     changes.take(request, Progress(run, run.spec().world_size))
     assert answers == [("refused", "it did not fit")]
-    assert written == [
-        ChangeRefused(request_id="1", asked=params.words, reason="it did not fit", fix="less")
-    ]
+    assert written == [ChangeRefused(request_id="1", asked=params.words, reason="it did not fit", fix="less")]
     assert not changes.under_way and run.in_force().setting == 0
