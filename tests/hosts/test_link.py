@@ -16,7 +16,7 @@ import pytest
 from llmtop.presets.errors import UsageError
 from llmtop.trainer.hosts import ssh
 from llmtop.trainer.hosts.link import Link
-from llmtop.trainer.hosts.remote import Followed
+from llmtop.trainer.hosts.remote import Far, Followed
 from llmtop.trainer.hosts.twin import Kept, Twin
 from tests.hosts.lab import wait_for
 
@@ -291,3 +291,16 @@ def _command_line(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def test_the_far_end_waits_while_there_is_nothing_to_look_at(tmp_path: Path) -> None:
+    """It would turn in circles otherwise: on a shared folder, and while the other side takes nothing."""
+    far = Far.__new__(Far)  # its streams stay this process's own
+    far._followed, far._look_at, far._write = None, 0.0, bytearray()
+    assert far.pause_seconds(1000.0) > 0.1
+    far._followed = Followed(tmp_path, ["*.jsonl"], [], [], {})
+    assert far.pause_seconds(1000.0) == 0.0
+    far._look_at = 1000.2
+    assert far.pause_seconds(1000.0) == pytest.approx(0.2)
+    far._look_at, far._write = 0.0, bytearray(8 << 20)
+    assert far.pause_seconds(1000.0) > 0.1

@@ -24,6 +24,7 @@ from typing import Any
 
 _SILENCE_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 0.5
 _IDLE_SHARE = 10.0
 """A look at the folder that takes long is made the more seldom."""
 _PART_BYTES = 1 << 18
@@ -146,7 +147,7 @@ class Far:
     def serve(self) -> None:
         self.say(_about_this_machine())
         while time.monotonic() - self._heard < _SILENCE_SECONDS:
-            wait = max(0.0, min(0.5, self._look_at - time.monotonic()))
+            wait = self.pause_seconds(time.monotonic())
             self._tell_ends()
             readable, writable, _ = select.select([0], [1] if self._write else [], [], wait)
             if readable and not self._take():
@@ -161,6 +162,13 @@ class Far:
                     self._sync = None
                 took = time.monotonic() - began
                 self._look_at = time.monotonic() + (max(_LOOK_SECONDS, _IDLE_SHARE * took) if done else 0.0)
+
+    def pause_seconds(self, now: float) -> float:
+        """How long to wait for the other side: to the next look at the folder, where there is one to follow
+        and room for what it tells; longest while there is nothing to look at."""
+        if self._followed is None or self.full():
+            return _LONGEST_PAUSE_SECONDS
+        return max(0.0, min(_LONGEST_PAUSE_SECONDS, self._look_at - now))
 
     def _take(self) -> bool:
         """Whether the other side is still there."""
