@@ -89,7 +89,8 @@ class PatientWriter(EventWriter):
             at, whole = before + int(torn), 0
             for line in batch:
                 at += len(line) + 1
-                if at > end:
+                # A line that lacks only its end is whole: the next write begins with that.
+                if at - 1 > end:
                     break
                 whole += 1
             # Nothing of the next one may be there; then the last line has its end.
