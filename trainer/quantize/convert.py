@@ -90,7 +90,7 @@ class Outlook(Struct, frozen=True, kw_only=True):
 def outlook(source: Source, target: Target, out: Path, choice: Choice) -> Outlook:
     """Raises UsageError or LlmtopError for a model that cannot be packed so."""
     shape, notes = source.shape, tuple[str, ...]()
-    if target.library == "gguf":
+    if target.packer == "gguf":
         _require("gguf", "quantize")
         plan = plan_gguf(source, target.kind)
         predicted, notes, host = plan.predicted_bytes, plan.notes, _GGUF_BYTES
@@ -277,7 +277,7 @@ def _dtype(source: Source, target: Target, choice: Choice) -> tuple[str, str]:
     parameters = param_count(source.shape)
     more = _TORCH_BYTES + _LOGITS * _WIDE * choice.window * source.shape.vocab_size
     left = memory_left_bytes()
-    widths = (_WIDE, _NARROW) if target.library == "gguf" else (_NARROW,)
+    widths = (_WIDE, _NARROW) if target.packer == "gguf" else (_NARROW,)
     for width in widths:
         if parameters * width + more <= left:
             return ("float32" if width == _WIDE else "bfloat16"), ""

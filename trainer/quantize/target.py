@@ -38,7 +38,7 @@ class Target(Struct, frozen=True, kw_only=True):
     """As `--to` has it: one of `FORMS`."""
 
     @property
-    def library(self) -> Literal["bitsandbytes", "gguf"]:
+    def packer(self) -> Literal["bitsandbytes", "gguf"]:
         return "bitsandbytes" if self.form in BITSANDBYTES else "gguf"
 
     @property

@@ -161,7 +161,7 @@ def _of_run(ref: str, target: Target, choice: Choice, args: argparse.Namespace) 
         )
     out = args.out or _default_out(found.run_id, target)
     check_output(out, choice)
-    if target.library == "gguf" and spec.script is None:
+    if target.packer == "gguf" and spec.script is None:
         family_of(spec.model, f"run {found.run_id}")
     with interruptible(), aside(out) as place:
         content: Content = "merged" if spec.options.lora_rank else "full"
@@ -226,7 +226,7 @@ def _whole_already(out: Path) -> Iterator[None]:
 
 
 def _default_out(name: str, target: Target) -> Path:
-    return Path(f"{name}-{target.kind}.gguf" if target.library == "gguf" else f"{name}-{target.kind}")
+    return Path(f"{name}-{target.kind}.gguf" if target.packer == "gguf" else f"{name}-{target.kind}")
 
 
 def _progress() -> Progress:

@@ -45,7 +45,7 @@ def do(job: PackJob | MeasureJob, say: Say) -> Answer:
         from llmtop.trainer.worker.packing.measuring import measure
 
         return measure(job, say)
-    if Target(form=job.form).library == "gguf":
+    if Target(form=job.form).packer == "gguf":
         from llmtop.trainer.worker.packing.ggufwriting import write_gguf
 
         return write_gguf(job, say)

@@ -46,7 +46,7 @@ def measure(job: MeasureJob, say: Say) -> Measured:
         raise UsageError(f"{text}: holds no text to measure on", fix="give a longer one: --text FILE")
     before = _nats(model, windows, job.seconds, "before", say)
     made = Path(job.made)
-    if Target(form=job.form).library == "gguf":
+    if Target(form=job.form).packer == "gguf":
         from llmtop.trainer.worker.packing.unpacking import load_gguf
 
         load_gguf(model, source, Target(form=job.form).kind, made)
