@@ -15,7 +15,8 @@ from llmtop.tui.app import LlmtopApp
 from llmtop.tui.asking import deletion
 from llmtop.tui.feeds.view import RunRow
 from llmtop.tui.screens.runs import RunsScreen
-from llmtop.tui.widgets.runcolumns import COLUMNS, Order, holds, ordered
+from llmtop.tui.widgets.columns import Order
+from llmtop.tui.widgets.runcolumns import COLUMNS, holds, ordered
 from tests.cli.conftest import Llmtop, llmtop, runs_root  # noqa: F401 - fixtures
 from tests.recorded import make_recorded_run
 from tests.tui.tuiruns import LiveRun, screen_text, wait_for, wait_for_text

@@ -20,8 +20,9 @@ from llmtop.tui.feeds.feed import FeedFailed
 from llmtop.tui.feeds.fleetfeed import FleetArrived, FleetFeed, follow_fleet
 from llmtop.tui.feeds.fleetview import FleetView
 from llmtop.tui.keys import HOSTS_KEYS, bindings
+from llmtop.tui.widgets.columns import Order
 from llmtop.tui.widgets.fleethead import FleetFindings, head_rows
-from llmtop.tui.widgets.hostcolumns import COLUMNS, HostOrder, holds, ordered, shown_columns
+from llmtop.tui.widgets.hostcolumns import COLUMNS, holds, ordered, shown_columns
 from llmtop.tui.widgets.hostsheet import HostSheet
 from llmtop.tui.widgets.hosttable import HostTable
 from llmtop.tui.widgets.keyfooter import KeyFooter
@@ -43,7 +44,7 @@ class HostsScreen(Screen[None]):
         self.run = run
         self.hosts = hosts
         self.view: FleetView | None = None
-        self.order: HostOrder | None = None
+        self.order: Order | None = None
         """None: the worst first."""
         self._feed = feed if feed is not None else FleetFeed(run, hosts)
         self._stop, self._wake = threading.Event(), threading.Event()
@@ -196,12 +197,12 @@ class HostsScreen(Screen[None]):
         now = titles.index(self.order.title) if self.order is not None and self.order.title in titles else 0
         title = titles[(now + by) % len(titles)]
         column = next((column for column in COLUMNS if column.title == title), None)
-        self.order = None if column is None else HostOrder(column.title, column.large_first)
+        self.order = None if column is None else Order(column.title, column.large_first)
         self._paint()
 
     def action_reverse(self) -> None:
         if self.order is not None:
-            self.order = HostOrder(self.order.title, not self.order.large_first)
+            self.order = Order(self.order.title, not self.order.large_first)
             self._paint()
 
     # --- the run ---------------------------------------------------------------------------------

@@ -30,11 +30,11 @@ from llmtop.tui.asking.requests import (
 from llmtop.tui.feeds.feed import RunsArrived, RunsFeed, follow_runs
 from llmtop.tui.feeds.view import STATUS_MARKS, RunRow
 from llmtop.tui.keys import RUNS_KEYS, bindings
+from llmtop.tui.widgets.columns import Order
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import harmless
 from llmtop.tui.widgets.runcolumns import (
     COLUMNS,
-    Order,
     RunColumn,
     holds,
     ordered,

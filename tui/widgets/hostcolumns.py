@@ -8,9 +8,9 @@ from typing import NamedTuple
 from llmtop.profiler.fleet.overview import HostRow
 from llmtop.profiler.units import format_bytes, format_percent, format_rate, format_seconds
 from llmtop.tui.feeds.fleetview import HOST_MARKS
+from llmtop.tui.widgets.columns import Order, Rank, fitting, needed_cells, ordered_by
 from llmtop.tui.widgets.paint import fit, fit_right
 
-_Rank = float | str | None
 _STATES = tuple(HOST_MARKS)
 
 
@@ -20,24 +20,13 @@ class HostColumn(NamedTuple):
     title: str
     cells: int
     text: Callable[[HostRow], str]
-    order: Callable[[HostRow], _Rank]
+    order: Callable[[HostRow], Rank]
     """What the rows are ordered by; None comes last."""
     drop: int = 0
     """0 always stays; the largest goes first."""
     right: bool = False
     large_first: bool = True
     """Where a person asks for this order, the large ones are looked for."""
-
-
-class HostOrder(NamedTuple):
-    """By which column, and in which direction."""
-
-    title: str
-    large_first: bool
-
-    @property
-    def mark(self) -> str:
-        return "▾" if self.large_first else "▴"
 
 
 def _state(row: HostRow) -> str:
@@ -118,20 +107,13 @@ COLUMNS: tuple[HostColumn, ...] = (
     ),
     HostColumn("told", 4, _age, lambda r: r.quiet_seconds, right=True),
 )
-_MARGIN_CELLS, _NOTE_CELLS = 2, 14
+_NOTE_CELLS = 14
 """What the words about a host have at least, at the end of its row."""
 
 
 def shown_columns(width: int) -> tuple[HostColumn, ...]:
     """The columns that fit side by side, those of least use left out."""
-    kept = list(COLUMNS)
-    while _needed(kept) + _NOTE_CELLS > width and any(column.drop for column in kept):
-        kept.remove(max(kept, key=lambda column: column.drop))
-    return tuple(kept)
-
-
-def _needed(columns: Sequence[HostColumn]) -> int:
-    return sum(column.cells + 1 for column in columns) + _MARGIN_CELLS
+    return fitting(COLUMNS, width - _NOTE_CELLS)
 
 
 def padded(column: HostColumn, text: str) -> str:
@@ -139,19 +121,15 @@ def padded(column: HostColumn, text: str) -> str:
 
 
 def note_cells(columns: Sequence[HostColumn], width: int) -> int:
-    return max(0, width - _needed(columns))
+    return max(0, width - needed_cells(columns))
 
 
-def ordered(rows: Sequence[HostRow], order: HostOrder | None) -> tuple[HostRow, ...]:
+def ordered(rows: Sequence[HostRow], order: Order | None) -> tuple[HostRow, ...]:
     """The worst first, or by a column: equal ones as they were, those of which it is not known last."""
     if order is None:
         return tuple(sorted(rows, key=lambda row: row.worst_first))
     column = next(column for column in COLUMNS if column.title == order.title)
-    known = [row for row in rows if column.order(row) is not None]
-    unknown = [row for row in rows if column.order(row) is None]
-    # A column holds either numbers or words.
-    known.sort(key=lambda row: column.order(row), reverse=order.large_first)  # type: ignore[arg-type, return-value]
-    return (*known, *unknown)
+    return ordered_by(rows, column.order, large_first=order.large_first)
 
 
 def holds(row: HostRow, words: str) -> bool:

@@ -13,9 +13,9 @@ from textual.message import Message
 
 from llmtop.profiler.fleet.overview import HostRow
 from llmtop.tui.feeds.fleetview import HOST_MARKS
+from llmtop.tui.widgets.columns import Order
 from llmtop.tui.widgets.hostcolumns import (
     HostColumn,
-    HostOrder,
     note_cells,
     padded,
     shown_columns,
@@ -51,7 +51,7 @@ class HostTable(Vertical, can_focus=True):
         super().__init__()
         self.rows: tuple[HostRow, ...] = ()
         """In their order."""
-        self.order: HostOrder | None = None
+        self.order: Order | None = None
         self.chosen = ""
         """Name of the host under the cursor."""
         self._at = self._top = 0
@@ -61,7 +61,7 @@ class HostTable(Vertical, can_focus=True):
         yield self._head
         yield self._body
 
-    def show(self, rows: tuple[HostRow, ...], order: HostOrder | None) -> None:
+    def show(self, rows: tuple[HostRow, ...], order: Order | None) -> None:
         self.rows, self.order = rows, order
         found = next((at for at, row in enumerate(rows) if row.name == self.chosen), None)
         # Until somebody has moved it, the cursor stays on the worst.
@@ -135,7 +135,7 @@ class HostTable(Vertical, can_focus=True):
         self._body.paint(Content("\n").join(lines) if lines else nobody, width)
 
 
-def _head(columns: tuple[HostColumn, ...], order: HostOrder | None, width: int) -> Content:
+def _head(columns: tuple[HostColumn, ...], order: Order | None, width: int) -> Content:
     titles = [
         padded(
             column, column.title + (order.mark if order is not None and order.title == column.title else "")

@@ -8,9 +8,8 @@ from typing import NamedTuple
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.units import format_bytes, format_count, format_progress, format_seconds
 from llmtop.tui.feeds.view import STATUS_MARKS, RunRow
+from llmtop.tui.widgets.columns import Order, Rank, fitting, needed_cells, ordered_by
 from llmtop.tui.widgets.paint import fit, fit_right
-
-_Rank = float | str | None
 
 
 class RunColumn(NamedTuple):
@@ -19,24 +18,13 @@ class RunColumn(NamedTuple):
     title: str
     cells: int
     text: Callable[[RunRow, float], str]
-    order: Callable[[RunRow], _Rank]
+    order: Callable[[RunRow], Rank]
     """What the rows are ordered by; None comes last."""
     drop: int = 0
     """0 always stays; the largest goes first."""
     right: bool = False
     large_first: bool = False
     """Where a person asks for this order, the large ones are looked for."""
-
-
-class Order(NamedTuple):
-    """By which column, and in which direction."""
-
-    title: str
-    large_first: bool
-
-    @property
-    def mark(self) -> str:
-        return "▾" if self.large_first else "▴"
 
 
 def _age(row: RunRow, now: float) -> str:
@@ -95,25 +83,17 @@ COLUMNS: tuple[RunColumn, ...] = (
 )
 _ELASTIC = ("recipe", "model")
 """Columns that take the room that is left."""
-_MARGIN_CELLS = 2
 
 
 def shown_columns(width: int) -> tuple[RunColumn, ...]:
     """The columns that fit side by side, those of least use left out."""
-    kept = list(COLUMNS)
-    while _needed(kept) > width and any(column.drop for column in kept):
-        kept.remove(max(kept, key=lambda column: column.drop))
-    return tuple(kept)
+    return fitting(COLUMNS, width)
 
 
 def widths(columns: Sequence[RunColumn], width: int) -> dict[str, int]:
     """Cells of each column where `width` are to be filled."""
-    spare = max(0, width - _needed(columns))
+    spare = max(0, width - needed_cells(columns))
     return {c.title: c.cells + (min(spare // 2, 16) if c.title in _ELASTIC else 0) for c in columns}
-
-
-def _needed(columns: Sequence[RunColumn]) -> int:
-    return sum(column.cells + 1 for column in columns) + _MARGIN_CELLS
 
 
 def padded(column: RunColumn, text: str, width: int) -> str:
@@ -125,11 +105,7 @@ def ordered(rows: Sequence[RunRow], order: Order | None) -> tuple[RunRow, ...]:
     if order is None:
         return tuple(rows)
     column = next(column for column in COLUMNS if column.title == order.title)
-    known = [row for row in rows if column.order(row) is not None]
-    unknown = [row for row in rows if column.order(row) is None]
-    # A column holds either numbers or words.
-    known.sort(key=lambda row: column.order(row), reverse=order.large_first)  # type: ignore[arg-type, return-value]
-    return (*known, *unknown)
+    return ordered_by(rows, column.order, large_first=order.large_first)
 
 
 def holds(row: RunRow, words: str) -> bool:
