@@ -6,7 +6,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.findings.bound import BOUND_RULES
 from llmtop.profiler.findings.devices import DEVICE_RULES
-from llmtop.profiler.findings.finding import Finding, Rule, Seen, Severity
+from llmtop.profiler.findings.finding import Finding, Rule, Seen, Severity, worst_first
 from llmtop.profiler.findings.health import HEALTH_RULES
 from llmtop.profiler.findings.host import HOST_RULES
 from llmtop.profiler.findings.memory import MEMORY_RULES
@@ -30,11 +30,10 @@ _RULES: tuple[Rule, ...] = (
     *NVME_RULES,
     *SEEN_RULES,
 )
-_ORDER: tuple[Severity, ...] = ("critical", "warning", "info")
 
 
 def findings(state: RunState, spec: RunSpec, prediction: Prediction) -> tuple[Finding, ...]:
     """What stands out so far, the worst first."""
     seen = Seen(state=state, spec=spec, prediction=prediction, breakdown=breakdown(state, spec, prediction))
     found = [finding for rule in _RULES for finding in rule(seen)]
-    return tuple(sorted(found, key=lambda finding: _ORDER.index(finding.severity)))
+    return worst_first(found)

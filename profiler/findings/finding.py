@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal, TypeVar
 
 from msgspec import Struct
 
@@ -14,6 +14,8 @@ from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.result import Prediction
 
 Severity = Literal["critical", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
+"""The worst first."""
 
 STEADY_STEPS = 3
 """Steps after warm-up before anything is said about speed."""
@@ -36,6 +38,14 @@ class Finding(Struct, frozen=True, kw_only=True):
     """The next thing to do; empty when there is nothing to do."""
     command: str = ""
     """A command line that does it; empty where it is not one command."""
+
+
+_AnyFinding = TypeVar("_AnyFinding", bound=Finding)
+
+
+def worst_first(found: Iterable[_AnyFinding]) -> tuple[_AnyFinding, ...]:
+    """Equal ones stay in their order."""
+    return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
 class Seen(Struct, frozen=True, kw_only=True):

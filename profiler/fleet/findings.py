@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from llmtop.profiler.findings.finding import Finding, Severity
+from llmtop.profiler.findings.finding import Finding, Severity, worst_first
 from llmtop.profiler.findings.speed import STRAGGLER_FLOOR_SECONDS, STRAGGLER_SHARE
 from llmtop.profiler.fleet.behind import steps_behind
 from llmtop.profiler.fleet.fleetstate import FleetState, HostState
@@ -28,7 +28,6 @@ _MORE = {
     "device_lost": "have lost a GPU",
 }
 """Key to what is said of several hosts."""
-_ORDER: tuple[Severity, ...] = ("critical", "warning", "info")
 
 
 class HostFinding(Finding, frozen=True, kw_only=True):
@@ -48,7 +47,7 @@ def fleet_findings(
         *_common(hosts),
         *_clocks(hosts),
     ]
-    return tuple(sorted(found, key=lambda one: _ORDER.index(one.severity)))
+    return worst_first(found)
 
 
 def gathered(found: Sequence[HostFinding]) -> tuple[HostFinding, ...]:
@@ -64,7 +63,7 @@ def gathered(found: Sequence[HostFinding]) -> tuple[HostFinding, ...]:
         if len(alike) > MOST_NAMED and key in _MORE:
             shown.append(_rest(list(alike.values())[MOST_NAMED:]))
     # Sorting keeps the order of equals, so what is more of a kind comes after what is as bad.
-    return tuple(sorted(shown, key=lambda one: _ORDER.index(one.severity)))
+    return worst_first(shown)
 
 
 def _rest(alike: Sequence[HostFinding]) -> HostFinding:

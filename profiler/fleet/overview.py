@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from llmtop.profiler.findings.finding import SEVERITIES
 from llmtop.profiler.fleet.behind import steps_behind
 from llmtop.profiler.fleet.findings import SILENT_SECONDS, HostFinding
 from llmtop.profiler.fleet.fleetstate import FleetState, HostState
@@ -17,7 +18,7 @@ HostStatus = Literal["waiting", "absent", "lost", "silent", "left"] | Status
 """`waiting`: it has told nothing yet; `absent`: it was never there; `silent`: for long; `lost`: the lead says
 that it does not answer; `left`: its part is over."""
 
-_SEVERITIES = ("critical", "warning", "info", "")
+_SEVERITIES = (*SEVERITIES, "")
 _GONE: tuple[HostStatus, ...] = ("lost", "absent", "failed", "out_of_memory", "silent")
 
 

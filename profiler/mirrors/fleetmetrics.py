@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec import Struct
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from llmtop.profiler.findings.find import Severity
+from llmtop.profiler.findings.finding import SEVERITIES
 from llmtop.profiler.fleet.findings import fleet_findings
 from llmtop.profiler.fleet.fleetstate import HostState
 from llmtop.profiler.fleet.overview import HostRow, host_rows
@@ -19,7 +19,6 @@ from llmtop.profiler.fleet.reading import FleetReader
 from llmtop.profiler.fleet.summary import ALONE, STEP, HostSummarised, Spread
 from llmtop.profiler.fold.runstate import ENDED, RunState
 
-_SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
 _STATS = ("low", "median", "high")
 
 
@@ -87,7 +86,7 @@ def _components(seen: SeenHost) -> Samples:
 
 
 def _findings(seen: SeenHost) -> Samples:
-    for severity in _SEVERITIES if seen.told is not None else ():
+    for severity in SEVERITIES if seen.told is not None else ():
         yield (severity,), seen.told.findings.get(severity, 0) if seen.told is not None else None
 
 

@@ -19,7 +19,8 @@ from prometheus_client.registry import Collector
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import Breakdown, breakdown
-from llmtop.profiler.findings.find import Severity, findings
+from llmtop.profiler.findings.find import findings
+from llmtop.profiler.findings.finding import SEVERITIES
 from llmtop.profiler.fleet.part import HostPart
 from llmtop.profiler.fleet.reading import FleetReader
 from llmtop.profiler.fold.runstate import ENDED, RunState
@@ -29,8 +30,6 @@ from llmtop.profiler.mirrors.fleetmetrics import SeenFleet, fleet_metrics, see_f
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.hosts import HostDir, Hosts, read_hosts
 from llmtop.profiler.record.rundir import RunDir, list_runs
-
-_SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
 
 
 class Seen(Struct, frozen=True, kw_only=True):
@@ -123,7 +122,7 @@ def _energy(seen: Seen) -> Samples:
 
 def _findings(seen: Seen) -> Samples:
     found = [finding.severity for finding in findings(seen.state, seen.spec, seen.prediction)]
-    for severity in _SEVERITIES:
+    for severity in SEVERITIES:
         yield (severity,), found.count(severity)
 
 
