@@ -10,13 +10,14 @@ from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.profiler.record.hostabout import HostAbout, forget_about
 from llmtop.profiler.record.hostevents import HostJoined
 from llmtop.profiler.record.hosts import Hosts
-from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.units import counted
 from llmtop.trainer.hosts.members import Member, Members
 from llmtop.trainer.hosts.starters import Starter, make_starter
 from llmtop.trainer.hosts.transport import InFolder, OverSsh
 from llmtop.trainer.hosts.versions import require_alike
 from llmtop.trainer.supervisor.patience import Graces
+from llmtop.trainer.supervisor.postmortem import last_line
 
 _MOST_TOLD = 6
 
@@ -122,12 +123,8 @@ class Gathering:
         return member.about() is None and (self._starter is None or bool(self._starter.problem()))
 
     def _last_words(self, member: Member) -> str:
-        try:
-            text = member.dir.log_path("supervisor").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
-        lines = text.strip().splitlines()
-        return f"; it says: {lines[-1].strip()}" if lines else ""
+        said = last_line(member.dir.log_path(SUPERVISOR))
+        return f"; it says: {said}" if said else ""
 
     def _require_fit(self) -> None:
         in_order = {member.name: self._ready[member] for member in self._members.all}

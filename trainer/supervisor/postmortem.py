@@ -248,7 +248,7 @@ def _unexplained_death(story: Story, exit_: RankExit, how: str) -> RunEnded:
     reason = f"rank {exit_.rank} {how}"
     if exit_.signal == "SIGKILL":
         return _killed(story, exit_, reason)
-    last = _last_line(story.logs.get(exit_.rank))
+    last = last_line(story.logs.get(exit_.rank))
     said = f"; its log ends: {last}" if last else ""
     if exit_.signal:
         go_on = f"; {story.go_on}" if story.go_on else ""
@@ -341,7 +341,7 @@ def _log_fix(story: Story, rank: int) -> str:
     return f"read the end of {log}" if log else ""
 
 
-def _last_line(log: Path | None) -> str:
+def last_line(log: Path | None) -> str:
     """The last line that is not empty; nothing for a log that cannot be read."""
     if log is None:
         return ""
