@@ -15,7 +15,7 @@ from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.oom.message import read_shortage, short_message
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import AnyEvent
-from llmtop.trainer.supervisor.postmortem import _last_line
+from llmtop.trainer.supervisor.postmortem import last_line
 from llmtop.tui.commandline import streams
 from llmtop.tui.widgets.paint import harmless
 from tests.recorded import BEGAN
@@ -121,7 +121,7 @@ def _act_log(folder: Path) -> None:
     assert "\x1b" not in streams.escaped(text)
     read_shortage(text)
     short_message(text)
-    _last_line(log)
+    last_line(log)
 
 
 TARGETS: tuple[Target, ...] = (

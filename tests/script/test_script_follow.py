@@ -37,3 +37,4 @@ def test_steps_that_were_looked_at_are_not_of_the_usual_pace(tmp_path: Path) -> 
     progress = ScriptProgress(run)
     progress.poll()
     assert (progress.median_step_seconds, progress.last_step, progress.world_size) == (1.0, 3, 4)
+    assert progress.least_step_seconds == 1.0

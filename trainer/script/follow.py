@@ -40,6 +40,10 @@ class ScriptProgress:
         return statistics.median(self._seconds) if self._seconds else None
 
     @property
+    def least_step_seconds(self) -> float | None:
+        return min((seconds for seconds in self._seconds if seconds > 0.0), default=None)
+
+    @property
     def pids(self) -> dict[int, int]:
         """Of the watched processes, by rank."""
         return {rank: attached.pid for rank, attached in self.attached.items()}

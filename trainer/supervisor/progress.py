@@ -98,6 +98,10 @@ class Progress:
     def median_step_seconds(self) -> float | None:
         return statistics.median(self._seconds) if self._seconds else None
 
+    @property
+    def least_step_seconds(self) -> float | None:
+        return min((seconds for seconds in self._seconds if seconds > 0.0), default=None)
+
     def poll(self, *, all_ranks: bool = False) -> None:
         """What was told since the last call; of thousands of ranks some at a time, unless `all_ranks`."""
         ranks = range(self.world_size)

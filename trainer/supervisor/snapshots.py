@@ -28,7 +28,9 @@ class Followed(Protocol):
     def last_step(self) -> int: ...
 
     @property
-    def median_step_seconds(self) -> float | None: ...
+    def least_step_seconds(self) -> float | None:
+        """Of the newest steps that were not looked at closely."""
+        ...
 
     @property
     def snapshots(self) -> Mapping[int, SnapshotTaken]:
@@ -107,8 +109,9 @@ class Snapshots:
         self._answer(asked, "accepted", "")
 
     def _lead_steps(self, progress: Followed) -> int:
-        usual = progress.median_step_seconds or self._lead_seconds
-        return _LEAST_LEAD_STEPS + math.ceil(self._lead_seconds / usual)
+        # The quickest counts: where it is ahead of more steps than it has to be, ranks only begin later.
+        quickest = progress.least_step_seconds or self._lead_seconds
+        return _LEAST_LEAD_STEPS + math.ceil(self._lead_seconds / quickest)
 
     def poll(self, progress: Followed) -> None:
         """Answer once every rank has said what became of it."""
