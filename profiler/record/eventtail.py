@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from functools import cache
 from pathlib import Path
 
 import msgspec
 
 from llmtop.profiler.record.events import EVENT_VERSION, AnyEvent, LogThinned
-from llmtop.profiler.record.segments import START, Position, path_at, segment_path, segments_of
+from llmtop.profiler.record.segments import START, Position, file_bytes, path_at, segment_path, segments_of
 
 _READ_BYTES = 1 << 20
+_STILL_SECONDS = 60.0
+"""A thinned file without its last line may be one that is still coming from another machine, in parts; one
+that has not grown for so long is damaged."""
 
 
 @cache
@@ -32,7 +36,10 @@ class EventTail:
         self.skipped_lines = 0
         """Lines that are damaged, of an unknown kind, or of a newer version; one for an unreadable log."""
         self.lost_place = False
-        """Whether the file in which it stood was thinned meanwhile: the events there were left out."""
+        """Whether the file in which it stood was thinned meanwhile: the events there were left out; or one
+        that was taken for damaged went on."""
+        self._cut_short: tuple[Path, int] | None = None
+        """A thinned file that was left without its last line, and its size."""
         self._unreadable = False
         self._at = at
         """Start of the first line that was not complete yet."""
@@ -68,6 +75,8 @@ class EventTail:
         """
         events: list[AnyEvent] = []
         left = max_bytes
+        if self._cut_short is not None and file_bytes(self._cut_short[0]) > self._cut_short[1]:
+            self.lost_place = True
         while True:
             before = self._at.read_bytes
             found, there = self._poll_file(left)
@@ -103,7 +112,7 @@ class EventTail:
         """Whether there is more to read: another file follows one that has been read to its end."""
         at = self._at
         if at.thinned:
-            if not (found and isinstance(found[-1], LogThinned)):
+            if not (found and isinstance(found[-1], LogThinned)) and not self._is_cut_short():
                 return False
         elif self._seen_size < self._known_size or not segment_path(self.path, at.segment + 1).exists():
             return False
@@ -114,6 +123,21 @@ class EventTail:
             # Torn by a power cut that the next file's beginning outlived: nobody writes here any more.
             self.skipped_lines += 1
         self._stand(Position(at.segment + 1, before_bytes=at.read_bytes))
+        return True
+
+    def _is_cut_short(self) -> bool:
+        """Whether a thinned file that was read to its end will not get the last line that it lacks."""
+        if self._seen_size < self._known_size or not segment_path(self.path, self._at.segment + 1).exists():
+            return False
+        try:
+            status = self._file.stat()
+        except OSError:
+            return False
+        # The clock may have been set back meanwhile.
+        if status.st_size > self._known_size or abs(time.time() - status.st_mtime) < _STILL_SECONDS:
+            return False
+        self.skipped_lines += self._at.offset < self._known_size
+        self._cut_short = (self._file, status.st_size)
         return True
 
     def _grown(self) -> bool:

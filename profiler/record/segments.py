@@ -104,7 +104,7 @@ def superseded(base: Path) -> tuple[Path, ...]:
 
 def log_bytes(base: Path) -> int:
     """Of all its files together."""
-    return sum(_size(path) for path in segments_of(base).paths(base))
+    return sum(file_bytes(path) for path in segments_of(base).paths(base))
 
 
 def is_end(base: Path, at: Position) -> bool:
@@ -141,7 +141,8 @@ def _numbers(base: Path) -> Iterator[tuple[int, bool]]:
             yield int(match[2] or 0), match[1] is not None
 
 
-def _size(path: Path) -> int:
+def file_bytes(path: Path) -> int:
+    """Of one file; 0 where it is not there."""
     try:
         return path.stat().st_size
     except OSError:

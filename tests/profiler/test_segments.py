@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -283,6 +284,51 @@ def test_a_file_that_cannot_be_read_is_not_thinned_away_with_those_after_it(tmp_
     with pytest.raises(OSError, match="cannot be read to its end"):
         thin(path, BOUNDS)
     assert {file.name for file in tmp_path.iterdir()} == before
+
+
+def damaged_end(content: bytes) -> list[bytes]:
+    """A thinned file whose last line is torn, is gone, or is none."""
+    whole = content.rindex(b"\n", 0, len(content) - 1) + 1
+    return [content[:-7], content[:whole], content[:whole] + b"\0" * 300 + b"\n", b""]
+
+
+@pytest.mark.parametrize("kind", range(4))
+def test_a_thinned_file_with_a_damaged_end_keeps_nobody(tmp_path: Path, kind: int) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    write(path, long_log(200))
+    thin(path, BOUNDS)
+    found = segments_of(path)
+    sound = [event.step for event in EventTail(path).poll() if isinstance(event, StepFinished)]
+    thinned = thinned_path(path, found.until)
+    whole = thinned.read_bytes()
+    thinned.write_bytes(damaged_end(whole)[kind])
+    tail = EventTail(path)
+    early = tail.poll(), tail.poll()
+    assert len(early[0]) < len(sound) and not early[1], "it may be a copy that is still coming"
+    an_hour_ago = time.time() - 3600
+    os.utime(thinned, (an_hour_ago, an_hour_ago))
+    read = [event.step for event in [*early[0], *tail.poll()] if isinstance(event, StepFinished)]
+    assert read == (sound if kind < 3 else sound[-len(read) :]) and read[-1] == 200
+    assert tail.skipped_lines == (kind in (0, 2)) and not tail.lost_place
+    assert [event.step for event in EventTail(path).poll() if isinstance(event, StepFinished)] == read
+    # What seemed damaged was a copy after all, and the rest of it comes: whoever reads begins anew.
+    thinned.write_bytes(whole + b"\n" * 300)
+    tail.poll()
+    assert tail.lost_place
+
+
+def test_a_log_whose_thinned_file_is_damaged_is_thinned_on(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    write(path, long_log(200))
+    thin(path, BOUNDS)
+    damaged = thinned_path(path, segments_of(path).until)
+    damaged.write_bytes(damaged.read_bytes()[:-7])
+    write(path, [*steps(500, 40)])
+    with pytest.raises(OSError, match="cannot be read to its end"):
+        thin(path, BOUNDS)
+    os.utime(damaged, (0, 0))
+    assert thin(path, BOUNDS) > 0 and not damaged.exists()
+    assert isinstance(EventTail(path).poll()[-1], StepFinished)
 
 
 def test_names(tmp_path: Path) -> None:
