@@ -107,6 +107,7 @@ class Supervisor:
             self._give_up(error)
             raise
         self.events.write_last(end)
+        self._hardware.finish()
         self._thinning.finish()
         return end
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reliability.faults import FAULTS, Fault
+from llmtop.profiler.record.patientlog import MOST_WAITING_BYTES
 from llmtop.profiler.record.segments import SEGMENT_BYTES
 from llmtop.profiler.record.thinning import MOST_BYTES, THINNED_BYTES, WHOLE_BYTES
 from llmtop.profiler.units import format_bytes
@@ -43,6 +44,7 @@ def page(parts: dict[str, list[Row]]) -> str:
         whole=format_bytes(WHOLE_BYTES),
         thinned=format_bytes(THINNED_BYTES),
         most=format_bytes(MOST_BYTES),
+        waiting=format_bytes(MOST_WAITING_BYTES),
         stop=f"{graces.stop:g}",
         kill=f"{graces.stop + graces.stop_kill:g}",
         script=f"{graces.script:g}",

@@ -28,8 +28,17 @@ _RETRY_SECONDS = 0.2
 class PatientWriter(EventWriter):
     """`write` never raises OSError; `settle` waits for room where a process is about to end."""
 
-    def __init__(self, path: Path, src: str, *, most_waiting_bytes: int = MOST_WAITING_BYTES) -> None:
+    def __init__(
+        self,
+        path: Path,
+        src: str,
+        *,
+        log: Callable[[str], None] = logger.warning,
+        most_waiting_bytes: int = MOST_WAITING_BYTES,
+    ) -> None:
+        """`log` is told when lines begin to wait, and when they are written."""
         super().__init__(path, src)
+        self.log = log
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._most_waiting_bytes = most_waiting_bytes
@@ -104,7 +113,7 @@ class PatientWriter(EventWriter):
     def _begin_to_wait(self, error: OSError) -> None:
         if self._full_since is None:
             self._full_since = self._clock.wall()
-            logger.warning("%s cannot be written, events wait: %s", self.path, error)
+            self.log(f"{self.path} cannot be written, events wait: {error}")
         while self._waiting_bytes > self._most_waiting_bytes:
             self._waiting_bytes -= len(self._waiting.popleft())
             self._lost += 1
@@ -113,6 +122,6 @@ class PatientWriter(EventWriter):
         seconds, lost = self._clock.wall() - since, self._lost
         self._full_since, self._lost = None, 0
         lost_words = f"; {counted(lost, 'event')} were lost" if lost else ""
-        logger.warning("%s is written again after %s%s", self.path, format_seconds(seconds), lost_words)
+        self.log(f"{self.path} is written again after {format_seconds(seconds)}{lost_words}")
         told = self.stamp(WritingResumed(seconds=seconds, lost=lost))
         self._append([self._encode(told)])

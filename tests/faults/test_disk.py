@@ -14,11 +14,14 @@ import pytest
 from llmtop.presets.errors import ExitCode, LlmtopError
 from llmtop.profiler.findings.find import findings
 from llmtop.profiler.fold.runstate import RunState
-from llmtop.profiler.record.events import HardwareSampled, RankStarted, StepFinished, WritingResumed
+from llmtop.profiler.record.events import HardwareSampled, RankStarted, RunEnded, StepFinished, WritingResumed
 from llmtop.profiler.record.eventtail import EventTail
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.patientlog import PatientWriter
+from llmtop.profiler.record.rundir import HARDWARE
 from llmtop.trainer import control
+from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
+from llmtop.trainer.supervisor.journal import Journal
 from llmtop.tui.cli import main
 from llmtop.tui.commands.follow import Narrator
 from tests.faults.conftest import Start
@@ -70,6 +73,39 @@ def test_more_than_can_wait_is_counted(disk: Disk) -> None:
     there = step_numbers(path)
     assert told.lost == 1999 - len(there) > 1000
     assert there[-1] == 1999 and there == sorted(set(there))
+
+
+def test_the_log_of_a_supervisor_waits_within_the_same_bound(disk: Disk) -> None:
+    said: list[str] = []
+    path = disk.path / "supervisor.jsonl"
+    with Journal(path, "supervisor", log=said.append, most_waiting_bytes=20_000) as log:
+        disk.fill()
+        for rank in range(1, 2000):
+            log.write(RankStarted(rank=rank, pid=1))
+        disk.make_room()
+        log.write_last(RunEnded(state="stopped", reason="it was asked to"))
+    found = EventTail(path).poll()
+    started = [event.rank for event in found if isinstance(event, RankStarted)]
+    (told,) = [event for event in found if isinstance(event, WritingResumed)]
+    assert told.lost == 1999 - len(started) > 1000 and started[-1] == 1999
+    assert [event.state for event in found if isinstance(event, RunEnded)] == ["stopped"]
+    assert "events wait: [Errno 28]" in said[0] and "is written again after" in said[1] and len(said) == 2
+
+
+def test_samples_of_the_hardware_wait_too(disk: Disk) -> None:
+    run, said = make_recorded_run(disk.path), list[str]()
+    watch = HardwareWatch(run, lambda event: None, said.append)
+    watch.every_seconds = 0.0
+    disk.fill()
+    times = []
+    for _ in range(20):
+        watch.sample({})
+        assert watch.newest is not None
+        times.append(watch.newest.t)
+    disk.make_room()
+    watch.finish()
+    found = [e.t for e in EventTail(run.events_path(HARDWARE)).poll() if isinstance(e, HardwareSampled)]
+    assert found[-20:] == times and "events wait" in said[0]
 
 
 def test_what_a_rank_prints_is_left_out_and_raises_nothing(disk: Disk) -> None:

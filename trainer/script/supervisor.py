@@ -89,6 +89,7 @@ class ScriptSupervisor:
             self._give_up(error)
             raise
         self.events.write_last(end)
+        self._hardware.finish()
         self._thinning.finish()
         return end
 

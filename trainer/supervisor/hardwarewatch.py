@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from llmtop.profiler.hardware.sampler import Sampler
 from llmtop.profiler.record.deviceevents import DeviceSample, HostSample
 from llmtop.profiler.record.endevents import MemoryReturned
-from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import HardwareSampled, TopologySeen, XidSeen
+from llmtop.profiler.record.patientlog import PatientWriter
 from llmtop.profiler.record.rundir import HARDWARE, RunDir
 from llmtop.trainer.supervisor.memoryreturn import MemoryWatch
 
@@ -34,7 +34,7 @@ class HardwareWatch:
         self._sampler: Sampler | None = Sampler(
             device_indices=() if spec.on_cpu else None, log_path=run.log_path
         )
-        self._samples = EventWriter(run.events_path(HARDWARE), HARDWARE)
+        self._samples = PatientWriter(run.events_path(HARDWARE), HARDWARE, log=log)
         self.every_seconds = spec.options.sample_seconds
         self._write, self._log = write, log
         self._due = 0.0
@@ -83,6 +83,10 @@ class HardwareWatch:
         """What the GPUs have in use once no process of the run is left; waited for a moment."""
         self._look(self._wait_for_memory)
 
+    def finish(self) -> None:
+        """Write the samples that wait for room, if there is room by now."""
+        self._samples.flush()
+
     def _look(self, look: Callable[[Sampler], None]) -> None:
         if self._sampler is None:
             return
@@ -90,7 +94,7 @@ class HardwareWatch:
             look(self._sampler)
             self._fails = False
         except OSError as error:
-            # Most likely a full disk, which may have room again at the next sample.
+            # What asks the machine may fail now and not at the next sample.
             if not self._fails:
                 self._log(f"a sample of the hardware is left out: {error}")
             self._fails = True
