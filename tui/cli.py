@@ -75,9 +75,9 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "logs",
-        "RUN [--rank N] [--follow]",
+        "RUN [--rank N] [--tail N] [--follow]",
         "print what the ranks wrote",
-        "llmtop logs latest --rank 1 --follow",
+        "llmtop logs latest --rank 1 --tail 20 --follow",
     ),
     Command(
         "stacks",

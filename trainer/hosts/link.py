@@ -11,10 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import IO, Any
+from typing import Any
 
 from msgspec import Struct
 
+from llmtop.profiler.record.logend import end_lines
 from llmtop.trainer.hosts.ssh import far_program
 from llmtop.trainer.hosts.twin import Message, Twin
 
@@ -150,7 +151,7 @@ class Link:
                 for stream in (process.stdin, process.stdout):
                     if stream is not None:
                         stream.close()
-                self.problem = _last_words(errors) or self.problem
+                self.problem = next(reversed(end_lines(errors)), self.problem)
 
     # --- what the connection tells --------------------------------------------------------------------
 
@@ -289,9 +290,3 @@ class _Connection:
         body = bytes(self._read[:size])
         del self._read[:size]
         return head, body
-
-
-def _last_words(errors: IO[bytes]) -> str:
-    errors.seek(0)
-    lines = errors.read().decode(errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else ""

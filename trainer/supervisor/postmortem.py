@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -13,6 +13,7 @@ from llmtop.presets.errors import ExitCode
 from llmtop.profiler.oom.message import short_message
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.events import RankFailed, RankFinished, RunEnded, XidSeen
+from llmtop.profiler.record.logend import end_lines
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_bytes
 from llmtop.trainer.change.restagefolder import restage_folders
@@ -27,7 +28,6 @@ _LOST_PEER = re.compile(
 )
 """What a rank says when another one has died on it."""
 
-_LOG_TAIL_BYTES = 16384
 _TORCHRUN_SUMMARY = "ChildFailedError"
 _PYTHON_ERROR = re.compile(
     r"(?:\[rank\d+\]:\s*)?(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b|.*: can't open file "
@@ -343,21 +343,11 @@ def _log_fix(story: Story, rank: int) -> str:
 
 def last_line(log: Path | None) -> str:
     """The last line that is not empty; nothing for a log that cannot be read."""
-    if log is None:
-        return ""
-    try:
-        with log.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - _LOG_TAIL_BYTES))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-    return _telling_line(text)[-300:]
+    return _telling_line(end_lines(log))[-300:]
 
 
-def _telling_line(text: str) -> str:
+def _telling_line(lines: Sequence[str]) -> str:
     """The last line, or what a rank said last before torchrun summed up that it failed."""
-    lines = [line.strip() for line in text.split("\n") if line.strip()]
     summed_up = next((at for at, line in enumerate(lines) if _TORCHRUN_SUMMARY in line), None)
     if summed_up is not None:
         errors = [line for line in lines[:summed_up] if _PYTHON_ERROR.match(line)]

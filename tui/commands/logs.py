@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from llmtop.presets.errors import ExitCode, UsageError
+from llmtop.profiler.fleet.part import LeadPart
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.record.feed import RunReader
+from llmtop.profiler.record.logend import LINE_END, offset_of_last
 from llmtop.tui.commandline.arguments import RUN_ANYWHERE_HELP
 from llmtop.tui.commandline.runs import find_run
 from llmtop.tui.commandline.streams import write_data
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.follow import POLL_SECONDS
 
+BLOCK_BYTES = 1 << 20
+"""Read at a time; a line that is longer comes in parts."""
+
 
 class LogTail:
-    """Whole lines that have been added to a file since the last look."""
+    """Whole lines that have been added to a file since the last look; no more of it than a block is held."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, last_lines: int | None = None) -> None:
+        """`last_lines`: how many of those that are there at the first look; None: all."""
         self._path = path
+        self._last_lines = last_lines
         self._offset = 0
         self._told = False
 
@@ -30,27 +39,54 @@ class LogTail:
         """New whole lines; with `last`, a torn one at the end too."""
         try:
             with self._path.open("rb") as stream:
-                stream.seek(self._offset)
-                content = stream.read()
+                yield from self._added(stream, last)
         except FileNotFoundError:
-            return
+            # What comes later is new.
+            self._last_lines = None
         except OSError as error:
             if not self._told:
                 self._told = True
                 tell(f"{self._path} cannot be read: {error.strerror or error}")
-            return
-        end = len(content) if last else content.rfind(b"\n") + 1
-        self._offset += end
-        yield from content[:end].decode(errors="replace").splitlines()
+
+    def _added(self, stream: BinaryIO, last: bool) -> Iterator[str]:
+        size = os.fstat(stream.fileno()).st_size
+        if self._last_lines is not None:
+            self._offset, self._last_lines = offset_of_last(stream, self._last_lines), None
+        if size < self._offset:
+            self._offset = 0  # somebody has emptied it
+        stream.seek(self._offset)
+        held, at = b"", self._offset
+        while at < size and (block := stream.read(min(BLOCK_BYTES, size - at))):
+            held, at = held + block, at + len(block)
+            lines, held = whole_lines(held)
+            if len(held) >= BLOCK_BYTES:
+                lines, held = [*lines, held], b""
+            self._offset = at - len(held)
+            yield from (line.decode(errors="replace") for line in lines)
+        if last and held:
+            self._offset = at
+            yield held.removesuffix(b"\r").decode(errors="replace")
+
+
+def whole_lines(content: bytes) -> tuple[list[bytes], bytes]:
+    """Its lines without their ends, and what follows the last of them: no line yet."""
+    *lines, rest = LINE_END.split(content)
+    if lines and not rest and content.endswith(b"\r"):
+        # The other half of what ends this line may come yet.
+        return lines[:-1], lines[-1] + b"\r"
+    return lines, rest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN_ANYWHERE_HELP)
     parser.add_argument("--rank", type=int, metavar="N", help="one rank only; default: all, each line named")
+    parser.add_argument("--tail", type=int, metavar="N", help="the last N lines of each rank only")
     parser.add_argument("--follow", action="store_true", help="go on until the run ends")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
+    if args.tail is not None and args.tail < 0:
+        raise UsageError(f"--tail {args.tail} is no number of lines", fix="give 0 or more, as --tail 20")
     found = find_run(args.run)
     world_size = found.spec().world_size
     if args.rank is not None and not 0 <= args.rank < world_size:
@@ -59,8 +95,9 @@ def run(args: argparse.Namespace) -> ExitCode:
             fix=f"use 0 to {world_size - 1}" if world_size > 1 else "its only rank is 0",
         )
     ranks = range(world_size) if args.rank is None else (args.rank,)
-    tails = {rank: LogTail(found.log_path(rank)) for rank in ranks}
-    reader = RunReader(found)
+    tails = {rank: LogTail(found.log_path(rank), args.tail) for rank in ranks}
+    # Whether the run has ended its supervisor alone says.
+    reader = RunReader(LeadPart(found))
     while True:
         # The state is read before the logs, so that nothing written before the end is missed.
         over = not args.follow or reader.poll().status in ENDED

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.record.logend import end_lines
 from llmtop.trainer.preflight import preflight
 from llmtop.trainer.tune.journal import Asked, TuneDir, list_tunes
 from llmtop.trainer.tune.trial import trial_spec
@@ -59,9 +60,6 @@ def interrupt(tune: TuneDir) -> bool:
 
 def last_words(tune: TuneDir) -> str:
     """The end of what it wrote, for a search that went away without a trial."""
-    try:
-        lines = tune.log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    except OSError:
-        return ""
+    lines = end_lines(tune.log_path)
     errors = [line for line in lines if line.startswith("error:")]
     return (errors or lines or [""])[-1]
