@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.stats import percentile
+from benchmarks.ui_peers import peers_at_rest, peers_of
 from benchmarks.ui_runs import BEGAN, LiveRun, make_long_run
 from benchmarks.ui_terminal import BenchTerminal, Cost
 from llmtop.profiler.fold.folding import fold
@@ -117,8 +118,11 @@ def first_screens(root: Path, peers: Path | None, rounds: int = 9) -> Iterator[F
         "minimal Textual app": ([sys.executable, str(HERE / "ui_minimal.py")], ("panel 7", "Quit")),
         "llmtop attach": ([LLMTOP, "attach", live.run.run_id], _WHOLE_SCREEN),
     }
-    if peers is not None:
-        commands |= _peer_screens(peers, root)
+    extra: dict[str, dict[str, str]] = {}
+    tells: dict[str, str] = {}
+    for name, peer in (peers_of(peers, root) if peers is not None else {}).items():
+        commands[name] = (peer.command, peer.words)
+        extra[name], tells[name] = peer.env, peer.tells
     times: dict[str, list[float]] = {name: [] for name in commands}
     costs: dict[str, list[float]] = {name: [] for name in commands}
     failed: dict[str, str] = {}
@@ -127,7 +131,7 @@ def first_screens(root: Path, peers: Path | None, rounds: int = 9) -> Iterator[F
             if name in failed:
                 continue
             try:
-                with BenchTerminal(command, env) as terminal:
+                with BenchTerminal(command, {**env, **extra.get(name, {})}) as terminal:
                     wall = terminal.wait_for(*words, give_up=30.0) - terminal.began
                     # The first turn compiles.
                     times[name] += [wall] if turn else []
@@ -138,6 +142,8 @@ def first_screens(root: Path, peers: Path | None, rounds: int = 9) -> Iterator[F
     base = statistics.median(times["minimal Textual app"])
     for name in commands:
         row: Figures = {"figure": f"first screen {name}", "rounds": len(times[name])}
+        if tells.get(name):
+            row["how"] = tells[name]
         if name in failed:
             yield {**row, "value": "n/a", "why": failed[name]}
             continue
@@ -149,19 +155,6 @@ def first_screens(root: Path, peers: Path | None, rounds: int = 9) -> Iterator[F
             "cpu_seconds": statistics.median(costs[name]),
             "ratio": wall / base,
         }
-
-
-def _peer_screens(peers: Path, root: Path) -> dict[str, tuple[list[str], tuple[str, ...]]]:
-    program = root / "loop.py"
-    program.write_text("import time\nwhile True:\n    x = bytearray(1 << 20)\n    time.sleep(0.05)\n")
-    return {
-        "memray live": (
-            [str(peers / "bin/memray"), "run", "--live", str(program)],
-            ("Heap Usage", "Samples: "),
-        ),
-        "nvitop": ([str(peers / "bin/nvitop"), "-m", "full"], ("NVITOP", "Driver")),
-        "wandb leet symon": ([str(peers / "bin/wandb"), "leet", "symon"], ("LEET", "Top processes")),
-    }
 
 
 def _eight_gpus(root: Path) -> LiveRun:
@@ -213,8 +206,8 @@ def ticking(live: LiveRun, steps_a_second: float) -> Iterator[None]:
         live.close()
 
 
-def at_rest(root: Path, seconds: float = 40.0) -> Iterator[Figures]:
-    """The overview of eight GPUs, one step and one sample a second, at three sizes of the terminal."""
+def at_rest(root: Path, peers: Path | None, seconds: float = 40.0) -> Iterator[Figures]:
+    """The overview of eight GPUs, one step and one sample a second, at three terminal sizes; then peers."""
     for columns, rows in ((80, 24), (120, 40), (200, 60)):
         live = _eight_gpus(root)
         with (
@@ -235,6 +228,8 @@ def at_rest(root: Path, seconds: float = 40.0) -> Iterator[Figures]:
                 "rss_bytes": terminal.rss_bytes(),
                 "seconds": took,
             }
+    if peers is not None:
+        yield from peers_at_rest(peers, root, environment(root), seconds)
 
 
 # --- memory over a day --------------------------------------------------------------------------------
@@ -375,7 +370,7 @@ def measures(peers: Path | None) -> dict[str, Callable[[Path], Iterator[Figures]
     return {
         "starts": starts,
         "first": lambda root: first_screens(root, peers),
-        "rest": at_rest,
+        "rest": lambda root: at_rest(root, peers),
         "keys": keys,
         "long": long_run,
         "day": over_a_day,

@@ -47,7 +47,13 @@ class BenchTerminal:
     """Reads all the time, as a terminal does, and notes when words came."""
 
     def __init__(
-        self, command: Sequence[str], env: Mapping[str, str], *, columns: int = 80, rows: int = 24
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        columns: int = 80,
+        rows: int = 24,
+        with_children: bool = False,
     ) -> None:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -63,6 +69,7 @@ class BenchTerminal:
         )
         os.close(slave)
         self._measured = psutil.Process(self.process.pid)
+        self._with_children = with_children
         self.written = 0
         self._shown = bytearray()
         self._changed = threading.Condition()
@@ -134,8 +141,13 @@ class BenchTerminal:
         os.write(self._master, keys.encode())
 
     def cpu_seconds(self) -> float:
-        times = self._measured.cpu_times()
-        return float(times.user + times.system)
+        """Of the program, and of what it has started and still runs where that is measured too."""
+        times = [process.cpu_times() for process in self._all_measured()]
+        return float(sum(one.user + one.system for one in times))
 
     def rss_bytes(self) -> int:
-        return int(self._measured.memory_info().rss)
+        return sum(int(process.memory_info().rss) for process in self._all_measured())
+
+    def _all_measured(self) -> list[psutil.Process]:
+        children = self._measured.children(recursive=True) if self._with_children else []
+        return [self._measured, *(child for child in children if child.is_running())]
