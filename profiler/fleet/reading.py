@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from llmtop.profiler.fleet.fewer import SEGMENT_BYTES
 from llmtop.profiler.fleet.fleetstate import fleet_of, fold_fleet
 from llmtop.profiler.fleet.part import LeadPart
 from llmtop.profiler.fleet.summary import HostSummarised, decoder
@@ -17,7 +18,7 @@ from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.hosts import HostDir, Hosts
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
-from llmtop.profiler.record.segments import SEGMENT_BYTES, segment_path, segments_of
+from llmtop.profiler.record.segments import segment_path, segments_of
 
 TAIL_BYTES = 16 * 1024
 """Of a log of summaries that is read at a time, at most: older ones matter to nobody."""

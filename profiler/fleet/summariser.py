@@ -8,20 +8,20 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from llmtop.profiler.findings.find import findings
+from llmtop.profiler.fleet.fewer import SEGMENT_BYTES, thin_summaries
 from llmtop.profiler.fleet.summarise import summarise
 from llmtop.profiler.fleet.summary import HostSummarised
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.eventlog import Clock, EventWriter
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.hosts import HostDir
-from llmtop.profiler.record.segments import segment_path, segments_of
 
 EVERY_SECONDS = 2.0
 """Between two summaries at first."""
 LATER_AFTER, LATER_SECONDS = 1800, 10.0
 """After so many of them, an hour's, they come more seldom."""
-_KEPT_FILES, _CLEAR_AFTER = 2, 500
-"""Of the log of summaries, and after how many lines it is looked for more: nobody reads old ones."""
+_THIN_AFTER = 100
+"""Summaries after which it is looked whether their log is longer than its bound."""
 _LOOK_SECONDS = 0.5
 """Between two looks for what is told at once."""
 _MOST_EVENTS = 4000
@@ -39,7 +39,8 @@ class Summariser:
     ) -> None:
         self._run = run
         self._monotonic = monotonic
-        self._writer = EventWriter(run.summary_path, f"host:{run.host.name}", clock=clock)
+        source = f"host:{run.host.name}"
+        self._writer = EventWriter(run.summary_path, source, clock=clock, segment_bytes=SEGMENT_BYTES)
         self._reader: RunReader | None = None
         """Made at the first turn: a run that is gone on with may have a long record."""
         self._look_due = self._due = 0.0
@@ -79,14 +80,8 @@ class Summariser:
         self._writer.write(made)
         self._written += 1
         self._told = made
-        if self._written % _CLEAR_AFTER == 0:
-            self._clear()
-
-    def _clear(self) -> None:
-        """What the log takes on the disk does not grow with the run."""
-        path = self._run.summary_path
-        for number in segments_of(path).numbers[:-_KEPT_FILES]:
-            segment_path(path, number).unlink(missing_ok=True)
+        if self._written % _THIN_AFTER == 0:
+            thin_summaries(self._run.summary_path)
 
     def _summary(self, state: RunState) -> HostSummarised:
         setting = state.changes.setting

@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -65,12 +65,15 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 USUAL_BOUNDS = Bounds()
+Rewrite = Callable[[Path, Segments, int, int, Path], int]
+"""What writes all of a log before a segment anew, one in so many staying, into a file; the file's length."""
 
 
-def thin(base: Path, bounds: Bounds = USUAL_BOUNDS) -> int:
+def thin(base: Path, bounds: Bounds = USUAL_BOUNDS, rewrite: Rewrite | None = None) -> int:
     """Thin a log that is longer than its bounds; bytes that this freed, 0 where there was nothing to do.
 
-    Raises OSError where the thinned file cannot be written: the log is then as it was.
+    `rewrite` is for a log of other events than a rank's or a supervisor's. Raises OSError where the thinned
+    file cannot be written: the log is then as it was.
     """
     before = log_bytes(base)
     if before <= bounds.whole + bounds.thinned:
@@ -79,7 +82,7 @@ def thin(base: Path, bounds: Bounds = USUAL_BOUNDS) -> int:
     until = _first_whole(base, found, bounds.whole)
     if until <= max(found.until, 0) or until not in found.numbers:
         return 0
-    _write_thinned(base, found, until, bounds.thinned)
+    _write_thinned(base, found, until, bounds.thinned, rewrite or _write_once)
     for path in superseded(base):
         path.unlink(missing_ok=True)
     return before - log_bytes(base)
@@ -95,12 +98,12 @@ def _first_whole(base: Path, found: Segments, whole_bytes: int) -> int:
     return found.numbers[0] if found.numbers else 0
 
 
-def _write_thinned(base: Path, found: Segments, until: int, most_bytes: int) -> None:
+def _write_thinned(base: Path, found: Segments, until: int, most_bytes: int, rewrite: Rewrite) -> None:
     aside = base.with_name(f".{base.name}.{os.getpid()}.thinning")
     keeps_one_in, before_bytes = _keeps_one_in(base, found), math.inf
     try:
         while True:
-            size = _write_once(base, found, until, keeps_one_in, aside)
+            size = rewrite(base, found, until, keeps_one_in, aside)
             # Half of it, so that the next files find room and not each of them has all of this written again.
             if size <= most_bytes // 2 or size >= before_bytes:
                 break

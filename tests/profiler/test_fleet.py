@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
+from llmtop.profiler.fleet import summariser
+from llmtop.profiler.fleet.fewer import thin_summaries
 from llmtop.profiler.fleet.findings import HostFinding, fleet_findings, gathered
 from llmtop.profiler.fleet.part import HostPart, LeadPart, RankPart, telling_part
 from llmtop.profiler.fleet.reading import TAIL_BYTES, FleetReader, SummaryTail
-from llmtop.profiler.fleet.summary import ALONE, STEP, HostSummarised, Worst, spread
+from llmtop.profiler.fleet.summary import ALONE, STEP, HostSummarised, Worst, decoder, spread
+from llmtop.profiler.record.events import LogThinned
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.hosts import HostDir
-from llmtop.profiler.record.segments import segments_of
+from llmtop.profiler.record.segments import log_bytes, segment_path, segments_of, thinned_path
+from llmtop.profiler.record.thinning import Bounds
 from tests.fleets import PlayedFleet
 from tests.recorded import make_recorded_run
 
@@ -121,21 +128,62 @@ def test_of_a_long_log_of_summaries_only_its_end_is_read(fleet: PlayedFleet, tmp
     assert len(tail.poll()) == 1
 
 
-def test_summaries_go_on_in_another_file_and_old_ones_are_cleared_away(
+def test_summaries_go_on_in_another_file_and_old_ones_get_fewer(
     fleet: PlayedFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    bounds = Bounds(whole=8000, thinned=16_000)
     monkeypatch.setattr("llmtop.profiler.fleet.reading.SEGMENT_BYTES", 4000)
-    monkeypatch.setattr("llmtop.profiler.fleet.summariser._CLEAR_AFTER", 5)
+    monkeypatch.setattr("llmtop.profiler.fleet.summariser._THIN_AFTER", 2)
+    monkeypatch.setattr(summariser, "thin_summaries", partial(thin_summaries, bounds=bounds))
     host = fleet.played["node01"]
     host.summariser._writer._segment_bytes = 4000
     path = host.dir.summary_path
     tail = SummaryTail(path)
-    for _ in range(30):
+    for turn in range(90):
         fleet.step(1)
+        if turn == 20:
+            fleet.network("node01", links_down=("eth1",))
+        if turn == 23:
+            fleet.network("node01")
         assert [one.step for one in tail.poll()][-1] == fleet.steps
-    files = segments_of(path).numbers
-    assert len(files) <= 4 and files[-1] > 4
+        assert log_bytes(path) <= bounds.whole + bounds.thinned + 2 * 4000 + 4000
+    found = segments_of(path)
+    assert found.until > 4
     assert SummaryTail(path).poll()[-1].step == fleet.steps, "whoever looks now begins in the newest file"
+    *kept, end = thinned_path(path, found.until).read_bytes().splitlines()
+    told = [decoder().decode(line) for line in kept]
+    thinned = msgspec.json.decode(end, type=LogThinned)
+    assert thinned.keeps_one_in > 1 and thinned.left_out > 0
+    whole = sum(len(segment_path(path, number).read_bytes().splitlines()) for number in found.numbers)
+    assert whole + len(told) + thinned.left_out == host.summariser._written
+    assert [one.t for one in told] == sorted(one.t for one in told)
+    changes = [one.links_down for one in told]
+    assert any(down == ("eth1",) for down in changes) and changes[0] == changes[-1] == ()
+
+
+def test_a_full_disk_leaves_summaries_as_they_were_and_the_next_ones_are_written(
+    fleet: PlayedFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmtop.profiler.fleet.summariser._THIN_AFTER", 1)
+    host = fleet.played["node01"]
+    host.summariser._writer._segment_bytes = 2000
+    small = Bounds(whole=2000, thinned=2000)
+    monkeypatch.setattr(summariser, "thin_summaries", partial(thin_summaries, bounds=small))
+    path = host.dir.summary_path
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("llmtop.profiler.fleet.fewer.os.fsync", full)
+        for _ in range(12):
+            with suppress(OSError):
+                fleet.step(1)
+        lines = b"".join(file.read_bytes() for file in segments_of(path).paths(path)).splitlines()
+        assert [decoder().decode(line).step for line in lines][-1] == fleet.steps
+        assert len(lines) == host.summariser._written and not list(path.parent.glob(".*"))
+    fleet.step(1)
+    assert segments_of(path).until > 0
 
 
 def test_a_summary_that_cannot_be_read_hides_no_other(fleet: PlayedFleet) -> None:
