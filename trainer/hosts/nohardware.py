@@ -20,6 +20,9 @@ class NoHardware(HardwareWatch):
     def sample(self, rank_pids: dict[int, int]) -> None:
         return
 
+    def finish(self) -> None:
+        return
+
 
 class NoOom(OomWatch):
     """This machine's kernel log says nothing of another's processes."""
