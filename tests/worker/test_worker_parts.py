@@ -128,6 +128,9 @@ def test_signals_only_set_flags() -> None:
         quiet.listen()
         os.kill(os.getpid(), signal.SIGUSR1)
         assert (quiet.stop, quiet.save) == (True, False)
+        # What a stop sends before it kills asks for no checkpoint, which nobody waits for.
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (quiet.stop, quiet.save) == (True, False)
         saving = StopRequest()
         saving.listen()
         os.kill(os.getpid(), signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Requests to end early: SIGTERM ends after a checkpoint, SIGUSR1 without one.
+"""Requests to end early: SIGTERM ends after a checkpoint, SIGUSR1 without one; the first of them counts.
 
 A signal only sets a flag. The ranks agree on it in the reduction that ends every step, so that all
 of them leave after the same step.
@@ -26,8 +26,9 @@ class StopRequest:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def _on_terminate(self, _signal: int, _frame: FrameType | None) -> None:
+        # Whoever stops without a checkpoint sends this to what has not left then: no time for one is left.
+        self.save = self.save or not self.stop
         self.stop = True
-        self.save = True
 
     def _on_user_signal(self, _signal: int, _frame: FrameType | None) -> None:
         self.stop = True

@@ -111,6 +111,8 @@ class Answering(Dressed):
         raise NotImplementedError
 
     def on_stop_asked(self, message: StopAsked) -> None:
+        from llmtop.tui.asking.stopping import at_the_latest
+
         run = message.run
 
         def answered(choice: str | None) -> None:
@@ -120,7 +122,7 @@ class Answering(Dressed):
         # Not `s`: a key that is pressed twice must not end a run.
         choices = (
             Choice("c", "save a checkpoint, then stop", "save"),
-            Choice("n", "stop without saving", "drop"),
+            Choice("n", f"stop without saving{at_the_latest(run)}", "drop"),
         )
         text = (harmless(run.run_id), "The run ends after the step that it is in.")
         self.push_screen(StopDialog(run.run_id, text, choices), answered)
@@ -213,9 +215,15 @@ class Answering(Dressed):
             self.notify("The change is under way.", title="Change requested")
 
     def on_fix_asked(self, message: FixAsked) -> None:
+        from llmtop.trainer.launch import require_trainer
         from llmtop.tui.asking.fixing import fix_choices, fix_text
 
         run, state = message.run, message.state
+        try:
+            require_trainer(run)
+        except LlmtopError as error:
+            self.say(error)
+            return
         choices = fix_choices(run, state)
         if not choices:
             self.notify("No change that it can go on with is predicted to fit; its report says more.")
