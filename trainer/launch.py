@@ -18,6 +18,8 @@ from llmtop.profiler.export.environment import record_environment
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import RunStarted
+from llmtop.profiler.record.hosts import read_hosts
+from llmtop.profiler.record.remote import read_remote
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, runs_root
 from llmtop.profiler.record.wholefile import document, write_atomic
 from llmtop.trainer.dsconfig import deepspeed_config
@@ -60,8 +62,19 @@ def _require_hosts(spec: RunSpec, *, over_hosts: bool) -> None:
 
 
 def require_trainer(run: RunDir) -> None:
-    """Raise UsageError for a run that llmtop's own trainer did not make here: nothing can go on with it."""
+    """Raise UsageError for a run that cannot be gone on with here: an imported one, one of another machine, a
+    command of the user's own, one over hosts whose launcher is not there."""
     run.require_own("cannot be gone on with")
+    if (remote := read_remote(run.path)) is not None:
+        raise UsageError(
+            f"run {run.run_id} cannot be gone on with here",
+            why=f"its folder and checkpoints are on {remote.host}",
+            fix=f"call it there: ssh -t {remote.host} llmtop resume {run.run_id}",
+        )
+    if (hosts := read_hosts(run)) is not None:
+        from llmtop.trainer.hosts.starters import require_launcher  # most runs have one machine
+
+        require_launcher(hosts.launcher)
     script = run.spec().script
     if script is None:
         return

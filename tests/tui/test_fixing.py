@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from llmtop.presets.errors import LlmtopError
+from llmtop.presets.errors import ExitCode, LlmtopError
+from llmtop.presets.spec import Script
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.oom.message import read_shortage
 from llmtop.profiler.record.events import RankFailed
+from llmtop.profiler.record.hosts import Host, Hosts, write_hosts
+from llmtop.profiler.record.remote import Remote, write_remote
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.wholefile import document
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.asking.deeds import Deeds
+from llmtop.tui.cli import main
 from tests.tui.tuiruns import LiveRun, wait_for, wait_for_text
 
 WIDE = (130, 40)
@@ -72,6 +79,53 @@ async def test_a_key_goes_on_with_a_change_that_fits(ended: LiveRun, root: Path,
             assert app.screen is before
         else:
             await wait_for(pilot, lambda: app.screen is not before, "the monitor of the run that goes on")
+
+
+def as_script(run: RunDir) -> None:
+    script = Script(command=("python", "train.py"), folder="/")
+    run.spec_path.write_bytes(document(msgspec.structs.replace(run.spec(), script=script)))
+
+
+def as_over_hosts(run: RunDir) -> None:
+    write_hosts(run, Hosts(hosts=(Host(name="h1", slots=(0, 1), first_rank=0),), launcher="pdsh"))
+
+
+def as_of_another_machine(run: RunDir) -> None:
+    write_remote(run.path, Remote(host="box", path="/there", alive=False))
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (as_script, "it is a command of your own"),
+        (as_over_hosts, "pdsh is not on the PATH"),
+        (as_of_another_machine, "its folder and checkpoints are on box"),
+    ],
+)
+async def test_what_resume_refuses_the_key_refuses(
+    ended: LiveRun,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    made: Callable[[RunDir], None],
+    words: str,
+) -> None:
+    made(ended.run)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("LLMTOP_RUNS_DIR", str(root))
+    assert main(["resume", ended.run.run_id, "--fix", "1"]) == ExitCode.USAGE
+    assert words in " ".join(capsys.readouterr().err.split())
+    app = LlmtopApp(
+        "monitor", RunDir(ended.run.path), root, deeds=Deeds(fix=lambda run, state, number: pytest.fail())
+    )
+    async with app.run_test(size=WIDE, notifications=True) as pilot:
+        await wait_for_text(pilot, "OUT OF MEMORY")
+        if made is as_over_hosts:
+            await wait_for_text(pilot, "m Monitor")
+            await pilot.press("m")
+        await wait_for_text(pilot, "f Fix")
+        await pilot.press("f")
+        assert "Go on with a change?" not in await wait_for_text(pilot, words)
 
 
 async def test_a_run_that_did_not_run_out_of_memory_has_no_such_key(live: LiveRun, root: Path) -> None:

@@ -8,11 +8,14 @@ from llmtop.presets.errors import UsageError
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.oom.diagnosis import fixes_after
 from llmtop.profiler.oom.fixes import Fix
+from llmtop.profiler.record.hosts import read_hosts
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.change.plan import ChangePlan, plan_change
+from llmtop.trainer.change.restagefolder import restage_folders
 from llmtop.trainer.change.setwords import as_set_takes_it
 from llmtop.trainer.launch import require_trainer, resume_run
 from llmtop.trainer.preflight import preflight
+from llmtop.trainer.statefile import newest_in
 
 BY_RESUME = "llmtop resume"
 
@@ -66,6 +69,17 @@ def require_more_steps(run: RunDir, plan: ChangePlan, made: int) -> None:
         f"run {run.run_id} has made {made:,} steps, and would be one of {plan.new.options.steps:,}",
         fix=f"name more of them: llmtop resume {run.run_id} steps=N",
     )
+
+
+def step_to_go_on_from(run: RunDir, state: RunState) -> int | None:
+    """Of the newest checkpoint, also of one that was saved for a relaunch; None where there is none."""
+    saved = newest_in((run.checkpoints_dir, *restage_folders(run)))
+    if saved is not None:
+        return saved[0].step
+    if state.checkpoints and read_hosts(run) is not None:
+        # On the hosts, which say so themselves where it is not there any more.
+        return state.checkpoints[-1].step
+    return None
 
 
 def resume_changed(run: RunDir, plan: ChangePlan) -> int:

@@ -6,9 +6,7 @@ from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.oom.diagnosis import diagnose
 from llmtop.profiler.oom.words import fix_words, moment_words, request_words
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.trainer.change.afterend import fixes_of
-from llmtop.trainer.change.restagefolder import restage_folders
-from llmtop.trainer.statefile import newest_in
+from llmtop.trainer.change.afterend import fixes_of, step_to_go_on_from
 from llmtop.tui.widgets.dialog import Choice
 from llmtop.tui.widgets.paint import harmless
 
@@ -24,9 +22,7 @@ def fix_text(run: RunDir, state: RunState) -> tuple[str, ...]:
     """What happened, and from where the run would go on."""
     setting = state.changes.setting
     found = diagnose(state, run.spec(setting), run.prediction(setting))
-    saved = newest_in((run.checkpoints_dir, *restage_folders(run)))
-    then = (
-        "It begins anew: nothing was saved." if saved is None else f"It goes on after step {saved[0].step:,}."
-    )
+    step = step_to_go_on_from(run, state)
+    then = "It begins anew: nothing was saved." if step is None else f"It goes on after step {step:,}."
     told = () if found is None else (moment_words(found), request_words(found))
     return (*(harmless(line) for line in told if line), then)

@@ -8,14 +8,17 @@ from collections.abc import Sequence
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.feed import read_state
-from llmtop.profiler.record.hosts import read_hosts
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import control
-from llmtop.trainer.change.afterend import fix_numbered, plan_after_end, require_more_steps, resume_changed
+from llmtop.trainer.change.afterend import (
+    fix_numbered,
+    plan_after_end,
+    require_more_steps,
+    resume_changed,
+    step_to_go_on_from,
+)
 from llmtop.trainer.change.plan import require_fit
-from llmtop.trainer.change.restagefolder import restage_folders
 from llmtop.trainer.launch import devices_for, require_trainer, resume_run
-from llmtop.trainer.statefile import newest_in
 from llmtop.tui.asking.changetext import change_lines
 from llmtop.tui.commandline.arguments import RUN_HELP
 from llmtop.tui.commandline.runs import find_run_here
@@ -45,7 +48,6 @@ def run(args: argparse.Namespace) -> ExitCode:
     found = find_run_here(args.run, "resume")
     state = read_state(found)
     _require_ended(found, state, args.words)
-    _require_launcher(found)
     changed = args.fix is not None or bool(args.words)
     step = _step_to_go_on_from(found, state, may_begin_anew=changed and state.status != "completed")
     if changed:
@@ -95,24 +97,13 @@ def _require_ended(found: RunDir, state: RunState, words: Sequence[str]) -> None
         )
 
 
-def _require_launcher(found: RunDir) -> None:
-    hosts = read_hosts(found)
-    if hosts is not None:
-        from llmtop.trainer.hosts.starters import require_launcher
-
-        require_launcher(hosts.launcher)
-
-
 def _step_to_go_on_from(found: RunDir, state: RunState, *, may_begin_anew: bool) -> int:
     """Of the newest checkpoint, 0 for none; raises UsageError where there has to be one."""
-    saved = newest_in((found.checkpoints_dir, *restage_folders(found)))
-    if saved is None and state.checkpoints and read_hosts(found) is not None:
-        # On the hosts, which say so themselves where it is not there any more.
-        return state.checkpoints[-1].step
-    if saved is None and not may_begin_anew:
+    step = step_to_go_on_from(found, state)
+    if step is None and not may_begin_anew:
         raise UsageError(
             f"run {found.run_id} has no checkpoint to go on from",
             why=f"none is complete in {found.checkpoints_dir}",
             fix="start another one: llmtop run, with --checkpoint-every N to have some next time",
         )
-    return 0 if saved is None else saved[0].step
+    return step or 0
