@@ -76,7 +76,8 @@ def replay(columns: Any) -> dict[str, int]:
         name = ACTIONS[action]
         match name:
             case "alloc":
-                blocks[address] = pool.allocate(size, stream)
+                pool.on_stream(stream)
+                blocks[address] = pool.allocate(size)
             case "free_completed":
                 block = blocks.pop(address, None)
                 unknown += block is None

@@ -9,9 +9,10 @@ import math
 import os
 import re
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from importlib import import_module
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
@@ -21,18 +22,53 @@ from llmtop.presets.spec import RunOptions
 
 MAX_INTEGER = 10**12
 """Above this a count is a slip of the hand, and products of counts would leave 64 bits."""
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_NUMBER = r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _PATHS = ("model", "nvme_path", "data", "tokenizer", "deepspeed_config")
 _NOTHING = ("none", "null")
-_THOUSANDS = re.compile(r"(\d{1,6})\s*([km])", re.IGNORECASE)
+_THOUSANDS = r"(\d{1,6})\s*([kmKM])"
 _LISTED = "llmtop plan --help lists the options; a key of DeepSpeed goes below deepspeed, as deepspeed.KEY"
 _SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
+class _FieldTypes(Mapping[str, Any]):
+    """Each made out of its annotation when it is asked for: all at once would take half a millisecond."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Any] = {}
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._known:
+            names = vars(import_module(RunOptions.__module__))
+            self._known[key] = eval(RunOptions.__annotations__[key], names)
+        return self._known[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in RunOptions.__annotations__
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(RunOptions.__struct_fields__)
+
+    def __len__(self) -> int:
+        return len(RunOptions.__struct_fields__)
+
+
 @cache
-def field_types() -> dict[str, Any]:
+def field_types() -> Mapping[str, Any]:
     """Option name to its annotated type."""
-    return get_type_hints(RunOptions, include_extras=True)
+    return _FieldTypes()
+
+
+def is_switch(key: str) -> bool:
+    """Whether the option is true or false."""
+    return bool(RunOptions.__annotations__[key] == "bool")
+
+
+def defaults() -> dict[str, Any]:
+    """What options are where nobody has said it; `deepspeed`, a table that each run has anew, left out."""
+    values = RunOptions.__struct_defaults__
+    found = dict(zip(RunOptions.__struct_fields__[-len(values) :], values, strict=True))
+    del found["deepspeed"]
+    return found
 
 
 def check(key: str, value: Any, where: str, *, extra_keys: Iterable[str] = ()) -> Any:
@@ -122,7 +158,9 @@ def _choices(wanted: Any) -> list[str]:
 
 def _number(text: str, *, whole: bool) -> Any:
     """The number that a text spells, 2e8 being a whole one; the text itself when it spells none."""
-    if not _NUMBER.fullmatch(text) or len(text) > 30:
+    if text.isascii() and text.isdigit() and len(text) <= 30:  # most of them: no pattern need be compiled
+        return int(text) if whole else float(text)
+    if not re.fullmatch(_NUMBER, text) or len(text) > 30:
         return text
     value = float(text)
     if whole:
@@ -134,7 +172,7 @@ def _number(text: str, *, whole: bool) -> Any:
 
 def spelt_out(value: Any) -> str:
     """What to write for 4k; empty for what is no such number."""
-    match = _THOUSANDS.fullmatch(value) if isinstance(value, str) else None
+    match = re.fullmatch(_THOUSANDS, value) if isinstance(value, str) else None
     if match is None:
         return ""
     count, power = int(match.group(1)), 1 if match.group(2).lower() == "k" else 2

@@ -207,7 +207,6 @@ def _fit_defaults(
     attention = rules.default_attention(model)
     if attention != "sdpa":
         fit("attention", attention, f"transformers has no SDPA for {model.family}")
-    if model.learned_positions and model.max_positions is not None and model.max_positions >= 2:
-        default = next(f.default for f in msgspec.structs.fields(RunOptions) if f.name == "seq_len")
-        if model.max_positions < default:
-            fit("seq_len", model.max_positions, f"{model.name} has {model.max_positions} positions")
+    most = model.max_positions if model.learned_positions else None
+    if most is not None and 2 <= most < option_values.defaults()["seq_len"]:
+        fit("seq_len", most, f"{model.name} has {most} positions")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ import msgspec
 
 from llmtop.presets.errors import UsageError, bad_value, unknown_key
 from llmtop.presets.foreign import read_bytes, why_unreadable
+from llmtop.presets.plain_toml import plain_toml
 
 _LARGEST_BYTES = 1 << 20
 """A preset has some kilobytes; Python's own reader takes its time with what is larger."""
@@ -29,8 +29,16 @@ class TomlFile:
             raise UsageError(f"{path}: cannot be read", why=why_unreadable(error)) from error
         except UnicodeDecodeError as error:
             raise UsageError(f"{path}: not a text file in UTF-8", why=error.reason) from error
+        plain = plain_toml(self._text)
+        self.values: dict[str, Any] = self._parsed() if plain is None else plain
+
+    def _parsed(self) -> dict[str, Any]:
+        """By Python's own reader, which is slow to load."""
+        import tomllib
+
+        path = self.path
         try:
-            self.values: dict[str, Any] = tomllib.loads(self._text)
+            return tomllib.loads(self._text)
         except tomllib.TOMLDecodeError as error:
             message = str(error)
             line = re.search(r"at line (\d+)", message)
@@ -41,6 +49,9 @@ class TomlFile:
 
     def where(self, key: str) -> str:
         """The file and, where it can be found, the line of a top-level or table key."""
+        plain = f"\n{self._text}".find(f"\n{key} = ")
+        if plain >= 0:
+            return f"{self.path}:{self._text.count(chr(10), 0, plain) + 1}"
         pattern = rf'^\s*(?:\[\s*)?["\']?{re.escape(key)}["\']?\s*(?:=|\.|\])'
         found = re.search(pattern, self._text, flags=re.MULTILINE)
         return (

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
-from llmtop.tui.commandline import streams
+from llmtop.tui.commandline import quickly, streams
 
 if TYPE_CHECKING:
     import argparse
@@ -252,6 +252,7 @@ def _find(word: str) -> Command:
 
 
 def _run_command(words: Sequence[str]) -> int:
+    quickly.import_pathlib()
     row = _find(words[0])
     module = _loaded(row)
     from llmtop.tui.commandline.arguments import CommandParser
@@ -265,7 +266,7 @@ def _loaded(row: Command) -> CommandModule:
     """The command's module, and all that it imports, as fast as they can be had."""
     from importlib import import_module
 
-    _import_msgspec()
+    quickly.import_msgspec()
     module = cast(CommandModule, import_module(f"llmtop.tui.commands.{row.module or row.name}"))
     _collect_again()
     return module
@@ -277,22 +278,6 @@ def _collect_again() -> None:
         gc.freeze()
         gc.set_threshold(_COLLECT_AFTER)
         gc.enable()
-
-
-def _import_msgspec() -> None:
-    """Without typing_extensions, which it takes wherever that is installed: another tenth.
-
-    What msgspec wants of it Python has had by itself since 3.11.
-    """
-    modules: dict[str, object] = cast(dict[str, object], sys.modules)
-    if "typing_extensions" in modules:
-        return
-    # As documented for `sys.modules`: None there makes the import fail.
-    modules["typing_extensions"] = None
-    try:
-        import msgspec  # noqa: F401
-    finally:
-        del modules["typing_extensions"]
 
 
 def _open_app(*, read_only: bool = False) -> int:

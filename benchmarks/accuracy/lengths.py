@@ -95,7 +95,7 @@ def held_bytes(spec: RunSpec, lengths: Sequence[int]) -> int:
         engine.end_backward()
         if index == every - 1:
             engine.step()
-    return machine.pool.peak_reserved_bytes
+    return machine.peak_reserved_bytes
 
 
 def simulated(row: Row) -> Iterator[Row]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from llmtop.presets.rules_deepspeed import raw
 from llmtop.presets.spec import ModelShape, RunSpec
@@ -34,7 +35,7 @@ TORCH_ADAMW_BYTES = 8
 """Of an element: two fp32 temporaries of torch's AdamW on the CPU, which goes tensor by tensor."""
 
 
-class _Kept(NamedTuple):
+class _Kept(Struct, frozen=True):
     """Bytes of one rank."""
 
     pinned: int
@@ -87,9 +88,9 @@ def _start(spec: RunSpec, sizes: Sizes, kept: _Kept) -> int:
 
 
 def _offloaded(spec: RunSpec, sizes: Sizes) -> _Kept:
-    pinned, pageable, nvme = _of_optimizer(spec, sizes)
+    kept = _of_optimizer(spec, sizes)
     weights, swapped = _of_parameters(spec, sizes)
-    return _Kept(pinned + weights, pageable, nvme + swapped)
+    return _Kept(kept.pinned + weights, kept.pageable, kept.nvme + swapped)
 
 
 def _of_optimizer(spec: RunSpec, sizes: Sizes) -> _Kept:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -20,7 +19,7 @@ from llmtop.profiler.memory.lora import adapted, linear
 from llmtop.profiler.memory.sizes import NF4_DATA_BYTES, Sizes
 
 
-class Persistent(NamedTuple):
+class Persistent(Struct, frozen=True):
     """Elements, as the parameters count them: four weights of 4 bits are one of 16."""
 
     trained: int
@@ -49,7 +48,7 @@ def persistent(spec: RunSpec, sizes: Sizes) -> Persistent:
     )
 
 
-class _Adapters(NamedTuple):
+class _Adapters(Struct, frozen=True):
     rank: int
     targets: str
 

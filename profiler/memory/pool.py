@@ -53,16 +53,31 @@ def block_end(size: int) -> int:
 
 
 class Block:
-    """A piece of a segment, between its neighbours."""
+    """A piece of a segment, between its neighbours; to whom it was given it is a tensor's storage.
 
-    __slots__ = ("free", "next", "place", "previous", "shelf", "size")
+    An object of its own for each tensor, made and thrown away thousands of times, would be a sixth of a
+    simulated run.
+    """
 
-    def __init__(self, size: int, place: int, shelf: Shelf) -> None:
-        self.size, self.place, self.shelf = size, place, shelf
-        self.free = False
-        self.previous: Block | None = None
-        self.next: Block | None = None
+    __slots__ = ("holders", "is_view", "key", "next", "place", "previous", "shelf", "size")
 
+    size: int
+    place: int
+    shelf: Shelf
+    key: int
+    """Of a free block, its place on the shelf; else 0."""
+    previous: Block
+    next: Block
+    """`_NO_BLOCK` at the ends of a segment."""
+    holders: int
+    """How many have it, once it was given out."""
+    is_view: bool
+    """Whether the tensor is a view of what an operation returned."""
+
+
+_NO_BLOCK = Block()
+_NO_BLOCK.key = 0
+"""Never free, so that nothing is joined to it."""
 
 _PLACE_BITS = 44
 _PLACE_END = 1 << _PLACE_BITS - 1
@@ -82,24 +97,18 @@ class Shelf:
         """Size and place in one number, in order: numbers are compared several times as fast as tuples."""
         self.blocks: dict[int, Block] = {}
 
-    def put(self, block: Block) -> None:
-        key = (block.size << _PLACE_BITS) + block.place
-        insort(self.keys, key)
-        self.blocks[key] = block
-
-    def take(self, block: Block) -> None:
-        key = (block.size << _PLACE_BITS) + block.place
-        del self.keys[bisect_left(self.keys, key)], self.blocks[key]
-
     def release(self) -> int:
         """Let go of whole free segments: their bytes."""
-        whole = {key for key, block in self.blocks.items() if not (block.previous or block.next)}
-        self.keys = [key for key in self.keys if key not in whole]
+        whole = {key for key, block in self.blocks.items() if block.previous is block.next is _NO_BLOCK}
+        self.keys[:] = [key for key in self.keys if key not in whole]
         return sum(self.blocks.pop(key).size for key in whole)
 
 
 class Pool:
-    """One device's allocator: what is given out, what is held, and the most of both."""
+    """One device's allocator: what is given out, what is held, and the most of both.
+
+    `allocate` and `free` are most of a simulated run, so they call nothing of their own.
+    """
 
     def __init__(self, room_bytes: int | None = None) -> None:
         """`room_bytes` is what the driver can give at most; None: without end."""
@@ -113,79 +122,96 @@ class Pool:
         self.at_peak: tuple[int, dict[int, int]] = (0, {})
         """When most was reserved: what was allocated, and what was reserved by stream."""
         self._room = room_bytes
-        self._large: dict[int, Shelf] = {}
-        self._small: dict[int, Shelf] = {}
-        """By stream."""
+        self._shelves: dict[int, tuple[Shelf, Shelf]] = {}
+        """Small and large, by stream."""
         self._end = _PLACE_END
         """Where the next segment ends: the driver places each below the one before (seen on H200, driver
         580), and of free blocks of the same size the one with the lowest address is taken."""
+        self.on_stream(0)
 
-    def allocate(self, size: int, stream: int = 0) -> Block:
+    def on_stream(self, stream: int) -> None:
+        """What is allocated from here on is for this stream: each has free blocks of its own."""
+        if stream not in self._shelves:
+            self._shelves[stream] = Shelf(stream, small=True), Shelf(stream, small=False)
+        self._small, self._large = self._shelves[stream]
+
+    def allocate(self, size: int) -> Block:
+        """A block with one holder."""
         size = (size + _SMALLEST - 1) & -_SMALLEST or _SMALLEST
-        shelf = self._shelf(size, stream)
+        shelf = self._small if size <= _SMALL else self._large
         keys = shelf.keys
         at = bisect_left(keys, size << _PLACE_BITS)
-        if at < len(keys):
-            block = shelf.blocks.pop(keys.pop(at))
-            block.free = False
-        else:
-            block = self._segment(shelf, size)
-        left = block.size - size
+        block = shelf.blocks.pop(keys.pop(at)) if at < len(keys) else self._segment(shelf, size)
+        block.key = 0
+        block.holders = 1
+        block.is_view = False
+        given = block.size
+        left = given - size
         if left >= shelf.least_rest:
-            rest = Block(left, block.place + size, shelf)
-            following = block.next
-            rest.previous, rest.next, rest.free = block, following, True
-            if following is not None:
-                following.previous = rest
+            rest = Block()
+            rest.size, rest.shelf = left, shelf
+            rest.place = place = block.place + size
+            rest.previous, rest.next = block, block.next
+            block.next.previous = rest
             block.next, block.size = rest, size
-            shelf.put(rest)
-        self.allocated_bytes += block.size
+            rest.key = key = (left << _PLACE_BITS) + place
+            insort(keys, key)
+            shelf.blocks[key] = rest
+            given = size
+        self.allocated_bytes += given
         if self.allocated_bytes > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.allocated_bytes
         return block
 
-    def passing(self, size: int, stream: int = 0) -> None:
+    def passing(self, size: int) -> None:
         """The same as to allocate and to free at once; where a free block serves, it stays as it is."""
         rounded_size = (size + _SMALLEST - 1) & -_SMALLEST or _SMALLEST
-        shelf = self._shelf(rounded_size, stream)
+        shelf = self._small if rounded_size <= _SMALL else self._large
         at = bisect_left(shelf.keys, rounded_size << _PLACE_BITS)
         if at == len(shelf.keys):
-            self.free(self.allocate(size, stream))
+            self.free(self.allocate(size))
             return
         found = shelf.keys[at] >> _PLACE_BITS
         taken = rounded_size if found - rounded_size >= shelf.least_rest else found
         if self.allocated_bytes + taken > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.allocated_bytes + taken
 
-    def free(self, block: Block) -> None:
-        self.allocated_bytes -= block.size
-        shelf = block.shelf
-        before, after = block.previous, block.next
-        if after is not None and after.free:
-            shelf.take(after)
-            _join(block, after)
-        if before is not None and before.free:
-            shelf.take(before)
-            _join(before, block)
-            block = before
-        block.free = True
-        shelf.put(block)
+    def free(self, *blocks: Block | None) -> None:
+        """One holder less of each; a block without holders is free, and joined to its free neighbours."""
+        for block in blocks:
+            if block is None:
+                continue
+            block.holders -= 1
+            if block.holders:
+                continue
+            size, shelf = block.size, block.shelf
+            keys = shelf.keys
+            self.allocated_bytes -= size
+            after, before = block.next, block.previous
+            if after.key:
+                key = after.key
+                del keys[bisect_left(keys, key)], shelf.blocks[key]
+                size += after.size
+                after = block.next = after.next
+                after.previous = block
+            if before.key:
+                key = before.key
+                del keys[bisect_left(keys, key)], shelf.blocks[key]
+                size += before.size
+                before.next, after.previous = after, before
+                block = before
+            block.size = size
+            block.key = key = (size << _PLACE_BITS) + block.place
+            insort(keys, key)
+            shelf.blocks[key] = block
 
     def release_cached(self) -> None:
         """Give whole free segments back to the driver, as `torch.cuda.empty_cache` does."""
-        for shelf in (*self._large.values(), *self._small.values()):
+        for shelf in (shelf for both in self._shelves.values() for shelf in both):
             given = shelf.release()
             self.reserved_bytes -= given
             if given:
                 self.reserved_of_streams[shelf.stream] -= given
-
-    def _shelf(self, size: int, stream: int) -> Shelf:
-        small = size <= _SMALL
-        shelves = self._small if small else self._large
-        shelf = shelves.get(stream)
-        if shelf is None:
-            shelf = shelves[stream] = Shelf(stream, small=small)
-        return shelf
 
     def _segment(self, shelf: Shelf, size: int) -> Block:
         asked = segment_bytes(size)
@@ -194,7 +220,9 @@ class Pool:
             self.release_cached()
             self.missing_bytes = max(self.missing_bytes, self.reserved_bytes + asked - self._room)
         self._end -= asked
-        block = Block(asked, self._end, shelf)
+        block = Block()
+        block.size, block.place, block.shelf = asked, self._end, shelf
+        block.previous = block.next = _NO_BLOCK
         self.reserved_bytes += asked
         of_stream = self.reserved_of_streams
         of_stream[shelf.stream] = of_stream.get(shelf.stream, 0) + asked
@@ -202,11 +230,3 @@ class Pool:
             self.peak_reserved_bytes = self.reserved_bytes
             self.at_peak = (self.allocated_bytes + size, dict(of_stream))
         return block
-
-
-def _join(first: Block, second: Block) -> None:
-    """Make the first of two neighbours both."""
-    first.size += second.size
-    first.next = second.next
-    if second.next is not None:
-        second.next.previous = first

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -169,7 +167,7 @@ def _optimizer_step(states: StateBytes) -> dict[Component, int]:
     return components
 
 
-class _Need(NamedTuple):
+class _Need(Struct, frozen=True):
     """What the verdict is taken from."""
 
     largest: MomentBytes
@@ -211,7 +209,8 @@ def _cuda_brief(spec: RunSpec) -> Brief:
 
 def _cuda_prediction(spec: RunSpec, sizes: Sizes, states: StateBytes, *, in_words: bool) -> Prediction:
     moments = moment_table(spec, sizes, states)
-    largest, upper, context = _need(spec, sizes, states, moments)
+    need = _need(spec, sizes, states, moments)
+    largest, upper, context = need.largest, need.upper, need.context
     peak = largest.total_bytes
     memory = spec.gpu.memory_bytes
     room = _room(spec, peak, context)

@@ -15,8 +15,10 @@ from benchmarks.alloctrace import ACTIONS, replay
 from benchmarks.cells import plan
 from llmtop.presets.resolve import Machine as Host
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.memory.pool import LARGE_SEGMENT, Block, Pool, Shelf, segment_bytes
+from llmtop.profiler.memory.pool import LARGE_SEGMENT, Block, Shelf, segment_bytes
 from llmtop.profiler.memory.sizes import sizes_of
+from llmtop.profiler.memory.states import cublas_workspace
+from llmtop.profiler.memory.tape.machine import LEAST_BYTES, Machine, Tensor
 from llmtop.profiler.memory.tape.run import machine_of, run_tape
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "results" / "alloctraces"
@@ -43,26 +45,29 @@ SAME_ORDER = (
 )
 
 
-class RecordingPool(Pool):
-    """An allocator that remembers what was asked of it."""
+class RecordingMachine(Machine):
+    """A device that remembers what was asked of it."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(None, cublas_workspace(spec) // 2)
         self.asked: list[int] = []
         self._sizes: dict[int, int] = {}
 
-    def allocate(self, size: int, stream: int = 0) -> Block:
-        block = super().allocate(size, stream)
-        self._sizes[id(block)] = size
-        self.asked.append(size)
-        return block
+    def new(self, size: int) -> Tensor:
+        tensor = super().new(size)
+        if size >= LEAST_BYTES:
+            self._sizes[id(tensor)] = size
+            self.asked.append(size)
+        return tensor
 
-    def free(self, block: Block) -> None:
-        self.asked.append(-self._sizes[id(block)])
-        super().free(block)
+    def drop(self, *tensors: Tensor | None) -> None:
+        for tensor in tensors:
+            if tensor is not None and tensor.holders == 1:
+                self.asked.append(-self._sizes[id(tensor)])
+            super().drop(tensor)
 
-    def passing(self, size: int, stream: int = 0) -> None:
-        self.free(self.allocate(size, stream))
+    def passing(self, size: int) -> None:
+        self.drop(self.new(size))
 
 
 def spec_of(name: str) -> RunSpec:
@@ -98,21 +103,20 @@ def test_the_simulated_run_holds_what_the_recorded_one_held(name: str) -> None:
 @pytest.mark.parametrize("name", SAME_ORDER, ids=lambda name: json.dumps(CELLS[name]))
 def test_large_tensors_come_and_go_in_the_recorded_order(name: str) -> None:
     spec = spec_of(name)
-    machine = machine_of(spec)
-    machine.pool = pool = RecordingPool()
+    machine = RecordingMachine(spec)
     run_tape(spec, sizes_of(spec), machine)
-    simulated = [size for size in pool.asked if abs(size) >= LARGE]
+    simulated = [size for size in machine.asked if abs(size) >= LARGE]
     with numpy.load(FOLDER / name) as columns:
         recorded = [size for size in requests_of(columns) if abs(size) >= LARGE]
     assert len(simulated) > 3000
     assert simulated == recorded[: len(simulated)]
 
 
-class ApartPool(Pool):
-    """A driver that once places a segment of 20 MiB below all others."""
+class ApartMachine(Machine):
+    """Its driver once places a segment of 20 MiB below all others."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(None, cublas_workspace(spec) // 2)
         self._has_room = True
 
     def _segment(self, shelf: Shelf, size: int) -> Block:
@@ -151,8 +155,6 @@ def test_what_is_held_may_hang_on_where_the_driver_places_a_segment() -> None:
     cell = {"gpu": "h200", "model": "llama-3.2-1b", "zero": 0, "micro_batch": 4, "seq_len": 2048}
     spec = plan(cell, host, name="recorded").spec
     straight = run_tape(spec, sizes_of(spec), machine_of(spec)).peak_reserved_bytes
-    machine = machine_of(spec)
-    machine.pool = ApartPool()
-    apart = run_tape(spec, sizes_of(spec), machine).peak_reserved_bytes
+    apart = run_tape(spec, sizes_of(spec), ApartMachine(spec)).peak_reserved_bytes
     assert apart == recorded["sdpa"] < 0.91 * straight
     assert straight == pytest.approx(recorded["flash_attention_2"], rel=0.0001)

@@ -46,10 +46,23 @@ def test_the_smallest_block_that_is_large_enough_is_taken() -> None:
 
 def test_streams_and_sizes_do_not_share() -> None:
     pool = Pool()
-    pool.free(pool.allocate(64 * MIB, stream=1))
-    pool.allocate(64 * MIB, stream=2)
-    pool.allocate(512, stream=1)
+    pool.on_stream(1)
+    pool.free(pool.allocate(64 * MIB))
+    pool.on_stream(2)
+    pool.allocate(64 * MIB)
+    pool.on_stream(1)
+    pool.allocate(512)
     assert pool.reserved_bytes == 130 * MIB
+
+
+def test_a_block_is_free_when_nobody_holds_it() -> None:
+    pool = Pool()
+    block = pool.allocate(32 * MIB)
+    block.holders += 1
+    pool.free(block, None)
+    assert pool.allocated_bytes == 32 * MIB
+    pool.free(block)
+    assert pool.allocated_bytes == 0 and pool.allocate(32 * MIB) is block
 
 
 def test_only_whole_segments_go_back() -> None:
@@ -74,7 +87,8 @@ def test_blocks_never_overlap_and_everything_comes_back(requests: list[tuple[int
         if release and alive:
             pool.free(alive.pop(size % len(alive)))
             continue
-        block = pool.allocate(size, stream)
+        pool.on_stream(stream)
+        block = pool.allocate(size)
         assert rounded(size) <= block.size <= segment_bytes(rounded(size)) + MIB
         alive.append(block)
         places = sorted((each.place, each.place + each.size) for each in alive)

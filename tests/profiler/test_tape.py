@@ -162,7 +162,7 @@ def test_at_the_end_of_a_step_nothing_passing_is_left(options: dict[str, Any]) -
 def allocated_after(spec: RunSpec, steps: int) -> int:
     device: Device = machine_of(spec)
     run_tape(spec, sizes_of(spec), device, steps=steps)
-    return device.pool.allocated_bytes
+    return device.allocated_bytes
 
 
 def test_a_sum_over_tokens_needs_a_buffer_from_a_thousand_tokens_on() -> None:

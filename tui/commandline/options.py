@@ -10,21 +10,21 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
+from msgspec import Struct
 
 from llmtop.presets import catalog, resolve
 from llmtop.presets.errors import UsageError
 from llmtop.presets.liger import KERNELS
-from llmtop.presets.option_values import field_types, raw_text
+from llmtop.presets.option_values import defaults, is_switch, raw_text
 from llmtop.presets.paths import expand_user, is_file
-from llmtop.presets.spec import RunOptions, RunSpec, ValueSource
+from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.tui.commandline.layering import absolute, check_raw_keys, deepspeed_layer, strongest
 from llmtop.tui.commandline.telling import tell
 
 
-class OptionRow(NamedTuple):
+class OptionRow(Struct, frozen=True):
     """One option: the field that it sets, how its value is called in help, and its help."""
 
     key: str
@@ -36,7 +36,7 @@ class OptionRow(NamedTuple):
         return "--" + self.key.replace("_", "-")
 
 
-class OptionGroup(NamedTuple):
+class OptionGroup(Struct, frozen=True):
     title: str
     rows: tuple[OptionRow, ...]
 
@@ -150,11 +150,7 @@ GROUPS: tuple[OptionGroup, ...] = (
 
 ROWS: tuple[OptionRow, ...] = tuple(row for group in GROUPS for row in group.rows)
 
-_DEFAULTS: dict[str, Any] = {
-    field.name: field.default
-    for field in msgspec.structs.fields(RunOptions)
-    if field.default is not msgspec.NODEFAULT
-}
+_DEFAULTS = defaults()
 _UNLESS = {
     "gpus": "; those of this machine where --gpu is not given",
     "precision": "; fp32 on a CPU, fp16 on a GPU without bf16",
@@ -163,6 +159,8 @@ _UNLESS = {
 }
 """When another value than the default is taken though nobody chose."""
 
+_UNQUOTED = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-")
+"""What a shell takes as it is: those of `shlex`."""
 SETTINGS = "settings"
 """Name of the parsed list of `--set`; no option has it."""
 
@@ -178,7 +176,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     for group in GROUPS:
         section = parser.add_argument_group(group.title)
         for row in group.rows:
-            if field_types()[row.key] is bool:
+            if is_switch(row.key):
                 section.add_argument(
                     row.flag,
                     dest=row.key,
@@ -280,9 +278,7 @@ def option_text(key: str, value: object) -> str:
     flag = "--" + key.replace("_", "-")
     if isinstance(value, bool):
         return flag if value else "--no-" + flag[2:]
-    from shlex import quote
-
-    text = quote(str(value))
+    text = _quoted(str(value))
     # A value that looks like an option is taken for one where it stands alone.
     return f"{flag}={text}" if text.startswith("-") else f"{flag} {text}"
 
@@ -292,13 +288,20 @@ def setting_texts(key: str, value: object) -> Iterator[str]:
 
     A table with a key that would not be read back as one is a leaf itself.
     """
-    from shlex import quote
-
     if isinstance(value, dict) and value and all(map(_is_dotless, value)):
         for inner, leaf in value.items():
             yield from setting_texts(f"{key}.{inner}", leaf)
     else:
-        yield f"--set {quote(f'{key}={raw_text(value)}')}"
+        yield f"--set {_quoted(f'{key}={raw_text(value)}')}"
+
+
+def _quoted(text: str) -> str:
+    """As a shell takes it for one word."""
+    if text and _UNQUOTED.issuperset(text):
+        return text
+    from shlex import quote  # seldom needed, and slow to load
+
+    return quote(text)
 
 
 def change_text(spec: RunSpec, change: Mapping[str, Any]) -> str:
@@ -333,9 +336,11 @@ def _command_line_layers(args: argparse.Namespace) -> list[resolve.Layer]:
 
 def _machine(layers: Sequence[resolve.Layer]) -> resolve.Machine:
     """What this machine has, asked only as far as the run depends on it."""
-    from llmtop.profiler.hardware import host, machine
-
     gpu = strongest(layers, "gpu")
+    if gpu not in (None, "auto") and not _is_cpu(str(gpu)):
+        return resolve.Machine(gpu=str(gpu), gpus=1, host_memory_bytes=None)
+    from llmtop.profiler.hardware import host, machine  # nothing of it is asked for a named GPU
+
     if gpu in (None, "auto"):
         return machine.detect_machine()
     return resolve.Machine(
@@ -344,3 +349,11 @@ def _machine(layers: Sequence[resolve.Layer]) -> resolve.Machine:
         host_memory_bytes=host.host_memory_bytes(),
         torch_with_cuda=machine.torch_with_cuda(),
     )
+
+
+def _is_cpu(gpu: str) -> bool:
+    """Whether the preset is of the CPU kind, whose memory and torch are this machine's own."""
+    try:
+        return catalog.load_gpu(gpu).kind == "cpu"
+    except UsageError:
+        return False  # told in its turn, when the run is put together

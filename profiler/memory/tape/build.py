@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from llmtop.presets.spec import ModelShape, RunSpec
 from llmtop.profiler.cost.shape import Role, TensorGroup, tensors
 from llmtop.profiler.memory.blocks import FP32_NORMALIZED, SOFTMAX_AS_IT_IS, plain_attention
@@ -23,7 +25,7 @@ from llmtop.profiler.memory.tape.engine import Engine, GatherRules, Plan, StepRu
 from llmtop.profiler.memory.tape.joined import JoinedAttention, JoinedForm
 from llmtop.profiler.memory.tape.layers import Frame, FusedNorm, Linear, Norm, RmsNorm
 from llmtop.profiler.memory.tape.loss import ChunkedLoss, Loss, PlainLoss
-from llmtop.profiler.memory.tape.machine import Machine
+from llmtop.profiler.memory.tape.machine import Machine, Tensor
 from llmtop.profiler.memory.tape.model import Embedding, Model
 from llmtop.profiler.memory.tape.stage3 import Coordinator, Stage3, Weight
 
@@ -228,7 +230,12 @@ class Builder:
             parallel=shape.parallel_block,
             dropout=bool(shape.dropout) and not shape.parallel_block,
         )
-        head_frame = self.frame._replace(ready=lambda elements, gradient: model.hold_head(elements, gradient))
+        model: Model
+
+        def hold_head(elements: int, gradient: Tensor) -> None:
+            model.hold_head(elements, gradient)
+
+        head_frame = replace(self.frame, ready=hold_head)
         head = Linear(head_frame, shape.vocab_size, hidden, trained=self.full, slot=self.slots)
         loss: Loss
         if "fused_linear_cross_entropy" in sizes.liger:

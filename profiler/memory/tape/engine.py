@@ -7,13 +7,14 @@ After deepspeed 0.19.8 `runtime/fp16/fused_optimizer.py` (stage 0) and `runtime/
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from llmtop.profiler.memory.reduction import ALLREDUCE_ELEMENTS
 from llmtop.profiler.memory.tape.machine import Machine, Tensor
 
 
-class StepRules(NamedTuple):
+class StepRules(Struct, frozen=True):
     """What the optimizer of a run makes."""
 
     moment_bytes: float
@@ -32,7 +33,7 @@ class StepRules(NamedTuple):
         return tuple(width for width in both if width)
 
 
-class GatherRules(NamedTuple):
+class GatherRules(Struct, frozen=True):
     """Of stage 3, in elements."""
 
     max_live: int
@@ -42,7 +43,7 @@ class GatherRules(NamedTuple):
     """Tensors of at most this size are never sharded."""
 
 
-class Plan(NamedTuple):
+class Plan(Struct, frozen=True):
     """The weights and settings that the engine goes by. Elements, unless it says bytes."""
 
     stage: int
@@ -114,7 +115,7 @@ class Engine:
             self._start_unsharded(weights, total)
             return
         machine.passing(max(plan.trained) * plan.width)
-        machine.pool.release_cached()
+        machine.release_cached()
         machine.new(total * plan.width)
         machine.drop(*weights)
         share = plan.share
@@ -230,7 +231,7 @@ class Engine:
         if not self.filled:
             return
         machine, plan = self.machine, self.plan
-        machine.stream = 1 if plan.overlap else 0
+        machine.on_stream(1 if plan.overlap else 0)
         if len(self.owners) > 1:  # the parts of several ranks are made one tensor to be reduced
             machine.passing(self.filled_elements * plan.width)
         self.owners = set()
@@ -242,7 +243,7 @@ class Engine:
         machine.drop(self.large)
         self.large = None
         self.filled, self.filled_elements = [], 0
-        machine.stream = 0
+        machine.on_stream(0)
 
     def _to_host(self) -> None:
         """Each gradient's norm in fp64, and its fp32 copy on the way to the host."""

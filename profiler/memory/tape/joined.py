@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from msgspec import Struct
 
 from llmtop.profiler.memory.tape.attention import EagerKernel, Heads, Kernel
 from llmtop.profiler.memory.tape.layers import Frame, Kept, Linear
 from llmtop.profiler.memory.tape.machine import Tensor
 
 
-class JoinedForm(NamedTuple):
+class JoinedForm(Struct, frozen=True):
     """How a family's code takes the product apart and turns what it took."""
 
     rotary: str

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from msgspec import Struct
 
 from llmtop.profiler.memory.tape.machine import Machine, Tensor
 
@@ -31,7 +33,7 @@ _MULTIPROCESSORS, _BLOCKS_EACH = 132, 16
 """Of an H100 or H200: those with fewer get smaller buffers for a sum over tokens."""
 
 
-class Frame(NamedTuple):
+class Frame(Struct, frozen=True):
     """What all layers of a model share."""
 
     machine: Machine

@@ -8,34 +8,29 @@ LEAST_BYTES = 16 * 1024
 """Smaller tensors are left out: all of a step's together fill a few segments of 2 MiB."""
 
 
-class Tensor:
-    """Storage, and how many hold it. A tensor that is too small to count has no block."""
-
-    __slots__ = ("block", "holders", "is_view")
-
-    def __init__(self, block: Block | None) -> None:
-        self.block = block
-        self.holders = 1
-        self.is_view = False
-        """Autograd never adds into a gradient that is a view of what an operation returned."""
+Tensor = Block
+"""Storage, and how many hold it."""
+_TOO_SMALL = Block()
+_TOO_SMALL.holders, _TOO_SMALL.is_view = 1 << 60, False
+"""Every tensor that is too small to count; it never comes to an end."""
 
 
-class Machine:
+class Machine(Pool):
     """One device: its allocator, and what makes and drops tensors on it."""
 
     def __init__(self, room_bytes: int | None = None, workspace_bytes: int = 0) -> None:
         """`workspace_bytes`: of cuBLAS, in each thread that multiplies."""
-        self.pool = Pool(room_bytes)
+        super().__init__(room_bytes)
         self.in_backward = False
         """Whose thread runs: the program's own, or that of the backward pass."""
-        self.stream = 0
-        """On which tensors are made now: each stream has free blocks of its own."""
         self._workspace_bytes = workspace_bytes
         self._without_workspace = {False, True}
 
     def new(self, size: int) -> Tensor:
         """A tensor of `size` bytes with one holder."""
-        return Tensor(self.pool.allocate(size, self.stream) if size >= LEAST_BYTES else None)
+        return self.allocate(size) if size >= LEAST_BYTES else _TOO_SMALL
+
+    drop = Pool.free
 
     def view(self, size: int) -> Tensor:
         """A new tensor of which the result is only a view, as matrix products of three dimensions return."""
@@ -48,19 +43,10 @@ class Machine:
         tensor.holders += 1
         return tensor
 
-    def drop(self, *tensors: Tensor | None) -> None:
-        """One holder less of each; without holders its block is free."""
-        for tensor in tensors:
-            if tensor is None:
-                continue
-            tensor.holders -= 1
-            if tensor.holders == 0 and tensor.block is not None:
-                self.pool.free(tensor.block)
-
     def passing(self, size: int) -> None:
         """A temporary that nobody sees."""
         if size >= LEAST_BYTES:
-            self.pool.passing(size, self.stream)
+            super().passing(size)
 
     def multiply(self) -> None:
         """cuBLAS takes its workspace at a thread's first product, and keeps it."""

@@ -58,7 +58,7 @@ def run_tape(spec: RunSpec, sizes: Sizes, machine: Machine, rank: int = 0, steps
     engine = Stage3(machine, plan) if sizes.stage == 3 else Engine(machine, plan)
     engine.start()
     model = Builder(spec, sizes, machine, engine).model()
-    machine.pool.peak_allocated_bytes = 0
+    machine.peak_allocated_bytes = 0
     micro_batches = min(MICRO_BATCHES, spec.options.grad_accum)
     for _ in range(steps):
         for index in range(micro_batches):
@@ -66,12 +66,11 @@ def run_tape(spec: RunSpec, sizes: Sizes, machine: Machine, rank: int = 0, steps
             model.run()
             engine.end_backward()
         engine.step()
-    pool = machine.pool
-    allocated, streams = pool.at_peak
+    allocated, streams = machine.at_peak
     return Taped(
-        peak_allocated_bytes=pool.peak_allocated_bytes,
-        peak_reserved_bytes=pool.peak_reserved_bytes,
+        peak_allocated_bytes=machine.peak_allocated_bytes,
+        peak_reserved_bytes=machine.peak_reserved_bytes,
         allocated_then_bytes=allocated,
         reserved_of_streams=streams,
-        missing_bytes=pool.missing_bytes,
+        missing_bytes=machine.missing_bytes,
     )

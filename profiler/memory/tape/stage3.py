@@ -107,7 +107,7 @@ class Coordinator:
     def _gather(self, weights: list[Weight]) -> None:
         machine = self.machine
         self.available += sum(weight.elements for weight in weights)
-        machine.stream = GATHER
+        machine.on_stream(GATHER)
         if self.plan.ranks == 1:  # from the host, each by itself
             for weight in weights:
                 weight.tensor = machine.new(weight.bytes)
@@ -118,7 +118,7 @@ class Coordinator:
                 machine.keep(flat)
                 self.inflight[weight.index] = gather
             machine.drop(flat)
-        machine.stream = 0
+        machine.on_stream(0)
 
     def _wait(self, weight: Weight) -> None:
         """The first use of a gather of several takes it apart into a tensor for each."""
@@ -131,10 +131,10 @@ class Coordinator:
             return
         if not gather.is_apart:
             gather.is_apart = True
-            machine.stream = GATHER
+            machine.on_stream(GATHER)
             for each in gather.weights:
                 each.tensor = machine.new(each.bytes)
-            machine.stream = 0
+            machine.on_stream(0)
         machine.drop(gather.flat)
 
     def _prefetch(self) -> None:
@@ -217,7 +217,7 @@ class Stage3:
         machine, plan = self.machine, self.plan
         width = plan.width
         machine.drop(*self._shards())
-        machine.pool.release_cached()
+        machine.release_cached()
         if not plan.params_away:
             machine.new(plan.share * width)
         groups = self.sub_groups()
@@ -289,7 +289,7 @@ class Stage3:
     def _flush(self) -> None:
         """The bucket is reduced; under offload its gradients go to the host, with their norms, in fp32."""
         machine, plan = self.machine, self.plan
-        machine.stream = REDUCE
+        machine.on_stream(REDUCE)
         flat = machine.new(self.filled_elements * plan.width) if len(self.filled) > 1 else None
         before: Tensor | None = None
         for elements in self.filled if plan.offloaded else ():
@@ -301,7 +301,7 @@ class Stage3:
                 machine.passing(8 * min(part, NORM_ELEMENTS))
                 machine.passing(4 * part if plan.width != 4 else 0)
         machine.drop(before, flat, self.large)
-        machine.stream = 0
+        machine.on_stream(0)
         self.large = None
         self.filled, self.filled_elements = [], 0
 

@@ -1,0 +1,47 @@
+"""Libraries that are loaded without a part of them are whole all the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+def told_by(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_pathlib_still_spells_a_path_as_an_address() -> None:
+    told = told_by(
+        "import sys; from llmtop.tui.commandline import quickly\n"
+        "loaded = 'pathlib' in sys.modules; quickly.import_pathlib()\n"
+        "from pathlib import Path\n"
+        "print(loaded, 'urllib.parse' in sys.modules, Path('/a b').as_uri())\n"
+        "import urllib.parse; print(urllib.parse.unquote('a%20b'))"
+    )
+    assert told.splitlines()[0] in ("False False file:///a%20b", "True False file:///a%20b")
+    assert told.splitlines()[1] == "a b"
+
+
+@pytest.mark.parametrize(
+    "call, name", [("import_pathlib", "urllib.parse"), ("import_msgspec", "typing_extensions")]
+)
+def test_what_was_loaded_before_stays(call: str, name: str) -> None:
+    told = told_by(
+        f"import sys, {name} as before; from llmtop.tui.commandline import quickly\n"
+        f"quickly.{call}(); print(sys.modules[{name!r}] is before)"
+    )
+    assert told == "True"
+
+
+def test_a_plan_of_a_named_gpu_loads_no_library_that_it_does_not_need() -> None:
+    told = told_by(
+        "import sys; from llmtop.tui.cli import main\n"
+        "main(['plan', '--model', 'llama-3.1-8b', '--gpu', 'h100-80gb'])\n"
+        "slow = ('tomllib', 'urllib.parse', 'locale', 'shlex', 'json', 'psutil', 'shutil',"
+        " 'importlib.metadata', 'llmtop.profiler.hardware.host')\n"
+        "print(sorted(name for name in slow if name in sys.modules))"
+    )
+    assert told.splitlines()[-1] == "[]"
