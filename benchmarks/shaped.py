@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from llmtop.presets import catalog
 from llmtop.presets.spec import ModelShape
 from llmtop.trainer.quantize.bytetokenizer import write_byte_tokenizer
-from llmtop.trainer.quantize.families import expected, family_of
+from llmtop.trainer.quantize.families import family_of
+from llmtop.trainer.quantize.layout import expected
 
 _PIECE = 1 << 22
 """Random numbers that are drawn once and written again and again."""

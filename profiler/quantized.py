@@ -36,6 +36,8 @@ class Perplexity(Struct, frozen=True, kw_only=True):
     dtype: str
     """That both were computed in."""
     seconds: float
+    peak_host_bytes: int | None = None
+    """Memory of the process that measured, without the files that it reads."""
 
     @property
     def change(self) -> float:

@@ -107,16 +107,21 @@ def written_gguf_bytes(model: ModelShape, kind: str) -> int:
     """Tensor data of a file that `quantize` writes, one of `WRITTEN_KINDS`, without RoPE's own factors."""
     total = 0
     for group in tensors(model):
-        total += _bytes(group.shape, written_kind(group.shape, kind, _is_output(group, model))) * group.count
+        is_router = group.role is Role.ROUTER
+        stored = written_kind(group.shape, kind, is_output=_is_output(group, model), is_router=is_router)
+        total += _bytes(group.shape, stored) * group.count
     return total
 
 
-def written_kind(shape: tuple[int, ...], kind: str, is_output: bool) -> str:
+def written_kind(
+    shape: tuple[int, ...], kind: str, *, is_output: bool = False, is_router: bool = False
+) -> str:
     """The type that `quantize` stores a tensor in: norms and biases whole, logits in 8 bits at least.
 
-    Where llama.cpp packs the projection to logits to 6 bits; only its own code packs to those.
+    Where llama.cpp packs the projection to logits to 6 bits; only its own code packs to those. What chooses
+    experts stays whole too, as there.
     """
-    if len(shape) == 1:
+    if len(shape) == 1 or is_router:
         return "F32"
     if is_output and _BLOCKS[kind].bytes / _BLOCKS[kind].weights < 1:
         kind = "Q8_0"
@@ -138,7 +143,7 @@ def _gguf_tensors(model: ModelShape, mixture: str) -> Iterator[tuple[tuple[int, 
     base, layers = _BASE[mixture], model.num_layers
     better = sum(_gets_more_bits(layer, layers) for layer in range(layers))
     for group in tensors(model):
-        if len(group.shape) == 1:
+        if len(group.shape) == 1 or group.role is Role.ROUTER:
             yield group.shape, "F32", group.count
         elif _is_output(group, model):
             yield group.shape, base if base == "Q8_0" else "Q6_K", group.count

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 
+WIDE = 1 << 16
+"""Of `large_model`'s MLP."""
 IDS = [5, 77, 300, 12, 44, 91, 200, 333, 17, 8, 9, 10, 450, 23]
 """Tokens that every one of the models knows."""
 _BASE: dict[str, Any] = {
@@ -51,6 +55,7 @@ _LOCAL = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
 }
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "mistral": {"model_type": "mistral", "sliding_window": 64},
@@ -60,6 +65,10 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma2": {"model_type": "gemma2", **_GEMMA2},
     "gemma3": {"model_type": "gemma3_text", **_GEMMA2, "num_hidden_layers": 6},
     "phi3": {"model_type": "phi3"},
+    "phi": {"model_type": "phi", "num_key_value_heads": 4},
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {"model_type": "qwen2_moe", **_EXPERTS, "shared_expert_intermediate_size": 96},
+    "qwen3_moe": {"model_type": "qwen3_moe", **_EXPERTS, "head_dim": 32, "norm_topk_prob": True},
     "llama biased": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "llama 3.1, tied": {"model_type": "llama", "rope_parameters": _LLAMA3, "tie_word_embeddings": True},
     "llama odd rows": {
@@ -78,7 +87,9 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "phi3 long": {"model_type": "phi3", "original_max_position_embeddings": 8, "rope_parameters": _LONG},
 }
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3")
+DENSE = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "phi")
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
+FAMILIES = (*DENSE, *MIXTURES)
 
 
 def make_model(folder: Path, case: str = "llama", *, tokenizer: bool = True, **changes: Any) -> Path:
@@ -98,6 +109,41 @@ def make_model(folder: Path, case: str = "llama", *, tokenizer: bool = True, **c
     if tokenizer:
         add_byte_level(folder)
     return folder
+
+
+def large_model(folder: Path) -> Path:
+    """One block whose MLP has three tensors of 64 MiB in bfloat16, 128 MiB in 32 bits."""
+    small = make_model(folder / "small", intermediate_size=64, hidden_size=512, num_hidden_layers=1)
+    config = json.loads((small / "config.json").read_text()) | {"intermediate_size": WIDE}
+    large = folder / "large"
+    large.mkdir()
+    (large / "config.json").write_text(json.dumps(config))
+    (large / "model.safetensors").write_bytes(b"")
+    _stretch(small / "model.safetensors", large / "model.safetensors")
+    return large
+
+
+def _stretch(source: Path, target: Path) -> None:
+    """The same tensors with a wide MLP, written piece by piece: the test's own process stays small too."""
+    from llmtop.presets.tensorfile import read_header
+
+    header = read_header(source)
+    entries: dict[str, Any] = {}
+    sizes, at = [], 0
+    for name, entry in header.entries.items():
+        shape = [WIDE if size == 64 and "mlp" in name else size for size in entry.shape]
+        size = 2 * math.prod(shape)
+        entries[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
+        sizes.append(size)
+        at += size
+    text = json.dumps(entries).encode()
+    piece = numpy.random.default_rng(0).normal(size=1 << 20).astype(numpy.float32).view(numpy.uint32) >> 16
+    numbers = piece.astype(numpy.uint16).tobytes()
+    with target.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for size in sizes:
+            for left in range(size, 0, -len(numbers)):
+                file.write(numbers[: min(left, len(numbers))])
 
 
 def logits(model: Any) -> torch.Tensor:

@@ -14,7 +14,7 @@ import pytest
 
 from llmtop.trainer.quantize.job import PackJob
 from llmtop.trainer.worker.packing.ggufwriting import write_gguf
-from tests.worker.ggufmodels import CASES, FAMILIES, IDS, add_sentencepiece, load, logits, make_model
+from tests.worker.ggufmodels import CASES, DENSE, IDS, MIXTURES, add_sentencepiece, load, logits, make_model
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 pytestmark = pytest.mark.slow
@@ -23,6 +23,8 @@ TEXT = "The assert statement, in 2024: x = [1, 22, 333]\n\n  don't  stop \u00e9 
 HALF = 0.003
 """llama.cpp keeps keys and values in 16 bits: so far its logits may be from those in 32."""
 PACKED = 0.06
+ROUTED = 0.5
+"""With experts: where two of them are nearly as good, a small change chooses the other one."""
 
 
 def opened(folder: Path, kind: str) -> Any:
@@ -33,7 +35,11 @@ def opened(folder: Path, kind: str) -> Any:
 
 @pytest.mark.parametrize(
     ("case", "kind", "bound"),
-    [*((case, "F32", HALF) for case in CASES), *((case, "Q8_0", PACKED) for case in FAMILIES)],
+    [
+        *((case, "F32", HALF) for case in CASES),
+        *((case, "Q8_0", PACKED) for case in DENSE),
+        *((case, "Q8_0", ROUTED) for case in MIXTURES),
+    ],
 )
 def test_logits_are_those_of_transformers(case: str, kind: str, bound: float, tmp_path: Path) -> None:
     folder = make_model(tmp_path / "tiny", case)

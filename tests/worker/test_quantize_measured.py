@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import math
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
 
@@ -20,7 +17,7 @@ from llmtop.trainer.quantize.job import Packed, PackJob
 from llmtop.trainer.quantize.source import read_source
 from llmtop.trainer.quantize.target import read_target
 from llmtop.trainer.quantize.working import have_done
-from tests.worker.ggufmodels import load, logits, make_model
+from tests.worker.ggufmodels import WIDE, large_model, load, logits, make_model
 
 pytestmark = [
     pytest.mark.slow,
@@ -29,46 +26,10 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
-WIDE = 1 << 16
 
 
 def quiet(answer: object) -> None:
     """Nobody listens."""
-
-
-def large_model(folder: Path) -> Path:
-    """One block whose MLP has three tensors of 64 MiB in bfloat16, 128 MiB in 32 bits."""
-    small = make_model(folder / "small", intermediate_size=64, hidden_size=512, num_hidden_layers=1)
-    config = json.loads((small / "config.json").read_text()) | {"intermediate_size": WIDE}
-    large = folder / "large"
-    large.mkdir()
-    (large / "config.json").write_text(json.dumps(config))
-    (large / "model.safetensors").write_bytes(b"")
-    _stretch(small / "model.safetensors", large / "model.safetensors")
-    return large
-
-
-def _stretch(source: Path, target: Path) -> None:
-    """The same tensors with a wide MLP, written piece by piece: the test's own process stays small too."""
-    from llmtop.presets.tensorfile import read_header
-
-    header = read_header(source)
-    entries: dict[str, Any] = {}
-    sizes, at = [], 0
-    for name, entry in header.entries.items():
-        shape = [WIDE if size == 64 and "mlp" in name else size for size in entry.shape]
-        size = 2 * math.prod(shape)
-        entries[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
-        sizes.append(size)
-        at += size
-    text = json.dumps(entries).encode()
-    piece = numpy.random.default_rng(0).normal(size=1 << 20).astype(numpy.float32).view(numpy.uint32) >> 16
-    numbers = piece.astype(numpy.uint16).tobytes()
-    with target.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for size in sizes:
-            for left in range(size, 0, -len(numbers)):
-                file.write(numbers[: min(left, len(numbers))])
 
 
 def test_memory_does_not_grow_with_the_tensors(tmp_path: Path) -> None:
@@ -118,6 +79,15 @@ def test_perplexity_tells_fewer_bits_from_more(tmp_path: Path) -> None:
     assert found["gguf:F32"].change == 0
     assert found["gguf:Q4_0"].before == found["gguf:F32"].before != found["gguf:Q4_0"].after
     assert found["gguf:Q4_0"].tokens > 300
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_what_does_not_fit_in_memory_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_model(tmp_path / "tiny")
+    monkeypatch.setattr(convert, "memory_left_bytes", lambda: 512 << 20)
+    result = made(folder, "gguf:Q8_0", tmp_path / "a.gguf")
+    assert result.perplexity is None and "of host memory, and 512 MiB is free" in result.no_perplexity
+    assert (tmp_path / "a.gguf").is_file()
 
 
 @pytest.mark.usefixtures("in_this_process")

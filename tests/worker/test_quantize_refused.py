@@ -59,6 +59,14 @@ def test_tables_that_nobody_reads_are_left_out(tmp_path: Path) -> None:
     assert all(name not in str(planned) for planned in plan_gguf(read_source(folder), "F16").planned)
 
 
+def test_an_expert_that_is_not_there_is_named(tmp_path: Path) -> None:
+    def lose(tensors: Tensors) -> None:
+        del tensors["model.layers.1.block_sparse_moe.experts.3.w2.weight"]
+
+    found = told(with_tensors(tmp_path, lose, case="mixtral"))
+    assert "lack 1 tensor: model.layers.1.block_sparse_moe.experts.3.w2.weight" in found.what
+
+
 def test_other_shapes_are_named(tmp_path: Path) -> None:
     folder = with_tensors(tmp_path, lambda tensors: tensors.update({"model.norm.weight": torch.ones(5)}))
     assert "model.norm.weight (5,), not (64,)" in told(folder).what
@@ -128,6 +136,12 @@ def test_other_architectures_are_refused_with_what_works(tmp_path: Path) -> None
         ("gemma3", {"layer_types": ["full_attention"] * 6}, "order of layers"),
         ("llama", {"hidden_act": "relu"}, "activation relu"),
         ("qwen3", {"attention_bias": True}, "o_proj.bias"),
+        ("phi", {"qk_layernorm": True}, "norms of queries and keys"),
+        ("phi", {"hidden_act": "gelu"}, "activation gelu"),
+        ("phi", {"tie_word_embeddings": True}, "head tied to the embedding"),
+        ("qwen2_moe", {"norm_topk_prob": True}, "norm_topk_prob = true"),
+        ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob = false"),
+        ("qwen3_moe", {"mlp_only_layers": [1]}, "layers that have no experts"),
         (
             "llama",
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},

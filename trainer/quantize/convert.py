@@ -23,6 +23,7 @@ from llmtop.profiler.units import format_bytes
 from llmtop.trainer.folders import check_place
 from llmtop.trainer.partial import held_partial, sync_all
 from llmtop.trainer.quantize.job import Measured, MeasureJob, Packed, PackJob
+from llmtop.trainer.quantize.measuring import measuring_bytes
 from llmtop.trainer.quantize.plan import matrices, plan_gguf
 from llmtop.trainer.quantize.source import Source
 from llmtop.trainer.quantize.target import Target
@@ -39,8 +40,6 @@ _SHARD_BYTES = 10**9
 _FILE_EXTRA_BYTES = 32 << 20
 """Vocabulary, chat template and padding."""
 _WIDE, _NARROW = 4, 2
-_LOGITS = 4
-"""Copies of a window's logits, in 32 bits, while its loss is computed."""
 _SMALLEST_GPUS = 3
 _WEIGHT_FORMAT_BYTES = 1
 """bitsandbytes notes of each 8-bit matrix how its numbers lie."""
@@ -274,17 +273,13 @@ def _dtype(source: Source, target: Target, choice: Choice) -> tuple[str, str]:
         _require("transformers", "train")
     except UsageError as error:
         return "", error.what
-    parameters = param_count(source.shape)
-    more = _TORCH_BYTES + _LOGITS * _WIDE * choice.window * source.shape.vocab_size
     left = memory_left_bytes()
     widths = (_WIDE, _NARROW) if target.packer == "gguf" else (_NARROW,)
     for width in widths:
-        if parameters * width + more <= left:
+        needed = measuring_bytes(source.shape, target, choice.window, width)
+        if needed <= left:
             return ("float32" if width == _WIDE else "bfloat16"), ""
-    needed = parameters * _NARROW + more
-    return "", (
-        f"all of the model has to be in host memory: {format_bytes(needed)}, and {format_bytes(left)} is free"
-    )
+    return "", f"it takes {format_bytes(needed)} of host memory, and {format_bytes(left)} is free"
 
 
 def _put_in_place(made: Path, out: Path, folder: Path) -> None:

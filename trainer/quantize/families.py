@@ -12,13 +12,29 @@ from typing import Any
 from msgspec import Struct
 
 from llmtop.presets.errors import UsageError
-from llmtop.presets.spec import ModelShape
+from llmtop.presets.spec import ModelShape, MoeShape
+from llmtop.trainer.quantize.rope import Rope
 
 _SILU = frozenset({"silu", "swish"})
-_GELU = frozenset({"gelu_pytorch_tanh", "gelu", "gelu_new"})
-_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_TANH_GELU = frozenset({"gelu_pytorch_tanh", "gelu_new"})
+_GELU = _TANH_GELU | {"gelu"}
+"""Gemma's own code takes the first whatever its configuration says."""
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _TWO = ("input_layernorm", "post_attention_layernorm")
 _FOUR = (*_TWO, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+_MOST_EXPERTS = 1024
+"""`LLAMA_MAX_EXPERTS` of llama.cpp."""
+
+
+class Experts(Struct, frozen=True, kw_only=True):
+    """What a block's mixture is called in the files."""
+
+    module: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    shares_one: bool = True
+    """Whether what the chosen experts say is weighed to a sum of 1, as llama.cpp does for the family."""
 
 
 class Family(Struct, frozen=True, kw_only=True):
@@ -31,18 +47,28 @@ class Family(Struct, frozen=True, kw_only=True):
     plus_one: bool = False
     """A norm multiplies with 1 + weight; GGUF has the sum."""
     activations: frozenset[str] = _SILU
-    biased: tuple[str, ...] = _QKV
-    """Modules that may have a bias."""
+    biased: tuple[str, ...] = QKV
+    """Modules that may have a bias, beside those whose norms have one."""
     tied_only: bool = False
     """Its projection to logits is always the embedding."""
+    untied_only: bool = False
+    """It is always a matrix of its own."""
     splits_hidden: bool = False
     """Its heads together are as wide as the hidden size."""
+    turns_part: bool = False
+    """Positions may turn a part of each head only."""
+    attention_out: str = "self_attn.o_proj"
+    mlp: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    """The last one leads back to the hidden size."""
+    final_norm: str = "model.norm"
+    experts: Experts | None = None
+    """In place of the MLP of every block."""
 
 
 _LLAMA = Family(
     arch="llama",
     interleaved=True,
-    biased=(*_QKV, "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+    biased=(*QKV, "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
 )
 FAMILIES: dict[str, Family] = {
     "llama": _LLAMA,
@@ -53,7 +79,34 @@ FAMILIES: dict[str, Family] = {
     "gemma": Family(arch="gemma", plus_one=True, activations=_GELU, tied_only=True),
     "gemma2": Family(arch="gemma2", norms=_FOUR, plus_one=True, activations=_GELU, tied_only=True),
     "gemma3_text": Family(arch="gemma3", norms=_FOUR, plus_one=True, activations=_GELU),
-    "phi3": Family(arch="phi3", biased=(), splits_hidden=True),
+    "phi3": Family(
+        arch="phi3",
+        biased=(),
+        splits_hidden=True,
+        turns_part=True,
+        mlp=("mlp.gate_up_proj", "mlp.down_proj"),
+    ),
+    "phi": Family(
+        arch="phi2",
+        norms=("input_layernorm",),
+        activations=_TANH_GELU,
+        biased=(*QKV, "self_attn.dense", "mlp.fc1", "mlp.fc2", "lm_head"),
+        untied_only=True,
+        splits_hidden=True,
+        turns_part=True,
+        attention_out="self_attn.dense",
+        mlp=("mlp.fc1", "mlp.fc2"),
+        final_norm="model.final_layernorm",
+    ),
+    "mixtral": Family(
+        arch="llama",
+        interleaved=True,
+        experts=Experts(module="block_sparse_moe", gate="w1", up="w3", down="w2"),
+    ),
+    "qwen2_moe": Family(
+        arch="qwen2moe", untied_only=True, splits_hidden=True, experts=Experts(shares_one=False)
+    ),
+    "qwen3_moe": Family(arch="qwen3moe", experts=Experts()),
 }
 """By `model_type`."""
 
@@ -84,11 +137,27 @@ def check_assumptions(config: dict[str, Any], shape: ModelShape, family: Family,
         )
 
 
+def check_rotary(rope: Rope, family: Family, where: str) -> None:
+    """The same of positions that turn a part of each head only."""
+    if rope.rotary_part != 1 and not family.turns_part:
+        raise UsageError(
+            f"{where}: partial_rotary_factor {rope.rotary_part:g} cannot be written to GGUF",
+            why=f"llama.cpp turns whole heads in {family.arch}",
+            fix="--to int8 or --to nf4 keeps it",
+        )
+
+
 def _contradictions(config: dict[str, Any], shape: ModelShape, family: Family) -> Iterator[tuple[str, str]]:
     if shape.activation not in family.activations:
         yield f"the activation {shape.activation}", f"llama.cpp computes {min(family.activations)} for it"
     if family.tied_only and not shape.tied_embeddings:
         yield "a projection to logits of its own", f"in {family.arch} llama.cpp takes the embedding for it"
+    if family.untied_only and shape.tied_embeddings:
+        yield "a head tied to the embedding", f"in {family.arch} llama.cpp wants one of its own"
+    if shape.qk_norm != "none" and shape.norm == "layer":
+        yield "norms of queries and keys", f"llama.cpp has none in {family.arch}"
+    if shape.moe is not None and family.experts is not None:
+        yield from _mixture(config, shape.moe, family.experts, family.arch)
     if family.splits_hidden and shape.num_heads * shape.head_dim != shape.hidden_size:
         yield (
             f"{shape.num_heads} heads of {shape.head_dim}",
@@ -96,6 +165,21 @@ def _contradictions(config: dict[str, Any], shape: ModelShape, family: Family) -
         )
     if shape.family in _PATTERN:
         yield from _gemma(config, shape)
+
+
+def _mixture(config: dict[str, Any], moe: MoeShape, experts: Experts, arch: str) -> Iterator[tuple[str, str]]:
+    if moe.first_dense_layers:
+        yield "a model with layers that have no experts", f"in {arch} llama.cpp wants them in every one"
+    if moe.num_experts > _MOST_EXPERTS:
+        yield f"a mixture of {moe.num_experts} experts", f"llama.cpp reads {_MOST_EXPERTS} at most"
+    if config.get("model_type") == "mixtral":
+        return  # whose code knows no other way
+    if bool(config.get("norm_topk_prob", False)) is not experts.shares_one:
+        does = "brings" if experts.shares_one else "does not bring"
+        yield (
+            f"norm_topk_prob = {str(not experts.shares_one).lower()}",
+            f"in {arch} llama.cpp {does} the weights of the chosen experts to a sum of 1",
+        )
 
 
 def _gemma(config: dict[str, Any], shape: ModelShape) -> Iterator[tuple[str, str]]:
@@ -119,55 +203,9 @@ def _gemma(config: dict[str, Any], shape: ModelShape) -> Iterator[tuple[str, str
 
 def notes(shape: ModelShape) -> tuple[str, ...]:
     """What whoever uses the file should know."""
-    if shape.sliding_window and shape.family in ("mistral", "ministral", "qwen2", "qwen3", "phi3"):
+    if shape.sliding_window and shape.family not in _PATTERN:
         return (
             f"llama.cpp reads {shape.family} without its window of {shape.sliding_window:,} tokens: longer"
             " texts are answered differently",
         )
     return ()
-
-
-def expected(shape: ModelShape, family: Family) -> dict[str, tuple[int, ...]]:
-    """Every tensor of such a model, as transformers names it, with its shape."""
-    hidden = shape.hidden_size
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab_size, hidden)}
-    for layer in range(shape.num_layers):
-        for module, size in _block(shape, family):
-            found[f"model.layers.{layer}.{module}"] = size
-    found["model.norm.weight"] = (hidden,)
-    if not shape.tied_embeddings:
-        found["lm_head.weight"] = (shape.vocab_size, hidden)
-    return found
-
-
-def _block(shape: ModelShape, family: Family) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, width = shape.hidden_size, shape.intermediate_size
-    query, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    for module, rows, columns, bias in (
-        *_attention(shape, query, kv),
-        ("self_attn.o_proj", hidden, query, shape.output_bias),
-        *_mlp(shape, width),
-        ("mlp.down_proj", hidden, width, shape.mlp_bias),
-    ):
-        yield f"{module}.weight", (rows, columns)
-        if bias:
-            yield f"{module}.bias", (rows,)
-    if shape.qk_norm == "head":
-        yield "self_attn.q_norm.weight", (shape.head_dim,)
-        yield "self_attn.k_norm.weight", (shape.head_dim,)
-    for norm in family.norms:
-        yield f"{norm}.weight", (hidden,)
-
-
-def _attention(shape: ModelShape, query: int, kv: int) -> list[tuple[str, int, int, bool]]:
-    hidden, bias = shape.hidden_size, shape.qkv_bias
-    if shape.fused_qkv:
-        return [("self_attn.qkv_proj", query + 2 * kv, hidden, bias)]
-    return [(module, rows, hidden, bias) for module, rows in zip(_QKV, (query, kv, kv), strict=True)]
-
-
-def _mlp(shape: ModelShape, width: int) -> list[tuple[str, int, int, bool]]:
-    hidden, bias = shape.hidden_size, shape.mlp_bias
-    if shape.fused_gate_up:
-        return [("mlp.gate_up_proj", 2 * width, hidden, bias)]
-    return [("mlp.gate_proj", width, hidden, bias), ("mlp.up_proj", width, hidden, bias)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,19 +13,15 @@ from llmtop.presets.spec import ModelShape
 from llmtop.profiler.memory.loading import stored_bytes_of, written_gguf_bytes, written_kind
 from llmtop.profiler.memory.lora import linear
 from llmtop.profiler.units import counted
-from llmtop.trainer.quantize.families import (
-    Family,
-    check_assumptions,
-    expected,
-    family_of,
-    notes,
-)
+from llmtop.trainer.quantize.families import Family, check_assumptions, check_rotary, family_of, notes
+from llmtop.trainer.quantize.layout import EMBEDDING, HEAD, SHARED_GATE, expected, together
 from llmtop.trainer.quantize.rope import Rope, read_rope
 from llmtop.trainer.quantize.source import Source, SourceTensor
 
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _LEFTOVER = re.compile(r"rotary_emb\.inv_freq$")
 """Tables that older code saved and nobody reads."""
+_ROUTERS = ("gate", SHARED_GATE)
+"""Modules that choose and weigh experts."""
 _NAMED = 3
 """Tensors that an error names before it only counts them."""
 _COMPARED_BYTES = 1 << 24
@@ -39,8 +35,10 @@ class Planned(Struct, frozen=True, kw_only=True):
     shape: tuple[int, ...]
     kind: str
     """Its type there."""
-    tensor: SourceTensor | None = None
-    """Where its numbers come from; None: `values` are they."""
+    key: str = ""
+    """Its name in the folder; of experts, which are many there, without their number."""
+    tensors: tuple[SourceTensor, ...] = ()
+    """Where its numbers come from, the experts of a block one after the other; none: `values` are they."""
     values: tuple[float, ...] = ()
     heads: int = 0
     """Rows of so many heads change places; 0: they stay."""
@@ -75,6 +73,7 @@ def plan_gguf(source: Source, kind: str) -> GgufPlan:
     wanted = expected(shape, family)
     _check_tensors(source, wanted, family)
     rope = read_rope(source.config, shape, where)
+    check_rotary(rope, family, where)
     made = tuple(_rope_tensors(rope))
     return GgufPlan(
         arch=family.arch,
@@ -88,7 +87,7 @@ def plan_gguf(source: Source, kind: str) -> GgufPlan:
 
 def _own_head(source: Source) -> bool:
     """Whether a head that the configuration ties to the embedding is in the files with other numbers."""
-    head, embedding = source.tensors.get(_HEAD), source.tensors.get(_EMBEDDING)
+    head, embedding = source.tensors.get(HEAD), source.tensors.get(EMBEDDING)
     if not source.shape.tied_embeddings or head is None or embedding is None:
         return False
     if (head.shape, head.dtype) != (embedding.shape, embedding.dtype):
@@ -112,7 +111,7 @@ def _check_tensors(source: Source, wanted: dict[str, tuple[int, ...]], family: F
             why="the model's configuration says that it has them",
             fix="copy or download the folder again",
         )
-    tied = {_HEAD} if _HEAD not in wanted else set()
+    tied = {HEAD} if HEAD not in wanted else set()
     more = [key for key in there if key not in wanted and key not in tied and not _LEFTOVER.search(key)]
     if more:
         raise LlmtopError(
@@ -130,12 +129,16 @@ def _check_tensors(source: Source, wanted: dict[str, tuple[int, ...]], family: F
         )
     for key in wanted:
         module, _, what = key.rpartition(".")
-        if what == "bias" and not module.endswith(family.biased or ("\0",)):
+        if what == "bias" and not module.endswith((*family.biased, *_norms_with_bias(source.shape, family))):
             raise UsageError(
                 f"{key} cannot be written to GGUF",
                 why=f"llama.cpp reads no such bias for {family.arch}",
                 fix="--to int8 or --to nf4 keeps it",
             )
+
+
+def _norms_with_bias(shape: ModelShape, family: Family) -> tuple[str, ...]:
+    return (*family.norms, family.final_norm) if shape.norm == "layer" else ()
 
 
 def _some(names: list[str]) -> str:
@@ -147,22 +150,31 @@ def _from_files(
     source: Source, wanted: dict[str, tuple[int, ...]], family: Family, kind: str
 ) -> Iterator[Planned]:
     shape = source.shape
-    output = _EMBEDDING if shape.tied_embeddings else _HEAD
+    output = EMBEDDING if shape.tied_embeddings else HEAD
     heads = {"q_proj": shape.num_heads, "k_proj": shape.num_kv_heads}
-    for key, name in zip(wanted, _gguf_names(family, shape.num_layers, wanted), strict=True):
-        tensor = source.tensors[key]
+    grouped: dict[str, list[SourceTensor]] = {}
+    for key in wanted:
+        grouped.setdefault(together(key), []).append(source.tensors[key])
+    for (key, tensors), name in zip(
+        grouped.items(), _gguf_names(family, shape.num_layers, grouped), strict=True
+    ):
+        size = tensors[0].shape if key in wanted else (len(tensors), *tensors[0].shape)
         module = key.split(".")[-2]
+        if module == SHARED_GATE:
+            # One row, which transformers reads as a vector alone; to llama.cpp the two are the same.
+            size = size[1:]
         yield Planned(
             name=name,
-            shape=tensor.shape,
-            kind=written_kind(tensor.shape, kind, key == output),
-            tensor=tensor,
+            shape=size,
+            kind=written_kind(size, kind, is_output=key == output, is_router=module in _ROUTERS),
+            key=key,
+            tensors=tuple(tensors),
             heads=heads.get(module, 0) if family.interleaved else 0,
             plus_one=family.plus_one and key.endswith("norm.weight"),
         )
 
 
-def _gguf_names(family: Family, layers: int, keys: dict[str, tuple[int, ...]]) -> Iterator[str]:
+def _gguf_names(family: Family, layers: int, keys: Iterable[str]) -> Iterator[str]:
     import gguf  # numpy comes with it
 
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == family.arch)

@@ -6,6 +6,7 @@ Both spellings of transformers are read: `rope_parameters`, and before 5.0 `rope
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any
 
 from msgspec import Struct
@@ -14,7 +15,10 @@ from llmtop.presets.errors import UsageError
 from llmtop.presets.spec import ModelShape
 
 _THETA = 10_000.0
-_GEMMA3_THETA = 1_000_000.0
+_THETAS = {"gemma3_text": 1_000_000.0, "mixtral": 1_000_000.0}
+"""Where a configuration does not say it and the family's class has another."""
+_PHI_PART = 0.5
+"""Of a head, where a Phi configuration does not say (`models/phi/configuration_phi.py`)."""
 _NO_SCALING = ("default", "none", "")
 
 
@@ -40,12 +44,13 @@ class Rope(Struct, frozen=True, kw_only=True):
 def read_rope(config: dict[str, Any], shape: ModelShape, where: str) -> Rope:
     """Raises UsageError for a scaling that GGUF, or llmtop, has no word for."""
     full, local = _parameters(config)
-    theta = _number(full, "rope_theta", _GEMMA3_THETA if shape.family == "gemma3_text" else _THETA, where)
+    theta = _number(full, "rope_theta", _THETAS.get(shape.family, _THETA), where)
     kind = str(full.get("rope_type") or full.get("type") or "default")
+    part = _PHI_PART if shape.family == "phi" else 1.0
     plain = Rope(
         theta=theta,
         local_theta=None if local is None else _number(local, "rope_theta", _THETA, where),
-        rotary_part=_number(full, "partial_rotary_factor", 1.0, where),
+        rotary_part=_number(full, "partial_rotary_factor", part, where),
         original_positions=_positions(full, config),
     )
     if kind in _NO_SCALING:
@@ -126,11 +131,24 @@ def _llama3(
         )
     factors = []
     for index in range(0, head_dim, 2):
-        wavelength = 2 * math.pi * theta ** (index / head_dim)
-        smooth = (original / wavelength - low) / (high - low)
-        smooth = min(1.0, max(0.0, smooth))
-        factors.append(1 / ((1 - smooth) / factor + smooth))
+        frequency = _single(1 / _single(theta ** _single(index / head_dim)))
+        wavelength = _single(_single(1 / frequency) * _single(2 * math.pi))
+        if wavelength < original / high:
+            factors.append(1.0)
+        elif wavelength > original / low:
+            factors.append(factor)
+        else:
+            cycles = _single(_single(1 / wavelength) * original)
+            smooth = _single(_single(cycles - low) / _single(high - low))
+            stretched = _single(_single(1 - smooth) / _single(factor))
+            factors.append(_single(1 / _single(stretched + smooth)))
     return tuple(factors)
+
+
+def _single(number: float) -> float:
+    """Rounded to 32 bits, as torch does after each step of the same rule: the last bit then agrees too."""
+    found: float = struct.unpack("f", struct.pack("f", number))[0]
+    return found
 
 
 def _longrope(plain: Rope, full: dict[str, Any], shape: ModelShape, where: str) -> Rope:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gguf
 
 from llmtop.presets.hf.reader import ConfigReader
+from llmtop.presets.spec import MoeShape
 from llmtop.trainer.quantize.plan import GgufPlan
 from llmtop.trainer.quantize.rope import Rope
 from llmtop.trainer.quantize.source import Source
 
-_EPSILON = {"phi3": 1e-5}
+_LAYER_EPSILON = 1e-5
+_EPSILON = {"phi3": 1e-5, "mixtral": 1e-5}
 """Where the class's own differs from what the others take for an absent key."""
 _USUAL_EPSILON = 1e-6
 _FILE_TYPES = {
@@ -36,15 +38,20 @@ def add_metadata(writer: gguf.GGUFWriter, source: Source, plan: GgufPlan) -> Non
     writer.add_block_count(shape.num_layers)
     writer.add_context_length(shape.max_positions or 2048)
     writer.add_embedding_length(shape.hidden_size)
-    writer.add_feed_forward_length(shape.intermediate_size)
+    writer.add_feed_forward_length(reader.integer("intermediate_size", shape.intermediate_size))
     writer.add_head_count(shape.num_heads)
     writer.add_head_count_kv(shape.num_kv_heads)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
-    epsilon = reader.number("rms_norm_eps", _EPSILON.get(shape.family, _USUAL_EPSILON))
-    writer.add_layer_norm_rms_eps(epsilon or _USUAL_EPSILON)
+    if shape.norm == "layer":
+        writer.add_layer_norm_eps(reader.number("layer_norm_eps", _LAYER_EPSILON) or _LAYER_EPSILON)
+    else:
+        epsilon = reader.number("rms_norm_eps", _EPSILON.get(shape.family, _USUAL_EPSILON))
+        writer.add_layer_norm_rms_eps(epsilon or _USUAL_EPSILON)
     writer.add_vocab_size(shape.vocab_size)
     _add_rope(writer, plan.rope, shape.head_dim)
+    if shape.moe is not None:
+        _add_experts(writer, shape.moe, shape.family)
     if shape.family in _WITH_WINDOW:
         # Zero tells Phi-4 from Phi-3.
         writer.add_sliding_window(shape.sliding_window or 0)
@@ -52,6 +59,16 @@ def add_metadata(writer: gguf.GGUFWriter, source: Source, plan: GgufPlan) -> Non
         writer.add_attn_logit_softcapping(shape.attention_softcap)
     if shape.logit_softcap:
         writer.add_final_logit_softcapping(shape.logit_softcap)
+
+
+def _add_experts(writer: gguf.GGUFWriter, moe: MoeShape, family: str) -> None:
+    writer.add_expert_count(moe.num_experts)
+    writer.add_expert_used_count(moe.experts_per_token)
+    if family != "mixtral":
+        # Where its experts are as wide as the model's own key says, llama.cpp looks for no other.
+        writer.add_expert_feed_forward_length(moe.expert_intermediate_size)
+    if moe.shared_intermediate_size:
+        writer.add_expert_shared_feed_forward_length(moe.shared_intermediate_size)
 
 
 def _add_rope(writer: gguf.GGUFWriter, rope: Rope, head_dim: int) -> None:

@@ -107,10 +107,10 @@ def _write_tensors(
                 raise ValueError(f"{each.name} has {written} bytes, not {each.size_bytes}")
             writer.write_padding(file, written)
             done += written
-            if each.tensor is not None:
+            if each.tensors:
                 rms = math.sqrt(lost / held) if held else None
                 errors.append(
-                    TensorError(name=each.tensor.key, kind=each.kind, size_bytes=written, relative_rms=rms)
+                    TensorError(name=each.key, kind=each.kind, size_bytes=written, relative_rms=rms)
                 )
     say(Working(doing="packing", done=done, total=total))
     return errors
@@ -128,10 +128,11 @@ def _in_order(pool: ThreadPoolExecutor, most: int, planned: Planned) -> Iterator
 
 
 def _floats(planned: Planned) -> Iterator[Floats]:
-    if planned.tensor is None:
+    if not planned.tensors:
         yield numpy.array(planned.values, numpy.float32).reshape(1, -1)
         return
-    yield from pieces(planned.tensor, planned.heads)
+    for tensor in planned.tensors:
+        yield from pieces(tensor, planned.heads)
 
 
 def _pack(floats: Floats, planned: Planned) -> _Piece:
@@ -151,7 +152,7 @@ def _pack(floats: Floats, planned: Planned) -> _Piece:
 
 
 def _not_finite(planned: Planned) -> LlmtopError:
-    key = planned.tensor.key if planned.tensor is not None else planned.name
+    key = planned.key or planned.name
     return LlmtopError(
         f"{key} holds numbers that {planned.kind} cannot",
         why="some are infinite, no numbers at all, or too large for 16-bit scales",

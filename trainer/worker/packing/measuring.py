@@ -6,18 +6,25 @@ import gc
 import math
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from msgspec.structs import replace
 
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.profiler.quantized import Perplexity
 from llmtop.trainer.quantize.job import Measured, MeasureJob, Working
+from llmtop.trainer.quantize.measuring import LOGITS_BYTES, rows_at_once
 from llmtop.trainer.quantize.source import Source, read_source
 from llmtop.trainer.quantize.target import Target
+from llmtop.trainer.worker.packing.peak import Peak
 from llmtop.trainer.worker.packing.saying import Say
+from llmtop.trainer.worker.packing.streaming import StreamedModel
+from llmtop.trainer.worker.packing.unpacking import FolderNumbers, GgufNumbers
+from llmtop.trainer.worker.stream import CannotStream, skeleton_of
 from llmtop.trainer.worker.text import read_pieces
 from llmtop.trainer.worker.tokenizer import FolderTokenizer
 
@@ -29,9 +36,22 @@ _SHORTEST = 2
 """Tokens of a window: one to read and one to foretell."""
 
 
+class Scorer(Protocol):
+    """A model that can be asked how sure it was of a text."""
+
+    def nats(self, ids: torch.Tensor) -> list[float]:
+        """Of each row of tokens, all equally long: summed negative logarithms of what each was given."""
+
+
 def measure(job: MeasureJob, say: Say) -> Measured:
     """Raises LlmtopError for a text or a tokenizer that cannot be read, UsageError for too little text."""
     started = time.monotonic()
+    with Peak() as peak:
+        found = _measured(job, say)
+    return Measured(perplexity=replace(found, peak_host_bytes=peak.bytes, seconds=time.monotonic() - started))
+
+
+def _measured(job: MeasureJob, say: Say) -> Perplexity:
     source, dtype = read_source(Path(job.source)), _DTYPES[job.dtype]
     text = Path(job.text) if job.text else OWN_TEXT
     tokenizer = FolderTokenizer(source.folder, _end_id(source))
@@ -40,41 +60,34 @@ def measure(job: MeasureJob, say: Say) -> Measured:
             f"the tokenizer in {source.folder} does not match the model",
             why=f"it has {tokenizer.vocab_size} tokens, the model {source.shape.vocab_size}",
         )
-    model = _load(source.folder, dtype)
     windows = list(islice(_windows(text, tokenizer, job.window), _MOST_WINDOWS))
     if not windows:
         raise UsageError(f"{text}: holds no text to measure on", fix="give a longer one: --text FILE")
-    before = _nats(model, windows, job.seconds, "before", say)
-    made = Path(job.made)
-    if Target(form=job.form).packer == "gguf":
-        from llmtop.trainer.worker.packing.unpacking import load_gguf
-
-        load_gguf(model, source, Target(form=job.form).kind, made)
-    else:
-        del model
-        gc.collect()
-        model = _load_packed(made)
-    after = _nats(model, windows[: len(before)], job.seconds, "after", say)
+    most = rows_at_once(source.shape, job.window)
+    before = _nats(source_model(source, dtype), _batches(windows, most), job.seconds, "before", say)
+    gc.collect()
+    # The same tokens beside each other: what is the same model then has the same answers, to the bit.
+    again = iter(windows)
+    sizes = [list(islice(again, len(each))) for each in before]
+    after = _nats(_made_model(job, source, dtype), iter(sizes), job.seconds, "after", say)
     # What one of them had no time for is no part of the comparison.
-    read = windows[: len(after)]
+    read = [window for batch in sizes[: len(after)] for window in batch]
     tokens = sum(len(window) - 1 for window in read)
-    return Measured(
-        perplexity=Perplexity(
-            before=_perplexity(before[: len(read)], tokens),
-            after=_perplexity(after, tokens),
-            tokens=tokens,
-            window=job.window,
-            text=str(text) if job.text else "the text that comes with llmtop",
-            cut_by_time=len(read) < len(windows),
-            dtype=job.dtype,
-            seconds=time.monotonic() - started,
-        )
+    return Perplexity(
+        before=_perplexity(before[: len(after)], tokens),
+        after=_perplexity(after, tokens),
+        tokens=tokens,
+        window=job.window,
+        text=str(text) if job.text else "the text that comes with llmtop",
+        cut_by_time=len(read) < len(windows),
+        dtype=job.dtype,
+        seconds=0.0,
     )
 
 
-def _perplexity(nats: list[float], tokens: int) -> float:
+def _perplexity(nats: list[list[float]], tokens: int) -> float:
     try:
-        return math.exp(sum(nats) / tokens)
+        return math.exp(sum(map(sum, nats)) / tokens)
     except OverflowError:
         return math.inf
 
@@ -85,13 +98,63 @@ def _end_id(source: Source) -> int:
     return found if isinstance(found, int) else 0
 
 
+def source_model(source: Source, dtype: torch.dtype) -> Scorer:
+    """Streamed, but for families whose tensors transformers changes as it loads them."""
+    try:
+        numbers = FolderNumbers(source, partial(unmade, source, dtype), dtype)
+    except CannotStream:
+        return WholeModel(_load(source.folder, dtype))
+    return StreamedModel(skeleton(source, dtype), numbers, _device(), LOGITS_BYTES)
+
+
+def _made_model(job: MeasureJob, source: Source, dtype: torch.dtype) -> Scorer:
+    target = Target(form=job.form)
+    if target.packer != "gguf":
+        return WholeModel(_load_packed(Path(job.made)))
+    numbers = GgufNumbers(source, target.kind, Path(job.made))
+    return StreamedModel(skeleton(source, dtype), numbers, _device(), LOGITS_BYTES)
+
+
+class WholeModel:
+    """All of a model in memory."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    @torch.inference_mode()
+    def nats(self, ids: torch.Tensor) -> list[float]:
+        found = []
+        for row in ids.to(next(self._model.parameters()).device):
+            logits = self._model(input_ids=row[None], use_cache=False).logits[0, :-1].float()
+            found.append(float(torch.nn.functional.cross_entropy(logits, row[1:], reduction="sum")))
+        return found
+
+
+def unmade(source: Source, dtype: torch.dtype) -> Any:
+    """The model with random numbers."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    keys = dict(source.config)
+    config = AutoConfig.for_model(keys.pop("model_type"), **keys)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+
+
+def skeleton(source: Source, dtype: torch.dtype) -> Any:
+    """The same without memory."""
+    return skeleton_of(partial(unmade, source, dtype))
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def _load(folder: Path, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
         str(folder), dtype=dtype, local_files_only=True, trust_remote_code=False
     )
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    return model.to(_device()).eval()
 
 
 def _load_packed(folder: Path) -> Any:
@@ -116,18 +179,29 @@ def _windows(text: Path, tokenizer: FolderTokenizer, window: int) -> Iterator[li
         yield held
 
 
-@torch.inference_mode()
-def _nats(model: Any, windows: list[list[int]], seconds: float, what: str, say: Say) -> list[float]:
-    """Of each window, as far as time reaches: summed negative logarithms of what each token was given."""
-    found: list[float] = []
-    begun, tokens = time.monotonic(), 0
-    device = next(model.parameters()).device
-    for window in windows:
-        if found and time.monotonic() - begun > seconds:
+def _batches(windows: list[list[int]], most: int) -> Iterator[list[list[int]]]:
+    """One window, then two, and so on up to the most: time may be short, and each batch reads all weights."""
+    first, size = 0, 1
+    while first < len(windows):
+        batch = windows[first : first + size]
+        # The last window of a text is shorter, and stands alone.
+        equal = [window for window in batch if len(window) == len(batch[0])]
+        yield equal
+        first, size = first + len(equal), min(most, 2 * size)
+
+
+def _nats(
+    model: Scorer, batches: Iterator[list[list[int]]], seconds: float, what: str, say: Say
+) -> list[list[float]]:
+    """Of each window of each batch, as far as time reaches."""
+    found: list[list[float]] = []
+    begun, windows, tokens = time.monotonic(), 0, 0
+    for batch in batches:
+        spent = time.monotonic() - begun
+        if found and spent * (windows + len(batch)) / windows > seconds:
             break
-        ids = torch.tensor([window], device=device)
-        logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
-        found.append(float(torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum")))
-        tokens += len(window) - 1
+        found.append(model.nats(torch.tensor(batch)))
+        windows += len(batch)
+        tokens += sum(len(window) - 1 for window in batch)
         say(Working(doing=f"perplexity {what}", done=tokens, total=0))
     return found
