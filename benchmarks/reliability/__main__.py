@@ -1,7 +1,8 @@
 """Harm done to runs, and what is left of them; writes `docs/reliability.md` from what was recorded.
 
     python -m benchmarks.reliability --kills 200 --power-cuts 200 [--seed 10]
-    python -m benchmarks.reliability --soak [--hours 24]       a recorded day poured into the viewer
+    python -m benchmarks.reliability --soak [--hours 24]       a recorded day in the viewer, 100,000 steps
+    python -m benchmarks.reliability --real-steps 200000       a rank that trains so long, on the CPU
     python -m benchmarks.reliability --tests                   the tests of the table of faults
     python -m benchmarks.reliability --document                the page, from the results
 
@@ -19,6 +20,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,7 @@ def main() -> None:
     parser.add_argument("--power-cuts", type=int, default=0, metavar="N", help="cut copies of live runs")
     parser.add_argument("--soak", action="store_true", help="a recorded day through fold and viewer")
     parser.add_argument("--hours", type=float, default=24.0)
+    parser.add_argument("--real-steps", type=int, default=0, metavar="N", help="of one rank that trains")
     parser.add_argument("--tests", action="store_true", help="run the tests that the table of faults names")
     parser.add_argument("--document", action="store_true", help="write docs/reliability.md")
     parser.add_argument("--seed", type=int, default=10)
@@ -77,9 +80,14 @@ def main() -> None:
         if args.kills or args.power_cuts:
             harm(root, args.kills, args.power_cuts, args.seed, args.out)
         if args.soak:
-            from benchmarks.reliability.soak import soak
+            from benchmarks.reliability.manysteps import fast_ranks
+            from benchmarks.reliability.soak import day
 
-            keep("soak", soak(root, args.hours), args.out)
+            keep("soak", chain(day(root, args.hours), fast_ranks(root)), args.out)
+        if args.real_steps:
+            from benchmarks.reliability.manysteps import real_rank
+
+            keep("real steps", real_rank(root, args.real_steps), args.out)
     if args.tests:
         from benchmarks.reliability.faults import run_tests
 

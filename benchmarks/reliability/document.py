@@ -50,7 +50,7 @@ def page(parts: dict[str, list[Row]]) -> str:
         script=f"{graces.script:g}",
         folder=f"{graces.folder:g}",
     )
-    sections = [introduction, _table(parts), _kills(parts), _cuts(parts), _soak(parts)]
+    sections = [introduction, _table(parts), _kills(parts), _cuts(parts), _soak(parts), _real_steps(parts)]
     return "\n".join(filter(None, sections))
 
 
@@ -184,6 +184,40 @@ def _soak(parts: dict[str, list[Row]]) -> str:
             "",
         ]
     return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def _real_steps(parts: dict[str, list[Row]]) -> str:
+    found = parts.get("real steps", [])
+    if not found:
+        return ""
+    (row,) = found
+    took = f"{row['step_seconds'] * 1e3:.2g} ms a step at the median"
+    lines = [
+        f"{row['steps']:,} steps of a rank that trains (DeepSpeed on the CPU, {took}, a checkpoint after each"
+        f" eighth of them), in {row['seconds'] / 60:.0f} minutes:",
+        "",
+        "| step | supervisor, resident | its open files | rank, resident | its open files | logs | record |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for tenth in row["by_tenth"]:
+        sizes = {key: format_bytes(value) for key, value in tenth.items() if key.endswith("_bytes")}
+        cells = (
+            f"{tenth['step']:,}",
+            *(sizes["supervisor_rss_bytes"], tenth["supervisor_files"]),
+            *(sizes["rank_rss_bytes"], tenth["rank_files"]),
+            *(sizes["log_bytes"], sizes["record_bytes"]),
+        )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    whole = (
+        "Every step is counted, each checkpoint that is kept is whole, and report, replay and export read it"
+    )
+    lines += [
+        "",
+        f"Its log had {format_bytes(row['largest_log_bytes'])} at most. The record is without checkpoints;"
+        f" at the end it had {format_bytes(row['record_bytes'])}. {'; '.join(row['problems']) or whole}.",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def _told_problems(rows: list[Row]) -> list[str]:

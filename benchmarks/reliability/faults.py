@@ -64,6 +64,8 @@ FAULTS: tuple[Fault, ...] = (
         (
             f"{_DISK}::test_what_has_no_room_waits_and_is_written_in_its_order",
             f"{_DISK}::test_more_than_can_wait_is_counted",
+            f"{_DISK}::test_the_log_of_a_supervisor_waits_within_the_same_bound",
+            f"{_DISK}::test_samples_of_the_hardware_wait_too",
             f"{_DISK}::test_what_a_rank_prints_is_left_out_and_raises_nothing",
             f"{_DISK}::test_a_run_goes_on_while_its_disk_is_full",
             f"{_SUPERVISE}::test_training_goes_on_while_the_disk_is_full",
@@ -183,7 +185,7 @@ FAULTS: tuple[Fault, ...] = (
         "logs go on in other files and are thinned: 64 MiB each and what comes in half a minute; every view"
         " reads across, no sum changes",
         ("tests/profiler/test_segments.py",),
-        ("soak",),
+        ("soak", "real steps"),
     ),
 )
 

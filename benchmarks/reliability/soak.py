@@ -1,6 +1,6 @@
-"""A day of a run poured through writers, thinning, fold and monitor; and 100,000 steps under a supervisor.
+"""A day of a run poured through writers, thinning, fold and monitor.
 
-The day: 8 GPUs sampled 10 times a second and a step of 8 ranks each second, stamped as if time passed so
+8 GPUs sampled 10 times a second and a step of 8 ranks each second, stamped as if time passed so
 fast. Each recorded hour the monitor has to have caught up, and its memory and open files are read, with those
 of this process, which writes, thins and folds as a supervisor does.
 """
@@ -8,9 +8,7 @@ of this process, which writes, thins and folds as a supervisor does.
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,36 +16,25 @@ from typing import Any
 
 import psutil
 
-from benchmarks.reliability.sound import LLMTOP, command_problems
-from benchmarks.ui_runs import BEGAN, LiveRun, long_spec, sample_event, step_event
+from benchmarks.reliability.sound import LLMTOP
+from benchmarks.ui_runs import BEGAN, LiveRun, sample_event, step_event
 from benchmarks.ui_terminal import BenchTerminal
 from llmtop.profiler.fold.runstate import RunState
-from llmtop.profiler.memory.predict import predict_with_suggestions
-from llmtop.profiler.record.bookmarking import Bookmarker
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.feed import RunReader, read_state
 from llmtop.profiler.record.recording import logs_size_bytes
 from llmtop.profiler.record.rundir import HARDWARE, RunDir
 from llmtop.profiler.record.segments import log_bytes
 from llmtop.profiler.record.thinning import MOST_BYTES, thin
-from llmtop.profiler.replay import Replay
-from llmtop.trainer import control
-from llmtop.trainer.launch import start_supervisor
 
 RANKS = 8
 SAMPLES_A_SECOND = 10
 _TOKENS = 262_144
 """Of a step of `step_event`."""
 _THIN_EVERY_SECONDS = 120
-STEPS = 100_000
 
 
-def soak(root: Path, hours: float) -> Iterator[dict[str, Any]]:
-    yield from _day(root, hours)
-    yield _many_steps(root)
-
-
-def _day(root: Path, hours: float) -> Iterator[dict[str, Any]]:
+def day(root: Path, hours: float) -> Iterator[dict[str, Any]]:
     live = LiveRun(root, steps=10**6, ranks=RANKS)
     live.close()
     run = live.run
@@ -122,55 +109,3 @@ def _day_problems(run: RunDir, live: RunState, seconds: int) -> list[str]:
             f"{name}: {what} {is_} and not {want}" for what, (is_, want) in expected.items() if is_ != want
         ]
     return found
-
-
-def _many_steps(root: Path) -> dict[str, Any]:
-    """100,000 steps of two ranks under a real supervisor, which thins their logs while they write."""
-    began = time.monotonic()
-    spec = long_spec(STEPS, 2)
-    run = RunDir.create(root, spec, predict_with_suggestions(spec), {})
-    os.environ["LLMTOP_WORKER_COMMAND"] = shlex.join(
-        [sys.executable, "-m", "benchmarks.reliability.fast_rank"]
-    )
-    try:
-        pid = start_supervisor(run)
-    finally:
-        del os.environ["LLMTOP_WORKER_COMMAND"]
-    largest, supervisor, sizes = 0, psutil.Process(pid), []
-    deadline = time.monotonic() + 3600.0
-    while run.supervisor_alive() and time.monotonic() < deadline:
-        largest = max(largest, *(log_bytes(path) for path in run.event_logs()))
-        try:
-            sizes.append(supervisor.memory_info().rss)
-        except psutil.Error:
-            break
-        time.sleep(1.0)
-    end = control.wait_for_end(run, 60)
-    state = read_state(run)
-    problems = [] if end is not None and end.state == "completed" else [f"it ended so: {end}"]
-    problems += [] if state.ranks[1].steps_seen == STEPS else [f"{state.ranks[1].steps_seen} steps are told"]
-    problems += [
-        f"{path.name} has {log_bytes(path)} bytes"
-        for path in run.event_logs()
-        if log_bytes(path) > MOST_BYTES
-    ]
-    Bookmarker(run).finish(600.0)
-    replay = Replay(run, lambda _: {})
-    replay.read_on(600.0)
-    replay.seek(replay.end)
-    problems += [] if replay.state.steps_finished == STEPS else ["the replay does not come to the end"]
-    problems += command_problems(root, "export", run.run_id, "--out", str(root / "run.zip"))
-    problems += command_problems(root, "report", run.run_id)
-    row = {
-        "figure": "100,000 steps under a supervisor",
-        "steps": STEPS,
-        "ranks": 2,
-        "largest_log_bytes": largest,
-        "most_log_bytes": MOST_BYTES,
-        "log_bytes_at_end": max(log_bytes(path) for path in run.event_logs()),
-        "supervisor_rss_bytes": [sizes[len(sizes) // 4], sizes[-1], max(sizes)] if sizes else [],
-        "problems": problems,
-        "seconds": round(time.monotonic() - began, 1),
-    }
-    shutil.rmtree(run.path)
-    return row
