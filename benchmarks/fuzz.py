@@ -7,12 +7,14 @@ Cases run in a process of their own, some thousand at a time; one that takes mor
 processor's time or `CASE_BYTES` of memory has failed, as has one that ends in anything but a refusal of ours
 that says what is wrong. One JSON line for each part is added to `results/fuzz.jsonl`; parts that are there
 are left out, so it goes on where it was. `--summary` adds the lines up. With `--engine hypothesis` the dice
-are Hypothesis's, which tries what is small or odd first.
+are Hypothesis's, which tries what is small or odd first; with `--engine atheris` inputs are changed further
+that reach new lines of the product, and `--show TARGET INPUT` runs one that has failed, as its row has it.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import mmap
 import os
@@ -25,10 +27,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fuzzing import hypothetical, large
+from benchmarks.fuzzing import guided, hypothetical, large
 from benchmarks.fuzzing.running import CASE_SECONDS, run_part, show
 from benchmarks.fuzzing.table import TARGETS
 from benchmarks.fuzzing.target import Target
@@ -37,6 +40,8 @@ from llmtop.profiler.units import format_bytes, format_seconds
 RESULTS = Path(__file__).parent / "results" / "fuzz.jsonl"
 PART = 10_000
 """Cases of one process, at a share of 1."""
+_GUIDED_PARTS = 5
+"""As many times more where the process takes so long to begin: each line of ours is made to be counted."""
 _POLL_SECONDS = 0.5
 _STUCK_SECONDS = 60.0
 """By the clock: what is stuck in a call that no signal interrupts."""
@@ -51,19 +56,21 @@ def main() -> int:
     parser.add_argument(
         "--target", nargs="*", default=[], metavar="WORDS", help="those whose name has the words"
     )
-    parser.add_argument("--engine", choices=("seeded", "hypothesis"), default="seeded")
+    parser.add_argument("--engine", choices=("seeded", "hypothesis", "atheris"), default="seeded")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--large", action="store_true", help="files of 100 MB instead, 24 for each reader")
     parser.add_argument("--summary", action="store_true")
-    parser.add_argument("--show", nargs=2, metavar=("TARGET", "NUMBER"))
+    parser.add_argument("--show", nargs=2, metavar=("TARGET", "CASE"))
     parser.add_argument("--part", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part:
         return _child(*args.part)
     if args.show:
-        return show(args.show[0], int(args.show[1]))
+        return show(*args.show)
     if args.summary:
         return summary(_rows(args.out))
+    if args.engine == "atheris" and importlib.util.find_spec("atheris") is None:
+        parser.error(guided.HOW_TO_GET_IT)
     table = large.TARGETS if args.large else TARGETS
     cases = 24 * len(table) if args.large else args.cases
     run_all(args.out, cases, args.minutes, args.target, args.engine, table)
@@ -81,6 +88,7 @@ def run_all(
     """Every target gets its share, a part of each in turn."""
     end = time.monotonic() + 60 * minutes
     chosen = [target for target in table if not words or any(word in target.name for word in words)]
+    part_cases = PART * (_GUIDED_PARTS if engine == "atheris" else 1)
     unit = cases / sum(target.share for target in chosen)
     wanted = {target.name: round(unit * target.share) for target in chosen}
     done = Counter[str]()
@@ -91,7 +99,7 @@ def run_all(
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as place:
         while time.monotonic() < end and any(done[name] < wanted[name] for name in wanted):
             for target in chosen:
-                count = min(round(PART * target.share), wanted[target.name] - done[target.name])
+                count = min(round(part_cases * target.share), wanted[target.name] - done[target.name])
                 if count <= 0 or time.monotonic() >= end:
                     continue
                 row = part(target.name, done[target.name], count, engine, Path(place))
@@ -103,17 +111,10 @@ def part(name: str, first: int, count: int, engine: str, place: Path) -> dict[st
     """One process's share of a target, and what came of it; a case that kills it is one that has failed."""
     at_path = place / "at"
     at_path.write_bytes(struct.pack("<Q", first))
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.fuzz",
-        "--part",
-        name,
-        str(first),
-        str(count),
-        engine,
-        str(place),
-    ]
+    words = [name, str(first), str(count)]
+    is_guided = engine == "atheris"
+    own = [guided.MODULE, *words] if is_guided else ["benchmarks.fuzz", "--part", *words, engine]
+    command = [sys.executable, "-m", *own, str(place)]
     with at_path.open("r+b") as file, mmap.mmap(file.fileno(), 8) as at:
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         killed = _watched(child, at)
@@ -121,7 +122,8 @@ def part(name: str, first: int, count: int, engine: str, place: Path) -> dict[st
         seed = struct.unpack("<Q", at[:8])[0]
     if child.returncode == 0:
         found: dict[str, Any] = json.loads(stdout.splitlines()[-1])
-        return found
+        edges = {"edges": guided.told_edges(stderr)} if is_guided else {}
+        return {**_about(name, first, engine), **found, **edges}
     what = "hang" if killed else f"ended with {child.returncode}"
     failure = {"case": seed, "error": what, "where": stderr.strip()[-1500:]}
     return {**_about(name, first, engine), "cases": max(1, seed - first + 1), "failures": [failure]}
@@ -154,7 +156,7 @@ def _child(name: str, first: str, count: str, engine: str, place: str) -> int:
 
         work = hypothetical.run_part if engine == "hypothesis" else run_part
         found = work(target, int(first), int(count), Path(place) / "cases", note)
-    print(json.dumps({**_about(name, int(first), engine), **found}))
+    print(json.dumps(found))
     return 0
 
 
@@ -165,6 +167,7 @@ def _about(name: str, first: int, engine: str) -> dict[str, Any]:
         "first": first,
         "python": platform.python_version(),
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "code": _code(),
         "cases": 0,
         "taken": 0,
         "refused": 0,
@@ -174,6 +177,17 @@ def _about(name: str, first: int, engine: str) -> dict[str, Any]:
         "slowest_seconds": 0.0,
         "failures": [],
     }
+
+
+@cache
+def _code() -> str:
+    """The commit of the code that ran, `-dirty` where files had changed since; empty where git tells none."""
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip()
 
 
 def _rows(out: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import random
 import signal
 import tempfile
@@ -137,13 +138,20 @@ def _where(error: Exception) -> str:
     return f"{name}:{own[-1].lineno}"
 
 
-def show(name: str, number: int) -> int:
-    """Runs one case where its traceback shows, and prints what it was given."""
+def show(name: str, case: str) -> int:
+    """Runs one case where its traceback shows, and prints what it was given.
+
+    `case` is its number, or the input of one of atheris as its row has it.
+    """
+    from benchmarks.fuzzing import guided
     from benchmarks.fuzzing.table import target as target_of
 
     target = target_of(name)
     place = Path(tempfile.mkdtemp())
     prepared(target, place)
+    number = int(case) if case.isdecimal() else 0
+    if not case.isdecimal():
+        target = guided.case_of(target, base64.b64decode(case))
     try:
         print("refused:", outcome_of(target, maker_of(target, number), place) or "no")
     finally:

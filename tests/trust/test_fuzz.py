@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import fuzz
+from benchmarks.fuzzing import guided
 from benchmarks.fuzzing.making import Maker, Pairs, Verbatim, dumped
 from benchmarks.fuzzing.running import Tally, maker_of, run_part
 from benchmarks.fuzzing.table import TARGETS
-from benchmarks.fuzzing.target import Target, Unnamed, cause, outcome_of, prepared
+from benchmarks.fuzzing.target import CASE, Target, Unnamed, cause, outcome_of, place_of, prepared
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.hf import tracing
 
@@ -105,6 +106,36 @@ def test_a_case_without_end_and_one_without_bounds_are_found(
     greedy = Target(name="greedy", make=lambda maker, folder: None, act=large)
     found = run_part(greedy, 0, 1, tmp_path, lambda number: None)
     assert "TookTooMuch" in found["failures"][0]["error"]
+
+
+def test_bytes_are_throws_of_the_dice_or_the_file_itself(tmp_path: Path) -> None:
+    known = {target.name: target for target in TARGETS}
+    assert known.keys() >= guided.FILES.keys()
+    for name, file in guided.FILES.items():
+        prepared(known[name], tmp_path)
+        place_of(tmp_path)
+        guided.case_of(known[name], b"\1not what it should be").make(Maker(random.Random(0)), tmp_path / CASE)
+        assert (tmp_path / CASE / file).read_bytes() == b"not what it should be", name
+    recipe = known["recipe TOML"]
+    made = []
+    for content in (b"\0" + b"some throws" * 9, b"\0" + b"some throws" * 9, b"\0" + b"other throws" * 9, b""):
+        place_of(tmp_path)
+        guided.case_of(recipe, content).make(Maker(random.Random(0)), tmp_path / CASE)
+        made.append((tmp_path / CASE / "recipe.toml").read_bytes())
+    assert made[0] == made[1] and len(set(made)) == 3
+    dice = guided.Fed(bytes(range(256)) * 40)
+    assert {dice.randrange(6) for _ in range(200)} == set(range(6))
+    assert all(0 <= dice.random() < 1 for _ in range(200))
+
+
+def test_atheris_is_said_how_to_be_got(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["fuzz", "--engine", "atheris"])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        fuzz.main()
+    assert "pip install atheris" in capsys.readouterr().err
 
 
 @pytest.mark.slow
