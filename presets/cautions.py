@@ -13,8 +13,6 @@ from pathlib import Path
 from llmtop.presets.no_effect import idle_keys
 from llmtop.presets.paths import expand_user
 from llmtop.presets.spec import RunSpec
-from llmtop.presets.tensorfile import BrokenWeights
-from llmtop.presets.weightfiles import safetensors_files, stored_tensors
 
 _HEADS = ("lm_head.weight", "embed_out.weight")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
@@ -65,6 +63,9 @@ def _own_head(spec: RunSpec) -> Iterator[str]:
     """Whether tied tensors that are both in the files are alike is known only when they are read."""
     if not spec.model.tied_embeddings or spec.weights_dir is None:
         return
+    from llmtop.presets.tensorfile import BrokenWeights  # for a folder of weights alone
+    from llmtop.presets.weightfiles import safetensors_files, stored_tensors
+
     try:
         stored = stored_tensors(safetensors_files(Path(spec.weights_dir)))
     except (OSError, BrokenWeights):

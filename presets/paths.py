@@ -9,7 +9,7 @@ from pathlib import Path
 
 from llmtop.presets.errors import nearest
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 
 
 def expand_user(text: str) -> str:
@@ -42,7 +42,7 @@ def cache_dir(environment: Mapping[str, str] = os.environ) -> Path:
 
 def is_hub_id(text: str) -> bool:
     """Whether it is written like a model's name on the Hugging Face Hub, and nothing here has that name."""
-    named_so = _HUB_ID.fullmatch(text) is not None and not text.endswith(".json")
+    named_so = re.fullmatch(_HUB_ID, text) is not None and not text.endswith(".json")
     return named_so and not os.path.exists(text)  # noqa: PTH110
 
 

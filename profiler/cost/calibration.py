@@ -20,8 +20,6 @@ from llmtop.presets.foreign import read_json
 from llmtop.presets.paths import cache_dir
 from llmtop.presets.spec import MachineFigures, RunSpec
 from llmtop.profiler.cost.shape import Role, tensors
-from llmtop.profiler.hardware.processor import processor_name
-from llmtop.profiler.record.wholefile import write_atomic
 from llmtop.profiler.units import counted
 
 SCHEMA_VERSION = 1
@@ -128,6 +126,8 @@ def path_for(spec: RunSpec) -> Path:
 
 
 def save(spec: RunSpec, calibration: Calibration) -> Path:
+    from llmtop.profiler.record.wholefile import write_atomic  # a plan saves none
+
     path = path_for(spec)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, msgspec.json.format(msgspec.json.encode(calibration)) + b"\n")
@@ -151,6 +151,8 @@ def find(spec: RunSpec) -> Calibration | None:
 
 
 def machine_name() -> str:
+    from llmtop.profiler.hardware.processor import processor_name  # a plan for a GPU asks for none
+
     return f"{processor_name()}, {os.cpu_count()} CPUs, {platform.machine()}"
 
 

@@ -22,12 +22,27 @@ BIDI = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F)
 # In JSON's own spelling: an answer of --json stays the same JSON.
 _HALVES = range(0xD800, 0xE000)
 """Of pairs: a name of a file that is no text has such in Python."""
-_ESCAPED = {code: f"\\u{code:04x}" for code in (*CONTROLS, *BIDI, *_HALVES) if code != ord("\n")}
+_MOST_KEPT = 0xFFFF
+"""What lies above is rare, and there is a lot of it."""
+
+
+class _Escapes(dict[int, int | str]):
+    """What each character is written as, made when it is met: one that cannot be written spelt out."""
+
+    def __missing__(self, code: int) -> int | str:
+        harmful = code in CONTROLS or code in BIDI or code in _HALVES
+        found = f"\\u{code:04x}" if harmful and code != ord("\n") else code
+        if code <= _MOST_KEPT:
+            self[code] = found
+        return found
+
+
+_ESCAPES = _Escapes()
 
 
 def escaped(text: str) -> str:
     """The text with control characters other than newline spelt out, and what no encoding can write."""
-    return text.translate(_ESCAPED)
+    return text.translate(_ESCAPES)
 
 
 class SafeStream:
