@@ -157,9 +157,12 @@ class Lab:
             "LLMTOP_SSH_OPTIONS": f"-F {self.ssh_config}",
         }
 
-    def hostfile(self, slots: int = 1) -> Path:
+    def hostfile(self, slots: int | Sequence[int] = 1, names: Sequence[str] = ()) -> Path:
+        """Of all hosts, or these, with as many slots each, or each with its own number."""
         path = self.root / "hostfile"
-        path.write_text("".join(f"{name} slots={slots}\n" for name in self.names))
+        named = names or self.names
+        counts = [slots] * len(named) if isinstance(slots, int) else slots
+        path.write_text("".join(f"{name} slots={n}\n" for name, n in zip(named, counts, strict=True)))
         return path
 
     def llmtop(

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from llmtop.presets.errors import UsageError
+from llmtop.profiler.record.hosts import Hosts, Launcher
 from llmtop.trainer.hosts import slurm
 from llmtop.trainer.hosts.hostfile import choose, parse_hostfile, read_hostfile, take, with_ranks
+from llmtop.trainer.hosts.supervise import chosen_devices
 
 HOSTFILE = """
 # three machines
@@ -138,6 +140,30 @@ def test_an_allocation_says_how_many_gpus_a_node_has() -> None:
     }
     assert len(slurm.allocation(nodes | {"SLURM_GPUS_PER_NODE": "h200:8"}, slots=None)["n2"]) == 8
     assert len(slurm.allocation(nodes | {"SLURM_NTASKS_PER_NODE": "2(x2)"}, slots=None)["n1"]) == 2
+    tasks = {"SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "2,1"}
+    assert slurm.allocation(nodes | tasks, slots=None) == {"n1": (0, 1), "n2": (0,)}
     assert len(slurm.allocation(nodes, slots=3)["n1"]) == 3
     with pytest.raises(UsageError, match="does not say how many GPUs"):
         slurm.allocation(nodes, slots=None)
+
+
+def test_the_gpus_of_a_job_are_read_from_what_scontrol_says_of_it() -> None:
+    """Of Slurm 22.05: `--gpus=3 --ntasks=3` on two nodes, a type, other resources, none."""
+    job = (
+        "JobId=4 TRES=cpu=3,node=2,billing=3 JOB_GRES=gpu:3   Nodes=n1 CPU_IDs=0-1 Mem=0 GRES=gpu:2(IDX:0-1)"
+        "   Nodes=n[2,4] CPU_IDs=0 Mem=1024 GRES=shard:4,gpu:h200:1(IDX:0)   Nodes=n3 CPU_IDs=0 Mem=0 GRES= "
+    )
+    assert slurm.parse_job_gpus(job) == {"n1": 2, "n2": 1, "n4": 1, "n3": 0}
+    assert slurm.parse_job_gpus("slurm_load_jobs error: Invalid job id specified") == {}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "visible", "expected"),
+    [("srun", "2,3", "3"), ("srun", "", "1"), ("ssh", "2,3", "1"), ("srun", "GPU-a,GPU-b", "GPU-b")],
+)
+def test_slots_count_the_gpus_of_the_job_in_slurm_and_of_the_machine_elsewhere(
+    launcher: Launcher, visible: str, expected: str
+) -> None:
+    hosts = Hosts(hosts=with_ranks({"n1": (1,)}), launcher=launcher, choose_devices=True)
+    found = chosen_devices(hosts.hosts[0], hosts, {"CUDA_VISIBLE_DEVICES": visible})
+    assert found == {"CUDA_VISIBLE_DEVICES": expected}

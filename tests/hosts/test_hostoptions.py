@@ -9,23 +9,18 @@ import pytest
 
 from llmtop.presets.errors import UsageError
 from llmtop.trainer.hosts import hostfile
-from llmtop.tui.commandline.hostoptions import (
-    Chosen,
-    add_host_arguments,
-    chosen_hosts,
-    refuse_hosts_for_script,
-)
+from llmtop.tui.commandline.hostoptions import Chosen, chosen_hosts, refuse_hosts_for_script
+from llmtop.tui.commands import run
 
 
-def parsed(*words: str, **others: int) -> argparse.Namespace:
+def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    add_host_arguments(parser)
-    # As the options of a run are: there only where they were given.
-    return parser.parse_args(words, argparse.Namespace(**others))
+    run.add_arguments(parser)
+    return parser.parse_args(words)
 
 
-def chosen(*words: str, environment: dict[str, str] | None = None, **others: int) -> Chosen:
-    found = chosen_hosts(parsed(*words, **others), environment or {})
+def chosen(*words: str, environment: dict[str, str] | None = None) -> Chosen:
+    found = chosen_hosts(parsed(*words), environment or {})
     assert found is not None
     return found
 
@@ -39,7 +34,7 @@ def pool(tmp_path: Path) -> str:
 
 def test_a_run_without_hosts_is_one_of_this_machine() -> None:
     assert chosen_hosts(parsed(), {}) is None
-    assert chosen_hosts(parsed(nodes=1, gpus=2), {}) is None
+    assert chosen_hosts(parsed("--nodes", "1", "--gpus", "2"), {}) is None
     # An allocation alone starts nothing on other nodes.
     assert chosen_hosts(parsed(), {"SLURM_JOB_NODELIST": "n[1-4]"}) is None
 
@@ -52,24 +47,34 @@ def test_a_hostfile_says_nodes_and_gpus(pool: str) -> None:
     some = chosen("--hostfile", pool, "--include", "c:1,3@a:0,2")
     assert [(host.name, host.slots) for host in some.hosts.hosts] == [("a", (0, 2)), ("c", (1, 3))]
     assert some.hosts.choose_devices
-    first = chosen("--hostfile", pool, nodes=2, gpus=1)
+    first = chosen("--hostfile", pool, "--nodes", "2", "--gpus", "1")
     assert [(host.name, host.slots) for host in first.hosts.hosts] == [("a", (0,)), ("b", (0,))]
 
 
 def test_nodes_are_those_of_the_allocation() -> None:
     slurm = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_GPUS_ON_NODE": "8"}
-    found = chosen(environment=slurm, nodes=2)
+    found = chosen("--nodes", "2", environment=slurm)
     assert [host.name for host in found.hosts.hosts] == ["n1", "n2"]
     assert found.hosts.launcher == "srun" and found.hosts.world_size == 16
-    assert chosen("--launcher", "ssh", environment=slurm, nodes=4).hosts.launcher == "ssh"
+    assert chosen("--launcher", "ssh", "--nodes", "4", environment=slurm).hosts.launcher == "ssh"
+
+
+def test_filters_choose_among_the_nodes_of_the_allocation() -> None:
+    slurm = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_GPUS_ON_NODE": "8"}
+    assert [host.name for host in chosen("--exclude", "n2", environment=slurm).hosts.hosts] == [
+        "n1",
+        "n3",
+        "n4",
+    ]
+    assert len(chosen("--launcher", "srun", environment=slurm).hosts.hosts) == 4
 
 
 def test_nodes_without_hosts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hostfile, "DEFAULT_HOSTFILE", tmp_path / "hostfile")
     with pytest.raises(UsageError, match="--nodes 2 needs to be told which hosts"):
-        chosen(nodes=2)
+        chosen("--nodes", "2")
     (tmp_path / "hostfile").write_text("a slots=1\nb slots=1\n")
-    assert len(chosen(nodes=2).hosts.hosts) == 2
+    assert len(chosen("--nodes", "2").hosts.hosts) == 2
 
 
 def test_variables_are_named_one_by_one(pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,9 +94,15 @@ def test_words_about_hosts_that_nobody_named_are_refused(words: tuple[str, ...])
         chosen_hosts(parsed(*words), {})
 
 
+@pytest.mark.parametrize("words", [("--nodes", "many"), ("--nodes", "0"), ("--gpus", "1..4")])
+def test_counts_that_are_none_are_refused(pool: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="no number of"):
+        chosen("--hostfile", pool, *words)
+
+
 def test_filters_do_not_go_with_counts_as_with_deepspeed(pool: str) -> None:
     with pytest.raises(UsageError, match="do not go with"):
-        chosen("--hostfile", pool, "--exclude", "a", nodes=1)
+        chosen("--hostfile", pool, "--exclude", "a", "--nodes", "1")
 
 
 def test_a_command_of_ones_own_has_its_own_launcher(pool: str) -> None:

@@ -2,76 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from llmtop.profiler.record.checkpointevents import CheckpointLoaded, CheckpointSaved
-from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import ModelBuilt
 from llmtop.profiler.record.hostevents import ClockMeasured, HostFound, HostLeft, HostLost
-from llmtop.profiler.record.rundir import list_runs
 from llmtop.trainer import control
+from tests.hosts.in_lab import GRACES, fake, launch, tidy_lab
 from tests.hosts.lab import Lab, wait_for, why_not
-from tests.trainer.supervised import Supervised, worker_command
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "a lab can be made"),
 ]
-GRACES = "peers=0.3,kill=5,stop=5,stop_kill=3,save=60,finish=30,host=40"
-
-
-class InLab(Supervised):
-    """A run that was launched in the lab, as its launching machine sees it."""
-
-    def __init__(self, lab: Lab) -> None:
-        self.run = list_runs(lab.lead_runs)[0]
-        self.supervisor_pid = 0
-        self._lab = lab
-
-    def wait_for(self, condition: Callable[[], bool]) -> None:
-        wait_for(condition, lambda: (self.events(), self.log()))
-
-    def log(self) -> str:
-        logs = [*self.run.path.glob("hosts/*/supervisor.log"), *self.run.path.glob("rank-*.log")]
-        return super().log() + "".join(path.read_text(errors="replace")[-2000:] for path in logs)
-
-    def lines_of(self, rank: int) -> int:
-        """Events of a rank that have come here."""
-        return len(EventTail(self.run.events_path(rank)).poll())
-
-    def far_bytes(self, host: str, name: str) -> bytes:
-        """A file as the host itself has it."""
-        path = self._lab.runs_of(host) / self.run.run_id / name
-        return path.read_bytes()
 
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    with Lab(tmp_path, hosts=2) as made:
+    with tidy_lab(tmp_path) as made:
         yield made
-        left = {name: made.processes(name) for name in made.names}
-    assert all(len(pids) <= 1 for pids in left.values()), f"more than its sshd is left on a host: {left}"
-
-
-def launch(lab: Lab, *words: str, slots: int = 1, **variables: str) -> InLab:
-    lab.llmtop(
-        *("run", "cpu-demo", "--gpu", "cpu", "--hostfile", str(lab.hostfile(slots)), "--detach", "--force"),
-        *("--sample-seconds", "0.5", "--steps", "100000", *words),
-        *(word for name in variables for word in ("--env", name)),
-        variables=variables,
-    )
-    return InLab(lab)
-
-
-def fake(lab: Lab, scenario: str, *, slots: int = 1, graces: str = GRACES) -> InLab:
-    return launch(lab, slots=slots, LLMTOP_WORKER_COMMAND=worker_command(scenario), LLMTOP_GRACES=graces)
 
 
 def test_a_pulled_cable_is_told_and_nothing_is_lost_when_it_is_back(lab: Lab) -> None:
-    run = fake(lab, "trains", slots=2)
+    run = fake(lab, "trains", hostfile=lab.hostfile(2))
     run.wait_for_step(2)
     lab.pull_cable("h2")
     run.wait_for(lambda: bool(run.of(HostLost)))

@@ -96,8 +96,8 @@ class Gathering:
     def _failure(self, member: Member) -> str:
         transport, waited = member.transport, time.monotonic() - self._began
         assert transport is not None
-        if self._starter is not None and (told := self._starter.problem()):
-            return told
+        if self._starter is not None and (told := self._starter.problem(member.name)):
+            return told if "; it says: " in told else told + self._last_words(member)
         if transport.dead and transport.has_all:
             return f"{transport.dead}{self._last_words(member)}"
         if isinstance(transport, OverSsh) and not transport.link.about and waited > self._graces.connect:
@@ -120,7 +120,7 @@ class Gathering:
         """
         if isinstance(member.transport, OverSsh):
             return not member.transport.link.about
-        return member.about() is None and (self._starter is None or bool(self._starter.problem()))
+        return member.about() is None and (self._starter is None or bool(self._starter.problem(member.name)))
 
     def _last_words(self, member: Member) -> str:
         said = last_line(member.dir.log_path(SUPERVISOR))

@@ -305,7 +305,14 @@ class Lead(Supervisor):
         return left
 
     def _still_leaving(self) -> bool:
-        return any(member.at_work and member.answers_now for member in self.members.all if _was_there(member))
+        return any(
+            member.at_work and member.answers_now and self._may_leave(member) for member in self.members.all
+        )
+
+    def _may_leave(self, member: Member) -> bool:
+        """Also one that a starter has called, of which nothing was heard yet: it reads its orders."""
+        called = self.hosts.launcher != "ssh" and not self._gathering.never_reached(member)
+        return called or _was_there(member)
 
     def _fetch_the_last(self, deadline: float) -> None:
         """What the hosts have written of their ranks may still be on its way."""

@@ -12,7 +12,7 @@ from llmtop.trainer.hosts.hostfile import require_host_name
 
 VARIABLE = "LLMTOP_SSH_OPTIONS"
 """Words for ssh ahead of its own, as `-F FILE`."""
-_OPTIONS = (
+OPTIONS = (
     # A question has nobody to answer it.
     "BatchMode=yes",
     # A connection that says nothing for 15 s is lost.
@@ -38,6 +38,11 @@ def far_program() -> bytes:
     return (Path(__file__).parent / "remote.py").read_bytes()
 
 
+def given_options() -> list[str]:
+    """The person's words for ssh."""
+    return shlex.split(os.environ.get(VARIABLE, ""))
+
+
 def link_command(host: str, python: str) -> list[str]:
     """A command whose standard input takes `far_program` and then messages.
 
@@ -48,6 +53,6 @@ def link_command(host: str, python: str) -> list[str]:
     ssh = shutil.which("ssh")
     if ssh is None:
         raise UsageError("ssh is not on the PATH", fix="install the OpenSSH client")
-    set_options = [word for option in _OPTIONS for word in ("-o", option)]
+    set_options = [word for option in OPTIONS for word in ("-o", option)]
     far = shlex.join([python, "-c", _BEGIN, str(len(far_program()))])
-    return [ssh, *shlex.split(os.environ.get(VARIABLE, "")), *set_options, "-T", "--", host, far]
+    return [ssh, *given_options(), *set_options, "-T", "--", host, far]

@@ -6,18 +6,26 @@ and no part of llmtop: it is called where it is installed and asked for.
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import psutil
+from msgspec import Struct
 
 from llmtop.presets.errors import UsageError
 from llmtop.profiler.record.hosts import Hosts, Launcher
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.record.wholefile import write_atomic
+from llmtop.trainer.hosts import slurm
+from llmtop.trainer.hosts.ssh import OPTIONS, given_options
 
 _MODULE = "llmtop.trainer.hosts.supervise"
 _VARIABLES = ".host-environment.json"
@@ -25,48 +33,123 @@ _VARIABLES = ".host-environment.json"
 _BASIC = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR")
 """Variables that srun passes besides those that were named; SLURM_* it passes by itself."""
 _END_SECONDS = 10.0
+_PDSH_SSH = "PDSH_SSH_ARGS_APPEND"
+"""Further words for the ssh that pdsh calls."""
+
+
+_ENDED = {
+    "pdsh": re.compile(r"pdsh@[^:]+: (?P<hosts>[^:]+): ssh (?P<how>(?:exited|killed) .+)"),
+    "srun": re.compile(r"srun: error: (?P<hosts>\S+): tasks? [-\d,]+: (?P<how>.+)"),
+}
+"""What the program says of hosts on which what it has started has ended (pdsh 2.34, Slurm 22.05)."""
+_NOT_LAUNCHED = re.compile(r"srun: error: task (?P<task>\d+) (?P<how>launch failed: .+)")
+_WORDS_SECONDS = 1.0
+"""What a host says may come after the word of its end."""
+_MOST_SAID = 3
+
+
+class Call(Struct, frozen=True, kw_only=True):
+    command: tuple[str, ...]
+    hosts: tuple[str, ...]
+    """That it starts, in this order."""
+
+    @property
+    def name(self) -> str:
+        return Path(self.command[0]).name
 
 
 class Starter:
     """The program, which lives as long as what it has started."""
 
-    def __init__(self, command: Sequence[str], log: Path, secrets: Path) -> None:
-        self._name = Path(command[0]).name
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        log: Path,
+        secrets: Path,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
         self._log = log
         self._secrets = secrets
+        self._calls: dict[str, tuple[Call, psutil.Popen]] = {}
+        """Host to what starts it, and its process."""
+        self._processes: list[psutil.Popen] = []
+        self._seen_at: dict[str, float] = {}
+        """Host to when it was first seen to have ended."""
         with log.open("ab") as output:
             self._began_at = output.tell()
-            self._process = subprocess.Popen(
-                list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+            for call in calls:
+                process = psutil.Popen(
+                    list(call.command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    env=dict(environment),
+                )
+                self._processes.append(process)
+                self._calls.update(dict.fromkeys(call.hosts, (call, process)))
 
-    def problem(self) -> str:
-        """Why what it was to start will not come; empty while it may."""
-        code = self._process.poll()
-        if code is None:
+    def problem(self, host: str) -> str:
+        """Why what it was to start on a host will not come; empty while it may."""
+        call, process = self._calls[host]
+        code = process.poll()
+        told = self._told_of(call, host)
+        if told or code is None:
+            return told
+        return f"{call.name} ended with exit code {code}{_words(self._said())}"
+
+    def _told_of(self, call: Call, host: str) -> str:
+        """It goes on with the other hosts, and says only in passing that one has ended."""
+        lines = self._said()
+        how = next(filter(None, (_how_ended(call, host, line) for line in lines)), "")
+        if not how:
             return ""
+        label = f"0*{call.hosts.index(host)}" if call.name == "srun" else re.escape(without_user(host))
+        own = [match[1] for line in lines if (match := re.match(f"{label}: (.+)", line))]
+        seen_at = self._seen_at.setdefault(host, time.monotonic())
+        if not own and time.monotonic() - seen_at < _WORDS_SECONDS:
+            return ""
+        return f"{call.name} says: {how}{_words(own)}"
+
+    def _said(self) -> list[str]:
         with self._log.open("rb") as file:
             file.seek(self._began_at)
-            lines = file.read().decode(errors="replace").strip().splitlines()
-        said = f"; it says: {' / '.join(lines[-3:])}" if lines else ""
-        return f"{self._name} ended with exit code {code}{said}"
+            return file.read().decode(errors="replace").strip().splitlines()
 
     def close(self) -> None:
         """What it started has left or was told to; the program itself must not stay."""
         self._secrets.unlink(missing_ok=True)
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.terminate()
-            try:
-                self._process.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        _, left = psutil.wait_procs(self._processes, timeout=_END_SECONDS)
+        # With what is below it: the ssh processes of pdsh are each in a session of their own.
+        below = [child for process in left for child in process.children(recursive=True)]
+        for process in (*below, *left):
+            _signalled(process.terminate)
+        for process in psutil.wait_procs([*below, *left], timeout=_END_SECONDS)[1]:
+            _signalled(process.kill)
+        psutil.wait_procs(left)
+
+
+def _signalled(send: Callable[[], None]) -> None:
+    with suppress(psutil.NoSuchProcess):
+        send()
+
+
+def _words(lines: list[str]) -> str:
+    return f"; it says: {' / '.join(lines[-_MOST_SAID:])}" if lines else ""
+
+
+def _how_ended(call: Call, host: str, line: str) -> str:
+    """What a line says of how that host has ended; empty where it says nothing of it."""
+    told = _ENDED[call.name].match(line) if call.name in _ENDED else None
+    if told is not None:
+        return told["how"].lower() if without_user(host) in slurm.expand(told["hosts"]) else ""
+    task = _NOT_LAUNCHED.match(line)
+    return task["how"] if task is not None and int(task["task"]) == call.hosts.index(host) else ""
+
+
+def without_user(host: str) -> str:
+    """pdsh and Slurm tell of a host without the user that it is reached as."""
+    return host.rpartition("@")[2]
 
 
 def require_launcher(launcher: Launcher) -> str:
@@ -89,35 +172,84 @@ def make_starter(run: RunDir, hosts: Hosts, begins: Sequence[int], variables: Ma
     begin = ",".join(map(str, begins))
     secrets = run.path / _VARIABLES
     write_atomic(secrets, msgspec.json.encode(dict(variables)), lasting=False)
-    make = _srun if hosts.launcher == "srun" else _pdsh
-    command = make(program, hosts, [hosts.python, "-P", "-m", _MODULE, str(run.path.resolve())], begin)
-    return Starter(command, run.log_path(SUPERVISOR), secrets)
+    supervise = [hosts.python, "-P", "-m", _MODULE, str(run.path.resolve())]
+    if hosts.launcher == "pdsh":
+        calls, environment = [_pdsh(program, hosts, supervise, begin)], {**os.environ, **_pdsh_variables()}
+    else:
+        environment = dict(os.environ)
+        calls = list(_sruns(program, hosts, [*supervise, "slurm", begin], slurm.job_gpus(environment)))
+    return Starter(calls, run.log_path(SUPERVISOR), secrets, environment)
 
 
-def _srun(program: str, hosts: Hosts, supervise: list[str], begin: str) -> list[str]:
-    count = str(len(hosts.hosts))
+def _sruns(program: str, hosts: Hosts, supervise: list[str], gpus: Mapping[str, int]) -> Iterator[Call]:
+    """A step has as many GPUs on each node: nodes of which the job has others are in steps of their own.
+
+    It takes all of the job's GPUs of a node only where it is asked for them; else what the job was asked for,
+    a task or in all, counts anew for its one task a node (Slurm 22.05).
+    """
+    by_count: dict[int, list[str]] = {}
+    for host in hosts.hosts:
+        by_count.setdefault(gpus.get(host.name, 0), []).append(host.name)
+    for count, names in by_count.items():
+        words = [f"--gpus-per-node={count}"] if count else []
+        yield Call(command=(*_srun(program, names), *words, *supervise), hosts=tuple(names))
+
+
+def _srun(program: str, names: Sequence[str]) -> list[str]:
     return [
         program,
-        f"--nodes={count}",
-        f"--ntasks={count}",
+        f"--nodes={len(names)}",
+        f"--ntasks={len(names)}",
         "--ntasks-per-node=1",
-        "--nodelist=" + ",".join(host.name for host in hosts.hosts),
+        "--nodelist=" + ",".join(names),
         "--distribution=block",
+        # llmtop may have been called in a step, which has all of the job: another would wait for its end.
+        "--overlap",
         # Since Slurm 22.05 a task would be bound to a core or two: the ranks below it need all of the job's.
         "--cpu-bind=none",
         # One host's end is the lead's to judge, and a signal to srun must not kill ranks that save.
         "--kill-on-bad-exit=0",
+        "--wait=0",
+        # Each line that a task says begins with its number.
+        "--label",
         "--export=" + ",".join(_BASIC),
-        *supervise,
-        "slurm",
-        begin,
     ]
 
 
-def _pdsh(program: str, hosts: Hosts, supervise: list[str], begin: str) -> list[str]:
-    """As deepspeed 0.19.8 calls it (`launcher/multinode_runner.py`); `%h` is each host's name."""
-    names = ",".join(host.name for host in hosts.hosts)
-    return [program, "-S", "-R", "ssh", "-f", "1024", "-w", names, f"{shlex.join(supervise)} %h {begin}"]
+def _pdsh(program: str, hosts: Hosts, supervise: list[str], begin: str) -> Call:
+    """As deepspeed 0.19.8 calls it (`launcher/multinode_runner.py`); `%h` is each host's name.
+
+    It sorts its hosts, so `%n` is not the number of a host. All of them are called at once: each stays until
+    the run's end. Raises UsageError for names that it does not take, or not apart.
+    """
+    names = [host.name for host in hosts.hosts]
+    for name in names:
+        if ":" in name:
+            raise UsageError(
+                f"pdsh takes what is before the colon of {name} for a way to connect",
+                fix="give it a name in ~/.ssh/config, or --launcher ssh",
+            )
+    if len({without_user(name) for name in names}) < len(names):
+        raise UsageError(
+            f"pdsh does not tell hosts apart by their users: {', '.join(names)}",
+            fix="give each a name in ~/.ssh/config, or --launcher ssh",
+        )
+    remote = f"{shlex.join(supervise).replace('%', '%%')} %h {begin}"
+    words = ("-S", "-R", "ssh", "-f", str(len(names)), "-w", ",".join(names), remote)
+    return Call(command=(program, *words), hosts=tuple(names))
+
+
+def _pdsh_variables() -> dict[str, str]:
+    """Its ssh is called as our own is. Raises UsageError for words that pdsh would take apart."""
+    words = [os.environ.get(_PDSH_SSH, ""), *given_options(), *(f"-o{option}" for option in OPTIONS)]
+    spaced = next((word for word in words[1:] if len(word.split()) != 1), None)
+    if spaced is not None:
+        raise UsageError(
+            f"pdsh cannot pass '{spaced}' to ssh",
+            why="it takes words apart at spaces",
+            fix="put it into ~/.ssh/config, or --launcher ssh",
+        )
+    return {_PDSH_SSH: " ".join(filter(None, words))}
 
 
 def passed_variables(run_path: Path) -> dict[str, str]:

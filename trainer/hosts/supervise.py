@@ -28,14 +28,14 @@ from llmtop.profiler.record.events import RankStarted, RunEnded
 from llmtop.profiler.record.holding import hold
 from llmtop.profiler.record.hostabout import HostAbout, write_about
 from llmtop.profiler.record.hostevents import OrderCarriedOut, StandbyEnded
-from llmtop.profiler.record.hosts import HostDir, Hosts, lead_beat_path, read_hosts
+from llmtop.profiler.record.hosts import Host, HostDir, Hosts, lead_beat_path, read_hosts
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.record.wholefile import write_atomic
 from llmtop.trainer.change.restagefolder import keep_states, remove_states
 from llmtop.trainer.change.standby import VARIABLE as STANDBY
 from llmtop.trainer.hosts import orders
 from llmtop.trainer.hosts.meeting import meeting_variables, own_address
-from llmtop.trainer.hosts.starters import passed_variables
+from llmtop.trainer.hosts.starters import passed_variables, without_user
 from llmtop.trainer.hosts.versions import versions_here
 from llmtop.trainer.preflight import preflight_here
 from llmtop.trainer.supervisor.extensions import extensions_dir
@@ -50,6 +50,7 @@ from llmtop.trainer.supervisor.thinwatch import ThinWatch
 from llmtop.trainer.supervisor.wakeup import Wakeup
 from llmtop.trainer.toolchain import mended, torch_cuda
 
+_DEVICES = "CUDA_VISIBLE_DEVICES"
 _TURN_SECONDS = 0.2
 _LEAVE_SECONDS = 30.0
 BEAT_SECONDS = 5.0
@@ -62,8 +63,7 @@ class HostSupervisor:
         self.run_dir = run
         self.host = run.host
         self.spec = run.spec()
-        visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, run.host.slots))} if hosts.choose_devices else {}
-        self.environment = {**environment, **visible}
+        self.environment = {**environment, **chosen_devices(run.host, hosts, environment)}
         self.events = Journal(run.events_path(SUPERVISOR), SUPERVISOR, log=log_line)
         self.ranks = Ranks()
         self.graces = Graces.from_environment(environment)
@@ -317,6 +317,15 @@ class LeadWatch:
         return now - self._changed_at
 
 
+def chosen_devices(host: Host, hosts: Hosts, environment: Mapping[str, str]) -> dict[str, str]:
+    """Slots are numbers of GPUs; in Slurm, of those that it lets the job see."""
+    if not hosts.choose_devices:
+        return {}
+    seen = environment.get(_DEVICES, "").split(",") if hosts.launcher == "srun" else []
+    found = [seen[slot] if slot < len(seen) and seen[slot] else str(slot) for slot in host.slots]
+    return {_DEVICES: ",".join(found)}
+
+
 def _visible_gpus() -> int | None:
     reader = NvmlReader()
     try:
@@ -326,16 +335,24 @@ def _visible_gpus() -> int | None:
 
 
 def _number(hosts: Hosts, name: str, environment: Mapping[str, str]) -> int:
-    """Of a host by its name; `slurm`: as srun names and numbers the nodes of its step."""
+    """Of a host by its name, with or without the user; `slurm`: as Slurm names its nodes."""
     names = [host.name for host in hosts.hosts]
     if name == "slurm":
         name = environment.get("SLURMD_NODENAME", name)
-        number = environment.get("SLURM_NODEID", "")
-        if name not in names and number.isdecimal() and int(number) < len(names):
-            return int(number)
+    if name not in names:
+        names = [without_user(host) for host in names]
     if name not in names:
         raise UsageError(f"host {name} is none of this run", fix="see hosts.json in the run's folder")
     return names.index(name)
+
+
+def _write_own_log(run: HostDir) -> None:
+    """What is said goes into the host's own log: what has started this may lose its connection."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    descriptor = os.open(run.log_path(SUPERVISOR), flags, 0o600)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(descriptor, stream.fileno())
+    os.close(descriptor)
 
 
 def _wait_for_an_earlier_one(run: HostDir, held: ExitStack, busy: UsageError) -> None:
@@ -364,6 +381,8 @@ def main(arguments: list[str]) -> int:
     busy = UsageError(f"host {run.host.name} already has a supervisor of run {run.run_id}")
     with ExitStack() as held:
         _wait_for_an_earlier_one(run, held, busy)
+        if hosts.launcher != "ssh":
+            _write_own_log(run)
         variables = {**os.environ, **passed_variables(path)}
         begin = begins[number] if len(begins) > 1 else begins[0]
         end = HostSupervisor(run, hosts, begin, variables).run()

@@ -51,11 +51,13 @@ def chosen_hosts(args: argparse.Namespace, environment: Mapping[str, str] = os.e
     """
     from llmtop.trainer.hosts import hostfile, slurm
 
-    nodes, gpus = getattr(args, "nodes", None), getattr(args, "gpus", None)
-    if args.hostfile is None and (nodes or 1) == 1:
+    nodes, gpus = _count(args, "nodes"), _count(args, "gpus")
+    filtered = bool(args.include or args.exclude)
+    # Filters and counts exclude each other, so in an allocation filters have to do without.
+    of_allocation = slurm.in_allocation(environment) and (filtered or args.launcher == "srun")
+    if args.hostfile is None and (nodes or 1) == 1 and not of_allocation:
         _refuse_without_hosts(args)
         return None
-    filtered = bool(args.include or args.exclude)
     if filtered and (nodes is not None or gpus is not None):
         # As deepspeed 0.19.8 has it (`launcher/runner.py:main`).
         raise UsageError(
@@ -84,6 +86,17 @@ def chosen_hosts(args: argparse.Namespace, environment: Mapping[str, str] = os.e
         ),
         variables=values,
     )
+
+
+def _count(args: argparse.Namespace, option: str) -> int | None:
+    """Options of a run come as they were written."""
+    given = getattr(args, option, None)
+    if given is None:
+        return None
+    text = str(given).strip()
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--{option} {text}: no number of {option}", fix=f"a whole number: --{option} 2")
+    return int(text)
 
 
 def _hostfile(given: str | None, nodes: int | None) -> Path:

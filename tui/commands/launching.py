@@ -63,19 +63,22 @@ def watch(run: RunDir, *, read_only: bool = False) -> ExitCode:
     """Open the monitor on `run`; what the command ends with once the monitor is closed."""
     code = open_monitor(run, read_only=read_only)
     # Only now: the first screen does not wait for it.
+    from llmtop.profiler.fleet.part import part_in_lines
     from llmtop.profiler.fold.runstate import ENDED
     from llmtop.profiler.record.feed import read_state
     from llmtop.tui.commands.follow import require_success
 
-    state = read_state(run)
+    state = read_state(part_in_lines(run))
     return require_success(run, state) if state.status in ENDED else code
 
 
 def follow_to_end(run: RunDir) -> ExitCode:
     """Follow on stderr; raises when the run failed."""
     from llmtop.tui.commands.follow import follow, require_success
+    from llmtop.tui.commands.injob import ending_with_its_job
 
-    state = follow(run)
+    with ending_with_its_job(run):
+        state = follow(run)
     code = require_success(run, state)
     tell(f"run {run.run_id} {state.status} after step {state.steps_finished}")
     return code

@@ -1,0 +1,66 @@
+"""A run in the lab, launched from its launching machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from llmtop.profiler.record.eventlog import EventTail
+from llmtop.profiler.record.rundir import list_runs
+from tests.hosts.lab import Lab, wait_for
+from tests.trainer.supervised import Supervised, worker_command
+
+GRACES = "peers=0.3,kill=5,stop=5,stop_kill=3,save=60,finish=30,host=40"
+
+
+@contextmanager
+def tidy_lab(root: Path, hosts: int = 2, *, shared: bool = False) -> Iterator[Lab]:
+    """A lab on whose hosts nothing may be left."""
+    with Lab(root, hosts, shared=shared) as made:
+        yield made
+        left = {name: made.processes(name) for name in made.names}
+    assert all(len(pids) <= 1 for pids in left.values()), f"more than its sshd is left on a host: {left}"
+
+
+class InLab(Supervised):
+    """A run that was launched in the lab, as its launching machine sees it."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.run = list_runs(lab.lead_runs)[0]
+        self.supervisor_pid = 0
+        self._lab = lab
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        wait_for(condition, lambda: (self.events(), self.log()))
+
+    def log(self) -> str:
+        logs = [*self.run.path.glob("hosts/*/supervisor.log"), *self.run.path.glob("rank-*.log")]
+        return super().log() + "".join(path.read_text(errors="replace")[-2000:] for path in logs)
+
+    def lines_of(self, rank: int) -> int:
+        """Events of a rank that have come here."""
+        return len(EventTail(self.run.events_path(rank)).poll())
+
+    def far_bytes(self, host: str, name: str) -> bytes:
+        """A file as the host itself has it."""
+        path = self._lab.runs_of(host) / self.run.run_id / name
+        return path.read_bytes()
+
+
+def launch(lab: Lab, *words: str, hostfile: Path | None = None, **variables: str) -> InLab:
+    """A run of the demo's recipe, for as long as it is wanted."""
+    over = ("--hostfile", str(hostfile or lab.hostfile()))
+    lab.llmtop(
+        *("run", "cpu-demo", "--gpu", "cpu", *over, "--detach", "--force"),
+        *("--sample-seconds", "0.5", "--steps", "100000", *words),
+        *(word for name in variables for word in ("--env", name)),
+        variables=variables,
+    )
+    return InLab(lab)
+
+
+def fake(lab: Lab, scenario: str, *words: str, hostfile: Path | None = None, graces: str = GRACES) -> InLab:
+    """The same over fake ranks."""
+    variables = {"LLMTOP_WORKER_COMMAND": worker_command(scenario), "LLMTOP_GRACES": graces}
+    return launch(lab, *words, hostfile=hostfile, **variables)
