@@ -313,6 +313,10 @@ def _dispatch(words: Sequence[str]) -> int:
 def _user_error(error: Exception) -> LlmtopError | None:
     from llmtop.presets.errors import LlmtopError
 
+    if isinstance(error, OSError):
+        from llmtop.tui.commandline.folders import in_words
+
+        return in_words(error)
     return error if isinstance(error, LlmtopError) else None
 
 

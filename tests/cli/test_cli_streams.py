@@ -15,6 +15,7 @@ import pytest
 from llmtop.presets.errors import ExitCode
 from llmtop.tui.commandline import streams
 from tests.cli.conftest import Llmtop
+from tests.recorded import make_recorded_run
 
 EVIL = "\x1b[31mEVIL\x1b]0;pwn\x07\x9b\u202e"
 CALL = "import sys; from llmtop.tui.cli import main; sys.exit(main())"
@@ -123,3 +124,39 @@ def test_other_closed_streams_do_no_harm(shell_words: str, tmp_path: Path) -> No
 def test_a_full_error_stream_still_gives_an_exit_code(tmp_path: Path) -> None:
     done = call("2>/dev/full", "ls", env={"LLMTOP_RUNS_DIR": str(tmp_path)})
     assert done.returncode == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("path", ["a/" * 3000, "n" * 300 + "/x", "loop/x"], ids=["deep", "long", "loop"])
+def test_a_path_that_leads_nowhere_is_refused_in_words(
+    llmtop: Llmtop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs_root: Path, path: str
+) -> None:
+    run = make_recorded_run(runs_root)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    for words in (
+        ("report", f"./{path}"),
+        ("report", run.run_id, "--html", path),
+        ("export", run.run_id, "--out", path),
+        ("compare", run.run_id, f"./{path}"),
+        ("import-run", path),
+        ("plan", "--model", path),
+        ("plan", f"{path}/x.toml"),
+    ):
+        answer = llmtop(*words)
+        assert answer.code != ExitCode.DONE, words
+        assert answer.err.startswith("error: ") and len(answer.err) < 40_000, words
+    monkeypatch.setenv("LLMTOP_RUNS_DIR", path)
+    assert llmtop("report", "latest").code == ExitCode.USAGE
+
+
+def test_a_current_folder_that_is_gone_is_told(
+    llmtop: Llmtop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs_root: Path
+) -> None:
+    run = make_recorded_run(runs_root)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    answer = llmtop("export", run.run_id)
+    assert answer.code == ExitCode.USAGE and "the current folder is gone" in answer.err
+    assert llmtop("ls").code == llmtop("report", "latest").code == ExitCode.DONE
