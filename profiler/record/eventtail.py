@@ -36,8 +36,8 @@ class EventTail:
         self.skipped_lines = 0
         """Lines that are damaged, of an unknown kind, or of a newer version; one for an unreadable log."""
         self.lost_place = False
-        """Whether the file in which it stood was thinned meanwhile: the events there were left out; or one
-        that was taken for damaged went on."""
+        """Whether what it read is not what the log has now: the file in which it stood was thinned meanwhile,
+        or cut, or one that was taken for damaged went on."""
         self._cut_short: tuple[Path, int] | None = None
         """A thinned file that was left without its last line, and its size."""
         self._unreadable = False
@@ -94,6 +94,8 @@ class EventTail:
         """What is new in this file, and whether it is there."""
         try:
             size = self._known_size = self._file.stat().st_size
+            if size < self._at.offset:
+                self._stand_at_cut(size)
             if size <= self._seen_size:
                 return [], True
             end = size if max_bytes is None else min(size, self._at.offset + max_bytes)
@@ -107,6 +109,13 @@ class EventTail:
             return [], True
         self._unreadable = False
         return self._decode(lines), True
+
+    def _stand_at_cut(self, size: int) -> None:
+        """Somebody has cut the file behind its writer, who goes on at its new end."""
+        self.lost_place = True
+        self.skipped_lines += 1
+        self._at = msgspec.structs.replace(self._at, offset=size)
+        self._seen_size = size
 
     def _go_on(self, found: list[AnyEvent]) -> bool:
         """Whether there is more to read: another file follows one that has been read to its end."""

@@ -28,7 +28,8 @@ from llmtop.profiler.record.events import (
     RankExited,
     StepFinished,
 )
-from tests.recorded import BEGAN, ManualClock
+from llmtop.profiler.record.feed import RunReader
+from tests.recorded import BEGAN, ManualClock, make_recorded_run
 
 EXAMPLES: tuple[AnyEvent, ...] = (
     StepFinished(step=1, loss=2.5, tokens=64, step_seconds=0.5, phase_seconds={"data": None}),
@@ -344,3 +345,23 @@ def test_an_error_while_reading_takes_nothing_down(
         assert tail.poll() == []
     assert tail.skipped_lines == 1
     assert unstamped(tail.poll()) == [EXAMPLES[0]]
+
+
+def test_a_log_that_is_cut_behind_its_writer_is_read_on(tmp_path: Path) -> None:
+    run = make_recorded_run(tmp_path, steps=6, end=None)
+    path = run.events_path(0)
+    reader, tail = RunReader(run), EventTail(path)
+    assert reader.poll().ranks[0].steps_seen == 6
+    before = len(tail.poll())
+    with EventWriter(path, "rank0") as log:
+        os.truncate(path, 0)
+        log.write(StepFinished(step=7, step_seconds=1.0))
+        log.write(StepFinished(step=8, step_seconds=1.0))
+        assert path.stat().st_size < tail.offset
+        # What was read is gone from the record, and so from what is shown of it.
+        assert reader.poll().ranks[0].steps_seen == 2
+        # A bare reader, as a supervisor's, hears of what is written from then on.
+        assert tail.poll() == [] and tail.lost_place and tail.skipped_lines == 1
+        log.write(StepFinished(step=9, step_seconds=1.0))
+        assert [event.step for event in tail.poll() if isinstance(event, StepFinished)] == [9]
+    assert before > 6
