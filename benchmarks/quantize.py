@@ -180,6 +180,12 @@ def _tell(row: dict[str, Any]) -> None:
         f"{row['form']:<10} {_shown(row['tensor_bytes'])} ({_shown(row['predicted_bytes'])} predicted),"
         f" {row['seconds']:.1f} s, peak {_shown(peak)}: {ratio}; worst error {row['worst_relative_rms']:.4f}"
     )
+    found = row["perplexity"]
+    if found is not None:
+        print(
+            f"{'':<10} perplexity {found['before']:.4g} before, {found['after']:.4g} after, of"
+            f" {found['tokens']:,} tokens in {found['seconds']:.1f} s, peak {_shown(found['peak_host_bytes'])}"
+        )
 
 
 def _shown(size: int | None) -> str:

@@ -64,6 +64,8 @@ class PackedWeightsError(UsageError):
         )
         self.config = config
         """The file of its shape."""
+        self.method = method
+        """The program's name, as config.json has it; empty where it has none."""
 
 
 class DoesNotFitError(LlmtopError):

@@ -191,21 +191,122 @@ def test_no_room_on_the_drive_or_in_memory_is_told_before(
 
 def test_an_output_that_is_there_stays(tmp_path: Path) -> None:
     folder, out = make_model(tmp_path / "tiny"), tmp_path / "out.gguf"
-    out.write_text("mine")
+    make(folder, out)
+    before = out.stat().st_ino
     with pytest.raises(UsageError, match="is there already"):
         make(folder, out)
-    assert out.read_text() == "mine"
+    assert out.stat().st_ino == before
     make(folder, out, force=True)
-    assert out.read_bytes().startswith(b"GGUF")
+    assert out.stat().st_ino != before and out.read_bytes().startswith(b"GGUF")
 
 
 def test_a_folder_that_is_there_is_replaced_whole(tmp_path: Path) -> None:
     """With --force; a file of the old one does not stay among the new."""
     folder, out = make_model(tmp_path / "tiny"), tmp_path / "out"
     out.mkdir()
-    (out / "old").write_text("old")
+    (out / "config.json").write_text('{"quantization_config": {}}')
     make(folder, out, force=True)
     assert out.is_file() and sorted(path.name for path in tmp_path.iterdir()) == ["out", "tiny"]
+
+
+@pytest.mark.parametrize("out", ["models", "models/tiny", "models/tiny/model.safetensors", "models/mine"])
+def test_what_was_not_made_by_this_is_never_replaced(out: str, tmp_path: Path) -> None:
+    """The source itself, what it lies in, its weights, and other people's files."""
+    folder, mine = make_model(tmp_path / "models" / "tiny"), tmp_path / "models" / "mine"
+    mine.write_text("mine")
+    there = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UsageError, match="is not replaced, --force or not"):
+        make(folder, tmp_path / out, force=True)
+    assert sorted(tmp_path.rglob("*")) == there and mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_of_a_link_the_link_alone_is_replaced(kind: str, tmp_path: Path) -> None:
+    folder, target = make_model(tmp_path / "tiny"), tmp_path / "target"
+    if kind == "file":
+        target.write_bytes(b"GGUF and more")
+    else:
+        target.mkdir()
+    out = tmp_path / "out.gguf"
+    out.symlink_to(target)
+    make(folder, out, force=True)
+    assert not out.is_symlink() and out.read_bytes().startswith(b"GGUF\x03") and target.exists()
+
+
+def test_a_packed_model_lies_in_its_source_where_that_is_asked_for(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "tiny")
+    make(folder, folder / "tiny.gguf")
+    make(folder, folder / "again.gguf")
+    assert (folder / "tiny.gguf").read_bytes() == (folder / "again.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["folder", "files"])
+def test_links_are_followed_to_the_weights(kind: str, tmp_path: Path) -> None:
+    """As in the cache of huggingface_hub, whose files are links."""
+    folder, linked = make_model(tmp_path / "tiny"), tmp_path / "linked"
+    if kind == "folder":
+        linked.symlink_to(folder)
+    else:
+        linked.mkdir()
+        for path in folder.iterdir():
+            (linked / path.name).symlink_to(path)
+    make(linked, tmp_path / "out.gguf")
+    assert (tmp_path / "out.gguf").read_bytes().startswith(b"GGUF")
+
+
+def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder, sharded = make_model(tmp_path / "tiny"), tmp_path / "sharded"
+    model = AutoModelForCausalLM.from_pretrained(str(folder))
+    model.save_pretrained(str(sharded), max_shard_size="100KB")
+    shards = sorted(sharded.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    make(sharded, tmp_path / "out.gguf")
+    shards[1].unlink()
+    error = told(sharded)
+    assert "broken or cut short" in error.what and shards[1].name in error.why
+
+
+def test_8_bit_floats_without_scales_are_refused(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    folder = with_tensors(tmp_path, lambda it: it.update({name: it[name].to(torch.float8_e4m3fn)}))
+    assert f"{name} is kept as F8_E4M3" in told(folder).why
+
+
+@pytest.mark.filterwarnings("ignore")  # of torchao, as it is loaded
+@pytest.mark.parametrize("kind", ["int8", "int8-int4", "int4-weight-only"])
+def test_what_torchao_rounded_is_refused_by_its_name(kind: str, tmp_path: Path) -> None:
+    """As transformers saves it, plainly and in the form of a run with fake quantization."""
+    pytest.importorskip("torchao")
+    from torchao.quantization import Int8WeightOnlyConfig
+    from transformers import AutoModelForCausalLM, TorchAoConfig
+
+    from llmtop.trainer.worker.qat import base_config
+
+    config = Int8WeightOnlyConfig() if kind == "int8" else base_config(kind, 32)  # type: ignore[arg-type]
+    folder = make_model(tmp_path / "tiny", tokenizer=False)
+    keys = {"quantization_config": TorchAoConfig(config), "dtype": torch.bfloat16}
+    AutoModelForCausalLM.from_pretrained(str(folder), **keys).save_pretrained(str(tmp_path / "packed"))
+    error = told(tmp_path / "packed")
+    assert "packed already" in error.what and error.why.startswith("torchao has rounded them")
+
+
+def test_a_full_disk_is_told_in_a_sentence(tmp_path: Path) -> None:
+    """Found out by the library that writes the files, after all that was looked at before."""
+    from safetensors import SafetensorError
+
+    from llmtop.trainer.worker.packing.bnbfolder import told
+
+    with pytest.raises(LlmtopError, match="cannot read or write the weights"), told():
+        raise SafetensorError("Error while serializing: I/O error: No space left on device")
+
+
+@pytest.mark.parametrize("form", ["gguf:Q8_0", "nf4"])
+def test_missing_tensors_are_found_before_anything_is_made(form: str, tmp_path: Path) -> None:
+    folder = with_tensors(tmp_path / "tiny", lambda it: it.pop("model.norm.weight"))
+    with pytest.raises(LlmtopError, match="lack 1 tensor: model.norm.weight"):
+        outlook(read_source(folder), read_target(form), tmp_path / "out", Choice())
 
 
 def test_two_at_once_are_not_let_in(tmp_path: Path) -> None:

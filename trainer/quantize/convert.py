@@ -6,12 +6,15 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets import catalog
 from llmtop.presets.errors import JobFailedError, LlmtopError, UsageError
+from llmtop.presets.foreign import read_json
 from llmtop.presets.inputs import holds_tokenizer
 from llmtop.profiler.cost.shape import param_count
 from llmtop.profiler.cost.where import gpu_names
@@ -24,7 +27,7 @@ from llmtop.trainer.folders import check_place
 from llmtop.trainer.partial import held_partial, sync_all
 from llmtop.trainer.quantize.job import Measured, MeasureJob, Packed, PackJob
 from llmtop.trainer.quantize.measuring import measuring_bytes
-from llmtop.trainer.quantize.plan import matrices, plan_gguf
+from llmtop.trainer.quantize.plan import check_tensors, matrices, plan_gguf
 from llmtop.trainer.quantize.source import Source
 from llmtop.trainer.quantize.target import Target
 from llmtop.trainer.quantize.working import Progress, have_done
@@ -41,6 +44,8 @@ _FILE_EXTRA_BYTES = 32 << 20
 """Vocabulary, chat template and padding."""
 _WIDE, _NARROW = 4, 2
 _SMALLEST_GPUS = 3
+_GGUF_MAGIC = b"GGUF"
+_MOST_CONFIG_BYTES = 1 << 24
 _WEIGHT_FORMAT_BYTES = 1
 """bitsandbytes notes of each 8-bit matrix how its numbers lie."""
 
@@ -95,6 +100,7 @@ def outlook(source: Source, target: Target, out: Path, choice: Choice) -> Outloo
         predicted, notes, host = plan.predicted_bytes, plan.notes, _GGUF_BYTES
     else:
         _require("bitsandbytes", "quantize")
+        check_tensors(source)
         predicted = packed_bytes(shape, target.kind)
         if target.kind == "int8":
             predicted += matrices(shape) * _WEIGHT_FORMAT_BYTES
@@ -122,16 +128,43 @@ def outlook(source: Source, target: Target, out: Path, choice: Choice) -> Outloo
 
 
 def check_output(out: Path, choice: Choice) -> None:
-    """Raise UsageError for an output that is there, or a folder that nothing can be written in."""
-    if (out.exists() or out.is_symlink()) and not choice.force:
+    """Raise UsageError for an output that is there, or a folder that nothing can be written in.
+
+    With `force`, what was made by this before may be replaced; nothing else is ever removed.
+    """
+    there = out.exists() or out.is_symlink()
+    if there and not choice.force:
         raise UsageError(
             f"{out} is there already",
             why="nothing is written over",
             fix="--out OTHER, or --force in its place",
         )
+    if there and not _is_ours(out):
+        raise UsageError(
+            f"{out} is not replaced, --force or not",
+            why="it is neither a GGUF file nor a folder of packed weights, so it was not made by this",
+            fix="--out OTHER, or take it away yourself",
+        )
     check_place(out, ELSEWHERE)
     if choice.text and not Path(choice.text).is_file():
         raise UsageError(f"--text {choice.text}: no such file", fix="give a file of plain text")
+
+
+def _is_ours(out: Path) -> bool:
+    """Whether what is there is what this makes: of a link, what it leads to, though the link alone goes."""
+    if out.is_dir():
+        return not any(out.iterdir()) or _packed(out / "config.json")
+    if not out.is_file():
+        return out.is_symlink()  # to nothing
+    with out.open("rb") as file:
+        return file.read(len(_GGUF_MAGIC)) in (_GGUF_MAGIC, b"")
+
+
+def _packed(config: Path) -> bool:
+    try:
+        return "quantization_config" in read_json(config, dict[str, Any], _MOST_CONFIG_BYTES)
+    except (OSError, msgspec.DecodeError):
+        return False
 
 
 def check_room(found: Outlook, out: Path) -> None:

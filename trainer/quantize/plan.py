@@ -13,7 +13,14 @@ from llmtop.presets.spec import ModelShape
 from llmtop.profiler.memory.loading import stored_bytes_of, written_gguf_bytes, written_kind
 from llmtop.profiler.memory.lora import linear
 from llmtop.profiler.units import counted
-from llmtop.trainer.quantize.families import Family, check_assumptions, check_rotary, family_of, notes
+from llmtop.trainer.quantize.families import (
+    FAMILIES,
+    Family,
+    check_assumptions,
+    check_rotary,
+    family_of,
+    notes,
+)
 from llmtop.trainer.quantize.layout import EMBEDDING, HEAD, SHARED_GATE, expected, together
 from llmtop.trainer.quantize.rope import Rope, read_rope
 from llmtop.trainer.quantize.source import Source, SourceTensor
@@ -68,10 +75,11 @@ def plan_gguf(source: Source, kind: str) -> GgufPlan:
     """Raises UsageError for a model that GGUF cannot hold, LlmtopError for tensors that are amiss."""
     where = str(source.folder / "config.json")
     family = family_of(source.shape, where)
-    shape = replace(source.shape, tied_embeddings=source.shape.tied_embeddings and not _own_head(source))
+    shape = _shape_of_files(source)
     check_assumptions(source.config, shape, family, where)
     wanted = expected(shape, family)
-    _check_tensors(source, wanted, family)
+    _check_whole(source, wanted)
+    _check_biases(source, wanted, family)
     rope = read_rope(source.config, shape, where)
     check_rotary(rope, family, where)
     made = tuple(_rope_tensors(rope))
@@ -83,6 +91,21 @@ def plan_gguf(source: Source, kind: str) -> GgufPlan:
         predicted_bytes=written_gguf_bytes(shape, kind) + sum(planned.size_bytes for planned in made),
         notes=notes(shape),
     )
+
+
+def check_tensors(source: Source) -> None:
+    """Raise LlmtopError for tensors that are missing, too many or of other shapes, where that is known.
+
+    Of other families it is found out as transformers loads them.
+    """
+    family = FAMILIES.get(source.shape.family)
+    if family is not None:
+        _check_whole(source, expected(_shape_of_files(source), family))
+
+
+def _shape_of_files(source: Source) -> ModelShape:
+    tied = source.shape.tied_embeddings and not _own_head(source)
+    return replace(source.shape, tied_embeddings=tied)
 
 
 def _own_head(source: Source) -> bool:
@@ -102,7 +125,7 @@ def _own_head(source: Source) -> bool:
     return False
 
 
-def _check_tensors(source: Source, wanted: dict[str, tuple[int, ...]], family: Family) -> None:
+def _check_whole(source: Source, wanted: dict[str, tuple[int, ...]]) -> None:
     there = source.tensors
     missing = [key for key in wanted if key not in there]
     if missing:
@@ -127,6 +150,9 @@ def _check_tensors(source: Source, wanted: dict[str, tuple[int, ...]], family: F
             f"the weights in {source.folder} have other shapes than config.json says: {_some(other)}",
             fix="use the model's own config.json",
         )
+
+
+def _check_biases(source: Source, wanted: dict[str, tuple[int, ...]], family: Family) -> None:
     for key in wanted:
         module, _, what = key.rpartition(".")
         if what == "bias" and not module.endswith((*family.biased, *_norms_with_bias(source.shape, family))):

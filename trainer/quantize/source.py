@@ -100,7 +100,8 @@ def _load_model(folder: Path) -> LoadedModel:
     except PackedWeightsError as packed:
         raise UsageError(
             f"{folder}: its weights are packed already",
-            why="rounded numbers that are rounded again lose twice",
+            why=f"{packed.method or 'something that config.json does not name'} has rounded them, and what is"
+            " rounded again loses twice",
             fix=_UNPACKED,
         ) from packed
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.inputs import TOKENIZER_FILES
@@ -33,7 +36,7 @@ def write_folder(job: PackJob, say: Say) -> Packed:
     """Raises LlmtopError for weights that do not belong to the model."""
     started = time.monotonic()
     source, target = read_source(Path(job.source)), Path(job.target)
-    with Peak() as peak:
+    with Peak() as peak, told():
         say(Working(doing="packing", done=0, total=source.size_bytes))
         model = _packed(source, job.form)
         errors = _errors(model, source, job.form, say)
@@ -46,6 +49,15 @@ def write_folder(job: PackJob, say: Say) -> Packed:
         peak_host_bytes=peak.bytes,
         seconds=time.monotonic() - started,
     )
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """What the library of the files says of a full disk, or of a file that is cut short meanwhile."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise LlmtopError("cannot read or write the weights", why=str(error)) from error
 
 
 def tensor_bytes(folder: Path) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
+from llmtop.presets.errors import LlmtopError
 from llmtop.trainer.quantize.source import SourceTensor
 
 Floats = NDArray[numpy.float32]
@@ -36,7 +37,9 @@ def pieces(tensor: SourceTensor, heads: int = 0) -> Iterator[Floats]:
             file.seek(tensor.start_byte + first * width * dtype.itemsize)
             read = numpy.fromfile(file, dtype, count * width)
             if read.size != count * width:
-                raise EOFError(f"{tensor.file.name} has become shorter")
+                raise LlmtopError(
+                    f"{tensor.file} has become shorter while it was read", fix="copy or download it again"
+                )
             floats = as_floats(read, tensor.dtype).reshape(count, width)
             yield interleaved(floats, unit) if heads else floats
 
