@@ -20,6 +20,7 @@ from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.supervisor.memoryreturn import WAIT_SECONDS
 from llmtop.trainer.supervisor.patience import Graces
 from llmtop.tui.cli import main
+from llmtop.tui.commands import stop
 from tests.fake_nvml import GIB
 from tests.recorded_spec import recorded_prediction, recorded_spec
 from tests.trainer.fakedriver import stand_in_for_the_driver
@@ -123,12 +124,16 @@ def test_memory_that_does_not_come_back_is_told(start: Start, capsys: pytest.Cap
     assert finding.title == "GPU 0, 1 did not get its memory back"
 
 
+@pytest.mark.parametrize("looked", ["before", "after"])
 def test_a_killed_supervisor_leaves_orphans_that_stop_ends(
-    start: Start, capsys: pytest.CaptureFixture[str]
+    start: Start, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, looked: str
 ) -> None:
     run = start("holds")
     pids = take_memory(run)
+    seen = [read_state(run.run)] if looked == "before" else []
     os.kill(run.supervisor_pid, signal.SIGKILL)
+    run.wait_for(lambda: not run.run.supervisor_alive())
+    monkeypatch.setattr(stop, "read_state", lambda found: seen.pop() if seen else read_state(found))
     assert main(["stop", "latest"]) == ExitCode.DONE
     assert all(process_identity(pid) is None for pid in pids)
     assert "no process is left" in capsys.readouterr().out

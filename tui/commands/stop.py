@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import psutil
 
-from llmtop.presets.errors import ExitCode, JobFailedError
+from llmtop.presets.errors import ExitCode, JobFailedError, LlmtopError
 from llmtop.profiler.fold.ending import memory_words, unsaved_words
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.hardware.nvml import NvmlReader
@@ -56,15 +56,16 @@ def run(args: argparse.Namespace) -> ExitCode:
     found.require_own("has nothing to stop")
     state = read_state(found)
     if state.status in ENDED:
-        print(f"run {found.run_id} had ended: {end_in_words(state)}")
-        if state.status == "lost":
-            _end_lost(found, state, args)
-        _require_hosts_ended(found, lead_gone=True, lead_lost=state.status == "lost")
-        if state.status == "lost":
-            print("no process is left")
-        return ExitCode.DONE
+        return _had_ended(found, state, args)
     began = time.monotonic()
-    asked = control.stop(found, save=args.save)
+    try:
+        asked = control.stop(found, save=args.save)
+    except LlmtopError:
+        state = read_state(found)
+        if state.status not in ENDED:
+            raise
+        # It ended, or its supervisor was killed, while it was looked at.
+        return _had_ended(found, state, args)
     answer = control.wait_for_answer(found, asked, timeout=ANSWER_SECONDS)
     refusal = answer.reason if answer is not None and answer.answer == "refused" else ""
     if refusal:
@@ -98,6 +99,17 @@ def run(args: argparse.Namespace) -> ExitCode:
         _tell_what_is_saved(found, state, refusal)
     elif unsaved := unsaved_words(state):
         tell(f"warning: {unsaved}")
+    return ExitCode.DONE
+
+
+def _had_ended(found: rundir.RunDir, state: RunState, args: argparse.Namespace) -> ExitCode:
+    """What is left to end of a run that has ended: something only where its supervisor was killed."""
+    print(f"run {found.run_id} had ended: {end_in_words(state)}")
+    if state.status == "lost":
+        _end_lost(found, state, args)
+    _require_hosts_ended(found, lead_gone=True, lead_lost=state.status == "lost")
+    if state.status == "lost":
+        print("no process is left")
     return ExitCode.DONE
 
 
