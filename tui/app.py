@@ -6,23 +6,26 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from textual import work
 from textual.actions import ActionParseResult, parse
 from textual.binding import BindingType
 from textual.command import Provider
 from textual.dom import DOMNode
 from textual.driver import Driver
 from textual.screen import Screen
+from textual.worker import get_current_worker
 
 from llmtop.presets.errors import ExitCode, LlmtopError
 from llmtop.profiler.fold.runstate import ENDED, RunState, Status
 from llmtop.profiler.record.hosts import HostDir, read_hosts
+from llmtop.profiler.record.remote import name_here, read_remote
 from llmtop.profiler.record.rundir import RunDir, runs_root
 from llmtop.tui.asking.answering import Answering, StopDialog
 from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.asking.readonly import refusing
-from llmtop.tui.asking.requests import MonitorAsked, PartAsked, ReplayAsked, ReplayWish, TuneAsked
+from llmtop.tui.asking.requests import MonitorAsked, PartAsked, PartCame, ReplayAsked, ReplayWish, TuneAsked
 from llmtop.tui.commandlist import KeyCommands
 from llmtop.tui.feeds.feed import RunsArrived, ViewArrived
 from llmtop.tui.feeds.link import Link, measured
@@ -197,9 +200,30 @@ class LlmtopApp(Answering):
         from llmtop.profiler.fleet.part import HostPart, RankPart
 
         host = message.hosts.host(message.host)
-        if host is not None:
-            run, rank = message.run, message.rank
-            self.watch_run(HostPart(run, host) if rank is None else RankPart(run, host, rank))
+        if host is None:
+            return
+        run, rank = message.run, message.rank
+        part = HostPart(run, host) if rank is None else RankPart(run, host, rank)
+        if read_remote(run.path) is None:
+            self.watch_run(part)
+        else:
+            self.clear_notifications()
+            self.notify(f"What {_part_words(part)} wrote is fetched.", markup=False)
+            self._bring(part, self.screen)
+
+    @work(thread=True, exclusive=True, group="bring")
+    def _bring(self, part: HostDir, asked_on: Screen[Any]) -> None:
+        worker = get_current_worker()
+        problem = self._deeds.bring(part, lambda: worker.is_cancelled)
+        if not worker.is_cancelled:
+            self.post_message(PartCame(part, asked_on, problem))
+
+    def on_part_came(self, message: PartCame) -> None:
+        """Unless the person has gone elsewhere meanwhile."""
+        if self.screen is message.asked_on:
+            self.watch_run(message.part)
+            if message.problem:
+                self.notify(message.problem, severity="warning", timeout=8, markup=False)
 
     def on_monitor_asked(self, message: MonitorAsked) -> None:
         try:
@@ -244,6 +268,10 @@ class LlmtopApp(Answering):
         else:
             self.notify("q leaves llmtop.\nRuns go on without it.", timeout=5)
 
+    def _name_here(self, run_id: str) -> str:
+        run = self._run
+        return name_here(run.path) if run is not None and run.run_id == run_id else run_id
+
     @property
     def _watched_goes_on(self) -> bool:
         return self._watched is not None and self._watched.status not in ENDED
@@ -256,15 +284,21 @@ class LlmtopApp(Answering):
         """Leave; what was watched goes on."""
         state = self._watched
         if state is not None and self._watched_goes_on:
-            self.farewell = f"The run goes on.\nSee it again: llmtop attach {state.run_id}"
+            self.farewell = f"The run goes on.\nSee it again: llmtop attach {self._name_here(state.run_id)}"
             self.exit(int(ExitCode.DONE), message=self.farewell)
         elif state is not None:
-            run_id = state.run_id
-            self.farewell = f"The run {_in_words(state.status)}.\nIts report: llmtop report {run_id}"
+            name = self._name_here(state.run_id)
+            self.farewell = f"The run {_in_words(state.status)}.\nIts report: llmtop report {name}"
             code = EXIT_CODES.get(state.status, ExitCode.DONE) if self._start == "monitor" else ExitCode.DONE
             self.exit(int(code), message=self.farewell)
         else:
             self.exit(int(ExitCode.DONE))
+
+
+def _part_words(part: HostDir) -> str:
+    ranks = part.ranks_here
+    who = f"rank {ranks.start} of " if ranks is not None and len(ranks) == 1 else ""
+    return f"{who}host {part.host.name}"
 
 
 def _in_words(status: Status) -> str:

@@ -66,7 +66,12 @@ COMMANDS: tuple[Command, ...] = (
         "launch a recipe, or a training command of your own; on a terminal the monitor opens",
         "llmtop run cpu-demo --steps 200\n  llmtop run -- torchrun --nproc-per-node 2 train.py",
     ),
-    Command("ls", "[--json]", "list the runs", "llmtop ls"),
+    Command(
+        "ls",
+        "[[USER@]HOST: ...] [--json]",
+        "list the runs of this machine, or of others",
+        "llmtop ls\n  llmtop ls gpu-1: me@gpu-2:",
+    ),
     Command(
         "attach",
         "[RUN|--pid PID] [--plain [--every SECONDS]|--headless] [--read-only]",

@@ -61,6 +61,16 @@ class LeadPart(RunDir):
         return self.path / "hosts" / "bookmark"
 
 
+MOST_RANKS_READ = 64
+"""A run over hosts with more ranks is read whole neither to tell of it in lines nor from another machine."""
+
+
+def part_in_lines(run: RunDir) -> RunDir:
+    """What is read to tell of a run in a line now and then: of a large one over hosts its first host."""
+    hosts = read_hosts(run)
+    return run if hosts is None or hosts.world_size <= MOST_RANKS_READ else telling_part(run)
+
+
 def telling_part(run: RunDir) -> RunDir:
     """What a list of runs reads: all of a run on one machine; over hosts the first one, which has the loss,
     and what the lead says. Raises LlmtopError where the list of hosts is damaged."""

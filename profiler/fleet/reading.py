@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from llmtop.profiler.record.eventbase import EVENT_VERSION
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.hosts import HostDir, Hosts
+from llmtop.profiler.record.remote import time_there
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.record.segments import segment_path, segments_of
 
@@ -96,13 +98,15 @@ class FleetReader:
         run: RunDir,
         hosts: Hosts,
         *,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`wall` is the launching machine's clock; by default as it is told here."""
         self.run, self.hosts = run, hosts
-        self._wall, self._monotonic = wall, monotonic
+        self._wall = wall if wall is not None else partial(time_there, run.path)
+        self._monotonic = monotonic
         self._tails = {host.name: SummaryTail(HostDir(run.path, host).summary_path) for host in hosts.hosts}
-        self._lead = RunReader(LeadPart(run), wall=wall)
+        self._lead = RunReader(LeadPart(run), wall=wall if wall is not None else time.time)
         self._events = EventTail(run.events_path(SUPERVISOR))
         self._arrived: dict[str, float] = {}
         """Host to when its newest summary came, of those that came while somebody looked."""

@@ -21,7 +21,7 @@ from llmtop.profiler.record.wholefile import document, write_atomic
 
 Launcher = Literal["ssh", "pdsh", "srun"]
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@%+-]*")
-_HOSTS = "hosts.json"
+HOSTS_FILE = "hosts.json"
 
 
 class Host(Struct, frozen=True, kw_only=True):
@@ -127,12 +127,12 @@ def lead_beat_path(run: RunDir) -> Path:
 
 
 def write_hosts(run: RunDir, hosts: Hosts) -> None:
-    write_atomic(run.path / _HOSTS, document(hosts))
+    write_atomic(run.path / HOSTS_FILE, document(hosts))
 
 
 def read_hosts(run: RunDir) -> Hosts | None:
     """None for a run on one machine; raises LlmtopError for a damaged file."""
-    path = run.path / _HOSTS
+    path = run.path / HOSTS_FILE
     try:
         return read_json(path, Hosts)
     except FileNotFoundError:

@@ -88,7 +88,7 @@ def test_version(llmtop: Llmtop) -> None:
         (("ls", "--jsn"), "did you mean '--json'?"),
         (("logs",), "usage: llmtop logs RUN"),
         (("logs", "latest", "--rank", "x"), "'x' is no whole number"),
-        (("ls", "latest"), "unexpected argument 'latest'"),
+        (("ls", "latest"), "'latest' is no machine"),
         (("run", "cpu-demo", "--", "python", "train.py"), "exclude each other"),
         (("run", "--steps", "3", "--", "python"), "--steps and a command of your own"),
         (("run", "--"), "no command follows"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
 from llmtop.profiler.record.feed import read_state
 from llmtop.trainer import control
 from llmtop.trainer.hosts import following
@@ -93,12 +93,25 @@ def test_commands_take_a_run_on_another_machine(far: Callable[[str], Supervised]
     stopped = llmtop("stop", "gpu-1:latest")
     assert stopped.returncode == 0, stopped.stderr
     assert f"run {run.run.run_id} stopped" in stopped.stdout
+    assert "it has ended on gpu-1" in stopped.stdout and "no process is left" not in stopped.stdout
     run.end()
     watched = llmtop("attach", "gpu-1:latest", "--plain")
     assert watched.returncode == 0, watched.stderr
     assert "stopped" in watched.stdout
     assert llmtop("report", f"gpu-1:{run.run.run_id}").stdout.count("stopped on request")
     assert llmtop("logs", "gpu-1:latest").returncode == 0
+
+
+def test_of_a_lost_run_on_another_machine_nothing_is_said_to_have_been_ended(
+    far: Callable[[str], Supervised],
+) -> None:
+    run = far("trains")
+    run.wait_for_step(1)
+    os.kill(run.supervisor_pid, 9)
+    wait_for(lambda: not run.run.supervisor_alive())
+    answer = llmtop("stop", "gpu-1:latest")
+    assert answer.returncode == ExitCode.JOB_FAILED and "no process" not in answer.stdout
+    assert f"ssh -t gpu-1 llmtop stop {run.run.run_id}" in answer.stderr
 
 
 def test_a_request_that_did_not_get_there_is_not_made_later(

@@ -15,8 +15,9 @@ import pytest
 
 from llmtop.presets.errors import UsageError
 from llmtop.trainer.hosts import ssh
+from llmtop.trainer.hosts.farfolder import Followed
 from llmtop.trainer.hosts.link import Link
-from llmtop.trainer.hosts.remote import Far, Followed
+from llmtop.trainer.hosts.remote import Far
 from llmtop.trainer.hosts.twin import Kept, Twin
 from tests.hosts.lab import wait_for
 
@@ -266,7 +267,7 @@ def test_a_path_with_blanks_and_quotes_reaches_the_far_shell_whole(
 def test_what_is_sent_to_hosts_needs_an_old_python_alone() -> None:
     tree = ast.parse(ssh.far_program(), feature_version=(3, 8))
     imported = {
-        alias.name if isinstance(node, ast.Import) else str(node.module)
+        alias.name if isinstance(node, ast.Import) else str(node.module).partition(".")[0]
         for node in ast.walk(tree)
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
@@ -296,7 +297,7 @@ def _command_line(pid: int) -> bytes:
 def test_the_far_end_waits_while_there_is_nothing_to_look_at(tmp_path: Path) -> None:
     """It would turn in circles otherwise: on a shared folder, and while the other side takes nothing."""
     far = Far.__new__(Far)  # its streams stay this process's own
-    far._followed, far._look_at, far._write = None, 0.0, bytearray()
+    far._followed, far._listing, far._look_at, far._write = None, None, 0.0, bytearray()
     assert far.pause_seconds(1000.0) > 0.1
     far._followed = Followed(tmp_path, ["*.jsonl"], [], [], {})
     assert far.pause_seconds(1000.0) == 0.0
@@ -304,3 +305,17 @@ def test_the_far_end_waits_while_there_is_nothing_to_look_at(tmp_path: Path) -> 
     assert far.pause_seconds(1000.0) == pytest.approx(0.2)
     far._look_at, far._write = 0.0, bytearray(8 << 20)
     assert far.pause_seconds(1000.0) > 0.1
+
+
+def test_where_ssh_ends_while_it_is_written_to_its_own_words_say_why(
+    tmp_path: Path, links: list[Link]
+) -> None:
+    """Not that a pipe is broken."""
+    refuses = "import os, sys; os.close(0); os.write(2, b'Permission denied (publickey).')"
+    link = Link([sys.executable, "-c", refuses, "", ""], {"do": "runs"}, None)
+    links.append(link)
+    link.start()
+    for _ in range(3):
+        wait_for(lambda: bool(link.problem))
+        assert link.problem == "Permission denied (publickey)."
+        link.problem = ""

@@ -48,17 +48,20 @@ class Link:
         twin: Twin | None,
         *,
         on_change: Callable[[], None] = lambda: None,
+        take: Callable[[dict[str, Any], bytes], None] | None = None,
         look_seconds: float = _LOOK_SECONDS,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`on_change` is called in the thread when the connection or the supervisor may have changed.
 
-        `look_seconds` lie between two looks for what is to be sent.
+        `take` gets what is for no folder, where there is no twin; `look_seconds` lie between two looks for
+        what is to be sent.
         """
         self._command = list(command)
         self._opening = opening
         self._twin = twin
         self._on_change = on_change
+        self._take = take
         self._look_seconds = look_seconds
         self._wall = wall
         self.opened = False
@@ -79,8 +82,14 @@ class Link:
         self.spawned_pid: int | None = None
         self.ended_code: int | None = None
         """Exit code of what was started on the present connection; None while it lives."""
+        self.told: str | None = None
+        """What the file says that was asked about when the folder was opened; empty where it is not there."""
         self.runs: list[str] | None = None
         """Ids of the runs on the host, once they were asked for and told."""
+        self.left_bytes: int | None = None
+        """Of what was to come when the folder was last asked for; None before that is known."""
+        self.came_bytes = 0
+        """Since then."""
         self.problem = ""
         """Why there is no connection, as ssh says."""
         self.heard_at = time.monotonic()
@@ -112,6 +121,18 @@ class Link:
         """Lost where the connection breaks before it is out."""
         self._to_say.append((message, None))
 
+    def open(self, opening: dict[str, Any], twin: Twin | None) -> None:
+        """Go over to a folder, on this connection and on those after it."""
+        self._twin, self._opening = twin, opening
+        self.say(opening)
+
+    def follow_anew(self) -> int:
+        """The twin keeps another selection now; the number that `synced` will have once that is here."""
+        if self._twin is not None:
+            self.left_bytes = None
+            self.say(self._twin.follow_message())
+        return self.sync()
+
     def sync(self) -> int:
         """Have it told, in `synced`, when all that is there by now is here; the number that it will have."""
         self._asked_sync += 1
@@ -130,7 +151,8 @@ class Link:
             self.refused = self.refused or not self.about
             if self.opened:
                 self.opened, pause = False, _FIRST_PAUSE_SECONDS
-                self._on_change()
+            # Of an attempt that failed too: why it did may be another reason now.
+            self._on_change()
             self._closing.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
@@ -177,16 +199,23 @@ class Link:
             self.runs = message["names"]
         elif said == "problem":
             self.problem = f"{message['do']}: {message['why']}"
+        elif said == "size":
+            self.left_bytes, self.came_bytes = message["bytes_left"], 0
         elif self._twin is not None:
+            self.came_bytes += len(body)
             self._twin.take(message, body)
+        elif self._take is not None:
+            self._take(message, body)
 
     def _opened(self, message: dict[str, Any]) -> None:
         self.far_path, self.shared, self.there = message["path"], message["shared"], message["there"]
+        self.told = message.get("told", self.told)
         if self._twin is not None and not self.shared:
             self._twin.forget_sent()
             self.say(self._twin.follow_message())
         self.opened = True
-        self.sync()
+        if self._twin is not None:
+            self.sync()
 
     def _next_ping(self) -> dict[str, Any]:
         self._ping += 1
@@ -237,10 +266,18 @@ class _Connection:
             # What is said meanwhile goes out then.
             wait = self._link._look_seconds if self._link.opened else _LOOK_SECONDS
             readable, writable, _ = select.select([self._out], writing, [], wait)
-            if writable:
-                del self._write[: os.write(self._in, self._write)]
+            if writable and not self._send():
+                return
             if readable and not self._take():
                 return
+
+    def _send(self) -> bool:
+        """Whether somebody takes it: where ssh has ended, its own last words say why."""
+        try:
+            del self._write[: os.write(self._in, self._write)]
+        except BrokenPipeError:
+            return False
+        return True
 
     def _look(self) -> None:
         twin = self._link._twin

@@ -1,8 +1,9 @@
 """The far end of a link: sent over SSH to a host and run there by any Python 3.8, with its library alone.
 
-It follows a folder and tells what grew in it, writes what it is given into it, starts a supervisor, and
-answers pings. It speaks over its standard streams, opens no port, and ends with the connection: also when
-nothing has come for `_SILENCE_SECONDS`, because a cable that is out ends no connection by itself.
+It follows a folder and tells what grew in it, writes what it is given into it, tells of all runs that there
+are, starts a supervisor, and answers pings. It speaks over its standard streams, opens no port, and ends
+with the connection: also when nothing has come for `_SILENCE_SECONDS`, because a cable that is out ends no
+connection by itself. Its modules are sent as one program (`farprogram.py`).
 
 A message is a line of JSON; where it has `bytes`, so many follow.
 """
@@ -10,116 +11,26 @@ A message is a line of JSON; where it has `bytes`, so many follow.
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import json
 import os
-import re
 import select
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from llmtop.trainer.hosts.farfolder import Followed
+from llmtop.trainer.hosts.farruns import glances
 
 _SILENCE_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 0.5
 _IDLE_SHARE = 10.0
 """A look at the folder that takes long is made the more seldom."""
-_PART_BYTES = 1 << 18
 _MOST_WAITING_BYTES = 1 << 20
-
-
-class Followed:
-    """A folder whose files are told of as they grow or are replaced."""
-
-    def __init__(
-        self, root: Path, grow: list[str], last: list[str], whole: list[str], have: dict[str, int]
-    ) -> None:
-        self.root = root
-        self.grow, self.last, self.whole = grow, last, whole
-        self.sent = dict(have)
-        """Of each file that grows, how many bytes the other side has."""
-        self.seen: dict[str, tuple[int, int, int]] = {}
-        """Of each file that is replaced, which one was told."""
-
-    def look(self, say: Any, full: Any) -> bool:
-        """Tell what is new until there is no room; whether everything was told."""
-        # Who writes these tells of what others had written by then, so that has to be there before.
-        ends = {name: self._size(name) for name in self._names(self.last)}
-        growing = [name for name in self._names(self.grow) if name not in ends]
-        for name in [*growing, *ends]:
-            if not self._tell_growth(name, say, full, ends.get(name)):
-                return False
-        for name in sorted(set(self.sent) - {*growing, *ends}):
-            del self.sent[name]
-            say({"say": "gone", "path": name})
-        present = set(self._names(self.whole))
-        for name in sorted(present):
-            if full():
-                return False
-            self._tell_whole(name, say)
-        for name in sorted(set(self.seen) - present):
-            del self.seen[name]
-            say({"say": "gone", "path": name})
-        return True
-
-    def _names(self, patterns: list[str]) -> list[str]:
-        """A folder is listed once, however many patterns ask for files of it."""
-        by_folder: dict[str, list[str]] = {}
-        for pattern in patterns:
-            folder, _, name = pattern.rpartition("/")
-            by_folder.setdefault(folder, []).append(fnmatch.translate(name))
-        found = set()
-        for folder, names in by_folder.items():
-            matches = re.compile("|".join(names)).match
-            for place in self.root.glob(folder) if "*" in folder else [self.root / folder]:
-                with contextlib.suppress(OSError):
-                    # What begins with a dot is being written.
-                    present = [one for one in os.listdir(place) if one[0] != "." and matches(one)]  # noqa: PTH208
-                    prefix = str(place.relative_to(self.root)) + "/" if place != self.root else ""
-                    found |= {prefix + one for one in present}
-        return sorted(found)
-
-    def _size(self, name: str) -> int:
-        try:
-            return (self.root / name).stat().st_size
-        except OSError:
-            return 0
-
-    def _tell_growth(self, name: str, say: Any, full: Any, end: int | None) -> bool:
-        """As far as it goes, or to a byte."""
-        try:
-            with (self.root / name).open("rb") as file:
-                size = os.fstat(file.fileno()).st_size if end is None else end
-                if size < self.sent.get(name, 0):
-                    say({"say": "cut", "path": name})
-                    self.sent[name] = 0
-                while self.sent.get(name, -1) < size:
-                    if full():
-                        return False
-                    at = self.sent.get(name, 0)
-                    file.seek(at)
-                    part = file.read(min(_PART_BYTES, size - at))
-                    say({"say": "grew", "path": name, "at": at}, part)
-                    self.sent[name] = at + len(part)
-                    if not part:
-                        break
-        except OSError:
-            return True  # gone, or not ours to read
-        return True
-
-    def _tell_whole(self, name: str, say: Any) -> None:
-        try:
-            with (self.root / name).open("rb") as file:
-                status = os.fstat(file.fileno())
-                mark = (status.st_mtime_ns, status.st_ino, status.st_size)
-                if self.seen.get(name) != mark:
-                    say({"say": "whole", "path": name}, file.read())
-                    self.seen[name] = mark
-        except OSError:
-            return
 
 
 class Far:
@@ -130,6 +41,8 @@ class Far:
         self._root = Path()
         self._pid_path = ""
         self._children: list[subprocess.Popen[bytes]] = []
+        self._listing: Iterator[tuple[dict[str, Any], bytes]] | None = None
+        """What is left to tell of the runs here."""
         self._sync: int | None = None
         self._heard = time.monotonic()
         self._look_at = 0.0
@@ -154,6 +67,7 @@ class Far:
                 return
             if writable:
                 del self._write[: os.write(1, self._write)]
+            self._list()
             if self._followed is not None and time.monotonic() >= self._look_at and not self.full():
                 began = time.monotonic()
                 done = self._followed.look(self.say, self.full)
@@ -166,9 +80,21 @@ class Far:
     def pause_seconds(self, now: float) -> float:
         """How long to wait for the other side: to the next look at the folder, where there is one to follow
         and room for what it tells; longest while there is nothing to look at."""
+        if self._listing is not None and not self.full():
+            return 0.0
         if self._followed is None or self.full():
             return _LONGEST_PAUSE_SECONDS
         return max(0.0, min(_LONGEST_PAUSE_SECONDS, self._look_at - now))
+
+    def _list(self) -> None:
+        """Tell of as many runs as there is room for."""
+        while self._listing is not None and not self.full():
+            told = next(self._listing, None)
+            if told is None:
+                self._listing = None
+                self.say({"say": "listed"})
+            else:
+                self.say(*told)
 
     def _take(self) -> bool:
         """Whether the other side is still there."""
@@ -200,11 +126,17 @@ class Far:
             self.say({"say": "pong", "n": message["n"], "t": time.time(), "pid": pid, "alive": alive})
         elif do == "runs":
             self.say({"say": "runs", "names": _runs(Path(message.get("root") or runs_root()))})
+        elif do == "list":
+            root = message.get("root") or runs_root()
+            self.say({"say": "listing", "root": root, "now": time.time()})
+            self._listing = glances(Path(root), message["files"], lives)
         elif do == "open":
             self._open(message)
         elif do == "follow":
             patterns = (message["grow"], message["last"], message["whole"])
-            self._followed = Followed(self._root, *patterns, message["have"])
+            newest = message.get("newest")
+            self._followed = Followed(self._root, *patterns, message["have"], newest)
+            self.say({"say": "size", "bytes_left": self._followed.left_bytes()})
         elif do == "sync":
             # Once all is told that is there by now.
             self._sync, self._look_at = message["n"], 0.0
@@ -229,7 +161,8 @@ class Far:
         if message.get("make"):
             self._root.mkdir(parents=True, mode=0o700, exist_ok=True)
         there = self._root.is_dir()
-        self.say({"say": "opened", "path": str(self._root), "shared": shared, "there": there})
+        told = {"told": _text(self._root / message["tell"])} if "tell" in message else {}
+        self.say({"say": "opened", "path": str(self._root), "shared": shared, "there": there, **told})
 
     def _inside(self, name: str) -> Path:
         parts = name.split("/")
@@ -269,12 +202,12 @@ class Far:
             return None, None
         try:
             told = json.loads((self._root / self._pid_path).read_text(encoding="utf-8"))
-            return told["pid"], _lives(told)
+            return told["pid"], lives(told)
         except (OSError, ValueError, KeyError):
             return None, None
 
 
-def _lives(told: dict[str, Any]) -> bool:
+def lives(told: dict[str, Any]) -> bool:
     """Whether a process is still the one that was written down, and not a later one with its pid."""
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

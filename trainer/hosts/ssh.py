@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from pathlib import Path
 
 from llmtop.presets.errors import UsageError
+from llmtop.trainer.hosts.farprogram import far_program as far_program
 from llmtop.trainer.hosts.hostfile import require_host_name
 
 VARIABLE = "LLMTOP_SSH_OPTIONS"
@@ -31,11 +31,6 @@ _BEGIN = (
     " b+=c\n"
     "exec(compile(b,'llmtop-link','exec'))\n"
 )
-
-
-def far_program() -> bytes:
-    """The source of `trainer.hosts.remote`, which is sent ahead of everything else."""
-    return (Path(__file__).parent / "remote.py").read_bytes()
 
 
 def given_options() -> list[str]:

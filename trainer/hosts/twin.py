@@ -30,12 +30,18 @@ class Kept(Struct, frozen=True, kw_only=True):
     """Go to the far half whole."""
     appended: tuple[str, ...] = ()
     """Go to the far half as they grow."""
+    newest: tuple[tuple[str, int, int | None], ...] = ()
+    """Logs of whose newest file the end comes, so many lines of it, and what is added from then on; where
+    that is more than so many bytes while there is no connection, not all of it."""
 
 
 class Twin:
     def __init__(self, root: Path, kept: Kept) -> None:
+        """`kept` may be replaced at any time; the far half has to be told then."""
         self._root = root
-        self._kept = kept
+        self.kept = kept
+        self._ends: dict[str, int] = {}
+        """Of each log of which only the end is kept, how far that goes in the far one."""
         self._sent: dict[str, Mark] = {}
         self._appended: dict[str, int] = {}
 
@@ -43,10 +49,16 @@ class Twin:
 
     def follow_message(self) -> dict[str, Any]:
         """What the far half is to tell: from the bytes on that are here already."""
-        kept = self._kept
+        kept = self.kept
         have = {name: path.stat().st_size for name, path in self._files(kept.grow + kept.last)}
+        for name, path in self._files(tuple(pattern for pattern, *_ in kept.newest)):
+            if name in self._ends:
+                have[name] = self._ends[name]
+            else:
+                path.unlink()  # of an earlier connection's, which nobody knows the place of
         return {
             "do": "follow",
+            "newest": [list(one) for one in kept.newest],
             "grow": list(kept.grow),
             "last": list(kept.last),
             "whole": list(kept.whole),
@@ -59,28 +71,43 @@ class Twin:
         path = self._asked_for(message["path"], said)
         if said == "grew":
             self._append(path, message["at"], body)
+        elif said == "added":
+            self._add(path, message["path"], message["at"], body)
         elif said == "cut":
             os.truncate(path, 0)
         elif said == "whole":
             write_atomic(path, body, lasting=False)
         elif said == "gone":
             path.unlink(missing_ok=True)
+            self._ends.pop(message["path"], None)
+
+    def _add(self, path: Path, name: str, at: int, body: bytes) -> None:
+        """To a log of which only the end is kept; what lies between is not missed."""
+        end = self._ends.get(name)
+        if end is not None and at > end:
+            _cut_torn_line(path)
+        with path.open("ab") as file:
+            file.write(body if end is None else body[max(0, end - at) :])
+        self._ends[name] = max(at + len(body), end or 0)
 
     def _append(self, path: Path, at: int, body: bytes) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "ab") as file:
             size = os.fstat(descriptor).st_size
-            if size != at:
+            if size < at:
                 raise ValueError(f"{path} has {size} bytes, and what comes begins at {at}")
-            file.write(body)
+            # What was on its way when the far half was told anew what is here comes twice.
+            file.write(body[size - at :])
 
     def _asked_for(self, name: str, said: str) -> Path:
         """The far half is another machine: nothing else in this folder is its to write."""
         parts = name.split("/")
         if any(part in ("", ".", "..") for part in parts):
             raise ValueError(f"{name!r} is no file of a run")
-        grow, whole = (*self._kept.grow, *self._kept.last), self._kept.whole
-        asked = {"grew": grow, "cut": grow, "whole": whole, "gone": (*grow, *whole)}.get(said, ())
+        ends = tuple(pattern for pattern, *_ in self.kept.newest)
+        grow, whole = (*self.kept.grow, *self.kept.last), self.kept.whole
+        gone = (*grow, *whole, *ends)
+        asked = {"grew": grow, "cut": grow, "added": ends, "whole": whole, "gone": gone}.get(said, ())
         # What begins with a dot is being written by this side.
         if parts[-1][0] == "." or not _is_one_of(name, asked):
             raise ValueError(f"{name!r} is no file that was asked for")
@@ -97,7 +124,7 @@ class Twin:
 
     def news(self) -> Iterator[Message]:
         """What the far half is to have. Documents come before lines that were written after them."""
-        grown = [(name, path, path.stat().st_size) for name, path in self._files(self._kept.appended)]
+        grown = [(name, path, path.stat().st_size) for name, path in self._files(self.kept.appended)]
         yield from self._documents()
         for name, path, size in grown:
             at = self._appended.get(name, 0)
@@ -109,7 +136,7 @@ class Twin:
                 yield {"do": "append", "path": name, "at": at}, body
 
     def _documents(self) -> Iterator[Message]:
-        present = dict(self._files(self._kept.sent))
+        present = dict(self._files(self.kept.sent))
         for name, path in present.items():
             try:
                 with path.open("rb") as file:
@@ -137,6 +164,13 @@ class Twin:
             elif (path := self._root / pattern).exists():
                 found[pattern] = path
         return sorted(found.items())
+
+
+def _cut_torn_line(path: Path) -> None:
+    """What follows in the file begins a line."""
+    with path.open("r+b") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)
 
 
 def _is_one_of(name: str, patterns: tuple[str, ...]) -> bool:

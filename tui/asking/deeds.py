@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from msgspec import Struct
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.record.hosts import HostDir
 from llmtop.profiler.record.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -77,6 +79,28 @@ def fix(run: RunDir, state: RunState, number: int) -> None:
     afterend.resume_changed(run, afterend.plan_after_end(run, words))
 
 
+_BREAK_SECONDS = 5.0
+_LOOK_SECONDS = 0.05
+
+
+def bring(part: HostDir, given_up: Callable[[], bool]) -> str:
+    """Wait until a part of a run on another machine is here; why it may be old, empty where it is not."""
+    from llmtop.tui.commandline.runs import following_of
+
+    following = following_of(part)
+    if following is None or part.ranks_here is None:
+        return ""
+    number, broke_at = following.bring(part.host, part.ranks_here), time.monotonic()
+    while not following.has_come(number) and not given_up():
+        problem = following.problem
+        if not problem:
+            broke_at = time.monotonic()
+        elif time.monotonic() - broke_at > _BREAK_SECONDS:
+            return f"Only what came before is shown: {problem}"
+        time.sleep(_LOOK_SECONDS)
+    return ""
+
+
 def stacks(run: RunDir, state: RunState) -> str:
     """The Python stacks of every rank, and where they are kept."""
     from llmtop.trainer.stacks import take_stacks
@@ -133,6 +157,7 @@ class Deeds(Struct, frozen=True, kw_only=True):
     stop: Callable[[RunDir, bool], str | None] = stop
     change: Callable[[RunDir, SetParams], str | None] = change
     fix: Callable[[RunDir, RunState, int], None] = fix
+    bring: Callable[[HostDir, Callable[[], bool]], str] = bring
     stacks: Callable[[RunDir, RunState], str] = stacks
     snapshot: Callable[[RunDir, SnapshotParams], str] = snapshot
     weigh: Callable[[RunDir], Load] = weigh

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from llmtop.presets.errors import UsageError
 from llmtop.tui.asking.deeds import Deeds
 
-_ONLY_LOOK = ("detect", "gpus")
+_ONLY_LOOK = ("detect", "gpus", "bring")
 
 
 def refusing(deeds: Deeds) -> Deeds:

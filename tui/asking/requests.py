@@ -7,11 +7,12 @@ from typing import Any
 
 from msgspec import Struct
 from textual.message import Message
+from textual.screen import Screen
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.record.hosts import Hosts
+from llmtop.profiler.record.hosts import HostDir, Hosts
 from llmtop.profiler.record.rundir import RunDir
 
 
@@ -49,6 +50,17 @@ class PartAsked(Message):
         self.hosts = hosts
         self.host = host
         self.rank = rank
+
+
+class PartCame(Message):
+    """What was asked for of a part of a run on another machine is here."""
+
+    def __init__(self, part: HostDir, asked_on: Screen[Any], problem: str) -> None:
+        """`problem`: why it may be old, in words; empty where it is not."""
+        super().__init__()
+        self.part = part
+        self.asked_on = asked_on
+        self.problem = problem
 
 
 class ReplayAsked(Message):

@@ -47,7 +47,8 @@ def _wanted(args: argparse.Namespace) -> rundir.RunDir:
             "attach: name one thing to watch", fix="llmtop attach RUN (see llmtop ls), or --pid PID"
         )
     if args.pid is None:
-        return find_run(args.run)
+        on_screen = not (args.plain or args.headless) and can_draw()
+        return find_run(args.run, "screen" if on_screen else "lines")
     from llmtop.trainer.script.start import observe  # whoever names a run has no use for it
 
     return observe(args.pid)

@@ -21,13 +21,13 @@ from llmtop.profiler.effects.comparewords import (
 )
 from llmtop.profiler.record import rundir
 from llmtop.profiler.report.memorytext import SMALL_SHARE
-from llmtop.tui.commandline.arguments import RUN_HELP
-from llmtop.tui.commandline.runs import find_run_here
+from llmtop.tui.commandline.arguments import RUN_ANYWHERE_HELP
+from llmtop.tui.commandline.runs import find_run
 from llmtop.tui.commands.output import print_json, short_path, table, text_width, without_secrets, wrapped
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("first", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("first", metavar="RUN", help=RUN_ANYWHERE_HELP)
     parser.add_argument("second", metavar="RUN", help="the run whose change against the first is shown")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print one JSON object")
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    first, second = (find_run_here(ref, "compare") for ref in (args.first, args.second))
+    first, second = (find_run(ref) for ref in (args.first, args.second))
     if args.html is not None:
         _write_page(first, second, args.html)
         return ExitCode.DONE

@@ -10,15 +10,17 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.changewords import outcome, title
 from llmtop.profiler.cost.nvme import nvme_words
 from llmtop.profiler.findings.startup import stage_hint
+from llmtop.profiler.fleet.part import part_in_lines
 from llmtop.profiler.fold.ending import ending, unsaved_words
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.failureevents import HostMemoryRunsOut
 from llmtop.profiler.record.feed import RunReader
+from llmtop.profiler.record.remote import name_here
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_progress, format_seconds
 from llmtop.tui.commandline.telling import tell
-from llmtop.tui.commands.follow_hosts import HostNarrator
+from llmtop.tui.commands.follow_hosts import HostNarrator, LinkNarrator
 
 POLL_SECONDS = 0.25
 LINES_PER_RUN = 20
@@ -128,12 +130,12 @@ class Narrator:
 
 def follow(run: RunDir) -> RunState:
     """Tell the run's progress on stderr until it ends; its last state. Ctrl-C leaves the run going."""
-    reader, narrator = RunReader(run), Narrator(run.spec(), run.prediction())
-    hosts = HostNarrator(run)
+    reader, narrator = RunReader(part_in_lines(run)), Narrator(run.spec(), run.prediction())
+    hosts, link = HostNarrator(run), LinkNarrator(run)
     try:
         while True:
             state = reader.poll()
-            for line in hosts.lines():
+            for line in (*link.lines(), *hosts.lines()):
                 tell(line)
             for line in narrator.lines(state, time.monotonic()):
                 tell(line)
@@ -141,7 +143,8 @@ def follow(run: RunDir) -> RunState:
                 return state
             time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
-        tell(f"the run goes on: llmtop attach {run.run_id}, llmtop stop {run.run_id}")
+        name = name_here(run.path)
+        tell(f"the run goes on: llmtop attach {name}, llmtop stop {name}")
         raise
 
 
@@ -171,7 +174,7 @@ def require_success(run: RunDir, state: RunState) -> ExitCode:
             tell(f"warning: {unsaved}")
         return ExitCode.DONE
     error = OutOfMemoryError if state.status == "out_of_memory" else JobFailedError
-    fix = ending(state).fix or f"llmtop logs {run.run_id}"
+    fix = ending(state).fix or f"llmtop logs {name_here(run.path)}"
     raise error(f"run {run.run_id} {end_in_words(state)}", fix=fix)
 
 

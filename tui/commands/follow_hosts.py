@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import RunStarted
 from llmtop.profiler.record.hostevents import HostFound, HostLost
 from llmtop.profiler.record.hosts import read_hosts
+from llmtop.profiler.record.remote import Remote, read_remote
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.units import counted, format_seconds
 
+_AWAY_SECONDS = 5.0
+"""A connection that is mended sooner is not worth a line."""
 _MOST_TOLD = 6
 """Lines at a time: when a switch goes, all hosts go together."""
+
+
+class LinkNarrator:
+    """Of a run on another machine: when nothing comes from there any more, and when something does again."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._folder = run.path
+        self._told: Remote | None = None
+        """Since when nothing comes, as it was told."""
+
+    def lines(self) -> Iterator[str]:
+        remote, told, now = read_remote(self._folder), self._told, time.time()
+        if remote is None:
+            return
+        if told is None and remote.lost_at is not None and now - remote.lost_at >= _AWAY_SECONDS:
+            self._told = remote
+            yield f"{remote.away_words(now)}; it is reached for again"
+        elif told is not None and told.lost_at is not None and remote.connected:
+            self._told = None
+            yield f"{remote.host} answers again, after {format_seconds(now - told.lost_at)}"
 
 
 class HostNarrator:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.fleet.part import LeadPart
@@ -20,6 +20,9 @@ from llmtop.tui.commandline.runs import find_run
 from llmtop.tui.commandline.streams import write_data
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.follow import POLL_SECONDS
+
+if TYPE_CHECKING:
+    from llmtop.trainer.hosts.selection import Wanted
 
 BLOCK_BYTES = 1 << 20
 """Read at a time; a line that is longer comes in parts."""
@@ -84,10 +87,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--follow", action="store_true", help="go on until the run ends")
 
 
+def _wanted(args: argparse.Namespace) -> Wanted:
+    """Of a run on another machine."""
+    if ":" not in args.run:
+        return "whole"
+    from llmtop.trainer.hosts.selection import LogsWanted
+
+    return LogsWanted(rank=args.rank, tail=args.tail)
+
+
 def run(args: argparse.Namespace) -> ExitCode:
     if args.tail is not None and args.tail < 0:
         raise UsageError(f"--tail {args.tail} is no number of lines", fix="give 0 or more, as --tail 20")
-    found = find_run(args.run)
+    found = find_run(args.run, _wanted(args))
     world_size = found.spec().world_size
     if args.rank is not None and not 0 <= args.rank < world_size:
         raise UsageError(

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.breakdown import process_peaks
 from llmtop.profiler.findings.find import findings
+from llmtop.profiler.fleet.part import part_in_lines
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.feed import RunReader
+from llmtop.profiler.record.remote import name_here
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import (
     NOT_AVAILABLE,
@@ -20,6 +22,7 @@ from llmtop.profiler.units import (
 )
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.follow import end_in_words, require_success
+from llmtop.tui.commands.follow_hosts import LinkNarrator
 from llmtop.tui.looks.glyphs import to_ascii
 
 _MOST_DEVICES = 16
@@ -88,19 +91,22 @@ class PlainTeller:
 
 def plain_to_end(run: RunDir, every_seconds: float) -> ExitCode:
     """Print the run on stdout until it ends; raises when it failed. Ctrl-C leaves the run going."""
-    reader, teller = RunReader(run), PlainTeller(run)
-    due = time.monotonic()
+    reader, teller = RunReader(part_in_lines(run)), PlainTeller(run)
+    due, link = time.monotonic(), LinkNarrator(run)
     try:
         while True:
             state = reader.poll()
             for line in teller.lines(state, time.time()):
                 print(line, flush=True)
+            for line in link.lines():
+                print(to_ascii(f"  {line}"), flush=True)
             if state.status in ENDED:
                 break
             due = max(due + every_seconds, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))
     except KeyboardInterrupt:
-        tell(f"the run goes on: llmtop attach {run.run_id}, llmtop stop {run.run_id}")
+        name = name_here(run.path)
+        tell(f"the run goes on: llmtop attach {name}, llmtop stop {name}")
         raise
     code = require_success(run, state)
     print(to_ascii(end_in_words(state)), flush=True)

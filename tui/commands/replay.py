@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 
 from llmtop.presets.errors import ExitCode, UsageError
-from llmtop.tui.commandline.arguments import RUN_HELP
-from llmtop.tui.commandline.runs import find_run_here
+from llmtop.profiler.record.remote import name_here
+from llmtop.tui.commandline.arguments import RUN_ANYWHERE_HELP
+from llmtop.tui.commandline.runs import find_run
 from llmtop.tui.commandline.streams import can_draw, plain_streams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("run", metavar="RUN", help=RUN_ANYWHERE_HELP)
     parser.add_argument(
         "--speed", type=int, default=10, metavar="N", help="times the run's own pace, 1 to 1000"
     )
@@ -20,14 +21,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    found = find_run_here(args.run, "replay")
+    found = find_run(args.run)
     if not 1 <= args.speed <= 1000:
         raise UsageError(f"--speed {args.speed} is not between 1 and 1000")
     if not can_draw():
         raise UsageError(
             "a replay needs a terminal",
             why="standard input or output is not one, or TERM is dumb",
-            fix=f"llmtop report {found.run_id} says how the run went",
+            fix=f"llmtop report {name_here(found.path)} says how the run went",
         )
     from llmtop.tui.app import run_app
     from llmtop.tui.asking.requests import ReplayWish

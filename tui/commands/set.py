@@ -14,6 +14,7 @@ from llmtop.profiler.fold.changestate import ChangeRecord
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.changeevents import KeyChange
 from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.remote import name_here
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_seconds
 from llmtop.trainer import control
@@ -74,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    found = find_run(args.run)
+    found = find_run(args.run, "lines")
     found.require_own("cannot be changed")
     state = read_state(found)
     if state.status in ENDED:
@@ -133,7 +134,7 @@ def _change(found: RunDir, preview: Preview, asked: control.SetParams, args: arg
         if args.json:
             print_json(_answer(found, preview, "under way", record))
         else:
-            print(f"the change is under way; llmtop attach {found.run_id} follows it")
+            print(f"the change is under way; llmtop attach {name_here(found.path)} follows it")
         return ExitCode.DONE
     if answer is None or answer.answer == "refused":
         raise _failure(found, state, record, answer.reason if answer is not None else "")
@@ -149,7 +150,9 @@ def _failure(found: RunDir, state: RunState, record: ChangeRecord | None, reason
     if state.status in ENDED:
         return JobFailedError(what, why=reason or end_in_words(state))
     if record is not None and record.status == "failed":
-        return JobFailedError(what, why=reason, fix=f"llmtop logs {found.run_id} shows what went wrong")
+        return JobFailedError(
+            what, why=reason, fix=f"llmtop logs {name_here(found.path)} shows what went wrong"
+        )
     fix = record.refused.fix if record is not None and record.refused is not None else ""
     return UsageError(what, why=reason, fix=fix)
 

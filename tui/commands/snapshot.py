@@ -10,6 +10,7 @@ from llmtop.presets.errors import ExitCode, JobFailedError, UsageError
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.eventbase import rank_of
 from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.remote import name_here
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.snapshotevents import SnapshotParams, SnapshotTaken
 from llmtop.profiler.snapshots.estimate import check_snapshot, estimate_snapshot
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         raise UsageError(
             f"run {found.run_id} does nothing that could be looked at",
             why=f"it has ended: {end_in_words(state)}",
-            fix=f"what was taken while it ran: llmtop report {found.run_id}",
+            fix=f"what was taken while it ran: llmtop report {name_here(found.path)}",
         )
     asked = SnapshotParams(
         what=args.what,
@@ -140,7 +141,7 @@ def _take(found: RunDir, asked: SnapshotParams, answer: Answer, args: argparse.N
         if args.json:
             print_json(_answered(found, answer, "under way", taken))
         else:
-            print(f"it is under way; llmtop report {found.run_id} will show it")
+            print(f"it is under way; llmtop report {name_here(found.path)} will show it")
         return ExitCode.DONE
     if settled is None or settled.answer == "refused":
         why = settled.reason if settled is not None else end_in_words(state)

@@ -17,7 +17,7 @@ from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.record import rundir
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.hosts import read_hosts
-from llmtop.profiler.record.remote import read_remote
+from llmtop.profiler.record.remote import name_here, read_remote
 from llmtop.profiler.units import format_bytes, format_seconds
 from llmtop.trainer import control
 from llmtop.trainer.change.restagefolder import keep_states
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    found = find_run(args.run)
+    found = find_run(args.run, "lines")
     found.require_own("has nothing to stop")
     state = read_state(found)
     if state.status in ENDED:
@@ -81,13 +81,14 @@ def run(args: argparse.Namespace) -> ExitCode:
     if state.status not in ENDED and args.wait <= 0:
         if refusal and args.save:
             raise JobFailedError(f"run {found.run_id} was not asked for a checkpoint", why=refusal)
-        print(f"run {found.run_id} is still stopping; llmtop attach {found.run_id} follows it")
+        print(f"run {found.run_id} is still stopping; llmtop attach {name_here(found.path)} follows it")
         return ExitCode.DONE
     if state.status not in ENDED:
         raise JobFailedError(
             f"run {found.run_id} has not ended after {args.wait:g} s",
             why="a rank may be inside a long step or hang",
-            fix=f"llmtop attach {found.run_id}; kill {state.supervisor_pid} ends it at once, without saving",
+            fix=f"llmtop attach {name_here(found.path)};"
+            f" {_there(found)}kill {state.supervisor_pid} ends it at once, without saving",
         )
     print(f"run {found.run_id} {end_in_words(state)}")
     if state.status == "lost":
@@ -103,7 +104,13 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _had_ended(found: rundir.RunDir, state: RunState, args: argparse.Namespace) -> ExitCode:
-    """What is left to end of a run that has ended: something only where its supervisor was killed."""
+    remote = read_remote(found.path)
+    if state.status == "lost" and remote is not None:
+        # Only who is there can end what a supervisor has left behind.
+        raise JobFailedError(
+            f"run {found.run_id} is lost: its supervisor on {remote.host} is gone",
+            fix=f"llmtop ends there what is left of it: ssh -t {remote.host} llmtop stop {found.run_id}",
+        )
     print(f"run {found.run_id} had ended: {end_in_words(state)}")
     if state.status == "lost":
         _end_lost(found, state, args)
@@ -143,8 +150,17 @@ def _tell_never_there(never: dict[str, str]) -> None:
     print(f"never there, so nothing runs there: {names}")
 
 
+def _there(found: rundir.RunDir) -> str:
+    """Ahead of a command that works on the machine of the run's processes."""
+    remote = read_remote(found.path)
+    return f"ssh {remote.host} " if remote is not None else ""
+
+
 def _tell_what_is_left(found: rundir.RunDir, state: RunState, seconds: float) -> None:
     """That no process is left and the GPUs have their memory back; raises where a process is."""
+    if (remote := read_remote(found.path)) is not None:
+        print(f"it has ended on {remote.host}, {format_seconds(seconds)} after it was asked")
+        return
     left = processes_left(found)
     if left:
         raise JobFailedError(

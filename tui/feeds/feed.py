@@ -22,6 +22,7 @@ from llmtop.profiler.findings.find import findings
 from llmtop.profiler.fleet.part import telling_part
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.feed import RunReader
+from llmtop.profiler.record.remote import Remote, read_remote
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, list_runs
 from llmtop.tui.feeds.link import Link
 from llmtop.tui.feeds.view import LogText, RunRow, RunView, steady_speed
@@ -133,6 +134,8 @@ class MonitorFeed:
         self._newest: RunState | None = None
         self._seen: RunState | None = None
         """Of the last view."""
+        self._remote: Remote | None = None
+        self._seen_remote: Remote | None = None
         self._tails: dict[int | str, LogTail] = {}
         self._source: int | str = 0
         self._told: int | str | None = None
@@ -149,14 +152,15 @@ class MonitorFeed:
     def read(self) -> RunState:
         """What the record says now. Cheap: what all of it means is for `view`."""
         self._newest = self._read()
+        self._remote = read_remote(self.run.path)
         return self._newest
 
     def view(self) -> RunView | None:
         """Of what was read last; None where it was given already."""
         state = self._newest
-        if state is None or state is self._seen:
+        if state is None or (state is self._seen and self._remote == self._seen_remote):
             return None
-        self._seen = state
+        self._seen, self._seen_remote = state, self._remote
         # What was measured since the last change is compared with what was predicted for it.
         setting = state.changes.setting
         spec, prediction = self.run.spec(setting), self.run.prediction(setting)
@@ -167,6 +171,7 @@ class MonitorFeed:
             breakdown=breakdown(state, spec, prediction),
             findings=findings(state, spec, prediction),
             reading=self.reading,
+            remote=self._remote,
         )
 
     @property

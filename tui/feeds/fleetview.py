@@ -12,6 +12,7 @@ from llmtop.profiler.fleet.fleetstate import FleetState
 from llmtop.profiler.fleet.overview import HostRow, HostStatus, host_rows
 from llmtop.profiler.fleet.reading import FleetReader
 from llmtop.profiler.fold.runstate import ENDED, RunState, Status
+from llmtop.profiler.record.remote import Remote, name_here, read_remote
 
 HOST_MARKS: dict[HostStatus, tuple[str, str, str]] = {
     "lost": ("✗", "no answer", "error"),
@@ -41,6 +42,8 @@ class FleetView(Struct, frozen=True, kw_only=True):
     rows: tuple[HostRow, ...]
     """In the order of their ranks."""
     findings: tuple[HostFinding, ...]
+    remote: Remote | None = None
+    """Of a run on another machine: how the connection to it is."""
 
     @property
     def going_on(self) -> bool:
@@ -80,7 +83,7 @@ def fleet_view(reader: FleetReader, spec: RunSpec) -> FleetView:
     """What the reader has read by now."""
     fleet, state, quiet = reader.fleet, reader.state, reader.quiet_seconds()
     goes_on = state.status not in ENDED
-    found = fleet_findings(fleet, reader.run.run_id, quiet, goes_on=goes_on)
+    found = fleet_findings(fleet, name_here(reader.run.path), quiet, goes_on=goes_on)
     return FleetView(
         run_id=reader.run.run_id,
         spec=spec,
@@ -88,4 +91,5 @@ def fleet_view(reader: FleetReader, spec: RunSpec) -> FleetView:
         fleet=fleet,
         rows=host_rows(fleet, found, quiet, goes_on=goes_on),
         findings=found,
+        remote=read_remote(reader.run.path),
     )

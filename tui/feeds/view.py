@@ -11,6 +11,7 @@ from llmtop.profiler.fold.rankstate import WARMUP_STEPS
 from llmtop.profiler.fold.runstate import RunState, Status
 from llmtop.profiler.fold.series import Series, mean_rate, steady_steps
 from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.record.remote import Remote
 
 
 class RunView(Struct, frozen=True, kw_only=True):
@@ -23,6 +24,8 @@ class RunView(Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     reading: bool = False
     """Its record goes on from here: a long one is shown while it is read."""
+    remote: Remote | None = None
+    """Of a run on another machine: how the connection to it is."""
 
 
 def steady_speed(series: Series) -> float | None:

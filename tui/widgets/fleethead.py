@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.content import Content
@@ -26,7 +28,8 @@ def head_rows(view: FleetView, width: int, *, read_only: bool) -> list[Content]:
     mark, word, colour = STATUS_MARKS[view.status]
     right = Content.assemble((f"{mark} {word}", f"bold ${colour}"))
     end = "…" + harmless(view.run_id).rsplit("-", 1)[-1]
-    devices = f"{counted(len(view.rows), 'host')} x {spec.options.gpus} {harmless(spec.gpu.name)}"
+    many = f", {spec.world_size} x" if spec.has_uneven_nodes else f" x {spec.options.gpus}"
+    devices = f"{counted(len(view.rows), 'host')}{many} {harmless(spec.gpu.name)}"
     ways = ((harmless(spec.model.name), devices, f"ZeRO-{spec.options.zero}"), (devices,), ())
     left = Content("")
     for told in ways:
@@ -38,7 +41,14 @@ def head_rows(view: FleetView, width: int, *, read_only: bool) -> list[Content]:
         )
         if left.cell_length + right.cell_length < width:
             break
-    return [two_sided(left, right, width), _progress(view, width), *_end(view, width)]
+    return [two_sided(left, right, width), _progress(view, width), *_away(view, width), *_end(view, width)]
+
+
+def _away(view: FleetView, width: int) -> list[Content]:
+    """That what is shown is old."""
+    if view.remote is None or not view.going_on or not (words := view.remote.away_words(time.time())):
+        return []
+    return [Content.styled(f"! {harmless(words)}", "bold $text-warning").truncate(width, ellipsis=True)]
 
 
 def _progress(view: FleetView, width: int) -> Content:

@@ -120,7 +120,10 @@ def _second_rows(view: RunView, width: int, now: float, cost: OwnCost | None) ->
 
 
 def _progress(view: RunView, width: int, now: float, cost: OwnCost | None) -> Content:
-    state, planned = view.state, view.spec.steps_planned
+    state, planned, remote = view.state, view.spec.steps_planned, view.remote
+    away = remote.away_words(now) if remote is not None else ""
+    # Its steps carry the times of the machine that it is on.
+    now += remote.ahead_seconds if remote is not None else 0.0
     elapsed = None if state.started is None else max(0.0, now - state.started)
     done = state.steps_finished
     words = [("elapsed ", "$muted"), (clock_text(elapsed), "")]
@@ -129,7 +132,9 @@ def _progress(view: RunView, width: int, now: float, cost: OwnCost | None) -> Co
         left = clock_text(median(pace) * (planned - done)) if pace else "n/a"
         words += [("  left ", "$muted"), (left, "")]
     notes: list[tuple[str, str]] = []
-    if state.hang_seconds is not None:
+    if away:
+        notes = [(f"  ! {harmless(away)}", "bold $text-warning")]
+    elif state.hang_seconds is not None:
         notes = [(f"  ! no step for {format_seconds(state.hang_seconds)}", "bold $text-warning")]
     elif down := under_way_words(state, now):
         notes = [(f"  {down}", "$text-accent")]

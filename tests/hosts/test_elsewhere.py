@@ -1,0 +1,192 @@
+"""Runs of other machines by `HOST:`: listed, and read by commands that need no more than their record."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtop.presets.errors import ExitCode
+from llmtop.profiler.record.segments import segment_path
+from llmtop.trainer.hosts import following
+from llmtop.tui.cli import main
+from tests.cli.conftest import Answer, Llmtop
+from tests.fleets import PlayedFleet
+from tests.hosts.over_hosts import stand_in
+from tests.recorded import make_recorded_run
+
+PATH_OF_RUNS = "export LLMTOP_RUNS_DIR={root}/runs-of-$host"
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the runs of machines are, as `runs-of-HOST`."""
+    monkeypatch.setenv("LLMTOP_RUNS_DIR", str(tmp_path / "runs-here"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(following.PYTHON, sys.executable)
+    stand_in(tmp_path, monkeypatch, more=PATH_OF_RUNS.format(root=tmp_path))
+    return tmp_path
+
+
+def apart(*words: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: a run of another machine is followed until it ends."""
+    return subprocess.run(
+        [sys.executable, "-m", "llmtop.tui.cli", *words], capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture
+def llmtop(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> Llmtop:
+    def call(*words: str) -> Answer:
+        code = main(list(words))
+        return Answer(code, *capsys.readouterr())
+
+    return call
+
+
+def by_id(answer: Answer) -> dict[str, dict[str, Any]]:
+    return {line["run_id"]: line for line in answer.json()["runs"]}
+
+
+def without_place(line: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in line.items() if key != "host"}
+
+
+def test_runs_of_other_machines_are_listed_as_they_are_there(
+    elsewhere: Path, llmtop: Llmtop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = elsewhere / "runs-of-gpu-1", elsewhere / "runs-of-me@gpu-2"
+    make_recorded_run(first, steps=4)
+    make_recorded_run(first, steps=400, end="failed")
+    lost = make_recorded_run(first, steps=3, end=None)
+    gone = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    lost.write_supervisor_pid(gone.pid)
+    going_on = make_recorded_run(second, steps=3, end=None)
+    going_on.write_supervisor_pid()
+    damaged = make_recorded_run(second, steps=3)
+    damaged.spec_path.write_text("{")
+    fleet = PlayedFleet(second, hosts=3)
+    fleet.start()
+    fleet.step(5)
+    fleet.close()
+    gone.communicate()
+    answer = llmtop("ls", "gpu-1:", "me@gpu-2:", "gpu-1:", "--json")
+    assert answer.code == ExitCode.DONE, answer.err
+    told = by_id(answer)
+    for host, root in (("gpu-1", first), ("me@gpu-2", second)):
+        monkeypatch.setenv("LLMTOP_RUNS_DIR", str(root))
+        here = by_id(llmtop("ls", "--json"))
+        there = {run_id: line for run_id, line in told.items() if line["host"] == host}
+        assert {run_id: without_place(line) for run_id, line in there.items()} == {
+            run_id: without_place(line) for run_id, line in here.items()
+        }
+    assert told[lost.run_id]["status"] == "lost" and told[going_on.run_id]["status"] == "running"
+    assert told[damaged.run_id]["status"] == "unreadable"
+    assert f"me@gpu-2:{damaged.run_id}" in answer.err
+    assert [line["host"] for line in answer.json()["hosts"]] == ["gpu-1", "me@gpu-2"]
+
+
+def test_a_long_log_is_listed_by_its_ends(
+    elsewhere: Path, llmtop: Llmtop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = elsewhere / "runs-of-gpu-1"
+    run = make_recorded_run(root, steps=2000, end=None)
+    run.write_supervisor_pid()
+    path = run.events_path(0)
+    *lines, last, rest = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:1000]))
+    segment_path(path, 1).write_bytes(b"".join([*lines[1000:], last]))
+    # Gone on from a moment ago: nothing whole is there yet.
+    segment_path(path, 2).write_bytes(rest[:20])
+    told = by_id(llmtop("ls", "gpu-1:", "--json"))[run.run_id]
+    monkeypatch.setenv("LLMTOP_RUNS_DIR", str(root))
+    here = by_id(llmtop("ls", "--json"))[run.run_id]
+    assert without_place(told) == without_place(here) and told["step"] > 1990
+
+
+def test_a_host_that_does_not_answer_is_named_while_others_show(elsewhere: Path, llmtop: Llmtop) -> None:
+    run = make_recorded_run(elsewhere / "runs-of-gpu-1", steps=4)
+    (elsewhere / "runs-of-gpu-3").mkdir()
+    (elsewhere / "notes").mkdir()
+    (elsewhere / "notes" / "unreachable-gpu-2").touch()
+    answer = llmtop("ls", "gpu-1:", "gpu-2:", "gpu-3:")
+    assert answer.code == ExitCode.USAGE
+    assert f"gpu-1  {run.run_id}" in answer.out and "completed" in answer.out
+    assert "gpu-2 cannot be asked" in answer.err and "No route to host" in answer.err
+    assert "try: ssh gpu-2" in answer.err
+    assert f"no run on gpu-3, in {elsewhere / 'runs-of-gpu-3'}" in answer.err
+    told = llmtop("ls", "gpu-1:", "gpu-2:", "--json").json()
+    assert [line["host"] for line in told["runs"]] == ["gpu-1"]
+    assert told["hosts"][1]["runs_root"] is None and "No route" in told["hosts"][1]["problem"]
+    alone = llmtop("ls", "gpu-2:")
+    assert alone.code == ExitCode.USAGE and alone.err.count("gpu-2 cannot be asked") == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("gpu-1", "llmtop ls gpu-1:"),
+        ("gpu-1:latest", "llmtop report gpu-1:latest"),
+        ("-oProxyCommand=x:", "unknown option"),
+        ("a b:", "is not the name of a host"),
+    ],
+)
+def test_what_is_no_machine_is_not_asked(elsewhere: Path, llmtop: Llmtop, word: str, told: str) -> None:
+    answer = llmtop("ls", word)
+    assert answer.code == ExitCode.USAGE and told in answer.err
+    assert not (elsewhere / "notes").exists()
+
+
+def test_a_machine_whose_connection_breaks_while_it_lists_is_asked_again(
+    elsewhere: Path, llmtop: Llmtop
+) -> None:
+    first = make_recorded_run(elsewhere / "runs-of-gpu-1", steps=4)
+    second = make_recorded_run(elsewhere / "runs-of-gpu-1", steps=5)
+    # The first connection ends in the middle of what it tells.
+    ssh, broke = elsewhere / "bin" / "ssh", elsewhere / "broke"
+    first_time = f'if [ ! -e {broke} ]; then touch {broke}; sh -c "$last" | (head -c 9000; kill -9 0); fi'
+    ssh.write_text(ssh.read_text().replace("exec sh", f"{first_time}\nexec sh"))
+    told = by_id(llmtop("ls", "gpu-1:", "--json"))
+    assert (elsewhere / "broke").exists()
+    assert {run_id: line["step"] for run_id, line in told.items()} == {first.run_id: 4, second.run_id: 5}
+
+
+def test_two_runs_of_other_machines_are_compared(elsewhere: Path) -> None:
+    first = make_recorded_run(elsewhere / "runs-of-gpu-1", steps=4)
+    second = make_recorded_run(elsewhere / "runs-of-gpu-2", steps=4, grad_accum=2)
+    told = apart("compare", f"gpu-1:{first.run_id}", "gpu-2:latest", "--json")
+    assert told.returncode == 0, told.stderr
+    both = json.loads(told.stdout)
+    assert (both["first"]["run_id"], both["second"]["run_id"]) == (first.run_id, second.run_id)
+    assert [one["option"] for one in both["options"]] == ["grad_accum"]
+
+
+def test_a_replay_of_a_run_elsewhere_wants_a_terminal_too(elsewhere: Path) -> None:
+    make_recorded_run(elsewhere / "runs-of-gpu-2", steps=4)
+    replay = apart("replay", "gpu-2:latest")
+    assert replay.returncode == ExitCode.USAGE and "llmtop report gpu-2:" in replay.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["delete", "resume", "stacks", "serve-metrics", "mirror", "weights", "quantize"]
+)
+def test_what_needs_the_machine_says_where_to_call_it(elsewhere: Path, llmtop: Llmtop, command: str) -> None:
+    more = {"weights": ["out"], "quantize": ["--to", "nf4"]}.get(command, [])
+    answer = llmtop(command, "gpu-1:latest", *more)
+    assert answer.code == ExitCode.USAGE
+    assert f"ssh -t gpu-1 llmtop {command} latest" in answer.err
+    assert not (elsewhere / "notes").exists(), "it is not even asked"
+
+
+@pytest.mark.parametrize("command", ["attach", "report", "logs", "stop", "export", "replay", "snapshot"])
+def test_a_machine_without_a_run_leads_to_the_list_of_its_runs(
+    elsewhere: Path, llmtop: Llmtop, command: str
+) -> None:
+    make_recorded_run(elsewhere / "runs-of-gpu-1", steps=4)
+    answer = llmtop(command, "gpu-1:")
+    assert answer.code == ExitCode.USAGE
+    assert "no run of gpu-1 is named" in answer.err and "llmtop ls gpu-1:" in answer.err
