@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from llmtop.profiler import topology
 from llmtop.profiler.findings.finding import Finding, Rule, Seen
 from llmtop.profiler.fold.ending import memory_words
+from llmtop.profiler.hardware.aside import WAIT_SECONDS
 from llmtop.profiler.record.deviceevents import DeviceSample
 from llmtop.profiler.units import counted
 
@@ -33,6 +34,19 @@ def lost_devices(seen: Seen) -> Iterator[Finding]:
             title=f"GPU {names} is lost",
             evidence="the driver says that the device is gone or has to be reset",
             change="see dmesg for NVRM: Xid; restart the machine; have seat and power of the GPU looked at",
+        )
+
+
+def silent_driver(seen: Seen) -> Iterator[Finding]:
+    sample = seen.state.hardware
+    if sample is not None and sample.driver_silent:
+        yield Finding(
+            key="driver_silent",
+            severity="critical",
+            title="the driver of the GPUs does not answer",
+            evidence=f"it was asked for readings and has not come back for {WAIT_SECONDS:g} s or more",
+            change="see dmesg for NVRM; where nvidia-smi hangs too, the machine has to be restarted: save if"
+            f" the training goes on (llmtop stop {seen.state.run_id} --save)",
         )
 
 
@@ -172,6 +186,7 @@ def slow_roads(seen: Seen) -> Iterator[Finding]:
 
 DEVICE_RULES: tuple[Rule, ...] = (
     lost_devices,
+    silent_driver,
     xids,
     memory_errors,
     memory_kept,

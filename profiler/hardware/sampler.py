@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from llmtop.profiler.hardware.aside import Aside
 from llmtop.profiler.hardware.counters import RateCounter
 from llmtop.profiler.hardware.host import HostReader
 from llmtop.profiler.hardware.nvml import NvmlReader
@@ -44,11 +45,14 @@ class Sampler:
         slow_every: int = SLOW_EVERY,
         log_path: Callable[[int | str], Path] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        driver: Aside | None = None,
     ) -> None:
         """`device_indices`: NVML indices in the order of the local ranks; by default those CUDA shows.
 
         `log_path` says where a rank, or the supervisor, writes; without it no sample tells how much.
+        `driver` asks the driver: nobody waits for one that hangs, and its readings are None meanwhile.
         """
+        self._driver = driver if driver is not None else Aside()
         self._log_path = log_path
         self._nvml = nvml if nvml is not None else NvmlReader()
         self._host = host if host is not None else HostReader()
@@ -69,23 +73,33 @@ class Sampler:
         self._count += 1
         if slow:
             self._find_trees(rank_pids)
+        devices = self._sample_devices(slow, fast_devices)
         return HardwareSampled(
-            devices=self._sample_devices(slow, fast_devices),
+            devices=devices,
+            driver_silent=self.driver_silent,
             host=replace(self._host.read(), log_bytes=self._log_bytes(SUPERVISOR)),
             processes=tuple(self._sample_rank(rank, slow) for rank in sorted(self._trees)),
         )
 
+    @property
+    def driver_silent(self) -> bool:
+        """Whether the driver has not answered what it was asked last."""
+        return self._driver.waits
+
     def take_xids(self, *, poll: bool = False) -> tuple[XidSeen, ...]:
         """Xid errors that the samples came upon; with `poll`, also those since the last sample."""
-        return self._nvml.take_xids(poll=poll)
+        if not poll:
+            return self._nvml.take_xids()
+        return self._driver.ask(lambda: self._nvml.take_xids(poll=True), ())
 
     def holders(self, index: int) -> tuple[int, ...]:
         """Processes with memory of a device, as the driver numbers them; empty where it does not tell."""
-        return tuple(holder.pid for holder in self._nvml.holders(index) or ())
+        found = self._driver.ask(lambda: self._nvml.holders(index), None)
+        return tuple(holder.pid for holder in found or ())
 
     def topology(self) -> Topology:
         """How the run's devices are connected."""
-        return self._nvml.topology(self._indices)
+        return self._driver.ask(lambda: self._nvml.topology(self._indices), Topology())
 
     def close(self) -> None:
         self._nvml.close()
@@ -100,13 +114,23 @@ class Sampler:
             self._trees[rank].pids = found[pid]
 
     def _sample_devices(self, slow: bool, fast: bool) -> tuple[DeviceSample, ...]:
+        own = frozenset(pid for tree in self._trees.values() for pid in tree.pids) if slow else None
+        samples = self._driver.ask(
+            lambda: self._nvml.sample(self._indices, own_pids=own, fast=fast), self._unread_devices()
+        )
         if slow:
-            own = frozenset(pid for tree in self._trees.values() for pid in tree.pids)
-            samples = self._nvml.sample(self._indices, own_pids=own)
             self._devices = {sample.index: sample for sample in samples}
             return samples
-        samples = self._nvml.sample(self._indices, fast=fast)
         return tuple(self._with_processes(sample) for sample in samples)
+
+    def _unread_devices(self) -> tuple[DeviceSample, ...]:
+        """What is known of them without asking."""
+        known = {device.index: device for device in self._nvml.devices}
+        chosen = [known[index] for index in self._indices if index in known]
+        return tuple(
+            DeviceSample(index=one.index, name=one.name, memory_total_bytes=one.memory_total_bytes)
+            for one in chosen
+        )
 
     def _with_processes(self, sample: DeviceSample) -> DeviceSample:
         listed = self._devices.get(sample.index)

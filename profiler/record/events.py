@@ -168,6 +168,8 @@ class NvmeMeasured(Event, frozen=True, kw_only=True, tag="nvme_measured"):
 
 class HardwareSampled(Event, frozen=True, kw_only=True, tag="hardware_sampled"):
     devices: tuple[DeviceSample, ...] = ()
+    driver_silent: bool = False
+    """Whether the GPUs' driver did not answer in time: what it tells of them is None."""
     host: HostSample = HostSample()
     processes: tuple[ProcessSample, ...] = ()
     left_out: LeftOutSamples | None = None

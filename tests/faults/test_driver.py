@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmtop.profiler.findings.find import findings
+from llmtop.profiler.fold.ending import memory_words
 from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.record.events import HardwareSampled, StepFinished, XidSeen
 from llmtop.profiler.record.feed import read_state
@@ -106,6 +107,24 @@ def test_the_binding_breaks_in_a_way_that_nobody_foresaw(start: Start) -> None:
     run.wait_for(lambda: "hardware is no longer sampled" in run.log())
     assert "unforeseen" in run.log()
     end_well(run, since)
+
+
+def test_a_driver_that_hangs_holds_up_neither_the_run_nor_its_stop(start: Start) -> None:
+    run = start(_HARM.replace("HARM", "while (run / 'harm').exists(): __import__('time').sleep(0.05)"))
+    since = harm(run)
+    run.wait_for(lambda: newest(run).driver_silent)
+    assert [device.memory_used_bytes for device in newest(run).devices] == [None, None]
+    assert newest(run).host.memory_total_bytes, "what needs no driver is read on"
+    told = {f.key: f for f in findings(read_state(run.run), run.run.spec(), run.run.prediction())}
+    assert told["driver_silent"].severity == "critical"
+    (run.run.path / "harm").unlink()
+    run.wait_for(lambda: newest(run).devices[0].memory_used_bytes is not None)
+    assert not newest(run).driver_silent
+    assert run.log().count("driver of the GPUs does not answer") == run.log().count("answers again") == 1
+    (run.run.path / "harm").touch()
+    run.wait_for(lambda: newest(run).driver_silent)
+    end_well(run, since)
+    assert memory_words(read_state(run.run)) == "GPU 0, 1 does not tell"
 
 
 def test_a_gpu_that_falls_off_the_bus_is_told_while_the_run_goes_on(start: Start) -> None:

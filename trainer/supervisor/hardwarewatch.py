@@ -38,7 +38,7 @@ class HardwareWatch:
         self.every_seconds = spec.options.sample_seconds
         self._write, self._log = write, log
         self._due = 0.0
-        self._fails = False
+        self._fails = self._silent = False
         self._newest: HardwareSampled | None = None
         self._xids: list[XidSeen] = []
         self._memory = MemoryWatch()
@@ -106,6 +106,7 @@ class HardwareWatch:
         stamped = self._samples.stamp(sampler.sample(rank_pids))
         assert isinstance(stamped, HardwareSampled)
         self._newest = stamped
+        self._tell_silence(stamped.driver_silent)
         self._memory.see(stamped.devices)
         for seen in self._newest.processes:
             held = seen.rss_bytes if seen.pss_bytes is None else seen.pss_bytes
@@ -113,6 +114,12 @@ class HardwareWatch:
                 self.rank_memory_bytes[seen.rank] = held
         self._write_xids(sampler.take_xids())
         self._samples.append(stamped)
+
+    def _tell_silence(self, silent: bool) -> None:
+        if silent != self._silent:
+            self._silent = silent
+            told = "does not answer: what it tells is left out until it does" if silent else "answers again"
+            self._log(f"the driver of the GPUs {told}")
 
     def _write_topology(self, sampler: Sampler) -> None:
         topology = sampler.topology()

@@ -46,7 +46,7 @@ class MemoryWatch:
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> MemoryReturned | None:
-        """Read until all is back, for `WAIT_SECONDS` at most; None for a run without GPUs that tell."""
+        """Read until all is back, for `WAIT_SECONDS` at most; None for a run without GPUs that ever told."""
         began = clock()
         while True:
             found = self._compared(read())
@@ -55,7 +55,7 @@ class MemoryWatch:
             if not waits or spent >= WAIT_SECONDS:
                 break
             sleep(_PAUSE_SECONDS)
-        if all(device.is_back is None for device in found):
+        if all(device.before_bytes is None for device in found):
             return None
         return MemoryReturned(devices=tuple(_told(device, holders) for device in found), seconds=spent)
 

@@ -1,0 +1,61 @@
+"""Questions to whoever may never answer: a driver hangs in a call that no signal interrupts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import TypeVar
+
+WAIT_SECONDS = 2.0
+"""Reading all GPUs of a host takes some milliseconds; a driver that resets one may take longer."""
+_T = TypeVar("_T")
+
+
+class Aside:
+    """Asks one thing at a time, in a thread of its own that ends with the process."""
+
+    def __init__(self, wait_seconds: float = WAIT_SECONDS) -> None:
+        self._wait_seconds = wait_seconds
+        self._asked: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._free = threading.Event()
+        self._free.set()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether what was asked before has not been answered yet."""
+        return not self._free.is_set()
+
+    def ask(self, question: Callable[[], _T], unanswered: _T) -> _T:
+        """The answer, or `unanswered` where none comes in time, or an earlier one has not come yet.
+
+        Raises what the question raises; an answer that comes too late is for nobody.
+        """
+        if self.waits:
+            return unanswered
+        answers: list[_T] = []
+        problems: list[Exception] = []
+
+        def answer() -> None:
+            try:
+                answers.append(question())
+            except Exception as error:  # noqa: BLE001 - raised again where it was asked
+                problems.append(error)
+            finally:
+                self._free.set()
+
+        self._free.clear()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="llmtop-driver", daemon=True)
+            self._thread.start()
+        self._asked.put(answer)
+        if not self._free.wait(self._wait_seconds):
+            return unanswered
+        if problems:
+            raise problems[0]
+        return answers[0]
+
+    def _work(self) -> None:
+        while True:
+            self._asked.get()()
