@@ -45,6 +45,7 @@ from llmtop.trainer.supervisor.progress import Progress
 from llmtop.trainer.supervisor.rankenv import free_port, rank_environment, worker_command
 from llmtop.trainer.supervisor.ranks import RankExit, Ranks, adopt_orphans
 from llmtop.trainer.supervisor.requests import Requests
+from llmtop.trainer.supervisor.scarcity import Scarcity
 from llmtop.trainer.supervisor.snapshots import Snapshots
 from llmtop.trainer.supervisor.thinwatch import ThinWatch
 from llmtop.trainer.supervisor.trouble import Trouble
@@ -92,6 +93,7 @@ class Supervisor:
         self._thinning = ThinWatch(run, log_line)
         self._folder = FolderWatch(run, self.graces.folder)
         self._memory = HostMemoryWatch(run, self.events.write, log_line)
+        self._scarcity = Scarcity(log_line)
         self._healer = Healer(run, self.events.write, log_line)
         self._wakeup = Wakeup(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -204,13 +206,18 @@ class Supervisor:
             self._note_exit(exit_)
         if self.changes.poll(self.progress, self._hardware.host) or self._healer.poll(self.progress):
             self._take_options()
+        self._lose_patience()
+        with self._scarcity.forgiven():
+            self._look_around()
+
+    def _look_around(self) -> None:
+        """What can be done at the next turn as well."""
         self.snapshots.poll(self.progress)
         self.events.flush()
         self._hardware.sample(self.ranks.alive)
         self._memory.see(self._hardware.newest, self.progress, self.spec)
         self._answer_requests()
         self._look_for_trouble()
-        self._lose_patience()
         self._bookmark.turn()
         self._thinning.turn()
         if not self.stop_asked and self._folder.gone():
@@ -362,6 +369,10 @@ class Supervisor:
 
 def _supervise_script(run: RunDir) -> RunEnded:
     # It predicts, which the others leave to whoever launches: a tenth of a second of imports.
+    if read_hosts(run) is not None:
+        from llmtop.trainer.hosts.scriptlead import ScriptLead
+
+        return ScriptLead(run, log_line).run()
     from llmtop.trainer.script.supervisor import ScriptSupervisor
 
     return ScriptSupervisor(run, log_line).run()

@@ -44,6 +44,7 @@ from llmtop.trainer.supervisor.journal import Journal
 from llmtop.trainer.supervisor.lifeline import run_started, supervisor_failed
 from llmtop.trainer.supervisor.logline import log_line
 from llmtop.trainer.supervisor.patience import Graces, Patience
+from llmtop.trainer.supervisor.scarcity import Scarcity
 from llmtop.trainer.supervisor.rankenv import free_port, rank_environment, worker_command
 from llmtop.trainer.supervisor.ranks import RankExit, Ranks, adopt_orphans
 from llmtop.trainer.supervisor.thinwatch import ThinWatch
@@ -72,6 +73,7 @@ class HostSupervisor:
         self._hardware: HardwareWatch | None = None
         self._summary = SummaryWatch(run)
         self._thinning = ThinWatch(run, log_line)
+        self._scarcity = Scarcity(log_line)
         self._standby: dict[int, int] = {}
         self._lead = LeadWatch(lead_beat_path(run))
         self._beat_due = 0.0
@@ -99,6 +101,8 @@ class HostSupervisor:
         told = f"; processes {', '.join(map(str, left))} cannot be ended" if left else ""
         end = msgspec.structs.replace(self._end, reason=self._end.reason + told)
         self.events.write_last(end)
+        if self._hardware is not None:
+            self._hardware.finish()
         return end
 
     def _begin(self) -> None:
@@ -146,10 +150,11 @@ class HostSupervisor:
         for order in self._orders.poll():
             self._carry_out(order)
         self.events.flush()
-        if self._hardware is not None:
-            self._hardware.sample(self.ranks.alive)
-        self._summary.turn()
-        self._thinning.turn()
+        with self._scarcity.forgiven():
+            if self._hardware is not None:
+                self._hardware.sample(self.ranks.alive)
+            self._summary.turn()
+            self._thinning.turn()
         if time.monotonic() >= self._beat_due:
             self._beat()
         if not self._told_to_end and self._lead.quiet_seconds() > self.graces.host:

@@ -22,7 +22,7 @@ from llmtop.trainer import control
 from llmtop.trainer.script.describe import described
 from llmtop.trainer.script.end import ScriptStory, name_script_end
 from llmtop.trainer.script.follow import ScriptProgress
-from llmtop.trainer.script.job import COMMAND, job_of
+from llmtop.trainer.script.job import COMMAND, Job, job_of
 from llmtop.trainer.supervisor.bookmarkwatch import BookmarkWatch
 from llmtop.trainer.supervisor.folderwatch import FolderWatch
 from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
@@ -32,6 +32,7 @@ from llmtop.trainer.supervisor.oom import OomWatch
 from llmtop.trainer.supervisor.patience import Graces, Patience
 from llmtop.trainer.supervisor.ranks import RankExit, adopt_orphans
 from llmtop.trainer.supervisor.requests import Requests
+from llmtop.trainer.supervisor.scarcity import Scarcity
 from llmtop.trainer.supervisor.snapshots import Snapshots
 from llmtop.trainer.supervisor.thinwatch import ThinWatch
 from llmtop.trainer.supervisor.trouble import Trouble
@@ -45,8 +46,14 @@ _UNCHANGEABLE = "the run is a command of your own: llmtop watches it and does no
 
 class ScriptSupervisor:
     def __init__(
-        self, run: RunDir, log: Callable[[str], None], environment: Mapping[str, str] = os.environ
+        self,
+        run: RunDir,
+        log: Callable[[str], None],
+        environment: Mapping[str, str] = os.environ,
+        *,
+        job: Job | None = None,
     ) -> None:
+        """`job`: the processes; by default those that the run's script means on this machine."""
         self._run = run
         self._spec = run.spec()
         if self._spec.script is None:
@@ -54,7 +61,7 @@ class ScriptSupervisor:
         self._script = self._spec.script
         self._log = log
         self.events = Journal(run.events_path(SUPERVISOR), SUPERVISOR, log=log)
-        self._command = job_of(run, self._script, environment)
+        self._command = job_of(run, self._script, environment) if job is None else job
         self._progress = ScriptProgress(run)
         self._graces = Graces.from_environment(environment)
         self._patience = Patience(self._graces.kill)
@@ -69,6 +76,7 @@ class ScriptSupervisor:
         self._bookmark = BookmarkWatch(run, log)
         self._thinning = ThinWatch(run, log)
         self._folder = FolderWatch(run, self._graces.folder)
+        self._scarcity = Scarcity(log)
         self._exit: RankExit | None = None
         self._killed = False
         self._left = False
@@ -114,13 +122,18 @@ class ScriptSupervisor:
                 self._told_to_end(number)
         for exit_ in self._command.reap():
             self._exit = exit_
+        self._lose_patience()
+        with self._scarcity.forgiven():
+            self._look_around()
+
+    def _look_around(self) -> None:
+        """What can be done at the next turn as well."""
         self._look_at_ranks()
         self.events.flush()
         self._hardware.sample(self._progress.pids or self._command.alive)
         self._answer_requests()
         self._snapshots.poll(self._progress)
         self._look_for_trouble()
-        self._lose_patience()
         self._bookmark.turn()
         self._thinning.turn()
         if self._folder.gone() and not self._patience.waiting_for:

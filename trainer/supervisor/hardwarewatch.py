@@ -38,7 +38,9 @@ class HardwareWatch:
         self.every_seconds = spec.options.sample_seconds
         self._write, self._log = write, log
         self._due = 0.0
-        self._fails = self._silent = False
+        self._told: set[str] = set()
+        """Why samples were left out, each once."""
+        self._silent = False
         self._newest: HardwareSampled | None = None
         self._xids: list[XidSeen] = []
         self._memory = MemoryWatch()
@@ -92,12 +94,11 @@ class HardwareWatch:
             return
         try:
             look(self._sampler)
-            self._fails = False
         except OSError as error:
             # What asks the machine may fail now and not at the next sample.
-            if not self._fails:
+            if str(error) not in self._told:
+                self._told.add(str(error))
                 self._log(f"a sample of the hardware is left out: {error}")
-            self._fails = True
         except Exception:  # noqa: BLE001 - training matters more than its pictures; supervisor.log shows it
             self._log(f"hardware is no longer sampled:\n{traceback.format_exc()}")
             self._sampler = None

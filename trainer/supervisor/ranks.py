@@ -14,6 +14,7 @@ from msgspec import Struct
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.hardware.processes import descendants
 from llmtop.profiler.record.events import RankExited
+from llmtop.trainer.supervisor.scarcity import is_scarcity
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SWEEP_SECONDS = 10.0
@@ -154,7 +155,7 @@ class Ranks:
         """SIGKILL for every rank and everything below this process."""
         for pid in self._pids.values():
             os.kill(pid, signal.SIGKILL)
-        for pid in self._below():
+        for pid in self._seen_below() or ():
             _kill_if_there(pid)
 
     def sweep(self, timeout: float = _SWEEP_SECONDS) -> tuple[tuple[RankExit, ...], tuple[int, ...]]:
@@ -163,13 +164,23 @@ class Ranks:
         deadline = time.monotonic() + timeout
         while True:
             exits += self.reap()
-            left = self._below()
-            if not left or time.monotonic() >= deadline:
+            seen = self._seen_below()
+            left = tuple(self._pids.values()) if seen is None else seen
+            if (not left and seen is not None) or time.monotonic() >= deadline:
                 # One that ended between the two looks is a zombie, which counts as gone.
                 return (*exits, *self.reap()), left
             for pid in left:
                 _kill_if_there(pid)
             time.sleep(_SWEEP_PAUSE_SECONDS)
+
+    def _seen_below(self) -> tuple[int, ...] | None:
+        """None where there is nothing to look with, for as long as that lasts."""
+        try:
+            return self._below()
+        except OSError as error:
+            if not is_scarcity(error):
+                raise
+            return None
 
     def _below(self) -> tuple[int, ...]:
         """Everything below this process but what stands by."""

@@ -1,0 +1,55 @@
+"""A supervisor that has run out of what the system gives: open files, processes."""
+
+from __future__ import annotations
+
+import resource
+
+import psutil
+import pytest
+
+from llmtop.profiler.record.events import RankStarted
+from llmtop.trainer import control
+from tests.faults.conftest import Start
+
+LIMITS = {"files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC}
+_TURNS = 60
+
+
+def turns(pid: int) -> int:
+    """How often a process has waited: its loop goes on."""
+    return int(psutil.Process(pid).num_ctx_switches().voluntary)
+
+
+@pytest.mark.parametrize("what", LIMITS)
+def test_a_supervisor_that_is_given_nothing_more_goes_on(start: Start, what: str) -> None:
+    run = start("trains")
+    run.wait_for_step(3)
+    run.wait_for(lambda: len(run.events("hardware")) > 0)
+    pid = run.supervisor_pid
+    before, turned = resource.prlimit(pid, LIMITS[what]), turns(pid)
+    ranks = [psutil.Process(event.pid) for event in run.of(RankStarted)]
+    resource.prlimit(pid, LIMITS[what], (1, before[1]))
+    run.wait_for(lambda: turns(pid) > turned + _TURNS)
+    assert all(rank.is_running() for rank in ranks)
+    if what == "files":
+        assert run.log().count("requests and samples wait: [Errno 24] Too many open files") == 1
+    resource.prlimit(pid, LIMITS[what], before)
+    samples = len(run.events("hardware"))
+    run.wait_for(lambda: len(run.events("hardware")) > samples + 2)
+    control.stop(run.run, save=False)
+    assert run.end().state == "stopped"
+    assert "Traceback" not in run.log()
+
+
+def test_ranks_are_ended_where_processes_cannot_be_listed(start: Start) -> None:
+    run = start("is_stubborn")
+    run.wait_for_step(1)
+    ranks = [psutil.Process(event.pid) for event in run.of(RankStarted)]
+    control.stop(run.run, save=False)
+    run.wait_for(lambda: bool(control.answers(run.run)))
+    pid = run.supervisor_pid
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (1, before[1]))
+    assert not psutil.wait_procs(ranks, timeout=60)[1]
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    assert run.end().state == "stopped"
