@@ -78,6 +78,8 @@ def import_run(
             return _unpacked(opened, plan, archive, root, _run_id(plan.manifest, name))
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, struct.error) as error:
         raise _damaged(archive, str(error)) from error
+    except OSError as error:
+        raise LlmtopError(f"{archive} cannot be read", why=error.strerror or str(error)) from error
 
 
 class _Bounded(io.FileIO):
@@ -87,6 +89,11 @@ class _Bounded(io.FileIO):
         if size is not None and size > _LONGEST_READ_BYTES:
             raise zipfile.BadZipFile("its list of files is longer than that of any run")
         return super().read(size)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        if whence == io.SEEK_SET and offset < 0:
+            raise zipfile.BadZipFile("a file in it is said to begin before the archive")
+        return super().seek(offset, whence)
 
 
 @contextmanager

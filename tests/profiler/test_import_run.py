@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import stat
+import struct
 import tracemalloc
 import zipfile
 from collections.abc import Callable
@@ -184,6 +188,31 @@ def test_a_flipped_byte_is_found(tmp_path: Path) -> None:
     with pytest.raises(LlmtopError, match="damaged"):
         import_run(archive, tmp_path / "here")
     assert not (tmp_path / "here").exists()
+
+
+def test_a_file_that_begins_before_the_archive_is_found(tmp_path: Path) -> None:
+    _, archive = exported(tmp_path)
+    content = bytearray(archive.read_bytes())
+    end = content.rindex(b"PK\5\6")
+    (begins,) = struct.unpack_from("<I", content, end + 16)
+    struct.pack_into("<I", content, end + 16, begins + 100_000)
+    archive.write_bytes(content)
+    with pytest.raises(LlmtopError, match="is damaged") as refused:
+        import_run(archive, tmp_path / "here")
+    assert refused.value.why == "a file in it is said to begin before the archive"
+    assert not (tmp_path / "here").exists()
+
+
+def test_an_archive_on_a_drive_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, archive = exported(tmp_path)
+
+    def fails(file: io.FileIO, size: int = -1) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("llmtop.profiler.export.importing._Bounded.read", fails)
+    with pytest.raises(LlmtopError, match="cannot be read") as refused:
+        import_run(archive, tmp_path / "here")
+    assert refused.value.why == "Input/output error"
 
 
 def rewritten(archive: Path, name: str, content: bytes | None) -> None:
