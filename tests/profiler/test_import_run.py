@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import stat
 import struct
@@ -206,10 +205,10 @@ def test_a_file_that_begins_before_the_archive_is_found(tmp_path: Path) -> None:
 def test_an_archive_on_a_drive_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, archive = exported(tmp_path)
 
-    def fails(file: io.FileIO, size: int = -1) -> bytes:
+    def fails(file: zipfile.ZipExtFile, size: int = -1) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("llmtop.profiler.export.importing._Bounded.read", fails)
+    monkeypatch.setattr(zipfile.ZipExtFile, "read", fails)
     with pytest.raises(LlmtopError, match="cannot be read") as refused:
         import_run(archive, tmp_path / "here")
     assert refused.value.why == "Input/output error"
