@@ -220,10 +220,15 @@ class LlmtopApp(Answering):
 
     def on_part_came(self, message: PartCame) -> None:
         """Unless the person has gone elsewhere meanwhile."""
-        if self.screen is message.asked_on:
-            self.watch_run(message.part)
-            if message.problem:
-                self.notify(message.problem, severity="warning", timeout=8, markup=False)
+        if self.screen is not message.asked_on:
+            return
+        problem, part = message.problem, message.part
+        if problem and not part.rank_events():
+            self.notify(f"Nothing of it has come: {problem}", severity="error", timeout=8, markup=False)
+            return
+        self.watch_run(part)
+        if problem:
+            self.notify(f"Only what came before is shown: {problem}", severity="warning", markup=False)
 
     def on_monitor_asked(self, message: MonitorAsked) -> None:
         try:

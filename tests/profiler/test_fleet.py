@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -20,6 +21,7 @@ from llmtop.profiler.fleet.summary import ALONE, STEP, HostSummarised, Worst, de
 from llmtop.profiler.record.events import LogThinned
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.hosts import HostDir
+from llmtop.profiler.record.remote import Remote, write_remote
 from llmtop.profiler.record.segments import log_bytes, segment_path, segments_of, thinned_path
 from llmtop.profiler.record.thinning import Bounds
 from tests.fleets import PlayedFleet
@@ -360,3 +362,14 @@ def test_a_list_of_runs_reads_of_hosts_only_the_first(fleet: PlayedFleet, tmp_pa
     assert (state.steps_finished, state.status) == (4, "running") and state.last_loss is not None
     alone = make_recorded_run(tmp_path, steps=3)
     assert telling_part(alone) is alone
+
+
+def test_the_clock_of_who_looks_on_from_elsewhere_is_taken_off(fleet: PlayedFleet) -> None:
+    """An hour apart, hosts would all be said to tell nothing."""
+    fleet.step(3)
+    for ahead_seconds, silent in ((0.0, True), (fleet.time.now - time.time(), False)):
+        remote = Remote(host="gpu-1", path="/x", alive=True, ahead_seconds=ahead_seconds)
+        write_remote(fleet.run.path, remote)
+        reader = FleetReader(fleet.run, fleet.hosts)
+        reader.poll()
+        assert all((seconds > 30.0) == silent for seconds in reader.quiet_seconds().values()), ahead_seconds

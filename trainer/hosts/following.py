@@ -79,6 +79,8 @@ class Following:
         self._host = host
         self._tell = tell
         self._held = ExitStack()
+        self._asked = 0
+        """What the newest `bring` is asked about."""
         self._remote: Remote | None = None
         self._twin: Twin | None = None
         self._folder: Path | None = None
@@ -118,10 +120,10 @@ class Following:
         """Have these ranks of a host come too, from now on; what `has_come` is to be asked about."""
         assert self._twin is not None
         kept = self._kept if self._is_whole else with_part(self._kept, host, ranks)
-        if kept == self._kept:
-            return 0
-        self._kept = self._twin.kept = kept
-        return self._link.follow_anew()
+        if kept != self._kept:
+            self._kept = self._twin.kept = kept
+            self._asked = self._link.follow_anew()
+        return self._asked
 
     def has_come(self, number: int) -> bool:
         return self._link.synced >= number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -11,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
@@ -26,6 +28,7 @@ _DEAD_SECONDS = 20.0
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 10.0
 _ROUND_TRIPS = 8
+_PIPE_BYTES = 1 << 20
 _MOST_WAITING_BYTES = 4 << 20
 _MOST_BYTES = 4 << 30
 """Of a document; a snapshot of a large model's memory is the longest."""
@@ -239,6 +242,8 @@ class _Connection:
         self._in, self._out = process.stdin.fileno(), process.stdout.fileno()
         os.set_blocking(self._in, False)
         os.set_blocking(self._out, False)
+        with suppress(OSError):  # more than a person may have: then both sides take turns more often
+            fcntl.fcntl(self._out, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._read = bytearray()
         self._head: dict[str, Any] | None = None
         """Of a message whose bytes are still coming."""
@@ -290,7 +295,7 @@ class _Connection:
         self._write += json.dumps(head).encode() + b"\n" + (body or b"")
 
     def _take(self) -> bool:
-        came = os.read(self._out, 1 << 18)
+        came = os.read(self._out, _PIPE_BYTES)
         if not came:
             return False
         self._heard_any = True

@@ -28,7 +28,7 @@ from llmtop.trainer.hosts.farruns import glances
 _SILENCE_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 0.5
-_IDLE_SHARE = 10.0
+_IDLE_SHARE = 30.0
 """A look at the folder that takes long is made the more seldom."""
 _MOST_WAITING_BYTES = 1 << 20
 

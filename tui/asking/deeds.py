@@ -96,7 +96,7 @@ def bring(part: HostDir, given_up: Callable[[], bool]) -> str:
         if not problem:
             broke_at = time.monotonic()
         elif time.monotonic() - broke_at > _BREAK_SECONDS:
-            return f"Only what came before is shown: {problem}"
+            return problem
         time.sleep(_LOOK_SECONDS)
     return ""
 
