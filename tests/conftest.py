@@ -6,6 +6,10 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
+
+# Under nohup a hang-up is ignored by all that is started; tests of what one does need that it is not.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 if importlib.util.find_spec("hypothesis") is not None:
     # Without it the tests of a GPU machine still run.
