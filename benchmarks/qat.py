@@ -1,6 +1,8 @@
 """What quantization-aware training loses at 4 bits, and what rounding after training loses; a row for each.
 
     python -m benchmarks.qat --out benchmarks/results/qat_cpu.jsonl
+    python -m benchmarks.qat --half-billion --out benchmarks/results/qat_gpu.jsonl   # one GPU, some 4 minutes
+    python -m benchmarks.qat --half-billion --tiny --cpu                             # the same way, tried out
 
 For each seed a model is trained, and goes on from there with the same text, steps and rates: as it was, and
 with each kind of fake quantization. The first is then rounded by torchao exactly as the others are
@@ -23,6 +25,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.halfbillion import installed_sources, settings, write_shape
 from benchmarks.session import machine_of, run_main
 from llmtop.presets import catalog
 from llmtop.presets.resolve import Layer, recipe_layers, resolve
@@ -56,6 +59,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace, root: Path) -> None:
         self.options, self.root = options, root
         self.machine = machine_of(options)
+        self.shape = write_shape(root / "half-billion", options.shape) if options.shape else None
         self.training, self.held_out = self._split()
         self._environment()
         self.place = place_from_environment()
@@ -70,8 +74,9 @@ class Bench:
     def spec(self, **values: Any) -> RunSpec:
         given: dict[str, Any] = {"gpus": 1, "zero": 2, "data": str(self.training), "save_at_end": True}
         given |= {"classify_every": 0, "kernel_profile_step": 0}
-        if self.options.model:
-            given["model"] = self.options.model
+        given |= self.options.run
+        if self.options.model or self.shape:
+            given["model"] = self.options.model or str(self.shape)
         layers = [
             *recipe_layers(catalog.load_recipe(self.options.recipe)),
             Layer(ValueSource.COMMAND_LINE, "benchmark", {**given, **values}),
@@ -128,7 +133,10 @@ class Bench:
         return torch.tensor(ids[:whole]).view(-1, length)[: self.options.windows]
 
     def _split(self) -> tuple[Path, list[str]]:
-        texts = [piece.text for piece in read_pieces(self.options.data, "text")]
+        if self.options.text_bytes:
+            texts = installed_sources(self.options.text_bytes)
+        else:
+            texts = [piece.text for piece in read_pieces(self.options.data, "text")]
         # Documents of one kind lie beside each other.
         random.Random(0).shuffle(texts)
         held_out = texts[: max(1, round(HELD_OUT * len(texts)))]
@@ -243,7 +251,13 @@ def main() -> None:
     parser.add_argument("--more-steps", type=int, default=60)
     parser.add_argument("--more-rate", type=float, default=1e-3)
     parser.add_argument("--windows", type=int, default=512, help="sequences of held-out text, at most")
+    parser.add_argument("--half-billion", action="store_true", help="0.5B weights, on installed sources")
+    parser.add_argument("--tiny", action="store_true", help="with --half-billion: everything a thousandth")
+    parser.set_defaults(shape={}, run={}, text_bytes=0)
     options = parser.parse_args()
+    if options.half_billion:
+        parser.set_defaults(**settings(tiny=options.tiny))
+        options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="llmtop-qat-") as folder:
         bench = Bench(options, Path(folder))

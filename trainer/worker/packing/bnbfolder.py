@@ -155,8 +155,8 @@ def _relative_rms(tensor: SourceTensor, back: torch.Tensor) -> float | None:
     lost = held = 0.0
     first = 0
     for piece in pieces(tensor):
-        rows = torch.from_numpy(piece)
-        change = back[first : first + len(rows)].cpu() - rows
+        rows = torch.from_numpy(piece).to(back.device)
+        change = back[first : first + len(rows)] - rows
         lost += float(change.double().square().sum())
         held += float(rows.double().square().sum())
         first += len(rows)
