@@ -10,7 +10,7 @@ def send_to_host(number: float | torch.Tensor | None) -> float | torch.Tensor | 
 
     To ask a tensor of the device for its value waits for all that is queued there, the next step included.
     """
-    if not isinstance(number, torch.Tensor) or number.device.type != "cuda":
+    if not isinstance(number, torch.Tensor) or not number.is_cuda:
         return number
     host = torch.empty(number.shape, dtype=number.dtype, pin_memory=True)
     return host.copy_(number.detach(), non_blocking=True)

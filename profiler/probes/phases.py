@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from llmtop.profiler.record.events import Phase
 
 PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "optimizer")
+
+
+Marks = tuple[Callable[[tuple[Phase, Any]], None], Callable[[], Any]]
+"""What keeps a border, the phase that ends there and its mark; and what makes a mark: what `stop` does, without
+its frame."""
 
 
 class StepTimes(Protocol):
@@ -30,6 +36,10 @@ class PhaseTimer(Protocol):
         ...
 
     def stop(self, phase: Phase) -> None: ...
+
+    def marks(self) -> Marks:
+        """Of this step alone."""
+        ...
 
     def finish_step(self) -> StepTimes: ...
 
@@ -76,6 +86,9 @@ class CpuPhaseTimer:
 
     def stop(self, phase: Phase) -> None:
         self._borders.append((phase, perf_counter()))
+
+    def marks(self) -> Marks:
+        return self._borders.append, perf_counter
 
     def finish_step(self) -> StepTimes:
         return _ClockTimes(self._began, self._borders, perf_counter())
@@ -127,6 +140,9 @@ class CudaPhaseTimer:
 
     def stop(self, phase: Phase) -> None:
         self._borders.append((phase, self._marked()))
+
+    def marks(self) -> Marks:
+        return self._borders.append, self._marked
 
     def finish_step(self) -> StepTimes:
         return _EventTimes(self._began, self._borders, self._marked())

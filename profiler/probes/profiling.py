@@ -19,6 +19,7 @@ import torch
 from msgspec.structs import replace
 
 from llmtop.profiler.probes.nearlimit import NearLimit, near_limit_of
+from llmtop.profiler.probes.phases import Marks
 from llmtop.profiler.probes.snapshotting import MAKERS, Recording, Writing
 from llmtop.profiler.probes.training import StepReading, TrainingProbes, is_classified
 from llmtop.profiler.record.events import AnyEvent, Phase
@@ -128,6 +129,10 @@ class Profiling:
         if self._recording is None:
             return self._probes.phase(phase, last=last)
         return self._recorded(self._recording, phase, last=last)
+
+    def marks(self) -> Marks | None:
+        """As of the probes, once a step has begun; none while a snapshot is taken."""
+        return self._probes.marks() if self._recording is None else None
 
     @contextmanager
     def _recorded(self, recording: Recording, phase: Phase, *, last: bool) -> Iterator[None]:

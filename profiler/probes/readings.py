@@ -14,14 +14,24 @@ from statistics import median_low
 from llmtop.profiler.probes.allocator import MemoryMeter, merge
 from llmtop.profiler.record.events import UNREAD_STEPS, Phase, PhaseMemory
 
-ALLOWED_SECONDS = 25e-6
-"""Of each step, on average: a quarter of what all of watching may take."""
-ALLOWED_SHARE = 0.00125
+ALLOWED_SECONDS = 12.5e-6
+"""Of each step, on average: an eighth of what all of watching may take."""
+ALLOWED_SHARE = 0.000625
 """Of each step's time, likewise."""
+COUNTED_SECONDS, COUNTED_SHARE = 10e-6, 0.0005
+"""Of a script's step, likewise, for counting tensors: the larger of the two, so that in long steps they are
+counted as often as ever."""
 ALWAYS_READ_STEPS = 5
 """Of each process: the first ones take memory that later ones do not, and do not tell the cost."""
 _EVERY = (1, 2, 5, 10, 20, 50, 100)
+_RARER = (1, 2, 5, 10)
 _REMEMBERED = 5
+
+
+def counted_every(least: int, cost_seconds: float, step_seconds: float) -> int:
+    """Of so many steps a script's tensors are counted in one: `least`, or more where that takes much."""
+    allowed = max(COUNTED_SECONDS, COUNTED_SHARE * step_seconds)
+    return least * next((times for times in _RARER if cost_seconds <= times * least * allowed), _RARER[-1])
 
 
 class ReadingRate:
@@ -45,11 +55,16 @@ class ReadingRate:
         self.steps += 1
         return self.steps <= ALWAYS_READ_STEPS or step % self.every == 0
 
+    @property
+    def step_seconds(self) -> float:
+        """Of the newest steps."""
+        return median_low(self._step_seconds)
+
     def took(self, seconds: float) -> None:
         """What the readings of a step took; of one with nothing else to look at."""
         self._costs.append(seconds)
         # Of two the lower: one that another process held up proves nothing.
-        allowed = min(ALLOWED_SECONDS, ALLOWED_SHARE * median_low(self._step_seconds))
+        allowed = min(ALLOWED_SECONDS, ALLOWED_SHARE * self.step_seconds)
         cost = median_low(self._costs)
         self.every = next((every for every in _EVERY if cost <= every * allowed), _EVERY[-1])
 

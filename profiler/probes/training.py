@@ -6,9 +6,12 @@ A probe that fails says so in the log and stays off; it never stops the training
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from statistics import median_low
+from time import perf_counter
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -24,8 +27,8 @@ from llmtop.profiler.probes.heap import read_heap
 from llmtop.profiler.probes.kernels import KernelRecorder
 from llmtop.profiler.probes.outside import OutsideProbe
 from llmtop.profiler.probes.peaks import PeakProbe, hidden_size_of
-from llmtop.profiler.probes.phases import PHASES, StepTimes, phase_timer
-from llmtop.profiler.probes.readings import MemoryReadings
+from llmtop.profiler.probes.phases import PHASES, Marks, StepTimes, phase_timer
+from llmtop.profiler.probes.readings import MemoryReadings, counted_every
 from llmtop.profiler.probes.tracer import CudaTracer, Tracer
 from llmtop.profiler.record.events import AnyEvent, MemoryClassified, OutsideMoment, Phase, PhaseMemory
 
@@ -35,6 +38,8 @@ Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
 _ALWAYS_CLASSIFIED = (1, 2)
+_REMEMBERED = 5
+"""Costs of classifying."""
 _OUTSIDE_AFTER: dict[int, OutsideMoment] = {1: "first_step", 2: "second_step"}
 """Steps since this process began: kernels are loaded when they are first used."""
 
@@ -100,16 +105,23 @@ class TrainingProbes:
         records_kernels: bool = False,
         outside: OutsideProbe | None = None,
         tracer: Tracer | None = None,
+        sparing: bool = False,
         emit: Callable[[AnyEvent], None],
     ) -> None:
         """In `kernel_step` the rank that `records_kernels` names what runs; the other ranks wait for it.
 
+        `sparing`: nobody has asked for `classify_every`, so it is only the least: it grows where classifying
+        takes much of a step.
         `tracer` is the record of the device's allocator; on CUDA there always is one.
         """
         self._engine = engine
         self._on_cpu = device.type == "cpu"
         self._emit = emit
-        self._classify_every = classify_every
+        self.classify_every = classify_every
+        self._least_every = classify_every if sparing else None
+        self._counting_seconds = 0.0
+        """What classifying took of this step."""
+        self._counted: deque[float] = deque(maxlen=_REMEMBERED)
         self._timer = phase_timer(device)
         self._memory = MemoryReadings(memory_meter(device))
         self._closely = True
@@ -127,6 +139,9 @@ class TrainingProbes:
         self._peaks = None if tracer is None else self._peak_probe(tracer, device, vocab_size)
         self._broken: set[str] = set()
         self._step = 0
+        self.sampled = self.profiled = False
+        """Whether this step's tensors are classified; whether its kernels are recorded, by this rank or by
+        one that it waits for."""
         self._asked_step: int | None = None
         """The last step that a trace was considered for."""
         self._changed = False
@@ -140,8 +155,9 @@ class TrainingProbes:
         if self._changed:
             self._changed, self._changed_step = False, step
         self._inside_step = None
-        due = self._memory.is_due(step)
-        self._closely = due or self.sampled or self.profiled
+        self.sampled = step == self._changed_step or is_classified(step, self.classify_every)
+        self.profiled = step == self._kernel_step
+        self._closely = self._memory.is_due(step) or self.sampled or self.profiled
         if self._closely:
             self._guarded("memory", self._memory.start_step)
         else:
@@ -153,6 +169,10 @@ class TrainingProbes:
     def phase(self, phase: Phase, *, last: bool) -> AbstractContextManager[None]:
         """One phase of one micro-batch; `last` marks the micro-batch that ends with the optimizer step."""
         return self._watched(phase, last=last) if self._closely else self._timed.get(phase, _NOTHING)
+
+    def marks(self) -> Marks | None:
+        """What ends phases of this step where nothing but times is taken; None where `phase` must be used."""
+        return None if self._closely or "times" in self._broken else self._timer.marks()
 
     @contextmanager
     def _watched(self, phase: Phase, *, last: bool) -> Iterator[None]:
@@ -175,7 +195,12 @@ class TrainingProbes:
     def finish_step(self) -> StepReading:
         """Call at the end of a step, after its last phase."""
         # First, so that what the probes do now is not part of the step.
-        times = self._guarded("times", self._timer.finish_step)
+        times: StepTimes | None = None
+        if "times" not in self._broken:
+            try:
+                times = self._timer.finish_step()
+            except Exception:  # noqa: BLE001 - shown in full by what it calls
+                self._turn_off("times")
         if self._closely:
             self._finish_closely()
         return StepReading(
@@ -191,7 +216,7 @@ class TrainingProbes:
 
     def change(self, *, classify_every: int) -> None:
         """Between two steps, after the run was changed: the coming step is classified, whatever the rate."""
-        self._classify_every = classify_every
+        self.classify_every = classify_every
         self._changed = True
         self._guarded("memory", self._memory.change)
 
@@ -220,16 +245,6 @@ class TrainingProbes:
 
     def peaks(self) -> Peaks:
         return self._memory.meter.peaks()
-
-    @property
-    def sampled(self) -> bool:
-        """Whether this step's tensors are classified."""
-        return self._step == self._changed_step or is_classified(self._step, self._classify_every)
-
-    @property
-    def profiled(self) -> bool:
-        """Whether this step's kernels are recorded, by this rank or by the one that it waits for."""
-        return self._step == self._kernel_step
 
     @property
     def _tracing(self) -> PeakProbe | None:
@@ -281,6 +296,14 @@ class TrainingProbes:
             return tracing.watch.backward()
         return nullcontext()
 
+    def _spare(self) -> None:
+        self._counted.append(self._counting_seconds)
+        self._counting_seconds = 0.0
+        if self._least_every is not None:
+            # Of two the lower, as for readings.
+            cost = median_low(self._counted)
+            self.classify_every = counted_every(self._least_every, cost, self._memory.rate.step_seconds)
+
     def _measure_outside(self) -> None:
         moment = _OUTSIDE_AFTER.get(self._memory.rate.steps)
         outside = self._outside
@@ -293,6 +316,7 @@ class TrainingProbes:
     def _finish_closely(self) -> None:
         if self.sampled:
             self._guarded("classification", self._classify_steady)
+            self._spare()
         self._guarded("memory", self._memory.finish_step, plain=not (self.sampled or self.profiled))
         if self._tracing is not None:
             self._guarded("peak", self._tracing.finish)
@@ -311,6 +335,7 @@ class TrainingProbes:
         self._emit(self._classified(Moment.STEADY))
 
     def _classified(self, moment: Moment) -> MemoryClassified:
+        began = perf_counter()
         found = classify(self._engine, on_cpu=self._on_cpu)
         if self._tracing is not None:
             self._tracing.watch.see_storages(found.storages)
@@ -322,6 +347,7 @@ class TrainingProbes:
         heap = read_heap() if self._on_cpu else None
         if heap is not None:
             components[Component.FRAGMENTATION] = max(0, heap.free_bytes - self._heap_free_before)
+        self._counting_seconds += perf_counter() - began
         return MemoryClassified(
             step=self._step,
             moment=moment,

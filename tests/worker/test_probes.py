@@ -256,6 +256,40 @@ def test_a_clock_that_fails_is_off_and_stops_nothing(
     assert caplog.text.count("the probe of times failed in step 1 and is off from here on") == 1
 
 
+def test_a_script_s_tensors_are_counted_less_often_where_steps_are_short() -> None:
+    engine, seen = bare_engine(torch.nn.Linear(16, 8)), list[AnyEvent]()
+    probes = TrainingProbes(
+        engine, device=CPU, vocab_size=99, classify_every=4, sparing=True, emit=seen.append
+    )
+    list(train_steps(probes, engine, 9))
+    assert probes.classify_every > 4 and probes.classify_every % 4 == 0
+    assert {event.step for event in seen if isinstance(event, MemoryClassified)} == {1, 2}
+
+
+def test_where_nothing_but_times_is_taken_marks_do_for_phases() -> None:
+    """As a loop that is not ours ends its phases."""
+    engine = bare_engine(torch.nn.Linear(16, 8))
+    probes = TrainingProbes(engine, device=CPU, vocab_size=99, classify_every=0, emit=lambda _: None)
+    list(train_steps(probes, engine, 8))
+    marked = []
+    for step in range(9, 40):
+        with probes.step(step):
+            marks = probes.marks()
+            if marks is None:
+                with probes.phase("forward", last=True):
+                    pass
+            else:
+                keep, mark = marks
+                keep(("data", mark()))
+                keep(("forward", mark()))
+            reading = probes.finish_step()
+        assert bool(reading.phase_memory) == (marks is None), step
+        assert reading.times is not None
+        assert reading.times.phase_seconds().keys() == ({"forward"} if marks is None else {"data", "forward"})
+        marked.append(marks is not None)
+    assert any(marked)
+
+
 def test_steps_1_and_2_and_every_nth_are_classified_at_four_moments() -> None:
     engine, seen = bare_engine(torch.nn.Linear(16, 8)), list[AnyEvent]()
     probes = TrainingProbes(engine, device=CPU, vocab_size=99, classify_every=4, emit=seen.append)

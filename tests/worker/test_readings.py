@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmtop.profiler.probes.allocator import Peaks
-from llmtop.profiler.probes.readings import ALWAYS_READ_STEPS, MemoryReadings, ReadingRate
+from llmtop.profiler.probes.readings import ALWAYS_READ_STEPS, MemoryReadings, ReadingRate, counted_every
 from llmtop.profiler.record.events import UNREAD_STEPS, Phase, PhaseMemory
 
 PHASES: tuple[Phase, ...] = ("forward", "backward")
@@ -77,14 +77,14 @@ def read_steps(seen: list[dict[str, int | None]]) -> list[int]:
 
 
 def test_what_costs_little_is_read_in_every_step() -> None:
-    training = Training(read_seconds=5e-6)
+    training = Training(read_seconds=4e-6)
     assert read_steps(training.run(30)) == list(range(1, 31))
     assert training.readings.rate.every == 1
 
 
 @pytest.mark.parametrize(
     ("read_seconds", "step_seconds", "every"),
-    [(30e-6, 0.1, 5), (100e-6, 0.1, 20), (30e-6, 0.004, 20), (1.0, 0.1, 100)],
+    [(15e-6, 0.1, 5), (50e-6, 0.1, 20), (15e-6, 0.004, 20), (1.0, 0.1, 100)],
     ids=["dear", "dearer", "in short steps", "never less than one in a hundred"],
 )
 def test_what_costs_more_is_read_as_seldom_as_it_must(
@@ -98,6 +98,17 @@ def test_what_costs_more_is_read_as_seldom_as_it_must(
     assert training.readings.rate.every == every
 
 
+@pytest.mark.parametrize(
+    ("cost_seconds", "step_seconds", "every"),
+    [(0.0009, 0.02, 100), (0.004, 0.02, 500), (1.0, 0.02, 1000), (0.02, 0.5, 100), (0.03, 0.5, 200)],
+    ids=["cheap", "dear", "never less than one in ten of them", "in long steps", "dear in long steps"],
+)
+def test_tensors_are_counted_less_often_where_that_takes_much(
+    cost_seconds: float, step_seconds: float, every: int
+) -> None:
+    assert counted_every(100, cost_seconds, step_seconds) == every
+
+
 def test_one_reading_that_was_held_up_changes_nothing() -> None:
     time = Time()
     rate = ReadingRate(time)
@@ -109,7 +120,7 @@ def test_one_reading_that_was_held_up_changes_nothing() -> None:
 
 
 def test_peaks_of_steps_that_were_not_read_are_told_with_the_next_reading() -> None:
-    seen = Training(read_seconds=30e-6).run(15)
+    seen = Training(read_seconds=15e-6).run(15)
     assert seen[4] == {"forward": 5, "backward": 5}
     assert seen[5:9] == [{}] * 4
     assert seen[9] == {UNREAD_STEPS: 9, "forward": 10, "backward": 10}
@@ -117,7 +128,7 @@ def test_peaks_of_steps_that_were_not_read_are_told_with_the_next_reading() -> N
 
 
 def test_a_step_that_is_read_for_another_reason_is_not_among_the_unread() -> None:
-    training = Training(read_seconds=30e-6)
+    training = Training(read_seconds=15e-6)
     training.run(10)
     training.meter.peak = 999  # what the probes themselves took after the step
     assert training.run(1, closely=True) == [{"forward": 11, "backward": 11}]
@@ -126,7 +137,7 @@ def test_a_step_that_is_read_for_another_reason_is_not_among_the_unread() -> Non
 
 
 def test_what_is_taken_between_two_steps_is_no_step_s() -> None:
-    training = Training(read_seconds=30e-6)
+    training = Training(read_seconds=15e-6)
     training.run(12)
     training.readings.settle()
     training.meter.peak = 999  # a checkpoint
@@ -134,14 +145,14 @@ def test_what_is_taken_between_two_steps_is_no_step_s() -> None:
 
 
 def test_another_setting_is_not_told_what_the_one_before_reached() -> None:
-    training = Training(read_seconds=30e-6)
+    training = Training(read_seconds=15e-6)
     training.run(12)
     training.readings.change()
     assert training.run(1) == [{"forward": 13, "backward": 13}]
 
 
 def test_the_highest_peak_of_a_phase_is_none_of_start_up() -> None:
-    training = Training(read_seconds=5e-6)
+    training = Training(read_seconds=4e-6)
     training.meter.peak = 999
     training.run(3)
     assert training.readings.highest_phase_peak_bytes == 3

@@ -17,6 +17,7 @@ from llmtop.profiler.probes.training import TrainingProbes
 from llmtop.profiler.record.scriptevents import RankAttached
 
 CLASSIFY_EVERY = 100
+"""Steps between exact classifications at least; more where they take much of a step."""
 _LAST_WAIT_SECONDS = 30.0
 """How long the end of a script waits for a snapshot that is being written."""
 _VERSIONED = (
@@ -45,7 +46,12 @@ def join(
     emit(baseline(local_rank=local_rank, device_used_before_bytes=None, on_cpu=device.type == "cpu"))
     emit(model_built(model, engine.basic_optimizer, engine.optimizer, _VERSIONED))
     probes = TrainingProbes(
-        engine, device=device, vocab_size=vocab_size(model), classify_every=CLASSIFY_EVERY, emit=emit
+        engine,
+        device=device,
+        vocab_size=vocab_size(model),
+        classify_every=CLASSIFY_EVERY,
+        sparing=True,
+        emit=emit,
     )
     profiling = Profiling(
         watched.run,
@@ -54,7 +60,7 @@ def join(
         rank=watched.rank,
         device=device,
         kernel_step=None,
-        classify_every=lambda: CLASSIFY_EVERY,
+        classify_every=lambda: probes.classify_every,
         emit=emit,
         last_wait_seconds=_LAST_WAIT_SECONDS,
     )

@@ -37,6 +37,23 @@ def batch_shape(given: tuple[Any, ...], named: Mapping[str, Any]) -> BatchShape 
     return next((shape for one in whole if (shape := _shape(one)) is not None), None)
 
 
+class BatchShapes:
+    """The same from one pass to the next, most of which are alike: then as little is done as can be."""
+
+    def __init__(self) -> None:
+        self._size: torch.Size | None = None
+        self._newest: BatchShape | None = None
+
+    def of(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> BatchShape | None:
+        """As `batch_shape` says; the very same object for the same shape."""
+        ids = named.get(_IDS[0])
+        # Of a table of tokens nothing else is asked.
+        size = ids.shape if isinstance(ids, torch.Tensor) and ids.dim() > 1 else None
+        if size is None or size != self._size:
+            self._size, self._newest = size, batch_shape(given, named)
+        return self._newest
+
+
 def _shape(tensor: Any) -> BatchShape | None:
     if not isinstance(tensor, torch.Tensor) or tensor.dim() < 2:
         return None

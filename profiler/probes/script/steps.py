@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from llmtop.profiler.probes.allocator import Peaks
 from llmtop.profiler.probes.hostcopy import send_to_host
+from llmtop.profiler.probes.phases import Marks
 from llmtop.profiler.probes.profiling import Profiling
 from llmtop.profiler.probes.script.shapes import BatchShape
 from llmtop.profiler.probes.training import StepReading, TrainingProbes
@@ -77,41 +78,42 @@ class Steps:
         self._probes = probes
         self._profiling = profiling
         self._events = events
-        self._device = device
+        # To ask a device for its type takes 15 us in a step.
+        self._on_cuda = device.type == "cuda"
         self._world_size = world_size
-        self._micro = 0
+        self.micro_batches = 0
+        """Begun in this step."""
         self._backward_seen = False
         self._disturbed = False
         self._loss: float | torch.Tensor | None = None
+        self._begun: Phase | None = None
+        """The phase that was begun and has not ended."""
         self._inside: AbstractContextManager[None] | None = None
-        """The phase that was begun."""
+        """What is around it, where more than times is taken."""
+        self._marks: Marks | None = None
+        """What ends a phase where nothing but times is taken."""
         self._asked_at = 0.0
         self._batch: BatchShape | None = None
+        self._told_batch: BatchShape | None = None
         self._largest = 0
         self._unread: deque[_Unread] = deque()
         profiling.step(first_step)
+        self._marks = profiling.marks()
 
     @property
     def last_finished(self) -> int:
         return (self.step or 1) - 1
 
-    @property
-    def micro_batches(self) -> int:
-        """Begun in this step."""
-        return self._micro
-
     # Calls, not contexts: between the engine's own they run on caches that the training has swept, where
     # every frame that is left out counts.
 
     def begin_forward(self, batch: BatchShape | None, *, last: bool) -> None:
-        self._micro += 1
-        self.micro_batch = self._micro
+        self.micro_batches += 1
+        self.micro_batch = self.micro_batches
         self._backward_seen = False
-        if batch is not None:
+        if batch is not None and batch is not self._batch:
             self._batch = batch if self._batch is None else self._batch.largest_with(batch)
-        data = self._profiling.phase("data", last=last)
-        data.__enter__()
-        data.__exit__(None, None, None)
+        self._pass("data", last=last)
         self._begin("forward", last=last)
 
     def begin_backward(self, *, last: bool) -> None:
@@ -129,16 +131,21 @@ class Steps:
     def begin_optimizer(self, *, last: bool) -> None:
         if not self._backward_seen:
             # It went backward by the loss itself: all since the forward pass is that.
-            backward = self._profiling.phase("backward", last=last)
-            backward.__enter__()
-            backward.__exit__(None, None, None)
+            self._pass("backward", last=last)
         self._begin("optimizer", last=last)
 
     def end(self) -> None:
         """The phase is over that was begun; nothing where none was."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return
+        if self._inside is None:
+            if self._marks is not None:
+                keep, mark = self._marks
+                keep((begun, mark()))
+            return
         inside, self._inside = self._inside, None
-        if inside is not None:
-            inside.__exit__(None, None, None)
+        inside.__exit__(None, None, None)
 
     def disturb(self) -> None:
         """Something else than training took time in this step: an evaluation."""
@@ -148,15 +155,15 @@ class Steps:
         """The step is made, and the next one begins."""
         assert self.step is not None
         reading = self._profiling.finish_step()
-        norm, loss = send_to_host(facts.grad_norm), send_to_host(self._loss)
-        reached = None
-        if self._device.type == "cuda":
+        norm, loss, reached = facts.grad_norm, self._loss, None
+        if self._on_cuda:
+            norm, loss = send_to_host(norm), send_to_host(loss)
             reached = torch.cuda.Event()  # type: ignore[no-untyped-call]
             reached.record()
         self._unread.append(
             _Unread(
                 step=self.step,
-                micro_batches=self._micro,
+                micro_batches=self.micro_batches,
                 batch=self._batch,
                 loss=loss,
                 facts=facts,
@@ -166,13 +173,16 @@ class Steps:
                 reached=reached,
             )
         )
-        self._tell_batch()
+        if self._batch is not self._told_batch:
+            self._tell_batch()
         self._tell_finished()
         self.step += 1
-        self._micro, self._loss, self._batch, self._disturbed = 0, None, None, False
+        self.micro_batches, self._loss, self._batch, self._disturbed = 0, None, None, False
         self.micro_batch = self.current = None
-        self._look_for_requests()
+        if time.monotonic() >= self._asked_at + ASK_SECONDS:
+            self._look_for_requests()
         self._profiling.step(self.step)
+        self._marks = self._profiling.marks()
 
     def peaks(self) -> Peaks:
         """Of this process so far."""
@@ -189,22 +199,30 @@ class Steps:
 
     def _look_for_requests(self) -> None:
         """Of a snapshot that is to begin with the coming step, at the earliest."""
-        now = time.monotonic()
-        if now < self._asked_at + ASK_SECONDS:
-            return
-        self._asked_at = now
+        self._asked_at = time.monotonic()
         asked = self._profiling.seen()
         if asked and self.step is not None:
             self._profiling.take(asked, self.step)
 
     def _begin(self, phase: Phase, *, last: bool) -> None:
-        self.current = phase
-        inside = self._profiling.phase(phase, last=last)
-        inside.__enter__()
-        self._inside = inside
+        self.current = self._begun = phase
+        self._inside = None  # of a phase that was broken off
+        if self._marks is None:
+            inside = self._profiling.phase(phase, last=last)
+            inside.__enter__()
+            self._inside = inside
+
+    def _pass(self, phase: Phase, *, last: bool) -> None:
+        """All since the last phase was this one."""
+        if self._marks is not None:
+            keep, mark = self._marks
+            keep((phase, mark()))
+            return
+        with self._profiling.phase(phase, last=last):
+            pass
 
     def _tell_batch(self) -> None:
-        batch = self._batch
+        batch = self._told_batch = self._batch
         if batch is None or self.step is None or batch.tokens < _GROWN * self._largest + 1:
             return
         self._largest = batch.tokens
@@ -213,13 +231,14 @@ class Steps:
                 step=self.step,
                 micro_batch=batch.sequences,
                 seq_len=batch.length,
-                grad_accum=max(1, self._micro),
+                grad_accum=max(1, self.micro_batches),
             )
         )
 
     def _tell_finished(self) -> None:
-        while self._unread and _is_reached(self._unread[0].reached):
-            self._events.hold(partial(self._event, self._unread.popleft()))
+        unread = self._unread
+        while unread and (unread[0].reached is None or _is_reached(unread[0].reached)):
+            self._events.hold(partial(self._event, unread.popleft()))
 
     def _event(self, unread: _Unread) -> StepFinished:
         times, batch = unread.reading.times, unread.batch
@@ -246,11 +265,14 @@ class Steps:
 def _number(loss: torch.Tensor) -> float | torch.Tensor:
     """On a GPU it stays there: to read it would be to wait for it."""
     # `item` alone says nothing of a loss that has a graph.
-    return float(loss.item()) if loss.device.type == "cpu" else loss.detach().reshape(()).float()
+    if loss.is_cpu:
+        return loss.item()
+    part = loss.detach()
+    return (part.reshape(()) if part.dim() else part).float()
 
 
-def _is_reached(mark: torch.cuda.Event | None) -> bool:
-    return mark is None or bool(mark.query())  # type: ignore[no-untyped-call]
+def _is_reached(mark: torch.cuda.Event) -> bool:
+    return bool(mark.query())  # type: ignore[no-untyped-call]
 
 
 def _finite(number: Any) -> float | None:

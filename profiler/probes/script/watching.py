@@ -45,7 +45,7 @@ class Watched:
         self.events = PatientWriter(run.events_path(rank), f"rank{rank}")
         self.steps: Steps | None = None
         self._undo: list[Callable[[], object]] = []
-        self._off = False
+        self.off = False
         self._pid = os.getpid()
         self._earlier_hook = sys.excepthook
         sys.excepthook = self._failed
@@ -61,10 +61,6 @@ class Watched:
         folder = os.environ.get(HOOKED_RUN)
         return None if not folder else cls(RunDir.open(Path(folder)), int(os.environ.get("RANK") or 0))
 
-    @property
-    def off(self) -> bool:
-        return self._off
-
     def undo_with(self, undo: Callable[[], object]) -> None:
         """What puts back a call of the script's that was wrapped."""
         self._undo.append(undo)
@@ -73,7 +69,7 @@ class Watched:
         self, call: Callable[Given, Answer], *given: Given.args, **named: Given.kwargs
     ) -> Answer | None:
         """The call's answer; None where it failed, which turns everything off."""
-        if self._off:
+        if self.off:
             return None
         try:
             return call(*given, **named)
@@ -83,7 +79,7 @@ class Watched:
 
     def turn_off(self, error: BaseException) -> None:
         """Put everything back and say why."""
-        self._off = True
+        self.off = True
         for undo in self._undo:
             undo()
         reason = f"{type(error).__name__}: {error}"
@@ -102,7 +98,7 @@ class Watched:
             raise RankTaken(f"another process is rank {self.rank} of this run already") from None
 
     def _forget(self) -> None:
-        self._off = True
+        self.off = True
         for undo in self._undo:
             undo()
 
@@ -116,7 +112,7 @@ class Watched:
     def _tell_failure(self, error: Exception) -> None:
         assert self.steps is not None
         self.events.write(failure_event(error, self.steps))
-        self._off = True
+        self.off = True
 
     def _finished(self) -> None:
         """The process ends as it should."""
