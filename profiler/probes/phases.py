@@ -14,8 +14,8 @@ PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "optimizer")
 
 
 Marks = tuple[Callable[[tuple[Phase, Any]], None], Callable[[], Any]]
-"""What keeps a border, the phase that ends there and its mark; and what makes a mark: what `stop` does, without
-its frame."""
+"""What keeps a border, the phase that ends there and its mark; and what makes a mark: `stop` without its
+frame."""
 
 
 class StepTimes(Protocol):
