@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import time
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -32,3 +34,29 @@ def test_the_run_ends_and_whoever_looks_is_told(start: Start) -> None:
     with pytest.raises(LlmtopError, match="is not a run|takes no requests"):
         control.stop(RunDir.open(run.run.path), save=False)
     assert not run.run.path.exists(), "nobody makes it again"
+
+
+def without_its_pid(run: RunDir) -> None:
+    run.supervisor_pid_path.unlink()
+
+
+def with_another_pid(run: RunDir) -> None:
+    run.supervisor_pid_path.write_text("{")
+
+
+def without_requests(run: RunDir) -> None:
+    shutil.rmtree(run.control_dir)
+
+
+@pytest.mark.parametrize("harm", [without_its_pid, with_another_pid, without_requests])
+def test_what_a_live_run_is_reached_by_is_put_back(start: Start, harm: Callable[[RunDir], None]) -> None:
+    run = start("trains")
+    run.wait_for_step(2)
+    pid = run.supervisor_pid
+    harm(run.run)
+    end = time.monotonic() + TIMEOUT_SECONDS
+    while not (run.run.supervisor_alive() and run.run.control_dir.is_dir()) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert run.supervisor_pid == pid
+    control.stop(run.run, save=False)
+    assert run.end().state == "stopped"
