@@ -13,7 +13,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.blocks import block_bytes, final_norm_saved
 from llmtop.profiler.memory.loss import loss_bytes
 from llmtop.profiler.memory.mask import mask_bytes
-from llmtop.profiler.memory.mlp import experts_backward, mlp_copies
+from llmtop.profiler.memory.mlp import experts_backward, experts_gradient, mlp_copies
 from llmtop.profiler.memory.pool import OWN_BLOCKS, block_end
 from llmtop.profiler.memory.reduction import end_of_backward
 from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks
@@ -214,14 +214,15 @@ def _block_alive(walk: Walk, index: int) -> _BlockAlive:
 
 
 def _in_experts(walk: Walk, kept: int, workspace: int) -> _BlockAlive | None:
-    """Where the experts are trained: all of them are one tensor, whose gradient is made at once."""
+    """All experts are one tensor, whose gradient is made at once."""
     sizes = walk.sizes
-    if sizes.lora_rank or not sizes.expert_tensor:
+    made = experts_gradient(walk.spec, sizes)
+    if not made:
         return None
     extra, freed = experts_backward(walk.spec, sizes)
     return _BlockAlive(
         activations=kept - freed * sizes.tokens,
-        weight_gradient=sizes.expert_tensor * sizes.dtype_bytes,
+        weight_gradient=made * sizes.dtype_bytes,
         workspace=workspace + extra * sizes.tokens,
     )
 
@@ -239,12 +240,13 @@ def _first_product(walk: Walk) -> int:
 
 
 def _blocks_before_flush(walk: Walk) -> int:
-    """Blocks whose gradients fit the bucket before it is reduced for the first time."""
+    """Blocks whose gradients fit the bucket before it is reduced for the first time; -1 where a head is
+    larger than the bucket, so that the next gradient of all, the last norm's, has it reduced."""
     sizes = walk.sizes
     room = sizes.zero.reduce_bucket_size
     if sizes.head_trained and not walk.spec.model.tied_embeddings:
         if sizes.head_params > room:
-            return 0
+            return -1
         room -= sizes.head_params
     return room // max(1, sizes.layer_params)
 
@@ -295,11 +297,29 @@ def _largest_block(walk: Walk) -> Bytes:
         after = min(before + 1, last)
         points = [(done, False) for done, _ in points if done <= before]
         points += [(done, before < last) for done in _until_checkpoint(after, last, walk.sizes)]
-        if walk.block.peak_in_attention:
+        if walk.block.peak_in_attention and before >= 0:
             # The first flush comes with a gradient of the block's MLP, before the attention's peak.
             points.append((before, True))
     candidates = [_at_block(walk, done, flushed=flushed) for done, flushed in points]
+    if reduces_at_once(walk) and before < 0:
+        candidates.append(_head_reduced(walk))
     return max(candidates, key=lambda components: sum(components.values()))
+
+
+def _head_reduced(walk: Walk) -> Bytes:
+    """A head larger than the bucket is reduced as it is; then the rank's share is made, or before that one
+    flat tensor of the parts of several ranks (deepspeed 0.19.8, `zero/stage_1_and_2.py:reduce_ipg_grads`)."""
+    sizes, layers = walk.sizes, walk.spec.model.num_layers
+    share = 0 if walk.spec.options.offload_optimizer != "none" else sizes.held_gradients
+    beside = max(share, sizes.head_params if sizes.ranks > 1 else 0)
+    return with_resident(
+        walk,
+        activations=_kept(walk, layers) + walk.constant + walk.mask,
+        workspace=walk.block.gradient * sizes.tokens,
+        gradients=walk.accumulated + sizes.dtype_bytes * (sizes.head_params + beside),
+        buffers=_bucket_at(walk, 0),
+        rounding=_block_ends(walk, layers),
+    )
 
 
 def _at_block(walk: Walk, blocks_done: int, *, flushed: bool) -> Bytes:

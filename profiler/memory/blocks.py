@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from llmtop.presets.spec import DTYPE_BYTES, ModelShape, RunSpec, Traced, TracedCost
 from llmtop.profiler.cost.flops import windowed_layers
-from llmtop.profiler.memory.mlp import mlp_backward, mlp_saved
+from llmtop.profiler.memory.latent import latent_output_copied
+from llmtop.profiler.memory.mlp import fused_experts, mlp_backward, mlp_saved
 from llmtop.profiler.memory.qat import qat_bytes
 from llmtop.profiler.memory.sizes import Sizes
 
@@ -263,7 +264,8 @@ def _latent_attention_saved(spec: RunSpec, sizes: Sizes) -> int:
         return latents + 2 * queries_and_keys + heads * (cropped * width + 4)
     # The values are a view that keeps what they were projected with alive: the keys' unrotated part.
     values = heads * (mla.qk_nope_head_dim + mla.v_head_dim) * width
-    return latents + queries_and_keys + values + heads * (mla.v_head_dim * width + 4)
+    outputs = 2 if latent_output_copied(spec) and sizes.attention_adapted else 1
+    return latents + queries_and_keys + values + heads * (outputs * mla.v_head_dim * width + 4)
 
 
 def traced_cost(spec: RunSpec, traced: Traced) -> TracedCost:
@@ -316,7 +318,8 @@ def block_bytes(spec: RunSpec, sizes: Sizes) -> BlockBytes:
     norm = _norm(model, sizes, trained=trained)
     norms = max(1, model.norms_per_layer) * norm
     # Norms after attention and MLP (Gemma-2) feed an addition, which keeps nothing of their output.
-    outputs = (1 if sizes.attention_adapted else 0) + (1 if sizes.mlp_adapted else 0)
+    mlp_reads = sizes.mlp_adapted or fused_experts(model, sizes)
+    outputs = (1 if sizes.attention_adapted else 0) + (1 if mlp_reads else 0)
     if model.norms_per_layer == 1:
         outputs = min(outputs, 1)  # attention and MLP read the same norm's output
     keeps_input = _keeps_input(model, sizes)
@@ -359,6 +362,8 @@ def _unread_outputs(sizes: Sizes) -> int:
     model, moe = sizes.model, sizes.model.moe
     if not sizes.lora_rank or not sizes.mlp_adapted or moe is None or moe.shared_intermediate_size:
         return 0
+    if fused_experts(model, sizes):
+        return 0  # Liger's call keeps its input whatever is frozen
     sparse = model.num_layers - moe.first_dense_layers
     return sparse * model.hidden_size * sizes.dtype_bytes // model.num_layers
 

@@ -55,7 +55,7 @@ def _routed_saved(model: ModelShape, moe: MoeShape, sizes: Sizes) -> int:
 
     Adapters sit on none of them: frozen experts keep neither their input nor the product.
     """
-    if _fused_experts(model, sizes):
+    if fused_experts(model, sizes):
         return moe.experts_per_token * 2 * moe.expert_intermediate_size * sizes.dtype_bytes
     # gpt-oss limits gate and up, and writes its activation as arithmetic: gate and up as they were, the gate
     # within its limit, its sigmoid, their product, up + 1, and the product of all.
@@ -84,17 +84,29 @@ def _router_saved(model: ModelShape, moe: MoeShape, sizes: Sizes) -> int:
 def experts_backward(spec: RunSpec, sizes: Sizes) -> tuple[int, int]:
     """Transient and already freed bytes per token while the experts' first tensor gets its gradient, which is
     there whole: the gradients of gate, up and gathered input are, what was kept of the MLP but the input not.
+
+    Liger's one call keeps all until it is over: the product beside them, and the gradient of its input.
     """
     model, width = spec.model, sizes.dtype_bytes
     if model.moe is None:
         return 0, 0
     inner, hidden = model.moe.expert_intermediate_size, model.hidden_size
-    transient = experts_run(model, model.moe) * (2 * inner + hidden) * width
-    kept_input = 0 if _fused_experts(model, sizes) else experts_run(model, model.moe) * hidden * width
-    return transient, _routed_saved(model, model.moe, sizes) - kept_input
+    chosen = experts_run(model, model.moe)
+    if fused_experts(model, sizes):
+        return (chosen * (3 * inner + hidden) + hidden) * width, 0
+    transient = chosen * (2 * inner + hidden) * width
+    return transient, _routed_saved(model, model.moe, sizes) - chosen * hidden * width
 
 
-def _fused_experts(model: ModelShape, sizes: Sizes) -> bool:
+def experts_gradient(spec: RunSpec, sizes: Sizes) -> int:
+    """Elements of the experts' gradients that are there then: Liger's call makes both, of frozen weights too
+    (liger-kernel 0.8.5, `ops/fused_moe.py:LigerFusedMoEFunction.backward`)."""
+    if fused_experts(spec.model, sizes):
+        return sizes.experts
+    return 0 if sizes.lora_rank else sizes.expert_tensor
+
+
+def fused_experts(model: ModelShape, sizes: Sizes) -> bool:
     """Liger's experts keep gate and up alone: liger-kernel 0.8.5, `ops/fused_moe.py`."""
     return model.moe is not None and "glu" in sizes.liger and model.family in FUSED_EXPERTS
 
@@ -122,7 +134,7 @@ def mlp_backward(spec: RunSpec, sizes: Sizes) -> tuple[int, int]:
         return 2 * inner, 0
     if not model.gated_mlp:
         return inner, 0
-    if _fused_experts(model, sizes):
+    if fused_experts(model, sizes):
         return 3 * inner, 0
     if "glu" in sizes.liger:
         return inner, 0

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from msgspec import Struct
 
 from llmtop.profiler.memory.tape.layers import Dropout, Frame, Kept, Linear, Norm, Rotary
 from llmtop.profiler.memory.tape.machine import Tensor
 
 
-class Heads(NamedTuple):
+class Heads(Struct, frozen=True):
     """Sizes of one attention, in bytes of the micro-batch unless they say otherwise."""
 
     query: int
     kv: int
+    value: int
+    """Of the values' gradient; the keys' is `kv`."""
+    output: int
+    """Of what attention gives."""
     statistics: int
     """One fp32 for each query of each head."""
     wide_query: int
@@ -24,6 +28,8 @@ class Heads(NamedTuple):
     """Fewer heads of keys and values than of queries."""
     several: bool
     """More than one sequence: heads by row are then no view of what a plain product takes."""
+    in_order: bool = False
+    """Queries and keys lie head by head, as a plain product takes them; values do not."""
 
 
 _CUDNN_BYTES = 256
@@ -45,7 +51,7 @@ class FusedKernel:
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Kept]:
         machine = self.frame.machine
-        y, statistics = machine.new(self.heads.query), machine.new(self.heads.statistics)
+        y, statistics = machine.new(self.heads.output), machine.new(self.heads.statistics)
         if self.one_buffer:
             kept = self.frame.save(key, query, value, statistics, y)
         else:
@@ -55,7 +61,7 @@ class FusedKernel:
 
     def backward(self, gradient: Tensor, kept: Kept) -> tuple[Tensor, Tensor, Tensor]:
         machine, heads = self.frame.machine, self.heads
-        of_query, of_key, of_value = machine.new(heads.query), machine.new(heads.kv), machine.new(heads.kv)
+        of_query, of_key, of_value = machine.new(heads.query), machine.new(heads.kv), machine.new(heads.value)
         buffers = [machine.new(size) for size in self.buffers]
         machine.drop(*reversed(buffers), gradient, *kept)
         return of_query, of_key, of_value
@@ -80,8 +86,9 @@ class EagerKernel:
         machine, heads, save = self.frame.machine, self.heads, self.frame.save
         repeated = [machine.new(heads.query), machine.new(heads.query)] if heads.grouped else []
         keys, values = repeated or (key, value)
-        queries = machine.new(heads.query) if heads.several else machine.keep(query)
-        keys = self._taken(keys)
+        is_copied = heads.several and not heads.in_order
+        queries = machine.new(heads.query) if is_copied else machine.keep(query)
+        keys = machine.keep(keys) if heads.in_order else self._taken(keys, heads.query)
         scores = machine.new(heads.scores)
         kept = save(queries, keys)
         machine.drop(queries, keys)
@@ -105,11 +112,11 @@ class EagerKernel:
         dropped: Kept = ()
         if self.dropout is not None:
             weights, dropped = self.dropout.forward(weights)
-        values = self._taken(values)
+        values = self._taken(values, heads.output)
         kept = (*kept, *save(weights, values), *capped, *dropped)
-        attended = machine.new(heads.query)
+        attended = machine.new(heads.output)
         machine.drop(values)
-        y = machine.new(heads.query)
+        y = machine.new(heads.output)
         machine.drop(attended, *repeated)
         self.returned = weights
         return y, kept
@@ -118,19 +125,19 @@ class EagerKernel:
         self.frame.machine.drop(self.returned)
         self.returned = None
 
-    def _taken(self, tensor: Tensor) -> Tensor:
+    def _taken(self, tensor: Tensor, size: int) -> Tensor:
         """As the product of matrices takes it; what was repeated is in order already."""
         machine, heads = self.frame.machine, self.heads
-        return machine.new(heads.query) if heads.several and not heads.grouped else machine.keep(tensor)
+        return machine.new(size) if heads.several and not heads.grouped else machine.keep(tensor)
 
     def backward(self, gradient: Tensor, kept: Kept) -> tuple[Tensor, Tensor, Tensor]:
         machine, heads = self.frame.machine, self.heads
         queries, keys, softmax, weights, values, *others = kept
-        copied = machine.new(heads.query)
+        copied = machine.new(heads.output) if heads.several else machine.keep(gradient)
         machine.drop(gradient)
-        of_values = machine.new(heads.query)
+        of_values = machine.new(heads.output)
         of_scores = machine.new(heads.scores)
-        machine.drop(copied, weights, values)
+        machine.drop(copied, values, weights)
         if self.dropout is not None:
             of_scores = self.dropout.backward(of_scores, (others.pop(),))
         if self.casts:
@@ -150,7 +157,7 @@ class EagerKernel:
             machine.drop(result, tanh)
             result = passed
         of_keys, of_query = machine.new(heads.query), machine.new(heads.query)
-        machine.drop(result, queries, keys)
+        machine.drop(result, keys, queries)
         # The heads were repeated before all products.
         of_value = self._of_group(of_values)
         return of_query, self._of_group(of_keys), of_value
@@ -274,13 +281,11 @@ class Attention:
         of_input = self.value.backward(value, of_value)
         if self.key_norm is not None:
             key = self.key_norm.backward(key, key_norm)
-        else:
-            key = self._in_rows(key, self.heads.kv)
+        key = self._in_rows(key, self.heads.kv)
         of_input = self.key.backward(key, of_key, of_input)
         if self.query_norm is not None:
             query = self.query_norm.backward(query, query_norm)
-        else:
-            query = self._in_rows(query, self.heads.query)
+        query = self._in_rows(query, self.heads.query)
         return self.query.backward(query, of_query, of_input)
 
     def _in_rows(self, gradient: Tensor, size: int) -> Tensor:

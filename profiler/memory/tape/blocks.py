@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Protocol
 
-from llmtop.profiler.memory.tape.attention import Attention
-from llmtop.profiler.memory.tape.joined import JoinedAttention
+from msgspec import Struct
+
 from llmtop.profiler.memory.tape.layers import Dropout, Frame, Kept, Linear, Norm
 from llmtop.profiler.memory.tape.machine import Tensor
 
 
-class GatedMlp:
+class _AtOnce:
+    """Its backward pass begins with something that was kept."""
+
+    def begin(self) -> None:
+        """Nothing comes before that."""
+
+
+class GatedMlp(_AtOnce):
     """Gate, activation, up, product, down; Liger computes the activation anew and writes over its inputs."""
 
     def __init__(self, frame: Frame, *, gate: Linear, up: Linear, down: Linear, fused: bool) -> None:
@@ -38,26 +45,70 @@ class GatedMlp:
         machine.drop(product)
         return y, [of_gate, of_up, of_product, of_down]
 
-    def backward(self, gradient: Tensor, kept: list[Kept]) -> Tensor:
+    def backward(self, gradient: Tensor, kept: list[Kept], held: Tensor | None = None) -> Tensor:
+        """`held` is what the gradient of the input already is; the sum of both is given."""
         machine = self.frame.machine
         of_gate, of_up, of_product, of_down = kept
         product = self.down.backward(gradient, of_down)
         if self.fused:
             gate, up = of_product
             machine.drop(product)
-            of_input = self.up.backward(up, of_up)
+            of_input = self.up.backward(up, of_up, held)
             return self.gate.backward(gate, of_gate, of_input)
         gate, active, up = of_product
         up_gradient, active_gradient = machine.new(self.bytes), machine.new(self.bytes)
         machine.drop(product, up, active)
-        of_input = self.up.backward(up_gradient, of_up)
+        of_input = self.up.backward(up_gradient, of_up, held)
         self.frame.enter()
         gate_gradient = machine.new(self.bytes)
         machine.drop(active_gradient, gate)
         return self.gate.backward(gate_gradient, of_gate, of_input)
 
 
-class PlainMlp:
+class JoinedMlp(_AtOnce):
+    """As `GatedMlp`, with gate and up in one product (Phi-3)."""
+
+    def __init__(self, frame: Frame, *, joined: Linear, down: Linear, fused: bool) -> None:
+        self.frame, self.joined, self.down, self.fused = frame, joined, down, fused
+        self.bytes = joined.out_bytes // 2
+
+    def forward(self, x: Tensor, *, ending: bool = True) -> tuple[Tensor | None, list[Kept]]:
+        machine, save = self.frame.machine, self.frame.save
+        joined, of_joined = self.joined.forward(x)
+        if self.fused:  # Liger's kernel takes both halves as copies
+            gate, up = machine.new(self.bytes), machine.new(self.bytes)
+            product = machine.new(self.bytes)
+            of_product = save(gate, up)
+            machine.drop(gate, up, joined)
+        else:
+            self.frame.enter()
+            active = machine.new(self.bytes)
+            product = machine.new(self.bytes)
+            of_product = save(joined, active)
+            machine.drop(active, joined)
+        y, of_down = self.down.forward(product) if ending else (None, self.down.recompute(product))
+        machine.drop(product)
+        return y, [of_joined, of_product, of_down]
+
+    def backward(self, gradient: Tensor, kept: list[Kept]) -> Tensor:
+        machine = self.frame.machine
+        of_joined, of_product, of_down = kept
+        product = self.down.backward(gradient, of_down)
+        if self.fused:
+            machine.drop(product)
+            gate, up = of_product
+        else:
+            joined, kept_active = of_product
+            active, up = machine.new(self.bytes), machine.new(self.bytes)
+            machine.drop(product, kept_active)
+            gate = machine.new(self.bytes)
+            machine.drop(active, joined)
+        whole = machine.new(2 * self.bytes)
+        machine.drop(gate, up)
+        return self.joined.backward(whole, of_joined)
+
+
+class PlainMlp(_AtOnce):
     """Up, activation, down."""
 
     def __init__(self, frame: Frame, *, up: Linear, down: Linear, python_gelu: bool, in_place: bool) -> None:
@@ -114,10 +165,23 @@ class PlainMlp:
         return self.up.backward(of_inner, of_up)
 
 
-Mlp = GatedMlp | PlainMlp
+class Mlp(Protocol):
+    """`GatedMlp`, `JoinedMlp`, `PlainMlp` and `ExpertsMlp`."""
+
+    def forward(self, x: Tensor, *, ending: bool = True) -> tuple[Tensor | None, list[Kept]]: ...
+    def begin(self) -> None: ...
+    def backward(self, gradient: Tensor, kept: list[Kept]) -> Tensor: ...
 
 
-class BlockKept(NamedTuple):
+class Attending(Protocol):
+    """`Attention`, `JoinedAttention` and `LatentAttention`."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Kept]]: ...
+    def backward(self, gradient: Tensor, kept: list[Kept]) -> Tensor: ...
+    def leave(self) -> None: ...
+
+
+class BlockKept(Struct, frozen=True):
     """What one block's forward pass leaves to its backward pass."""
 
     norms: list[Kept]
@@ -134,7 +198,7 @@ class Block:
         frame: Frame,
         *,
         norms: list[Norm],
-        attention: Attention | JoinedAttention,
+        attention: Attending,
         mlp: Mlp,
         hidden_bytes: int,
         parallel: bool,
@@ -212,6 +276,10 @@ class Block:
         y = machine.new(self.hidden_bytes)
         machine.drop(partial)
         return y, BlockKept([of_first, kept], [], of_attention, of_mlp)
+
+    def begin(self) -> None:
+        """What the backward pass does before it asks for anything that was kept."""
+        self.mlp.begin()
 
     def backward(self, gradient: Tensor, kept: BlockKept) -> Tensor:
         machine = self.frame.machine

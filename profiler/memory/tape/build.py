@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets.spec import ModelShape, RunSpec
-from llmtop.profiler.cost.shape import Role, TensorGroup, tensors
+from llmtop.profiler.cost.shape import tensors
 from llmtop.profiler.memory.blocks import FP32_NORMALIZED, SOFTMAX_AS_IT_IS, plain_attention
 from llmtop.profiler.memory.lora import adapted, module_name
 from llmtop.profiler.memory.mask import mask_bytes
 from llmtop.profiler.memory.mlp import PYTHON_GELU
 from llmtop.profiler.memory.secondary import second_ranks
-from llmtop.profiler.memory.sizes import INT8_BYTES, NF4_BYTES, Sizes
+from llmtop.profiler.memory.sizes import Sizes
 from llmtop.profiler.memory.tape.attention import (
     Attention,
     EagerKernel,
@@ -20,18 +23,18 @@ from llmtop.profiler.memory.tape.attention import (
     Kernel,
     MathKernel,
 )
-from llmtop.profiler.memory.tape.blocks import Block, GatedMlp, Mlp, PlainMlp
+from llmtop.profiler.memory.tape.blocks import Attending, Block, GatedMlp, JoinedMlp, Mlp, PlainMlp
 from llmtop.profiler.memory.tape.engine import Engine, GatherRules, Plan, StepRules
 from llmtop.profiler.memory.tape.joined import JoinedAttention, JoinedForm
 from llmtop.profiler.memory.tape.layers import Frame, FusedNorm, Linear, Norm, RmsNorm
 from llmtop.profiler.memory.tape.loss import ChunkedLoss, Loss, PlainLoss
 from llmtop.profiler.memory.tape.machine import Machine, Tensor
 from llmtop.profiler.memory.tape.model import Embedding, Model
-from llmtop.profiler.memory.tape.stage3 import Coordinator, Stage3, Weight
+from llmtop.profiler.memory.tape.special import experts_mlp, latent_attention
+from llmtop.profiler.memory.tape.stage3 import HEAD, Coordinator, Stage3, Weight
+from llmtop.profiler.memory.tape.weights import STORED, is_packed, of_block, weights_of
 
 _BITS = {"none": 16, "int8": 8, "nf4": 4}
-_STORED = {"none": None, "int8": INT8_BYTES, "nf4": NF4_BYTES}
-"""Bytes of a packed weight."""
 FAMILIES = frozenset(
     {
         "llama",
@@ -45,6 +48,11 @@ FAMILIES = frozenset(
         "gpt_neox",
         "phi3",
         "starcoder2",
+        "mixtral",
+        "qwen2_moe",
+        "qwen3_moe",
+        "deepseek_v2",
+        "deepseek_v3",
     }
 )
 """Those whose blocks are of the forms that this package has."""
@@ -62,13 +70,22 @@ def is_covered(spec: RunSpec) -> bool:
     )
 
 
+class _Matrix(Struct, frozen=True):
+    name: str
+    elements: int
+    bytes: int
+
+
 class Builder:
     """The parts of one model, made on one machine."""
 
     def __init__(self, spec: RunSpec, sizes: Sizes, machine: Machine, engine: Engine | Stage3) -> None:
         self.spec, self.sizes, self.machine = spec, sizes, machine
         self.shape: ModelShape = spec.model
-        self.slots = 0
+        self.slots: dict[str, int] = {}
+        """Of the matrices of the block that is being made, by name."""
+        names = adapted(self.shape, spec.options.lora_targets) if sizes.lora_rank else ()
+        self.adapted = {module_name(self.shape, group) for group in names}
         self.coordinator = self._coordinator(engine) if isinstance(engine, Stage3) else None
         self.frame = Frame(
             machine,
@@ -82,31 +99,44 @@ class Builder:
             by_function=sizes.stage == 3 and spec.options.quantization == "none",
         )
         self.full = sizes.lora_rank == 0
-        names = adapted(self.shape, spec.options.lora_targets) if sizes.lora_rank else ()
-        self.adapted = {module_name(self.shape, group) for group in names}
         self.groups = {group.name: group for group in tensors(self.shape) if group.per_layer}
 
     def _coordinator(self, engine: Stage3) -> Coordinator | None:
         """What gathers weights; one rank has all of them."""
         if engine.plan.ranks == 1 and not engine.plan.params_away:
             return None
-        shape, width = self.shape, self.sizes.dtype_bytes
-        matrices = [g for g in _in_order(shape) if g.per_layer and len(g.shape) == 2]
-        each = _STORED[self.spec.options.quantization] or width
-        embedding = self.sizes.head_params
-        weights = [Weight(0, embedding, embedding * width)]
-        for group in matrices:
-            weights.append(Weight(len(weights), group.numel, round(group.numel * each)))
+        shape, sizes = self.shape, self.sizes
+        head = sizes.head_params * sizes.dtype_bytes
+        weights = [Weight(0, sizes.head_params, head)]
+        starts = []
+        for layer in range(shape.num_layers):
+            starts.append(len(weights))
+            for matrix in self._matrices(layer):
+                weights.append(Weight(len(weights), matrix.elements, matrix.bytes))
         if not shape.tied_embeddings:
-            weights.append(Weight(len(weights), embedding, embedding * width))
-        slots = len(matrices) // shape.num_layers
-        engine.coordinator = Coordinator(engine.machine, engine.plan, weights, slots)
+            weights.append(Weight(len(weights), sizes.head_params, head))
+        engine.coordinator = Coordinator(engine.machine, engine.plan, weights, starts)
         return engine.coordinator
+
+    def _matrices(self, layer: int) -> Iterator[_Matrix]:
+        """What ZeRO-3 shards of a block, each matrix before its two adapters."""
+        packed, width = STORED[self.spec.options.quantization], self.sizes.dtype_bytes
+        rank = self.sizes.lora_rank
+        for group in of_block(self.shape, layer):
+            if len(group.shape) < 2:
+                continue
+            each = packed if packed is not None and is_packed(group) else width
+            yield _Matrix(group.name, group.numel, round(group.numel * each))
+            if rank and module_name(self.shape, group) in self.adapted and is_packed(group):
+                for side in (group.shape[1], group.shape[0]):
+                    yield _Matrix(f"{group.name}.adapter", rank * side, rank * side * width)
+
+    def slot(self, name: str) -> int:
+        return self.slots.get(name, 0)
 
     def linear(self, name: str, rows: int, columns: int, *, bias: bool = False) -> Linear:
         group = self.groups.get(name)
         has = group is not None and module_name(self.shape, group) in self.adapted
-        self.slots += 1
         return Linear(
             self.frame,
             rows,
@@ -115,7 +145,7 @@ class Builder:
             trained=self.full,
             rank=self.sizes.lora_rank if has else 0,
             bits=_BITS[self.spec.options.quantization],
-            slot=self.slots - 1,
+            slot=self.slot(name),
         )
 
     def norm(self, columns: int, *, rows: int = 1) -> Norm:
@@ -127,8 +157,10 @@ class Builder:
         wide = shape.family in FP32_NORMALIZED
         return RmsNorm(self.frame, columns, trained=self.full, rows=rows, fp32_weight=wide)
 
-    def attention(self) -> Attention | JoinedAttention:
+    def attention(self) -> Attending:
         shape, frame = self.shape, self.frame
+        if shape.mla is not None:
+            return latent_attention(self, shape.mla)
         query_columns = shape.num_heads * shape.head_dim
         kv_columns = shape.num_kv_heads * shape.head_dim
         heads = self._heads(query_columns, kv_columns)
@@ -138,7 +170,7 @@ class Builder:
             return JoinedAttention(
                 frame,
                 heads,
-                kernel=self._kernel(heads),
+                kernel=self.kernel(heads),
                 joined=self.linear("qkv_proj", query_columns + 2 * kv_columns, hidden, bias=bias),
                 output=self.linear("o_proj", hidden, query_columns, bias=shape.output_bias),
                 form=self._joined_form(rotary),
@@ -149,7 +181,7 @@ class Builder:
         return Attention(
             frame,
             heads,
-            kernel=self._kernel(heads),
+            kernel=self.kernel(heads),
             query=self.linear("q_proj", query_columns, hidden, bias=bias),
             key=self.linear("k_proj", kv_columns, hidden, bias=bias),
             value=self.linear("v_proj", kv_columns, hidden, bias=bias),
@@ -179,6 +211,8 @@ class Builder:
         return Heads(
             query=tokens * query_columns * width,
             kv=tokens * kv_columns * width,
+            value=tokens * kv_columns * width,
+            output=tokens * query_columns * width,
             statistics=4 * tokens * shape.num_heads,
             wide_query=4 * tokens * query_columns,
             scores=scores * width,
@@ -187,7 +221,7 @@ class Builder:
             several=self.spec.options.micro_batch > 1,
         )
 
-    def _kernel(self, heads: Heads) -> Kernel:
+    def kernel(self, heads: Heads) -> Kernel:
         options, shape = self.spec.options, self.shape
         if not plain_attention(self.spec):
             return FusedKernel(self.frame, heads, one_buffer=options.attention == "sdpa")
@@ -202,41 +236,72 @@ class Builder:
             dropout=bool(shape.dropout),
         )
 
-    def mlp(self) -> Mlp:
+    def mlp(self, layer: int) -> Mlp:
         shape = self.shape
         hidden, inner, bias = shape.hidden_size, shape.intermediate_size, shape.mlp_bias
-        down = self.linear("down_proj", hidden, inner, bias=bias)
-        up = self.linear("up_proj", inner, hidden, bias=bias)
+        if shape.moe is not None and layer >= shape.moe.first_dense_layers:
+            return experts_mlp(self, shape.moe)
+        if shape.fused_gate_up:
+            return JoinedMlp(
+                self.frame,
+                joined=self.linear("gate_up_proj", 2 * inner, hidden, bias=bias),
+                down=self.linear("down_proj", hidden, inner, bias=bias),
+                fused="glu" in self.sizes.liger,
+            )
         if shape.gated_mlp:
-            gate = self.linear("gate_proj", inner, hidden, bias=bias)
-            return GatedMlp(self.frame, gate=gate, up=up, down=down, fused="glu" in self.sizes.liger)
+            return self.gated_mlp(inner)
         return PlainMlp(
             self.frame,
-            up=up,
-            down=down,
+            up=self.linear("up_proj", inner, hidden, bias=bias),
+            down=self.linear("down_proj", hidden, inner, bias=bias),
             python_gelu=shape.activation in PYTHON_GELU,
             in_place=shape.activation == "relu",
+        )
+
+    def gated_mlp(self, inner: int, prefix: str = "") -> GatedMlp:
+        shape = self.shape
+        hidden, bias = shape.hidden_size, shape.mlp_bias
+        return GatedMlp(
+            self.frame,
+            gate=self.linear(f"{prefix}gate_proj", inner, hidden, bias=bias),
+            up=self.linear(f"{prefix}up_proj", inner, hidden, bias=bias),
+            down=self.linear(f"{prefix}down_proj", hidden, inner, bias=bias),
+            fused="glu" in self.sizes.liger,
+        )
+
+    def _blocks(self) -> list[Block]:
+        """All that are alike are one object: between its passes a block remembers nothing."""
+        shape, sizes = self.shape, self.sizes
+        dense = shape.moe.first_dense_layers if shape.moe is not None else 0
+        made: list[Block] = []
+        for layer in sorted({0, dense} if 0 < dense < shape.num_layers else {0}):
+            self.slots = {}
+            for slot, matrix in enumerate(self._matrices(layer)):
+                self.slots.setdefault(matrix.name, slot)
+            block = Block(
+                self.frame,
+                norms=[self.norm(shape.hidden_size) for _ in range(shape.norms_per_layer)],
+                attention=self.attention(),
+                mlp=self.mlp(layer),
+                hidden_bytes=sizes.tokens * shape.hidden_size * sizes.dtype_bytes,
+                parallel=shape.parallel_block,
+                dropout=bool(shape.dropout) and not shape.parallel_block,
+            )
+            made.append(block)
+        return [made[0]] * (shape.num_layers if len(made) == 1 else dense) + made[1:] * (
+            shape.num_layers - dense
         )
 
     def model(self) -> Model:
         shape, sizes = self.shape, self.sizes
         width, hidden = sizes.dtype_bytes, shape.hidden_size
-        block = Block(
-            self.frame,
-            norms=[self.norm(hidden) for _ in range(shape.norms_per_layer)],
-            attention=self.attention(),
-            mlp=self.mlp(),
-            hidden_bytes=sizes.tokens * hidden * width,
-            parallel=shape.parallel_block,
-            dropout=bool(shape.dropout) and not shape.parallel_block,
-        )
         model: Model
 
         def hold_head(elements: int, gradient: Tensor) -> None:
             model.hold_head(elements, gradient)
 
         head_frame = replace(self.frame, ready=hold_head)
-        head = Linear(head_frame, shape.vocab_size, hidden, trained=self.full, slot=self.slots)
+        head = Linear(head_frame, shape.vocab_size, hidden, trained=self.full, slot=HEAD)
         loss: Loss
         if "fused_linear_cross_entropy" in sizes.liger:
             loss = ChunkedLoss(head_frame, head, sharded=sizes.stage == 3)
@@ -254,17 +319,26 @@ class Builder:
                 tied=shape.tied_embeddings,
                 positions=bool(shape.learned_positions),
             ),
-            block=block,
-            layers=shape.num_layers,
+            blocks=self._blocks(),
             final_norm=self.norm(hidden) if shape.final_norm else None,
             loss=loss,
-            constant_bytes=0 if shape.learned_positions else 2 * shape.head_dim * width * sizes.seq_len,
+            constant_bytes=self._positions_bytes(),
             mask_bytes=mask_bytes(self.spec, sizes),
             checkpoint_every=sizes.checkpoint_every,
             reentrant=self.spec.options.checkpointing_reentrant,
             at_block=self.coordinator.at_block if self.coordinator is not None else None,
         )
         return model
+
+    def _positions_bytes(self) -> int:
+        """Cosines and sines, or complex numbers in their place (DeepSeek-V2)."""
+        shape, width = self.shape, self.sizes.dtype_bytes
+        if shape.learned_positions:
+            return 0
+        if shape.mla is None:
+            return 2 * shape.head_dim * width * self.sizes.seq_len
+        each = 4 if shape.family == "deepseek_v2" else 2 * width
+        return each * shape.mla.qk_rope_head_dim * self.sizes.seq_len
 
 
 def engine_plan(spec: RunSpec, sizes: Sizes, rank: int) -> Plan:
@@ -307,32 +381,3 @@ def _rules(spec: RunSpec) -> StepRules:
     if kind in ("adamw_8bit", "paged_adamw_8bit"):
         return StepRules(1.0 if kind == "adamw_8bit" else 0.0, 4 / 256, temporary, fused)
     return StepRules(4.0, 0.0, temporary, fused)
-
-
-def weights_of(spec: RunSpec, sizes: Sizes) -> tuple[list[int], list[int]]:
-    """Elements of each trained tensor and bytes of each frozen one, in the model's order."""
-    ordered = _in_order(spec.model)
-    if not sizes.lora_rank:
-        return [group.numel for group in ordered], []
-    names = {group.name for group in adapted(spec.model, spec.options.lora_targets)}
-    trained: list[int] = []
-    frozen: list[int] = []
-    packed = _STORED[spec.options.quantization]
-    for group in ordered:
-        matrix = group.per_layer and len(group.shape) == 2 and group.role in (Role.ATTENTION, Role.MLP)
-        each = packed if packed is not None and matrix else sizes.dtype_bytes
-        frozen.append(round(group.numel * each))
-        if group.name in names:
-            trained += [sizes.lora_rank * group.shape[1], sizes.lora_rank * group.shape[0]]
-    return trained, frozen
-
-
-def _in_order(shape: ModelShape) -> list[TensorGroup]:
-    """One entry a tensor: the embedding, the blocks one after another, what follows them."""
-    groups = tensors(shape)
-    first = [g for g in groups if not g.per_layer and g.role in (Role.EMBEDDING, Role.POSITION)]
-    last = [g for g in groups if not g.per_layer and g.role not in (Role.EMBEDDING, Role.POSITION)]
-    inside = [g for g in groups if g.per_layer]
-    inside.sort(key=lambda group: group.role is Role.NORM)
-    block = [g for g in inside for _ in range(g.count // shape.num_layers)]
-    return [*first, *(block * shape.num_layers), *last]

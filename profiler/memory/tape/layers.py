@@ -23,7 +23,7 @@ Ready = Callable[[int, Tensor], None]
 class Gathering(Protocol):
     """What ZeRO-3 does before a weight is used, and behind its last use for now."""
 
-    def fetch(self, slot: int) -> None: ...
+    def fetch(self, *slots: int) -> None: ...
     def release(self, slot: int) -> None: ...
     def enter(self, modules: int = 1) -> None: ...
     def learn(self, slot: int) -> None: ...
@@ -78,6 +78,10 @@ def sum_buffer_bytes(rows: int, columns: int) -> int:
     return 4 * columns * blocks * 128 if blocks > 1 else 0
 
 
+_DOWN, _UP = 1, 2
+"""The slots of an adapter's two matrices, after their base's."""
+
+
 class Linear:
     """A matrix product; with an adapter beside a frozen matrix, which may be packed in 4 bits."""
 
@@ -100,6 +104,8 @@ class Linear:
         self.in_bytes = frame.tokens * columns * frame.width
         self.weight_bytes = rows * columns * frame.width
         self.low_bytes = frame.tokens * rank * frame.width
+        self.is_joined = bias and bits == 16 and not frame.by_function
+        """One operation with the sum, which differentiates its input first."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Kept]:
         machine, gathering = self.frame.machine, self.frame.gathering
@@ -110,14 +116,26 @@ class Linear:
             gathering.release(self.slot)
         if not self.rank:
             return y, self.frame.save(x) if self.trained else ()
+        self._fetch(_DOWN)
         low = machine.new(self.low_bytes)
+        self._release(_DOWN)
+        self._fetch(_UP)
         raised = machine.new(self.out_bytes)
+        self._release(_UP)
         scaled = machine.new(self.out_bytes)
         kept = self.frame.save(x, low)
         machine.drop(raised, low)
         total = machine.new(self.out_bytes)
         machine.drop(y, scaled)
         return total, kept
+
+    def _fetch(self, adapter: int) -> None:
+        if self.frame.gathering is not None:
+            self.frame.gathering.fetch(self.slot + adapter)
+
+    def _release(self, adapter: int) -> None:
+        if self.frame.gathering is not None:
+            self.frame.gathering.release(self.slot + adapter)
 
     def _base(self, x: Tensor) -> Tensor:
         """The product with the base weight, whatever that is packed in."""
@@ -155,7 +173,9 @@ class Linear:
         if not self.rank:
             return self.frame.save(x) if self.trained else ()
         y = self._base(x)
+        self._fetch(_DOWN)
         low = machine.new(self.low_bytes)
+        self._release(_DOWN)
         kept = self.frame.save(x, low)
         machine.drop(low, y)
         return kept
@@ -174,8 +194,10 @@ class Linear:
         machine.drop(gradient, *kept)
         if gathering is not None:
             gathering.release(self.slot)
+        if weight is not None and self.is_joined:
+            ready(self.rows * self.columns, weight)
         total = machine.added(held, of_input, self.in_bytes)
-        if weight is not None:
+        if weight is not None and not self.is_joined:
             ready(self.rows * self.columns, weight)
         return total
 
@@ -186,6 +208,10 @@ class Linear:
             of_input = machine.new(self.in_bytes)
             machine.multiply()
             return machine.new(self.weight_bytes) if self.trained else None, of_input
+        if self.is_joined:
+            of_input = machine.view(self.in_bytes)
+            machine.multiply()
+            return machine.view(self.weight_bytes) if self.trained else None, of_input
         weight = machine.view(self.weight_bytes) if self.trained else None
         unpacked = machine.new(self.weight_bytes) if self.bits < 16 else None
         machine.multiply()
@@ -197,14 +223,18 @@ class Linear:
         machine, ready = self.frame.machine, self.frame.ready
         x, low = kept
         raised = machine.new(self.out_bytes)
+        self._fetch(_UP)
         weight = machine.new(self.rows * self.rank * self.frame.width)
         machine.multiply()
         of_low = machine.new(self.low_bytes)
         machine.drop(raised, low)
+        self._release(_UP)
         ready(self.rows * self.rank, weight)
+        self._fetch(_DOWN)
         weight = machine.new(self.columns * self.rank * self.frame.width)
         of_input = machine.view(self.in_bytes)
         machine.drop(of_low, x)
+        self._release(_DOWN)
         held = machine.added(held, of_input, self.in_bytes)
         ready(self.columns * self.rank, weight)
         gathering = self.frame.gathering

@@ -1,9 +1,10 @@
-"""A whole model of one kind of block: embedding, blocks, loss, and its forward and backward pass."""
+"""A whole model: embedding, blocks, loss, and its forward and backward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
 
 from llmtop.profiler.memory.tape.blocks import Block, BlockKept
 from llmtop.profiler.memory.tape.layers import Frame, Norm
@@ -11,7 +12,7 @@ from llmtop.profiler.memory.tape.loss import Loss
 from llmtop.profiler.memory.tape.machine import Tensor
 
 
-class Embedding(NamedTuple):
+class Embedding(Struct, frozen=True):
     """Sizes in bytes, elements where it says so."""
 
     elements: int
@@ -31,8 +32,7 @@ class Model:
         frame: Frame,
         *,
         embedding: Embedding,
-        block: Block,
-        layers: int,
+        blocks: Sequence[Block],
         final_norm: Norm | None,
         loss: Loss,
         constant_bytes: int,
@@ -41,7 +41,7 @@ class Model:
         reentrant: bool,
         at_block: Callable[[int], None] | None = None,
     ) -> None:
-        self.frame, self.embedding, self.block, self.layers = frame, embedding, block, layers
+        self.frame, self.embedding, self.blocks = frame, embedding, blocks
         self.final_norm, self.loss, self.constant_bytes = final_norm, loss, constant_bytes
         self.mask_bytes = mask_bytes
         self.checkpoint_every, self.reentrant = checkpoint_every, reentrant
@@ -75,31 +75,32 @@ class Model:
         constant, mask = machine.new(self.constant_bytes), machine.new(self.mask_bytes)
         x = machine.keep(embedded)
         kept: list[BlockKept | Tensor] = []
-        for index in range(self.layers):
+        for index, block in enumerate(self.blocks):
             self._at(index)
             checkpointed = self._is_checkpointed(index)
             frame.saving[0] = not checkpointed
-            y, of_block = self._block_forward(x, checkpointed=checkpointed)
+            y, of_block = self._block_forward(block, x, checkpointed=checkpointed)
             frame.saving[0] = True
             kept.append(machine.keep(x) if checkpointed else of_block)
             machine.drop(x)
             assert y is not None
             x = y
-        if not self.checkpoint_every:
-            machine.drop(mask)  # checkpoints hold it to the end
-        gradient = self._head(x, embedded)
-        for index in reversed(range(self.layers)):
+        # Checkpoints hold the mask to the end.
+        gradient = self._head(x, embedded, None if self.checkpoint_every else mask)
+        for index in reversed(range(len(self.blocks))):
             self._at(index)
-            gradient = self._block_backward(gradient, kept.pop())
+            gradient = self._block_backward(self.blocks[index], gradient, kept.pop())
         machine.drop(constant, mask if self.checkpoint_every else None)
         self._embedding_backward(gradient)
         self._drop_graph(0)
 
-    def _block_forward(self, x: Tensor, *, checkpointed: bool) -> tuple[Tensor | None, BlockKept]:
+    def _block_forward(
+        self, block: Block, x: Tensor, *, checkpointed: bool
+    ) -> tuple[Tensor | None, BlockKept]:
         """Reentrant checkpoints make no graph in the forward pass; the others do, whose nodes hold what is no
         saved tensor."""
         before = 0 if self.frame.graph is None else len(self.frame.graph)
-        y, kept = self.block.forward(x)
+        y, kept = block.forward(x)
         if checkpointed and self.reentrant:
             self._drop_graph(before)
         return y, kept
@@ -117,34 +118,36 @@ class Model:
         if self.at_block is not None:
             self.at_block(index)
 
-    def _head(self, x: Tensor, embedded: Tensor) -> Tensor:
+    def _head(self, x: Tensor, embedded: Tensor, mask: Tensor | None) -> Tensor:
         """Final norm, head, loss, and their backward: the gradient of the last block's output."""
         machine = self.frame.machine
-        self._at(self.layers)
+        self._at(len(self.blocks))
         if self.final_norm is None:
-            machine.drop(embedded)
+            machine.drop(mask, embedded)
             return self.loss.run(x)[0]
         normed, of_norm = self.final_norm.forward(x)
-        machine.drop(x, embedded)
+        machine.drop(x, embedded, mask)
         gradient, of_head = self.loss.run(normed)
         gradient = self.final_norm.backward(gradient, of_norm)
         for tensor in of_head:
             self.hold_head(self.embedding.elements, tensor)
         return gradient
 
-    def _block_backward(self, gradient: Tensor, kept: BlockKept | Tensor) -> Tensor:
+    def _block_backward(self, block: Block, gradient: Tensor, kept: BlockKept | Tensor) -> Tensor:
         if isinstance(kept, BlockKept):
-            return self.block.backward(gradient, kept)
+            return block.backward(gradient, kept)
         machine = self.frame.machine
         first = 0 if self.frame.graph is None else len(self.frame.graph)
-        y, of_block = self.block.forward(kept, ending=self.reentrant)
+        if not self.reentrant:
+            block.begin()
+        y, of_block = block.forward(kept, ending=self.reentrant)
         if not self.reentrant:
             self._drop_graph(first)
-            before = self.block.backward(gradient, of_block)
+            before = block.backward(gradient, of_block)
             machine.drop(y, kept)
             return before
         # The outer pass holds the gradient and the output while the inner one runs.
-        before = self.block.backward(machine.keep(gradient), of_block)
+        before = block.backward(machine.keep(gradient), of_block)
         self._drop_graph(first)
         machine.drop(y, kept, gradient)
         return before

@@ -15,6 +15,8 @@ from llmtop.profiler.memory.tape.machine import Machine, Tensor
 
 GATHER, REDUCE = 1, 2
 """Streams."""
+HEAD = -1
+"""The slot of the head, which is in no block."""
 
 
 class Weight:
@@ -40,9 +42,12 @@ class Gather:
 class Coordinator:
     """Which weights are gathered when."""
 
-    def __init__(self, machine: Machine, plan: Plan, weights: Sequence[Weight], slots: int) -> None:
-        """`weights` are the embedding, then `slots` matrices of each block, then an untied head."""
-        self.machine, self.plan, self.weights, self.slots = machine, plan, weights, slots
+    def __init__(
+        self, machine: Machine, plan: Plan, weights: Sequence[Weight], starts: Sequence[int]
+    ) -> None:
+        """`weights` are the embedding, then the matrices of each block, from its start on, then an untied
+        head."""
+        self.machine, self.plan, self.weights, self.starts = machine, plan, weights, starts
         self.block = -1
         self.uses: list[int] = []
         """The weights in the order of their uses, as the first step recorded them."""
@@ -56,12 +61,16 @@ class Coordinator:
         """What the whole model's own code reads."""
         self.inflight: dict[int, Gather] = {}
         """By weight, until that is used."""
+        self.persistent: list[Tensor] = []
+        """Small weights, whole from their first use on."""
 
     def at_block(self, block: int) -> None:
         self.block = block
 
     def begin(self) -> None:
         """A micro-batch begins."""
+        if not self.persistent:
+            self._gather_persistent()
         if self.uses and self.recording:
             self.recording = False
             if self.external is not None:
@@ -80,22 +89,34 @@ class Coordinator:
         """The embedding's before the blocks, then a block's by its slot, then the head's."""
         if self.block < 0:
             return self.weights[0]
-        if slot < self.slots:
-            return self.weights[1 + self.block * self.slots + slot]
+        if slot != HEAD:
+            return self.weights[self.starts[self.block] + slot]
         return self.weights[0 if self.plan.tied else -1]
 
-    def fetch(self, slot: int) -> None:
-        """A module with one sharded weight is entered."""
-        weight = self.weight(slot)
+    def fetch(self, *slots: int) -> None:
+        """A module with these weights of its own is entered."""
+        weights = [weight for weight in map(self.weight, slots) if not self._is_persistent(weight)]
         if self.recording:
-            self.uses.append(weight.index)
-        self._use(weight)
+            self.uses += [weight.index for weight in weights]
+        self._use(*weights)
 
-    def _use(self, weight: Weight) -> None:
-        if weight.tensor is None and weight.index not in self.inflight:
-            self._gather([weight])
-        self._wait(weight)
-        self.at += 1
+    def _gather_persistent(self) -> None:
+        machine = self.machine
+        machine.on_stream(GATHER)
+        self.persistent = [machine.new(each.bytes) for each in self.weights if self._is_persistent(each)]
+        machine.on_stream(0)
+
+    def _is_persistent(self, weight: Weight) -> bool:
+        """Whether it is so small that each rank keeps it whole."""
+        return weight.elements <= self.plan.gathering.persistent
+
+    def _use(self, *weights: Weight) -> None:
+        missing = [each for each in weights if each.tensor is None and each.index not in self.inflight]
+        if missing:
+            self._gather(missing)
+        for weight in weights:
+            self._wait(weight)
+        self.at += len(weights)
         self.enter()
 
     def enter(self, modules: int = 1) -> None:
@@ -154,7 +175,7 @@ class Coordinator:
 
     def release(self, slot: int) -> None:
         weight = self.weight(slot)
-        if weight.tensor is None:
+        if weight.tensor is None or self._is_persistent(weight):
             return
         if not self.recording and (weight is self.external or self._is_near(weight)):
             return
