@@ -13,6 +13,7 @@ from pathlib import Path
 from llmtop.presets.no_effect import idle_keys
 from llmtop.presets.paths import expand_user
 from llmtop.presets.spec import RunSpec
+from llmtop.presets.zero import zero_settings
 
 _HEADS = ("lm_head.weight", "embed_out.weight")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
@@ -44,6 +45,12 @@ def _nodes(spec: RunSpec) -> Iterator[str]:
     options = spec.options
     if options.nodes == 1 and options.inter_node_gbps is not None:
         yield "inter_node_gbps has no effect on one node: --nodes N says how many there are"
+    zero = zero_settings(options.zero, options.deepspeed, spec.model.hidden_size)
+    if spec.has_uneven_nodes and zero.hpz_partition_size > 1:
+        yield (
+            "second shards are kept in groups of ranks that follow each other, and some lie on two nodes,"
+            " which have not as many GPUs: their gathers go over the network"
+        )
     if spec.on_cpu or options.gpus <= MOST_GPUS_A_NODE:
         return
     nodes = -(-options.gpus // MOST_GPUS_A_NODE)

@@ -65,6 +65,22 @@ def _flash(spec: RunSpec) -> bool:
 
 _OFFLOAD_RULES = (
     Rule(
+        name="as many GPUs as the nodes have",
+        refuses=lambda spec: (
+            spec.options.total_gpus is not None
+            and not (
+                spec.options.gpus + spec.options.nodes - 1
+                <= spec.options.total_gpus
+                <= spec.options.gpus * spec.options.nodes
+            )
+        ),
+        what="total_gpus = {o.total_gpus} with gpus = {o.gpus} on {o.nodes} node(s)",
+        why="gpus is the most that a node has, and every node has one at least",
+        fix="--total-gpus {most}, or as many as the nodes have together",
+        words=lambda spec: {"most": str(spec.options.gpus * spec.options.nodes)},
+        source="the ranks of a host follow each other",
+    ),
+    Rule(
         name="offload_param needs stage 3",
         refuses=lambda spec: spec.options.offload_param != "none" and spec.options.zero != 3,
         what="offload_param = {o.offload_param} with zero = {o.zero}",

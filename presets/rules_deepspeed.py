@@ -341,6 +341,16 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
         source="deepspeed 0.19.8 runtime/zero/stage3.py:quantize_nontrainable_params",
     ),
     Rule(
+        name="quantized gradients need nodes alike",
+        refuses=lambda spec: (
+            _on(spec, "zero_optimization.zero_quantized_gradients") and spec.has_uneven_nodes
+        ),
+        what="deepspeed.zero_optimization.zero_quantized_gradients with total_gpus = {o.total_gpus}",
+        why="each rank makes groups by the devices of its own node, which are not as many on all",
+        fix="--gpus N for as many of each node, or leave the key out",
+        source="deepspeed 0.19.8 utils/groups.py:_get_local_all_to_all_group",
+    ),
+    Rule(
         name="quantized gradients over nodes need fp16",
         refuses=lambda spec: (
             _on(spec, "zero_optimization.zero_quantized_gradients")

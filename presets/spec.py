@@ -235,6 +235,9 @@ class RunOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gpus: PositiveInt = 1
     """GPUs a node; on the CPU kind, processes."""
     nodes: PositiveInt = 1
+    total_gpus: PositiveInt | None = None
+    """Of all nodes together, where not every node has `gpus`: that is then the most that one has. None: gpus
+    times nodes."""
     inter_node_gbps: PositiveFloat | None = None
     """Gigabits a second between nodes, each way: all network cards of one node together. None: as the GPU's
     preset has it."""
@@ -364,7 +367,12 @@ class RunSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def world_size(self) -> int:
         """Ranks of the whole job."""
-        return self.options.gpus * self.options.nodes
+        return self.options.total_gpus or self.options.gpus * self.options.nodes
+
+    @property
+    def has_uneven_nodes(self) -> bool:
+        """Whether some node has fewer GPUs than others."""
+        return self.world_size != self.options.gpus * self.options.nodes
 
     @property
     def is_known(self) -> bool:

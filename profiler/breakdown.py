@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.localrank import local_index
 from llmtop.profiler.memory.allocator import outside_parts
 from llmtop.profiler.memory.result import Component, Moment, Prediction
 from llmtop.profiler.outside import outside_peak_parts
@@ -360,5 +361,5 @@ def _reserved(rank: RankState) -> int | None:
 def _device_peak(state: RunState, spec: RunSpec, rank: int) -> int | None:
     """The sampler lists the devices in the order in which the local ranks use them."""
     devices = state.hardware.devices if state.hardware else ()
-    local = rank % spec.options.gpus
+    local = local_index(spec, state.ranks, rank)
     return state.peak_device_bytes.get(devices[local].index) if local < len(devices) else None

@@ -106,11 +106,11 @@ def preflight(spec: RunSpec, *, nvme_bytes: int = 0) -> None:
         preflight_here(spec, nvme_bytes=nvme_bytes)
 
 
-def preflight_here(spec: RunSpec, *, nvme_bytes: int = 0) -> None:
-    """Raise UsageError for the first thing that this machine lacks for its ranks."""
+def preflight_here(spec: RunSpec, *, nvme_bytes: int = 0, ranks: int | None = None) -> None:
+    """Raise UsageError for the first thing that this machine lacks for its `ranks`; by default, a node's."""
     flatlimit.check(spec)
     _modules(spec)
-    _devices(spec)
+    _devices(spec, spec.options.gpus if ranks is None else ranks)
     _data(spec)
     _folders(spec, nvme_bytes)
     _build(spec)
@@ -191,7 +191,7 @@ def _driver() -> bool:
         reader.close()
 
 
-def _devices(spec: RunSpec) -> None:
+def _devices(spec: RunSpec, wanted: int) -> None:
     if spec.on_cpu:
         return
     reader = NvmlReader()
@@ -199,9 +199,9 @@ def _devices(spec: RunSpec) -> None:
         visible, problem = len(reader.visible_indices()), reader.problem
     finally:
         reader.close()
-    if visible < spec.options.gpus:
+    if visible < wanted:
         raise UsageError(
-            f"the run wants {counted(spec.options.gpus, 'GPU')}, and this machine shows {visible}",
+            f"the run wants {counted(wanted, 'GPU')}, and this machine shows {visible}",
             why=problem or "CUDA_VISIBLE_DEVICES and the driver decide which",
             fix=f"--gpus {visible}" if visible else "--gpu cpu, or mend what llmtop doctor names",
         )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from llmtop.profiler.findings.finding import STEADY_STEPS, Finding, Rule, Seen, Severity
 from llmtop.profiler.findings.pace import mean_phases
 from llmtop.profiler.fold.pace import Pace
+from llmtop.profiler.localrank import local_index
 from llmtop.profiler.units import format_percent, format_seconds
 
 INPUT_SHARE, INPUT_WARNING_SHARE = 0.10, 0.25
@@ -97,7 +98,7 @@ def _excess(paces: dict[int, Pace], first: int, end: int) -> _Excess | None:
 def _beside(seen: Seen, rank: int) -> str:
     """What its device shows that the others do not: a lower clock, or what holds it down."""
     devices = seen.state.hardware.devices if seen.state.hardware else ()
-    local = rank % seen.spec.options.gpus
+    local = local_index(seen.spec, seen.state.ranks, rank)
     if local >= len(devices) or len(devices) < 2:
         return ""
     own = devices[local]

@@ -27,4 +27,4 @@ def network_bytes(spec: RunSpec) -> int:
     channels = -(-CHANNELS // min(options.gpus, CHANNELS))
     neighbours = min(MOST_CHILDREN, options.nodes - 1)
     buffers = channels * 2 * BUFFER_BYTES * (1 + neighbours)
-    return buffers + options.gpus * options.nodes * CHANNELS * RANK_BYTES
+    return buffers + spec.world_size * CHANNELS * RANK_BYTES

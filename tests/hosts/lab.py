@@ -143,6 +143,12 @@ class Lab:
             )
         wait_for(lambda: "listening" in (self.root / f"{name}-sshd.log").read_text().lower())
 
+    def hide(self, name: str, folder: Path) -> None:
+        """A folder of this machine that the host has not got."""
+        server = self._servers[name]
+        inside = ["nsenter", "--mount", f"--target={server.pid}", "mount", "-t", "tmpfs", "none", str(folder)]
+        _do(*inside)
+
     # --- using it -----------------------------------------------------------------------------------
 
     def inside(self, name: str, command: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from llmtop.presets.errors import UsageError
 from llmtop.trainer.hosts import hostfile
-from llmtop.tui.commandline.hostoptions import Chosen, chosen_hosts, refuse_hosts_for_script
+from llmtop.tui.commandline.hostoptions import Chosen, chosen_hosts
 from llmtop.tui.commands import run
 
 
@@ -49,6 +49,14 @@ def test_a_hostfile_says_nodes_and_gpus(pool: str) -> None:
     assert some.hosts.choose_devices
     first = chosen("--hostfile", pool, "--nodes", "2", "--gpus", "1")
     assert [(host.name, host.slots) for host in first.hosts.hosts] == [("a", (0,)), ("b", (0,))]
+
+
+def test_hosts_need_not_have_as_many_slots(pool: str) -> None:
+    args = parsed("--hostfile", pool, "--include", "a:0,1,2@c:1")
+    found = chosen_hosts(args, {})
+    assert found is not None and (args.nodes, args.gpus, args.total_gpus) == (2, 3, 4)
+    assert [list(host.ranks) for host in found.hosts.hosts] == [[0, 1, 2], [3]]
+    assert not hasattr(parsed("--hostfile", pool), "total_gpus")
 
 
 def test_nodes_are_those_of_the_allocation() -> None:
@@ -103,9 +111,3 @@ def test_counts_that_are_none_are_refused(pool: str, words: tuple[str, ...]) -> 
 def test_filters_do_not_go_with_counts_as_with_deepspeed(pool: str) -> None:
     with pytest.raises(UsageError, match="do not go with"):
         chosen("--hostfile", pool, "--exclude", "a", "--nodes", "1")
-
-
-def test_a_command_of_ones_own_has_its_own_launcher(pool: str) -> None:
-    with pytest.raises(UsageError, match="--hostfile is for a recipe"):
-        refuse_hosts_for_script(parsed("--hostfile", pool))
-    refuse_hosts_for_script(parsed())

@@ -81,6 +81,19 @@ def test_the_ranks_have_all_that_the_job_was_given_however_it_asked(
     assert not cluster.has_cgroups or memory == {1 << 30}
 
 
+def test_nodes_of_which_the_job_has_not_as_many_gpus_are_steps_of_their_own(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    job = ("--ntasks=3", "--gpus=3", "--mem=1G")
+    run = in_job(cluster, tmp_path, job, "--nodes", "2", variables=fakes("shows_environment"))
+    assert run.end().state == "completed"
+    assert [(one.first_rank, one.ranks) for one in run.of(HostJoined)] == [(0, 2), (2, 1)]
+    told = [json.loads((run.run.path / f"environment-{rank}").read_text()) for rank in range(3)]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in told] == ["0,1", "0,1", "0"]
+    assert {one["WORLD_SIZE"] for one in told} == {"3"}
+    assert [one["LOCAL_WORLD_SIZE"] for one in told] == ["2", "2", "1"]
+
+
 def test_slots_are_numbers_of_the_gpus_that_the_job_has(cluster: Cluster, tmp_path: Path) -> None:
     first, second = cluster.nodes
     words = ("--include", f"{first}:1@{second}:1")

@@ -152,6 +152,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "another optimizer by raw key": ({"deepspeed": {"optimizer": {"type": "Lion"}}}, {"deepspeed": {}}),
     "scheduler by raw key": ({"deepspeed": {"scheduler": {"type": "WarmupLR"}}}, {"deepspeed": {}}),
+    "as many GPUs as the nodes have": (
+        {"gpus": 4, "nodes": 2, "total_gpus": 9},
+        {"total_gpus": 8},
+    ),
+    "quantized gradients need nodes alike": (
+        {
+            "deepspeed": zero_block(zero_quantized_gradients=True),
+            **{"zero": 3, "precision": "fp16", "gpus": 4, "nodes": 2, "total_gpus": 6},
+        },
+        {"deepspeed": {}},
+    ),
     "secondary shards need stage 3 and whole groups": (
         {"deepspeed": zero_block(zero_hpz_partition_size=3), "zero": 3},
         {"deepspeed": zero_block(zero_hpz_partition_size=4)},

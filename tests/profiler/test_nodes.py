@@ -243,3 +243,12 @@ def test_every_figure_of_a_network_has_its_source() -> None:
         assert "datasheet" in gpu.sources["network_bytes_per_second"]
     assert load_gpu("t4").network_bytes_per_second is None
     assert load_recipe("full-zero3").values.get("inter_node_gbps") is None
+
+
+def test_a_shard_is_of_all_ranks_where_nodes_have_not_as_many_gpus() -> None:
+    uneven, even = (predict(run(gpus=8, nodes=2, zero=3, total_gpus=n)) for n in (12, 16))
+    assert uneven.peak_allocated_bytes > even.peak_allocated_bytes
+    assert even == predict(run(gpus=8, nodes=2, zero=3))
+    assert any("the one with most GPUs, 8" in one for one in uneven.assumptions)
+    spec = run(gpus=8, nodes=2, zero=3, total_gpus=12)
+    assert spec.global_batch == 12 * spec.options.micro_batch * spec.options.grad_accum

@@ -62,6 +62,7 @@ FIXED: dict[str, str] = {
     "precision": "the weights in training are of this type; start a run for it",
     "gpu": "the run is on this machine's devices",
     "nodes": "a run keeps the hosts that it was launched on",
+    "total_gpus": "a run keeps the hosts that it was launched on",
     "inter_node_gbps": "it says what the network is, for the prediction; plan with it",
     "steps": f"{_OTHER_SCHEDULE}, and llmtop resume RUN steps=N makes more once it has ended",
     "lr_schedule": _OTHER_SCHEDULE,
@@ -77,6 +78,7 @@ FIXED: dict[str, str] = {
     "deepspeed_config": "it is a file that was read at the launch; name the key in it: deepspeed.KEY=VALUE",
 }
 """Key to why it stays."""
+GPUS_OF_HOSTS = "a run keeps the hosts and slots that it was launched on; start one with other slots"
 
 
 def check_key(key: str, where: str, *, ended: bool = False) -> None:

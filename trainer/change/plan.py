@@ -20,7 +20,7 @@ from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.changeevents import KeyChange
 from llmtop.profiler.units import format_bytes
 from llmtop.trainer.change.idle import refuse_idle_relaunch
-from llmtop.trainer.change.keys import RESTAGE, check_key
+from llmtop.trainer.change.keys import GPUS_OF_HOSTS, RESTAGE, check_key
 from llmtop.trainer.change.setwords import as_set_takes_it
 from llmtop.trainer.dsconfig import deepspeed_config
 
@@ -63,6 +63,8 @@ def plan_change(
     A run that has `ended` can go on with keys that a live one cannot change.
     """
     asked = _parsed(words, ended=ended)
+    if "gpus" in asked and spec.options.nodes > 1:
+        raise UsageError("gpus of a run over hosts cannot be changed", why=GPUS_OF_HOSTS)
     values = {**asked, **_adapted(spec, asked, keep_global_batch=keep_global_batch)}
     options = replace(spec.options, **values)
     changes = tuple(key_changes(spec.options, options, asked))
@@ -123,7 +125,7 @@ def _adapted(spec: RunSpec, asked: dict[str, Any], *, keep_global_batch: bool) -
     options, given = spec.options, [key for key in _BATCH if key in asked]
     if not keep_global_batch or len(given) == 2 or not (given or "gpus" in asked):
         return {}
-    ranks = asked.get("gpus", options.gpus) * options.nodes
+    ranks = asked["gpus"] * options.nodes if "gpus" in asked else spec.world_size
     whole = spec.global_batch
     keep = "; --keep-global-batch no changes the global batch"
     if whole % ranks:

@@ -9,7 +9,7 @@ from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import RunEnded
 from llmtop.profiler.record.hosts import Hosts
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
-from llmtop.trainer.hosts.lead import LeadBeat
+from llmtop.trainer.hosts.crew import LeadBeat
 from llmtop.trainer.hosts.members import Member
 from llmtop.trainer.hosts.transport import InFolder, OverSsh
 

@@ -138,21 +138,12 @@ def take(pool: Mapping[str, tuple[int, ...]], *, nodes: int | None = None, gpus:
 
 
 def with_ranks(pool: Mapping[str, tuple[int, ...]]) -> tuple[Host, ...]:
-    """Hosts with their ranks, in order. Raises UsageError where they have not the same number of slots.
-
-    DeepSpeed starts uneven hosts too; every prediction, and most networks, take hosts as alike.
-    """
-    counts = {host: len(slots) for host, slots in pool.items()}
-    if len(set(counts.values())) > 1:
-        raise UsageError(
-            "the hosts have not the same number of slots: "
-            + ", ".join(f"{host} {count}" for host, count in counts.items()),
-            why="a run gives every host as many ranks",
-            fix=f"--gpus {min(counts.values())} takes so many of each",
-        )
+    """Hosts with their ranks, in order, as many as each has slots. Raises UsageError for one without."""
     first = 0
     found = []
     for host, slots in pool.items():
+        if not slots:
+            raise UsageError(f"host {host} has no slot", fix=f"leave it out: --exclude {host}")
         found.append(Host(name=host, first_rank=first, slots=tuple(slots)))
         first += len(slots)
     return tuple(found)

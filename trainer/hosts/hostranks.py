@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from llmtop.profiler.record.events import RankExited, RankStarted
 from llmtop.profiler.record.hostevents import StandbyEnded
+from llmtop.profiler.record.hosts import Host
 from llmtop.trainer.hosts import orders
 from llmtop.trainer.hosts.members import Member, Members, Told
 from llmtop.trainer.supervisor.ranks import RankExit, Ranks
@@ -25,8 +26,11 @@ class HostRanks(Ranks):
         write: Callable[[RankStarted], object],
         log: Callable[[str], None],
         wall: Callable[[], float] = time.time,
+        started: Callable[[Host], Iterable[int]] = lambda host: host.ranks,
     ) -> None:
+        """`started`: numbers under which a host starts processes."""
         super().__init__(wall)
+        self._started = started
         self._members = members
         self._write = write
         self._log = log
@@ -36,7 +40,7 @@ class HostRanks(Ranks):
 
     def start_all(self, order: orders.StartRanks) -> None:
         """On every host."""
-        numbers = {rank: 0 for member in self._members.all for rank in member.host.ranks}
+        numbers = {rank: 0 for member in self._members.all for rank in self._started(member.host)}
         if order.standby:
             self._standby = numbers
         else:

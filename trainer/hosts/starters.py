@@ -182,17 +182,19 @@ def make_starter(run: RunDir, hosts: Hosts, begins: Sequence[int], variables: Ma
 
 
 def _sruns(program: str, hosts: Hosts, supervise: list[str], gpus: Mapping[str, int]) -> Iterator[Call]:
-    """A step has as many GPUs on each node: nodes of which the job has others are in steps of their own.
+    """One step of all nodes; where the job has not as many GPUs on each, a step for each node.
 
-    It takes all of the job's GPUs of a node only where it is asked for them; else what the job was asked for,
-    a task or in all, counts anew for its one task a node (Slurm 22.05).
+    A step takes all of the job's GPUs only where it is asked for them: else what the job was asked for, a
+    task or in all, counts anew for its one task a node. Of a job that has not as many on each node, only
+    `--gpus` on a single node is taken (Slurm 22.05).
     """
-    by_count: dict[int, list[str]] = {}
-    for host in hosts.hosts:
-        by_count.setdefault(gpus.get(host.name, 0), []).append(host.name)
-    for count, names in by_count.items():
-        words = [f"--gpus-per-node={count}"] if count else []
-        yield Call(command=(*_srun(program, names), *words, *supervise), hosts=tuple(names))
+    names = [host.name for host in hosts.hosts]
+    counts = [gpus.get(name, 0) for name in names]
+    together = len(set(counts)) == 1
+    apart = [([name], count) for name, count in zip(names, counts, strict=True)]
+    for group, count in [(names, counts[0])] if together else apart:
+        words = [f"--gpus{'-per-node' if together else ''}={count}"] if count else []
+        yield Call(command=(*_srun(program, group), *words, *supervise), hosts=tuple(group))
 
 
 def _srun(program: str, names: Sequence[str]) -> list[str]:

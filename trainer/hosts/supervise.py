@@ -8,6 +8,7 @@ not heard of for `Graces.host` seconds. In a session of its own, so that no conn
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -21,6 +22,7 @@ from typing import assert_never
 import msgspec
 
 from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
+from llmtop.presets.spec import Script
 from llmtop.profiler.fleet.summariser import Summariser
 from llmtop.profiler.hardware.host import host_memory_bytes
 from llmtop.profiler.hardware.nvml import NvmlReader
@@ -35,18 +37,20 @@ from llmtop.trainer.change.restagefolder import keep_states, remove_states
 from llmtop.trainer.change.standby import VARIABLE as STANDBY
 from llmtop.trainer.hosts import orders
 from llmtop.trainer.hosts.meeting import meeting_variables, own_address
+from llmtop.trainer.hosts.scriptcommand import processes
 from llmtop.trainer.hosts.starters import passed_variables, without_user
 from llmtop.trainer.hosts.versions import versions_here
 from llmtop.trainer.preflight import preflight_here
+from llmtop.trainer.script.hookenv import script_environment
 from llmtop.trainer.supervisor.extensions import extensions_dir
 from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
 from llmtop.trainer.supervisor.journal import Journal
 from llmtop.trainer.supervisor.lifeline import run_started, supervisor_failed
 from llmtop.trainer.supervisor.logline import log_line
 from llmtop.trainer.supervisor.patience import Graces, Patience
-from llmtop.trainer.supervisor.scarcity import Scarcity
 from llmtop.trainer.supervisor.rankenv import free_port, rank_environment, worker_command
 from llmtop.trainer.supervisor.ranks import RankExit, Ranks, adopt_orphans
+from llmtop.trainer.supervisor.scarcity import Scarcity
 from llmtop.trainer.supervisor.thinwatch import ThinWatch
 from llmtop.trainer.supervisor.wakeup import Wakeup
 from llmtop.trainer.toolchain import mended, torch_cuda
@@ -63,6 +67,7 @@ class HostSupervisor:
     ) -> None:
         self.run_dir = run
         self.host = run.host
+        self._hosts = hosts
         self.spec = run.spec()
         self.environment = {**environment, **chosen_devices(run.host, hosts, environment)}
         self.events = Journal(run.events_path(SUPERVISOR), SUPERVISOR, log=log_line)
@@ -134,8 +139,12 @@ class HostSupervisor:
             memory_bytes=host_memory_bytes(),
             gpus=_visible_gpus(),
         )
+        if self.spec.script is not None:
+            problem = _script_problem(self.spec.script, self.environment)
+            return msgspec.structs.replace(about, problem=problem)
         try:
-            preflight_here(self.spec, nvme_bytes=self.run_dir.prediction().nvme_bytes)
+            nvme_bytes = self.run_dir.prediction().nvme_bytes
+            preflight_here(self.spec, nvme_bytes=nvme_bytes, ranks=len(self.host.slots))
         except LlmtopError as error:
             return msgspec.structs.replace(about, problem=error.in_one_line, fix=error.fix)
         return about
@@ -202,12 +211,29 @@ class HostSupervisor:
             self._tell_exit(exit_)
         return left
 
+    def _start_script(self, script: Script, order: orders.StartRanks) -> None:
+        """The part of a command of the user's own that this host has."""
+        run = self.run_dir
+        usual = {**self.environment, **meeting_variables(order.master_address, self.environment)}
+        for process in processes(
+            script.command,
+            self._hosts,
+            self.host,
+            address=order.master_address,
+            port=order.master_port,
+            folder=run.own_path,
+        ):
+            variables = {**script_environment(run, usual), **process.variables}
+            pid = self.ranks.start(process.number, process.command, variables, run.log_path(process.number))
+            self.events.write(RankStarted(rank=process.number, pid=pid, setting=order.setting))
+
     def _start_ranks(self, order: orders.StartRanks) -> None:
         run, spec = self.run_dir, self.run_dir.spec(order.setting)
         environment = mended(self.environment, None if spec.on_cpu else torch_cuda())
         environment = {**environment, **meeting_variables(order.master_address, environment)}
         if order.standby:
-            preflight_here(spec, nvme_bytes=run.prediction(order.setting).nvme_bytes)
+            nvme_bytes = run.prediction(order.setting).nvme_bytes
+            preflight_here(spec, nvme_bytes=nvme_bytes, ranks=len(self.host.slots))
             environment[STANDBY] = str(order.setting)
         for rank in self.host.ranks:
             variables = rank_environment(
@@ -219,6 +245,7 @@ class HostSupervisor:
                 setting=order.setting,
                 address=order.master_address,
                 first_rank=self.host.first_rank,
+                local_ranks=len(self.host.slots),
             )
             command = worker_command(run, environment)
             pid = self.ranks.start(rank, command, variables, run.log_path(rank), standby=order.standby)
@@ -242,7 +269,8 @@ class HostSupervisor:
             case orders.OfferPort():
                 return OrderCarriedOut(number=order.number, port=free_port())
             case orders.StartRanks():
-                self._start_ranks(order)
+                script = self.spec.script
+                self._start_script(script, order) if script is not None else self._start_ranks(order)
             case orders.TakeStandby():
                 setting = self.run_dir.in_force().setting
                 self._tell_standby_ends()
@@ -320,6 +348,18 @@ class LeadWatch:
                 if beat != self._seen:
                     self._seen, self._changed_at = beat, now
         return now - self._changed_at
+
+
+def _script_problem(script: Script, environment: Mapping[str, str]) -> str:
+    """Why a command cannot be started here; empty where it can. Its folder is entered."""
+    try:
+        os.chdir(script.folder)
+    except OSError as error:
+        return f"folder {script.folder}, in which the command runs: {error.strerror}"
+    program = script.command[0]
+    if shutil.which(program, path=environment.get("PATH")) is None:
+        return f"there is no program {program}"
+    return ""
 
 
 def chosen_devices(host: Host, hosts: Hosts, environment: Mapping[str, str]) -> dict[str, str]:

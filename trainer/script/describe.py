@@ -40,7 +40,7 @@ def described(
         **_of_modules(attached),
         "model": str(config),
         "gpu": spec.gpu.name,
-        "gpus": attached.world_size,
+        **_machines(spec, attached),
         "micro_batch": batch.micro_batch,
         "seq_len": batch.seq_len,
         "grad_accum": batch.grad_accum,
@@ -52,6 +52,15 @@ def described(
     named = str(attached.hf_config.get("_name_or_path") or attached.hf_config.get("name_or_path") or "")
     shape = replace(seen.model, name=Path(named).name or seen.model.family)
     return replace(seen, model=shape, gpu=spec.gpu, script=replace(spec.script, described=True))
+
+
+def _machines(spec: RunSpec, attached: RankAttached) -> dict[str, Any]:
+    """Over hosts, as it was launched; on one machine, as many as there are."""
+    options = spec.options
+    if options.nodes == 1:
+        return {"gpus": attached.world_size}
+    uneven = {} if options.total_gpus is None else {"total_gpus": options.total_gpus}
+    return {"gpus": options.gpus, "nodes": options.nodes, **uneven}
 
 
 def _of_engine(attached: RankAttached) -> dict[str, Any]:

@@ -36,6 +36,8 @@ class ScriptStory(Struct, frozen=True, kw_only=True):
     oom_evidence: Evidence | None = None
     xids: tuple[XidSeen, ...] = ()
     lost_devices: tuple[int, ...] = ()
+    outputs: dict[int, int] = {}
+    """Rank to the number under whose log its output is; 0 where it is not told."""
 
 
 def name_script_end(story: ScriptStory) -> RunEnded:
@@ -56,7 +58,8 @@ def name_script_end(story: ScriptStory) -> RunEnded:
             state="completed", reason=f"{named_after(story.command)} ended with exit code 0 {_when(story)}"
         )
     # Every rank that told of a failure ended with it; else the command stands for all.
-    ended = [_as_rank(rank, exit_) for rank in (story.failed or (0,))]
+    ranks = tuple(story.failed) or (0 if exit_ is None else exit_.rank,)
+    ended = [_as_rank(rank, exit_) for rank in ranks]
     return name_end(
         Story(
             world_size=max(1, len(story.attached)),
@@ -68,7 +71,7 @@ def name_script_end(story: ScriptStory) -> RunEnded:
             xids=story.xids,
             lost_devices=story.lost_devices,
             device_fix=lambda failure: _device_fix(story, failure),
-            logs={rank: story.run.log_path(0) for rank in (story.failed or (0,))},
+            logs={rank: story.run.log_path(story.outputs.get(rank, 0)) for rank in ranks},
         )
     )
 

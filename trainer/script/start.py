@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from llmtop.presets.errors import UsageError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.hardware.machine import detect_machine
+from llmtop.profiler.record.hosts import Hosts
 from llmtop.profiler.record.processidentity import process_identity
 from llmtop.profiler.record.rundir import RunDir, runs_root
 from llmtop.trainer.launch import start_supervisor
@@ -25,6 +27,32 @@ def start_script(command: tuple[str, ...], *, root: Path | None = None) -> RunDi
     """
     _check(command)
     return _begun(unseen_spec(command, Path.cwd(), detect_machine()), root)
+
+
+def start_script_over(
+    command: tuple[str, ...],
+    hosts: Hosts,
+    variables: Mapping[str, str],
+    *,
+    gpu: str = "auto",
+    root: Path | None = None,
+) -> RunDir:
+    """The same on hosts, each of which starts its part in a folder of this one's name.
+
+    `gpu` is the preset of what they have; by default what this machine has. Raises UsageError too for a
+    command that cannot be one job there.
+    """
+    from llmtop.trainer.hosts.scriptcommand import check_over_hosts
+    from llmtop.trainer.hosts.start import start_over_hosts
+
+    _check(command)
+    check_over_hosts(command, hosts)
+    # A shell that ssh starts may not find it.
+    found = shutil.which(command[0]) or command[0]
+    spec = unseen_spec((found, *command[1:]), Path.cwd(), detect_machine(), hosts=hosts, gpu=gpu)
+    run = RunDir.create(root or runs_root(), spec, unseen_prediction(), {})
+    start_over_hosts(run, hosts, variables)
+    return run
 
 
 def observe(pid: int, *, root: Path | None = None) -> RunDir:

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from llmtop.presets.catalog import load_gpu
 from llmtop.presets.resolve import Machine, machine_gpu
 from llmtop.presets.spec import UNSEEN, ModelShape, Provenance, RunOptions, RunSpec, Script, ValueSource
 from llmtop.profiler.memory.result import HostBytes, Moment, Prediction
+from llmtop.profiler.record.hosts import Hosts
 
 _NOTHING_YET = "not seen yet"
 
 
-def unseen_spec(command: tuple[str, ...], folder: Path, machine: Machine) -> RunSpec:
-    """What holds until the script's processes tell of themselves: the machine, and the command."""
-    gpu = machine_gpu(machine)
+def unseen_spec(
+    command: tuple[str, ...], folder: Path, machine: Machine, *, hosts: Hosts | None = None, gpu: str = "auto"
+) -> RunSpec:
+    """What holds until the script's processes tell of themselves: the machine or the hosts, and the command.
+
+    `gpu` is the preset of what the hosts have; by default as this machine. Raises UsageError for none.
+    """
+    chosen = machine_gpu(machine) if gpu == "auto" else load_gpu(gpu)
+    counts = [len(host.slots) for host in hosts.hosts] if hosts is not None else [1]
     # How many processes the command starts is its own affair.
-    options = RunOptions(model=_NOTHING_YET, gpu=gpu.name, gpus=1)
+    options = RunOptions(
+        model=_NOTHING_YET,
+        gpu=chosen.name,
+        gpus=max(counts),
+        nodes=len(counts),
+        total_gpus=sum(counts) if len(set(counts)) > 1 else None,
+    )
     shape = ModelShape(
         name=_NOTHING_YET,
         family=UNSEEN,
@@ -31,7 +45,7 @@ def unseen_spec(command: tuple[str, ...], folder: Path, machine: Machine) -> Run
         name=Path(named_after(command)).stem or "script",
         options=options,
         model=shape,
-        gpu=gpu,
+        gpu=chosen,
         model_source="",
         provenance={"gpu": Provenance(source=ValueSource.MACHINE, detail="what this machine has")},
         script=Script(command=command, folder=str(folder)),

@@ -56,13 +56,15 @@ def rank_environment(
     setting: int | None = None,
     address: str = _ADDRESS,
     first_rank: int = 0,
+    local_ranks: int | None = None,
 ) -> dict[str, str]:
     """The environment of one rank on top of the supervisor's own; to be asked for by the supervisor.
 
     `setting` is that of the run; by default the one in force. `address` is where all ranks meet, `first_rank`
-    the lowest one of this machine.
+    the lowest one of this machine, which has `local_ranks`; by default as many as a node has.
     """
     spec = run.spec(setting)
+    here = spec.options.gpus if local_ranks is None else local_ranks
     return {
         "TOKENIZERS_PARALLELISM": "false",
         # NVML numbers devices by bus, CUDA by speed unless told: one number must mean one device.
@@ -77,11 +79,11 @@ def rank_environment(
         "RANK": str(rank),
         "LOCAL_RANK": str(rank - first_rank),
         "WORLD_SIZE": str(spec.world_size),
-        "LOCAL_WORLD_SIZE": str(spec.options.gpus),
+        "LOCAL_WORLD_SIZE": str(here),
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
         "DS_ACCELERATOR": "cpu" if spec.on_cpu else "cuda",
-        "OMP_NUM_THREADS": str(threads_of(spec, environment)),
+        "OMP_NUM_THREADS": str(threads_of(spec, environment, here)),
         "PYTHONUNBUFFERED": "1",
         VARIABLE: str(extensions),
     }
@@ -128,11 +130,11 @@ def _arch_list(environment: Mapping[str, str]) -> dict[str, str]:
     return {ARCH_LIST: deepspeed_archs(given)} if given else {}
 
 
-def threads_of(spec: RunSpec, environment: Mapping[str, str]) -> int:
+def threads_of(spec: RunSpec, environment: Mapping[str, str], ranks: int | None = None) -> int:
     """CPU threads of a rank: the option, else the environment, else a fair share of the cores."""
     given = environment.get("OMP_NUM_THREADS", "")
     if spec.options.threads_per_rank:
         return spec.options.threads_per_rank
     if given.isdecimal() and int(given) > 0:
         return int(given)
-    return max(1, len(os.sched_getaffinity(0)) // spec.options.gpus)
+    return max(1, len(os.sched_getaffinity(0)) // (ranks or spec.options.gpus))

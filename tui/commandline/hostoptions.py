@@ -47,7 +47,7 @@ def add_host_arguments(parser: argparse.ArgumentParser) -> None:
 def chosen_hosts(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Chosen | None:
     """The hosts of a run over several; None for one on this machine. Raises UsageError.
 
-    `gpus` and `nodes` become those of the hosts, as if they had been given.
+    `gpus`, `nodes` and, of uneven hosts, `total_gpus` become those of the hosts, as if given.
     """
     from llmtop.trainer.hosts import hostfile, slurm
 
@@ -72,7 +72,10 @@ def chosen_hosts(args: argparse.Namespace, environment: Mapping[str, str] = os.e
         hostfile.choose(pool, include=args.include, exclude=args.exclude), nodes=nodes, gpus=gpus
     )
     hosts = hostfile.with_ranks(kept)
-    args.nodes, args.gpus = len(hosts), len(hosts[0].slots)
+    counts = [len(host.slots) for host in hosts]
+    args.nodes, args.gpus = len(hosts), max(counts)
+    if len(set(counts)) > 1:
+        args.total_gpus = sum(counts)
     names, values = _variables(args.env)
     launcher: Launcher = args.launcher or ("srun" if in_slurm else "ssh")
     return Chosen(
@@ -113,21 +116,13 @@ def _hostfile(given: str | None, nodes: int | None) -> Path:
     )
 
 
-def refuse_hosts_for_script(args: argparse.Namespace) -> None:
-    """Raise UsageError where a command of the user's own is to run on hosts: its launcher has to do that."""
-    _refuse(args, ("hostfile", *_OTHERS), "is for a recipe", "a command's own launcher starts it on hosts")
-
-
 def _refuse_without_hosts(args: argparse.Namespace) -> None:
-    fix = "--hostfile FILE, or --nodes N inside a Slurm allocation"
-    _refuse(args, _OTHERS, "is for a run over hosts", "none are named", fix)
-
-
-def _refuse(args: argparse.Namespace, options: tuple[str, ...], what: str, why: str, fix: str = "") -> None:
-    for option in options:
+    for option in _OTHERS:
         if getattr(args, option):
             raise UsageError(
-                f"--{option.replace('_', '-')} {what}", why=why, fix=fix or "give that launcher its options"
+                f"--{option.replace('_', '-')} is for a run over hosts",
+                why="none are named",
+                fix="--hostfile FILE, or --nodes N inside a Slurm allocation",
             )
 
 

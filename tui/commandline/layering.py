@@ -62,8 +62,10 @@ def check_raw_keys(spec: RunSpec) -> None:
 
 def _world_size(layers: Sequence[Layer], machine: Machine) -> int | None:
     """GPUs of the whole job; None where a given number is none, which is refused later."""
-    gpus, nodes = strongest(layers, "gpus"), strongest(layers, "nodes")
+    gpus, nodes, all_ = (strongest(layers, name) for name in ("gpus", "nodes", "total_gpus"))
     try:
+        if all_ is not None:
+            return int(all_)
         return int(machine.gpus if gpus is None else gpus) * int(1 if nodes is None else nodes)
     except ValueError:
         return None

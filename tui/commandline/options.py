@@ -51,6 +51,7 @@ GROUPS: tuple[OptionGroup, ...] = (
             OptionRow("gpu", "GPU", "a GPU preset, or cpu; default: what this machine has"),
             OptionRow("gpus", "N", "GPUs a node (on the CPU: processes)"),
             OptionRow("nodes", "N", "nodes"),
+            OptionRow("total_gpus", "N", "GPUs of all nodes, where --gpus is the most that one of them has"),
             OptionRow(
                 "inter_node_gbps",
                 "GBPS",

@@ -66,11 +66,13 @@ def place_of(spec: RunSpec) -> str:
 
 def _what(spec: RunSpec, prediction: Prediction, width: int) -> Iterator[str]:
     o = spec.options
-    nodes = f"{o.nodes} nodes of " if o.nodes > 1 else ""
+    gpus = f"{o.nodes} nodes of {o.gpus}" if o.nodes > 1 else str(o.gpus)
+    if spec.has_uneven_nodes:
+        gpus = f"{o.nodes} nodes, in all {spec.world_size}"
     trained = "every weight trained"
     if prediction.trainable_params != prediction.params:
         trained = f"{format_count(prediction.trainable_params)} trained"
-    title = f"{spec.name}: {spec.model.name} on {nodes}{o.gpus} x {spec.gpu.name}, ZeRO-{o.zero}"
+    title = f"{spec.name}: {spec.model.name} on {gpus} x {spec.gpu.name}, ZeRO-{o.zero}"
     yield from wrapped(title, "", width)
     extras: list[str] = [o.precision, o.attention, o.optimizer]
     extras += [f"lora rank {o.lora_rank}"] if o.lora_rank else []

@@ -11,12 +11,7 @@ from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import launch
 from llmtop.tui.commandline import options
 from llmtop.tui.commandline.arguments import COMMAND
-from llmtop.tui.commandline.hostoptions import (
-    Chosen,
-    add_host_arguments,
-    chosen_hosts,
-    refuse_hosts_for_script,
-)
+from llmtop.tui.commandline.hostoptions import Chosen, add_host_arguments, chosen_hosts
 from llmtop.tui.commandline.telling import stderr_width, tell
 from llmtop.tui.commands.launching import add_how_to_watch, require_fit, watch_as_asked
 from llmtop.tui.commands.mirror import add_mirror_arguments, asked_of, start_mirror
@@ -38,8 +33,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         # Most runs are no scripts.
         from llmtop.tui.commands.run_script import run_script
 
-        refuse_hosts_for_script(args)
-        return run_script(args)
+        return run_script(args, chosen_hosts(args))
     mirrors = asked_of(args)
     chosen = chosen_hosts(args)
     if chosen is not None:

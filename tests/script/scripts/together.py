@@ -1,0 +1,19 @@
+"""A plain torch loop whose ranks have their gradients from each other: they meet as their launcher says."""
+
+import torch
+import torch.distributed
+
+
+def main() -> None:
+    torch.distributed.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.ones(4, 8)).square().mean().backward()
+        optimizer.step()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
