@@ -12,6 +12,7 @@ import ipaddress
 import secrets
 import socket
 import stat
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from socketserver import ThreadingMixIn
@@ -31,14 +32,34 @@ Start = Callable[..., Any]
 App = Callable[[dict[str, Any], Start], Iterable[bytes]]
 
 
+_MOST_AT_ONCE = 64
+"""Who only connects and asks nothing takes threads and files of this process, and needs no token for it."""
+
+
 class MetricsServer(ThreadingMixIn, WSGIServer):
-    """A thread for each who asks."""
+    """A thread for each who asks; whoever comes while there are too many is sent away."""
 
     daemon_threads = True
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._places = threading.BoundedSemaphore(_MOST_AT_ONCE)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
 
 class _Quiet(WSGIRequestHandler):
-    timeout = 30
+    timeout = 10
     """Seconds that one who has connected may take to ask."""
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the library's name)

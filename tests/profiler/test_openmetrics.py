@@ -6,13 +6,16 @@ import json
 import os
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from prometheus_client.openmetrics import exposition as openmetrics_exposition
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from llmtop.presets.errors import UsageError
+from llmtop.profiler.mirrors import metricsserver
 from llmtop.profiler.mirrors.metricsserver import is_loopback, token_of
 from llmtop.profiler.mirrors.openmetrics import RunsCollector, label_names, registry
 from llmtop.profiler.record.rundir import RunDir
@@ -227,6 +231,37 @@ def test_a_real_server_is_scraped_and_ends_when_asked(tmp_path: Path) -> None:
         assert answer(address, Host="attacker.example:9757")[0] == 403
         assert answer(address, Host="localhost:9757")[0] == 200
     assert not (tmp_path / "metrics-token").exists()
+
+
+def test_who_only_connects_takes_no_more_than_some_places() -> None:
+    def app(environ: dict[str, object], start: Callable[..., object]) -> list[bytes]:
+        start("200 OK", [])
+        return [b"there"]
+
+    server = metricsserver.start_server(app, "127.0.0.1", 0, None)
+    serving = threading.Thread(target=server.serve_forever, daemon=True)
+    serving.start()
+    port, more, threads = int(server.server_address[1]), 20, threading.active_count()
+    try:
+        with ExitStack() as held:
+            idle = [
+                held.enter_context(socket.create_connection(("127.0.0.1", port), 30))
+                for _ in range(metricsserver._MOST_AT_ONCE + more)
+            ]
+            # They came in order: those that found no place are the last.
+            assert [one.recv(1) for one in idle[-more:]] == [b""] * more
+            assert threading.active_count() <= threads + metricsserver._MOST_AT_ONCE
+        for _ in range(1000):
+            try:
+                status, text = answer(f"127.0.0.1:{port}")
+                break
+            except (ConnectionError, urllib.error.URLError):
+                time.sleep(0.05)  # the places are given back as it is noticed that nobody is there
+        assert (status, text) == (200, "there")
+    finally:
+        server.shutdown()
+        server.server_close()
+        serving.join(30)
 
 
 def test_others_are_asked_for_a_token_that_only_its_owner_can_read(tmp_path: Path) -> None:
