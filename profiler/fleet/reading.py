@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +19,7 @@ from llmtop.profiler.record.eventbase import EVENT_VERSION
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.hosts import HostDir, Hosts
-from llmtop.profiler.record.remote import time_there
+from llmtop.profiler.record.remote import read_remote, time_there
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.record.segments import segment_path, segments_of
 
@@ -111,6 +112,8 @@ class FleetReader:
         self._arrived: dict[str, float] = {}
         """Host to when its newest summary came, of those that came while somebody looked."""
         self._looked = False
+        self._deaf_at = -math.inf
+        """When a poll last found that there is no connection to the machine that has the run."""
         self.fleet = fleet_of(hosts)
         self.state: RunState = RunState(run_id=run.run_id)
 
@@ -119,6 +122,9 @@ class FleetReader:
         fleet, state = self.fleet, self.state
         told: list[HostSummarised] = []
         now = self._monotonic()
+        remote = read_remote(self.run.path)
+        if remote is not None and remote.lost_at is not None:
+            self._deaf_at = now
         for name, tail in self._tails.items():
             added = tail.poll()
             if added:
@@ -141,7 +147,9 @@ class FleetReader:
                 quiet[host.name] = now - arrived
             elif told is not None:
                 quiet[host.name] = max(0.0, wall - told)
-        return quiet
+        # What nobody could hear was not kept silent about.
+        heard = now - self._deaf_at
+        return {name: min(seconds, heard) for name, seconds in quiet.items()}
 
     @property
     def skipped_lines(self) -> int:

@@ -190,3 +190,25 @@ def test_a_machine_without_a_run_leads_to_the_list_of_its_runs(
     answer = llmtop(command, "gpu-1:")
     assert answer.code == ExitCode.USAGE
     assert "no run of gpu-1 is named" in answer.err and "llmtop ls gpu-1:" in answer.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Welcome to gpu-1!",
+        '{"say": "hello", "runs_root": "/x"}\\n{"say": "run", "id": "a", "parts": 7}',
+        "[" * 100_000,
+        '{"say": "run", "id": "a", "parts": [["../x", 0]], "path": "", "alive": 1, "age_seconds": 0}',
+        '{"say": "hello"}\\n{"say": "run", "id": "a", "parts": [["spec.json", 0]], "path": "", "alive": 1,'
+        ' "age_seconds": 1e300}',
+    ],
+)
+def test_a_machine_that_says_something_else_is_named_and_not_asked_for_ever(
+    elsewhere: Path, llmtop: Llmtop, words: str
+) -> None:
+    """As one whose shell greets whoever comes."""
+    ssh = elsewhere / "bin" / "ssh"
+    ssh.write_text(f"#!/bin/sh\nprintf '{words}\\n'\nexec cat > /dev/null\n")
+    answer = llmtop("ls", "gpu-1:")
+    assert answer.code == ExitCode.USAGE and "gpu-1 cannot be asked" in answer.err
+    assert "Traceback" not in answer.err

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llmtop.profiler.fleet.part import HostPart, RankPart
 from llmtop.profiler.fleet.reading import FleetReader
 from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.holding import hold
 from llmtop.profiler.record.hosts import HostDir, read_hosts
 from llmtop.profiler.record.remote import read_remote
 from llmtop.profiler.record.rundir import RunDir
@@ -271,3 +275,42 @@ def test_another_selection_on_a_standing_connection_repeats_and_loses_nothing(tm
     for told, body in waiting:
         twin.take(told, body)
     assert (near / "a.jsonl").read_text() == "one\ntwo\n" and (near / "b.jsonl").read_text() == "b\n"
+
+
+def test_documents_come_again_only_where_they_were_replaced(tmp_path: Path) -> None:
+    far, near = tmp_path / "far", tmp_path / "near"
+    (far / "snapshots").mkdir(parents=True)
+    (far / "spec.json").write_text("{}")
+    (far / "snapshots" / "big.pickle").write_bytes(b"x" * 5000)
+    kept = Kept(whole=("*.json", "snapshots/*"))
+
+    def come(twin: Twin) -> list[str]:
+        told: list[tuple[dict[str, Any], bytes]] = []
+        message = json.loads(json.dumps(twin.follow_message()))
+        parts = [message[name] for name in ("grow", "last", "whole", "have", "newest", "seen")]
+        Followed(far, *parts).look(lambda said, body=b"": told.append((said, body)), lambda: False)
+        for said, body in told:
+            twin.take(said, body)
+        return [said["path"] for said, _ in told]
+
+    assert come(Twin(near, kept)) == ["snapshots/big.pickle", "spec.json"]
+    assert come(Twin(near, kept)) == [], "also of who looks another day"
+    (far / "spec.json").write_text("[]")
+    assert come(Twin(near, kept)) == ["spec.json"]
+    assert (near / "spec.json").read_text() == "[]"
+
+
+def test_copies_that_nobody_looks_at_any_more_are_removed(
+    fleet: PlayedFleet, follow: Callable[..., Following], tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache" / "llmtop" / "remote"
+    old, new, held = (cache / "ab12" / name for name in ("old-run", "new-run", "held-run"))
+    for folder in (old, new, held):
+        folder.mkdir(parents=True)
+        (folder / "spec.json").write_text("{}")
+    month = 31 * 86400.0
+    for folder in (old, held):
+        os.utime(folder, (time.time() - month, time.time() - month))
+    with hold(held, AssertionError):  # type: ignore[arg-type]
+        follow()
+    assert not old.exists() and new.exists() and held.exists()

@@ -373,3 +373,21 @@ def test_the_clock_of_who_looks_on_from_elsewhere_is_taken_off(fleet: PlayedFlee
         reader = FleetReader(fleet.run, fleet.hosts)
         reader.poll()
         assert all((seconds > 30.0) == silent for seconds in reader.quiet_seconds().values()), ahead_seconds
+
+
+def test_hosts_are_not_blamed_for_a_lost_connection_to_the_machine_that_has_the_run(
+    fleet: PlayedFleet,
+) -> None:
+    fleet.step(3)
+    viewer = Viewer(fleet)
+    viewer.findings()
+    remote = Remote(host="gpu-1", path="/x", alive=True, connected=False, lost_at=fleet.time.now)
+    write_remote(fleet.run.path, remote)
+    viewer.late = 300.0
+    assert "host_silent" not in viewer.findings()
+    # Nothing has come yet when it stands again.
+    write_remote(fleet.run.path, replace(remote, connected=True, lost_at=None))
+    viewer.late = 301.0
+    assert "host_silent" not in viewer.findings()
+    viewer.late = 340.0
+    assert "host_silent" in viewer.findings()

@@ -92,6 +92,7 @@ async def test_a_connection_that_breaks_is_told_on_every_screen_until_it_is_mend
         await wait_for(pilot, lambda: told(app, "Nothing of it has come: ssh: gpu-1: No route to host"))
         assert isinstance(app.screen, HostsScreen)
         unreachable.unlink()
+        await wait_for(pilot, lambda: "no connection" not in screen_text(app))
         await pilot.press("m")
         await wait_for_text(pilot, "ranks 0 to 1 of 72", "step 5/60")
         unreachable.touch()

@@ -27,9 +27,11 @@ class Followed:
         whole: list[str],
         have: dict[str, int],
         newest: list[list[Any]] | None = None,
+        seen: dict[str, list[int]] | None = None,
     ) -> None:
         """`newest`: patterns of logs of which only the end is told, each with how many lines of it, and from
-        how many bytes on what was added while nobody was connected is passed over (None: never)."""
+        how many bytes on what was added while nobody was connected is passed over (None: never). `seen`:
+        documents that the other side has, each with when it was written and its length."""
         self.root = root
         self.grow, self.last, self.whole = grow, last, whole
         self.newest = newest or []
@@ -37,6 +39,7 @@ class Followed:
         """Of each file that grows, how many bytes the other side has."""
         self.ends: set[str] = set()
         """Logs of which only the end is told."""
+        self.had = seen or {}
         self.seen: dict[str, tuple[int, int, int]] = {}
         """Of each file that is replaced, which one was told."""
 
@@ -150,9 +153,10 @@ class Followed:
             with (self.root / name).open("rb") as file:
                 status = os.fstat(file.fileno())
                 mark = (status.st_mtime_ns, status.st_ino, status.st_size)
-                if self.seen.get(name) != mark:
-                    say({"say": "whole", "path": name}, file.read())
-                    self.seen[name] = mark
+                has_it = name not in self.seen and self.had.get(name) == [mark[0], mark[2]]
+                if self.seen.get(name) != mark and not has_it:
+                    say({"say": "whole", "path": name, "mtime_ns": mark[0]}, file.read())
+                self.seen[name] = mark
         except OSError:
             return
 

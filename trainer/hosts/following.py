@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,6 +33,10 @@ PYTHON = "LLMTOP_REMOTE_PYTHON"
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FORM = re.compile(r"(?P<host>[^:/\s]+):(?P<run>[^:]*)")
 _SILENT_SECONDS = 30.0
+_MOST_FAILURES = 3
+"""In a row, before anything has come whole."""
+_KEPT_SECONDS = 30 * 86400.0
+"""A copy that nobody has looked at for so long is removed."""
 _PAUSE_SECONDS = 0.02
 _TELL_SECONDS = 5.0
 """Between two words about how much has come, where it takes that long."""
@@ -49,7 +54,8 @@ def python_there() -> str:
 
 def unanswered(link: Link) -> str:
     """Why nothing is to be expected of a machine that was asked; empty while something is."""
-    if not link.refused and link.quiet_seconds <= _SILENT_SECONDS:
+    fails = link.refused or link.failures >= _MOST_FAILURES
+    if not fails and link.quiet_seconds <= _SILENT_SECONDS:
         return ""
     return link.problem or "it does not answer"
 
@@ -163,6 +169,7 @@ class Following:
         # Two spellings of a host are two folders, whatever they have in them.
         name = hashlib.sha256(self._host.encode()).hexdigest()[:12]
         folder = base / (f"{name}-parts" if place == "parts" else name) / run_id
+        _forget_old(base)
         try:
             if not place:
                 raise LlmtopError("nothing of it is kept")
@@ -200,6 +207,18 @@ class Following:
         if now != before:
             self._remote = now
             write_remote(self._folder, now)
+
+
+def _forget_old(base: Path) -> None:
+    """Remove copies that nobody has looked at for long, unless somebody does now."""
+    for folder in base.glob("*/*"):
+        try:
+            # Whoever looks at one writes into it how the connection is.
+            if time.time() - folder.stat().st_mtime > _KEPT_SECONDS:
+                with hold(folder, lambda: LlmtopError("it is in use")):
+                    shutil.rmtree(folder)
+        except (OSError, LlmtopError):
+            continue  # another one has removed it, uses it, or it is not ours
 
 
 def _hosts(told: str) -> Hosts | None:

@@ -82,6 +82,9 @@ class Link:
         self.heard_pong = False
         self.refused = False
         """Whether a connection has ended before the host had said anything."""
+        self.failures = 0
+        """Connections that llmtop has ended since all had come the last time: it did not understand what was
+        said, or could not keep it."""
         self.spawned_pid: int | None = None
         self.ended_code: int | None = None
         """Exit code of what was started on the present connection; None while it lives."""
@@ -149,8 +152,9 @@ class Link:
         while not self._closing.is_set():
             try:
                 self._connect()
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, OverflowError, RecursionError) as error:
                 self.problem = str(error)
+                self.failures += 1
             self.refused = self.refused or not self.about
             if self.opened:
                 self.opened, pause = False, _FIRST_PAUSE_SECONDS
@@ -193,7 +197,7 @@ class Link:
         elif said == "opened":
             self._opened(message)
         elif said == "synced":
-            self.synced = message["n"]
+            self.synced, self.failures = message["n"], 0
         elif said == "spawned":
             self.spawned_pid, self.ended_code = message["pid"], None
         elif said == "ended":
@@ -259,7 +263,8 @@ class _Connection:
             now = time.monotonic()
             if now - (self._link.heard_at if self._heard_any else self._began) > _DEAD_SECONDS:
                 raise OSError(f"nothing was heard for {_DEAD_SECONDS:g} s")
-            if self._link.opened and now >= ping_at:
+            # Where runs are listed no folder is opened, and who hears nothing for long leaves.
+            if (self._link.opened or self._link._take is not None) and now >= ping_at:
                 ping_at = now + _PING_SECONDS
                 self._add(self._link._next_ping(), None)
             if self._link.opened and now >= look_at and len(self._write) < _MOST_WAITING_BYTES:
@@ -318,9 +323,15 @@ class _Connection:
                     raise ValueError("the host says a line without an end")
                 return None
             line = bytes(self._read[:end])
-            head = json.loads(line)
+            try:
+                head = json.loads(line)
+            except ValueError:
+                head = None
             if not isinstance(head, dict):
-                raise ValueError(f"the host says what is no message: {line[:80]!r}")
+                shown = line[:80].decode(errors="replace")
+                raise ValueError(
+                    f"it says '{shown}', which is no message of llmtop's; its shell may print nothing for ssh"
+                )
             del self._read[: end + 1]
             self._head = head
         size = self._head.get("bytes", 0)

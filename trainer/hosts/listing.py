@@ -98,7 +98,7 @@ class _Asked:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         twin, at = Twin(path, _KEPT), 0
         for name, size in message["parts"]:
-            twin.take({"say": "whole", "path": name}, body[at : at + size])
+            twin.take({"say": "whole", "path": name, "mtime_ns": 0}, body[at : at + size])
             at += size
         write_remote(path, Remote(host=self._host, path=message["path"], alive=message["alive"] is True))
         spec = path / "spec.json"

@@ -134,8 +134,8 @@ class Far:
             self._open(message)
         elif do == "follow":
             patterns = (message["grow"], message["last"], message["whole"])
-            newest = message.get("newest")
-            self._followed = Followed(self._root, *patterns, message["have"], newest)
+            known = (message["have"], message["newest"], message["seen"])
+            self._followed = Followed(self._root, *patterns, *known)
             self.say({"say": "size", "bytes_left": self._followed.left_bytes()})
         elif do == "sync":
             # Once all is told that is there by now.

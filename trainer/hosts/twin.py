@@ -42,6 +42,7 @@ class Twin:
         self.kept = kept
         self._ends: dict[str, int] = {}
         """Of each log of which only the end is kept, how far that goes in the far one."""
+        self._began = False
         self._sent: dict[str, Mark] = {}
         self._appended: dict[str, int] = {}
 
@@ -54,9 +55,11 @@ class Twin:
         for name, path in self._files(tuple(pattern for pattern, *_ in kept.newest)):
             if name in self._ends:
                 have[name] = self._ends[name]
-            else:
-                path.unlink()  # of an earlier connection's, which nobody knows the place of
+            elif not self._began:
+                path.unlink()  # from an earlier time: nobody knows where in the far one it ends
+        self._began = True
         return {
+            "seen": {name: _written(path) for name, path in self._files(kept.whole)},
             "do": "follow",
             "newest": [list(one) for one in kept.newest],
             "grow": list(kept.grow),
@@ -77,6 +80,8 @@ class Twin:
             os.truncate(path, 0)
         elif said == "whole":
             write_atomic(path, body, lasting=False)
+            # By this it is known again, so that it does not come whenever a connection begins.
+            os.utime(path, ns=(message["mtime_ns"], message["mtime_ns"]))
         elif said == "gone":
             path.unlink(missing_ok=True)
             self._ends.pop(message["path"], None)
@@ -164,6 +169,15 @@ class Twin:
             elif (path := self._root / pattern).exists():
                 found[pattern] = path
         return sorted(found.items())
+
+
+def _written(path: Path) -> tuple[int, int]:
+    """When a document was written on the far side, and its length."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return 0, -1
+    return status.st_mtime_ns, status.st_size
 
 
 def _cut_torn_line(path: Path) -> None:
