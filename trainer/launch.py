@@ -79,10 +79,11 @@ def require_trainer(run: RunDir) -> None:
     if script is None:
         return
     command = shlex.join(script.command)
+    over = "--hostfile FILE " if hosts is not None else ""
     raise UsageError(
         f"run {run.run_id} cannot be gone on with",
         why="it is a command of your own, which keeps its checkpoints itself",
-        fix=f"start it again: {command if script.pid is not None else f'llmtop run -- {command}'}",
+        fix=f"start it again: {command if script.pid is not None else f'llmtop run {over}-- {command}'}",
     )
 
 

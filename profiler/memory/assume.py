@@ -116,7 +116,7 @@ def _of_time(spec: RunSpec, sizes: Sizes) -> Iterator[str]:
 def _of_nodes(spec: RunSpec) -> Iterator[str]:
     """What is between nodes, and how well it is known."""
     yield (
-        f"each node is taken for the one with most GPUs, {spec.options.gpus}, and nobody else uses their network"
+        f"each node is taken for the one with most GPUs, {spec.options.gpus}; nobody else uses the network"
         if spec.has_uneven_nodes
         else "all nodes are alike, and nobody else uses their network"
     )

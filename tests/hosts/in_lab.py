@@ -16,11 +16,14 @@ GRACES = "peers=0.3,kill=5,stop=5,stop_kill=3,save=60,finish=30,host=40"
 
 @contextmanager
 def tidy_lab(root: Path, hosts: int = 2, *, shared: bool = False) -> Iterator[Lab]:
-    """A lab on whose hosts nothing may be left."""
+    """A lab on whose hosts nothing but their sshd may be left."""
     with Lab(root, hosts, shared=shared) as made:
         yield made
-        left = {name: made.processes(name) for name in made.names}
-    assert all(len(pids) <= 1 for pids in left.values()), f"more than its sshd is left on a host: {left}"
+        # A session that has just ended may still be on its way out.
+        wait_for(
+            lambda: all(len(made.processes(name)) <= 1 for name in made.names),
+            lambda: {name: made.processes(name) for name in made.names},
+        )
 
 
 class InLab(Supervised):

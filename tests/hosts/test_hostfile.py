@@ -12,8 +12,8 @@ import pytest
 from llmtop.presets.errors import UsageError
 from llmtop.profiler.record.hosts import Hosts, Launcher
 from llmtop.trainer.hosts import slurm
+from llmtop.trainer.hosts.devices import chosen_devices
 from llmtop.trainer.hosts.hostfile import choose, parse_hostfile, read_hostfile, take, with_ranks
-from llmtop.trainer.hosts.supervise import chosen_devices
 
 HOSTFILE = """
 # three machines

@@ -86,12 +86,12 @@ def test_a_host_ends_its_ranks_by_itself_when_its_cable_stays_out(lab: Lab) -> N
 
 @pytest.mark.timeout(600)
 def test_zero3_over_two_hosts_goes_on_as_zero2_and_leaves_a_checkpoint_on_both(lab: Lab) -> None:
-    """gloo between the namespaces, states without a common file system, the real worker, three ranks."""
-    run = launch(lab, "--zero", "3", "--micro-batch", "1", hostfile=lab.hostfile((2, 1)))
+    """gloo between the namespaces, states without a common file system, the real worker."""
+    run = launch(lab, "--zero", "3", "--micro-batch", "1")
     run.wait_for_step(2)
     relaunched = lab.llmtop("set", run.run.run_id, "zero=2")
     assert "changed from step" in relaunched.stdout
-    assert [one.world_size for one in run.events(1) if isinstance(one, CheckpointLoaded)] == [3]
+    assert [one.world_size for one in run.events(1) if isinstance(one, CheckpointLoaded)] == [2]
     built = [event for event in run.events(1) if isinstance(event, ModelBuilt)]
     assert ["3" in str(one.engine_optimizer) for one in built] == [True, False]
     lab.llmtop("stop", run.run.run_id, "--save")
@@ -100,7 +100,6 @@ def test_zero3_over_two_hosts_goes_on_as_zero2_and_leaves_a_checkpoint_on_both(l
     saved = [event for event in run.events(0) if isinstance(event, CheckpointSaved)][-1]
     name = f"checkpoints/step-{saved.step}"
     files = sorted(path.name for path in (lab.runs_of("h1") / run.run.run_id / name).iterdir())
-    shards = [f"rank-{rank:05}.safetensors" for rank in range(3)]
-    assert files == ["index.json", "llmtop.json", *shards]
+    assert files == ["index.json", "llmtop.json", "rank-00000.safetensors", "rank-00001.safetensors"]
     for file in files:
         assert run.far_bytes("h1", f"{name}/{file}") == run.far_bytes("h2", f"{name}/{file}")

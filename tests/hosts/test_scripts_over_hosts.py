@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmtop.presets.errors import UsageError
-from llmtop.profiler.record.events import RankStarted, StepFinished
+from llmtop.profiler.record.events import RankExited, RankStarted, StepFinished
 from llmtop.profiler.record.hostevents import HostLeft
 from llmtop.profiler.record.hosts import Hosts
 from llmtop.trainer.hosts.hostfile import with_ranks
@@ -101,6 +101,8 @@ def test_a_rank_that_fails_on_one_host_ends_the_others_and_its_words_are_told(la
     run = over(lab, sys.executable, str(lab.root / "tells.py"), "--fails", check=False)
     end = run.end()
     assert end.state == "failed" and end.rank == 2 and "no such luck" in end.reason
+    exits = {one.rank: one.exit_code for one in run.of(RankExited)}
+    assert set(exits) == {0, 1, 2} and exits[2] == 1
 
 
 @in_lab

@@ -15,9 +15,9 @@ from llmtop.profiler.record.hosts import read_hosts
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.snapshotrequest import forget_snapshots
 from llmtop.trainer import control
-from llmtop.trainer.hosts.crew import PAUSE_SECONDS, Crew, span
+from llmtop.trainer.hosts.crew import PAUSE_SECONDS, Crew, is_known, span
 from llmtop.trainer.hosts.nohardware import NoHardware, NoOom
-from llmtop.trainer.hosts.scriptcommand import numbers
+from llmtop.trainer.hosts.scriptcommand import kind_of, numbers
 from llmtop.trainer.script.end import ScriptStory
 from llmtop.trainer.script.supervisor import ScriptSupervisor
 from llmtop.trainer.supervisor.lifeline import run_started
@@ -42,7 +42,7 @@ class ScriptLead(ScriptSupervisor):
             environment,
             started=lambda host: numbers(script.command, host),
         )
-        self._crew, self._job = crew, JobOnHosts(crew)
+        self._crew, self._job = crew, JobOnHosts(crew, self._tell_exit)
         super().__init__(run, log, environment, job=self._job)
         self._peers = Patience(self._graces.kill)
         """With the others, once one has failed."""
@@ -61,6 +61,10 @@ class ScriptLead(ScriptSupervisor):
         """A process of a launcher is no rank: those tell of themselves."""
         if not isinstance(event, RankStarted):
             self.events.write(event)
+
+    def _tell_exit(self, exit_: RankExit) -> None:
+        if is_known(exit_) and kind_of(self._script.command) == "python":
+            self.events.write(exit_.event)
 
     def _start(self) -> None:
         run = self._run
@@ -121,6 +125,9 @@ class ScriptLead(ScriptSupervisor):
         }
         return replace(super()._story(), outputs=outputs)
 
+    def _write_exit(self, exit_: RankExit) -> None:
+        """Those of ranks were written as they came."""
+
     def _end(self) -> RunEnded:
         end = super()._end()
         silent = self._crew.silent_host()
@@ -145,8 +152,8 @@ class ScriptLead(ScriptSupervisor):
 class JobOnHosts:
     """The command's processes on all hosts."""
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
+    def __init__(self, crew: Crew, tell: Callable[[RankExit], object]) -> None:
+        self._crew, self._tell = crew, tell
         self.failed: RankExit | None = None
         """The first that ended otherwise than well: it stands for all."""
 
@@ -163,6 +170,7 @@ class JobOnHosts:
         return [self._noted(exit_) for exit_ in exits]
 
     def _noted(self, exit_: RankExit) -> RankExit:
+        self._tell(exit_)
         if exit_.exit_code != 0 and self.failed is None:
             self.failed = exit_
         return self.failed or exit_

@@ -8,7 +8,6 @@ not heard of for `Graces.host` seconds. In a session of its own, so that no conn
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -22,22 +21,21 @@ from typing import assert_never
 import msgspec
 
 from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
-from llmtop.presets.spec import Script
 from llmtop.profiler.fleet.summariser import Summariser
 from llmtop.profiler.hardware.host import host_memory_bytes
-from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.record.events import RankStarted, RunEnded
 from llmtop.profiler.record.holding import hold
 from llmtop.profiler.record.hostabout import HostAbout, write_about
 from llmtop.profiler.record.hostevents import OrderCarriedOut, StandbyEnded
-from llmtop.profiler.record.hosts import Host, HostDir, Hosts, lead_beat_path, read_hosts
+from llmtop.profiler.record.hosts import HostDir, Hosts, lead_beat_path, read_hosts
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.record.wholefile import write_atomic
 from llmtop.trainer.change.restagefolder import keep_states, remove_states
 from llmtop.trainer.change.standby import VARIABLE as STANDBY
 from llmtop.trainer.hosts import orders
+from llmtop.trainer.hosts.devices import chosen_devices, visible_gpus
+from llmtop.trainer.hosts.hostscript import HostScript
 from llmtop.trainer.hosts.meeting import meeting_variables, own_address
-from llmtop.trainer.hosts.scriptcommand import processes
 from llmtop.trainer.hosts.starters import passed_variables, without_user
 from llmtop.trainer.hosts.versions import versions_here
 from llmtop.trainer.preflight import preflight_here
@@ -55,7 +53,6 @@ from llmtop.trainer.supervisor.thinwatch import ThinWatch
 from llmtop.trainer.supervisor.wakeup import Wakeup
 from llmtop.trainer.toolchain import mended, torch_cuda
 
-_DEVICES = "CUDA_VISIBLE_DEVICES"
 _TURN_SECONDS = 0.2
 _LEAVE_SECONDS = 30.0
 BEAT_SECONDS = 5.0
@@ -67,8 +64,9 @@ class HostSupervisor:
     ) -> None:
         self.run_dir = run
         self.host = run.host
-        self._hosts = hosts
         self.spec = run.spec()
+        script = self.spec.script
+        self._script = None if script is None else HostScript(run, hosts, script)
         self.environment = {**environment, **chosen_devices(run.host, hosts, environment)}
         self.events = Journal(run.events_path(SUPERVISOR), SUPERVISOR, log=log_line)
         self.ranks = Ranks()
@@ -137,11 +135,10 @@ class HostSupervisor:
             address=own_address(self.host.name.rpartition("@")[2], self.environment),
             cpus=len(os.sched_getaffinity(0)),
             memory_bytes=host_memory_bytes(),
-            gpus=_visible_gpus(),
+            gpus=visible_gpus(),
         )
-        if self.spec.script is not None:
-            problem = _script_problem(self.spec.script, self.environment)
-            return msgspec.structs.replace(about, problem=problem)
+        if self._script is not None:
+            return msgspec.structs.replace(about, problem=self._script.problem(self.environment))
         try:
             nvme_bytes = self.run_dir.prediction().nvme_bytes
             preflight_here(self.spec, nvme_bytes=nvme_bytes, ranks=len(self.host.slots))
@@ -161,7 +158,8 @@ class HostSupervisor:
         self.events.flush()
         with self._scarcity.forgiven():
             if self._hardware is not None:
-                self._hardware.sample(self.ranks.alive)
+                alive = self.ranks.alive
+                self._hardware.sample(alive if self._script is None else self._script.pids(alive))
             self._summary.turn()
             self._thinning.turn()
         if time.monotonic() >= self._beat_due:
@@ -211,21 +209,13 @@ class HostSupervisor:
             self._tell_exit(exit_)
         return left
 
-    def _start_script(self, script: Script, order: orders.StartRanks) -> None:
-        """The part of a command of the user's own that this host has."""
+    def _start_script(self, script: HostScript, order: orders.StartRanks) -> None:
         run = self.run_dir
         usual = {**self.environment, **meeting_variables(order.master_address, self.environment)}
-        for process in processes(
-            script.command,
-            self._hosts,
-            self.host,
-            address=order.master_address,
-            port=order.master_port,
-            folder=run.own_path,
-        ):
-            variables = {**script_environment(run, usual), **process.variables}
-            pid = self.ranks.start(process.number, process.command, variables, run.log_path(process.number))
-            self.events.write(RankStarted(rank=process.number, pid=pid, setting=order.setting))
+        for process in script.processes(order.master_address, order.master_port):
+            number, variables = process.number, {**script_environment(run, usual), **process.variables}
+            pid = self.ranks.start(number, process.command, variables, run.log_path(number))
+            self.events.write(RankStarted(rank=number, pid=pid, setting=order.setting))
 
     def _start_ranks(self, order: orders.StartRanks) -> None:
         run, spec = self.run_dir, self.run_dir.spec(order.setting)
@@ -269,8 +259,10 @@ class HostSupervisor:
             case orders.OfferPort():
                 return OrderCarriedOut(number=order.number, port=free_port())
             case orders.StartRanks():
-                script = self.spec.script
-                self._start_script(script, order) if script is not None else self._start_ranks(order)
+                if self._script is not None:
+                    self._start_script(self._script, order)
+                else:
+                    self._start_ranks(order)
             case orders.TakeStandby():
                 setting = self.run_dir.in_force().setting
                 self._tell_standby_ends()
@@ -348,35 +340,6 @@ class LeadWatch:
                 if beat != self._seen:
                     self._seen, self._changed_at = beat, now
         return now - self._changed_at
-
-
-def _script_problem(script: Script, environment: Mapping[str, str]) -> str:
-    """Why a command cannot be started here; empty where it can. Its folder is entered."""
-    try:
-        os.chdir(script.folder)
-    except OSError as error:
-        return f"folder {script.folder}, in which the command runs: {error.strerror}"
-    program = script.command[0]
-    if shutil.which(program, path=environment.get("PATH")) is None:
-        return f"there is no program {program}"
-    return ""
-
-
-def chosen_devices(host: Host, hosts: Hosts, environment: Mapping[str, str]) -> dict[str, str]:
-    """Slots are numbers of GPUs; in Slurm, of those that it lets the job see."""
-    if not hosts.choose_devices:
-        return {}
-    seen = environment.get(_DEVICES, "").split(",") if hosts.launcher == "srun" else []
-    found = [seen[slot] if slot < len(seen) and seen[slot] else str(slot) for slot in host.slots]
-    return {_DEVICES: ",".join(found)}
-
-
-def _visible_gpus() -> int | None:
-    reader = NvmlReader()
-    try:
-        return None if reader.problem else len(reader.visible_indices())
-    finally:
-        reader.close()
 
 
 def _number(hosts: Hosts, name: str, environment: Mapping[str, str]) -> int:

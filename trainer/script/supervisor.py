@@ -181,15 +181,20 @@ class ScriptSupervisor:
         self._hardware.tell_xids()
         end = name_script_end(self._story())
         exit_ = self._exit
-        attached = self._progress.attached.get(COMMAND)
-        if exit_ is not None and (attached is None or attached.pid == exit_.pid):
-            self.events.write(exit_.event)
+        if exit_ is not None:
+            self._write_exit(exit_)
         if not self._left:
             self._hardware.tell_memory_return()
         self._snapshots.poll(self._progress)
         self._snapshots.forget("the run has ended")
         self._requests.close(self._stops, end.reason)
         return end
+
+    def _write_exit(self, exit_: RankExit) -> None:
+        """That of a rank: a launcher is none."""
+        attached = self._progress.attached.get(COMMAND)
+        if attached is None or attached.pid == exit_.pid:
+            self.events.write(exit_.event)
 
     def _story(self) -> ScriptStory:
         return ScriptStory(
