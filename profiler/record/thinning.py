@@ -31,6 +31,7 @@ from llmtop.profiler.record.events import (
     StageBegan,
     StepFinished,
 )
+from llmtop.profiler.record.hostevents import ClockMeasured
 from llmtop.profiler.record.leftout import with_sample, with_step
 from llmtop.profiler.record.segments import (
     Position,
@@ -183,6 +184,8 @@ class Thinner:
         self._classified: dict[tuple[str, str], MemoryClassified | PeakClassified] = {}
         """The newest of each kind and moment that is not written yet; of peaks the largest."""
         self._classified_at: dict[tuple[str, str], int] = {}
+        self._clocks: dict[str, int] = {}
+        """Of each host how often its clock was measured."""
 
     def feed(self, event: AnyEvent) -> Iterable[AnyEvent]:
         """What is written, now that this event has come."""
@@ -192,6 +195,8 @@ class Thinner:
             return self._feed_sample(event)
         if isinstance(event, MemoryClassified | PeakClassified):
             return self._feed_classified(event)
+        if isinstance(event, ClockMeasured):
+            return self._feed_clock(event)
         if isinstance(event, LogThinned):
             # Of the file before; its count goes on in this one's.
             self.left_out += event.left_out
@@ -229,6 +234,15 @@ class Thinner:
             self._sampled = True
             return (event,)
         self._sample = event
+        return ()
+
+    def _feed_clock(self, event: ClockMeasured) -> Iterable[AnyEvent]:
+        """What comes after says how it is now."""
+        before = self._clocks.get(event.host, 0)
+        self._clocks[event.host] = before + 1
+        if before % self.keeps_one_in == 0:
+            return (*self.finish(), event)
+        self.left_out += 1
         return ()
 
     def _feed_classified(self, event: MemoryClassified | PeakClassified) -> Iterable[AnyEvent]:

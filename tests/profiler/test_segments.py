@@ -28,6 +28,7 @@ from llmtop.profiler.record.events import (
     StageBegan,
     StepFinished,
 )
+from llmtop.profiler.record.hostevents import ClockMeasured, HostLost
 from llmtop.profiler.record.segments import (
     has_log,
     log_bytes,
@@ -338,3 +339,17 @@ def test_names(tmp_path: Path) -> None:
     for other in ("rank-1.jsonl", "rank-12.jsonl.bak", ".rank-12.jsonl.1.thinning", "rank-12.x.jsonl"):
         (tmp_path / other).touch()
     assert segments_of(base).paths(base) == () and not has_log(base)
+
+
+def test_of_the_clocks_of_a_host_one_in_so_many_stays_in_its_place() -> None:
+    """A launching machine of a thousand hosts measures them for weeks."""
+    events = [
+        ClockMeasured(t=float(n), host=f"h{n % 3}", offset_seconds=n / 1000, error_seconds=0.001)
+        for n in range(90)
+    ]
+    lost = HostLost(t=45.5, host="h1", quiet_seconds=10.0)
+    thinner = Thinner(8)
+    kept = [one for event in (*events[:46], lost, *events[46:]) for one in thinner.feed(event)]
+    assert lost in kept and [one.t for one in kept] == sorted(one.t for one in kept)
+    clocks = [one for one in kept if isinstance(one, ClockMeasured)]
+    assert [one.host for one in clocks].count("h2") == 4 and thinner.left_out == 90 - len(clocks)

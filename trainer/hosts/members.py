@@ -21,8 +21,9 @@ LOST_SECONDS = 10.0
 """A host that was not heard of for so long does not answer."""
 _DEAD_AFTER_SECONDS = 3.0
 """The last lines of a supervisor that ended may still be on their way."""
-_CLOCK_SECONDS = 600.0
-_SMALLEST_CLOCK_CHANGE_SECONDS = 0.001
+_CLOCK_SECONDS = 6 * 3600.0
+_SMALLEST_CLOCK_CHANGE_SECONDS = 0.01
+"""Nobody looks at less; a clock that nobody sets drifts by a second a day, and hosts may be thousands."""
 
 
 class Told(Struct, frozen=True):
