@@ -113,18 +113,26 @@ class Steps:
         self._backward_seen = False
         if batch is not None and batch is not self._batch:
             self._batch = batch if self._batch is None else self._batch.largest_with(batch)
-        self._pass("data", last=last)
-        self._begin("forward", last=last)
+        if self._marks is None:
+            self._pass("data", last=last)
+            self._enter("forward", last=last)
+        else:
+            keep, mark = self._marks
+            keep(("data", mark()))
+        self.current = self._begun = "forward"
 
     def begin_backward(self, *, last: bool) -> None:
         self._backward_seen = True
-        self._begin("backward", last=last)
+        if self._marks is None:
+            self._enter("backward", last=last)
+        self.current = self._begun = "backward"
 
     def end_backward(self, loss: Any, *, share: float = 1.0) -> None:
         """`share` of `loss` is this micro-batch's part of the step's."""
         self.end()
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            part = _number(loss)
+            # On the CPU `tolist` reads the number itself, where `item` goes by way of an operator.
+            part: Any = loss.tolist() if loss.is_cpu and not loss.dim() else _number(loss)
             part = part if share == 1.0 else part * share
             self._loss = part if self._loss is None else self._loss + part
 
@@ -132,20 +140,21 @@ class Steps:
         if not self._backward_seen:
             # It went backward by the loss itself: all since the forward pass is that.
             self._pass("backward", last=last)
-        self._begin("optimizer", last=last)
+        if self._marks is None:
+            self._enter("optimizer", last=last)
+        self.current = self._begun = "optimizer"
 
     def end(self) -> None:
         """The phase is over that was begun; nothing where none was."""
         begun, self._begun = self._begun, None
         if begun is None:
             return
-        if self._inside is None:
-            if self._marks is not None:
-                keep, mark = self._marks
-                keep((begun, mark()))
-            return
         inside, self._inside = self._inside, None
-        inside.__exit__(None, None, None)
+        if self._marks is not None:
+            keep, mark = self._marks
+            keep((begun, mark()))
+        elif inside is not None:
+            inside.__exit__(None, None, None)
 
     def disturb(self) -> None:
         """Something else than training took time in this step: an evaluation."""
@@ -204,13 +213,10 @@ class Steps:
         if asked and self.step is not None:
             self._profiling.take(asked, self.step)
 
-    def _begin(self, phase: Phase, *, last: bool) -> None:
-        self.current = self._begun = phase
-        self._inside = None  # of a phase that was broken off
-        if self._marks is None:
-            inside = self._profiling.phase(phase, last=last)
-            inside.__enter__()
-            self._inside = inside
+    def _enter(self, phase: Phase, *, last: bool) -> None:
+        inside = self._profiling.phase(phase, last=last)
+        inside.__enter__()
+        self._inside = inside
 
     def _pass(self, phase: Phase, *, last: bool) -> None:
         """All since the last phase was this one."""
@@ -264,7 +270,6 @@ class Steps:
 
 def _number(loss: torch.Tensor) -> float | torch.Tensor:
     """On a GPU it stays there: to read it would be to wait for it."""
-    # `item` alone says nothing of a loss that has a graph.
     if loss.is_cpu:
         return loss.item()
     part = loss.detach()
