@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -95,6 +97,8 @@ class LlmtopApp(Answering):
         return measured(super().get_driver_class(), self.link)
 
     def on_mount(self) -> None:
+        # Who is ended from elsewhere gives the terminal back too; a run goes on as after any other leaving.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit, 128 + signal.SIGTERM)
         if self._start == "monitor" and self._run is not None:
             self.watch_run(self._run)
         elif self._start == "replay" and self._run is not None:
