@@ -207,9 +207,9 @@ def _others(evidence: Evidence) -> Iterator[str]:
         "**G2.** Where runs shared a device, the bytes are those that the driver names for the run's own "
         "processes, and the prediction leaves the driver's own out. The allocator is simulated, tensor "
         "by tensor through two steps, which are held to what torch's memory profiler sees of real modelling "
-        "code on the CPU (`tests/profiler/test_tape_real.py`), experts and latent attention too; where the order "
-        "is not known (NVMe, and the families that have no form in `profiler/memory/tape/`) what it keeps is an "
-        "estimate."
+        "code on the CPU (`tests/profiler/test_tape_real.py`), experts and latent attention too; where the "
+        "order is not known (NVMe, and the families that have no form in `profiler/memory/tape/`) what it "
+        "keeps is an estimate."
     )
     yield _worst(scores, lambda score: score.device_percent, 8)
     yield (
