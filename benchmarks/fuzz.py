@@ -116,9 +116,13 @@ def part(name: str, first: int, count: int, engine: str, place: Path) -> dict[st
     own = [guided.MODULE, *words] if is_guided else ["benchmarks.fuzz", "--part", *words, engine]
     command = [sys.executable, "-m", *own, str(place)]
     with at_path.open("r+b") as file, mmap.mmap(file.fileno(), 8) as at:
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        killed = _watched(child, at)
-        stdout, stderr = child.communicate()
+        # Into files: whoever says much (libFuzzer does) must not wait for a reader.
+        with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
+            child = subprocess.Popen(command, stdout=said, stderr=errors)
+            killed = _watched(child, at)
+            said.seek(0)
+            errors.seek(0)
+            stdout, stderr = said.read(), errors.read()
         seed = struct.unpack("<Q", at[:8])[0]
     if child.returncode == 0:
         found: dict[str, Any] = json.loads(stdout.splitlines()[-1])
@@ -129,7 +133,7 @@ def part(name: str, first: int, count: int, engine: str, place: Path) -> dict[st
     return {**_about(name, first, engine), "cases": max(1, seed - first + 1), "failures": [failure]}
 
 
-def _watched(child: subprocess.Popen[str], at: mmap.mmap) -> bool:
+def _watched(child: subprocess.Popen[bytes], at: mmap.mmap) -> bool:
     """Wait for a process; end one that stays at a case. Whether it was ended."""
     seen, since = at[:8], time.monotonic()
     while True:
