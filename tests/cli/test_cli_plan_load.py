@@ -68,14 +68,15 @@ def test_a_models_folder_may_stand_where_its_name_does(llmtop: Llmtop, folder: P
         assert answer.code == 0 and answer.out.startswith("OUT, loaded with "), answer.err
 
 
-def test_packed_weights_are_answered_for_by_their_shape(llmtop: Llmtop, folder: Path) -> None:
+@pytest.mark.parametrize("method", ["bitsandbytes", "torchao"])
+def test_packed_weights_are_answered_for_by_their_shape(method: str, llmtop: Llmtop, folder: Path) -> None:
     plain = llmtop("plan", "OUT", "--load", "--gpu", "t4", "--json").json()
-    packed = {**CASES["llama"], "quantization_config": {"quant_method": "bitsandbytes"}}
+    packed = {**CASES["llama"], "quantization_config": {"quant_method": method}}
     (folder / "config.json").write_text(json.dumps(packed))
     (folder / "model.safetensors").touch()
     for words in (("OUT",), ("--model", "OUT")):
         answer = llmtop("plan", *words, "--load", "--gpu", "t4", "--json")
-        assert "its weights are packed (bitsandbytes)" in answer.err and "random" not in answer.err
+        assert f"its weights are packed ({method})" in answer.err and "random" not in answer.err
         assert answer.json() == plain
 
 

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import gguf
 import msgspec
+import psutil
 import pytest
 
 from llmtop.profiler.quantized import Quantized
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.text import render
-from llmtop.trainer.quantize.convert import keep
+from llmtop.trainer.quantize.convert import aside, keep
 from llmtop.trainer.tune.interrupt import SIGNALS
 from llmtop.tui.commands import quantize as command
 from tests.cli.conftest import Llmtop
 from tests.recorded import make_recorded_run
-from tests.worker.ggufmodels import make_model
+from tests.worker.ggufmodels import large_model, make_model
 from tests.worker.handmade_state import saved_run
 
 pytestmark = pytest.mark.slow
@@ -176,3 +179,25 @@ def test_whoever_ends_it_leaves_nothing_and_nobody(
     assert seen, "it came when there was half a file"
     assert [path.name for path in here.iterdir()] == ["tiny"]
     assert len(ended) == 1 and ended[0].poll() is not None
+
+
+def test_one_that_is_killed_leaves_no_output_and_nobody(here: Path) -> None:
+    large_model(here)
+    out, half = here / "large-Q4_0.gguf", here / ".large-Q4_0.gguf.partial" / "made"
+    words = ["quantize", "large", "--to", "gguf:Q4_0", "--no-perplexity"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "llmtop.tui.cli", *words], stderr=subprocess.DEVNULL
+    ) as llmtop:
+        try:
+            while not (half.is_file() and half.stat().st_size > 1 << 20):
+                assert llmtop.poll() is None, "it ended by itself"
+                time.sleep(0.01)
+            packers = psutil.Process(llmtop.pid).children(recursive=True)
+        finally:
+            llmtop.kill()
+    assert packers and half.is_file()
+    _, alive = psutil.wait_procs(packers, timeout=60)
+    assert not alive and not out.exists()
+    with aside(out):
+        assert not half.exists(), "the next one takes it away"
+    assert sorted(path.name for path in here.iterdir()) == ["large", "small"]
