@@ -1,11 +1,13 @@
 """What a run over many hosts costs: a host's summaries, and the viewer of all of them, from 1 to 4,096 hosts.
 
-    python -m benchmarks.scale [--only host|viewer] [--hosts 1,16,1024] [--ranks 8] [--seconds 20]
+    python -m benchmarks.scale [--only host|viewer|elsewhere] [--hosts 1,16,1024] [--ranks 8] [--seconds 20]
 
 Every rank's events are generated and go through the real fold and summaries (`simfleet`); the viewer is
-`llmtop attach` in a terminal of 80 x 24. Each figure is one JSON line in the file, which is only added to,
-with the machine's load beside it: other work on the machine is in the first paint, and little of it in shares
-of the processor. Under `chrt --rr 5` all that is measured gets the processors first, and the line says so.
+`llmtop attach` in a terminal of 80 x 24. `elsewhere` is the same run seen from another machine, whose far end
+runs here in place of ssh, and each of whose ranks has a megabyte of record and one of output. Each figure is
+one JSON line in the file, which is only added to, with the machine's load beside it: other work on the
+machine is in the first paint, and little of it in shares of the processor. Under `chrt --rr 5` all that is
+measured gets the processors first, and the line says so.
 """
 
 from __future__ import annotations
@@ -29,10 +31,12 @@ import psutil
 from benchmarks.ui import LLMTOP, environment
 from benchmarks.ui_runs import BEGAN, long_spec, sample_event, step_event
 from benchmarks.ui_terminal import BenchTerminal, Cost
+from llmtop.profiler.fleet.reading import FleetReader
 from llmtop.profiler.fleet.summariser import EVERY_SECONDS, LATER_SECONDS, Summariser
 from llmtop.profiler.memory.predict import predict
-from llmtop.profiler.record.hosts import Host, HostDir
+from llmtop.profiler.record.hosts import Host, HostDir, read_hosts
 from llmtop.profiler.record.rundir import HARDWARE, RunDir
+from llmtop.trainer.hosts.following import Following
 
 Figures = dict[str, Any]
 HERE = Path(__file__).parent
@@ -40,6 +44,8 @@ HOSTS = (1, 4, 16, 64, 256, 1024, 4096)
 STEPS = (100, 1_000, 10_000, 100_000)
 MOST_AT_FIRST_PACE = 1024
 """Hosts that one process can play at the pace of a run's first hour; more of them tell as later hours do."""
+RECORD_BYTES = 1 << 20
+"""Of a rank seen from another machine: twice, for its record and its output."""
 SETTLE_SECONDS = 5.0
 TURNS = 20
 
@@ -162,6 +168,84 @@ def viewer_cost(root: Path, hosts: int, ranks: int, seconds: float) -> Figures:
     }
 
 
+# --- from another machine ---------------------------------------------------------------------------
+
+
+def elsewhere_cost(root: Path, hosts: int, ranks: int, seconds: float) -> Figures:
+    """What comes before the first screen and how soon, how long one host takes that is opened, and both ends'
+    share of a core from then on."""
+    every = EVERY_SECONDS if hosts <= MOST_AT_FIRST_PACE else LATER_SECONDS
+    with playing(root / "runs", hosts, ranks, every) as run_id, stand_in_for_ssh(root):
+        run = root / "runs" / run_id
+        for rank in range(hosts * ranks):
+            for name in (f"rank-{rank}.jsonl", f"rank-{rank}.log"):
+                with (run / name).open("wb") as file:
+                    file.truncate(RECORD_BYTES)
+        began = time.perf_counter()
+        follows = Following("far", run_id, "screen")
+        try:
+            found = read_hosts(follows.run)
+            assert found is not None
+            reader = FleetReader(follows.run, found)
+            reader.poll()
+            first, came = time.perf_counter() - began, follows._link.came_bytes
+            told = sum(host.summary is not None for host in reader.fleet.hosts.values())
+            if told != hosts:
+                raise RuntimeError(f"{told} of {hosts} hosts have come")
+            began, host = time.perf_counter(), found.hosts[hosts // 2]
+            number = follows.bring(host, host.ranks)
+            while not follows.has_come(number):
+                time.sleep(0.001)
+            opened = time.perf_counter() - began
+            (far,) = (one for one in psutil.Process().children() if "llmtop-link" in " ".join(one.cmdline()))
+            both = (psutil.Process(), far)
+            before, at = [sum(one.cpu_times()[:2]) for one in both], time.perf_counter()
+            time.sleep(seconds)
+            took = time.perf_counter() - at
+            near, there = ((sum(one.cpu_times()[:2]) - b) / took for one, b in zip(both, before, strict=True))
+        finally:
+            follows.close()
+    return {
+        "figure": "elsewhere",
+        "hosts": hosts,
+        "ranks": hosts * ranks,
+        "first_seconds": first,
+        "first_bytes": came,
+        "whole_bytes": 2 * hosts * ranks * RECORD_BYTES,
+        "open_host_seconds": opened,
+        "core_share_here": near,
+        "core_share_there": there,
+        "rss_bytes": psutil.Process().memory_info().rss,
+    }
+
+
+@contextmanager
+def stand_in_for_ssh(root: Path) -> Iterator[None]:
+    """A program of that name which runs the far end here, with the same folder of runs."""
+    program = root / "bin" / "ssh"
+    program.parent.mkdir(parents=True)
+    program.write_text(
+        f"#!/bin/sh\nfor word; do last=$word; done\nexport LLMTOP_RUNS_DIR={root}/runs\n"
+        'exec sh -c "exec $last"\n'
+    )
+    program.chmod(0o755)
+    own = {
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "XDG_CACHE_HOME": str(root / "cache"),
+        "LLMTOP_REMOTE_PYTHON": sys.executable,
+    }
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 def _summary_bytes(run: Path) -> int:
     return sum(path.stat().st_size for path in run.glob("hosts/*/summary.jsonl"))
 
@@ -170,12 +254,13 @@ def _summary_bytes(run: Path) -> int:
 
 
 def measured(hosts: tuple[int, ...], ranks: int, seconds: float, only: str | None) -> Iterator[Figures]:
-    for steps in STEPS if only != "viewer" else ():
+    for steps in STEPS if only in (None, "host") else ():
         with tempfile.TemporaryDirectory(prefix="llmtop-scale-") as folder:
             yield in_a_process(Path(folder), steps, ranks)
-    for count in hosts if only != "host" else ():
-        with tempfile.TemporaryDirectory(prefix="llmtop-scale-") as folder:
-            yield viewer_cost(Path(folder) / "runs", count, ranks, seconds)
+    for kind, cost in (("viewer", viewer_cost), ("elsewhere", elsewhere_cost)):
+        for count in hosts if only in (None, kind) else ():
+            with tempfile.TemporaryDirectory(prefix="llmtop-scale-") as folder:
+                yield cost(Path(folder) / "runs", count, ranks, seconds)
 
 
 def table(rows: list[Figures]) -> str:
@@ -196,6 +281,17 @@ def table(rows: list[Figures]) -> str:
             f"  {100 * row['core_share']:>7.1f} %  {row['rss_bytes'] / 2**20:>4.0f} MiB"
             f"  {row['summary_bytes_per_second'] / 1024:>6.0f} KiB/s"
         )
+    lines += [
+        "from another machine",
+        "  hosts   ranks  all hosts here      of   one host opened  core here, there",
+    ]
+    for row in (row for row in rows if row["figure"] == "elsewhere"):
+        lines.append(
+            f"  {row['hosts']:>5,}  {row['ranks']:>6,}  {row['first_seconds']:>6.2f} s"
+            f"  {row['first_bytes'] / 2**20:>5.1f} MiB {row['whole_bytes'] / 2**30:>5.1f} GiB"
+            f"  {row['open_host_seconds']:>6.2f} s          {100 * row['core_share_here']:.1f} %"
+            f"  {100 * row['core_share_there']:.1f} %"
+        )
     return "\n".join(lines)
 
 
@@ -204,7 +300,7 @@ def main() -> None:
     parser.add_argument("--hosts", default=",".join(map(str, HOSTS)), help="numbers joined by commas")
     parser.add_argument("--ranks", type=int, default=8, help="of each host")
     parser.add_argument("--seconds", type=float, default=20.0, help="that the viewer is watched for")
-    parser.add_argument("--only", choices=("host", "viewer"))
+    parser.add_argument("--only", choices=("host", "viewer", "elsewhere"))
     parser.add_argument("--out", type=Path, default=HERE / "results" / "scale.jsonl")
     parser.add_argument("--one-host", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()

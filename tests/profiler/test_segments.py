@@ -343,7 +343,7 @@ def test_names(tmp_path: Path) -> None:
 
 def test_of_the_clocks_of_a_host_one_in_so_many_stays_in_its_place() -> None:
     """A launching machine of a thousand hosts measures them for weeks."""
-    events = [
+    events: list[AnyEvent] = [
         ClockMeasured(t=float(n), host=f"h{n % 3}", offset_seconds=n / 1000, error_seconds=0.001)
         for n in range(90)
     ]

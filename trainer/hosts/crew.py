@@ -19,6 +19,7 @@ from llmtop.trainer.hosts import orders
 from llmtop.trainer.hosts.gathering import Gathering
 from llmtop.trainer.hosts.hostranks import HostRanks
 from llmtop.trainer.hosts.members import Member, Members
+from llmtop.trainer.hosts.openfiles import make_room
 from llmtop.trainer.hosts.supervise import BEAT_SECONDS
 from llmtop.trainer.supervisor.patience import Graces
 from llmtop.trainer.supervisor.ranks import RankExit
@@ -42,6 +43,7 @@ class Crew:
         """`started`: numbers under which a host's supervisor starts processes; by default, a rank each."""
         self.hosts = hosts
         self.graces = Graces.from_environment(environment)
+        make_room(len(hosts.hosts))
         self.members = Members((Member(run, host) for host in hosts.hosts), write, self.graces.host)
         self.ranks = HostRanks(self.members, write, log, started=started)
         self._write, self._log = write, log

@@ -11,6 +11,7 @@ from llmtop.profiler.record.hosts import Hosts
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.trainer.hosts.crew import LeadBeat
 from llmtop.trainer.hosts.members import Member
+from llmtop.trainer.hosts.openfiles import make_room
 from llmtop.trainer.hosts.transport import InFolder, OverSsh
 
 _SECONDS = 40.0
@@ -22,6 +23,7 @@ def end_hosts(run: RunDir, hosts: Hosts, names: Collection[str]) -> dict[str, st
 
     Only for a run without a lead: two would give orders to the same hosts.
     """
+    make_room(len(names))
     beat = LeadBeat(run)
     beat.turn()
     members = [Member(run, host) for host in hosts.hosts if host.name in names]

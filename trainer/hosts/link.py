@@ -272,14 +272,22 @@ class _Connection:
                 self._look()
             while self._link._to_say:
                 self._add(*self._link._to_say.popleft())
-            writing = [self._in] if self._write else []
             # What is said meanwhile goes out then.
-            wait = self._link._look_seconds if self._link.opened else _LOOK_SECONDS
-            readable, writable, _ = select.select([self._out], writing, [], wait)
+            readable, writable = self._ready(self._link._look_seconds if self._link.opened else _LOOK_SECONDS)
             if writable and not self._send():
                 return
             if readable and not self._take():
                 return
+
+    def _ready(self, seconds: float) -> tuple[bool, bool]:
+        """Whether there is something to read, and room for what is to be written, within so many seconds."""
+        # select() knows only the first 1,024 files of a process, and there may be as many hosts.
+        poll = select.poll()
+        poll.register(self._out, select.POLLIN)
+        if self._write:
+            poll.register(self._in, select.POLLOUT)
+        ready = {descriptor for descriptor, _ in poll.poll(1e3 * seconds)}
+        return self._out in ready, self._in in ready
 
     def _send(self) -> bool:
         """Whether somebody takes it: where ssh has ended, its own last words say why."""
