@@ -206,5 +206,8 @@ def _changes_gpus(asked: control.Request | control.NotARequest) -> str:
     """Why that is refused: the hosts start what hosts.json says."""
     if not isinstance(asked, control.Request) or asked.action != control.SET:
         return ""
-    words = control.set_params(asked).words
+    try:
+        words = control.set_params(asked).words
+    except UsageError as error:
+        return error.in_one_line
     return GPUS_OF_HOSTS if any(word.partition("=")[0].strip() == "gpus" for word in words) else ""

@@ -7,7 +7,6 @@ and no part of llmtop: it is called where it is installed and asked for.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -18,7 +17,6 @@ from pathlib import Path
 
 import msgspec
 import psutil
-from msgspec import Struct
 
 from llmtop.presets.errors import UsageError
 from llmtop.profiler.record.hosts import Hosts, Launcher
@@ -26,6 +24,7 @@ from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.record.wholefile import write_atomic
 from llmtop.trainer.hosts import slurm
 from llmtop.trainer.hosts.ssh import OPTIONS, given_options
+from llmtop.trainer.hosts.starterwords import Call, StarterWords, without_user
 
 _MODULE = "llmtop.trainer.hosts.supervise"
 _VARIABLES = ".host-environment.json"
@@ -37,25 +36,8 @@ _PDSH_SSH = "PDSH_SSH_ARGS_APPEND"
 """Further words for the ssh that pdsh calls."""
 
 
-_ENDED = {
-    "pdsh": re.compile(r"pdsh@[^:]+: (?P<hosts>[^:]+): ssh (?P<how>(?:exited|killed) .+)"),
-    "srun": re.compile(r"srun: error: (?P<hosts>\S+): tasks? [-\d,]+: (?P<how>.+)"),
-}
-"""What the program says of hosts on which what it has started has ended (pdsh 2.34, Slurm 22.05)."""
-_NOT_LAUNCHED = re.compile(r"srun: error: task (?P<task>\d+) (?P<how>launch failed: .+)")
 _WORDS_SECONDS = 1.0
 """What a host says may come after the word of its end."""
-_MOST_SAID = 3
-
-
-class Call(Struct, frozen=True, kw_only=True):
-    command: tuple[str, ...]
-    hosts: tuple[str, ...]
-    """That it starts, in this order."""
-
-    @property
-    def name(self) -> str:
-        return Path(self.command[0]).name
 
 
 class Starter:
@@ -68,7 +50,6 @@ class Starter:
         secrets: Path,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
-        self._log = log
         self._secrets = secrets
         self._calls: dict[str, tuple[Call, psutil.Popen]] = {}
         """Host to what starts it, and its process."""
@@ -76,7 +57,7 @@ class Starter:
         self._seen_at: dict[str, float] = {}
         """Host to when it was first seen to have ended."""
         with log.open("ab") as output:
-            self._began_at = output.tell()
+            self._words = StarterWords(calls, log, output.tell())
             for call in calls:
                 process = psutil.Popen(
                     list(call.command),
@@ -96,25 +77,17 @@ class Starter:
         told = self._told_of(call, host)
         if told or code is None:
             return told
-        return f"{call.name} ended with exit code {code}{_words(self._said())}"
+        return f"{call.program} ended with exit code {code}{_says(self._words.newest())}"
 
     def _told_of(self, call: Call, host: str) -> str:
-        """It goes on with the other hosts, and says only in passing that one has ended."""
-        lines = self._said()
-        how = next(filter(None, (_how_ended(call, host, line) for line in lines)), "")
+        how = self._words.how_ended(host)
         if not how:
             return ""
-        label = f"0*{call.hosts.index(host)}" if call.name == "srun" else re.escape(without_user(host))
-        own = [match[1] for line in lines if (match := re.match(f"{label}: (.+)", line))]
+        own = self._words.of(host)
         seen_at = self._seen_at.setdefault(host, time.monotonic())
         if not own and time.monotonic() - seen_at < _WORDS_SECONDS:
             return ""
-        return f"{call.name} says: {how}{_words(own)}"
-
-    def _said(self) -> list[str]:
-        with self._log.open("rb") as file:
-            file.seek(self._began_at)
-            return file.read().decode(errors="replace").strip().splitlines()
+        return f"{call.program} says: {how}{_says(own)}"
 
     def close(self) -> None:
         """What it started has left or was told to; the program itself must not stay."""
@@ -134,22 +107,8 @@ def _signalled(send: Callable[[], None]) -> None:
         send()
 
 
-def _words(lines: list[str]) -> str:
-    return f"; it says: {' / '.join(lines[-_MOST_SAID:])}" if lines else ""
-
-
-def _how_ended(call: Call, host: str, line: str) -> str:
-    """What a line says of how that host has ended; empty where it says nothing of it."""
-    told = _ENDED[call.name].match(line) if call.name in _ENDED else None
-    if told is not None:
-        return told["how"].lower() if without_user(host) in slurm.expand(told["hosts"]) else ""
-    task = _NOT_LAUNCHED.match(line)
-    return task["how"] if task is not None and int(task["task"]) == call.hosts.index(host) else ""
-
-
-def without_user(host: str) -> str:
-    """pdsh and Slurm tell of a host without the user that it is reached as."""
-    return host.rpartition("@")[2]
+def _says(words: str) -> str:
+    return f"; it says: {words}" if words else ""
 
 
 def require_launcher(launcher: Launcher) -> str:

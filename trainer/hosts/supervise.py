@@ -36,7 +36,8 @@ from llmtop.trainer.hosts import orders
 from llmtop.trainer.hosts.devices import chosen_devices, visible_gpus
 from llmtop.trainer.hosts.hostscript import HostScript
 from llmtop.trainer.hosts.meeting import meeting_variables, own_address
-from llmtop.trainer.hosts.starters import passed_variables, without_user
+from llmtop.trainer.hosts.starters import passed_variables
+from llmtop.trainer.hosts.starterwords import without_user
 from llmtop.trainer.hosts.versions import versions_here
 from llmtop.trainer.preflight import preflight_here
 from llmtop.trainer.script.hookenv import script_environment
