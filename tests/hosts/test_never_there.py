@@ -140,25 +140,3 @@ def test_no_run_is_made_without_what_starts_its_hosts(
     assert main([*words, "--remote-python", sys.executable]) == ExitCode.USAGE
     assert f"{launcher} is not on the PATH" in capsys.readouterr().err
     assert not root.exists()
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("resume", "user@node:b51d"),
-        ("weights", "user@node:b51d", "out"),
-        ("quantize", "user@node:b51d", "--to", "int8"),
-        ("delete", "user@node:b51d"),
-        ("compare", "user@node:b51d", "latest"),
-        ("stacks", "user@node:b51d"),
-        ("mirror", "user@node:b51d"),
-        ("replay", "user@node:b51d"),
-    ],
-)
-def test_what_needs_the_runs_machine_says_so(
-    root: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
-) -> None:
-    assert main(list(words)) == ExitCode.USAGE
-    told = capsys.readouterr().err
-    assert "takes no run of another machine" in told
-    assert f"ssh user@node, then llmtop {words[0]} b51d" in told

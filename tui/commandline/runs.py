@@ -60,6 +60,6 @@ def refuse_run_elsewhere(ref: str, command: str) -> None:
         run = run or "RUN"
         raise UsageError(
             f"llmtop {command} takes no run of another machine",
-            why=f"it works on the run's checkpoints or processes, or for long, which is for {host} itself",
+            why=f"it works on the run's folder, checkpoints or processes, which are on {host}",
             fix=f"call it there: ssh -t {host} llmtop {command} {run}",
         )
