@@ -45,6 +45,10 @@ def why_not() -> str:
     return f"{', '.join(missing)} not installed (slurmctld, slurmd, munge)" if missing else ""
 
 
+class CannotStart(Exception):
+    """Slurm is installed and its daemons do not run on this machine."""
+
+
 class Cluster:
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -62,22 +66,25 @@ class Cluster:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
         return {**kept, "SLURM_CONF": str(self._config)}
 
-    def __enter__(self) -> Cluster:
+    def start(self) -> Cluster:
+        """Its daemons, until both nodes wait for work. Raises CannotStart."""
         try:
             self._write_files()
             self._start_munge()
             self._start("slurmctld", "-D", "-c", "-f", str(self._config))
             for name in self.nodes:
                 self._start("slurmd", "-D", "-c", "-N", name, "-f", str(self._config))
-            wait_for(self._is_idle, self.told)
+            wait_for(lambda: self._is_idle() or self._has_ended(), self.told)
+            if self._has_ended():
+                raise CannotStart(self.told())
             self._is_up = True
+        except OSError as error:
+            self.close()
+            raise CannotStart(str(error)) from error
         except BaseException:
             self.close()
             raise
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """With what they have started: steps live below a daemon of their own."""
@@ -118,6 +125,9 @@ class Cluster:
         """The ends of all logs."""
         return "\n".join(f"{path.name}: {path.read_text()[-2000:]}" for path in self._root.glob("*.log"))
 
+    def _has_ended(self) -> bool:
+        return any(daemon.poll() is not None for daemon in self._daemons)
+
     def _is_idle(self) -> bool:
         return self.call("sinfo", "-h", "-t", "idle", "-o", "%D").stdout.strip() == str(len(self.nodes))
 
@@ -147,7 +157,7 @@ class Cluster:
             f"--socket={self._root / 'munge.socket'}",
             *(f"--{name}-file={folder / name}" for name in ("log", "pid", "seed")),
         )
-        wait_for((self._root / "munge.socket").exists, self.told)
+        wait_for(lambda: (self._root / "munge.socket").exists() or self._has_ended(), self.told)
 
     def _write_files(self) -> None:
         for number in range(GPUS):
