@@ -303,7 +303,27 @@ def _largest_block(walk: Walk) -> Bytes:
     candidates = [_at_block(walk, done, flushed=flushed) for done, flushed in points]
     if reduces_at_once(walk) and before < 0:
         candidates.append(_head_reduced(walk))
+    if walk.sizes.stage == 3 and walk.sizes.ranks > 1 and walk.sizes.experts:
+        candidates.append(_experts_gathered(walk))
     return max(candidates, key=lambda components: sum(components.values()))
+
+
+def _experts_gathered(walk: Walk) -> Bytes:
+    """Before the last block's experts are differentiated ZeRO-3 gathers them in one flat tensor, which lies
+    beside them until each is copied out of it (deepspeed 0.19.8,
+    `zero/partition_parameters.py:AllGatherCoalescedHandle.wait`)."""
+    sizes, block, layers = walk.sizes, walk.block, walk.spec.model.num_layers
+    kept = _kept(walk, layers) + walk.constant + walk.mask
+    if _is_checkpointed(sizes, layers - 1):
+        kept += (block.saved - block.input_saved) * sizes.tokens
+    return with_resident(
+        walk,
+        activations=kept,
+        workspace=block.gradient * sizes.tokens,
+        gradients=walk.accumulated + tied_head_gradient(walk),
+        buffers=sizes.experts * sizes.dtype_bytes,
+        rounding=_block_ends(walk, layers),
+    )
 
 
 def _head_reduced(walk: Walk) -> Bytes:

@@ -228,8 +228,10 @@ def _gathered_bytes(spec: RunSpec, sizes: Sizes, kept: Persistent) -> int:
     width, whole = sizes.dtype_bytes, kept.trained + kept.frozen
     if sizes.packed_bytes:
         # bitsandbytes keeps each packed weight as a plain attribute of the graph (`MatMul4Bit`), so what
-        # ZeRO-3 releases stays; beside them the largest weight that is not packed.
-        return sizes.packed_bytes - width * kept.packed + sizes.head_params * width
+        # ZeRO-3 releases stays; beside them the largest weight that is not packed, or the experts, which no
+        # quantization packs, as far as they are gathered at once.
+        experts = min(sizes.experts * sizes.model.num_layers, gathered_elements(sizes, whole))
+        return sizes.packed_bytes - width * kept.packed + max(sizes.head_params, experts) * width
     if spec.options.offload_param == "none":
         return width * gathered_elements(sizes, whole)
     # With the weights on the host, one rank too gathers what it uses, and the device copy of the largest

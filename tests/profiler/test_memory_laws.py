@@ -1,5 +1,5 @@
-"""Laws of the prediction that hold for every family and setting: experts, latent attention, offload, adapters on
-plain and on packed weights.
+"""Laws of the prediction for every family and setting: experts, latent attention, offload, adapters on plain
+and on packed weights.
 
 Whatever is refused is left out: nobody can launch it.
 """
@@ -37,7 +37,7 @@ MODELS = (
     *("mixtral-8x7b", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v2-lite", "deepseek-v3"),
 )
 """One of each family, two of Llama's: one with a tied head, one without."""
-WEIGHTS = (
+WEIGHTS: tuple[dict[str, Any], ...] = (
     {},
     {},
     {"lora_rank": 16},
@@ -45,7 +45,7 @@ WEIGHTS = (
     {"lora_rank": 16, "quantization": "nf4"},
     {"lora_rank": 8, "quantization": "int8"},
 )
-OFFLOADS = (
+OFFLOADS: tuple[dict[str, Any], ...] = (
     {},
     {},
     {"offload_optimizer": "cpu"},
@@ -76,7 +76,7 @@ def changed(spec: RunSpec, **options: Any) -> RunSpec:
 
 
 @st.composite
-def specs(draw: st.DrawFn, **fixed: Any) -> RunSpec:
+def specs(draw: st.DrawFn, /, **fixed: Any) -> RunSpec:
     options = {
         **draw(st.sampled_from(WEIGHTS)),
         **draw(st.sampled_from(OFFLOADS)),
@@ -148,8 +148,8 @@ def test_a_larger_batch_or_a_longer_sequence_never_needs_less(spec: RunSpec) -> 
 @settings(max_examples=80, deadline=None)
 @given(specs(zero=1))
 def test_a_higher_stage_never_holds_more_weights_and_states(spec: RunSpec) -> None:
-    """Beside its persistent gradients and its bucket, which stages 1 and 2 make anew in each step. In fp32 stage
-    0 has no master weights of its own, so one GPU alone gains nothing by a higher one."""
+    """Beside its persistent gradients and its bucket, which stages 1 and 2 make anew in each step. In fp32
+    stage 0 has no master weights of its own, so one GPU alone gains nothing by a higher one."""
     held = []
     for stage in (1, 2, 3) if spec.options.precision == "fp32" else (0, 1, 2, 3):
         other = changed(spec, zero=stage)

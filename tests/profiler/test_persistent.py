@@ -13,7 +13,7 @@ from benchmarks.cells import plan
 from benchmarks.rows import Row
 from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.memory.persistent import persistent
+from llmtop.profiler.memory.persistent import Persistent, persistent
 from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.memory.result import Component, Moment
 from llmtop.profiler.memory.sizes import sizes_of
@@ -50,7 +50,7 @@ def test_a_tensor_above_the_threshold_is_not_kept() -> None:
     norms = 65 * 4096
     assert found.frozen == norms and 0 < found.trained < sizes_of(spec).trainable
     none = with_zero(spec, stage3_param_persistence_threshold=0)
-    assert persistent(none, sizes_of(none)) == (0, 0, 0)
+    assert persistent(none, sizes_of(none)) == Persistent(0, 0, 0)
     everything = with_zero(spec, stage3_param_persistence_threshold=10**12)
     sizes = sizes_of(everything)
     kept = persistent(everything, sizes)

@@ -27,6 +27,7 @@ class Gathering(Protocol):
     def release(self, slot: int) -> None: ...
     def enter(self, modules: int = 1) -> None: ...
     def learn(self, slot: int) -> None: ...
+    def gathered(self, slot: int) -> Tensor | None: ...
 
 
 _MULTIPROCESSORS, _BLOCKS_EACH = 132, 16
@@ -142,11 +143,21 @@ class Linear:
         machine = self.frame.machine
         if self.bits == 8:
             return self._in_8_bits(x)
+        self._hold_packed()
         unpacked = machine.new(self.weight_bytes) if self.bits == 4 else None
         y = machine.new(self.out_bytes)
         machine.multiply()
         machine.drop(unpacked)
         return y
+
+    def _hold_packed(self) -> None:
+        """bitsandbytes 0.50 `autograd/_functions.py:MatMul4Bit` keeps its weight as a plain attribute, so
+        that one which ZeRO-3 gathered outlives its release."""
+        gathering, graph = self.frame.gathering, self.frame.graph
+        if self.bits == 4 and gathering is not None and graph is not None:
+            held = gathering.gathered(self.slot)
+            if held is not None:
+                graph.append(self.frame.machine.keep(held))
 
     def _in_8_bits(self, x: Tensor) -> Tensor:
         """bitsandbytes 0.50 `autograd/_functions.py:MatMul8bitLt`: the input quantized by way of fp16, its

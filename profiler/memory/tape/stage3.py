@@ -7,7 +7,9 @@ on another, each with its own free blocks.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 
 from llmtop.profiler.memory.reduction import NORM_ELEMENTS
 from llmtop.profiler.memory.tape.engine import Plan
@@ -52,6 +54,10 @@ class Coordinator:
         self.uses: list[int] = []
         """The weights in the order of their uses, as the first step recorded them."""
         self.recording = True
+        self.places: dict[int, list[int]] = {}
+        """Where each weight is among the uses."""
+        self.passed: list[int] = []
+        """Elements that are used before each use."""
         self.at = 0
         self.queued = 0
         """Uses before this one are gathered, or about to be."""
@@ -75,6 +81,7 @@ class Coordinator:
             self.recording = False
             if self.external is not None:
                 self.uses.insert(0, self.external.index)
+            self._index_uses()
         self.at = self.queued = self.available = 0
         if self.external is not None:
             self._use(self.external)
@@ -105,6 +112,10 @@ class Coordinator:
         machine.on_stream(GATHER)
         self.persistent = [machine.new(each.bytes) for each in self.weights if self._is_persistent(each)]
         machine.on_stream(0)
+
+    def gathered(self, slot: int) -> Tensor | None:
+        """The whole weight, if it is there."""
+        return self.weight(slot).tensor
 
     def _is_persistent(self, weight: Weight) -> bool:
         """Whether it is so small that each rank keeps it whole."""
@@ -185,15 +196,18 @@ class Coordinator:
 
     def _is_near(self, weight: Weight) -> bool:
         """Whether it is used again soon, or a prefetch has passed over its next use."""
-        passed = 0
-        for place in range(self.at, len(self.uses)):
-            index = self.uses[place]
-            if index == weight.index:
-                return place < self.queued or passed < self.plan.gathering.max_reuse
-            passed += self.weights[index].elements
-            if passed >= self.plan.gathering.max_reuse and place >= self.queued:
-                return False
-        return False
+        places = self.places.get(weight.index, [])
+        following = bisect_left(places, self.at)
+        if following == len(places):
+            return False
+        place = places[following]
+        passed = self.passed[place] - self.passed[self.at]
+        return place < self.queued or passed < self.plan.gathering.max_reuse
+
+    def _index_uses(self) -> None:
+        for place, index in enumerate(self.uses):
+            self.places.setdefault(index, []).append(place)
+        self.passed = [0, *accumulate(self.weights[index].elements for index in self.uses)]
 
     def end(self) -> None:
         """All is released at the end of a micro-batch."""
