@@ -12,6 +12,8 @@ from llmtop.profiler.record.events import EVENT_VERSION, AnyEvent, LogThinned
 from llmtop.profiler.record.segments import START, Position, file_bytes, path_at, segment_path, segments_of
 
 _READ_BYTES = 1 << 20
+_LONGEST_LINE_BYTES = 64 << 20
+"""What goes on for longer without an end is no event, and is not kept in memory to find that out."""
 _STILL_SECONDS = 60.0
 """A thinned file without its last line may be one that is still coming from another machine, in parts; one
 that has not grown for so long is damaged."""
@@ -49,6 +51,8 @@ class EventTail:
         """Of the file, at the last look."""
         self._follows = False
         """Whether another file followed when this one had been read."""
+        self._endless = False
+        """Whether it stands in what has gone on for too long to be a line."""
         self._looked_ns = 0
         """When the folder had last changed as a missing log was looked for."""
         self._decoder = _decoder()
@@ -83,6 +87,8 @@ class EventTail:
             events = events + found if events else found
             if left is not None:
                 left -= self._at.read_bytes - before
+            elif there and before < self._at.read_bytes and self._seen_size < self._known_size:
+                continue
             self._follows = False
             if not (self._go_on(found) if there else self._find_file()):
                 return events
@@ -98,7 +104,8 @@ class EventTail:
                 self._stand_at_cut(size)
             if size <= self._seen_size:
                 return [], True
-            end = size if max_bytes is None else min(size, self._at.offset + max_bytes)
+            most = _LONGEST_LINE_BYTES if max_bytes is None else max_bytes
+            end = min(size, self._at.offset + most)
             lines = self._read_lines(end, size)
         except FileNotFoundError:
             return [], False
@@ -130,7 +137,7 @@ class EventTail:
             return True
         elif at.offset < self._known_size:
             # Torn by a power cut that the next file's beginning outlived: nobody writes here any more.
-            self.skipped_lines += 1
+            self.skipped_lines += not self._endless
         self._stand(Position(at.segment + 1, before_bytes=at.read_bytes))
         return True
 
@@ -190,7 +197,8 @@ class EventTail:
         with self._file.open("rb") as file:
             file.seek(self._at.offset)
             position, has_line = self._at.offset, False
-            while position < end or (position < size and not has_line):
+            line_end = min(size, position + _LONGEST_LINE_BYTES)
+            while position < end or (position < line_end and not has_line):
                 chunk = file.read(min(_READ_BYTES, max(end - position, 1 << 16)))
                 if not chunk:
                     break
@@ -199,6 +207,13 @@ class EventTail:
                 chunks.append(chunk)
         content = b"".join(chunks)
         whole = content[: content.rfind(b"\n") + 1]
+        if not whole and len(content) >= _LONGEST_LINE_BYTES:
+            self.skipped_lines += not self._endless
+            self._endless = True
+            self._at = msgspec.structs.replace(self._at, offset=position)
+            self._seen_size = position
+            return b""
+        self._endless = False
         self._at = msgspec.structs.replace(self._at, offset=self._at.offset + len(whole))
         # While a torn line has not grown there is nothing to read again.
         self._seen_size = position if position >= size else self._at.offset

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtop.profiler.record import eventlog
+from llmtop.profiler.record import eventlog, eventtail
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.eventlog import EventTail, EventWriter
 from llmtop.profiler.record.events import (
@@ -365,3 +366,26 @@ def test_a_log_that_is_cut_behind_its_writer_is_read_on(tmp_path: Path) -> None:
         log.write(StepFinished(step=9, step_seconds=1.0))
         assert [event.step for event in tail.poll() if isinstance(event, StepFinished)] == [9]
     assert before > 6
+
+
+@pytest.mark.parametrize("at_a_time", [None, 2000])
+def test_what_has_no_end_is_passed_and_not_kept_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_a_time: int | None
+) -> None:
+    monkeypatch.setattr(eventtail, "_LONGEST_LINE_BYTES", 1 << 20)
+    path = tmp_path / "rank-0.jsonl"
+    with EventWriter(path, "rank0") as log:
+        log.write(StepFinished(step=1))
+        os.truncate(path, 40 << 20)  # a hole, as a file system may leave it
+        log.write(StepFinished(step=2))
+        log.write(StepFinished(step=3))
+    tail = EventTail(path)
+    tracemalloc.start()
+    events = tail.poll(at_a_time)
+    while tail.behind:
+        events += tail.poll(at_a_time)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [event.step for event in events if isinstance(event, StepFinished)] == [1, 2, 3]
+    assert tail.skipped_lines == 1 and tail.poll() == []
+    assert peak_bytes < 8 << 20
