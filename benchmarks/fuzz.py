@@ -45,6 +45,9 @@ _GUIDED_PARTS = 5
 _POLL_SECONDS = 0.5
 _STUCK_SECONDS = 60.0
 """By the clock: what is stuck in a call that no signal interrupts."""
+_BEGIN_SECONDS = 600.0
+"""By the clock, to its first case: to have each line counted takes a busy machine minutes."""
+_NOT_BEGUN = (1 << 64) - 1
 
 
 def main() -> int:
@@ -110,7 +113,7 @@ def run_all(
 def part(name: str, first: int, count: int, engine: str, place: Path) -> dict[str, Any]:
     """One process's share of a target, and what came of it; a case that kills it is one that has failed."""
     at_path = place / "at"
-    at_path.write_bytes(struct.pack("<Q", first))
+    at_path.write_bytes(struct.pack("<Q", _NOT_BEGUN))
     words = [name, str(first), str(count)]
     is_guided = engine == "atheris"
     own = [guided.MODULE, *words] if is_guided else ["benchmarks.fuzz", "--part", *words, engine]
@@ -123,7 +126,8 @@ def part(name: str, first: int, count: int, engine: str, place: Path) -> dict[st
             said.seek(0)
             errors.seek(0)
             stdout, stderr = said.read(), errors.read()
-        seed = struct.unpack("<Q", at[:8])[0]
+        noted = struct.unpack("<Q", at[:8])[0]
+        seed = first if noted == _NOT_BEGUN else noted
     if child.returncode == 0:
         found: dict[str, Any] = json.loads(stdout.splitlines()[-1])
         edges = {"edges": guided.told_edges(stderr)} if is_guided else {}
@@ -144,10 +148,15 @@ def _watched(child: subprocess.Popen[bytes], at: mmap.mmap) -> bool:
             pass
         if at[:8] != seen:
             seen, since = at[:8], time.monotonic()
-        elif time.monotonic() - since > _STUCK_SECONDS + CASE_SECONDS:
+        elif time.monotonic() - since > _most_seconds(seen):
             child.send_signal(signal.SIGABRT)  # faulthandler says where
             child.wait()
             return True
+
+
+def _most_seconds(seen: bytes) -> float:
+    begun = struct.unpack("<Q", seen)[0] != _NOT_BEGUN
+    return _STUCK_SECONDS + CASE_SECONDS if begun else _BEGIN_SECONDS
 
 
 def _child(name: str, first: str, count: str, engine: str, place: str) -> int:
