@@ -272,6 +272,7 @@ def _loaded(row: Command) -> CommandModule:
     from importlib import import_module
 
     quickly.import_msgspec()
+    quickly.import_argparse()
     module = cast(CommandModule, import_module(f"llmtop.tui.commands.{row.module or row.name}"))
     _collect_again()
     return module

@@ -7,7 +7,6 @@ The file lies in `$XDG_CACHE_HOME/llmtop/calibration/`, one for each kind of dev
 from __future__ import annotations
 
 import os
-import platform
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,7 +150,9 @@ def find(spec: RunSpec) -> Calibration | None:
 
 
 def machine_name() -> str:
-    from llmtop.profiler.hardware.processor import processor_name  # a plan for a GPU asks for none
+    import platform  # a plan for a GPU asks for none of it
+
+    from llmtop.profiler.hardware.processor import processor_name
 
     return f"{processor_name()}, {os.cpu_count()} CPUs, {platform.machine()}"
 

@@ -26,7 +26,13 @@ def test_pathlib_still_spells_a_path_as_an_address() -> None:
 
 
 @pytest.mark.parametrize(
-    "call, name", [("import_pathlib", "urllib.parse"), ("import_msgspec", "typing_extensions")]
+    "call, name",
+    [
+        ("import_pathlib", "urllib.parse"),
+        ("import_msgspec", "typing_extensions"),
+        ("import_msgspec", "platform"),
+        ("import_argparse", "gettext"),
+    ],
 )
 def test_what_was_loaded_before_stays(call: str, name: str) -> None:
     told = told_by(
@@ -36,11 +42,23 @@ def test_what_was_loaded_before_stays(call: str, name: str) -> None:
     assert told == "True"
 
 
+def test_what_asks_for_the_system_and_for_translations_still_works() -> None:
+    told = told_by(
+        "import sys; from llmtop.tui.commandline import quickly\n"
+        "quickly.import_msgspec(); quickly.import_argparse()\n"
+        "print(sorted({'platform', 'gettext', 'typing_extensions'} & set(sys.modules)))\n"
+        "import argparse, gettext, platform, uuid\n"
+        "parser = argparse.ArgumentParser(prog='x'); parser.add_argument('--a', choices=['b'])\n"
+        "print(platform.machine() != '', uuid.uuid4().version, gettext.gettext('a'), parser.format_usage())"
+    )
+    assert told.splitlines() == ["[]", "True 4 a usage: x [-h] [--a {b}]"]
+
+
 def test_a_plan_of_a_named_gpu_loads_no_library_that_it_does_not_need() -> None:
     told = told_by(
         "import sys; from llmtop.tui.cli import main\n"
         "main(['plan', '--model', 'llama-3.1-8b', '--gpu', 'h100-80gb'])\n"
-        "slow = ('tomllib', 'urllib.parse', 'locale', 'shlex', 'json', 'psutil', 'shutil',"
+        "slow = ('tomllib', 'urllib.parse', 'locale', 'shlex', 'json', 'psutil', 'shutil', 'platform',"
         " 'importlib.metadata', 'llmtop.profiler.hardware.host')\n"
         "print(sorted(name for name in slow if name in sys.modules))"
     )

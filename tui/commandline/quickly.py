@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,13 +28,35 @@ def _quote_from_bytes(text: bytes) -> str:
 
 
 def import_msgspec() -> None:
-    """Without `typing_extensions`, which it takes wherever that is installed.
+    """Without `typing_extensions`, which it takes wherever that is installed, and without `platform`, which
+    Python's `uuid` asks for the name of the system alone.
 
-    What msgspec wants of it Python has had by itself since 3.11.
+    What msgspec wants of the former Python has had by itself since 3.11.
     """
-    # As documented for `sys.modules`: None there makes the import fail.
-    with _in_place_of("typing_extensions", None):
+    stand_in = ModuleType("platform")
+    vars(stand_in)["system"] = _system
+    try:
+        # As documented for `sys.modules`: None there makes the import fail.
+        with _in_place_of("typing_extensions", None), _in_place_of("platform", stand_in):
+            import msgspec  # noqa: F401
+    except (ImportError, AttributeError):  # of versions that want more: then as it is meant
         import msgspec  # noqa: F401
+
+
+def _system() -> str:
+    return os.uname().sysname
+
+
+def import_argparse() -> None:
+    """Without `gettext`: English alone, and none is looked for on the disk."""
+    stand_in = ModuleType("gettext")
+    vars(stand_in).update(gettext=str, ngettext=_ngettext)
+    with _in_place_of("gettext", stand_in):
+        import argparse  # noqa: F401
+
+
+def _ngettext(one: str, many: str, count: int) -> str:
+    return one if count == 1 else many
 
 
 @contextmanager

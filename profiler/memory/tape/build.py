@@ -30,7 +30,6 @@ from llmtop.profiler.memory.tape.layers import Frame, FusedNorm, Linear, Norm, R
 from llmtop.profiler.memory.tape.loss import ChunkedLoss, Loss, PlainLoss
 from llmtop.profiler.memory.tape.machine import Machine, Tensor
 from llmtop.profiler.memory.tape.model import Embedding, Model
-from llmtop.profiler.memory.tape.special import experts_mlp, latent_attention
 from llmtop.profiler.memory.tape.stage3 import HEAD, Coordinator, Stage3, Weight
 from llmtop.profiler.memory.tape.weights import STORED, is_packed, of_block, weights_of
 
@@ -95,7 +94,7 @@ class Builder:
             [True],
             spec.options.precision != "fp16",
             self.coordinator,
-            [] if spec.options.quantization != "none" else None,
+            [] if spec.options.quantization == "int8" else None,
             by_function=sizes.stage == 3 and spec.options.quantization == "none",
         )
         self.full = sizes.lora_rank == 0
@@ -160,6 +159,8 @@ class Builder:
     def attention(self) -> Attending:
         shape, frame = self.shape, self.frame
         if shape.mla is not None:
+            from llmtop.profiler.memory.tape.special import latent_attention  # most models have none
+
             return latent_attention(self, shape.mla)
         query_columns = shape.num_heads * shape.head_dim
         kv_columns = shape.num_kv_heads * shape.head_dim
@@ -240,6 +241,8 @@ class Builder:
         shape = self.shape
         hidden, inner, bias = shape.hidden_size, shape.intermediate_size, shape.mlp_bias
         if shape.moe is not None and layer >= shape.moe.first_dense_layers:
+            from llmtop.profiler.memory.tape.special import experts_mlp  # most models have none
+
             return experts_mlp(self, shape.moe)
         if shape.fused_gate_up:
             return JoinedMlp(
