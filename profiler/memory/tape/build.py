@@ -94,7 +94,7 @@ class Builder:
             [True],
             spec.options.precision != "fp16",
             self.coordinator,
-            [] if spec.options.quantization == "int8" else None,
+            [] if spec.options.quantization != "none" else None,
             by_function=sizes.stage == 3 and spec.options.quantization == "none",
         )
         self.full = sizes.lora_rank == 0

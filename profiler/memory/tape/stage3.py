@@ -113,6 +113,10 @@ class Coordinator:
         self.persistent = [machine.new(each.bytes) for each in self.weights if self._is_persistent(each)]
         machine.on_stream(0)
 
+    def gathered(self, slot: int) -> Tensor | None:
+        """The whole weight, if it is there."""
+        return self.weight(slot).tensor
+
     def _is_persistent(self, weight: Weight) -> bool:
         """Whether it is so small that each rank keeps it whole."""
         return weight.elements <= self.plan.gathering.persistent
