@@ -143,7 +143,7 @@ def test_what_kind_a_command_is() -> None:
     ("command", "problem"),
     [
         ("torchrun --nnodes=2 train.py", "torchrun --nnodes and hosts exclude each other"),
-        ("torchrun --nproc_per_node 2 train.py", "--nproc-per-node 2: host user@b has 1 of the slots"),
+        ("torchrun --nproc_per_node 2 train.py", "--nproc-per-node 2: host user@b has 1 slot"),
         ("python -m torch.distributed.run --standalone train.py", "--standalone and hosts"),
         ("deepspeed --num_gpus 2 train.py", "deepspeed --num-gpus and hosts"),
         ("deepspeed -H hosts train.py", "deepspeed -H and hosts"),

@@ -17,6 +17,7 @@ from llmtop.profiler.cost.links import links_of, node_bytes_per_second
 from llmtop.profiler.cost.steptime import predict_step_seconds, step_time
 from llmtop.profiler.cost.sweep import Change, parse_axes, sweep
 from llmtop.profiler.cost.where import where
+from llmtop.profiler.localrank import local_index
 from llmtop.profiler.memory.explain import explain
 from llmtop.profiler.memory.nccl import network_bytes
 from llmtop.profiler.memory.predict import predict, predict_closely
@@ -251,4 +252,6 @@ def test_a_shard_is_of_all_ranks_where_nodes_have_not_as_many_gpus() -> None:
     assert even == predict(run(gpus=8, nodes=2, zero=3))
     assert any("the one with most GPUs, 8" in one for one in uneven.assumptions)
     spec = run(gpus=8, nodes=2, zero=3, total_gpus=12)
+    assert local_index(spec, [8, 9, 10, 11], 10) == 2
+    assert local_index(run(gpus=8, nodes=2), [10, 11], 10) == 2
     assert spec.global_batch == 12 * spec.options.micro_batch * spec.options.grad_accum

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from llmtop.presets.errors import UsageError
 from llmtop.profiler.record.hosts import Host, Hosts
+from llmtop.profiler.units import counted
 
 Kind = Literal["torchrun", "deepspeed", "python", "other"]
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
@@ -191,7 +192,7 @@ def _check_count(value: str, hosts: Hosts) -> None:
     other = next((host for host in hosts.hosts if str(len(host.slots)) != value), None)
     if other is not None:
         raise UsageError(
-            f"--nproc-per-node {value}: host {other.name} has {len(other.slots)} of the slots",
+            f"--nproc-per-node {value}: host {other.name} has {counted(len(other.slots), 'slot')}",
             why="ranks are counted by the slots of the hosts",
             fix="leave it out, or change the slots: --gpus, --include",
         )
