@@ -19,7 +19,7 @@ from llmtop.trainer.quantize.source import read_source
 from llmtop.trainer.worker.packing.ggufwriting import write_gguf
 from llmtop.trainer.worker.packing.reading import in_halves, interleaved
 from llmtop.trainer.worker.packing.unpacking import GgufNumbers
-from tests.worker.ggufmodels import CASES, FAMILIES, MIXTURES, load, logits, make_model
+from tests.worker.ggufmodels import CASES, FAMILIES, MIXTURES, add_byte_level, load, logits, make_model
 
 KINDS = {
     **dict.fromkeys(("F32", "BF16"), 0.0),
@@ -201,6 +201,20 @@ def test_what_chooses_experts_is_not_rounded(tmp_path: Path) -> None:
     kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(file).tensors}
     assert kinds["blk.1.ffn_gate_inp.weight"] == kinds["blk.1.ffn_gate_inp_shexp.weight"] == "F32"
     assert kinds["blk.1.ffn_gate_exps.weight"] == "Q4_0"
+
+
+@pytest.mark.parametrize("case", MIXTURES)
+def test_experts_in_one_tensor_are_taken_apart(case: str, tmp_path: Path) -> None:
+    """As transformers' own code has them, where they are not saved in the form of their family."""
+    folder, stacked = make_model(tmp_path / "tiny", case), tmp_path / "stacked" / "tiny"
+    load(folder).to(torch.bfloat16).save_pretrained(str(stacked), save_original_format=False)
+    names = set(read_source(stacked).tensors)
+    assert any(name.endswith("experts.gate_up_proj") for name in names)
+    add_byte_level(stacked)
+    file, _ = written(stacked, "Q8_0")
+    assert file.read_bytes() == written(folder, "Q8_0")[0].read_bytes()
+    numbers = GgufNumbers(read_source(stacked), "Q8_0", file)
+    assert all(name in numbers for name, _ in load(stacked).named_parameters())
 
 
 def test_llama_3s_factors_are_those_of_32_bit_steps(tmp_path: Path) -> None:

@@ -41,6 +41,15 @@ def test_a_model_that_is_never_whole_in_memory_answers_as_one_that_is(case: str,
     assert all(parameter.device.type == "meta" for parameter in attention_of(streamed).parameters())
 
 
+@pytest.mark.parametrize("case", ["mixtral", "qwen2_moe"])
+def test_experts_in_one_tensor_are_read_as_those_in_many(case: str, tmp_path: Path) -> None:
+    folder, stacked = make_model(tmp_path / "tiny", case, tokenizer=False), tmp_path / "stacked"
+    load(folder).save_pretrained(str(stacked), save_original_format=False)
+    ids = torch.tensor([list(range(3, 60))])
+    many, one = (source_model(read_source(each), torch.float32) for each in (folder, stacked))
+    assert isinstance(one, StreamedModel) and one.nats(ids) == many.nats(ids)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("case", STREAMED)

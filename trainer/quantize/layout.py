@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import product
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llmtop.presets.spec import ModelShape, MoeShape
 from llmtop.trainer.quantize.families import QKV, Experts, Family
+from llmtop.trainer.quantize.source import SourceTensor
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 SHARED_GATE = "shared_expert_gate"
 _EXPERT = re.compile(r"(?P<block>.*)\.experts\.(?P<number>\d+)\.(?P<matrix>\w+)\.weight")
+_STACKED = re.compile(r"(?P<experts>.*\.experts)\.(?P<matrix>gate_up_proj|down_proj)")
 
 
 class Place(Struct, frozen=True, kw_only=True):
@@ -59,6 +63,32 @@ def place_of(key: str, family: Family) -> Place:
     if matrix == experts.down:
         return Place(parameter=f"{block}.down_proj", expert=number)
     return Place(parameter=f"{block}.gate_up_proj", expert=number, half=int(matrix == experts.up))
+
+
+def apart(tensors: dict[str, SourceTensor], family: Family) -> dict[str, SourceTensor]:
+    """The same with a tensor for each expert, where a block's are one, as transformers' code keeps them."""
+    names = family.experts
+    if names is None or not any(_STACKED.fullmatch(key) for key in tensors):
+        return tensors
+    found: dict[str, SourceTensor] = {}
+    for key, tensor in tensors.items():
+        name = key.replace(".mlp.", f".{names.module}.")
+        stacked = _STACKED.fullmatch(name)
+        if stacked is None or len(tensor.shape) != 3:
+            found[name] = replace(tensor, key=name)
+            continue
+        matrices = (names.down,) if stacked["matrix"] == "down_proj" else (names.gate, names.up)
+        for at, (number, matrix) in enumerate(product(range(tensor.shape[0]), matrices)):
+            one = f"{stacked['experts']}.{number}.{matrix}.weight"
+            found[one] = _piece(tensor, one, at, len(matrices))
+    return found
+
+
+def _piece(tensor: SourceTensor, key: str, at: int, of: int) -> SourceTensor:
+    """One of the matrices that lie one after the other in a tensor, `of` of them for each expert."""
+    size = (tensor.shape[1] // of, tensor.shape[2])
+    piece = replace(tensor, key=key, shape=size)
+    return replace(piece, start_byte=tensor.start_byte + at * piece.size_bytes)
 
 
 def _block(shape: ModelShape, family: Family) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -21,7 +21,7 @@ from llmtop.trainer.quantize.families import (
     family_of,
     notes,
 )
-from llmtop.trainer.quantize.layout import EMBEDDING, HEAD, SHARED_GATE, expected, together
+from llmtop.trainer.quantize.layout import EMBEDDING, HEAD, SHARED_GATE, apart, expected, together
 from llmtop.trainer.quantize.rope import Rope, read_rope
 from llmtop.trainer.quantize.source import Source, SourceTensor
 
@@ -75,6 +75,7 @@ def plan_gguf(source: Source, kind: str) -> GgufPlan:
     """Raises UsageError for a model that GGUF cannot hold, LlmtopError for tensors that are amiss."""
     where = str(source.folder / "config.json")
     family = family_of(source.shape, where)
+    source = replace(source, tensors=apart(source.tensors, family))
     shape = _shape_of_files(source)
     check_assumptions(source.config, shape, family, where)
     wanted = expected(shape, family)
@@ -100,6 +101,7 @@ def check_tensors(source: Source) -> None:
     """
     family = FAMILIES.get(source.shape.family)
     if family is not None:
+        source = replace(source, tensors=apart(source.tensors, family))
         _check_whole(source, expected(_shape_of_files(source), family))
 
 
