@@ -133,14 +133,16 @@ def _text(folder: Path) -> str:
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_bitsandbytes_refuses_weights_that_are_not_the_models(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "told"), [("llama", "lack 1 tensor: "), ("olmo", "lack: 1 tensor, as ")])
+def test_bitsandbytes_refuses_weights_that_are_not_the_models(family: str, told: str, tmp_path: Path) -> None:
+    """Before anything is made where llmtop knows the family's tensors, and else as transformers loads them."""
     from safetensors.torch import load_file, save_file
 
-    folder = make_model(tmp_path / "tiny")
+    folder = make_model(tmp_path / "tiny", model_type=family)
     tensors: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(LlmtopError, match=r"lack: 1 tensor, as model\.layers\.1\.mlp\.up_proj\.weight"):
+    with pytest.raises(LlmtopError, match=told + r"model\.layers\.1\.mlp\.up_proj\.weight"):
         made(folder, "nf4", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
 
