@@ -135,7 +135,7 @@ def _text(folder: Path) -> str:
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(("family", "told"), [("llama", "lack 1 tensor: "), ("olmo", "lack: 1 tensor, as ")])
 def test_bitsandbytes_refuses_weights_that_are_not_the_models(family: str, told: str, tmp_path: Path) -> None:
-    """Before anything is made where llmtop knows the family's tensors, and else as transformers loads them."""
+    """Before anything is made where llmtop knows the tensors of a family; else as transformers loads them."""
     from safetensors.torch import load_file, save_file
 
     folder = make_model(tmp_path / "tiny", model_type=family)
