@@ -335,7 +335,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.excepthook = streams.tell_bug
     is_open = sys.stdout is not None
     with streams.safe_streams():
-        return _code_of(words, is_open=is_open)
+        code = _code_of(words, is_open=is_open)
+    if argv is None:
+        quickly.leave(code)
+    return code
 
 
 def _code_of(words: Sequence[str], *, is_open: bool) -> int:

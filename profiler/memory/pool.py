@@ -79,6 +79,10 @@ _NO_BLOCK = Block()
 _NO_BLOCK.key = 0
 """Never free, so that nothing is joined to it."""
 
+UNCOUNTED = Block()
+UNCOUNTED.holders, UNCOUNTED.is_view = 1 << 60, False
+"""Every request that is too small to count; it is never without a holder."""
+
 _PLACE_BITS = 44
 _PLACE_END = 1 << _PLACE_BITS - 1
 """Above all places: segments of 8 TiB in all can lie below it."""
@@ -110,8 +114,10 @@ class Pool:
     `allocate` and `free` are most of a simulated run, so they call nothing of their own.
     """
 
-    def __init__(self, room_bytes: int | None = None) -> None:
-        """`room_bytes` is what the driver can give at most; None: without end."""
+    def __init__(self, room_bytes: int | None = None, *, least_bytes: int = 0) -> None:
+        """`room_bytes` is what the driver can give at most; None: without end. Requests below `least_bytes`
+        are left out: all are the one block `UNCOUNTED`."""
+        self.least_bytes = least_bytes
         self.allocated_bytes = 0
         self.reserved_bytes = 0
         self.peak_allocated_bytes = 0
@@ -137,6 +143,8 @@ class Pool:
 
     def allocate(self, size: int) -> Block:
         """A block with one holder."""
+        if size < self.least_bytes:
+            return UNCOUNTED
         size = (size + _SMALLEST - 1) & -_SMALLEST or _SMALLEST
         shelf = self._small if size <= _SMALL else self._large
         keys = shelf.keys
@@ -165,6 +173,8 @@ class Pool:
 
     def passing(self, size: int) -> None:
         """The same as to allocate and to free at once; where a free block serves, it stays as it is."""
+        if size < self.least_bytes:
+            return
         rounded_size = (size + _SMALLEST - 1) & -_SMALLEST or _SMALLEST
         shelf = self._small if rounded_size <= _SMALL else self._large
         at = bisect_left(shelf.keys, rounded_size << _PLACE_BITS)

@@ -63,3 +63,23 @@ def test_a_plan_of_a_named_gpu_loads_no_library_that_it_does_not_need() -> None:
         "print(sorted(name for name in slow if name in sys.modules))"
     )
     assert told.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("before", "ends_by_itself"),
+    [
+        ("", True),
+        ("import atexit; atexit.register(print, 'last words')", False),
+        ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", False),
+    ],
+    ids=["nothing waits", "something is to be done at the end", "a thread goes on"],
+)
+def test_a_process_ends_at_once_where_nothing_waits_for_it(before: str, ends_by_itself: bool) -> None:
+    code = (
+        f"import sys; from llmtop.tui.commandline import quickly\n{before}\n"
+        "sys.stdout.write('told'); quickly.leave(3); print(', and went on')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.startswith("told") and ("went on" not in done.stdout) == ends_by_itself
+    assert ("last words" in done.stdout) == ("atexit" in before)
+    assert done.returncode == (3 if ends_by_itself else 0)

@@ -1,7 +1,8 @@
-"""Libraries loaded without what they take along and no command needs: a tenth of a command's start each."""
+"""Starts and ends of a command without what none needs: parts of libraries, and Python's own taking down."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Iterator
@@ -57,6 +58,20 @@ def import_argparse() -> None:
 
 def _ngettext(one: str, many: str, count: int) -> str:
     return one if count == 1 else many
+
+
+def leave(code: int) -> None:
+    """End the process where nothing waits for its end; else return.
+
+    Python takes down all that was loaded, which takes it 3 ms and is of use to nobody.
+    """
+    threads = sys.modules.get("threading")
+    if atexit._ncallbacks() or (threads is not None and threads.active_count() > 1):
+        return
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(code)
 
 
 @contextmanager

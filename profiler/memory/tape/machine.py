@@ -10,9 +10,6 @@ LEAST_BYTES = 16 * 1024
 
 Tensor = Block
 """Storage, and how many hold it."""
-_TOO_SMALL = Block()
-_TOO_SMALL.holders, _TOO_SMALL.is_view = 1 << 60, False
-"""Every tensor that is too small to count; it never comes to an end."""
 
 
 class Machine(Pool):
@@ -20,17 +17,13 @@ class Machine(Pool):
 
     def __init__(self, room_bytes: int | None = None, workspace_bytes: int = 0) -> None:
         """`workspace_bytes`: of cuBLAS, in each thread that multiplies."""
-        super().__init__(room_bytes)
+        super().__init__(room_bytes, least_bytes=LEAST_BYTES)
         self.in_backward = False
         """Whose thread runs: the program's own, or that of the backward pass."""
         self._workspace_bytes = workspace_bytes
         self._without_workspace = {False, True}
 
-    def new(self, size: int) -> Tensor:
-        """A tensor of `size` bytes with one holder."""
-        return self.allocate(size) if size >= LEAST_BYTES else _TOO_SMALL
-
-    drop = Pool.free
+    new, drop = Pool.allocate, Pool.free
 
     def view(self, size: int) -> Tensor:
         """A new tensor of which the result is only a view, as matrix products of three dimensions return."""
@@ -42,11 +35,6 @@ class Machine(Pool):
         """One holder more."""
         tensor.holders += 1
         return tensor
-
-    def passing(self, size: int) -> None:
-        """A temporary that nobody sees."""
-        if size >= LEAST_BYTES:
-            super().passing(size)
 
     def multiply(self) -> None:
         """cuBLAS takes its workspace at a thread's first product, and keeps it."""
