@@ -123,5 +123,9 @@ class PatientWriter(EventWriter):
         self._full_since, self._lost = None, 0
         lost_words = f"; {counted(lost, 'event')} were lost" if lost else ""
         self.log(f"{self.path} is written again after {format_seconds(seconds)}{lost_words}")
+        self.tell_resumed(seconds, lost)
+
+    def tell_resumed(self, seconds: float, lost: int) -> None:
+        """Say in the log itself that it could not be written for a while."""
         told = self.stamp(WritingResumed(seconds=seconds, lost=lost))
         self._append([self._encode(told)])

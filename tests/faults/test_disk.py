@@ -88,8 +88,24 @@ def test_the_log_of_a_supervisor_waits_within_the_same_bound(disk: Disk) -> None
     started = [event.rank for event in found if isinstance(event, RankStarted)]
     (told,) = [event for event in found if isinstance(event, WritingResumed)]
     assert told.lost == 1999 - len(started) > 1000 and started[-1] == 1999
-    assert [event.state for event in found if isinstance(event, RunEnded)] == ["stopped"]
+    assert isinstance(found[-1], RunEnded), "nothing follows the end"
     assert "events wait: [Errno 28]" in said[0] and "is written again after" in said[1] and len(said) == 2
+
+
+def test_an_end_that_waits_is_the_last_line(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("llmtop.trainer.supervisor.journal.SETTLE_SECONDS", 0.0)
+    path = disk.path / "supervisor.jsonl"
+    with Journal(path, "supervisor", log=said.append) as log:
+        log.write(RankStarted(rank=0, pid=1))
+        disk.fill()
+        while not log.waits:
+            log.write(RankStarted(rank=1, pid=1))
+        log.write_last(RunEnded(state="stopped", reason="it was asked to"))
+        assert "the end could not be written" in said[-1]
+        disk.make_room()
+        log.flush()
+    assert isinstance(EventTail(path).poll()[-1], RunEnded)
 
 
 def test_samples_of_the_hardware_wait_too(disk: Disk) -> None:
