@@ -213,7 +213,7 @@ class EventTail:
             self._at = msgspec.structs.replace(self._at, offset=position)
             self._seen_size = position
             return b""
-        self._endless = False
+        self._endless = self._endless and not whole
         self._at = msgspec.structs.replace(self._at, offset=self._at.offset + len(whole))
         # While a torn line has not grown there is nothing to read again.
         self._seen_size = position if position >= size else self._at.offset
