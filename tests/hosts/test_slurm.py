@@ -123,10 +123,12 @@ def test_a_model_is_trained_by_a_batch_job_and_the_job_ends_with_it(cluster: Clu
     words = ("run", "cpu-demo", "--gpu", "cpu", "--gpus", "1", "--nodes", "2", "--steps", "2", "--headless")
     command = shlex.join((*LLMTOP, *words))
     log = tmp_path / "job.log"
-    job = ("sbatch", "--wait", "--nodes=2", "--mem=2G", "--overcommit", f"--output={log}", "--wrap", command)
-    done = cluster.call(*job, variables={"LLMTOP_RUNS_DIR": str(tmp_path / "runs")})
-    assert done.returncode == 0, (done.stderr, log.read_text(), cluster.told())
-    run = InSlurm(tmp_path / "runs")
+    job = ("sbatch", "--parsable", "--nodes=2", "--mem=2G", "--overcommit", f"--output={log}", "--wrap")
+    runs = tmp_path / "runs"
+    number = cluster.call(*job, command, variables={"LLMTOP_RUNS_DIR": str(runs)}).stdout.strip()
+    wait_for(lambda: cluster.call("squeue", "--noheader").stdout == "", cluster.told)
+    assert "JobState=COMPLETED" in cluster.call("scontrol", "show", "job", number).stdout, log.read_text()
+    run = InSlurm(runs)
     assert run.end().state == "completed"
     for rank in range(2):
         assert [event.step for event in run.events(rank) if isinstance(event, StepFinished)] == [1, 2]
