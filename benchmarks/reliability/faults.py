@@ -65,6 +65,7 @@ FAULTS: tuple[Fault, ...] = (
             f"{_DISK}::test_what_has_no_room_waits_and_is_written_in_its_order",
             f"{_DISK}::test_more_than_can_wait_is_counted",
             f"{_DISK}::test_the_log_of_a_supervisor_waits_within_the_same_bound",
+            f"{_DISK}::test_an_end_that_waits_is_the_last_line",
             f"{_DISK}::test_samples_of_the_hardware_wait_too",
             f"{_DISK}::test_what_a_rank_prints_is_left_out_and_raises_nothing",
             f"{_DISK}::test_a_run_goes_on_while_its_disk_is_full",
@@ -93,6 +94,11 @@ FAULTS: tuple[Fault, ...] = (
         (f"{_DISK}::test_writing_goes_on_when_a_disk_stood_still",),
     ),
     Fault(
+        "No open file, no process is to be had any more (EMFILE, ENFILE, EAGAIN)",
+        "the training goes on; requests and samples wait until there is one; ranks are ended all the same",
+        ("tests/faults/test_limits.py",),
+    ),
+    Fault(
         "The wall clock jumps by an hour, a day, a year, ahead or back",
         "no event is lost, steps stay in order in live view, bookmark, report and replay; waiting is"
         " counted by"
@@ -116,6 +122,12 @@ FAULTS: tuple[Fault, ...] = (
             f"{_DRIVER}::test_every_call_fails_from_some_time_on",
             f"{_DRIVER}::test_the_binding_breaks_in_a_way_that_nobody_foresaw",
         ),
+    ),
+    Fault(
+        "The driver hangs in a call and never answers",
+        "nobody waits for it: its readings are n/a, which is told, the rest is read on; the training goes on"
+        " and a stop ends it",
+        (f"{_DRIVER}::test_a_driver_that_hangs_holds_up_neither_the_run_nor_its_stop",),
     ),
     Fault(
         "A GPU falls off the bus (Xid 79)",
@@ -150,14 +162,14 @@ FAULTS: tuple[Fault, ...] = (
         (f"{_SUPERVISE}::test_a_second_supervisor_is_refused",),
     ),
     Fault(
-        "The folder of a live run is removed",
+        "The folder of a live run is removed, or files of it",
         "the run ends within seconds instead of training on where nobody finds it; viewers say that it"
-        " is gone",
+        " is gone. The file that says who supervises it, and the folder of requests, are put back",
         ("tests/faults/test_folder_gone.py",),
     ),
     Fault(
-        "SIGHUP, the terminal torn away, tmux kill-server",
-        "the training goes on",
+        "SIGHUP, the terminal torn away, tmux kill-server, SIGTERM for the viewer",
+        "the training goes on; an app that is told to end gives the terminal back",
         (
             f"{_STILL}::test_a_hangup_of_supervisor_and_ranks_changes_nothing",
             "tests/e2e/test_e2e_hangup.py",
@@ -179,6 +191,15 @@ FAULTS: tuple[Fault, ...] = (
         "TERM after 4 s, KILL after 7 s, nothing is left, also not in other sessions; NVML shows the memory"
         " back; what does not come back is named",
         ("tests/trainer/test_stop_proof.py",),
+    ),
+    Fault(
+        "Logs that are cut or damaged while they are written and read",
+        "the viewer shows what is there and reads on; a thinned file without its last line keeps nobody",
+        (
+            "tests/profiler/test_eventlog.py::test_a_log_that_is_cut_behind_its_writer_is_read_on",
+            "tests/profiler/test_segments.py::test_a_thinned_file_with_a_damaged_end_keeps_nobody",
+            "tests/profiler/test_segments.py::test_a_log_whose_thinned_file_is_damaged_is_thinned_on",
+        ),
     ),
     Fault(
         "A record of weeks",
