@@ -106,6 +106,17 @@ def quiet(answer: object) -> None:
     """Nobody listens."""
 
 
+def test_a_model_of_another_family_is_loaded_whole(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "tiny", tokenizer=False, model_type="olmo")
+    source, form = read_source(folder), read_target("nf4")
+    assert isinstance(source_model(source, torch.float32), WholeModel)
+    # And that is what is asked for before.
+    shape = replace(source.shape, num_layers=200)
+    assert measuring_bytes(shape, form, 64, 4) - measuring_bytes(source.shape, form, 64, 4) > 4 * 190 * 64**2
+    known = replace(shape, family="llama")
+    assert measuring_bytes(known, form, 64, 4) < measuring_bytes(shape, form, 64, 4)
+
+
 def test_memory_to_measure_does_not_grow_with_the_layers() -> None:
     shape = catalog.load_model("llama-3.1-8b").shape
     needed = measuring_bytes(shape, read_target("gguf:Q8_0"), 512, 4)

@@ -41,7 +41,7 @@ def measuring_bytes(shape: ModelShape, target: Target, window: int, width: int) 
     more = _TORCH_BYTES + passing + _LOGITS * logits + head
     streamed = width * _largest_module(shape)
     if shape.family not in FAMILIES:
-        # Nobody knows before it is tried whether transformers changes the family's tensors as it loads them.
+        # Whose modules may reach for each other's weights: such a model is loaded whole.
         streamed = width * param_count(shape)
     whole = 0 if target.packer == "gguf" else packed_bytes(shape, target.kind)
     return more + max(streamed, whole)

@@ -6,6 +6,7 @@ import gc
 import math
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.profiler.quantized import Perplexity
+from llmtop.trainer.quantize.families import FAMILIES
 from llmtop.trainer.quantize.job import Measured, MeasureJob, Working
 from llmtop.trainer.quantize.measuring import LOGITS_BYTES, rows_at_once
 from llmtop.trainer.quantize.source import Source, read_source
@@ -99,12 +101,12 @@ def _end_id(source: Source) -> int:
 
 
 def source_model(source: Source, dtype: torch.dtype) -> Scorer:
-    """Streamed, but for families whose tensors transformers changes as it loads them."""
-    try:
-        numbers = FolderNumbers(source, partial(unmade, source, dtype), dtype)
-    except CannotStream:
-        return WholeModel(_load(source.folder, dtype))
-    return StreamedModel(skeleton(source, dtype), numbers, _device(), LOGITS_BYTES)
+    """Streamed, where it is known that no module reaches for another's weights; else whole."""
+    if source.shape.family in FAMILIES:
+        with suppress(CannotStream):
+            numbers = FolderNumbers(source, partial(unmade, source, dtype), dtype)
+            return StreamedModel(skeleton(source, dtype), numbers, _device(), LOGITS_BYTES)
+    return WholeModel(_load(source.folder, dtype))
 
 
 def _made_model(job: MeasureJob, source: Source, dtype: torch.dtype) -> Scorer:
