@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llmtop.profiler.memory.sizes import Sizes
 from llmtop.profiler.memory.walk import (
     Bytes,
     Walk,
@@ -38,13 +39,19 @@ def _others_exceed_bucket(walk: Walk) -> bool:
     return sizes.trainable - embedding > sizes.zero.reduce_bucket_size
 
 
+def _exceeds_bucket(sizes: Sizes) -> bool:
+    """Whether the embedding's gradient is reduced as it is, so that it waits beside the bucket."""
+    return sizes.head_params > sizes.zero.reduce_bucket_size
+
+
 def _at_embedding(walk: Walk) -> Bytes:
     """A tied one's gradient is the sum of two: that of the head, which waited, and its own, beside both."""
     sizes, offloaded = walk.sizes, walk.spec.options.offload_optimizer != "none"
     embedding = sizes.head_params * sizes.dtype_bytes if sizes.head_trained else 0
     tied = bool(tied_head_gradient(walk))
-    # ZeRO-3's own products and Liger's fused loss give gradients that autograd adds into.
-    in_place = sizes.stage == 3 or "fused_linear_cross_entropy" in sizes.liger
+    # ZeRO-3's own products give gradients that autograd adds into. Liger's fused loss gives on an alias of
+    # what it made (`ctx.save_for_backward(grad_weight.detach())`): what an H200 run held tells of a third.
+    in_place = sizes.stage == 3 and "fused_linear_cross_entropy" not in sizes.liger
     gradients, earlier = 0, walk.accumulated
     if sizes.stage < 3 and not reduces_at_once(walk):
         gradients = 0 if earlier else _whole_gradients(walk) - embedding
@@ -91,7 +98,7 @@ def _reduced_gradients(walk: Walk) -> tuple[int, int]:
         # All gradients are reduced now. When the bucket is full for the first time, what it holds is gone
         # from the full gradients, and room for the whole share is made beside them.
         gradients = _whole_gradients(walk) - width * sizes.first_bucket
-    elif sizes.head_trained and not everything_fits and share:
+    elif sizes.head_trained and not everything_fits and (share or _exceeds_bucket(sizes)):
         gradients += width * sizes.head_params  # the embedding's, for which the bucket is emptied
     if sizes.ranks > 1 and everything_fits:
         # The parts of all ranks are made one tensor to be reduced, before room for the share is made.

@@ -80,7 +80,8 @@ class ChunkedLoss:
             gathering.fetch(self.head.slot)
         self.is_unknown = False
         gradient = machine.view(self.head.in_bytes)
-        of_head = [machine.new(self.head.weight_bytes)] if self.head.trained else []
+        # It is given on as a detached alias, so that autograd adds the embedding's to it in a third tensor.
+        of_head = [machine.view(self.head.weight_bytes)] if self.head.trained else []
         machine.passing(self.chunk_bytes)
         machine.drop(x, gathered)
         if gathering is not None:
