@@ -47,6 +47,8 @@ def test_logits_are_those_of_transformers(case: str, kind: str, bound: float, tm
     model.eval(IDS)
     found, expected = numpy.array(model.scores[: len(IDS)]), logits(load(folder)).numpy()
     assert numpy.linalg.norm(found - expected) <= bound * numpy.linalg.norm(expected)
+    answer = model.create_completion(IDS, max_tokens=4, temperature=0)
+    assert answer["usage"]["completion_tokens"] > 0 or answer["choices"][0]["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize("kind", ["byte level", "sentencepiece", "sentencepiece as json"])
