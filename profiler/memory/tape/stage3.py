@@ -24,10 +24,12 @@ HEAD = -1
 class Weight:
     """One sharded tensor."""
 
-    __slots__ = ("bytes", "elements", "index", "tensor")
+    __slots__ = ("bytes", "elements", "index", "is_persistent", "tensor")
 
     def __init__(self, index: int, elements: int, bytes_: int) -> None:
         self.index, self.elements, self.bytes = index, elements, bytes_
+        self.is_persistent = False
+        """Whether it is so small that each rank keeps it whole."""
         self.tensor: Tensor | None = None
         """Its gathered form."""
 
@@ -50,6 +52,8 @@ class Coordinator:
         """`weights` are the embedding, then the matrices of each block, from its start on, then an untied
         head."""
         self.machine, self.plan, self.weights, self.starts = machine, plan, weights, starts
+        for weight in weights:
+            weight.is_persistent = weight.elements <= plan.gathering.persistent
         self.block = -1
         self.uses: list[int] = []
         """The weights in the order of their uses, as the first step recorded them."""
@@ -102,7 +106,7 @@ class Coordinator:
 
     def fetch(self, *slots: int) -> None:
         """A module with these weights of its own is entered."""
-        weights = [weight for weight in map(self.weight, slots) if not self._is_persistent(weight)]
+        weights = [weight for weight in map(self.weight, slots) if not weight.is_persistent]
         if self.recording:
             self.uses += [weight.index for weight in weights]
         self._use(*weights)
@@ -110,16 +114,12 @@ class Coordinator:
     def _gather_persistent(self) -> None:
         machine = self.machine
         machine.on_stream(GATHER)
-        self.persistent = [machine.new(each.bytes) for each in self.weights if self._is_persistent(each)]
+        self.persistent = [machine.new(each.bytes) for each in self.weights if each.is_persistent]
         machine.on_stream(0)
 
     def gathered(self, slot: int) -> Tensor | None:
         """The whole weight, if it is there."""
         return self.weight(slot).tensor
-
-    def _is_persistent(self, weight: Weight) -> bool:
-        """Whether it is so small that each rank keeps it whole."""
-        return weight.elements <= self.plan.gathering.persistent
 
     def _use(self, *weights: Weight) -> None:
         missing = [each for each in weights if each.tensor is None and each.index not in self.inflight]
@@ -138,13 +138,14 @@ class Coordinator:
 
     def _gather(self, weights: list[Weight]) -> None:
         machine = self.machine
-        self.available += sum(weight.elements for weight in weights)
+        for weight in weights:
+            self.available += weight.elements
         machine.on_stream(GATHER)
         if self.plan.ranks == 1:  # from the host, each by itself
             for weight in weights:
                 weight.tensor = machine.new(weight.bytes)
         else:
-            flat = machine.new(sum(weight.bytes for weight in weights))
+            flat = machine.new(sum([weight.bytes for weight in weights]))
             gather = Gather(flat, weights)
             for weight in weights:
                 machine.keep(flat)
@@ -186,7 +187,7 @@ class Coordinator:
 
     def release(self, slot: int) -> None:
         weight = self.weight(slot)
-        if weight.tensor is None or self._is_persistent(weight):
+        if weight.tensor is None or weight.is_persistent:
             return
         if not self.recording and (weight is self.external or self._is_near(weight)):
             return
