@@ -182,9 +182,10 @@ def _tell(row: dict[str, Any]) -> None:
     )
     found = row["perplexity"]
     if found is not None:
+        most = _shown(found["peak_host_bytes"])
         print(
             f"{'':<10} perplexity {found['before']:.4g} before, {found['after']:.4g} after, of"
-            f" {found['tokens']:,} tokens in {found['seconds']:.1f} s, peak {_shown(found['peak_host_bytes'])}"
+            f" {found['tokens']:,} tokens in {found['seconds']:.1f} s, peak {most}"
         )
 
 

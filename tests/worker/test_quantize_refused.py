@@ -16,6 +16,7 @@ from llmtop.trainer.quantize.convert import Choice, aside, check_room, outlook, 
 from llmtop.trainer.quantize.plan import plan_gguf
 from llmtop.trainer.quantize.source import read_source
 from llmtop.trainer.quantize.target import read_target
+from llmtop.trainer.worker.packing.measuring import WholeModel, source_model
 from tests.worker.ggufmodels import make_model
 
 Tensors = dict[str, torch.Tensor]
@@ -300,6 +301,16 @@ def test_a_full_disk_is_told_in_a_sentence(tmp_path: Path) -> None:
 
     with pytest.raises(LlmtopError, match="cannot read or write the weights"), told():
         raise SafetensorError("Error while serializing: I/O error: No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("case", "changes"), [("qwen3_moe", {"mlp_only_layers": [1]}), ("phi", {"qk_layernorm": True})]
+)
+def test_what_gguf_cannot_hold_bitsandbytes_takes(case: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """Tensors that no GGUF file has are not missing, and not too many."""
+    source = read_source(make_model(tmp_path / "tiny", case, tokenizer=False, **changes))
+    assert outlook(source, read_target("nf4"), tmp_path / "out", Choice()).predicted_bytes
+    assert isinstance(source_model(source, torch.float32), WholeModel)
 
 
 @pytest.mark.parametrize("form", ["gguf:Q8_0", "nf4"])

@@ -129,6 +129,13 @@ def family_of(shape: ModelShape, where: str) -> Family:
     return family
 
 
+def known_family(shape: ModelShape) -> Family | None:
+    """Whose tensors are known one by one (`layout.expected`), whether GGUF can hold them or not."""
+    mixed = shape.moe is not None and shape.moe.first_dense_layers > 0
+    unnamed = shape.qk_norm != "none" and shape.norm == "layer"
+    return None if mixed or unnamed else FAMILIES.get(shape.family)
+
+
 def check_assumptions(config: dict[str, Any], shape: ModelShape, family: Family, where: str) -> None:
     """Raise UsageError where llama.cpp would compute something else from the file than the model does."""
     for what, why in _contradictions(config, shape, family):

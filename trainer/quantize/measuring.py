@@ -9,7 +9,7 @@ from __future__ import annotations
 from llmtop.presets.spec import ModelShape
 from llmtop.profiler.cost.shape import Role, param_count, tensors
 from llmtop.profiler.memory.loading import packed_bytes
-from llmtop.trainer.quantize.families import FAMILIES
+from llmtop.trainer.quantize.families import known_family
 from llmtop.trainer.quantize.target import Target
 
 LOGITS_BYTES = 128 << 20
@@ -40,7 +40,7 @@ def measuring_bytes(shape: ModelShape, target: Target, window: int, width: int) 
     head = min(_HEAD_BYTES, 2 * _WIDE * shape.hidden_size * shape.vocab_size)
     more = _TORCH_BYTES + passing + _LOGITS * logits + head
     streamed = width * _largest_module(shape)
-    if shape.family not in FAMILIES:
+    if known_family(shape) is None:
         # Whose modules may reach for each other's weights: such a model is loaded whole.
         streamed = width * param_count(shape)
     whole = 0 if target.packer == "gguf" else packed_bytes(shape, target.kind)

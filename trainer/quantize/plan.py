@@ -14,11 +14,11 @@ from llmtop.profiler.memory.loading import stored_bytes_of, written_gguf_bytes, 
 from llmtop.profiler.memory.lora import linear
 from llmtop.profiler.units import counted
 from llmtop.trainer.quantize.families import (
-    FAMILIES,
     Family,
     check_assumptions,
     check_rotary,
     family_of,
+    known_family,
     notes,
 )
 from llmtop.trainer.quantize.layout import EMBEDDING, HEAD, SHARED_GATE, apart, expected, together
@@ -99,7 +99,7 @@ def check_tensors(source: Source) -> None:
 
     Of other families it is found out as transformers loads them.
     """
-    family = FAMILIES.get(source.shape.family)
+    family = known_family(source.shape)
     if family is not None:
         source = replace(source, tensors=apart(source.tensors, family))
         _check_whole(source, expected(_shape_of_files(source), family))

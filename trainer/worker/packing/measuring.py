@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.profiler.quantized import Perplexity
-from llmtop.trainer.quantize.families import FAMILIES
+from llmtop.trainer.quantize.families import known_family
 from llmtop.trainer.quantize.job import Measured, MeasureJob, Working
 from llmtop.trainer.quantize.measuring import LOGITS_BYTES, rows_at_once
 from llmtop.trainer.quantize.source import Source, read_source
@@ -102,7 +102,7 @@ def _end_id(source: Source) -> int:
 
 def source_model(source: Source, dtype: torch.dtype) -> Scorer:
     """Streamed, where it is known that no module reaches for another's weights; else whole."""
-    if source.shape.family in FAMILIES:
+    if known_family(source.shape) is not None:
         with suppress(CannotStream):
             numbers = FolderNumbers(source, partial(unmade, source, dtype), dtype)
             return StreamedModel(skeleton(source, dtype), numbers, _device(), LOGITS_BYTES)

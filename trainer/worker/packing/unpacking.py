@@ -16,7 +16,7 @@ import torch
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.weightfiles import StoredTensor, safetensors_files, stored_tensors
-from llmtop.trainer.quantize.families import FAMILIES, Family, family_of
+from llmtop.trainer.quantize.families import Family, family_of, known_family
 from llmtop.trainer.quantize.layout import Place, expected, place_of
 from llmtop.trainer.quantize.plan import Planned, plan_gguf
 from llmtop.trainer.quantize.source import Source
@@ -112,7 +112,7 @@ def _parts_of(
     try:
         plan = plan_stream(make_model, stored, dtype)
     except CannotStream:
-        family = FAMILIES.get(source.shape.family)
+        family = known_family(source.shape)
         if family is None or family.experts is None:
             raise
         yield from _parts_with_experts(source, stored, family)
