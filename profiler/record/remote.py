@@ -12,7 +12,7 @@ from llmtop.presets.foreign import read_json
 from llmtop.profiler.record.wholefile import document, write_atomic
 from llmtop.profiler.units import format_seconds
 
-_NAME = "remote.json"
+REMOTE_FILE = "remote.json"
 
 
 class Remote(Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class Remote(Struct, frozen=True, kw_only=True):
 def read_remote(folder: Path) -> Remote | None:
     """None for a run of this machine."""
     try:
-        return read_json(folder / _NAME, Remote)
+        return read_json(folder / REMOTE_FILE, Remote)
     except (OSError, msgspec.MsgspecError):
         return None
 
@@ -59,4 +59,4 @@ def name_here(folder: Path) -> str:
 
 
 def write_remote(folder: Path, remote: Remote) -> None:
-    write_atomic(folder / _NAME, document(remote), lasting=False)
+    write_atomic(folder / REMOTE_FILE, document(remote), lasting=False)

@@ -234,6 +234,13 @@ def test_a_far_side_that_says_something_else_is_named_and_tried_again(
     wait_for(lambda: link.problem == first)
 
 
+def test_the_far_side_does_not_say_what_the_folder_here_follows(tmp_path: Path) -> None:
+    (tmp_path / "remote.json").write_text("own")
+    for said in ("whole", "gone"):
+        Twin(tmp_path, KEPT).take({"say": said, "path": "remote.json", "mtime_ns": 0}, b"theirs")
+    assert _text(tmp_path / "remote.json") == "own"
+
+
 def test_bytes_that_do_not_go_on_are_refused(tmp_path: Path) -> None:
     twin = Twin(tmp_path, KEPT)
     twin.take({"say": "grew", "path": "a.jsonl", "at": 0}, b"one\n")

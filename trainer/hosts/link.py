@@ -203,11 +203,11 @@ class Link:
         elif said == "ended":
             self.ended_code = message["code"]
         elif said == "runs":
-            self.runs = message["names"]
+            self.runs = [str(name) for name in message["names"]]
         elif said == "problem":
             self.problem = f"{message['do']}: {message['why']}"
         elif said == "size":
-            self.left_bytes, self.came_bytes = message["bytes_left"], 0
+            self.left_bytes, self.came_bytes = int(message["bytes_left"]), 0
         elif self._twin is not None:
             self.came_bytes += len(body)
             self._twin.take(message, body)
@@ -215,8 +215,9 @@ class Link:
             self._take(message, body)
 
     def _opened(self, message: dict[str, Any]) -> None:
-        self.far_path, self.shared, self.there = message["path"], message["shared"], message["there"]
-        self.told = message.get("told", self.told)
+        self.far_path, self.shared, self.there = str(message["path"]), message["shared"], message["there"]
+        if "told" in message:
+            self.told = str(message["told"])
         if self._twin is not None and not self.shared:
             self._twin.forget_sent()
             self.say(self._twin.follow_message())

@@ -41,7 +41,6 @@ class HostRuns(Struct, frozen=True, kw_only=True):
     """Folders here, the newest run first."""
     problem: str = ""
     """Why it has told nothing; empty where it has told all."""
-    fix: str = ""
 
 
 def list_elsewhere(hosts: Sequence[str], folder: Path) -> list[HostRuns]:

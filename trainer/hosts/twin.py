@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from llmtop.profiler.record.remote import REMOTE_FILE
 from llmtop.profiler.record.wholefile import write_atomic
 
 Message = tuple[dict[str, Any], bytes | None]
@@ -71,6 +72,8 @@ class Twin:
     def take(self, message: dict[str, Any], body: bytes) -> None:
         """Raises OSError, and ValueError for a file that was not asked for or bytes that do not go on."""
         said = message["say"]
+        if message["path"] == REMOTE_FILE:
+            return  # this side alone says what the folder here follows
         path = self._asked_for(message["path"], said)
         if said == "grew":
             self._append(path, message["at"], body)

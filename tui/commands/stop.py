@@ -160,14 +160,13 @@ def _tell_what_is_left(found: rundir.RunDir, state: RunState, seconds: float) ->
     """That no process is left and the GPUs have their memory back; raises where a process is."""
     if (remote := read_remote(found.path)) is not None:
         print(f"it has ended on {remote.host}, {format_seconds(seconds)} after it was asked")
-        return
-    left = processes_left(found)
-    if left:
+    elif left := processes_left(found):
         raise JobFailedError(
             f"processes of run {found.run_id} are left: {', '.join(map(str, left))}",
             fix=f"kill -9 {' '.join(map(str, left))}",
         )
-    print(f"no process is left, {format_seconds(seconds)} after it was asked")
+    else:
+        print(f"no process is left, {format_seconds(seconds)} after it was asked")
     if told := memory_words(state):
         print(told)
 
