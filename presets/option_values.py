@@ -12,7 +12,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -39,7 +39,8 @@ class _FieldTypes(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         if key not in self._known:
             names = vars(import_module(RunOptions.__module__))
-            self._known[key] = eval(RunOptions.__annotations__[key], names)
+            alone = type("Alone", (), {"__annotations__": {key: RunOptions.__annotations__[key]}})
+            self._known[key] = get_type_hints(alone, names, include_extras=True)[key]
         return self._known[key]
 
     def __contains__(self, key: object) -> bool:
