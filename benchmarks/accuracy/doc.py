@@ -219,10 +219,11 @@ def _others(evidence: Evidence) -> Iterator[str]:
         "hang on it: of two ZeRO-0 runs with 4 x 2,048 tokens whose tensors come and go alike, one held "
         "44,902 MiB and one 49,620, and the simulation gives both, by that one place "
         "(`tests/benchmarks/test_tape_recorded.py`). No option decides it, so the larger one is predicted. "
-        "A row that was 10 % off until 2026-11-30, qwen3-0.6b with Liger's fused loss alone, had told of a "
-        "cause: Liger gives the head's gradient on as a detached alias, so that autograd adds the tied "
-        "embedding's to it in a third tensor and not in place. With that the simulation holds 17,498 MiB "
-        "after each step, the run 17,504, and five other rows with that loss are as near as before."
+        "A row that was 10 % off until 2026-11-30, qwen3-0.6b with Liger's fused loss alone, told of a cause "
+        "of our own: in the first two steps the probes count what is saved, as aliases; Liger's fused loss "
+        "saves the head's gradient, which has then two holders, so that autograd adds a tied embedding's to "
+        "it in a third tensor and not in place. With that the simulation holds 17,498 MiB after each step, "
+        "the run 17,504; runs that were recorded without probes have two."
     )
     offloading = [score for score in scores if offloads(score.cell)]
     yield (

@@ -258,8 +258,12 @@ def _gradients_after(walk: Walk, blocks_done: int, *, flushed: bool) -> int:
     if sizes.stage == 3:
         return 0
     if reduces_at_once(walk):
-        kept_here = flushed and walk.spec.options.offload_optimizer == "none"
-        return width * sizes.held_gradients if kept_here else 0
+        if not flushed:
+            return 0
+        share = 0 if walk.spec.options.offload_optimizer != "none" else sizes.held_gradients
+        # A bucket with the parts of several ranks is made one flat tensor before room for the share is made.
+        flat = sizes.zero.reduce_bucket_size if sizes.shard < sizes.zero.reduce_bucket_size else 0
+        return width * max(share, flat if sizes.ranks > 1 else 0)
     if walk.accumulated and not walk.spec.on_cpu:
         return 0  # added to those of earlier micro-batches
     head = 0 if walk.spec.model.tied_embeddings or not sizes.head_trained else sizes.head_params
@@ -328,14 +332,19 @@ def _experts_gathered(walk: Walk) -> Bytes:
 
 def _head_reduced(walk: Walk) -> Bytes:
     """A head larger than the bucket is reduced as it is; then the rank's share is made, or before that one
-    flat tensor of the parts of several ranks (deepspeed 0.19.8, `zero/stage_1_and_2.py:reduce_ipg_grads`)."""
+    flat tensor of the parts of several ranks (deepspeed 0.19.8, `zero/stage_1_and_2.py:reduce_ipg_grads`).
+
+    On the way to the host its norm is taken in fp64 instead of a share.
+    """
     sizes, layers = walk.sizes, walk.spec.model.num_layers
-    share = 0 if walk.spec.options.offload_optimizer != "none" else sizes.held_gradients
+    offloaded = walk.spec.options.offload_optimizer != "none"
+    share = 0 if offloaded else sizes.held_gradients
     beside = max(share, sizes.head_params if sizes.ranks > 1 else 0)
+    norm = 8 * min(sizes.head_params, sizes.shard) if offloaded else 0
     return with_resident(
         walk,
         activations=_kept(walk, layers) + walk.constant + walk.mask,
-        workspace=walk.block.gradient * sizes.tokens,
+        workspace=walk.block.gradient * sizes.tokens + max(0, norm - sizes.dtype_bytes * beside),
         gradients=walk.accumulated + sizes.dtype_bytes * (sizes.head_params + beside),
         buffers=_bucket_at(walk, 0),
         rounding=_block_ends(walk, layers),

@@ -49,8 +49,8 @@ def _at_embedding(walk: Walk) -> Bytes:
     sizes, offloaded = walk.sizes, walk.spec.options.offload_optimizer != "none"
     embedding = sizes.head_params * sizes.dtype_bytes if sizes.head_trained else 0
     tied = bool(tied_head_gradient(walk))
-    # ZeRO-3's own products give gradients that autograd adds into. Liger's fused loss gives on an alias of
-    # what it made (`ctx.save_for_backward(grad_weight.detach())`): what an H200 run held tells of a third.
+    # ZeRO-3's own products give gradients that autograd adds into; so does Liger's fused loss, but not in the
+    # first two steps, in which what it saves is counted, as an alias (`probes/activations.py:to_keep`).
     in_place = sizes.stage == 3 and "fused_linear_cross_entropy" not in sizes.liger
     gradients, earlier = 0, walk.accumulated
     if sizes.stage < 3 and not reduces_at_once(walk):

@@ -55,7 +55,8 @@ def test_a_tensor_above_the_threshold_is_not_kept() -> None:
     sizes = sizes_of(everything)
     kept = persistent(everything, sizes)
     assert kept.trained == sizes.trainable and kept.frozen == sizes.frozen
-    assert persistent(spec, sizes_of(replace(spec, options=replace(spec.options, zero=2)))) == (0, 0, 0)
+    other = replace(spec, options=replace(spec.options, zero=2))
+    assert persistent(spec, sizes_of(other)) == Persistent(0, 0, 0)
 
 
 def test_the_models_own_limit_ends_it() -> None:

@@ -78,8 +78,17 @@ class _Matrix(Struct, frozen=True):
 class Builder:
     """The parts of one model, made on one machine."""
 
-    def __init__(self, spec: RunSpec, sizes: Sizes, machine: Machine, engine: Engine | Stage3) -> None:
-        self.spec, self.sizes, self.machine = spec, sizes, machine
+    def __init__(
+        self,
+        spec: RunSpec,
+        sizes: Sizes,
+        machine: Machine,
+        engine: Engine | Stage3,
+        *,
+        watched: bool = True,
+    ) -> None:
+        """`watched`: what is saved for the backward pass is counted, as it is in a run's first steps."""
+        self.spec, self.sizes, self.machine, self.watched = spec, sizes, machine, watched
         self.shape: ModelShape = spec.model
         self.slots: dict[str, int] = {}
         """Of the matrices of the block that is being made, by name."""
@@ -307,7 +316,7 @@ class Builder:
         head = Linear(head_frame, shape.vocab_size, hidden, trained=self.full, slot=HEAD)
         loss: Loss
         if "fused_linear_cross_entropy" in sizes.liger:
-            loss = ChunkedLoss(head_frame, head, sharded=sizes.stage == 3)
+            loss = ChunkedLoss(head_frame, head, sharded=sizes.stage == 3, watched=self.watched)
         else:
             capped = bool(shape.logit_softcap)
             loss = PlainLoss(head_frame, head, capped=capped, fused="cross_entropy" in sizes.liger)

@@ -64,10 +64,14 @@ class PlainLoss:
 class ChunkedLoss:
     """Liger's fused head and loss: the gradients are made in the forward pass, chunk by chunk."""
 
-    def __init__(self, frame: Frame, head: Linear, *, sharded: bool) -> None:
+    def __init__(self, frame: Frame, head: Linear, *, sharded: bool, watched: bool) -> None:
         """`sharded`: ZeRO-3 learns in the first pass that the loss reads the head, which is not its own, and
-        gathers it on the spot (`zero/parameter_offload.py:ZeROOrderedDict`)."""
-        self.frame, self.head, self.is_unknown = frame, head, sharded
+        gathers it on the spot (`zero/parameter_offload.py:ZeROOrderedDict`).
+
+        `watched`: what is saved is counted, as an alias (`probes/activations.py:to_keep`). The head's
+        gradient, which this loss saves, has two holders then: autograd adds a tied one's to it in a third.
+        """
+        self.frame, self.head, self.is_unknown, self.watched = frame, head, sharded, watched
         chunk = liger_chunk_tokens(frame.tokens, head.rows, head.columns)
         self.chunk_bytes = chunk * head.rows * frame.width
 
@@ -80,8 +84,8 @@ class ChunkedLoss:
             gathering.fetch(self.head.slot)
         self.is_unknown = False
         gradient = machine.view(self.head.in_bytes)
-        # It is given on as a detached alias, so that autograd adds the embedding's to it in a third tensor.
-        of_head = [machine.view(self.head.weight_bytes)] if self.head.trained else []
+        made = machine.view if self.watched else machine.new
+        of_head = [made(self.head.weight_bytes)] if self.head.trained else []
         machine.passing(self.chunk_bytes)
         machine.drop(x, gathered)
         if gathering is not None:

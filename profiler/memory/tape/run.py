@@ -52,12 +52,21 @@ def machine_of(spec: RunSpec, room_bytes: int | None = None) -> Machine:
     return Machine(room_bytes, cublas_workspace(spec) // 2)
 
 
-def run_tape(spec: RunSpec, sizes: Sizes, machine: Machine, rank: int = 0, steps: int = STEPS) -> Taped:
-    """One rank's run on a fresh machine, from the model's first weight on."""
+def run_tape(
+    spec: RunSpec,
+    sizes: Sizes,
+    machine: Machine,
+    rank: int = 0,
+    steps: int = STEPS,
+    *,
+    watched: bool = True,
+) -> Taped:
+    """One rank's run on a fresh machine, from the model's first weight on; `watched`: with the probes of a
+    run's first two steps."""
     plan = engine_plan(spec, sizes, rank)
     engine = Stage3(machine, plan) if sizes.stage == 3 else Engine(machine, plan)
     engine.start()
-    model = Builder(spec, sizes, machine, engine).model()
+    model = Builder(spec, sizes, machine, engine, watched=watched).model()
     machine.peak_allocated_bytes = 0
     micro_batches = min(MICRO_BATCHES, spec.options.grad_accum)
     for _ in range(steps):
