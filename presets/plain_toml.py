@@ -20,7 +20,7 @@ def plain_toml(text: str) -> dict[str, Any] | None:
     values: dict[str, Any] = {}
     table = values
     for line in text.split("\n"):
-        if not line or line[0] == "#":
+        if not line or (line[0] == "#" and line.isprintable()):
             continue
         if line[0] == "[":
             opened = _opened(values, line)
