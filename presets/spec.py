@@ -214,7 +214,7 @@ class GpuSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     network_bytes_per_second: PositiveFloat | None = None
     """Between nodes, per direction: the share of one GPU in the network cards of the system that its maker
     sells it in; None for GPUs that are sold without one."""
-    compute_capability: str | None = None
+    compute_capability: Annotated[str, Meta(pattern=r"^\d{1,3}\.\d{1,3}$")] | None = None
     board_power_watts: PositiveFloat | None = None
     """What the whole board may draw: the limit that it is sold with."""
     torch_with_cuda: bool = False

@@ -161,6 +161,8 @@ class Maker:
             case inspect.FloatType():
                 return self._number(kind)
             case inspect.StrType():
+                if kind.pattern is not None and self.chance(0.8):
+                    return "9.0"  # the only form that a text has to have: a compute capability
                 return self.draw.choice(TEXTS) if self.chance(0.5) else f"w{self.draw.randrange(9)}"
             case inspect.NoneType():
                 return None

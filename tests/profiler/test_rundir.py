@@ -207,6 +207,16 @@ def test_nothing_means_no_run(ref: str, tmp_path: Path) -> None:
         find_run(tmp_path, ref)
 
 
+@pytest.mark.parametrize("value", ["rank9", "9", "9.0a", "", "nan"])
+def test_a_capability_that_is_no_number_is_refused(value: str, tmp_path: Path) -> None:
+    run = make_recorded_run(tmp_path, kind="cuda", steps=1)
+    told = json.loads(run.spec_path.read_text())
+    told["gpu"]["compute_capability"] = value
+    run.spec_path.write_text(json.dumps(told))
+    with pytest.raises(LlmtopError, match=r"(?s)cannot read .*spec\.json.*compute_capability"):
+        RunDir.open(run.path)
+
+
 @pytest.mark.parametrize(
     ("part", "key", "value"),
     [
