@@ -53,6 +53,7 @@ def test_nearly_all_presets_are_plain() -> None:
         'a = "\\t"',
         'a = "\x7f"',
         "a = 1\r",
+        "# a\rb",
         "a = 12345678901234567890",
         "a = nan",
         "a = 01",
@@ -72,6 +73,7 @@ def test_what_is_more_than_plain_is_left_to_python(text: str) -> None:
 _WORDS = st.sampled_from(
     ["a", "b", "a.b", "[a]", "[a.b]", "[b]", " = ", "=", "1", "-1", "0", "1.5", "1e3", "-0.0", ".5", "5."]
     + [
+        "# ",
         "true",
         "false",
         "null",
