@@ -330,6 +330,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. A bug is not caught, so its traceback shows and the code is 1."""
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
+        leave = quickly.leaver()
         # To look for garbage among what is imported is a tenth of a command's start.
         gc.disable()
         sys.excepthook = streams.tell_bug
@@ -337,7 +338,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with streams.safe_streams():
         code = _code_of(words, is_open=is_open)
     if argv is None:
-        quickly.leave(code)
+        leave(code)
     return code
 
 

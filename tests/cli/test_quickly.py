@@ -66,20 +66,25 @@ def test_a_plan_of_a_named_gpu_loads_no_library_that_it_does_not_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "ends_by_itself"),
+    ("meanwhile", "told"),
     [
-        ("", True),
-        ("import atexit; atexit.register(print, 'last words')", False),
-        ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", False),
+        ("leave(3)", "3 told"),
+        ("import atexit; atexit.register(print, ', last words'); leave(3)", "3 told, last words"),
+        (
+            "import threading; threading.Thread(target=print, args=(', a thread',)).start(); leave(3)",
+            "3 told, a thread",
+        ),
+        ("sys.settrace(lambda *_: None); leave(3)", "0 told, taken down"),
+        ("sys.exit(4)", "4 told, taken down"),
     ],
-    ids=["nothing waits", "something is to be done at the end", "a thread goes on"],
+    ids=["at once", "what was registered", "a thread", "traced", "no code"],
 )
-def test_a_process_ends_at_once_where_nothing_waits_for_it(before: str, ends_by_itself: bool) -> None:
+def test_a_process_ends_without_being_taken_down_once_all_is_done(meanwhile: str, told: str) -> None:
     code = (
-        f"import sys; from llmtop.tui.commandline import quickly\n{before}\n"
-        "sys.stdout.write('told'); quickly.leave(3); print(', and went on')"
+        "import sys; from llmtop.tui.commandline import quickly\nleave = quickly.leaver()\n"
+        "class Last:\n    def __init__(self): self.write = sys.stdout.write\n"
+        "    def __del__(self): self.write(', taken down')\n"
+        f"last = Last()\nsys.stdout.write('told')\n{meanwhile}"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.startswith("told") and ("went on" not in done.stdout) == ends_by_itself
-    assert ("last words" in done.stdout) == ("atexit" in before)
-    assert done.returncode == (3 if ends_by_itself else 0)
+    assert f"{done.returncode} {done.stdout.strip()}" == told, done.stderr

@@ -58,8 +58,6 @@ class CommandParser(argparse.ArgumentParser):
     """The parser of one command: its help ends with an example, options are never abbreviated."""
 
     def __init__(self, name: str, usage: str, text: str, example: str) -> None:
-        # English alone: for each of its words argparse would look for a translation on the disk.
-        vars(argparse)["_"] = str
         super().__init__(
             prog=f"llmtop {name}",
             usage=f"llmtop {name} {usage}".rstrip(),
