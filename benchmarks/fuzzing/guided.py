@@ -28,40 +28,9 @@ if TYPE_CHECKING:
 
 MODULE = "benchmarks.fuzzing.guided"
 HOW_TO_GET_IT = "atheris is not installed: pip install atheris (Linux, CPython 3.11 to 3.13)"
-FILES = {
-    "recipe TOML": "recipe.toml",
-    "Hugging Face config.json": "config.json",
-    "DeepSpeed JSON": "ds.json",
-    "hostfile and its filters": "hostfile",
-    "GGUF header given as a model": "model.gguf",
-    "control requests": "control/1.json",
-    "safetensors header": "model.safetensors",
-    "checkpoint marker and index": "step-4/index.json",
-    "lines of events": "rank-0.jsonl",
-}
-"""Target to the file that an input may be."""
 _LONGEST_BYTES = 4096
 _SEEDS = 40
 _COVERED = re.compile(r"\bcov: (\d+)")
-
-
-class Fed(random.Random):
-    """Dice whose throws are bytes; when they are used up, those of a seed that the bytes give."""
-
-    def __init__(self, content: bytes) -> None:
-        super().__init__(zlib.crc32(content))
-        self._content, self._at = content, 0
-
-    def getrandbits(self, k: int, /) -> int:
-        size = (k + 7) // 8
-        part = self._content[self._at : self._at + size]
-        if len(part) < size:
-            return super().getrandbits(k)
-        self._at += size
-        return int.from_bytes(part, "little") >> (8 * size - k)
-
-    def random(self) -> float:
-        return self.getrandbits(16) / 65536
 
 
 def told_edges(stderr: str) -> int | None:
@@ -70,25 +39,9 @@ def told_edges(stderr: str) -> int | None:
     return int(found[-1]) if found else None
 
 
-def case_of(target: Target, content: bytes) -> Target:
-    """The target with a case made from bytes."""
-    from benchmarks.fuzzing.making import Maker
-
-    file = FILES.get(target.name)
-    rest = content[1:]
-
-    def make(maker: Maker, folder: Path) -> None:
-        if file is None or not content or content[0] % 2 == 0:
-            target.make(Maker(Fed(rest)), folder)
-            return
-        target.make(Maker(random.Random(zlib.crc32(rest))), folder)
-        (folder / file).write_bytes(rest)
-
-    return type(target)(name=target.name, make=make, act=target.act)
-
-
 def _seed_corpus(target: Target, corpus: Path, place: Path) -> None:
     """What is made by number, as throws of the dice and as files."""
+    from benchmarks.fuzzing.fed import FILES
     from benchmarks.fuzzing.running import maker_of
     from benchmarks.fuzzing.target import place_of
 
@@ -107,6 +60,8 @@ def main(name: str, first: int, count: int, place: Path) -> None:
     """Runs the cases and prints what came of them as one line; the process ends with the last of them."""
     atheris = importlib.import_module("atheris")  # not installed where types are checked
     with atheris.instrument_imports(include=["llmtop"]):
+        from benchmarks.fuzzing.fed import case_of
+        from benchmarks.fuzzing.making import Maker
         from benchmarks.fuzzing.running import Tally
         from benchmarks.fuzzing.table import target as target_of
         from benchmarks.fuzzing.target import prepared
@@ -125,8 +80,6 @@ def main(name: str, first: int, count: int, place: Path) -> None:
             nonlocal number
             at[:8] = struct.pack("<Q", number)
             failed = len(tally.failures)
-            from benchmarks.fuzzing.making import Maker
-
             tally.count(case_of(target, content), Maker(dice), place / "cases", number)
             for failure in tally.failures[failed:]:
                 failure["input"] = base64.b64encode(content).decode()

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from benchmarks.fuzzing.fed import case_of
 from benchmarks.fuzzing.making import Maker
 from benchmarks.fuzzing.target import CASE, Target, outcome_of, prepared
 
@@ -143,7 +144,6 @@ def show(name: str, case: str) -> int:
 
     `case` is its number, or the input of one of atheris as its row has it.
     """
-    from benchmarks.fuzzing import guided
     from benchmarks.fuzzing.table import target as target_of
 
     target = target_of(name)
@@ -151,7 +151,7 @@ def show(name: str, case: str) -> int:
     prepared(target, place)
     number = int(case) if case.isdecimal() else 0
     if not case.isdecimal():
-        target = guided.case_of(target, base64.b64decode(case))
+        target = case_of(target, base64.b64decode(case))
     try:
         print("refused:", outcome_of(target, maker_of(target, number), place) or "no")
     finally:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import fuzz
-from benchmarks.fuzzing import guided
+from benchmarks.fuzzing import fed
 from benchmarks.fuzzing.making import Maker, Pairs, Verbatim, dumped
 from benchmarks.fuzzing.running import Tally, maker_of, run_part
 from benchmarks.fuzzing.table import TARGETS
@@ -110,20 +110,20 @@ def test_a_case_without_end_and_one_without_bounds_are_found(
 
 def test_bytes_are_throws_of_the_dice_or_the_file_itself(tmp_path: Path) -> None:
     known = {target.name: target for target in TARGETS}
-    assert known.keys() >= guided.FILES.keys()
-    for name, file in guided.FILES.items():
+    assert known.keys() >= fed.FILES.keys()
+    for name, file in fed.FILES.items():
         prepared(known[name], tmp_path)
         place_of(tmp_path)
-        guided.case_of(known[name], b"\1not what it should be").make(Maker(random.Random(0)), tmp_path / CASE)
+        fed.case_of(known[name], b"\1not what it should be").make(Maker(random.Random(0)), tmp_path / CASE)
         assert (tmp_path / CASE / file).read_bytes() == b"not what it should be", name
     recipe = known["recipe TOML"]
     made = []
     for content in (b"\0" + b"some throws" * 9, b"\0" + b"some throws" * 9, b"\0" + b"other throws" * 9, b""):
         place_of(tmp_path)
-        guided.case_of(recipe, content).make(Maker(random.Random(0)), tmp_path / CASE)
+        fed.case_of(recipe, content).make(Maker(random.Random(0)), tmp_path / CASE)
         made.append((tmp_path / CASE / "recipe.toml").read_bytes())
     assert made[0] == made[1] and len(set(made)) == 3
-    dice = guided.Fed(bytes(range(256)) * 40)
+    dice = fed.Fed(bytes(range(256)) * 40)
     assert {dice.randrange(6) for _ in range(200)} == set(range(6))
     assert all(0 <= dice.random() < 1 for _ in range(200))
 
