@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from llmtop.presets.errors import UsageError
+from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.trainer.hosts import hostfile
+from llmtop.tui.cli import main
 from llmtop.tui.commandline.hostoptions import Chosen, chosen_hosts
 from llmtop.tui.commands import run
 
@@ -57,6 +58,25 @@ def test_hosts_need_not_have_as_many_slots(pool: str) -> None:
     assert found is not None and (args.nodes, args.gpus, args.total_gpus) == (2, 3, 4)
     assert [list(host.ranks) for host in found.hosts.hosts] == [[0, 1, 2], [3]]
     assert not hasattr(parsed("--hostfile", pool), "total_gpus")
+
+
+def test_a_total_is_that_of_the_hosts_whoever_says_it(
+    pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each rank is told how many there are: more would be waited for, for ever."""
+    assert chosen("--hostfile", pool, "--total-gpus", "12").hosts.world_size == 12
+    uneven = ("--hostfile", pool, "--include", "a:0,1,2@c:1")
+    assert chosen(*uneven, "--total-gpus", "4").hosts.world_size == 4
+    for words in (("--hostfile", pool), uneven):
+        with pytest.raises(UsageError, match="total_gpus = 11, and the hosts have"):
+            chosen(*words, "--total-gpus", "11")
+    monkeypatch.setenv("LLMTOP_RUNS_DIR", str(tmp_path / "runs"))
+    monkeypatch.setattr("llmtop.trainer.hosts.starters.require_launcher", lambda launcher: launcher)
+    recipe = tmp_path / "own.toml"
+    recipe.write_text('base = "cpu-demo"\ntotal_gpus = 11\n')
+    code = main(["run", str(recipe), "--hostfile", pool, "--gpu", "cpu", "--force", "--detach"])
+    assert code == ExitCode.USAGE and not (tmp_path / "runs").exists()
+    assert "total_gpus = 11, and the hosts have 12 slots together" in capsys.readouterr().err
 
 
 def test_nodes_are_those_of_the_allocation() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from llmtop.presets.errors import UsageError
+from llmtop.presets.spec import RunSpec
 from llmtop.profiler.record.hosts import Hosts, Launcher
 
 _LAUNCHERS = ("ssh", "pdsh", "srun")
@@ -51,7 +52,7 @@ def chosen_hosts(args: argparse.Namespace, environment: Mapping[str, str] = os.e
     """
     from llmtop.trainer.hosts import hostfile, slurm
 
-    nodes, gpus = _count(args, "nodes"), _count(args, "gpus")
+    nodes, gpus, all_gpus = (_count(args, option) for option in ("nodes", "gpus", "total_gpus"))
     filtered = bool(args.include or args.exclude)
     # Filters and counts exclude each other, so in an allocation filters have to do without.
     of_allocation = slurm.in_allocation(environment) and (filtered or args.launcher == "srun")
@@ -74,6 +75,8 @@ def chosen_hosts(args: argparse.Namespace, environment: Mapping[str, str] = os.e
     hosts = hostfile.with_ranks(kept)
     counts = [len(host.slots) for host in hosts]
     args.nodes, args.gpus = len(hosts), max(counts)
+    if all_gpus is not None and all_gpus != sum(counts):
+        raise _other_total(all_gpus, sum(counts))
     if len(set(counts)) > 1:
         args.total_gpus = sum(counts)
     names, values = _variables(args.env)
@@ -91,14 +94,28 @@ def chosen_hosts(args: argparse.Namespace, environment: Mapping[str, str] = os.e
     )
 
 
+def require_ranks_of(spec: RunSpec, hosts: Hosts) -> None:
+    """Raise UsageError where a recipe counts other GPUs than the hosts have: each rank is told how many
+    there are."""
+    if spec.world_size != hosts.world_size:
+        raise _other_total(spec.world_size, hosts.world_size)
+
+
+def _other_total(asked: int, there: int) -> UsageError:
+    return UsageError(
+        f"total_gpus = {asked}, and the hosts have {there} slots together",
+        fix="leave it out: the hosts say how many there are",
+    )
+
+
 def _count(args: argparse.Namespace, option: str) -> int | None:
     """Options of a run come as they were written."""
     given = getattr(args, option, None)
     if given is None:
         return None
-    text = str(given).strip()
+    text, flag = str(given).strip(), "--" + option.replace("_", "-")
     if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"--{option} {text}: no number of {option}", fix=f"a whole number: --{option} 2")
+        raise UsageError(f"{flag} {text}: no number of {flag[2:]}", fix=f"a whole number: {flag} 2")
     return int(text)
 
 

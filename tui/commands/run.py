@@ -11,7 +11,7 @@ from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import launch
 from llmtop.tui.commandline import options
 from llmtop.tui.commandline.arguments import COMMAND
-from llmtop.tui.commandline.hostoptions import Chosen, add_host_arguments, chosen_hosts
+from llmtop.tui.commandline.hostoptions import Chosen, add_host_arguments, chosen_hosts, require_ranks_of
 from llmtop.tui.commandline.telling import stderr_width, tell
 from llmtop.tui.commands.launching import add_how_to_watch, require_fit, watch_as_asked
 from llmtop.tui.commands.mirror import add_mirror_arguments, asked_of, start_mirror
@@ -41,6 +41,8 @@ def run(args: argparse.Namespace) -> ExitCode:
 
         require_launcher(chosen.hosts.launcher)
     spec = options.resolve_run(args)
+    if chosen is not None:
+        require_ranks_of(spec, chosen.hosts)
     prediction = predict_with_suggestions(spec)
     width = stderr_width() or WIDTH
     notes = caution_lines(spec, width, launching=True)
