@@ -114,6 +114,20 @@ def test_of_a_lost_run_on_another_machine_nothing_is_said_to_have_been_ended(
     assert f"ssh -t gpu-1 llmtop stop {run.run.run_id}" in answer.stderr
 
 
+def test_one_that_is_lost_while_it_stops_is_not_said_to_have_ended(
+    far: Callable[[str], Supervised],
+) -> None:
+    run = far("is_stubborn")
+    run.wait_for_step(1)
+    words = [sys.executable, "-m", "llmtop.tui.cli", "stop", "gpu-1:latest"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as stop:
+        wait_for(lambda: bool(control.answers(run.run)))
+        os.kill(run.supervisor_pid, 9)
+        out, error = stop.communicate(timeout=90)
+    assert stop.returncode == ExitCode.JOB_FAILED and out == ""
+    assert f"ssh -t gpu-1 llmtop stop {run.run.run_id}" in error
+
+
 def test_a_request_that_did_not_get_there_is_not_made_later(
     far: Callable[[str], Supervised], tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ def run(args: argparse.Namespace) -> ExitCode:
             fix=f"llmtop attach {name_here(found.path)};"
             f" {_there(found)}kill {state.supervisor_pid} ends it at once, without saving",
         )
+    _refuse_lost_elsewhere(found, state)
     print(f"run {found.run_id} {end_in_words(state)}")
     if state.status == "lost":
         # Its supervisor was killed after it was asked.
@@ -104,13 +105,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _had_ended(found: rundir.RunDir, state: RunState, args: argparse.Namespace) -> ExitCode:
-    remote = read_remote(found.path)
-    if state.status == "lost" and remote is not None:
-        # Only who is there can end what a supervisor has left behind.
-        raise JobFailedError(
-            f"run {found.run_id} is lost: its supervisor on {remote.host} is gone",
-            fix=f"llmtop ends there what is left of it: ssh -t {remote.host} llmtop stop {found.run_id}",
-        )
+    _refuse_lost_elsewhere(found, state)
     print(f"run {found.run_id} had ended: {end_in_words(state)}")
     if state.status == "lost":
         _end_lost(found, state, args)
@@ -118,6 +113,16 @@ def _had_ended(found: rundir.RunDir, state: RunState, args: argparse.Namespace) 
     if state.status == "lost":
         print("no process is left")
     return ExitCode.DONE
+
+
+def _refuse_lost_elsewhere(found: rundir.RunDir, state: RunState) -> None:
+    """Raise JobFailedError: only who is there can end what a supervisor has left behind."""
+    remote = read_remote(found.path)
+    if state.status == "lost" and remote is not None:
+        raise JobFailedError(
+            f"run {found.run_id} is lost: its supervisor on {remote.host} is gone",
+            fix=f"llmtop ends there what is left of it: ssh -t {remote.host} llmtop stop {found.run_id}",
+        )
 
 
 def _require_hosts_ended(found: rundir.RunDir, *, lead_gone: bool, lead_lost: bool) -> None:
