@@ -83,6 +83,7 @@ def _one(nest: Nest, root: Path, target: str, moment: Moment, number: int) -> di
         problems, state = [str(error)], read_state(run)
     finally:
         _end(run)
+    reason = state.ended.reason if state.ended is not None else ""
     row = {
         "target": target,
         "after_step": moment.step,
@@ -90,7 +91,8 @@ def _one(nest: Nest, root: Path, target: str, moment: Moment, number: int) -> di
         "steps": state.steps_finished,
         "checkpoints": len(state.checkpoints),
         "status": state.status,
-        "reason": state.ended.reason if state.ended is not None else "",
+        # Where that machine keeps its temporary files is nobody's business.
+        "reason": reason.replace(f"{run.path}/", ""),
         "record_bytes": sum(path.stat().st_size for path in run.path.glob("*.jsonl")),
         "folder_bytes": size_of(run.path),
         "problems": problems,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import xml.etree.ElementTree as ElementTree
@@ -30,6 +31,7 @@ from llmtop.profiler.record.events import BaselineMeasured, MemoryClassified, St
 from tests.recorded import ManualClock
 from tests.worker.launching import make_run, tiny_spec
 
+RESULTS = Path(overhead.__file__).with_name("results")
 H200 = Machine(gpu="h200", gpus=1, host_memory_bytes=None)
 
 
@@ -42,6 +44,11 @@ def test_a_log_knows_its_cells_and_mends_a_torn_line(tmp_path: Path) -> None:
     assert {"gpus": 2, "zero": 1} in log and {"zero": 2} not in log
     log.add({"cell": {"zero": 3}})
     assert [row["cell"] for row in read_rows(path)] == [{"zero": 1, "gpus": 2}, {"zero": 3}]
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_no_row_says_where_a_machine_keeps_its_files(path: Path) -> None:
+    assert re.findall(r"(?<![\w.>~-])/(?:home|mnt|root|tmp|var|work)/[^\s\"]*", path.read_text()) == []
 
 
 def test_runs_share_a_device_only_while_their_bounds_fit() -> None:
