@@ -158,10 +158,31 @@ def test_launchers_that_are_told_of_other_hosts_are_refused(command: str, proble
 
 @pytest.mark.parametrize(
     "command",
-    ["torchrun --max-restarts 0 train.py --nnodes 2", "deepspeed --module pkg.train --include x", "bash x"],
+    [
+        "torchrun --max-restarts 0 train.py --nnodes 2",
+        "torchrun --run-path train.py --nnodes 2",
+        "deepspeed --module pkg.train --include x",
+        "bash x",
+    ],
 )
 def test_words_of_the_script_are_its_own(command: str) -> None:
     check_over_hosts(command.split(), HOSTS)
+
+
+def test_torchruns_options_without_a_value_are_known() -> None:
+    """Else the script would be taken for one, and its words for the launcher's."""
+    from torch.distributed.run import get_args_parser
+
+    for action in get_args_parser()._actions:
+        # One of these is refused, the other one ends it.
+        if action.nargs == 0 and not {"--standalone", "--help"} & set(action.option_strings):
+            check_over_hosts(["torchrun", action.option_strings[0], "train.py", "--nnodes", "2"], HOSTS)
+
+
+@pytest.mark.parametrize("option", ["--virtual-local-rank", "--a-later-switch"])
+def test_an_option_after_a_switch_is_seen(option: str) -> None:
+    with pytest.raises(UsageError, match="--nnodes and hosts"):
+        check_over_hosts(["torchrun", option, "--nnodes=2", "train.py"], HOSTS)
 
 
 def test_deepspeed_is_told_the_slots_and_no_names(tmp_path: Path) -> None:

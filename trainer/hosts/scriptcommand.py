@@ -37,6 +37,7 @@ _SWITCHES = frozenset(
     {
         *("--module", "-m", "--no-python", "--no-local-rank", "--standalone", "--no-ssh", "--no-ssh-check"),
         *("--force-multi", "--save-pid", "--bind-cores-to-rank", "--quiet", "-q"),
+        *("--run-path", "--virtual-local-rank", "--use-env"),
     }
 )
 """Options without a value."""
@@ -181,7 +182,8 @@ def _given(command: Sequence[str], kind: Kind) -> list[tuple[str, str]]:
     while words and words[0].startswith("-"):
         option, equals, value = words.pop(0).partition("=")
         option = option if len(option) == 2 else option.replace("_", "-")
-        if not equals and option not in _SWITCHES and words:
+        # As argparse has it, what begins with a dash is no value.
+        if not equals and option not in _SWITCHES and words and not words[0].startswith("-"):
             value = words.pop(0)
         found.append((option, value))
     return found
