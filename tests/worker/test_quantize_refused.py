@@ -297,9 +297,9 @@ def test_a_full_disk_is_told_in_a_sentence(tmp_path: Path) -> None:
     """Found out by the library that writes the files, after all that was looked at before."""
     from safetensors import SafetensorError
 
-    from llmtop.trainer.worker.packing.bnbfolder import told
+    from llmtop.trainer.worker.packing.bnbfolder import files_in_words
 
-    with pytest.raises(LlmtopError, match="cannot read or write the weights"), told():
+    with pytest.raises(LlmtopError, match="cannot read or write the weights"), files_in_words():
         raise SafetensorError("Error while serializing: I/O error: No space left on device")
 
 

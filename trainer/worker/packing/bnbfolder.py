@@ -36,7 +36,7 @@ def write_folder(job: PackJob, say: Say) -> Packed:
     """Raises LlmtopError for weights that do not belong to the model."""
     started = time.monotonic()
     source, target = read_source(Path(job.source)), Path(job.target)
-    with Peak() as peak, told():
+    with Peak() as peak, files_in_words():
         say(Working(doing="packing", done=0, total=source.size_bytes))
         model = _packed(source, job.form)
         errors = _errors(model, source, job.form, say)
@@ -52,7 +52,7 @@ def write_folder(job: PackJob, say: Say) -> Packed:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def files_in_words() -> Iterator[None]:
     """What the library of the files says of a full disk, or of a file that is cut short meanwhile."""
     try:
         yield
