@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from llmtop.presets.errors import UsageError
+from llmtop.presets.resolve import Machine
+from llmtop.presets.spec import ValueSource
 from llmtop.profiler.record.events import RankExited, RankStarted, StepFinished
 from llmtop.profiler.record.hostevents import HostLeft
 from llmtop.profiler.record.hosts import Hosts
 from llmtop.trainer.hosts.hostfile import with_ranks
 from llmtop.trainer.hosts.scriptcommand import check_over_hosts, kind_of, processes
+from llmtop.trainer.script.unseen import unseen_spec
 from tests.hosts.in_lab import InLab, tidy_lab
 from tests.hosts.lab import Lab, wait_for, why_not
 from tests.script.watching import SCRIPTS
@@ -201,6 +204,14 @@ def test_deepspeed_is_told_the_slots_and_no_names(tmp_path: Path) -> None:
         "--x",
     )
     assert (tmp_path / "hostfile").read_text() == "node-0 slots=2\nnode-1 slots=3\n"
+
+
+def test_what_the_hosts_have_is_said_by_whoever_said_it() -> None:
+    here = Machine(gpu="cpu", gpus=1, host_memory_bytes=None)
+    own, given = (unseen_spec(("x",), Path("/"), here, hosts=HOSTS, gpu=gpu) for gpu in ("auto", "h200"))
+    assert (own.gpu.kind, own.provenance["gpu"].source) == ("cpu", ValueSource.MACHINE)
+    assert (given.gpu.name, given.provenance["gpu"].detail) == ("h200", "--gpu h200")
+    assert (given.options.nodes, given.options.gpus, given.world_size) == (2, 2, 3)
 
 
 def test_a_script_of_the_shell_learns_where_all_ranks_are() -> None:

@@ -20,7 +20,12 @@ def unseen_spec(
 
     `gpu` is the preset of what the hosts have; by default as this machine. Raises UsageError for none.
     """
-    chosen = machine_gpu(machine) if gpu == "auto" else load_gpu(gpu)
+    chosen, from_ = (
+        machine_gpu(machine),
+        Provenance(source=ValueSource.MACHINE, detail="what this machine has"),
+    )
+    if gpu != "auto":
+        chosen, from_ = load_gpu(gpu), Provenance(source=ValueSource.COMMAND_LINE, detail=f"--gpu {gpu}")
     counts = [len(host.slots) for host in hosts.hosts] if hosts is not None else [1]
     # How many processes the command starts is its own affair.
     options = RunOptions(
@@ -47,7 +52,7 @@ def unseen_spec(
         model=shape,
         gpu=chosen,
         model_source="",
-        provenance={"gpu": Provenance(source=ValueSource.MACHINE, detail="what this machine has")},
+        provenance={"gpu": from_},
         script=Script(command=command, folder=str(folder)),
     )
 
