@@ -12,7 +12,7 @@ from benchmarks.reliability.faults import FAULTS, Fault
 from llmtop.profiler.record.patientlog import MOST_WAITING_BYTES
 from llmtop.profiler.record.segments import SEGMENT_BYTES
 from llmtop.profiler.record.thinning import MOST_BYTES, THINNED_BYTES, WHOLE_BYTES
-from llmtop.profiler.units import format_bytes
+from llmtop.profiler.units import counted, format_bytes
 from llmtop.trainer.supervisor.patience import Graces
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
@@ -71,8 +71,8 @@ def _shown_by(fault: Fault, row: Row | None, parts: dict[str, list[Row]]) -> str
     if row is None:
         words.append("tests: not recorded")
     else:
-        total = row["passed"] + len(row["problems"])
-        told = f"{row['passed']} of {total} tests" if row["problems"] else f"{row['passed']} tests"
+        all_tests = counted(row["passed"] + len(row["problems"]), "test")
+        told = f"{row['passed']} of {all_tests}" if row["problems"] else all_tests
         words.append(told + (f"; failed: {', '.join(row['problems'])}" if row["problems"] else ""))
         words += [f"skipped: {one}" for one in row["skipped"]]
     return "; ".join(words)
