@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
+from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import control
 from llmtop.tui.commandline.telling import tell
@@ -27,8 +28,12 @@ def ending_with_its_job(run: RunDir, environment: Mapping[str, str] = os.environ
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         tell("the job is to end: the run is stopped")
-        # What a script trains only the script can save.
-        control.stop(run, save=run.spec().script is None)
+        try:
+            # What a script trains only the script can save.
+            control.stop(run, save=run.spec().script is None)
+        except LlmtopError as error:
+            # It may have ended a moment ago: how it did is still to be told.
+            tell(f"warning: {error}")
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
