@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 import shutil
 import subprocess
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 
 from llmtop.presets.errors import UsageError
-from llmtop.trainer.hosts import ssh
+from llmtop.trainer.hosts import beat, remote, ssh
+from llmtop.trainer.hosts.beat import SignWatch, give_sign
 from llmtop.trainer.hosts.farfolder import Followed
 from llmtop.trainer.hosts.link import Link
 from llmtop.trainer.hosts.remote import Far
@@ -111,6 +113,52 @@ def test_documents_and_orders_reach_the_far_side(tmp_path: Path, connect: Callab
     wait_for(lambda: _text(far / "orders") == "1\n2\n")
     (near / "docs" / "spec").unlink()
     wait_for(lambda: not (far / "docs" / "spec").exists())
+
+
+def test_what_the_far_side_cannot_write_waits_and_is_written_in_its_order(
+    tmp_path: Path, connect: Callable[..., Link]
+) -> None:
+    """On a full disk; here something lies in its way. An order that was lost would be so for good."""
+    near, far = tmp_path / "near" / "run", tmp_path / "far" / "run"
+    (near / "docs").mkdir()
+    (far / "docs").write_text("no folder")
+    (near / "docs" / "spec").write_text("first")
+    (near / "orders").write_text("1\n")
+    link = connect()
+    wait_for(lambda: link.problem == "write: File exists")
+    with (near / "orders").open("a") as file:
+        file.write("2\n")
+    done = link.sync()
+    wait_for(lambda: link.synced >= done)
+    assert not (far / "orders").exists(), "an order never is there before the document it tells of"
+    (far / "docs").unlink()
+    wait_for(lambda: _text(far / "orders") == "1\n2\n")
+    assert _text(far / "docs/spec") == "first"
+    wait_for(lambda: link.problem == "")
+
+
+def test_a_full_disk_silences_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "lead.json"
+    give_sign(path, {"n": 1})
+    watch, far = SignWatch(path), Far.__new__(Far)
+    far._root, far._sign, far._unable, far._write = tmp_path, path.name, "", bytearray()
+    watch.quiet_seconds()
+    monkeypatch.setattr(beat, "write_atomic", full)
+    monkeypatch.setattr(remote, "_replace", full)
+    signs: tuple[Callable[[], None], ...] = (
+        lambda: give_sign(path, {"n": 2}),
+        lambda: far._give_sign(b"{}"),
+    )
+    for sign in signs:
+        before = watch._changed_at
+        sign()
+        watch.quiet_seconds()
+        assert watch._changed_at > before
+    assert path.read_bytes() == b'{"n":1}'
+    assert b'"why": "No space left on device"' in far._write
 
 
 def test_a_connection_that_breaks_is_mended_and_loses_no_line(

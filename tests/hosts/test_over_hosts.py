@@ -132,6 +132,16 @@ def test_a_host_whose_supervisor_is_killed_is_named(start: Start) -> None:
     assert "its ranks are 1" in end.reason
 
 
+def test_what_a_host_ends_for_by_itself_is_no_stop_on_request(start: Start) -> None:
+    run = start("trains")
+    run.wait_for_step(2)
+    identity = run.host("h2").supervisor_identity()
+    assert identity is not None
+    os.kill(identity.pid, signal.SIGTERM)
+    end = run.end()
+    assert end.state == "failed" and end.reason.startswith("host h2 ended its ranks: received SIGTERM. ")
+
+
 def test_hosts_end_by_themselves_when_the_lead_is_gone(start: Start) -> None:
     run = start("trains", graces=GRACES.replace("host=60", "host=8"))
     run.wait_for_step(2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -14,8 +13,9 @@ from llmtop.profiler.record.events import AnyEvent, RunEnded
 from llmtop.profiler.record.hostevents import HostLeft
 from llmtop.profiler.record.hosts import Host, Hosts, lead_beat_path
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.profiler.record.wholefile import random_hex, write_atomic
+from llmtop.profiler.record.wholefile import random_hex
 from llmtop.trainer.hosts import orders
+from llmtop.trainer.hosts.beat import give_sign
 from llmtop.trainer.hosts.gathering import Gathering
 from llmtop.trainer.hosts.hostranks import HostRanks
 from llmtop.trainer.hosts.members import Member, Members
@@ -202,9 +202,7 @@ class LeadBeat:
             return
         self._due = now + BEAT_SECONDS
         self._number += 1
-        with suppress(OSError):  # a full disk: the next one may have room
-            beat = {"mark": self.mark, "n": self._number}
-            write_atomic(self._path, msgspec.json.encode(beat), lasting=False)
+        give_sign(self._path, {"mark": self.mark, "n": self._number})
 
 
 def is_known(exit_: RankExit) -> bool:

@@ -129,10 +129,12 @@ class Lead(Supervisor):
 
     def _refusal(self, asked: control.Request | control.NotARequest) -> str:
         refusal = super()._refusal(asked) or _changes_gpus(asked)
-        lost = self.crew.members.lost
-        if refusal or not lost or not isinstance(asked, control.Request) or asked.action == control.STOP:
+        if refusal or not isinstance(asked, control.Request) or asked.action == control.STOP:
             return refusal
-        return f"{_names(lost)} not answer now, and every host has to make the change; ask again later"
+        if lost := self.crew.members.lost:
+            return f"{_names(lost)} not answer now, and every host has to make the change; ask again later"
+        unable = next((one for one in self.crew.members.all if one.unable), None)
+        return f"host {unable.name} takes no change now ({unable.unable}); ask again later" if unable else ""
 
     def _lose_patience(self) -> None:
         super()._lose_patience()
@@ -169,6 +171,10 @@ class Lead(Supervisor):
         self._note_late_exits()
         self.progress.poll(all_ranks=True)
         end = super()._named_end()
+        if end.state == "stopped" and not self.stop_asked and (why := self._left_by_itself()):
+            # Its ranks were told to stop there: nobody has asked for it here.
+            fix = f"look at the network between; {self._story().go_on}"
+            return RunEnded(state="failed", reason=f"{why}. {end.reason}", fix=fix)
         if end.state != "failed" or not follows_from_another(self._story(), end.rank):
             return end
         silent = self.crew.silent_host()
@@ -184,6 +190,13 @@ class Lead(Supervisor):
             fix=f"look at the host and its network; {self._story().go_on}",
             rank=host.first_rank,
         )
+
+    def _left_by_itself(self) -> str:
+        """Why a host has ended what it had before it was told to leave; empty where none has."""
+        for member in self.crew.members.all:
+            if member.ended is not None and member.ended.state == "failed":
+                return f"host {member.name} ended its ranks: {member.ended.reason}"
+        return ""
 
     def _end(self) -> RunEnded:
         return self.crew.leave(super()._end())

@@ -97,7 +97,7 @@ class Link:
         self.came_bytes = 0
         """Since then."""
         self.problem = ""
-        """Why there is no connection, as ssh says."""
+        """Why there is no connection, as ssh says; or what the host cannot do, as it says."""
         self.heard_at = time.monotonic()
         self.synced = 0
         """Number of the newest `sync` that was answered: the folder here has what the far one had then."""
@@ -205,7 +205,7 @@ class Link:
         elif said == "runs":
             self.runs = [str(name) for name in message["names"]]
         elif said == "problem":
-            self.problem = f"{message['do']}: {message['why']}"
+            self.problem = f"{message['do']}: {message['why']}" if message["why"] else ""
         elif said == "size":
             self.left_bytes, self.came_bytes = int(message["bytes_left"]), 0
         elif self._twin is not None:

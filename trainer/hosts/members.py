@@ -76,6 +76,11 @@ class Member:
     def problem(self) -> str:
         return self.transport.problem if self.transport is not None else ""
 
+    @property
+    def unable(self) -> str:
+        """Why it takes no orders though it answers; empty where it does."""
+        return self.transport.unable if self.transport is not None and self.answers_now else ""
+
     def about(self, pid: int | None = None) -> HostAbout | None:
         return read_about(self.dir, pid=pid)
 

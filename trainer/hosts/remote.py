@@ -10,6 +10,7 @@ A message is a line of JSON; where it has `bytes`, so many follow.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
@@ -31,6 +32,7 @@ _LONGEST_PAUSE_SECONDS = 0.5
 _IDLE_SHARE = 30.0
 """A look at the folder that takes long is made the more seldom."""
 _MOST_WAITING_BYTES = 1 << 20
+_WRITE_AGAIN_SECONDS = 1.0
 
 
 class Far:
@@ -41,6 +43,13 @@ class Far:
         self._root = Path()
         self._pid_path = ""
         self._children: list[subprocess.Popen[bytes]] = []
+        self._unwritten: collections.deque[tuple[dict[str, Any], bytes]] = collections.deque()
+        """What this folder is to have and has not, in its order: the disk is full, most likely."""
+        self._write_at = 0.0
+        self._unable = ""
+        """Why nothing can be written, as was told; empty while it can."""
+        self._sign = ""
+        """Name of the other side's sign of life."""
         self._listing: Iterator[tuple[dict[str, Any], bytes]] | None = None
         """What is left to tell of the runs here."""
         self._sync: int | None = None
@@ -62,6 +71,8 @@ class Far:
         while time.monotonic() - self._heard < _SILENCE_SECONDS:
             wait = self.pause_seconds(time.monotonic())
             self._tell_ends()
+            if self._unwritten and time.monotonic() >= self._write_at:
+                self._keep()
             readable, writable, _ = select.select([0], [1] if self._write else [], [], wait)
             if readable and not self._take():
                 return
@@ -142,22 +153,67 @@ class Far:
             self._sync, self._look_at = message["n"], 0.0
             if self._followed is None:
                 self.say({"say": "synced", "n": message["n"]})
-        elif do == "put":
-            _replace(self._inside(message["path"]), body)
-        elif do == "append":
-            _append(self._inside(message["path"]), message["at"], body)
-        elif do == "remove":
-            with contextlib.suppress(FileNotFoundError):
-                self._inside(message["path"]).unlink()
+        elif do == "put" and message["path"] == self._sign:
+            self._give_sign(body)
+        elif do in ("put", "append", "remove"):
+            self._unwritten.append((message, body))
+            if len(self._unwritten) == 1:
+                self._keep()
         elif do == "spawn":
             self.say({"say": "spawned", "pid": self._spawn(message)})
+
+    def _keep(self) -> None:
+        """Write what came, in its order: an order may tell of documents that came before it."""
+        while self._unwritten:
+            message, body = self._unwritten[0]
+            try:
+                self._write_one(message, body)
+            except OSError as error:
+                self._write_at = time.monotonic() + _WRITE_AGAIN_SECONDS
+                self._tell_unable(error.strerror or str(error))
+                return
+            except ValueError as error:
+                # It will never do.
+                self.say({"say": "problem", "do": message["do"], "why": str(error)})
+            self._unwritten.popleft()
+        self._tell_unable("")
+
+    def _tell_unable(self, why: str) -> None:
+        if why != self._unable:
+            self._unable = why
+            self.say({"say": "problem", "do": "write", "why": why})
+
+    def _write_one(self, message: dict[str, Any], body: bytes) -> None:
+        do, path = message["do"], self._inside(message["path"])
+        if do == "put":
+            _replace(path, body)
+        elif do == "append":
+            _append(path, message["at"], body)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+
+    def _give_sign(self, body: bytes) -> None:
+        """A full disk has room for its time: who looks for it sees that it changes."""
+        path = self._inside(self._sign)
+        try:
+            _replace(path, body)
+        except OSError as error:
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(path)
+            self._tell_unable(error.strerror or str(error))
+        else:
+            if not self._unwritten:
+                self._tell_unable("")
 
     def _open(self, message: dict[str, Any]) -> None:
         """The run's folder: the lead's own where its path leads to the same file here, else this host's."""
         mark, theirs = message.get("mark", ""), Path(message.get("path", ""))
         shared = bool(mark) and mark in _text(theirs / message["mark_in"])
         self._root = theirs if shared else Path(message.get("root") or runs_root(), message["id"])
-        self._pid_path = message.get("pid", "")
+        self._pid_path, self._sign = message.get("pid", ""), message.get("mark_in", "")
+        self._unwritten.clear()
+        self._unable = ""
         if message.get("make"):
             self._root.mkdir(parents=True, mode=0o700, exist_ok=True)
         there = self._root.is_dir()
@@ -253,9 +309,13 @@ def _runs(root: Path) -> list[str]:
 def _replace(path: Path, body: bytes) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}.new")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(body)
-    aside.replace(path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(body)
+        aside.replace(path)
+    except OSError:
+        aside.unlink()
+        raise
 
 
 def _append(path: Path, at: int, body: bytes) -> None:

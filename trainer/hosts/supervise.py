@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import assert_never
 
@@ -29,10 +29,10 @@ from llmtop.profiler.record.hostabout import HostAbout, write_about
 from llmtop.profiler.record.hostevents import OrderCarriedOut, StandbyEnded
 from llmtop.profiler.record.hosts import HostDir, Hosts, lead_beat_path, read_hosts
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
-from llmtop.profiler.record.wholefile import write_atomic
 from llmtop.trainer.change.restagefolder import keep_states, remove_states
 from llmtop.trainer.change.standby import VARIABLE as STANDBY
 from llmtop.trainer.hosts import orders
+from llmtop.trainer.hosts.beat import SignWatch, give_sign
 from llmtop.trainer.hosts.devices import chosen_devices, visible_gpus
 from llmtop.trainer.hosts.hostscript import HostScript
 from llmtop.trainer.hosts.meeting import meeting_variables, own_address
@@ -55,6 +55,8 @@ from llmtop.trainer.supervisor.wakeup import Wakeup
 from llmtop.trainer.toolchain import mended, torch_cuda
 
 _TURN_SECONDS = 0.2
+_LOOK_SECONDS = 1.0
+"""Between two looks for the lead's sign of life."""
 _LEAVE_SECONDS = 30.0
 BEAT_SECONDS = 5.0
 
@@ -79,7 +81,7 @@ class HostSupervisor:
         self._thinning = ThinWatch(run, log_line)
         self._scarcity = Scarcity(log_line)
         self._standby: dict[int, int] = {}
-        self._lead = LeadWatch(lead_beat_path(run))
+        self._lead = SignWatch(lead_beat_path(run), _LOOK_SECONDS)
         self._beat_due = 0.0
         self._beats = 0
         self._wakeup = Wakeup(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
@@ -290,8 +292,7 @@ class HostSupervisor:
         self._beat_due = time.monotonic() + BEAT_SECONDS
         self._beats += 1
         beat = {"n": self._beats, "t": time.time(), "pid": os.getpid(), "ranks": sorted(self.ranks.alive)}
-        with suppress(OSError):  # a full disk: the next one may have room
-            write_atomic(self.run_dir.beat_path, msgspec.json.encode(beat), lasting=False)
+        give_sign(self.run_dir.beat_path, beat)
 
 
 class SummaryWatch:
@@ -321,26 +322,6 @@ class SummaryWatch:
         except Exception:  # noqa: BLE001 - training matters more than its pictures; supervisor.log shows it
             log_line(f"ranks are no longer summed up:\n{traceback.format_exc()}")
             self._summariser = None
-
-
-class LeadWatch:
-    """For how long the lead has given no sign of life. Only its changes count: clocks may differ."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen = b""
-        self._changed_at = time.monotonic()
-        self._due = 0.0
-
-    def quiet_seconds(self) -> float:
-        now = time.monotonic()
-        if now >= self._due:
-            self._due = now + 1.0
-            with suppress(OSError):
-                beat = self._path.read_bytes()
-                if beat != self._seen:
-                    self._seen, self._changed_at = beat, now
-        return now - self._changed_at
 
 
 def _number(hosts: Hosts, name: str, environment: Mapping[str, str]) -> int:

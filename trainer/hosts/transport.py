@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
 from typing import Protocol
 
 from llmtop.profiler.record.hosts import Host, HostDir, Hosts, lead_beat_path
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
+from llmtop.trainer.hosts.beat import SignWatch
 from llmtop.trainer.hosts.link import Clock, Link
 from llmtop.trainer.hosts.ssh import link_command
 from llmtop.trainer.hosts.twin import Kept, Twin
@@ -32,6 +31,11 @@ class Transport(Protocol):
     @property
     def problem(self) -> str:
         """Why it is not, as far as that is known."""
+        ...
+
+    @property
+    def unable(self) -> str:
+        """Why a host that answers cannot keep what it is sent, as a full disk; empty where it can."""
         ...
 
     @property
@@ -122,6 +126,10 @@ class OverSsh:
         )
 
     @property
+    def unable(self) -> str:
+        return self.link.problem if self.link.opened else ""
+
+    @property
     def quiet_seconds(self) -> float:
         return self.link.quiet_seconds
 
@@ -171,6 +179,7 @@ class OverSsh:
 class InFolder:
     """On a shared file system, where somebody else has started the host's supervisor: by its sign of life."""
 
+    unable = ""
     clock = None
     started_pid = None
     problem = "its sign of life in the run's folder does not change"
@@ -178,20 +187,11 @@ class InFolder:
     has_all = True
 
     def __init__(self, run: RunDir, host: Host) -> None:
-        self._path: Path = HostDir(run.path, host).beat_path
-        self._seen = b""
-        self._changed_at = time.monotonic()
+        self._sign = SignWatch(HostDir(run.path, host).beat_path)
 
     @property
     def quiet_seconds(self) -> float:
-        try:
-            beat = self._path.read_bytes()
-        except OSError:
-            beat = self._seen
-        now = time.monotonic()
-        if beat != self._seen:
-            self._seen, self._changed_at = beat, now
-        return now - self._changed_at
+        return self._sign.quiet_seconds()
 
     def start(self) -> None: ...
 
