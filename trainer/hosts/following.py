@@ -16,6 +16,7 @@ import msgspec
 
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.foreign import decode_json
+from llmtop.presets.paths import cache_dir
 from llmtop.profiler.record.holding import hold
 from llmtop.profiler.record.hosts import HOSTS_FILE, Host, Hosts
 from llmtop.profiler.record.naming import meant
@@ -165,7 +166,7 @@ class Following:
 
     def _make_folder(self, run_id: str, place: Place) -> Path:
         """Kept for the next time, unless another viewer is using it."""
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmtop" / "remote"
+        base = cache_dir() / "remote"
         # Two spellings of a host are two folders, whatever they have in them.
         name = hashlib.sha256(self._host.encode()).hexdigest()[:12]
         folder = base / (f"{name}-parts" if place == "parts" else name) / run_id
