@@ -21,6 +21,8 @@ from llmtop.profiler.record.wholefile import document, write_atomic
 
 Launcher = Literal["ssh", "pdsh", "srun"]
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@%+-]*")
+LONGEST_HOST_NAME = 255
+"""What a folder's name may have; DNS allows two fewer."""
 HOSTS_FILE = "hosts.json"
 
 
@@ -72,7 +74,7 @@ class Hosts(Struct, frozen=True, kw_only=True):
 
 def is_host_name(name: str) -> bool:
     """Whether a word can be a host: none that ssh would take for an option, or that is no folder's name."""
-    return _NAME.fullmatch(name) is not None
+    return len(name) <= LONGEST_HOST_NAME and _NAME.fullmatch(name) is not None
 
 
 class HostDir(RunDir):

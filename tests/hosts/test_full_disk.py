@@ -1,4 +1,4 @@
-"""A host whose disk is full stays in the run, is named where something is asked of it, and hears all later."""
+"""A host with a full disk stays in the run, is named where something is asked of it, and hears all later."""
 
 from __future__ import annotations
 

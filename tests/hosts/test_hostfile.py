@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,11 +69,33 @@ def test_hostfiles_and_filters_mean_what_they_mean_to_deepspeed() -> None:
         ("-oProxyCommand=x slots=1\n", "is not the name of a host"),
         ("../up slots=1\n", "is not the name of a host"),
         ("$(reboot) slots=1\n", "is not the name of a host"),
+        ("nöde slots=1\n", "is not the name of a host"),
+        # No folder can be called so.
+        ("a" * 256 + " slots=1\n", "is at most 255 long"),
     ],
 )
 def test_a_hostfile_that_cannot_be_used_names_its_line(text: str, problem: str) -> None:
-    with pytest.raises(UsageError, match=problem.replace("(", r"\(")):
+    with pytest.raises(UsageError) as told:
         parse_hostfile(text)
+    assert problem in str(told.value) and len(str(told.value)) < 500
+
+
+def test_files_of_other_systems_are_read(tmp_path: Path) -> None:
+    """What an editor of Windows writes ahead of the text, and at the end of each line."""
+    (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfh1 slots=2\r\n# none\r\nh2 slots=1\r\n")
+    assert read_hostfile(tmp_path / "hosts") == {"h1": (0, 1), "h2": (0,)}
+
+
+def test_a_message_names_some_of_ten_thousand_hosts() -> None:
+    pool = parse_hostfile("".join(f"w{number} slots=8\n" for number in range(10_000)))
+    asks: tuple[Callable[[], object], ...] = (
+        lambda: take(pool, nodes=20_000),
+        lambda: choose(pool, include="#"),
+    )
+    for asked in asks:
+        with pytest.raises(UsageError, match=r"w7 and 9,992 more") as told:
+            asked()
+        assert len(str(told.value)) < 300
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:

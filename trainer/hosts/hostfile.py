@@ -12,12 +12,14 @@ from pathlib import Path
 
 from llmtop.presets.errors import UsageError, nearest
 from llmtop.presets.foreign import read_bytes, why_unreadable
-from llmtop.profiler.record.hosts import Host, is_host_name
+from llmtop.profiler.record.hosts import LONGEST_HOST_NAME, Host, is_host_name
 from llmtop.profiler.units import counted
 
 DEFAULT_HOSTFILE = Path("/job/hostfile")
 """Where DeepSpeed looks for one (`DLTS_HOSTFILE`)."""
 _LARGEST_BYTES = 16 << 20
+_MOST_TOLD = 8
+"""Names in a message."""
 _MOST_DIGITS = 4
 """Of the slots of a host."""
 _LINE = re.compile(r"^(\S+)\s+slots=(\d+)")
@@ -30,7 +32,7 @@ Pool = dict[str, tuple[int, ...]]
 def read_hostfile(path: Path) -> Pool:
     """Raises UsageError for a file that is none, naming its line."""
     try:
-        text = read_bytes(path, _LARGEST_BYTES).decode("utf-8")
+        text = read_bytes(path, _LARGEST_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = why_unreadable(error) if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"hostfile {path} cannot be read", why=why, fix=_FORM) from error
@@ -62,8 +64,9 @@ def require_host_name(host: str, where: str) -> None:
     """Raise UsageError for a word that ssh would take for an option, or that can be no folder's name."""
     if not is_host_name(host):
         raise UsageError(
-            f"{where}: '{host}' is not the name of a host",
-            why="it begins with a letter or digit and has letters, digits and ._:@%+- in it",
+            f"{where}: '{host[:80]}' is not the name of a host",
+            why="it begins with a letter or digit, has letters, digits and ._:@%+- in it, and is at most"
+            f" {LONGEST_HOST_NAME} long",
             fix="give it a name in ~/.ssh/config",
         )
 
@@ -106,7 +109,7 @@ def _parse_filter(text: str, option: str, pool: Mapping[str, tuple[int, ...]]) -
             guess = nearest(host, list(pool))
             raise UsageError(
                 f"{option}: host '{host}' is not in the hostfile",
-                fix=f"did you mean {guess}?" if guess else f"it has: {', '.join(pool)}",
+                fix=f"did you mean {guess}?" if guess else f"it has: {_names(pool)}",
             )
         if not all(number.strip().isdecimal() for number in numbers):
             raise UsageError(f"{option}: '{part}' is not HOST:SLOT,SLOT", fix="as worker-1:0,2")
@@ -126,7 +129,7 @@ def take(pool: Mapping[str, tuple[int, ...]], *, nodes: int | None = None, gpus:
     if nodes is not None and nodes > len(pool):
         raise UsageError(
             f"--nodes {nodes}: there {'is' if len(pool) == 1 else 'are'} {counted(len(pool), 'host')}",
-            why=f"after all filters: {', '.join(pool)}",
+            why=f"after all filters: {_names(pool)}",
         )
     taken = dict(list(pool.items())[:nodes])
     if gpus is not None:
@@ -135,6 +138,11 @@ def take(pool: Mapping[str, tuple[int, ...]], *, nodes: int | None = None, gpus:
             raise UsageError(f"--gpus {gpus}: host {short} has {counted(len(taken[short]), 'slot')}")
         taken = {host: slots[:gpus] for host, slots in taken.items()}
     return taken
+
+
+def _names(pool: Mapping[str, tuple[int, ...]]) -> str:
+    more = len(pool) - _MOST_TOLD
+    return ", ".join(list(pool)[:_MOST_TOLD]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def with_ranks(pool: Mapping[str, tuple[int, ...]]) -> tuple[Host, ...]:
