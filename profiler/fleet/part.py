@@ -9,6 +9,7 @@ from pathlib import Path
 
 from llmtop.profiler.record.hosts import Host, HostDir, read_hosts
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
+from llmtop.profiler.record.segments import has_log
 
 
 class HostPart(HostDir):
@@ -73,6 +74,14 @@ def part_in_lines(run: RunDir) -> RunDir:
 
 def telling_part(run: RunDir) -> RunDir:
     """What a list of runs reads: all of a run on one machine; over hosts the first one, which has the loss,
-    and what the lead says. Raises LlmtopError where the list of hosts is damaged."""
+    and what the lead says; of what a host has of a run that another machine has launched, that host.
+    Raises LlmtopError where the list of hosts is damaged."""
     hosts = read_hosts(run)
-    return run if hosts is None or not hosts.hosts else HostPart(run, hosts.hosts[0])
+    if hosts is None or not hosts.hosts:
+        return run
+    if not has_log(run.events_path(SUPERVISOR)):
+        parts = (HostDir(run.path, host) for host in hosts.hosts)
+        own = next((part for part in parts if has_log(part.events_path(SUPERVISOR))), None)
+        if own is not None:
+            return own
+    return HostPart(run, hosts.hosts[0])

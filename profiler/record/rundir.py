@@ -33,6 +33,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,12 @@ class RunDir:
                 why="it came from an archive: nothing of it runs here",
                 fix=f"look at it: llmtop report {self.run_id}",
             )
+        if self._supervisors_of_hosts():
+            raise UsageError(
+                f"run {self.run_id} {what} here",
+                why="this folder is one host's part of it: another machine has launched the run",
+                fix="ask there, where `llmtop ls` lists it too",
+            )
 
     @property
     def quantized_dir(self) -> Path:
@@ -369,7 +376,22 @@ class RunDir:
         if remote is not None:
             return remote.alive
         identity = self.supervisor_identity()
-        return identity is not None and identity.alive
+        if identity is None:
+            return any(one.alive for one in self._supervisors_of_hosts())
+        return identity.alive
+
+    def _supervisors_of_hosts(self) -> list[ProcessIdentity]:
+        """Of a host's part of a run that another machine has launched; none of any other folder.
+
+        The launching machine's has the lead's own `supervisor.pid` before anything of a host comes.
+        """
+        if (self.path / "supervisor.pid").exists() or read_remote(self.path) is not None:
+            return []
+        found = []
+        for path in sorted(self.path.glob("hosts/*/supervisor.pid")):
+            with suppress(OSError, msgspec.MsgspecError):
+                found.append(read_json(path, ProcessIdentity))
+        return found
 
     def created(self) -> float | None:
         """Wall clock at which the spec was written; None when the run is gone, or was not made here."""

@@ -20,16 +20,18 @@ _HEAD_BYTES = 16 * 1024
 
 
 def glances(
-    root: Path, files: list[list[Any]], lives: Callable[[dict[str, Any]], bool]
+    root: Path, files: list[list[Any]], of_hosts: list[list[Any]], lives: Callable[[dict[str, Any]], bool]
 ) -> Iterator[tuple[dict[str, Any], bytes]]:
     """A message for each run, the newest first: its files in `parts`, one after the other in the bytes.
 
-    `files`: names below a run's folder, each with 0, or for a log with how many bytes of its end are wanted.
+    `files`: names below a run's folder, each with 0, or for a log with how many bytes of its end are wanted;
+    `of_hosts`: more of them, of a run that another machine has launched and whose own log is not here.
     """
     for folder in _newest_first(root):
         parts: list[list[Any]] = []
         body = b""
-        for name, end_bytes in files:
+        is_part = not (folder / "supervisor.jsonl").exists()
+        for name, end_bytes in [*files, *(of_hosts if is_part else [])]:
             for path, content in _contents(folder, name, end_bytes):
                 parts.append([path, len(content)])
                 body += content
@@ -103,8 +105,14 @@ def _end(path: Path, end_bytes: int) -> tuple[int, bytes]:
 
 
 def _is_supervised(folder: Path, lives: Callable[[dict[str, Any]], bool]) -> bool:
+    own = folder / "supervisor.pid"
+    paths = [own] if own.exists() else sorted(folder.glob("hosts/*/supervisor.pid"))
+    return any(_lives(path, lives) for path in paths)
+
+
+def _lives(path: Path, lives: Callable[[dict[str, Any]], bool]) -> bool:
     try:
-        return lives(json.loads((folder / "supervisor.pid").read_text(encoding="utf-8")))
+        return lives(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 

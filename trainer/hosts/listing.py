@@ -27,7 +27,9 @@ _DOCUMENTS = (
 )
 _LOGS = (("supervisor.jsonl", 32 * 1024), ("rank-0.jsonl", 16 * 1024))
 """With how much of their end: the newest step and how the run ended are there."""
-_KEPT = Kept(whole=(*_DOCUMENTS, *(name for name, _ in _LOGS)))
+_OF_HOSTS = ("hosts/*/supervisor.pid", "hosts/*/supervisor.jsonl")
+"""Of a run that another machine has launched: how it is with the part that is there."""
+_KEPT = Kept(whole=(*_DOCUMENTS, *_OF_HOSTS, *(name for name, _ in _LOGS)))
 _PAUSE_SECONDS = 0.02
 
 
@@ -69,7 +71,12 @@ class _Asked:
         self._root, self._all_told = "", False
         files = [*([name, 0] for name in _DOCUMENTS), *([name, most] for name, most in _LOGS)]
         command = link_command(host, python_there())
-        self.link = Link(command, {"do": "list", "files": files}, None, take=self._take)
+        self.link = Link(
+            command,
+            {"do": "list", "files": files, "of_hosts": [[name, 0] for name in _OF_HOSTS]},
+            None,
+            take=self._take,
+        )
         self.link.start()
 
     @property

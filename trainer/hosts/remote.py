@@ -140,7 +140,7 @@ class Far:
         elif do == "list":
             root = message.get("root") or runs_root()
             self.say({"say": "listing", "root": root, "now": time.time()})
-            self._listing = glances(Path(root), message["files"], lives)
+            self._listing = glances(Path(root), message["files"], message["of_hosts"], lives)
         elif do == "open":
             self._open(message)
         elif do == "follow":
