@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
 import pytest
 
 from llmtop.presets.errors import ExitCode
 from llmtop.trainer import control
+from llmtop.tui.commands import stop
 from tests.cli.conftest import Llmtop, Start
+from tests.recorded import make_recorded_run
 
 
 def test_stop_with_a_checkpoint_names_it(start: Start, llmtop: Llmtop) -> None:
@@ -125,3 +132,19 @@ def test_nothing_is_no_run(start: Start, llmtop: Llmtop) -> None:
     assert answer.code == ExitCode.USAGE
     assert "no run is named" in answer.err
     assert control.answers(run.run) == {}
+
+
+def test_a_driver_that_hangs_does_not_hold_up_the_end_of_a_lost_run(
+    llmtop: Llmtop, runs_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_recorded_run(runs_root, kind="cuda", steps=3, end=None)
+    gone = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    run.write_supervisor_pid(gone.pid)
+    gone.communicate()
+    answers = threading.Event()
+    monkeypatch.setattr(stop, "_DRIVER_SECONDS", 0.1)
+    monkeypatch.setattr(stop, "NvmlReader", answers.wait)
+    answer = llmtop("stop", "latest")
+    answers.set()
+    assert answer.code == ExitCode.DONE
+    assert answer.out.splitlines()[-2:] == [stop._DRIVER_SILENT, "no process is left"]

@@ -13,6 +13,7 @@ import psutil
 from llmtop.presets.errors import ExitCode, JobFailedError, LlmtopError
 from llmtop.profiler.fold.ending import memory_words, unsaved_words
 from llmtop.profiler.fold.runstate import ENDED, RunState
+from llmtop.profiler.hardware.aside import Aside
 from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.record import rundir
 from llmtop.profiler.record.feed import read_state
@@ -36,6 +37,9 @@ WAIT_SECONDS = 600.0
 """A step of a large model and its checkpoint take minutes."""
 TERM_SECONDS = 5.0
 """For a process without supervisor to end when asked, before it is killed."""
+_DRIVER_SECONDS = 30.0
+"""It may have to be loaded first."""
+_DRIVER_SILENT = "the driver of the GPUs does not answer: what they have in use is not known"
 _MOST_NAMED = 4
 
 
@@ -217,7 +221,9 @@ def _why_unsaved(state: RunState) -> str:
 def _end_lost(found: rundir.RunDir, state: RunState, args: argparse.Namespace) -> None:
     """What a supervisor that is gone cannot do any more: end processes, look at the GPUs, keep a state."""
     _end_leftovers(found, args.wait if args.save else min(args.wait, TERM_SECONDS))
-    if told := memory_now(state, NvmlReader()):
+    # The driver may be why the supervisor is gone.
+    told = Aside(_DRIVER_SECONDS).ask(lambda: memory_now(state, NvmlReader()), _DRIVER_SILENT)
+    if told:
         print(told)
     for kept in keep_states(found):
         print(f"a state saved for a relaunch is kept as {kept}")
