@@ -133,7 +133,7 @@ def test_a_host_whose_supervisor_is_killed_is_named(start: Start) -> None:
 
 
 def test_what_a_host_ends_for_by_itself_is_no_stop_on_request(start: Start) -> None:
-    run = start("trains")
+    run = start("trains", graces=GRACES.replace("finish=30", "finish=3"))
     run.wait_for_step(2)
     identity = run.host("h2").supervisor_identity()
     assert identity is not None
