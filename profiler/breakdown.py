@@ -361,5 +361,7 @@ def _reserved(rank: RankState) -> int | None:
 def _device_peak(state: RunState, spec: RunSpec, rank: int) -> int | None:
     """The sampler lists the devices in the order in which the local ranks use them."""
     devices = state.hardware.devices if state.hardware else ()
-    local = local_index(spec, state.ranks, rank)
-    return state.peak_device_bytes.get(devices[local].index) if local < len(devices) else None
+    local = local_index(spec, state.ranks_here, rank)
+    if local is None or local >= len(devices):
+        return None
+    return state.peak_device_bytes.get(devices[local].index)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from llmtop.presets.spec import RunSpec
 
 
-def local_index(spec: RunSpec, ranks: Iterable[int], rank: int) -> int:
-    """Of `rank` among `ranks`, those of its machine: also the place of its device among those that are used.
+def local_index(spec: RunSpec, here: range, rank: int) -> int | None:
+    """Of `rank` among all of its machine: also the place of its device among those that are used.
 
-    Where nodes have not as many GPUs, that is known only of a machine whose first rank is among them.
+    `here` are the ranks that are looked at. Where nodes have not as many GPUs nobody knows it of a single
+    one, which may have been opened by itself: None.
     """
-    return rank - min(ranks, default=rank) if spec.has_uneven_nodes else rank % spec.options.gpus
+    if not spec.has_uneven_nodes:
+        return rank % spec.options.gpus
+    return rank - here.start if len(here) > 1 or rank == 0 else None

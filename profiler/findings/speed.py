@@ -98,8 +98,8 @@ def _excess(paces: dict[int, Pace], first: int, end: int) -> _Excess | None:
 def _beside(seen: Seen, rank: int) -> str:
     """What its device shows that the others do not: a lower clock, or what holds it down."""
     devices = seen.state.hardware.devices if seen.state.hardware else ()
-    local = local_index(seen.spec, seen.state.ranks, rank)
-    if local >= len(devices) or len(devices) < 2:
+    local = local_index(seen.spec, seen.state.ranks_here, rank)
+    if local is None or local >= len(devices) or len(devices) < 2:
         return ""
     own = devices[local]
     others = [d.sm_clock_hz for at, d in enumerate(devices) if at != local and d.sm_clock_hz]
