@@ -212,6 +212,8 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
     tokens_per_second = mean_rate(steady)
     share = utilisation(spec, tokens_per_second)
     end = ending(state)
+    # The clock of another host may be far from that of the one that began and ended the run.
+    ended = state.ended.t if state.ended is not None else state.now
     return Report(
         run_id=run.run_id,
         name=spec.name,
@@ -235,8 +237,8 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         not_predicted=_not_predicted(spec, state),
         tokens_per_step=_tokens_per_step(spec, state),
         started=state.started,
-        ended=state.now,
-        seconds=None if state.started is None or state.now is None else state.now - state.started,
+        ended=ended,
+        seconds=None if state.started is None or ended is None else ended - state.started,
         steps_planned=spec.steps_planned,
         steps_finished=state.steps_finished,
         skipped_steps=state.skipped_steps,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from decimal import Decimal
 from pathlib import Path
@@ -98,6 +99,17 @@ def test_skipped_steps_and_loss_scale_of_fp16_are_shown(tmp_path: Path) -> None:
     assert "3 of 3, 1 of them skipped" in shown and "65,536 -> 32,768" in shown
     plain = render(build_report(make_recorded_run(tmp_path, kind="cuda", steps=3)))
     assert "of them skipped" not in plain and "loss scale" not in plain
+
+
+def test_a_run_lasts_by_the_clock_that_began_and_ended_it(tmp_path: Path) -> None:
+    """Not by that of a rank on a host that is hours ahead."""
+    run = make_recorded_run(tmp_path, steps=3)
+    expected = build_report(run).seconds
+    first, *steps = run.events_path(1).read_text().splitlines()
+    ahead = [json.loads(line) for line in steps]
+    lines = [json.dumps({**line, "t": line["t"] + 3 * 3600.0}) for line in ahead]
+    run.events_path(1).write_text("\n".join([first, *lines, ""]))
+    assert expected is not None and build_report(run).seconds == pytest.approx(expected, abs=1.0)
 
 
 def test_weights_data_and_tokenizer_are_named(tmp_path: Path) -> None:
