@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from llmtop.presets.inputs import lacks_tokenizer
 from llmtop.presets.no_effect import idle_keys
 from llmtop.presets.paths import expand_user
 from llmtop.presets.spec import RunSpec
@@ -88,6 +89,11 @@ def _own_head(spec: RunSpec) -> Iterator[str]:
 def _missing(spec: RunSpec) -> Iterator[str]:
     options = spec.options
     paths = {"data": options.data, "tokenizer": options.tokenizer}
+    if lacks_tokenizer(spec):
+        yield (
+            f"{spec.weights_dir} has weights and no tokenizer, so a run here is refused: put its"
+            " tokenizer.json into it, or --tokenizer FOLDER"
+        )
     if "nvme" in (options.offload_optimizer, options.offload_param):
         paths["nvme_path"] = options.nvme_path or ""
     for key, path in paths.items():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from llmtop.presets.errors import UsageError
 from llmtop.presets.paths import expand_user, is_file, is_folder
 from llmtop.presets.spec import RunSpec
 
@@ -55,6 +56,24 @@ def own_tokenizer_folder(spec: RunSpec) -> Path | None:
     return next((place for place in places if holds_tokenizer(place)), None)
 
 
+def lacks_tokenizer(spec: RunSpec) -> bool:
+    """Whether real weights would be trained on a made tokenizer's tokens, which mean nothing to them."""
+    if spec.script is not None or spec.weights_dir is None or spec.options.tokenizer != "auto":
+        return False
+    return is_folder(Path(spec.weights_dir)) and own_tokenizer_folder(spec) is None
+
+
+def require_tokenizer(spec: RunSpec) -> None:
+    """Raise UsageError for real weights that come without their tokenizer, unless another choice is named."""
+    if lacks_tokenizer(spec):
+        raise UsageError(
+            f"the model folder {spec.weights_dir} has weights and no tokenizer",
+            why=f"none of {', '.join(TOKENIZER_FILES)} is in it, and to weights that were trained with"
+            " another one, tokens of a tokenizer made from the data mean nothing",
+            fix="put the model's tokenizer.json into it, or --tokenizer FOLDER with that tokenizer",
+        )
+
+
 def _weights(spec: RunSpec) -> str:
     if spec.weights_dir is not None:
         return f"from {spec.weights_dir}"
@@ -84,6 +103,10 @@ def _tokenizer(spec: RunSpec) -> str:
     own = own_tokenizer_folder(spec) if choice == "auto" else None
     if own is not None:
         return f"the model's own, from {own}"
+    if lacks_tokenizer(spec):
+        return f"none: {spec.weights_dir} has no tokenizer.json (--tokenizer FOLDER names another place)"
+    if choice == "auto" and spec.weights_dir is not None:
+        return f"the model's own, from {spec.weights_dir}, which is not on this machine"
     if choice == "bytes" or vocab_size < SMALLEST_BPE_VOCAB:
         return "bytes (each byte of the text is a token)"
     return (

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from llmtop.presets.errors import JobFailedError, UsageError
+from llmtop.presets.inputs import require_tokenizer
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.export.environment import record_environment
 from llmtop.profiler.memory.result import Prediction
@@ -46,6 +47,8 @@ def start_run(
     """
     _require_hosts(spec, over_hosts=over_hosts)
     preflight(spec, nvme_bytes=prediction.nvme_bytes)
+    if not over_hosts:
+        require_tokenizer(spec)  # not what is gone on with: its tokenizer is made already
     run = RunDir.create(root or runs_root(), spec, prediction, deepspeed_config(spec))
     _keep_environment(run)
     (supervise or start_supervisor)(run)

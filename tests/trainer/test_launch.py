@@ -12,6 +12,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from llmtop.presets.errors import UsageError
@@ -247,6 +248,18 @@ def test_nodes_need_hosts(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nodes = 2, and no hosts are named"):
         start_run(spec, recorded_prediction(spec), root=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_without_their_tokenizer_are_not_launched(installed: set[str], tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    spec = msgspec.structs.replace(recorded_spec("cpu", seq_len=2), weights_dir=str(tmp_path / "model"))
+    with (
+        pytest.raises(UsageError, match="has weights and no tokenizer"),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(preflight, "check_weights", lambda spec: None)
+        start_run(spec, recorded_prediction(spec), root=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_gpus_must_be_there(installed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from typing import assert_never
 import msgspec
 
 from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
+from llmtop.presets.inputs import require_tokenizer
 from llmtop.profiler.fleet.summariser import Summariser
 from llmtop.profiler.hardware.host import host_memory_bytes
 from llmtop.profiler.record.events import RankStarted, RunEnded
@@ -145,6 +146,8 @@ class HostSupervisor:
         try:
             nvme_bytes = self.run_dir.prediction().nvme_bytes
             preflight_here(self.spec, nvme_bytes=nvme_bytes, ranks=len(self.host.slots))
+            if not self.run_dir.tokenizer_dir.is_dir():
+                require_tokenizer(self.spec)
         except LlmtopError as error:
             return msgspec.structs.replace(about, problem=error.in_one_line, fix=error.fix)
         return about
