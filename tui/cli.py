@@ -105,7 +105,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "resume",
-        "RUN [KEY=VALUE ...] [--fix N] [--force] [--detach|--headless]",
+        "RUN [KEY=VALUE ...] [--fix N] [--anew] [--force] [--detach|--headless]",
         "go on with a run that has ended, from its newest checkpoint",
         "llmtop resume latest",
     ),

@@ -117,7 +117,12 @@ def _fixes(
     else:
         found = fixes(spec, prediction, room, state.run_id)
     # A run that came from an archive is not gone on with: each of them needs one of its own.
-    return tuple(replace(fix, number=None, command="") for fix in found) if state.imported else found
+    if state.imported:
+        return tuple(replace(fix, number=None, command="") for fix in found)
+    if state.steps_finished and state.last_saved is None:
+        # Its steps are made again, which has to be asked for.
+        return tuple(replace(fix, command=fix.command and f"{fix.command} --anew") for fix in found)
+    return found
 
 
 def _predicted_for(stage: str | None, prediction: Prediction) -> int:

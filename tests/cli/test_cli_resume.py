@@ -56,6 +56,27 @@ def test_what_cannot_be_gone_on_with_is_refused(start: Start, llmtop: Llmtop) ->
     assert (torn.code, "has no checkpoint to go on from" in torn.err) == (ExitCode.USAGE, True)
 
 
+def test_steps_that_were_not_saved_are_made_again_only_when_told_to(start: Start, llmtop: Llmtop) -> None:
+    run = start("trains")
+    run.wait_for_step(1)
+    assert llmtop("stop", "latest").code == ExitCode.DONE
+    made = read_state(run.run).steps_finished
+    for words in ((), ("steps=900",)):
+        refused = llmtop("resume", "latest", *words)
+        assert (refused.code, run.run.in_force()) == (ExitCode.USAGE, InForce()), refused.err
+        told = " ".join(refused.err.split())
+        assert "has no checkpoint to go on from" in told and f"the {made} step" in told
+        again = " ".join(("llmtop resume", run.run.run_id, *words, "--anew"))
+        assert f"{again} begins anew from step 1; or start another one: llmtop run" in told
+    answer = llmtop("resume", "--detach", "latest", "steps=900", "--anew")
+    assert answer.code == ExitCode.DONE, answer.err
+    assert f"begins anew from step 1: the {made} step" in answer.err and "not saved" in answer.err
+    assert llmtop("stop", "latest").code == ExitCode.DONE
+    save_state(run.run, 1)
+    refused = llmtop("resume", "latest", "--anew")
+    assert (refused.code, "has a checkpoint of step 1" in refused.err) == (ExitCode.USAGE, True)
+
+
 @pytest.mark.parametrize("saved", [2, None])
 def test_a_run_that_ran_out_of_memory_goes_on_with_a_fix(
     start: Start, llmtop: Llmtop, saved: int | None
@@ -73,7 +94,13 @@ def test_a_run_that_ran_out_of_memory_goes_on_with_a_fix(
     for words, why in ((("--fix", "9"), "has no fix 9"), (("--fix", "1", "zero=3"), "exclude each other")):
         refused = llmtop("resume", "latest", *words)
         assert (refused.code, why in refused.err) == (ExitCode.USAGE, True), refused.err
-    answer = llmtop("resume", "--detach", "latest", "--fix", str(number))
+    anew = () if saved else ("--anew",)
+    if anew:
+        assert f"--fix {number} --anew" in told and "--fix 1 --anew" in end.fix
+        refused = llmtop("resume", "latest", "--fix", str(number))
+        assert refused.code == ExitCode.USAGE and "the 1 step that it has made was not saved" in refused.err
+        assert f"llmtop resume {first.run.run_id} --fix {number} --anew begins anew" in refused.err
+    answer = llmtop("resume", "--detach", "latest", "--fix", str(number), *anew)
     assert answer.code == ExitCode.DONE, answer.err
     assert "micro_batch  4 -> 2" in answer.err
     assert (f"goes on after step {saved}" if saved else "begins anew") in answer.err
@@ -92,13 +119,13 @@ def test_a_run_that_ran_out_of_memory_goes_on_with_a_fix(
 def test_an_ended_run_goes_on_with_a_change_of_ones_own(start: Start, llmtop: Llmtop) -> None:
     run = start("fits_when_smaller", micro_batch=4)
     run.end()
-    refused = llmtop("resume", "latest", "micro_batch=3")
+    refused = llmtop("resume", "latest", "micro_batch=3", "--anew")
     assert (refused.code, "does not divide" in refused.err) == (ExitCode.USAGE, True)
     assert run.run.in_force() == InForce()
-    too_large = llmtop("resume", "latest", "micro_batch=40000", "grad_accum=1")
+    too_large = llmtop("resume", "latest", "micro_batch=40000", "grad_accum=1", "--anew")
     assert too_large.code == ExitCode.DOES_NOT_FIT and run.run.in_force() == InForce()
     # One that fails again on the new setting says so, and ends on it.
-    assert llmtop("resume", "--detach", "latest", "zero=3").code == ExitCode.DONE
+    assert llmtop("resume", "--detach", "latest", "zero=3", "--anew").code == ExitCode.DONE
     assert run.end().state == "out_of_memory"
     (record,) = read_state(run.run).changes.records
     assert "failed before its first step" in outcome(record) or record.status == "applied"

@@ -13,7 +13,7 @@ from llmtop.presets.spec import Script, ValueSource
 from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES
 from llmtop.profiler.memory.pool import MIB, segment_bytes
 from llmtop.profiler.memory.predict import predict
-from llmtop.profiler.memory.suggest import apply
+from llmtop.profiler.memory.changes import apply
 from llmtop.profiler.oom.allocations import identify, known_allocations
 from llmtop.profiler.oom.diagnosis import fixes_after
 from llmtop.profiler.oom.fixes import Room, fixes, host_fixes, room_of
@@ -298,7 +298,8 @@ def test_the_report_tells_moment_allocation_room_prediction_and_fixes(tmp_path: 
     ):
         assert told in words, text
     (finding,) = [one for one in report.findings if one.key == "out_of_memory"]
-    assert finding.command == f"llmtop resume {report.run_id} --fix 1"
+    # Nothing was saved.
+    assert finding.command == f"llmtop resume {report.run_id} --fix 1 --anew"
     assert "asked for 3.91 GiB" in finding.evidence
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,6 +80,15 @@ async def test_a_key_goes_on_with_a_change_that_fits(ended: LiveRun, root: Path,
             assert app.screen is before
         else:
             await wait_for(pilot, lambda: app.screen is not before, "the monitor of the run that goes on")
+
+
+async def test_the_key_says_how_many_steps_would_be_made_again(ended: LiveRun, root: Path) -> None:
+    shutil.rmtree(ended.run.checkpoints_dir)
+    app = LlmtopApp("monitor", ended.run, root, deeds=Deeds(fix=lambda run, state, number: pytest.fail()))
+    async with app.run_test(size=WIDE, notifications=True) as pilot:
+        await wait_for_text(pilot, "OUT OF MEMORY", "f Fix")
+        await pilot.press("f")
+        await wait_for_text(pilot, "Go on with a change?", "begins anew from step 1: the 4 steps")
 
 
 def as_script(run: RunDir) -> None:

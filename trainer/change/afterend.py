@@ -10,6 +10,7 @@ from llmtop.profiler.oom.diagnosis import fixes_after
 from llmtop.profiler.oom.fixes import Fix
 from llmtop.profiler.record.hosts import read_hosts
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.units import counted
 from llmtop.trainer.change.plan import ChangePlan, plan_change
 from llmtop.trainer.change.restagefolder import restage_folders
 from llmtop.trainer.change.setwords import as_set_takes_it
@@ -80,6 +81,15 @@ def step_to_go_on_from(run: RunDir, state: RunState) -> int | None:
         # On the hosts, which say so themselves where it is not there any more.
         return state.checkpoints[-1].step
     return None
+
+
+def anew_words(state: RunState) -> str:
+    """What it comes to where a run goes on of which nothing was saved."""
+    made = state.steps_finished
+    if not made:
+        return "begins anew: nothing was saved"
+    were = "was" if made == 1 else "were"
+    return f"begins anew from step 1: the {counted(made, 'step')} that it had made {were} not saved"
 
 
 def resume_changed(run: RunDir, plan: ChangePlan) -> int:

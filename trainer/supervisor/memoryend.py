@@ -69,5 +69,6 @@ def _in_words(run: RunDir, every: tuple[Fix, ...]) -> str:
         return "; or ".join(fix.text for fix in every[:_SAID])
     saved = newest_in((run.checkpoints_dir, *restage_folders(run)))
     then = "begins the run anew" if saved is None else f"goes on after step {saved[0].step:,}"
-    words = "; or ".join(f"{fix.text}: {fix.command}" for fix in found[:_SAID])
+    anew = " --anew" if saved is None else ""
+    words = "; or ".join(f"{fix.text}: {fix.command}{anew}" for fix in found[:_SAID])
     return f"{words}. It {then}"

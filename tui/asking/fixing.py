@@ -6,7 +6,7 @@ from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.oom.diagnosis import diagnose
 from llmtop.profiler.oom.words import fix_words, moment_words, request_words
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.trainer.change.afterend import fixes_of, step_to_go_on_from
+from llmtop.trainer.change.afterend import anew_words, fixes_of, step_to_go_on_from
 from llmtop.tui.widgets.dialog import Choice
 from llmtop.tui.widgets.paint import harmless
 
@@ -23,6 +23,6 @@ def fix_text(run: RunDir, state: RunState) -> tuple[str, ...]:
     setting = state.changes.setting
     found = diagnose(state, run.spec(setting), run.prediction(setting))
     step = step_to_go_on_from(run, state)
-    then = "It begins anew: nothing was saved." if step is None else f"It goes on after step {step:,}."
+    then = f"It {anew_words(state)}." if step is None else f"It goes on after step {step:,}."
     told = () if found is None else (moment_words(found), request_words(found))
     return (*(harmless(line) for line in told if line), then)

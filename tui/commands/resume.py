@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.units import counted
 from llmtop.trainer import control
 from llmtop.trainer.change.afterend import (
+    anew_words,
     fix_numbered,
     plan_after_end,
     require_more_steps,
@@ -37,8 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fix",
         type=int,
         metavar="N",
-        help="go on with fix N of the report of a run that ran out of memory; begins anew where nothing was"
-        " saved",
+        help="go on with fix N of the report of a run that ran out of memory",
+    )
+    parser.add_argument(
+        "--anew",
+        action="store_true",
+        help="where nothing was saved: begin again from step 1, in the same folder and record",
     )
     parser.add_argument("--force", action="store_true", help="also when it is predicted not to fit")
     add_how_to_watch(parser)
@@ -49,9 +56,10 @@ def run(args: argparse.Namespace) -> ExitCode:
     state = read_state(found)
     _require_ended(found, state, args.words)
     changed = args.fix is not None or bool(args.words)
-    step = _step_to_go_on_from(found, state, may_begin_anew=changed and state.status != "completed")
+    words = _words_of_change(found, state, args)
+    step = _step_to_go_on_from(found, state, args, changed=changed)
     if changed:
-        _resume_changed(found, state, args)
+        _resume_changed(found, state, args, words)
     else:
         resume_run(found)
     if not found.spec().on_cpu and (devices := devices_for(found)):
@@ -60,21 +68,26 @@ def run(args: argparse.Namespace) -> ExitCode:
         # A state that was saved for a relaunch has been moved there.
         tell(f"goes on after step {step:,}, from {found.checkpoints_dir / f'step-{step}'}")
     else:
-        tell("begins anew: nothing was saved")
+        tell(anew_words(state))
     return watch_as_asked(found, args)
 
 
-def _resume_changed(found: RunDir, state: RunState, args: argparse.Namespace) -> None:
-    if args.fix is not None and args.words:
-        raise UsageError("--fix and KEY=VALUE exclude each other", fix="give the one or the other")
+def _words_of_change(found: RunDir, state: RunState, args: argparse.Namespace) -> Sequence[str]:
+    """What is to be changed, as `key=value`."""
     if args.fix is None:
-        plan = plan_after_end(found, args.words)
+        return tuple(args.words)
+    if args.words:
+        raise UsageError("--fix and KEY=VALUE exclude each other", fix="give the one or the other")
+    return fix_numbered(found, state, args.fix).words
+
+
+def _resume_changed(found: RunDir, state: RunState, args: argparse.Namespace, words: Sequence[str]) -> None:
+    plan = plan_after_end(found, words)
+    # A fix is offered because it fits what there was, whatever the prediction alone says.
+    if args.fix is None:
         require_more_steps(found, plan, state.steps_finished)
         if not args.force:
             require_fit(plan)
-    else:
-        # Offered because it fits what there was, whatever the prediction alone says.
-        plan = plan_after_end(found, fix_numbered(found, state, args.fix).words)
     for line in change_lines(plan.changes, whole=False):
         tell(line)
     for lost in plan.lost:
@@ -97,13 +110,35 @@ def _require_ended(found: RunDir, state: RunState, words: Sequence[str]) -> None
         )
 
 
-def _step_to_go_on_from(found: RunDir, state: RunState, *, may_begin_anew: bool) -> int:
-    """Of the newest checkpoint, 0 for none; raises UsageError where there has to be one."""
-    step = step_to_go_on_from(found, state)
-    if step is None and not may_begin_anew:
-        raise UsageError(
-            f"run {found.run_id} has no checkpoint to go on from",
-            why=f"none is complete in {found.checkpoints_dir}",
-            fix="start another one: llmtop run, with --checkpoint-every N to have some next time",
-        )
-    return step or 0
+def _step_to_go_on_from(found: RunDir, state: RunState, args: argparse.Namespace, *, changed: bool) -> int:
+    """Of the newest checkpoint, 0 for none; raises UsageError where there has to be one, or must be none."""
+    step, name = step_to_go_on_from(found, state), found.run_id
+    if step is not None:
+        if args.anew:
+            raise UsageError(
+                f"run {name} has a checkpoint of step {step:,} to go on from",
+                why="--anew is for a run of which nothing was saved",
+                fix="leave --anew out; or start another one: llmtop run",
+            )
+        return step
+    made, completed = state.steps_finished, state.status == "completed"
+    if not completed and (args.anew or (changed and not made)):
+        return 0
+    another = "start another one: llmtop run, with --checkpoint-every N to have some next time"
+    raise UsageError(
+        f"run {name} has no checkpoint to go on from",
+        why=f"none is complete in {found.checkpoints_dir}{_lost_words(made)}",
+        fix=another if completed else f"{_anew_command(name, args)} begins anew from step 1; or {another}",
+    )
+
+
+def _lost_words(made: int) -> str:
+    if not made:
+        return ""
+    return f": the {counted(made, 'step')} that it has made {'was' if made == 1 else 'were'} not saved"
+
+
+def _anew_command(name: str, args: argparse.Namespace) -> str:
+    """What was typed, and begins anew."""
+    fix = () if args.fix is None else ("--fix", str(args.fix))
+    return shlex.join(("llmtop", "resume", name, *args.words, *fix, "--anew"))

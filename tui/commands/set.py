@@ -109,6 +109,8 @@ def _instead(found: RunDir, state: RunState, words: list[str]) -> str:
     if has_all_steps and not state.checkpoints:
         return "start another one: llmtop run"
     steps = "steps=N " if has_all_steps else ""
+    if state.steps_finished and state.last_saved is None:
+        return f"llmtop resume {found.run_id} {shlex.join(words)} --anew begins anew with it"
     return f"llmtop resume {found.run_id} {steps}{shlex.join(words)} goes on with it"
 
 
