@@ -1,5 +1,7 @@
 """Where could it run: for each kind of GPU the fewest that a run fits on, and its fastest setting there.
 
+Of the settings there those with room to spare win over faster ones that fit with hardly any.
+
 The search is over a small space, which the answer tells; what the command line fixes is not searched.
 """
 
@@ -17,6 +19,7 @@ from llmtop.presets.rules import has_bf16, refusals
 from llmtop.presets.spec import Precision, RunSpec, ValueSource
 from llmtop.profiler.cost.sweep import Change, SweepRow, best_first, changed, judge
 from llmtop.profiler.memory.predict import Brief
+from llmtop.profiler.units import counted
 
 GPU_COUNTS = (1, 2, 4, 8)
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -31,9 +34,10 @@ class WhereRow(Struct, frozen=True, kw_only=True):
     gpu: str
     gpu_memory_bytes: int | None
     gpus: int | None
-    """The fewest a node that it fits on; None where it fits on none of `GPU_COUNTS`."""
+    """The fewest a node that it fits on; None where it fits on none of those that were tried."""
     settings: Change
-    """The fastest that fits there; where nothing fits, what comes closest."""
+    """The fastest that fits there with room to spare, else of those without; where nothing fits, what comes
+    closest."""
     brief: Brief | None = field(name="prediction")
     """Of that setting; None where every one is refused."""
     kwh_per_million_tokens: float | None
@@ -64,7 +68,7 @@ def where(
     base_of: Callable[[Change], RunSpec], *, gpus: tuple[str, ...], allow: tuple[str, ...] = ()
 ) -> Where:
     """`base_of` resolves the run that is asked for with some options set, unchecked."""
-    bases = [_one_gpu(base_of({"gpu": name, "gpus": 1})) for name in gpus]
+    bases = [_as_typed(base_of({"gpu": name})) for name in gpus]
     searched: dict[str, tuple[Any, ...]] = {}
     rows = []
     precision_matters = any(_possible_precision(base) != base.options.precision for base in bases)
@@ -78,11 +82,9 @@ def where(
     return Where(space=searched, rows=tuple(sorted(rows, key=_fastest_first)))
 
 
-def _one_gpu(base: RunSpec) -> RunSpec:
-    """As many nodes as somebody typed, else one: a recipe's are of another kind of GPU."""
-    if _is_fixed(base, "nodes") or base.options.nodes == 1:
-        return base
-    return changed(base, {"nodes": 1})
+def _as_typed(base: RunSpec) -> RunSpec:
+    """As many GPUs and nodes as somebody typed, else one: a recipe's are of another kind of GPU."""
+    return changed(base, {key: 1 for key in ("gpus", "nodes") if not _is_fixed(base, key)})
 
 
 def _possible_precision(base: RunSpec) -> Precision:
@@ -125,7 +127,8 @@ def _changes(space: dict[str, tuple[Any, ...]]) -> Iterator[Change]:
 def _row(base: RunSpec, space: dict[str, tuple[Any, ...]]) -> WhereRow:
     closest: tuple[int, int, SweepRow] | None = None
     refused: _Refused | None = None
-    for count in GPU_COUNTS:
+    counts = _counts(base)
+    for count in counts:
         found: list[SweepRow] = []
         for change in _changes(space):
             judged = _judged(base, {"gpus": count, **change})
@@ -135,12 +138,21 @@ def _row(base: RunSpec, space: dict[str, tuple[Any, ...]]) -> WhereRow:
                 refused = judged
         fitting = [row for row in found if row.brief.fits]
         if fitting:
-            return _fits(base, count, min(fitting, key=best_first))
+            return _fits(base, count, min(fitting, key=_safest_first))
         for row in found:
             short = _short(row)
             if short is not None and (closest is None or short < closest[0]):
                 closest = short, count, row
-    return _fits_nowhere(base, closest, refused)
+    return _fits_nowhere(base, counts[-1], closest, refused)
+
+
+def _counts(base: RunSpec) -> tuple[int, ...]:
+    """GPUs a node: as many as somebody typed, else the few numbers that are usual."""
+    return (base.options.gpus,) if _is_fixed(base, "gpus") else GPU_COUNTS
+
+
+def _safest_first(row: SweepRow) -> tuple[bool, tuple[int, float, int]]:
+    return row.brief.tight, best_first(row)
 
 
 class _Refused(Struct, frozen=True):
@@ -188,14 +200,15 @@ def _fits(base: RunSpec, count: int, row: SweepRow) -> WhereRow:
 
 def _fits_nowhere(
     base: RunSpec,
+    most: int,
     closest: tuple[int, int, SweepRow] | None,
     refused: _Refused | None,
 ) -> WhereRow:
-    most = GPU_COUNTS[-1]
     if closest is not None:
         nodes = base.options.nodes
         over = f"{nodes} nodes of " if nodes > 1 else ""
-        why = f"GPU memory is short on up to {over}{most} GPUs"
+        upto = "" if _is_fixed(base, "gpus") else "up to "
+        why = f"GPU memory is short on {upto}{over}{counted(most, 'GPU')}"
     elif base.gpu.memory_bytes is None:
         why = "the memory of this GPU is not known"
     else:

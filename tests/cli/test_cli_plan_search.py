@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from llmtop.presets.errors import ExitCode
+from llmtop.profiler.cost.where import WhereRow
+from llmtop.profiler.memory.predict import Brief
+from llmtop.tui.commands.plan_search import where_lines
 from tests.cli.conftest import Llmtop
 
 EIGHT = ("--model", "llama-3.1-8b", "--gpu", "h100-80gb", "--gpus", "4")
@@ -87,6 +90,48 @@ def test_where_takes_a_model_alone(llmtop: Llmtop) -> None:
     assert all(len(line) <= 100 for line in answer.out.splitlines())
     assert "the same" not in llmtop("plan", "--model", "llama-3.1-8b", "--where").out
     assert llmtop("plan", "--model", "llama-3.1-8b", "--where").out == answer.out
+
+
+def test_where_tells_what_each_host_needs(llmtop: Llmtop) -> None:
+    """Weights and optimizer that a GPU has no room for lie in the host's memory."""
+    answer = llmtop("plan", "llama-3.1-70b", "--where", "--allow", "offload,8bit,liger")
+    head, *rows = answer.out.split("\n\n")[1].splitlines()
+    assert "host" in head.split() and all(len(line) <= 80 for line in (head, *rows[:14]))
+    at = head.index("host")
+    assert all(row[: at + 4].endswith("1.91 TiB") for row in rows if row.startswith(("a10g", "t4")))
+    assert "host is what each host must have, which is not checked" in answer.out
+
+
+@pytest.mark.parametrize("width", [60, 70, 80])
+def test_the_host_column_stays_where_there_is_little_room(width: int) -> None:
+    brief = Brief(
+        fits=True,
+        peak_allocated_bytes=1 << 34,
+        needed_bytes=1 << 34,
+        device_memory_bytes=1 << 36,
+        host_bytes=2 << 40,
+        step_seconds=1.0,
+        tokens_per_second=12_345.0,
+    )
+    rows = [
+        WhereRow(
+            gpu=gpu,
+            gpu_memory_bytes=1 << 36,
+            gpus=8,
+            settings={"gpus": 8, "micro_batch": 2, "zero": zero},
+            brief=brief,
+            kwh_per_million_tokens=1.0,
+            why="",
+        )
+        for zero, gpu in enumerate(("a100-40gb", "h100-80gb"))
+    ]
+    lines = where_lines(rows, width)
+    assert all(len(line) <= width and "2.00 TiB" in line for line in lines.rows) and "host" in lines.head
+
+
+def test_where_looks_at_the_count_that_was_typed(llmtop: Llmtop) -> None:
+    answer = llmtop("plan", "llama-3.1-8b", "--where", "--gpus", "2", "--json").json()
+    assert {row["gpus"] or row["tried_gpus"] for row in answer["rows"]} == {2}
 
 
 def test_where_for_one_kind_as_json(llmtop: Llmtop) -> None:

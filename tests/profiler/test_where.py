@@ -57,7 +57,7 @@ def test_fewest_gpus_and_nothing_faster_among_what_was_searched(model: str) -> N
                 assert not isinstance(judged, tuple)
                 if row.gpus is None or count < row.gpus:
                     assert not judged.brief.fits
-                elif judged.brief.fits:
+                elif judged.brief.fits and not judged.brief.tight:
                     assert row.brief is not None and row.brief.tokens_per_second is not None
                     assert (judged.brief.tokens_per_second or 0) <= row.brief.tokens_per_second
 
@@ -123,3 +123,31 @@ def test_the_fastest_first_and_what_fits_nowhere_last() -> None:
     assert rows[: len(fitting)] == tuple(fitting) and len(fitting) < len(rows)
     rates = [row.brief.tokens_per_second or 0 for row in fitting if row.brief is not None]
     assert rates == sorted(rates, reverse=True)
+
+
+def test_a_typed_count_is_the_one_that_is_looked_at() -> None:
+    typed = Layer(ValueSource.COMMAND_LINE, "typed", {"model": "llama-3.1-8b", "gpus": 2})
+    machine = Machine(gpu="cpu", gpus=1, host_memory_bytes=None)
+
+    def base_of(change: Change) -> RunSpec:
+        return assemble([typed, Layer(ValueSource.MACHINE, "", change)], name="asked", machine=machine)
+
+    rows = where(base_of, gpus=("h100-80gb", "t4"))
+    assert row_of(rows, "h100-80gb").gpus == 2 and row_of(rows, "h100-80gb").settings["gpus"] == 2
+    nowhere = row_of(rows, "t4")
+    assert nowhere.tried_gpus == 2 and nowhere.why == "GPU memory is short on 2 GPUs"
+    # A recipe's count is of its own kind of GPU.
+    assert row_of(found(("h200",), recipe="full-zero2"), "h200").gpus == 1
+
+
+@pytest.mark.parametrize("gpu", ["h200", "a100-80gb"])
+def test_room_to_spare_wins_over_speed(gpu: str) -> None:
+    row = row_of(found((gpu,), model="llama-3.1-8b"), gpu)
+    assert row.brief is not None and row.brief.fits and not row.brief.tight
+    # Twice as many sequences would fit too, and be faster, with hardly anything to spare.
+    machine = Machine(gpu="cpu", gpus=1, host_memory_bytes=None)
+    typed = Layer(ValueSource.COMMAND_LINE, "", {"model": "llama-3.1-8b", "gpu": gpu})
+    change = {**row.settings, "micro_batch": 2 * row.settings["micro_batch"]}
+    more = judge(changed(assemble([typed], name="asked", machine=machine), change), change)
+    assert not isinstance(more, tuple) and more.brief.tight
+    assert (more.brief.tokens_per_second or 0) > (row.brief.tokens_per_second or 0)

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asked.add_argument(
         "--where",
         action="store_true",
-        help="for each kind of GPU the fewest that it fits on, and the fastest setting there",
+        help="for each kind of GPU the fewest that it fits on, or --gpus of it, and the fastest setting",
     )
     asked.add_argument(
         "--allow", metavar="WORDS", help="with --where: search offload, 8bit, liger too (joined by commas)"

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 from llmtop.presets.errors import UsageError, nearest
 from llmtop.profiler.cost.sweep import SHORT, Change, Sweep, SweepRow
 from llmtop.profiler.cost.where import ALLOWED, Where, WhereRow
-from llmtop.profiler.units import format_bytes, format_seconds
+from llmtop.profiler.units import counted, format_bytes, format_seconds
 from llmtop.tui.commands.output import WIDTH, table, value_text, wrapped
 
-ENERGY = (
-    "≈ fits with hardly anything to spare. Wh/M is an estimate of the watt-hours for a million tokens:"
+WHERE_NOTES = (
+    "host is what each host must have, which is not checked: a kind of GPU does not tell its host's memory."
+    " ≈ fits with hardly anything to spare. Wh/M is an estimate of the watt-hours for a million tokens:"
     " the boards at the power that they are sold with, for the predicted time; hosts and cooling come on top"
 )
 
@@ -87,7 +88,7 @@ def where_text(found: Where, width: int = WIDTH) -> str:
     if fitting:
         found_lines = where_lines(fitting, width)
         lines += ["", found_lines.head, *found_lines.rows, *filter(None, [found_lines.same])]
-        lines += wrapped(ENERGY, "", width)
+        lines += wrapped(WHERE_NOTES, "", width)
     nowhere = [row for row in found.rows if row.gpus is None]
     if nowhere:
         lines += ["", "fits nowhere"]
@@ -123,17 +124,23 @@ def where_lines(rows: Sequence[WhereRow], width: int = WIDTH) -> WhereLines:
     settings = [key for key in rows[0].settings if key not in _HIDDEN]
     same = [key for key in settings if len({row.settings[key] for row in rows}) == 1]
     keys = [key for key in settings if key not in same]
-    heads = ["GPU", "GPUs", *(_head(key) for key in keys), "needs", "of", "tokens/s", "Wh/M"]
+    heads = ["GPU", "GPUs", *(_head(key) for key in keys), "needs", "of", "host", "tokens/s", "Wh/M"]
     cells = [heads, *(_where_cells(row, keys) for row in rows)]
     right = [1, *range(len(keys) + 2, len(heads))]
     lines = table(cells, right=right)
-    if max(map(len, lines)) > width:
-        at = heads.index("of")
-        lines = table([row[:at] + row[at + 1 :] for row in cells], right=right[:-1])
+    for dropped in _LESSER:
+        if max(map(len, lines)) <= width:
+            break
+        at = cells[0].index(dropped)
+        cells = [row[:at] + row[at + 1 :] for row in cells]
+        right = right[:-1]
+        lines = table(cells, right=right)
     words = ", ".join(f"{_head(key)} {_value(rows[0].settings[key])}" for key in same)
     return WhereLines(lines[0], tuple(lines[1:]), f"all with {words}" if words else "")
 
 
+_LESSER = ("of", "Wh/M")
+"""Columns left out in this order where there is no room; never what each host needs."""
 _HIDDEN = ("gpus", "checkpointing_every")
 """Settings that have a column of their own, or follow from another."""
 
@@ -148,6 +155,7 @@ def _where_cells(row: WhereRow, keys: Sequence[str]) -> list[str]:
         ("≈" if brief is not None and brief.tight else "")
         + format_bytes(brief.needed_bytes if brief is not None else None),
         format_bytes(row.gpu_memory_bytes),
+        format_bytes(brief.host_bytes if brief is not None else None),
         "n/a" if rate is None else f"{rate:,.0f}",
         "n/a" if energy is None else _watt_hours(energy * 1000),
     ]
@@ -164,13 +172,17 @@ def nowhere_words(row: WhereRow, *, brief: bool = False) -> str:
         return row.why
     short = format_bytes(row.short_bytes)
     if brief:
-        return f"short by {short} even on {row.tried_gpus} GPUs"
+        return f"short by {short} even on {_tried(row)}"
     settings = ", ".join(_setting_words(row.settings))
     return (
-        f"{row.why}: closest is {row.tried_gpus} GPUs with {settings}, which needs"
+        f"{row.why}: closest is {_tried(row)} with {settings}, which needs"
         f" {format_bytes(row.brief.needed_bytes)} a GPU of {format_bytes(row.gpu_memory_bytes)},"
         f" short by {short}"
     )
+
+
+def _tried(row: WhereRow) -> str:
+    return counted(row.tried_gpus or 0, "GPU")
 
 
 def _setting_words(settings: Change) -> Iterator[str]:

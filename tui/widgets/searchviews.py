@@ -16,7 +16,7 @@ from textual.widgets.option_list import Option
 
 from llmtop.profiler.cost.sweep import Change
 from llmtop.profiler.cost.where import Where, WhereRow
-from llmtop.tui.commands.plan_search import ENERGY, nowhere_words, searched_words, where_lines
+from llmtop.tui.commands.plan_search import WHERE_NOTES, nowhere_words, searched_words, where_lines
 from llmtop.tui.keys import MOVE_KEYS, SEARCH_KEYS, bindings
 from llmtop.tui.plans.grid import STAGES, Grid, Place, detail_rows, grid_rows, legend, place_at
 from llmtop.tui.widgets.keyfooter import KeyFooter
@@ -193,7 +193,7 @@ class WhereView(SearchView):
         listed.add_options(options)
         listed.highlighted = (at or 0) if lines else None
         notes = [lines.same] if lines and lines.same else []
-        notes += wrapped(ENERGY, width) if lines else []
+        notes += wrapped(WHERE_NOTES, width) if lines else []
         self.query_one("#where-notes", Static).update(Content.styled("\n".join(notes), "$muted"))
 
     def _nowhere(self, row: WhereRow, width: int) -> Content:
