@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+from msgspec.structs import replace
+
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.findings.bound import BOUND_RULES
@@ -31,9 +35,22 @@ _RULES: tuple[Rule, ...] = (
     *SEEN_RULES,
 )
 
+_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]+)")
+_OWN_SETTINGS = "the script's own settings"
+_CHANGING = ("llmtop set ", "llmtop resume ", "llmtop run ")
+
 
 def findings(state: RunState, spec: RunSpec, prediction: Prediction) -> tuple[Finding, ...]:
     """What stands out so far, the worst first."""
     seen = Seen(state=state, spec=spec, prediction=prediction, breakdown=breakdown(state, spec, prediction))
     found = [finding for rule in _RULES for finding in rule(seen)]
-    return worst_first(found)
+    return worst_first(found if spec.script is None else map(_for_a_script, found))
+
+
+def _for_a_script(finding: Finding) -> Finding:
+    """The same without what only llmtop's own trainer takes: a command that changes the run, options."""
+    change, command = finding.change, finding.command
+    if _OPTION.search(change) and "nvidia-smi" not in change:
+        change = _OPTION.sub(r"\1", change)
+        change += "" if _OWN_SETTINGS in change else f"; in llmtop's words: change {_OWN_SETTINGS} to match"
+    return replace(finding, change=change, command="" if command.startswith(_CHANGING) else command)

@@ -30,13 +30,30 @@ def input_bound(seen: Seen) -> Iterator[Finding]:
     if "data" not in times or step <= 0 or times["data"] < INPUT_SHARE * step:
         return
     share = times["data"] / step
+    severity: Severity = "warning" if share >= INPUT_WARNING_SHARE else "info"
+    if seen.spec.script is not None:
+        yield _between_steps(seen, times["data"], step, severity)
+        return
     yield Finding(
         key="input_bound",
-        severity="warning" if share >= INPUT_WARNING_SHARE else "info",
+        severity=severity,
         title="the step waits for data",
         evidence=f"loading takes {format_seconds(times['data'])} of {format_seconds(step)} a step "
         f"({format_percent(100 * share)})",
         change="put the data on a faster disk, or save it packed once and train on that folder (--data)",
+    )
+
+
+def _between_steps(seen: Seen, outside: float, step: float, severity: Severity) -> Finding:
+    """Of a loop that is not ours only the calls of the engine are seen, not what it does between them."""
+    return Finding(
+        key="between_steps",
+        severity=severity,
+        title="the script is busy between its steps",
+        evidence=f"outside forward, backward and optimizer: {format_seconds(outside)} of"
+        f" {format_seconds(step)} a step ({format_percent(100 * outside / step)}); data loading, evaluation,"
+        " logging or saving, which are not told apart",
+        change=f"llmtop stacks {seen.state.run_id} shows where its ranks stand meanwhile",
     )
 
 
@@ -64,12 +81,13 @@ def straggler(seen: Seen) -> Iterator[Finding]:
             break
         at -= stretch
     rank = newest.rank
+    alone = "loading and forward take it" if seen.spec.script is None else "up to the end of forward it takes"
     since = "since the first steps" if at <= 0 else f"since about step {paces[rank].began(at)}"
     yield Finding(
         key="straggler",
         severity="warning",
         title=f"all ranks wait for rank {rank}",
-        evidence=f"loading and forward take it {format_seconds(newest.seconds)}, the others "
+        evidence=f"{alone} {format_seconds(newest.seconds)}, the others "
         f"{format_seconds(newest.usual)}: {format_seconds(newest.seconds - newest.usual)} a step, {since}"
         + _beside(seen, rank),
         change="look for other work, heat or a lower clock on its device and its cores",

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from llmtop.presets.spec import RunSpec
+from llmtop.presets.spec import RunSpec, Script
 from llmtop.profiler.findings.find import Finding, findings
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
@@ -209,6 +209,32 @@ def test_input_bound() -> None:
     assert found(steps(0.15))["input_bound"].severity == "info"
     assert "input_bound" not in found(steps(0.02))
     assert "input_bound" not in found(steps(0.5)[:3])
+
+
+def a_script() -> RunSpec:
+    script = Script(command=("python", "train.py"), folder="/", described=True)
+    return msgspec.structs.replace(recorded_spec("cuda"), script=script)
+
+
+def test_of_a_script_only_the_time_outside_its_phases_is_known() -> None:
+    """It may have loaded, evaluated or saved then, and options of the trainer are none of its own."""
+    phases = {"data": 0.9, "forward": 0.05, "backward": 0.05}
+    told = found([step(n, phase_seconds=phases) for n in range(1, 8)], a_script())
+    assert "input_bound" not in told
+    finding = told["between_steps"]
+    assert "outside forward, backward and optimizer: 900 ms of 1.00 s a step (90.0%)" in finding.evidence
+    assert "evaluation" in finding.evidence and "disk" not in finding.change and "--" not in finding.change
+    quick = [step(n, phase_seconds={**phases, "data": 0.001}) for n in range(1, 8)]
+    assert "between_steps" not in found(quick, a_script())
+
+
+def test_a_script_is_told_no_option_and_no_command_that_it_does_not_take() -> None:
+    memory = {"forward": PhaseMemory(peak_bytes=60 * GIB, reserved_bytes=61 * GIB)}
+    events: list[AnyEvent] = [step(n, phase_memory=memory) for n in (1, 2)]
+    events.append(cuda_sample(63 * GIB))
+    own, script = (found(events, spec)["memory_unused"] for spec in (recorded_spec("cuda"), a_script()))
+    assert own.command.startswith("llmtop set ")
+    assert script.command == "" and "--" not in script.change
 
 
 def test_straggler_is_the_rank_that_is_slow_alone() -> None:
