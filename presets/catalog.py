@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets import option_values
-from llmtop.presets.errors import PackedWeightsError, UsageError, bad_value, nearest
+from llmtop.presets.errors import PackedWeightsError, UsageError, bad_value, begun, nearest
 from llmtop.presets.hf import canonical as hf_canonical
 from llmtop.presets.hf import config as hf_config
 from llmtop.presets.paths import expand_user, is_folder, is_hub_id, nearest_sibling
@@ -45,6 +45,7 @@ _DEEPSPEED_MARKS = {
 """Top keys by which a JSON file is told to be one or the other."""
 _SCRIPT_COMMANDS = {".py": "python", ".sh": "bash"}
 _JSON_FIX = "of a model: --model {name}; of DeepSpeed: --deepspeed-config {name}"
+_MOST_NAMED = 6
 _RECIPE_TEXTS = ("description", "goal", "notes", "base")
 
 
@@ -125,12 +126,24 @@ def _unknown(kind: Kind, name: str, why: str = "") -> UsageError:
     if other:
         why, fix = f"that is {other[0]}", other[1]
     else:
-        guess = nearest(name, names)
-        if guess is None and kind == "recipes" and (guess := nearest(name, _names("models"))):
+        several, guess = begun(name, names), nearest(name, names)
+        if kind == "recipes" and not several and guess is None:
             # A model's name may stand there too.
-            word, lists = "recipe or model", "`llmtop presets models` lists the models"
-        fix = f"did you mean '{guess}'? {lists}" if guess else lists
+            models = _names("models")
+            word, several, guess = "recipe or model", begun(name, models), nearest(name, models)
+            model_lists = "`llmtop presets models` lists the models"
+            lists = model_lists if several or guess else f"{lists}, {model_lists.replace(' lists', '')}"
+        if len(several) > 1:
+            fix = f"say which: {_listed(several)}; {lists}"
+        else:
+            fix = f"did you mean '{guess or several[0]}'? {lists}" if guess or several else lists
     return UsageError(f"no {word} preset is called '{name[:80]}'", why=why, fix=fix)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
+    *first, last = (*names[:_MOST_NAMED], *more)
+    return f"{', '.join(first)} or {last}"
 
 
 def _of_another_kind(kind: Kind, name: str) -> tuple[str, str] | None:

@@ -93,16 +93,28 @@ _CLOSE_SHORT, _SHORT = 0.65, 4
 _SHORTEST_START = 3
 _MOST_NAMED = 12
 _OTHER_NAMES = {
-    "lr": "learning-rate",
+    **dict.fromkeys(("lr", "learn-rate"), "learning-rate"),
     "wd": "weight-decay",
-    "bs": "micro-batch",
-    "batch-size": "micro-batch",
-    "gas": "grad-accum",
-    "context": "seq-len",
-    "max-length": "seq-len",
-    "epochs": "steps",
+    **dict.fromkeys(
+        ("bs", "batch", "batch-size", "per-device-train-batch-size", "per-device-batch-size"), "micro-batch"
+    ),
+    "train-micro-batch-size-per-gpu": "micro-batch",
+    **dict.fromkeys(("gas", "gradient-accumulation", "gradient-accumulation-steps"), "grad-accum"),
+    **dict.fromkeys(
+        ("context", "max-length", "max-seq-length", "max-seq-len", "block-size", "cutoff-len"), "seq-len"
+    ),
+    **dict.fromkeys(("epochs", "num-train-epochs", "max-steps"), "steps"),
+    **dict.fromkeys(("nproc-per-node", "num-processes"), "gpus"),
+    "nnodes": "nodes",
+    "zero-stage": "zero",
+    "lora-r": "lora-rank",
+    "attn-implementation": "attention",
+    "model-name-or-path": "model",
+    **dict.fromkeys(("dataset", "dataset-name", "train-file"), "data"),
+    **dict.fromkeys(("int4", "4bit", "4-bit", "fp4"), "nf4"),
+    **dict.fromkeys(("8bit", "8-bit", "llm-int8"), "int8"),
 }
-"""What options are called elsewhere, with no letters in common to find them by."""
+"""What options and values are called elsewhere, with no letters in common to find them by."""
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
@@ -125,8 +137,19 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
     return folded[found] if found else None
 
 
+def begun(word: str, candidates: Iterable[str]) -> tuple[str, ...]:
+    """All that begin with `word`, whatever the marks between letters: `llama3` begins llama-3.1-8b."""
+    start = _letters(word)
+    return tuple(name for name in candidates if len(start) > 1 and _letters(name).startswith(start))
+
+
+def _letters(word: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", word.lower())
+
+
 def _folded(word: str) -> str:
-    return word.lower().replace("_", "-")
+    """Without the dashes of an option: `--batch-size` is looked up as `batch_size` is."""
+    return word.lower().replace("_", "-").lstrip("-")
 
 
 def _close(word: str, names: Iterable[str], cutoff: float) -> str:

@@ -38,6 +38,14 @@ def test_ls_lists_runs_newest_first(llmtop: Llmtop, runs_root: Path) -> None:
     assert all(run.run_id in text for run in (first, second))
 
 
+def test_ls_knows_a_run_from_a_machine(llmtop: Llmtop, completed: RunDir) -> None:
+    for ref in (completed.run_id, completed.run_id[-4:], "latest"):
+        answer = llmtop("ls", ref)
+        assert answer.code == ExitCode.USAGE and f"'{ref}' is a run" in answer.err
+        assert f"llmtop report {ref}" in answer.err
+    assert "'elsewhere' is no machine" in llmtop("ls", "elsewhere").err
+
+
 def test_ls_without_runs_says_how_to_start_one(llmtop: Llmtop) -> None:
     answer = llmtop("ls")
     assert (answer.code, answer.out) == (ExitCode.DONE, "")

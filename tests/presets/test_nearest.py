@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtop.presets.errors import nearest
+from llmtop.presets.errors import begun, nearest
 from llmtop.presets.option_values import check, field_types
 from llmtop.presets.paths import nearest_sibling
 
@@ -35,12 +35,26 @@ OPTIONS = tuple(field_types())
         ("lr", OPTIONS, "learning_rate"),
         ("lr", ("lora_rank", "seed"), None),
         ("batch_size", OPTIONS, "micro_batch"),
+        ("--batch-size", ("--micro-batch", "--seed"), "--micro-batch"),
+        ("per_device_train_batch_size", OPTIONS, "micro_batch"),
+        ("gradient_accumulation_steps", OPTIONS, "grad_accum"),
+        ("max_seq_length", OPTIONS, "seq_len"),
+        ("int4", ("none", "int8", "nf4"), "nf4"),
+        ("8bit", ("none", "int8", "nf4"), "int8"),
         ("gpu", ("none", "cpu", "nvme"), "cpu"),
         ("stage3_prefetch_buket", ("stage", "stage3_prefetch_bucket"), "stage3_prefetch_bucket"),
     ],
 )
 def test_what_is_meant(word: str, known: tuple[str, ...], meant: str | None) -> None:
     assert nearest(word, known) == meant
+
+
+def test_marks_between_letters_do_not_hide_what_a_name_begins_with() -> None:
+    assert begun("llama3", ("gpt2", "llama-3.1-8b", "llama-2-7b", "llama-3.2-1b")) == (
+        "llama-3.1-8b",
+        "llama-3.2-1b",
+    )
+    assert begun("A100", GPUS) == ("a100-40gb",) and begun("", GPUS) == begun("-", GPUS) == ()
 
 
 @given(st.sampled_from(OPTIONS), st.data())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import NoReturn
@@ -125,8 +126,29 @@ class CommandParser(argparse.ArgumentParser):
 
     def _unknown_option(self, word: str) -> UsageError:
         known = [name for name in self._option_string_actions if name.startswith("--")]
-        guess = nearest(word, known)
+        guess = _with_value(word, known) or nearest(word, known)
         return UsageError(
             f"{self._command}: unknown option '{word}'",
             fix=f"did you mean '{guess}'?" if guess else f"llmtop {self._command} --help lists the options",
         )
+
+
+_WITH_VALUES = {
+    **{name: f"--precision {name}" for name in ("bf16", "fp16", "fp32")},
+    "load-in-4bit": "--quantization nf4",
+    "load-in-8bit": "--quantization int8",
+    "qlora": "--quantization nf4 --lora-rank 16",
+    "lora": "--lora-rank 16",
+    **dict.fromkeys(("flash-attn", "flash-attention", "flash-attention-2"), "--attention flash_attention_2"),
+    "cpu": "--gpu cpu",
+}
+"""Switches of other programs, as an option here with its value."""
+_STAGE = re.compile(r"(?:deepspeed-)?(?:ds-)?zero(?:-?stage)?-?([0-3])")
+
+
+def _with_value(word: str, known: Sequence[str]) -> str:
+    """`--zero 3` for `--zero3`; empty for what is no switch elsewhere, or none of this command."""
+    name = word.lower().replace("_", "-").lstrip("-")
+    stage = _STAGE.fullmatch(name)
+    meant = f"--zero {stage[1]}" if stage else _WITH_VALUES.get(name, "")
+    return meant if meant.split(" ", 1)[0] in known else ""

@@ -10,6 +10,7 @@ import msgspec
 
 from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
 from llmtop.profiler.record import bookmark, rundir
+from llmtop.profiler.record.naming import LATEST
 from llmtop.profiler.record.remote import read_remote
 from llmtop.profiler.units import NOT_AVAILABLE, format_moment, format_progress
 from llmtop.tui.commandline.telling import tell
@@ -92,6 +93,12 @@ def _host_names(refs: list[str]) -> list[str]:
     """Each once. Raises UsageError for what is no machine."""
     for ref in refs:
         host, colon, run_ref = ref.partition(":")
+        if not colon and _is_run(ref):
+            raise UsageError(
+                f"ls: '{ref}' is a run",
+                why="ls lists the runs of a machine",
+                fix=f"llmtop report {ref}; llmtop ls lists all of this machine",
+            )
         if not colon:
             raise UsageError(
                 f"ls: '{ref}' is no machine", fix=f"for the runs of another machine: llmtop ls {ref}:"
@@ -102,6 +109,12 @@ def _host_names(refs: list[str]) -> list[str]:
                 fix=f"llmtop ls {host}: lists all there; llmtop report {ref}",
             )
     return list(dict.fromkeys(ref[:-1] for ref in refs))
+
+
+def _is_run(ref: str) -> bool:
+    """Whether other commands would take it for a run of this machine."""
+    ids = [found.run_id for found in rundir.list_runs(rundir.runs_root())]
+    return bool(ids) and (ref == LATEST or any(i.startswith(ref) or i.endswith(ref) for i in ids if ref))
 
 
 def _run_elsewhere(hosts: list[str], *, as_json: bool) -> ExitCode:
