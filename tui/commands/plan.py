@@ -6,6 +6,7 @@ What only some of the questions need is imported where they are answered: a plai
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +18,15 @@ from llmtop.presets.inputs import inputs
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost.calibration import calibrated, find
 from llmtop.profiler.memory.predict import predict_with_suggestions
-from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.memory.result import MOMENT_WORDS, Prediction
+from llmtop.profiler.units import format_bytes
 from llmtop.tui.commandline import options
 from llmtop.tui.commandline.arguments import count
 from llmtop.tui.commandline.layering import check_raw_keys
 from llmtop.tui.commandline.telling import tell
-from llmtop.tui.commands.output import print_json, text_width
+from llmtop.tui.commands.output import print_json, text_width, wrapped
 from llmtop.tui.commands.plan_defaults import CONTEXT, PEAK, ROWS
-from llmtop.tui.commands.plan_text import plan_text
+from llmtop.tui.commands.plan_text import plan_text, verdict_line
 
 if TYPE_CHECKING:
     from llmtop.profiler.cost.sweep import Axis
@@ -93,7 +95,17 @@ def run(args: argparse.Namespace) -> ExitCode:
         print_json(answer(spec, prediction))
     else:
         print(plan_text(spec, prediction, text_width()))
+        if sys.stdout.isatty():
+            # The answer is longer than most screens, whose last lines are those that are seen.
+            print("\n" + "\n".join(verdict_again(spec, prediction, text_width())))
     return ExitCode.DONE
+
+
+def verdict_again(spec: RunSpec, prediction: Prediction, width: int) -> list[str]:
+    """Verdict and peak, to end with."""
+    peak = format_bytes(prediction.peak_allocated_bytes)
+    moment = MOMENT_WORDS[prediction.peak_moment]
+    return wrapped(f"{verdict_line(spec, prediction)}; peak {peak} ({moment})", "", width)
 
 
 def _on_this_machine(args: argparse.Namespace, spec: RunSpec) -> RunSpec:
