@@ -11,6 +11,8 @@ the classified moment nearest to the peak: of the moments at the borders of its 
 most. What the peak held beyond that moment came and went inside the phase: `workspace`. What that moment held
 beyond its classified tensors (and, on the CPU kind, beyond the runtime) is `unexplained`, which may be
 negative. So the rows inside the peak add up to it exactly.
+After a change between two steps the process keeps what the setting before had freed, so its resident set
+tells no peak of the new one: the peak is then what was in use at the classified moments, `peak_is_seen`.
 A process whose tensors are much larger than its resident set had pages taken by the kernel: then neither
 its peak nor what is left of it says anything about the prediction, and the breakdown is `reclaimed`.
 On CUDA the rows outside the allocator add up, with the peak, to what NVML read of the device.
@@ -31,6 +33,7 @@ from llmtop.profiler.memory.allocator import outside_parts
 from llmtop.profiler.memory.result import Component, Moment, Prediction
 from llmtop.profiler.outside import outside_peak_parts
 from llmtop.profiler.record.events import UNREAD_STEPS, MemoryClassified, PeakClassified, PhaseMemory
+from llmtop.profiler.units import format_bytes
 
 NEAR_PHASE: dict[str, tuple[Moment, ...]] = {
     "data": (Moment.STEADY,),
@@ -44,6 +47,7 @@ NEAR_PHASE: dict[str, tuple[Moment, ...]] = {
     "optimizer": (Moment.OPTIMIZER_STEP, Moment.STEADY),
 }
 """Phase of a step to the moments that lie in it."""
+_PHASES = ("forward", "backward", "optimizer")
 _CLASSIFIED = (
     Component.PARAMETERS,
     Component.GRADIENTS,
@@ -111,6 +115,11 @@ class Breakdown(Struct, frozen=True, kw_only=True):
     """NVML's largest reading of that rank's device; None on the CPU kind."""
     reserved_bytes: int | None = None
     """Largest that rank's allocator held; None on the CPU kind."""
+    peak_is_seen: bool = False
+    """The peak is what was in use at the classified moment that held the most (CPU kind): the process keeps
+    what the setting before had freed, and between two moments nothing tells what this one uses."""
+    not_yet: str = ""
+    """Why nothing is measured, where the run was changed just now; and what was before."""
     reclaimed: bool = False
     """The kernel had taken pages of that rank's process (CPU kind): the actual figures are too small."""
 
@@ -136,7 +145,7 @@ def error_percent(predicted: int | None, actual: int | None) -> float | None:
 def breakdown(state: RunState, spec: RunSpec, prediction: Prediction) -> Breakdown:
     """Compare. Before anything was measured only the predicted side is filled."""
     rank, phase, peak = _largest_peak(state, spec)
-    kept_inside = spec.on_cpu and rank is not None and not rank.peaks_in_use
+    kept_inside = spec.on_cpu and rank is not None and _keeps_inside(rank)
     traced = None if rank is None or spec.on_cpu else rank.peaks_classified.get(phase or "")
     seen = None if rank is None or traced else _nearest(rank, phase, prediction.peak_moment)
     predicted = _predicted(spec, prediction, seen, phase)
@@ -148,7 +157,8 @@ def breakdown(state: RunState, spec: RunSpec, prediction: Prediction) -> Breakdo
         outside = outside_peak_parts(rank, peak, reserved, device)
         actual.update(outside.components)
         device = outside.device_bytes
-    if rank is not None and peak is not None and spec.on_cpu and not kept_inside:
+    is_seen = rank is not None and rank.tells_no_peak and spec.on_cpu
+    if rank is not None and peak is not None and spec.on_cpu and not kept_inside and not is_seen:
         actual[Component.FRAGMENTATION] = max(0, process_peaks(state, spec).get(rank.rank, 0) - peak)
     shown = traced or seen
     outside_rows = outside_peak(kept_inside=kept_inside)
@@ -171,6 +181,8 @@ def breakdown(state: RunState, spec: RunSpec, prediction: Prediction) -> Breakdo
         predicted_device_bytes=prediction.peak_device_bytes,
         actual_device_bytes=device,
         reserved_bytes=reserved,
+        peak_is_seen=is_seen,
+        not_yet="" if rank is not None else _not_yet(state, spec),
         reclaimed=spec.on_cpu and _too_small(peak, unexplained),
     )
 
@@ -181,9 +193,11 @@ def _at_moment(
     """Components of a classified moment, and as workspace what the peak of its phase held beyond it."""
     if rank is None:
         return {}
-    actual = _classified(seen, kept_inside=spec.on_cpu and not rank.peaks_in_use)
+    actual = _classified(seen, kept_inside=spec.on_cpu and _keeps_inside(rank))
     if spec.on_cpu and rank.baseline is not None and rank.baseline.rss_bytes is not None:
         actual[Component.RUNTIME] = rank.baseline.rss_bytes
+    if rank.tells_no_peak:
+        return actual
     if peak is not None and seen is not None and seen.total_bytes is not None:
         actual.setdefault(Component.WORKSPACE, max(0, peak - seen.total_bytes))
     return actual
@@ -294,12 +308,46 @@ def _largest_peak(state: RunState, spec: RunSpec) -> tuple[RankState | None, str
     best: tuple[RankState | None, str | None, int | None] = (None, None, None)
     for rank in state.ranks.values():
         in_use = rank.peaks_in_use if spec.on_cpu else {}
-        if rank.in_use_unknown and not in_use:
+        if spec.on_cpu and rank.tells_no_peak:
+            seen = rank.seen_in_use
+            if seen is not None and seen[1] > (best[2] or -1):
+                best = (rank, _phase_of(seen[0]), seen[1])
             continue
         for phase, peak in _by_phase(in_use or rank.peaks):
             if peak > (best[2] or -1):
                 best = (rank, phase, peak)
     return best
+
+
+def _phase_of(moment: str) -> str:
+    """The phase that ended at a classified moment."""
+    return next((phase for phase in _PHASES if moment in NEAR_PHASE[phase]), "data")
+
+
+def _keeps_inside(rank: RankState) -> bool:
+    """Whether freed memory that its process keeps is part of its peak (CPU kind): no step told it apart."""
+    return not rank.peaks_in_use and not rank.tells_no_peak
+
+
+def _not_yet(state: RunState, spec: RunSpec) -> str:
+    """After a change, until the first step on the new setting is measured."""
+    span, before = state.changes.spans[-1], _peak_before(state)
+    if len(state.changes.spans) < 2 or before is None:
+        return ""
+    what = "in use" if spec.on_cpu else "allocated"
+    return (
+        f"changed from step {span.first_step:,} on, which is measured when it is over;"
+        f" before it {format_bytes(before)} were {what} at most"
+    )
+
+
+def _peak_before(state: RunState) -> int | None:
+    """Of the newest setting before the one in force of which one is known."""
+    for span in reversed(state.changes.spans[:-1]):
+        known = [rank.setting_peaks.get(span.setting) for rank in state.ranks.values()]
+        if peaks := [peak for peak in known if peak is not None]:
+            return max(peaks)
+    return None
 
 
 def _by_phase(peaks: dict[str, PhaseMemory]) -> Iterator[tuple[str, int]]:
@@ -314,11 +362,12 @@ def _by_phase(peaks: dict[str, PhaseMemory]) -> Iterator[tuple[str, int]]:
 
 def _nearest(rank: RankState, phase: str | None, predicted: Moment) -> MemoryClassified | None:
     known, near = rank.classified, NEAR_PHASE.get(phase or "", ())
-    if rank.peaks_in_use:
+    if not _keeps_inside(rank):
         known = {moment: _in_use(event) for moment, event in known.items()}
     candidates = [known[moment] for moment in near if moment in known] or list(known.values())
     largest = max(candidates, key=_held, default=None)
-    likely = known.get(predicted)
+    # A peak that is that of a moment has no other's components.
+    likely = None if rank.tells_no_peak else known.get(predicted)
     # Where the moments hold nearly the same, the predicted one puts like beside like.
     if largest is not None and likely in candidates and _held(likely) >= NEARLY * _held(largest):
         return likely

@@ -29,8 +29,10 @@ OTHERS_FLOOR_BYTES = DRIVER_RESERVE_BYTES + (1 << 29)
 def prediction_off(seen: Seen) -> Iterator[Finding]:
     found = seen.breakdown
     error, actual = found.error_percent, found.actual_peak_bytes
-    if error is None or actual is None or abs(error) <= PREDICTION_TOLERANCE_PERCENT or found.reclaimed:
+    if error is None or actual is None or abs(error) <= PREDICTION_TOLERANCE_PERCENT:
         return
+    if found.reclaimed or found.peak_is_seen:
+        return  # the actual figure may be too small
     under = error < 0
     yield Finding(
         key="prediction_off",

@@ -92,6 +92,22 @@ class RankState(Struct, frozen=True, kw_only=True):
     detached: RankDetached | None = None
     """Of a script: why its process is not watched any more."""
 
+    @property
+    def tells_no_peak(self) -> bool:
+        """On the CPU kind: what this setting uses is not to be told from what the process keeps."""
+        return self.in_use_unknown and not self.peaks_in_use
+
+    @property
+    def seen_in_use(self) -> tuple[str, int] | None:
+        """The classified moment at which most was in use, and how much: resident without what the heap kept
+        (CPU)."""
+        known = [
+            (moment, event.total_bytes - event.components["fragmentation"])
+            for moment, event in self.classified.items()
+            if event.total_bytes is not None and "fragmentation" in event.components
+        ]
+        return max(known, key=lambda seen: seen[1], default=None)
+
 
 def begin_stage(rank: RankState, event: StageBegan) -> RankState:
     return replace(rank, stages=(*rank.stages, StageTime(stage=event.stage, began=event.t)))
@@ -137,8 +153,9 @@ def change_setting(rank: RankState, setting: int) -> RankState:
 
 def peaks_so_far(rank: RankState) -> dict[int, int]:
     """Setting to the largest peak of any phase of its steps; of what was in use where that is told."""
-    if rank.in_use_unknown and not rank.peaks_in_use:
-        return rank.setting_peaks
+    if rank.tells_no_peak:
+        most = rank.seen_in_use
+        return rank.setting_peaks if most is None else {**rank.setting_peaks, rank.setting: most[1]}
     peaks = rank.peaks_in_use or rank.peaks
     seen = [memory.peak_bytes for memory in peaks.values() if memory.peak_bytes is not None]
     if not seen:

@@ -53,12 +53,13 @@ class Profiling:
         kernel_step: int | None,
         classify_every: Callable[[], int],
         emit: Callable[[AnyEvent], None],
+        first_step: int = 1,
         last_wait_seconds: float = _LAST_WAIT_SECONDS,
         near_limit: NearLimit | None = None,
     ) -> None:
         """In `kernel_step` the probes run torch's profiler themselves; `classify_every` tells in which other
-        steps they are at work. `last_wait_seconds`: how long `close` waits for what is being written.
-        `near_limit` is by default the device's own.
+        steps they are at work, beside the first ones from `first_step` on. `last_wait_seconds`: how long
+        `close` waits for what is being written. `near_limit` is by default the device's own.
         """
         self._run = run
         self._probes = probes
@@ -67,6 +68,7 @@ class Profiling:
         self._device = device
         self._kernel_step = kernel_step
         self._classify_every = classify_every
+        self._first_step = first_step
         self._emit = emit
         self._last_wait_seconds = last_wait_seconds
         self._near_limit = near_limit or near_limit_of(device)
@@ -111,7 +113,8 @@ class Profiling:
         every = self._classify_every()
         for first in range(wanted, wanted + _FREE_WITHIN):
             used = range(first, first + request.steps)
-            if self._kernel_step not in used and not any(is_classified(step, every) for step in used):
+            classified = (is_classified(step, every, self._first_step) for step in used)
+            if self._kernel_step not in used and not any(classified):
                 return first
         # Every step is classified: torch's profiler still must not run twice at a time.
         kernel = self._kernel_step

@@ -37,16 +37,22 @@ logger = logging.getLogger(__name__)
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
-_ALWAYS_CLASSIFIED = (1, 2)
+_ALWAYS_CLASSIFIED = 2
+"""The first steps of each process: the optimizer's states are there from the second on."""
 _REMEMBERED = 5
 """Costs of classifying."""
 _OUTSIDE_AFTER: dict[int, OutsideMoment] = {1: "first_step", 2: "second_step"}
 """Steps since this process began: kernels are loaded when they are first used."""
 
 
-def is_classified(step: int, every: int) -> bool:
-    """Whether a step's tensors are counted: in the first two steps and every so many."""
-    return step in _ALWAYS_CLASSIFIED or (every > 0 and step % every == 0)
+def is_classified(step: int, every: int, first_step: int = 1) -> bool:
+    """Whether a step's tensors are counted: in the first two of a process, which began at `first_step`, and
+    every so many."""
+    return _is_first(step, first_step) or (every > 0 and step % every == 0)
+
+
+def _is_first(step: int, first_step: int) -> bool:
+    return 0 <= step - first_step < _ALWAYS_CLASSIFIED
 
 
 class StepReading(Struct, frozen=True, kw_only=True):
@@ -138,7 +144,7 @@ class TrainingProbes:
             tracer = CudaTracer(device)
         self._peaks = None if tracer is None else self._peak_probe(tracer, device, vocab_size)
         self._broken: set[str] = set()
-        self._step = 0
+        self._step = self._first_step = 0
         self.sampled = self.profiled = False
         """Whether this step's tensors are classified; whether its kernels are recorded, by this rank or by
         one that it waits for."""
@@ -152,10 +158,13 @@ class TrainingProbes:
     def step(self, step: int) -> AbstractContextManager[None]:
         """A step begins now; to be entered at once."""
         self._step = step
+        self._first_step = self._first_step or step
         if self._changed:
             self._changed, self._changed_step = False, step
         self._inside_step = None
-        self.sampled = step == self._changed_step or is_classified(step, self.classify_every)
+        self.sampled = step == self._changed_step or is_classified(
+            step, self.classify_every, self._first_step
+        )
         self.profiled = step == self._kernel_step
         self._closely = self._memory.is_due(step) or self.sampled or self.profiled
         if self._closely:
@@ -279,7 +288,7 @@ class TrainingProbes:
             return
         # Once a step: a trace that began in its middle would not know what earlier phases made.
         self._asked_step = self._step
-        always = self._step in _ALWAYS_CLASSIFIED or self._step == self._changed_step
+        always = _is_first(self._step, self._first_step) or self._step == self._changed_step
         if always or probe.is_due(self._memory.highest_phase_peak_bytes):
             probe.begin(self._step)
 

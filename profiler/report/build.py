@@ -14,7 +14,7 @@ from llmtop.profiler.cost.flops import peak_flops_per_second, utilisation
 from llmtop.profiler.effects.switches import Measured, Switch, measure, read_others, switches
 from llmtop.profiler.findings.find import findings
 from llmtop.profiler.findings.finding import Finding
-from llmtop.profiler.fold.ending import ending
+from llmtop.profiler.fold.ending import ending, not_saved_words
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
 from llmtop.profiler.fold.runstate import RunState, Status
 from llmtop.profiler.fold.series import MiddleHalf, mean_rate, middle_half, steady_steps
@@ -160,6 +160,10 @@ class Report(Struct, frozen=True, kw_only=True):
     """Of the actual peak."""
     predicted_moment: str
     actual_moment: str | None
+    peak_is_seen: bool
+    """The peak is what was in use at that moment: after a change on the CPU kind nothing else tells it."""
+    not_yet_measured: str
+    """Why there are no actual figures yet, after a change; empty otherwise."""
     peak_rank: int | None
     peak_phase: str | None
     predicted_device_bytes: int | None
@@ -172,6 +176,8 @@ class Report(Struct, frozen=True, kw_only=True):
     checkpoints: tuple[CheckpointSaved, ...]
     checkpoints_refused: tuple[CheckpointRefused, ...]
     """Asked for, and not written."""
+    not_saved: str = ""
+    """What it trained and nobody asked to save, in words; empty where its last step is saved."""
     snapshots: tuple[SnapshotReport, ...]
     """Closer looks that somebody took while it ran."""
     quantized: tuple[QuantizedReport, ...]
@@ -266,6 +272,8 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         unexplained_percent=found.unexplained_percent,
         predicted_moment=found.predicted_moment,
         actual_moment=found.actual_moment,
+        peak_is_seen=found.peak_is_seen,
+        not_yet_measured=found.not_yet,
         peak_rank=found.peak_rank,
         peak_phase=found.peak_phase,
         predicted_device_bytes=found.predicted_device_bytes,
@@ -276,6 +284,7 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         ranks=tuple(_rank(state, rank) for _, rank in sorted(state.ranks.items())),
         checkpoints=state.checkpoints,
         checkpoints_refused=state.checkpoints_refused,
+        not_saved=not_saved_words(state, spec),
         snapshots=snapshots_of(run, state),
         quantized=quantized_of(run),
         changes=changes_of(state),

@@ -13,6 +13,10 @@ from llmtop.profiler.units import NOT_AVAILABLE, format_bytes, format_percent
 _LABEL, _VALUE = 24, 13
 SMALL_SHARE = 0.005
 """Of the peak; no error is given for a component that is smaller on both sides."""
+_SEEN = (
+    "the peak is what was in use then: since the change the process keeps what the setting before had freed,"
+    " and between two such moments nothing tells them apart."
+)
 _ERROR_WORDS = (
     "Error: + where more was predicted than there was, - where less; none for what is below 0.5% of the peak."
 )
@@ -76,7 +80,10 @@ def _moments(report: Report, width: int) -> Iterator[str]:
     text = f"The peak is predicted at '{predicted}'"
     if report.actual_moment is not None:
         actual = _moment_words(report.actual_moment)
-        text += f"; tensors were classified at '{actual}', and workspace is what the peak holds beyond it."
+        text += f"; tensors were classified at '{actual}', and "
+        text += _SEEN if report.peak_is_seen else "workspace is what the peak holds beyond it."
+    elif report.not_yet_measured:
+        text += f"; {report.not_yet_measured}."
     else:
         text += "; no tensors have been classified yet."
     upper = format_bytes(report.predicted_peak_upper_bytes)

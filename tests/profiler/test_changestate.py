@@ -10,6 +10,7 @@ from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.fold.spans import measured_spans
+from llmtop.profiler.memory.result import Component
 from llmtop.profiler.record.changeevents import (
     ChangeApplied,
     ChangeAsked,
@@ -21,8 +22,10 @@ from llmtop.profiler.record.changeevents import (
 )
 from llmtop.profiler.record.events import (
     AnyEvent,
+    MemoryClassified,
     PhaseMemory,
     RankExited,
+    RankFinished,
     RankStarted,
     RunEnded,
     RunStarted,
@@ -83,6 +86,50 @@ def test_what_a_setting_uses_is_not_told_while_the_process_keeps_what_another_fr
     assert breakdown(state, spec, prediction).actual_peak_bytes is None
     before = fold(RunState(), kept[:-3])
     assert breakdown(before, spec, prediction).actual_peak_bytes == 500
+
+
+def test_after_a_change_the_peak_is_what_was_in_use_at_classified_moments() -> None:
+    """As the process keeps what the setting before had freed; until the first step is over it is told why."""
+    exact = [msgspec.structs.replace(step(n, peak=500), in_use_only=True) for n in (1, 2, 3)]
+    moments = [
+        MemoryClassified(
+            t=5.2,
+            src="rank0",
+            step=5,
+            moment=moment,
+            components={"activations": part, "fragmentation": kept},
+            total_bytes=590,
+        )
+        for moment, part, kept in (("end_of_forward", 30, 180), ("between_steps", 0, 260))
+    ]
+    events: list[AnyEvent] = [*started(1), *exact, step(4, peak=600), ASKED, applied(1, 5)]
+    spec = recorded_spec("cpu", ranks=1)
+    prediction = recorded_prediction(spec)
+    changed = fold(RunState(), events)
+    found = breakdown(changed, spec, prediction)
+    assert found.actual_peak_bytes is None
+    assert found.not_yet == (
+        "changed from step 5 on, which is measured when it is over; before it 500 B were in use at most"
+    )
+    measured = fold(changed, [*moments, step(5, peak=600)])
+    found = breakdown(measured, spec, prediction)
+    assert (found.actual_peak_bytes, found.peak_phase) == (410, "forward")
+    assert found.actual_moment == "end_of_forward"
+    assert found.peak_is_seen and not found.not_yet
+    actual = {row.component: row.actual_bytes for row in found.rows if row.in_peak}
+    assert sum(size or 0 for size in actual.values()) == 410 and actual[Component.ACTIVATIONS] == 30
+    assert Component.FRAGMENTATION not in {
+        row.component for row in found.rows if row.actual_bytes is not None
+    }
+    assert [span.peak_bytes for span in measured_spans(measured)] == [500, 410]
+
+
+def test_what_the_processes_before_a_relaunch_held_is_not_the_new_setting_s() -> None:
+    held = RankFinished(t=2, src="rank0", last_step=1, reason="stopped", peak_rss_bytes=628)
+    events = relaunch()
+    before = fold(RunState(), [*events[:-2], held])
+    assert before.peak_rss_bytes == {0: 628}
+    assert fold(before, events[-2:]).peak_rss_bytes == {}
 
 
 def test_a_change_that_the_ranks_refuse_changes_nothing() -> None:

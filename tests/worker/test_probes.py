@@ -190,8 +190,8 @@ def test_the_process_can_be_read() -> None:
     assert heap.used_bytes > MIB
 
 
-def train_steps(probes: TrainingProbes, engine: Any, steps: int) -> Iterator[StepReading]:
-    for step in range(1, steps + 1):
+def train_steps(probes: TrainingProbes, engine: Any, steps: int, first: int = 1) -> Iterator[StepReading]:
+    for step in range(first, first + steps):
         with probes.step(step):
             with probes.phase("forward", last=True):
                 loss = engine.module(torch.ones(2, 16)).sum()
@@ -303,6 +303,14 @@ def test_steps_1_and_2_and_every_nth_are_classified_at_four_moments() -> None:
     assert moments == [(step, name) for step in (1, 2, 4) for name in names]
     inside = next(e for e in seen if isinstance(e, MemoryClassified) and e.moment == "optimizer_step")
     assert inside.components[Component.OPTIMIZER_STATE] > inside.components[Component.GRADIENTS] > 0
+
+
+def test_the_first_steps_of_a_process_are_classified_whatever_their_numbers() -> None:
+    """One that goes on from a checkpoint, or after a relaunch on another setting, would else show nothing."""
+    engine, seen = bare_engine(torch.nn.Linear(16, 8)), list[AnyEvent]()
+    probes = TrainingProbes(engine, device=CPU, vocab_size=99, classify_every=20, emit=seen.append)
+    list(train_steps(probes, engine, 5, first=41))
+    assert {event.step for event in seen if isinstance(event, MemoryClassified)} == {41, 42}
 
 
 def test_a_probe_that_fails_says_so_once_and_stays_off(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,6 +23,7 @@ class Profiling(profiling.Profiling):
         device: torch.device,
         kernel_step: int | None,
         emit: Emit,
+        first_step: int = 1,
     ) -> None:
         super().__init__(
             run,
@@ -33,4 +34,5 @@ class Profiling(profiling.Profiling):
             kernel_step=kernel_step,
             classify_every=lambda: run.spec().options.classify_every,
             emit=emit,
+            first_step=first_step,
         )

@@ -154,6 +154,7 @@ def train_in_group(
         rank=place.rank,
         device=device,
         kernel_step=_kernel_step(spec.options, built.first_step),
+        first_step=built.first_step,
         emit=events.write,
     )
     live = LiveChanges(
@@ -357,7 +358,10 @@ def make_healing(
 def _kernel_step(options: RunOptions, first_step: int) -> int | None:
     every = options.classify_every
     return profiled_step(
-        options.kernel_profile_step, first_step, options.steps, lambda step: is_classified(step, every)
+        options.kernel_profile_step,
+        first_step,
+        options.steps,
+        lambda step: is_classified(step, every, first_step),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from textual.content import Content
 
 from llmtop.profiler.breakdown import Breakdown, BreakdownRow, error_percent
@@ -26,6 +28,12 @@ _BRIEF: dict[str, str] = {
 _RECLAIMED = "The kernel swapped or reclaimed pages of the process: the actual figures are too small."
 
 
+_SEEN = (
+    "The actual peak is what was in use at a classified moment: since the change the process keeps what the"
+    " setting before had freed."
+)
+
+
 class ComponentsPanel(Panel):
     TITLE = "Predicted/actual"
     KEY = "2"
@@ -33,6 +41,9 @@ class ComponentsPanel(Panel):
     def headline(self, view: RunView) -> str | tuple[str, ...]:
         if view.breakdown.reclaimed:
             return "actual not reliable", "not reliable"
+        if view.breakdown.not_yet:
+            step = f"{view.state.changes.spans[-1].first_step:,}"
+            return f"n/a until step {step} is over", f"n/a before {step}"
         unexplained = view.breakdown.unexplained_percent
         if unexplained is None:
             return ""
@@ -54,8 +65,10 @@ class ComponentsPanel(Panel):
             "$muted",
         )
         if self.zoomed:
-            note = [Content(""), Content.styled(_RECLAIMED, "$text-warning")] if found.reclaimed else []
-            return lines([*self._bars(view, width), "", head, peak, *rows, *note])
+            note = _RECLAIMED if found.reclaimed else _SEEN if found.peak_is_seen else found.not_yet
+            style = "$text-warning" if found.reclaimed else "$muted"
+            notes = [Content(""), *(Content.styled(row, style) for row in textwrap.wrap(note, width))]
+            return lines([*self._bars(view, width), "", head, peak, *rows, *(notes if note else ())])
         return lines([head, peak, *rows][: max(height, 2)])
 
     def _bars(self, view: RunView, width: int) -> list[Content]:

@@ -182,18 +182,21 @@ def _process_rows(view: RunView, width: int) -> list[Content]:
     scale = max([predicted, *held]) * 1.15
     rows = []
     for process in processes:
-        peak = peaks.get(process.rank)
+        peak, rank = peaks.get(process.rank), state.ranks.get(process.rank)
+        keeps = rank is not None and rank.in_use_unknown
         bar_cells = width - _LABEL_CELLS - 1 - _NUMBER_CELLS
         if process.rss_bytes is None:
             bar, share = gauge(None, bar_cells), ""
         else:
             mark = predicted / scale if predicted else None
             bar = gauge(process.rss_bytes / scale, bar_cells, style="$primary", mark=mark)
-            share = f" {process.rss_bytes / predicted:4.0%}" if predicted else ""
+            # Of a process that keeps what another setting had freed it is no share of this one's prediction.
+            share = f" {process.rss_bytes / predicted:4.0%}" if predicted and not keeps else ""
         numbers = fit_right(format_bytes(process.rss_bytes) + share, _NUMBER_CELLS)
         rows.append(_row(f"rank{process.rank}", bar, numbers))
         if peak is not None and len(processes) <= 2:
-            text = f"peak {format_bytes(peak)}   PSS {format_bytes(process.pss_bytes)}"
+            of = " of all settings" if keeps else ""
+            text = f"peak {format_bytes(peak)}{of}   PSS {format_bytes(process.pss_bytes)}"
             rows.append(Content.styled(" " * _LABEL_CELLS + text, "$muted"))
     if rows and predicted:
         words = f"┼ {_mark_words(view)} {format_bytes(predicted)} a rank = 100%"

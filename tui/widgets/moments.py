@@ -38,9 +38,15 @@ def moment_rows(view: RunView, width: int) -> list[Content]:
         rows.append(
             _bar("actual", parts, scale, width)
             if parts
-            else Content.styled(fit("actual", _WORD_CELLS) + "n/a: not looked at in this run", "$muted")
+            else Content.styled(fit("actual", _WORD_CELLS) + f"n/a: {_why_not(view)}", "$muted")
         )
     return rows
+
+
+def _why_not(view: RunView) -> str:
+    if view.breakdown.not_yet:
+        return f"changed, looked at in step {view.state.changes.spans[-1].first_step:,}"
+    return "not looked at in this run"
 
 
 def _actual(moment: MomentBytes, rank: RankState | None, view: RunView) -> dict[str, int] | None:

@@ -89,7 +89,7 @@ def _restage_failed(batch: Batch, event: RestageFailed) -> None:
 def _relaunched(batch: Batch, changes: Changes, world_size: int) -> None:
     """All ranks have ended, and others take their place."""
     status = "starting" if batch.state.status == "running" else batch.state.status
-    batch.set(changes=changes, status=status, world_size=world_size, peak_device_bytes={})
+    batch.set(changes=changes, status=status, world_size=world_size, peak_device_bytes={}, peak_rss_bytes={})
     batch.drop_ranks(world_size)
 
 
