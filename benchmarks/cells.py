@@ -25,7 +25,7 @@ from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.hardware.sampler import Sampler
-from llmtop.profiler.memory.predict import predict_closely
+from llmtop.profiler.memory.predict import predict, predict_closely
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.deviceevents import DeviceSample
 from llmtop.profiler.record.eventlog import EventTail, EventWriter
@@ -70,11 +70,15 @@ class Carried(Struct, frozen=True, kw_only=True):
     """Where its ranks stood shortly before that."""
 
 
-def plan(cell: Cell, machine: Machine, *, name: str) -> Planned:
-    """Resolve and predict a cell; raises LlmtopError for one that is refused."""
+def plan(cell: Cell, machine: Machine, *, name: str, closely: bool = True) -> Planned:
+    """Resolve and predict a cell; raises LlmtopError for one that is refused.
+
+    Without `closely` the allocator is not simulated, which takes a hundred times as long and changes nothing
+    about what fits.
+    """
     layer = Layer(source=ValueSource.COMMAND_LINE, detail="cell", values={**DEFAULTS, **cell})
     spec = resolve([layer], name=name, machine=machine)
-    return Planned(cell=cell, spec=spec, prediction=predict_closely(spec))
+    return Planned(cell=cell, spec=spec, prediction=predict_closely(spec) if closely else predict(spec))
 
 
 class Runner:

@@ -378,7 +378,7 @@ def _accepted(drawn: Drawn, *, space: Space, machine: Machine) -> bool:
     if _idle(cell):
         return False
     try:
-        planned = plan({**cell, "gpu": space.gpu}, machine, name="design")
+        planned = plan({**cell, "gpu": space.gpu}, machine, name="design", closely=False)
     except LlmtopError:
         return False
     model = planned.spec.model
