@@ -23,14 +23,22 @@ MOST_GPUS_A_NODE = 8
 
 
 def cautions(spec: RunSpec, *, launching: bool = False) -> tuple[str, ...]:
-    """One sentence each; none for nearly every run. A launch refuses what is missing by itself."""
+    """One sentence each. A launch refuses what is missing by itself, and has to say when nothing is saved."""
     return (
         *_positions(spec),
         *_nodes(spec),
         *_idle(spec),
         *_own_head(spec),
-        *(() if launching else _missing(spec)),
+        *(_unsaved(spec) if launching else _missing(spec)),
     )
+
+
+def _unsaved(spec: RunSpec) -> Iterator[str]:
+    if spec.saves_nothing:
+        yield (
+            "nothing is saved: checkpoint_every is 0 and save_at_end false; --save-at-end or"
+            " --checkpoint-every N saves, and llmtop stop RUN --save while it runs"
+        )
 
 
 def _positions(spec: RunSpec) -> Iterator[str]:

@@ -385,6 +385,11 @@ class RunSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.options.steps if self.script is None else None
 
     @property
+    def saves_nothing(self) -> bool:
+        """Whether it ends with nothing saved unless asked to. A script keeps its checkpoints itself."""
+        return self.script is None and not self.options.checkpoint_every and not self.options.save_at_end
+
+    @property
     def on_cpu(self) -> bool:
         return self.gpu.kind == "cpu"
 

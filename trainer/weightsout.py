@@ -19,6 +19,8 @@ from llmtop.presets.errors import JobFailedError, LlmtopError, UsageError
 from llmtop.presets.spec import DTYPE_BYTES, Precision, RunSpec
 from llmtop.presets.tensorfile import BrokenWeights
 from llmtop.presets.weightfiles import safetensors_files, stored_tensors
+from llmtop.profiler.fold.runstate import ENDED, RunState
+from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.wholefile import sync_folder
 from llmtop.profiler.units import format_bytes
@@ -73,6 +75,10 @@ class WeightsOut(Struct, frozen=True, kw_only=True):
     parameters: int
     size_bytes: int
     notes: tuple[str, ...]
+    last_step: int = 0
+    """That the run has made, by its record."""
+    warning: str = ""
+    """Where the run trained on after what is saved of it."""
 
 
 OnProgress = Callable[[int, int], object]
@@ -105,6 +111,7 @@ def take_weights_out(
         shard_bytes=choice.shard_bytes,
     )
     made = _make(job, out, on_progress)
+    record = read_state(run)
     return WeightsOut(
         path=out,
         run=run.run_id,
@@ -115,7 +122,20 @@ def take_weights_out(
         parameters=made.parameters,
         size_bytes=made.size_bytes,
         notes=made.notes,
+        last_step=record.steps_finished,
+        warning=later_steps_words(record, index.step),
     )
+
+
+def later_steps_words(state: RunState, step: int) -> str:
+    """What a run has trained after `step`, its newest that is saved; empty for nothing."""
+    last = state.steps_finished
+    newest = state.checkpoints[-1].step if state.checkpoints else step
+    if last <= max(newest, step):
+        return ""
+    if state.status in ENDED:
+        return f"the run's last step is {last:,} and was not saved: these are the weights of step {step:,}"
+    return f"the run is at step {last:,}: these are the weights of step {step:,}"
 
 
 def find_state(run: RunDir, checkpoint: str = "") -> Path:

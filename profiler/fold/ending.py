@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from llmtop.profiler.fold.runstate import RunState
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.endevents import DeviceReturn
 from llmtop.profiler.units import format_bytes
@@ -61,6 +62,24 @@ def unsaved_words(state: RunState) -> str:
         return ""
     there = f"the newest is of step {state.checkpoints[-1].step:,}" if state.checkpoints else "there is none"
     return f"the checkpoint of step {refused.step:,} could not be saved, {there}: {refused.why}"
+
+
+def not_saved_words(state: RunState, spec: RunSpec) -> str:
+    """What an ended run trained and nobody asked to save.
+
+    Empty where its last step is saved, where a checkpoint was refused (`unsaved_words`), and for a command of
+    one's own, which keeps its checkpoints itself.
+    """
+    last = state.steps_finished
+    if spec.script is not None or state.status not in ENDED or not last or state.unsaved is not None:
+        return ""
+    if state.checkpoints and state.checkpoints[-1].step >= last or _kept_for_a_relaunch(state) is not None:
+        return ""
+    if state.checkpoints:
+        newest = state.checkpoints[-1].step
+        return f"the last step, {last:,}, was not saved: the newest checkpoint is of step {newest:,}"
+    why = ": checkpoint_every is 0 and save_at_end false" if spec.saves_nothing else ""
+    return f"nothing was saved{why}"
 
 
 def memory_words(state: RunState) -> str:

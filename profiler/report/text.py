@@ -123,6 +123,8 @@ def _checkpoints(report: Report) -> Iterator[str]:
     if refused:
         none = "" if saved else "none saved; "
         yield f"{none}{len(refused)} refused, the last at step {refused[-1].step}: {refused[-1].why}"
+    if report.not_saved:
+        yield report.not_saved
 
 
 def _utilisation(report: Report) -> str:

@@ -88,6 +88,16 @@ def test_a_stop_without_a_checkpoint_warns_of_one_that_was_refused(start: Start,
     assert [one["step"] for one in llmtop("report", "latest", "--json").json()["checkpoints_refused"]] == [3]
 
 
+def test_a_run_that_was_not_to_be_saved_says_so_at_its_end(start: Start, llmtop: Llmtop) -> None:
+    run = start("finishes", steps=3)
+    run.end()
+    words = "nothing was saved: checkpoint_every is 0 and save_at_end false"
+    attached = llmtop("attach", "--headless", "latest")
+    assert attached.code == ExitCode.DONE and words in attached.err
+    assert f"checkpoints {words}" in " ".join(llmtop("report", "latest").out.split())
+    assert llmtop("report", "latest", "--json").json()["not_saved"] == words
+
+
 def test_a_run_that_ends_without_its_checkpoint_is_a_failure(start: Start, llmtop: Llmtop) -> None:
     run = start("ends_without_room")
     attached = llmtop("attach", "--headless", "latest")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from llmtop.trainer.partial import partial_folder
 from llmtop.trainer.statefile import INDEX, MARKER, StateIndex, StoredParameter, read_index
 from llmtop.tui.commands import weights as command
 from tests.cli.conftest import Llmtop
+from tests.recorded import make_recorded_run
 from tests.worker.handmade_state import STEP, llama_shapes, saved_run, write_marker, write_state
 
 
@@ -63,6 +65,18 @@ def test_a_checkpoint_becomes_a_folder(llmtop: Llmtop, run: RunDir, out: Path) -
     assert told["dtype"] == "fp32" and told["step"] == STEP and told["path"] == str(empty)
     assert told["size_bytes"] == sum(path.stat().st_size for path in empty.iterdir())
     assert json.loads((empty / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_steps_after_the_newest_checkpoint_are_told_of(llmtop: Llmtop, runs_root: Path, out: Path) -> None:
+    made = make_recorded_run(runs_root, steps=STEP + 3, checkpoint_every=0)
+    saved = saved_run(runs_root / "saved")
+    shutil.copytree(saved.checkpoints_dir, made.checkpoints_dir, dirs_exist_ok=True)
+    made.spec_path.write_bytes(saved.spec_path.read_bytes())
+    answer = llmtop("weights", made.run_id, str(out))
+    words = f"the run's last step is {STEP + 3} and was not saved: these are the weights of step {STEP}"
+    assert answer.code == ExitCode.DONE and f"WARNING: {words}" in answer.out, answer.err
+    told = llmtop("weights", made.run_id, str(out.with_name("again")), "--json").json()
+    assert (told["step"], told["last_step"], told["warning"]) == (STEP, STEP + 3, words)
 
 
 def no_checkpoint(run: RunDir) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from llmtop.presets import resolve
 from llmtop.presets.cautions import cautions
 from llmtop.presets.resolve import Layer, Machine
-from llmtop.presets.spec import ValueSource
+from llmtop.presets.spec import Script, ValueSource
 from tests.presets.family_cases import CASES
 
 BOX = Machine(gpu="cpu", gpus=1, host_memory_bytes=2**34)
@@ -37,6 +39,19 @@ def test_a_head_beside_its_tied_embedding_is_told(tied: bool, head: tuple[str, .
     told = notes(tmp_path)
     assert bool(told) == (tied and bool(head))
     assert all("lm_head.weight" in note and "12 parameters more" in note for note in told)
+
+
+@pytest.mark.parametrize("key", ["save_at_end", "checkpoint_every", ""])
+def test_a_launch_says_when_nothing_will_be_saved(key: str) -> None:
+    given: dict[str, Any] = {"model": "smollm2-135m", "precision": "fp32"}
+    given |= {key: key == "save_at_end" or 10} if key else {}
+    spec = resolve.assemble([Layer(ValueSource.COMMAND_LINE, "test", given)], name="test", machine=BOX)
+    told = [note for note in cautions(spec, launching=True) if note.startswith("nothing is saved: ")]
+    assert bool(told) == (not key)
+    assert all("checkpoint_every is 0 and save_at_end false; --save-at-end" in note for note in told)
+    assert not any("nothing is saved" in note for note in cautions(spec))
+    own = replace(spec, script=Script(command=("python", "train.py"), folder="/"))
+    assert not any("nothing is saved" in note for note in cautions(own, launching=True))
 
 
 def test_a_broken_file_says_nothing_of_it(tmp_path: Path) -> None:

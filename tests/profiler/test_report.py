@@ -66,7 +66,7 @@ def test_facts_of_a_completed_run(tmp_path: Path) -> None:
     assert [(rank.rank, rank.exit_code, rank.last_step) for rank in report.ranks] == [(0, 0, 60), (1, 0, 60)]
     assert report.versions["torch"] == "2.13.0" and report.versions["llmtop"] == "0.1.0"
     assert all(Path(path).exists() for path in report.files.values())
-    assert len(report.checkpoints) == 2
+    assert len(report.checkpoints) == 2 and report.not_saved == ""
 
 
 def test_utilisation_stands_beside_the_rate(tmp_path: Path) -> None:

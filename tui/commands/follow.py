@@ -11,7 +11,7 @@ from llmtop.profiler.changewords import outcome, title
 from llmtop.profiler.cost.nvme import nvme_words
 from llmtop.profiler.findings.startup import stage_hint
 from llmtop.profiler.fleet.part import part_in_lines
-from llmtop.profiler.fold.ending import ending, unsaved_words
+from llmtop.profiler.fold.ending import ending, not_saved_words, unsaved_words
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.failureevents import HostMemoryRunsOut
@@ -172,6 +172,8 @@ def require_success(run: RunDir, state: RunState) -> ExitCode:
     if state.status in ("completed", "stopped", "exported"):
         if unsaved:
             tell(f"warning: {unsaved}")
+        elif not_saved := not_saved_words(state, run.spec(state.changes.setting)):
+            tell(not_saved)
         return ExitCode.DONE
     error = OutOfMemoryError if state.status == "out_of_memory" else JobFailedError
     fix = ending(state).fix or f"llmtop logs {name_here(run.path)}"

@@ -171,7 +171,8 @@ def _of_run(ref: str, target: Target, choice: Choice, args: argparse.Namespace) 
             WeightsChoice(content=content, checkpoint=args.checkpoint),
             _bytes_progress(),
         )
-        of = _Of(run=found, step=weights.step, notes=weights.notes)
+        later = (weights.warning,) if weights.warning else ()
+        of = _Of(run=found, step=weights.step, notes=(*later, *weights.notes))
         if used_bytes(spec, weights.path):
             write_byte_tokenizer(weights.path, spec.model.vocab_size)
             # What was said of its absence is no longer so.

@@ -103,6 +103,7 @@ def _lines(made: WeightsOut) -> list[str]:
     return [
         f"{made.path}: {_WHAT[made.content]} of step {made.step:,}{rest} in {made.dtype}, "
         f"{counted(made.tensors, 'tensor')}, {made.parameters:,} numbers, {format_bytes(made.size_bytes)}",
+        *([f"  WARNING: {made.warning}"] if made.warning else []),
         *(f"  {note}" for note in made.notes),
         *_how_to_load(made),
     ]
