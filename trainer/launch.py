@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, runs_root
 from llmtop.profiler.record.wholefile import document, write_atomic
 from llmtop.trainer.dsconfig import deepspeed_config
 from llmtop.trainer.preflight import preflight
+from llmtop.trainer.script.unchangeable import again
 
 _START_SECONDS = 60.0
 """A supervisor imports no torch; this long only on a machine that is very busy."""
@@ -81,12 +81,11 @@ def require_trainer(run: RunDir) -> None:
     script = run.spec().script
     if script is None:
         return
-    command = shlex.join(script.command)
-    over = "--hostfile FILE " if hosts is not None else ""
+    start = again(run, script.command, looked_at=script.pid is not None)
     raise UsageError(
         f"run {run.run_id} cannot be gone on with",
         why="it is a command of your own, which keeps its checkpoints itself",
-        fix=f"start it again: {command if script.pid is not None else f'llmtop run {over}-- {command}'}",
+        fix=f"start it again: {start}",
     )
 
 

@@ -8,13 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode
+from llmtop.presets.spec import Script
 from llmtop.profiler.record.changeevents import ChangeRefused
-from llmtop.profiler.record.rundir import InForce
+from llmtop.profiler.record.rundir import InForce, RunDir
 from llmtop.trainer import control
 from llmtop.trainer.change.restagefolder import restage_folders
 from tests.cli.conftest import Llmtop
+from tests.recorded_spec import recorded_prediction, recorded_spec
 from tests.trainer.supervised import GRACES, Supervised, worker_command
 
 
@@ -111,3 +114,16 @@ def test_stop_of_a_run_lost_in_a_relaunch_frees_the_memory_and_keeps_the_state(
     assert restage_folders(run.run) == ()
     (kept,) = run.run.checkpoints_dir.iterdir()
     assert f"a state saved for a relaunch is kept as {kept}" in answer.out
+
+
+@pytest.mark.parametrize("words", [("learning_rate=0.1",), ("micro_batch=4",), ("steps=9", "--dry-run")])
+def test_a_command_of_ones_own_is_refused_before_anything_is_said_of_it(
+    runs_root: Path, llmtop: Llmtop, words: tuple[str, ...]
+) -> None:
+    spec = replace(recorded_spec(), script=Script(command=("python", "my train.py"), folder="/"))
+    run = RunDir.create(runs_root, spec, recorded_prediction(spec), {})
+    answer = llmtop("set", "latest", *words)
+    assert (answer.code, answer.out) == (ExitCode.USAGE, "")
+    assert "llmtop watches it and does not change it" in " ".join(answer.err.split())
+    assert "llmtop run -- python 'my train.py'" in " ".join(answer.err.split())
+    assert control.read_requests(run) == []

@@ -224,7 +224,7 @@ def test_of_a_script_only_the_time_outside_its_phases_is_known() -> None:
     finding = told["between_steps"]
     assert "outside forward, backward and optimizer: 900 ms of 1.00 s a step (90.0%)" in finding.evidence
     assert "evaluation" in finding.evidence and "disk" not in finding.change and "--" not in finding.change
-    quick = [step(n, phase_seconds={**phases, "data": 0.001}) for n in range(1, 8)]
+    quick: list[AnyEvent] = [step(n, phase_seconds={**phases, "data": 0.001}) for n in range(1, 8)]
     assert "between_steps" not in found(quick, a_script())
 
 

@@ -142,3 +142,19 @@ async def test_a_run_that_did_not_run_out_of_memory_has_no_such_key(live: LiveRu
     app = LlmtopApp("monitor", live.run, root)
     async with app.run_test(size=WIDE) as pilot:
         assert "f Fix" not in await wait_for_text(pilot, "20/60", "q Quit")
+
+
+async def test_a_script_is_not_changed_and_is_stopped_by_a_signal(live: LiveRun, root: Path) -> None:
+    as_script(live.run)
+    deeds = Deeds(change=lambda run, asked: pytest.fail(), stop=lambda run, save: None)
+    app = LlmtopApp("monitor", RunDir(live.run.path), root, deeds=deeds)
+    async with app.run_test(size=WIDE, notifications=True) as pilot:
+        await wait_for_text(pilot, "step 20", "c Change")
+        await pilot.press("c")
+        assert "Change this run" not in await wait_for_text(
+            pilot, "does not change it", "llmtop run -- python"
+        )
+        await pilot.press("s")
+        await wait_for_text(pilot, "The run is sent SIGTERM.")
+        await pilot.press("n")
+        await wait_for_text(pilot, "It is sent SIGTERM.")

@@ -23,6 +23,7 @@ from llmtop.trainer.script.describe import described
 from llmtop.trainer.script.end import ScriptStory, name_script_end
 from llmtop.trainer.script.follow import ScriptProgress
 from llmtop.trainer.script.job import COMMAND, Job, job_of
+from llmtop.trainer.script.unchangeable import UNCHANGEABLE
 from llmtop.trainer.supervisor.bookmarkwatch import BookmarkWatch
 from llmtop.trainer.supervisor.folderwatch import FolderWatch
 from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
@@ -41,7 +42,6 @@ from llmtop.trainer.supervisor.wakeup import Wakeup
 _TURN_SECONDS = 0.2
 _SNAPSHOT_LEAD_SECONDS = 2.0
 """Ranks of a script take no part in an agreement of ours; their steps are told a second late at most."""
-_UNCHANGEABLE = "the run is a command of your own: llmtop watches it and does not change it"
 
 
 class ScriptSupervisor:
@@ -281,9 +281,9 @@ class ScriptSupervisor:
         if asked.action == control.SNAPSHOT:
             return ""
         if asked.action != control.STOP:
-            return _UNCHANGEABLE
+            return UNCHANGEABLE
         if asked.params.get("save") is True:
-            return f"{_UNCHANGEABLE}; only it can save its state. Without --save it is sent SIGTERM"
+            return f"{UNCHANGEABLE}; only it can save its state. Without --save it is sent SIGTERM"
         if self._stops:
             return "the run is stopping already"
         return ""

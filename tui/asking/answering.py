@@ -48,8 +48,10 @@ class Launched(Message):
 class StopAnswered(Message):
     """A run's supervisor was asked to end it."""
 
-    def __init__(self, refusal: str | None, error: LlmtopError | None = None) -> None:
+    def __init__(self, refusal: str | None, error: LlmtopError | None = None, *, words: str = "") -> None:
+        """`words`: what was asked for."""
         super().__init__()
+        self.words = words
         self.refusal = refusal
         self.error = error
 
@@ -111,7 +113,7 @@ class Answering(Dressed):
         raise NotImplementedError
 
     def on_stop_asked(self, message: StopAsked) -> None:
-        from llmtop.tui.asking.stopping import at_the_latest
+        from llmtop.tui.asking.stopping import at_the_latest, stop_words
 
         run = message.run
 
@@ -124,13 +126,15 @@ class Answering(Dressed):
             Choice("c", "save a checkpoint, then stop", "save"),
             Choice("n", f"stop without saving{at_the_latest(run)}", "drop"),
         )
-        text = (harmless(run.run_id), "The run ends after the step that it is in.")
+        text = (harmless(run.run_id), f"The run {stop_words(run)}.")
         self.push_screen(StopDialog(run.run_id, text, choices), answered)
 
     @work(thread=True, group="stop")
     def _stop(self, run: RunDir, save: bool) -> None:
+        from llmtop.tui.asking.stopping import stop_words
+
         try:
-            answered = StopAnswered(self._deeds.stop(run, save))
+            answered = StopAnswered(self._deeds.stop(run, save), words=f"It {stop_words(run)}.")
         except LlmtopError as error:
             answered = StopAnswered(None, error)
         self.post_message(answered)
@@ -186,9 +190,10 @@ class Answering(Dressed):
                 harmless(message.refusal), title="Stop refused", severity="error", timeout=8, markup=False
             )
         else:
-            self.notify("It ends after the step that it is in.", title="Stop requested")
+            self.notify(message.words, title="Stop requested", markup=False)
 
     def on_change_wanted(self, message: ChangeWanted) -> None:
+        from llmtop.trainer.script.unchangeable import require_changeable
         from llmtop.tui.widgets.changeform import ChangeForm
 
         run = message.run
@@ -197,6 +202,11 @@ class Answering(Dressed):
             if asked is not None:
                 self._change(run, asked)
 
+        try:
+            require_changeable(run)
+        except LlmtopError as error:
+            self.say(error)
+            return
         self.push_screen(ChangeForm(run, message.state), answered)
 
     @work(thread=True, group="change")

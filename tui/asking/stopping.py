@@ -13,3 +13,13 @@ def at_the_latest(run: RunDir) -> str:
         return ""
     graces = Graces.from_environment()
     return f", after {graces.stop + graces.stop_kill:g} s at the latest"
+
+
+def stop_words(run: RunDir) -> str:
+    """What a request to stop does, without saving: to be said of the run."""
+    script = run.spec().script
+    if script is None:
+        return "ends after the step that it is in"
+    if script.pid is not None:
+        return "is looked at no more, and its process goes on"
+    return "is sent SIGTERM"

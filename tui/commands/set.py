@@ -19,6 +19,7 @@ from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_seconds
 from llmtop.trainer import control
 from llmtop.trainer.change.plan import require_fit
+from llmtop.trainer.script.unchangeable import require_changeable
 from llmtop.tui.asking.changetext import Preview, Side, preview_change, preview_lines, sides
 from llmtop.tui.commandline.arguments import RUN_ANYWHERE_HELP
 from llmtop.tui.commandline.runs import find_run
@@ -77,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitCode:
     found = find_run(args.run, "lines")
     found.require_own("cannot be changed")
+    require_changeable(found)
     state = read_state(found)
     if state.status in ENDED:
         raise UsageError(

@@ -27,7 +27,7 @@ from llmtop.trainer.statefile import newest_in
 from llmtop.trainer.supervisor.patience import Graces
 from llmtop.trainer.supervisor.rankenv import RUN_ID
 from llmtop.tui.asking.deeds import ANSWER_SECONDS
-from llmtop.tui.asking.stopping import at_the_latest
+from llmtop.tui.asking.stopping import at_the_latest, stop_words
 from llmtop.tui.commandline.arguments import RUN_ANYWHERE_HELP
 from llmtop.tui.commandline.runs import find_run
 from llmtop.tui.commandline.telling import tell
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         tell(f"the request was refused: {refusal}")
     else:
         latest = "" if args.save else at_the_latest(found)
-        tell(f"stopping run {found.run_id} after the step that it is in{latest}")
+        tell(f"stopping run {found.run_id}: it {stop_words(found)}{latest}")
     control.wait_for_end(found, timeout=max(0.0, began + args.wait - time.monotonic()))
     state = read_state(found)
     if state.status not in ENDED and args.wait <= 0:
