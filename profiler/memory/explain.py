@@ -6,6 +6,7 @@ same functions run on them, and the terms of each component are read off the res
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from msgspec import Struct
@@ -85,15 +86,15 @@ def explain(spec: RunSpec) -> Explanation:
             ExplainedMoment(
                 name=moment.name,
                 total_bytes=int(moment.total_bytes),
-                components=tuple(_explained(name, size) for name, size in moment.components.items()),
+                components=_cited(spec, (_explained(name, size) for name, size in moment.components.items())),
             )
             for moment in followed.moments
         ),
-        verdict=(*_verdict(followed, on_cpu=spec.on_cpu), *_held(spec, plain)),
+        verdict=_cited(spec, (*_verdict(followed, on_cpu=spec.on_cpu), *_held(spec, plain))),
         # On the CPU kind it is the processes, of which the moments tell.
         host=()
         if spec.on_cpu
-        else tuple(_explained(name, size) for name, size in followed.host.components.items()),
+        else _cited(spec, (_explained(name, size) for name, size in followed.host.components.items())),
     )
 
 
@@ -191,6 +192,19 @@ def _explained(name: Component | str, value: int) -> ExplainedSum:
         raise AssertionError(f"the terms of {name} do not add up to {value}")
     found = sorted(map(_term, terms), key=lambda term: -abs(term.value))
     return ExplainedSum(name=str(name), value=int(value), terms=tuple(found))
+
+
+def _cited(spec: RunSpec, sums: Iterable[ExplainedSum]) -> tuple[ExplainedSum, ...]:
+    """With those sources alone that this run makes use of."""
+    return tuple(
+        replace(one, terms=tuple(replace(term, source=_source(spec, term)) for term in one.terms))
+        for one in sums
+    )
+
+
+def _source(spec: RunSpec, term: ExplainedTerm) -> str:
+    module = term.function.partition(".")[0]
+    return term.source and sources.in_use(term.source, spec.options, sources.rule_of(module).source)
 
 
 def _netted(terms: tuple[Term, ...]) -> tuple[Term, ...]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from llmtop.presets.spec import RunOptions
+
 
 class Rule(NamedTuple):
     label: str
@@ -211,3 +213,18 @@ def rule_of(function: str) -> Rule:
     """The row of a function (module.function), or of its module."""
     module = function.partition(".")[0]
     return RULES.get(function) or MODULES.get(module) or Rule("", f"profiler/memory/{module}.py")
+
+
+def in_use(source: str, options: RunOptions, otherwise: str) -> str:
+    """The places of a source that the options make use of; `otherwise` where none is."""
+    unused = {
+        "liger": not options.liger,
+        "in 8 bits": "8bit" not in options.optimizer,
+        "params4bit": options.quantization != "nf4",
+        "quantize_4bit": options.quantization != "nf4",
+        "qlora": options.quantization != "nf4",
+        "matmul8bitlt": options.quantization != "int8",
+    }
+    left_out = [word for word, is_unused in unused.items() if is_unused]
+    places = [part for part in source.split("; ") if not any(word in part.lower() for word in left_out)]
+    return "; ".join(places) or otherwise

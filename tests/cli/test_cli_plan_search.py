@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -23,6 +24,17 @@ def test_explain_shows_formulas_and_sources_at_the_peak(llmtop: Llmtop) -> None:
     assert answer.out.splitlines()[0].endswith(" B, the peak")
     assert "the verdict" in answer.out and "the host" in answer.out
     assert all(len(line) <= 100 for line in answer.out.splitlines())
+
+
+@pytest.mark.parametrize("which", ["peak", "all"])
+def test_explain_tells_each_source_once_and_every_number_has_one(which: str, llmtop: Llmtop) -> None:
+    text, _, told = llmtop("plan", *EIGHT, "--zero", "3", "--explain", which).out.partition(
+        "\nwhere the rules come from\n"
+    )
+    sources = [line.split("] ", 1) for line in told.splitlines()]
+    assert len({source for _, source in sources}) == len(sources) > 5
+    assert set(re.findall(r"\[(\d+)\]", text)) == {number.strip(" [") for number, _ in sources}
+    assert "bitsandbytes" not in told and "iger" not in told
 
 
 def test_explain_takes_one_moment_or_all_and_a_recipe_after_it(llmtop: Llmtop) -> None:

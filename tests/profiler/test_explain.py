@@ -135,6 +135,29 @@ def test_every_line_tells_a_source(spec: RunSpec) -> None:
             assert all(term.source for term in one.terms), one
 
 
+def cited(**options: Any) -> str:
+    explanation = explain(run_of("llama-3.2-1b", "h200", **options))
+    sums = [one for moment in explanation.moments for one in moment.components]
+    sums += [*explanation.verdict, *explanation.host]
+    return "; ".join(dict.fromkeys(term.source for one in sums for term in one.terms))
+
+
+@pytest.mark.parametrize(
+    ("word", "options"),
+    [
+        ("iger", {"liger": True}),
+        ("in 8 bits", {"optimizer": "adamw_8bit"}),
+        ("quantize_4bit", {"quantization": "nf4", "lora_rank": 8}),
+        ("QLoRA", {"quantization": "nf4", "lora_rank": 8}),
+        ("Params4bit", {"quantization": "nf4", "lora_rank": 8, "zero": 3, "gpus": 2}),
+    ],
+)
+def test_what_is_not_in_use_is_not_cited(word: str, options: dict[str, Any]) -> None:
+    assert word in cited(**options)
+    for plain in ({}, {"zero": 3, "gpus": 2}, {"lora_rank": 8}):
+        assert word not in cited(**plain) and "bitsandbytes" not in cited(**plain)
+
+
 def test_every_function_with_a_row_of_its_own_exists() -> None:
     from importlib import import_module
 

@@ -33,10 +33,12 @@ def check_which(which: str) -> str:
 def explain_text(spec: RunSpec, explanation: Explanation, which: str, width: int = WIDTH) -> str:
     """The moments asked for, then the verdict's numbers and the host's."""
     shown = [moment for moment in explanation.moments if _is_asked(moment, explanation, which)]
-    sections = [list(_moment(spec, moment, explanation, width)) for moment in shown]
-    sections.append(["the verdict", *_sums(explanation.verdict, width)])
+    cited: list[str] = []
+    sections = [list(_moment(spec, moment, explanation, cited, width)) for moment in shown]
+    sections.append(["the verdict", *_sums(explanation.verdict, cited, width)])
     if explanation.host:
-        sections.append(["the host, one node", *_sums(explanation.host, width)])
+        sections.append(["the host, one node", *_sums(explanation.host, cited, width)])
+    sections.append(["where the rules come from", *_cited_lines(cited, width)])
     return "\n\n".join("\n".join(section) for section in sections)
 
 
@@ -44,33 +46,45 @@ def _is_asked(moment: ExplainedMoment, explanation: Explanation, which: str) -> 
     return which == ALL or moment.name == (explanation.peak_moment if which == PEAK else which)
 
 
-def _moment(spec: RunSpec, moment: ExplainedMoment, explanation: Explanation, width: int) -> Iterator[str]:
+def _moment(
+    spec: RunSpec, moment: ExplainedMoment, explanation: Explanation, cited: list[str], width: int
+) -> Iterator[str]:
     place = "process" if spec.on_cpu else "GPU"
     peak = ", the peak" if moment.name == explanation.peak_moment else ""
     yield from wrapped(f"one {place}, {MOMENT_WORDS[moment.name]}: {moment.total_bytes:,} B{peak}", "", width)
-    yield from _sums(moment.components, width)
+    yield from _sums(moment.components, cited, width)
 
 
-def _sums(sums: Sequence[ExplainedSum], width: int) -> Iterator[str]:
+def _sums(sums: Sequence[ExplainedSum], cited: list[str], width: int) -> Iterator[str]:
     for one in sums:
-        yield from _sum(one, width)
+        yield from _sum(one, cited, width)
 
 
-def _sum(one: ExplainedSum, width: int) -> Iterator[str]:
-    name = one.name.replace("_", " ")
+def _sum(one: ExplainedSum, cited: list[str], width: int) -> Iterator[str]:
+    name, marks = one.name.replace("_", " "), _marks(one, cited)
     if len(one.terms) == 1:
-        yield from wrapped(f"{name} = {_equation(one.terms[0])}", "  ", width)
-    else:
-        yield from wrapped(f"{name} = {one.value:,} B, the sum of", "  ", width)
-        shown = one.terms if len(one.terms) <= MOST_TERMS + 1 else one.terms[:MOST_TERMS]
-        for term in shown:
-            label = f"{term.label}: " if term.label else ""
-            yield from wrapped(f"{label}{_equation(term)}", "    ", width)
-        rest = one.terms[len(shown) :]
-        if rest:
-            yield f"    {counted(len(rest), 'smaller term')}: {sum(term.value for term in rest):,} B"
+        yield from wrapped(f"{name} = {_equation(one.terms[0])}{marks}", "  ", width)
+        return
+    yield from wrapped(f"{name} = {one.value:,} B{marks}, the sum of", "  ", width)
+    shown = one.terms if len(one.terms) <= MOST_TERMS + 1 else one.terms[:MOST_TERMS]
+    for term in shown:
+        label = f"{term.label}: " if term.label else ""
+        yield from wrapped(f"{label}{_equation(term)}", "    ", width)
+    rest = one.terms[len(shown) :]
+    if rest:
+        yield f"    {counted(len(rest), 'smaller term')}: {sum(term.value for term in rest):,} B"
+
+
+def _marks(one: ExplainedSum, cited: list[str]) -> str:
+    """The numbers of its sources, each of which is told once, at the end; new ones are put to `cited`."""
     found = dict.fromkeys(part for term in one.terms for part in term.source.split("; ") if part)
-    yield from wrapped(f"by {'; '.join(found)}", "    ", width)
+    cited += [source for source in found if source not in cited]
+    return "".join(f" [{cited.index(source) + 1}]" for source in found)
+
+
+def _cited_lines(cited: Sequence[str], width: int) -> Iterator[str]:
+    for number, source in enumerate(cited, 1):
+        yield from wrapped(source, f"  [{number}] ", width)
 
 
 def _equation(term: ExplainedTerm) -> str:
