@@ -103,3 +103,13 @@ def test_who_follows_gets_each_line_once_with_the_tail_before(tmp_path: Path) ->
     assert list(tail.lines()) == ["four"]
     path.write_text("anew\n")
     assert list(tail.lines()) == ["anew"], "somebody has emptied it"
+
+
+def test_a_rank_that_has_printed_nothing_is_told(run: RunDir, llmtop: Llmtop) -> None:
+    run.log_path(1).unlink()
+    answer = llmtop("logs", "latest", "--rank", "1", "--tail", "3")
+    assert (answer.code, answer.out) == (ExitCode.DONE, "")
+    assert f"rank 1 of run {run.run_id} has printed nothing" in answer.err
+    assert "printed" not in llmtop("logs", "latest").err
+    run.log_path(0).write_text("")
+    assert f"no rank of run {run.run_id} has printed anything" in llmtop("logs", "latest").err

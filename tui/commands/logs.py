@@ -14,7 +14,9 @@ from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.fleet.part import LeadPart
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.record.feed import RunReader
+from llmtop.profiler.record.hosts import read_hosts
 from llmtop.profiler.record.logend import LINE_END, offset_of_last
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.commandline.arguments import RUN_ANYWHERE_HELP
 from llmtop.tui.commandline.runs import find_run
 from llmtop.tui.commandline.streams import write_data
@@ -36,19 +38,23 @@ class LogTail:
         self._path = path
         self._last_lines = last_lines
         self._offset = 0
-        self._told = False
+        self.unreadable = False
+        self.seen = False
+        """Whether any line came."""
 
     def lines(self, *, last: bool = False) -> Iterator[str]:
         """New whole lines; with `last`, a torn one at the end too."""
         try:
             with self._path.open("rb") as stream:
-                yield from self._added(stream, last)
+                for line in self._added(stream, last):
+                    self.seen = True
+                    yield line
         except FileNotFoundError:
             # What comes later is new.
             self._last_lines = None
         except OSError as error:
-            if not self._told:
-                self._told = True
+            if not self.unreadable:
+                self.unreadable = True
                 tell(f"{self._path} cannot be read: {error.strerror or error}")
 
     def _added(self, stream: BinaryIO, last: bool) -> Iterator[str]:
@@ -120,5 +126,21 @@ def run(args: argparse.Namespace) -> ExitCode:
         if args.follow:
             sys.stdout.flush()
         if over:
+            _tell_what_is_silent(found, tails, args.tail)
             return ExitCode.DONE
         time.sleep(POLL_SECONDS)
+
+
+def _tell_what_is_silent(found: RunDir, tails: dict[int, LogTail], tail: int | None) -> None:
+    """Nothing at all on standard output would leave open whether the question was understood."""
+    if tail == 0 or any(one.seen or one.unreadable for one in tails.values()):
+        return
+    if len(tails) == 1:
+        told = f"rank {next(iter(tails))} of run {found.run_id} has printed nothing"
+    else:
+        told = f"no rank of run {found.run_id} has printed anything"
+    if read_hosts(found) is not None:
+        told += " that this machine has: each host keeps the output of its ranks"
+    elif found.spec().script is not None and 0 not in tails:
+        told += " of its own: what a script's ranks print is in the output of their command, rank 0's"
+    tell(told)
