@@ -115,6 +115,12 @@ def format_percent(value: float | None, *, signed: bool = False, digits: int = 1
     return f"{rounded:{'+' if signed else ''}.{digits}f}%"
 
 
+def format_change(percent: float) -> str:
+    """`-50%`, `-0.5%`: a small fall must not read as a rise, so what is rounded to zero has no sign."""
+    digits = 0 if abs(percent) >= 1 else 1
+    return format_percent(percent, signed=bool(round(percent, digits)), digits=digits)
+
+
 def format_moment(wall: float | None) -> str:
     """`2026-11-30 12:00:00` in the time of this place, of seconds since the epoch; a record may say any."""
     try:

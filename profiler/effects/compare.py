@@ -29,6 +29,7 @@ from llmtop.profiler.report.settings import SettingReport, settings_of
 from llmtop.profiler.units import counted
 
 COMPARE_SCHEMA_VERSION = 1
+LOAD_DIFFERS = "different load of the machine"
 FOREIGN_BYTES = 256 * 1024**2
 """Held on the device by others, beyond the driver's own reserve."""
 
@@ -161,7 +162,7 @@ def change(name: str, unit: Unit, first: float | None, second: float | None) -> 
 
 def _side(read: _Read) -> Side:
     report, spec = read.report, read.spec
-    steady = steady_steps(read.state.series, WARMUP_STEPS)
+    steady = steady_steps(read.state.present_series, WARMUP_STEPS)
     return Side(
         run_id=report.run_id,
         name=report.name,
@@ -287,7 +288,7 @@ def _unfair(first: _Read, second: _Read, one: Side, two: Side) -> Iterator[str]:
     if first.spec.model != second.spec.model and one.model == two.model:
         yield f"both models are called {one.model}, but their shapes differ"
     if load := load_words(others_percent(first.state), others_percent(second.state)):
-        yield f"different load of the machine: {load}"
+        yield f"{LOAD_DIFFERS}: {load}"
     unlike = list(_unlike_versions(one.versions, two.versions))
     if unlike:
         yield f"different versions: {', '.join(unlike)}"
@@ -311,7 +312,7 @@ def _not_settled(read: _Read, side: Side) -> Iterator[str]:
         last = side.settings[-1]
         yield (
             f"{side.run_id} was changed while it ran: its options, memory and phases are those since step"
-            f" {last.first_step:,}, its step time and loss those of all its steps"
+            f" {last.first_step:,}, and so is its step time"
         )
     if side.status in ("failed", "out_of_memory", "lost"):
         yield f"{side.run_id} ended as {side.status.replace('_', ' ')}"

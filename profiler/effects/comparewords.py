@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmtop.presets.errors import written
-from llmtop.profiler.effects.compare import Change, Comparison, Side
+from llmtop.profiler.effects.compare import LOAD_DIFFERS, Change, Comparison, Side
 from llmtop.profiler.report.settings import SettingReport
 from llmtop.profiler.units import (
     NOT_AVAILABLE,
@@ -92,9 +92,12 @@ def spread_words(found: Comparison) -> str:
     ]
     if not parts:
         return ""
-    verdict = (
-        "; step time, throughput and MFU differ by less: within noise" if found.speed_within_noise else ""
-    )
+    verdict = ""
+    if found.speed_within_noise:
+        # Steps that another program slows say little about chance.
+        loaded = any(line.startswith(LOAD_DIFFERS) for line in found.unfair)
+        what = "but the load of the machine was not the same" if loaded else "within noise"
+        verdict = f"; step time, throughput and MFU differ by less: {what}"
     return f"Half of the steps {', '.join(parts)}{verdict}"
 
 

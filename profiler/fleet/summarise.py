@@ -136,7 +136,7 @@ def _all(state: RunState) -> list[RankState]:
 
 
 def _rate(tokens: int, seconds: float) -> float | None:
-    return shortened(tokens / seconds) if seconds > 0 else None
+    return shortened(tokens / seconds) if tokens and seconds > 0 else None
 
 
 def _peaks(state: RunState, spec: RunSpec) -> dict[int, float | None]:

@@ -10,7 +10,7 @@ from llmtop.profiler.fold.changestate import Changes
 from llmtop.profiler.fold.energy import EnergyUse
 from llmtop.profiler.fold.memorytrail import MemoryTrail
 from llmtop.profiler.fold.rankstate import RankState
-from llmtop.profiler.fold.series import Series
+from llmtop.profiler.fold.series import Series, from_step
 from llmtop.profiler.record.checkpointevents import CheckpointRefused, CheckpointSaved
 from llmtop.profiler.record.deviceevents import HostSample, Topology
 from llmtop.profiler.record.endevents import MemoryReturned
@@ -147,6 +147,12 @@ class RunState(Struct, frozen=True, kw_only=True):
     def first(self) -> RankState | None:
         """The rank whose steps are the run's here; None until it has told something."""
         return self.ranks.get(self.first_rank)
+
+    @property
+    def present_series(self) -> Series:
+        """The steps on the setting in force; of all of them until there is one."""
+        present = from_step(self.series, self.changes.spans[-1].first_step)
+        return present if present.steps else self.series
 
     @property
     def ranks_here(self) -> range:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from msgspec import Struct
+from msgspec.structs import fields, replace
 
 from llmtop.profiler.record.events import StepFinished
 
 ENOUGH_STEPS = 3
 """Steps after warm-up that a step time is taken from."""
+_NUMBERS = ("count", "stride")
+"""What is no column of a series."""
 SERIES_POINTS = 2000
 """A longer series is halved. Even, so that halving one point more than this keeps the last."""
 
@@ -22,7 +27,8 @@ class Series(Struct, frozen=True, kw_only=True):
     learning_rates: tuple[float | None, ...] = ()
     grad_norms: tuple[float | None, ...] = ()
     step_seconds: tuple[float, ...] = ()
-    tokens_per_second: tuple[float, ...] = ()
+    tokens_per_second: tuple[float | None, ...] = ()
+    """None of a script's step whose tokens nobody could count."""
     profiled: tuple[bool, ...] = ()
     """Steps in which kernels were recorded: their times are left out of what is said about speed."""
     loss_scales: tuple[float | None, ...] = ()
@@ -34,7 +40,16 @@ class Series(Struct, frozen=True, kw_only=True):
     stride: int = 1
 
 
-def steady_steps(series: Series, warmup_steps: int) -> tuple[tuple[float, float], ...]:
+def from_step(series: Series, step: int) -> Series:
+    """The points of a step and of those after it."""
+    at = bisect_left(series.steps, step)
+    if at == 0:
+        return series
+    columns = {f.name: getattr(series, f.name)[at:] for f in fields(Series) if f.name not in _NUMBERS}
+    return replace(series, **columns)
+
+
+def steady_steps(series: Series, warmup_steps: int) -> tuple[tuple[float, float | None], ...]:
     """Seconds and tokens a second of each step that tells how fast the run is.
 
     The first ones compile and allocate, and one step is slowed by the recording of its kernels. The steps
@@ -49,10 +64,11 @@ def steady_steps(series: Series, warmup_steps: int) -> tuple[tuple[float, float]
     )
 
 
-def mean_rate(steady: tuple[tuple[float, float], ...]) -> float | None:
-    """Tokens a second over all of `steady_steps`; None where there are none."""
-    spent = sum(seconds for seconds, _ in steady)
-    return sum(seconds * rate for seconds, rate in steady) / spent if steady else None
+def mean_rate(steady: tuple[tuple[float, float | None], ...]) -> float | None:
+    """Tokens a second over those of `steady_steps` that tell them; None where none does."""
+    known = [(seconds, rate) for seconds, rate in steady if rate is not None]
+    spent = sum(seconds for seconds, _ in known)
+    return sum(seconds * rate for seconds, rate in known) / spent if known else None
 
 
 class MiddleHalf(Struct, frozen=True, kw_only=True):
@@ -66,7 +82,7 @@ class MiddleHalf(Struct, frozen=True, kw_only=True):
         return self.high_seconds - self.low_seconds
 
 
-def middle_half(steady: tuple[tuple[float, float], ...]) -> MiddleHalf | None:
+def middle_half(steady: tuple[tuple[float, float | None], ...]) -> MiddleHalf | None:
     """Of `steady_steps`; None where they are too few to tell."""
     if len(steady) < ENOUGH_STEPS:
         return None
@@ -78,9 +94,16 @@ def middle_half(steady: tuple[tuple[float, float], ...]) -> MiddleHalf | None:
 
 
 def within_noise(change_seconds: float | None, *spreads: MiddleHalf | None) -> bool:
-    """Whether two medians differ by less than steps of one run do, so that the change may be chance."""
-    widths = [spread.width_seconds for spread in spreads if spread is not None]
-    return change_seconds is not None and bool(widths) and abs(change_seconds) < max(widths)
+    """Whether two medians differ by less than steps of one run do, so that the change may be chance.
+
+    Middle halves that do not overlap are no chance, however wide one of them is.
+    """
+    known = [spread for spread in spreads if spread is not None]
+    if change_seconds is None or not known:
+        return False
+    if max(spread.low_seconds for spread in known) > min(spread.high_seconds for spread in known):
+        return False
+    return abs(change_seconds) < max(spread.width_seconds for spread in known)
 
 
 class SeriesBuilder:
@@ -96,7 +119,7 @@ class SeriesBuilder:
     def add(self, event: StepFinished) -> None:
         if self._count and (self._count - 1) % self._stride:
             self._rows.pop()  # it was kept only for being the last
-        rate = event.tokens / event.step_seconds if event.step_seconds > 0 else 0.0
+        rate = event.tokens / event.step_seconds if event.tokens and event.step_seconds > 0 else None
         rates = (event.learning_rate, event.grad_norm, event.step_seconds, rate, event.profiled)
         self._rows.append((event.step, event.t, event.loss, *rates, event.loss_scale, event.skipped))
         self._count += 1

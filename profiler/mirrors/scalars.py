@@ -57,7 +57,8 @@ def _step_values(event: StepFinished) -> Iterator[tuple[str, float | None]]:
     yield "train/grad_norm", event.grad_norm
     yield "train/loss_scale", event.loss_scale
     yield "speed/step_seconds", event.step_seconds
-    yield "speed/tokens_per_second", event.tokens / event.step_seconds if event.step_seconds > 0 else None
+    told = event.tokens and event.step_seconds > 0
+    yield "speed/tokens_per_second", event.tokens / event.step_seconds if told else None
     for phase, seconds in event.phase_seconds.items():
         yield f"phase/{phase}_seconds", seconds
     peaks = [m.peak_bytes for m in event.phase_memory.values() if m.peak_bytes is not None]

@@ -14,6 +14,7 @@ from llmtop.profiler.units import (
     NOT_AVAILABLE,
     counted,
     format_bytes,
+    format_change,
     format_count,
     format_joules,
     format_moment,
@@ -321,4 +322,4 @@ def _number(value: float | None) -> str:
 def _fall(report: Report) -> str:
     if report.first_loss is None or report.last_loss is None or report.first_loss <= 0:
         return ""
-    return f" ({format_percent(100 * (report.last_loss / report.first_loss - 1), signed=True, digits=0)})"
+    return f" ({format_change(100 * (report.last_loss / report.first_loss - 1))})"

@@ -5,10 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 
 import msgspec
+import pytest
 
 from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.rankstate import WARMUP_STEPS
 from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.fold.series import MiddleHalf, mean_rate, steady_steps, within_noise
 from llmtop.profiler.fold.spans import measured_spans
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.record.changeevents import (
@@ -122,6 +125,49 @@ def test_after_a_change_the_peak_is_what_was_in_use_at_classified_moments() -> N
         row.component for row in found.rows if row.actual_bytes is not None
     }
     assert [span.peak_bytes for span in measured_spans(measured)] == [500, 410]
+
+
+def test_times_are_of_the_steps_on_the_setting_in_force_as_soon_as_there_is_one() -> None:
+    before: list[AnyEvent] = [*started(1), *(step(n) for n in (1, 2, 3)), ASKED, applied(1, 4)]
+    changed = fold(RunState(), before)
+    assert changed.present_series.step_seconds == (1.0, 1.0, 1.0)
+    slow = fold(changed, [step(4, seconds=50.0)])
+    assert (slow.present_series.steps, slow.present_series.step_seconds) == ((4,), (50.0,))
+    slow = fold(slow, [step(n, seconds=51.0) for n in (5, 6, 7)])
+    assert [seconds for seconds, _ in steady_steps(slow.present_series, WARMUP_STEPS)] == [51.0, 51.0]
+    assert slow.series.steps == tuple(range(1, 8))
+
+
+def test_a_script_s_step_of_unknown_tokens_has_no_rate() -> None:
+    steps = [step(n) for n in (1, 2, 3, 4)]
+    state = fold(RunState(), [*started(1), *steps])
+    assert state.series.tokens_per_second == (None,) * 4
+    assert mean_rate(steady_steps(state.series, WARMUP_STEPS)) is None
+    counted = msgspec.structs.replace(steps[3], step=5, tokens=8, step_seconds=2.0)
+    assert mean_rate(steady_steps(fold(state, [counted]).series, WARMUP_STEPS)) == 4.0
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "noise"),
+    [
+        (
+            MiddleHalf(low_seconds=1.0, high_seconds=3.32),
+            MiddleHalf(low_seconds=0.09, high_seconds=0.41),
+            False,
+        ),
+        (
+            MiddleHalf(low_seconds=1.0, high_seconds=3.32),
+            MiddleHalf(low_seconds=0.09, high_seconds=1.2),
+            True,
+        ),
+        (MiddleHalf(low_seconds=1.0, high_seconds=1.2), MiddleHalf(low_seconds=1.0, high_seconds=1.1), False),
+        (MiddleHalf(low_seconds=1.0, high_seconds=3.32), None, True),
+    ],
+)
+def test_middle_halves_that_do_not_overlap_are_no_noise(
+    first: MiddleHalf, second: MiddleHalf | None, noise: bool
+) -> None:
+    assert within_noise(-1.4, first, second) is noise
 
 
 def test_what_the_processes_before_a_relaunch_held_is_not_the_new_setting_s() -> None:

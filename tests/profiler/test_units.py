@@ -113,6 +113,22 @@ def test_rates_and_percentages() -> None:
     assert units.format_bytes(0, signed=True) == "+0 B"
 
 
+@pytest.mark.parametrize(
+    ("percent", "words"),
+    [
+        (-50.2, "-50%"),
+        (-1.0, "-1%"),
+        (-0.47, "-0.5%"),
+        (-0.01, "0.0%"),
+        (0.0, "0.0%"),
+        (0.3, "+0.3%"),
+        (7.0, "+7%"),
+    ],
+)
+def test_a_small_fall_does_not_read_as_a_rise(percent: float, words: str) -> None:
+    assert units.format_change(percent) == words
+
+
 def test_one_is_not_many() -> None:
     assert [units.counted(n, "rank") for n in (0, 1, 2, 1000)] == [
         "0 ranks",

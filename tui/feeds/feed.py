@@ -269,7 +269,7 @@ def run_row(run: RunDir, state: RunState) -> RunRow:
         step=state.steps_finished,
         steps=spec.steps_planned,
         loss=state.last_loss,
-        tokens_per_second=steady_speed(state.series),
+        tokens_per_second=steady_speed(state.present_series),
         memory_bytes=max(held.values(), default=None),
         started=state.started if state.started is not None else run.created(),
         unsaved=state.unsaved is not None,

@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 from textual.content import Content
 
 from llmtop.profiler.fold.series import Series
-from llmtop.profiler.units import figures, format_percent
+from llmtop.profiler.units import figures, format_change
 from llmtop.tui.feeds.view import RunView
 from llmtop.tui.widgets.inputrows import input_rows
 from llmtop.tui.widgets.paint import lines
@@ -62,7 +62,7 @@ class LossPanel(Panel):
             return ""
         if first is None or first <= 0:
             return f"{last:.3f}"
-        return f"{first:.3f} → {last:.3f}  {format_percent((last / first - 1) * 100, signed=True, digits=0)}"
+        return f"{first:.3f} → {last:.3f}  {format_change((last / first - 1) * 100)}"
 
     def draw(self, view: RunView, width: int, height: int) -> Content:
         series = view.state.series

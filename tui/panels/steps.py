@@ -36,7 +36,7 @@ class StepsPanel(Panel):
         yield LinePlot()
 
     def headline(self, view: RunView) -> str:
-        speed = steady_speed(view.state.series)
+        speed = steady_speed(view.state.present_series)
         return format_tokens_rate(speed) if speed is not None else ""
 
     def draw(self, view: RunView, width: int, height: int) -> Content:
@@ -96,15 +96,15 @@ def _phases(view: RunView) -> dict[str, float]:
 
 def _steady(view: RunView) -> tuple[float, ...]:
     """Step times without the first ones, which compile and allocate and would hide how the others vary."""
-    return tuple(seconds for seconds, _ in steady_steps(view.state.series, WARMUP_STEPS))
+    return tuple(seconds for seconds, _ in steady_steps(view.state.present_series, WARMUP_STEPS))
 
 
 def _speed(view: RunView, width: int) -> Content:
     steady, predicted = _steady(view), view.prediction.step_seconds
     foretold = "" if predicted is None else f"predicted {format_seconds(predicted)}"
-    share = utilisation(view.spec, steady_speed(view.state.series))
+    share = utilisation(view.spec, steady_speed(view.state.present_series))
     mfu = "" if share is None else f"   MFU {format_percent(100 * share.mfu)}"
-    seconds = median(steady) if steady else view.state.series.step_seconds[-1]
+    seconds = median(steady) if steady else view.state.present_series.step_seconds[-1]
     words = " a step" if steady else " a step, warming up"
     # Of several ways the first that fits: what is left out stands in the opened panel.
     ways = (
@@ -117,7 +117,7 @@ def _speed(view: RunView, width: int) -> Content:
 
 def _utilisation(view: RunView) -> Content:
     """Both counts of the model's operations, as a share of the GPUs' dense peak."""
-    share = utilisation(view.spec, steady_speed(view.state.series))
+    share = utilisation(view.spec, steady_speed(view.state.present_series))
     if share is None:
         return Content.styled(f"MFU {NOT_AVAILABLE}", "$muted")
     needed = format_percent(100 * share.needed)
@@ -127,9 +127,9 @@ def _utilisation(view: RunView) -> Content:
 
 def _rates(view: RunView) -> Content:
     """Tokens a second over all steps and over the last ones, and how much the steps differ."""
-    series = view.state.series
+    series = view.state.present_series
     whole = steady_speed(series)
-    newest = series.tokens_per_second[-_RECENT_STEPS:]
+    newest = [rate for rate in series.tokens_per_second[-_RECENT_STEPS:] if rate is not None]
     words = f"{format_tokens_rate(whole)} after warm-up"
     if newest:
         words += f", {format_tokens_rate(median(newest))} lately"

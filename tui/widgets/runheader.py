@@ -127,7 +127,7 @@ def _progress(view: RunView, width: int, now: float, cost: OwnCost | None) -> Co
     elapsed = None if state.started is None else max(0.0, now - state.started)
     done = state.steps_finished
     words = [("elapsed ", "$muted"), (clock_text(elapsed), "")]
-    pace = state.series.step_seconds[-_RECENT_STEPS:]
+    pace = state.present_series.step_seconds[-_RECENT_STEPS:]
     if planned is not None:
         left = clock_text(median(pace) * (planned - done)) if pace else "n/a"
         words += [("  left ", "$muted"), (left, "")]
