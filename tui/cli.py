@@ -124,7 +124,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "report",
-        "RUN [--json|--html [FILE]]",
+        "RUN [--json|--html [--out FILE]]",
         "predicted against actual memory, speed, loss and findings",
         "llmtop report latest",
     ),

@@ -89,6 +89,10 @@ def test_pages(llmtop: Llmtop, runs_root: Path, tmp_path: Path, monkeypatch: pyt
     assert llmtop("report", one.run_id, "--html").out.startswith(f"{one.run_id}.html: ")
     assert (tmp_path / f"{one.run_id}.html").read_text().startswith("<!DOCTYPE html>")
     assert llmtop("report", one.run_id, "--html", "x.html").code == ExitCode.DONE
+    assert llmtop("report", one.run_id, "--html", "--out", "y.html").out.startswith("y.html: ")
+    assert (tmp_path / "y.html").read_text() == (tmp_path / "x.html").read_text()
+    assert "fix: give one of them" in llmtop("report", one.run_id, "--html", "a", "--out", "b").err
+    assert "--html --out b" in llmtop("report", one.run_id, "--out", "b").err
     assert llmtop("compare", one.run_id, two.run_id, "--html", "c.html").code == ExitCode.DONE
     assert "Two runs side by side" in (tmp_path / "c.html").read_text()
     assert "is a folder" in llmtop("report", one.run_id, "--html", str(tmp_path)).err

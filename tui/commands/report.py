@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from llmtop.presets.errors import ExitCode
+from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.text import render
@@ -27,12 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write one page with plots, which needs no network; by default RUN.html here",
     )
+    parser.add_argument("--out", metavar="FILE", help="with --html: where to, as for llmtop export")
 
 
 def run(args: argparse.Namespace) -> ExitCode:
+    _check_out(args)
     found = find_run(args.run)
     if args.html is not None:
-        _write_page(found, Path(args.html or f"{found.run_id}.html"))
+        _write_page(found, Path(args.out or args.html or f"{found.run_id}.html"))
         return ExitCode.DONE
     report = without_secrets(build_report(found))
     if args.json:
@@ -40,6 +42,18 @@ def run(args: argparse.Namespace) -> ExitCode:
     else:
         print(render(report, text_width()))
     return ExitCode.DONE
+
+
+def _check_out(args: argparse.Namespace) -> None:
+    """Raise UsageError where `--out` says nothing, or something else than `--html`."""
+    if args.out is None:
+        return
+    if args.html is None:
+        raise UsageError(
+            "--out is of --html", fix=f"llmtop report {args.run} --html --out {args.out}, or leave --out out"
+        )
+    if args.html != _OWN_NAME:
+        raise UsageError(f"--html {args.html} and --out {args.out} both name a file", fix="give one of them")
 
 
 def _write_page(found: RunDir, path: Path) -> None:
