@@ -123,6 +123,8 @@ def test_from_the_plan_through_a_real_run_to_a_comparison(tmux: Tmux) -> None:
     tmux.type(*"micro_batch=4")
     tmux.wait_for("8 -> 4", "between two steps")
     tmux.type("Enter")
+    tmux.wait_for("Change this run so?")
+    tmux.type("Enter")
     tmux.wait_for("The change is under way.")
     tmux.type("e")
     tmux.wait_for("e Changes", "micro_batch 8 -> 4", "without a pause", "setting 1 in force")

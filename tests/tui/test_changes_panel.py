@@ -53,6 +53,9 @@ async def test_the_form_shows_what_a_change_comes_to_before_it_is_asked_for(
         await pilot.press(*"micro_batch=2")
         await wait_for_text(pilot, "4 -> 2", "between two steps", "grad_accum", "step time")
         await pilot.press("enter")
+        await wait_for_text(pilot, "Change this run so?", "⏎ changes the run now", "step time", "verdict")
+        assert asked.changes == []
+        await pilot.press("enter")
         await wait_for(pilot, lambda: bool(asked.changes))
         assert asked.changes == [SetParams(words=("micro_batch=2",))]
         await wait_for_text(pilot, "The change is under way.")
@@ -74,7 +77,31 @@ async def test_what_cannot_be_is_told_while_typing_and_not_asked_for(live: LiveR
         assert asked.changes == []
 
 
-async def test_one_that_is_not_predicted_to_fit_takes_two_words(live: LiveRun, root: Path) -> None:
+@pytest.mark.parametrize("size", [(80, 24), (60, 20)])
+async def test_words_and_enter_at_one_go_change_nothing(
+    live: LiveRun, root: Path, size: tuple[int, int]
+) -> None:
+    """As a paste or fast fingers do: what a relaunch comes to is shown and waits for its own yes."""
+    asked = Asked()
+    app = app_of(live, root, asked)
+    async with app.run_test(size=size) as pilot:
+        await wait_for_text(pilot, "20/60")
+        await pilot.press("c", *"zero=1", "enter")
+        shown = await wait_for_text(pilot, "Change this run so?", "by a relaunch", "2 -> 1")
+        assert "⏎ changes the run now" in shown and "verdict" in shown
+        await pilot.press("end")  # what is long scrolls
+        await wait_for_text(pilot, "down for")
+        await pilot.press("y", "escape")  # back to the words
+        await wait_for_text(pilot, "⏎ shows what it comes to")
+        await pilot.press("backspace", "3", "enter")
+        await wait_for_text(pilot, "2 -> 3", "Change this run so?")
+        assert asked.changes == []
+        await pilot.press("enter")
+        await wait_for(pilot, lambda: bool(asked.changes))
+        assert asked.changes == [SetParams(words=("zero=3",))]
+
+
+async def test_one_that_is_not_predicted_to_fit_takes_a_key_of_its_own(live: LiveRun, root: Path) -> None:
     asked = Asked()
     app = app_of(live, root, asked)
     async with app.run_test(size=(100, 30)) as pilot:
@@ -84,9 +111,11 @@ async def test_one_that_is_not_predicted_to_fit_takes_two_words(live: LiveRun, r
         app.screen.query_one(Input).value = "micro_batch=20000 keep_global_batch=no"
         await wait_for_text(pilot, "does not fit")
         await pilot.press("enter")
-        await wait_for_text(pilot, "once more changes it all the same")
-        assert asked.changes == []
-        await pilot.press("enter")
+        await wait_for_text(pilot, "y changes it all the same")
+        await pilot.press("enter", "enter")
+        await pilot.pause()
+        assert isinstance(app.screen, ChangeForm) and asked.changes == []
+        await pilot.press("y")
         await wait_for(pilot, lambda: bool(asked.changes))
         (change,) = asked.changes
         assert change == SetParams(words=("micro_batch=20000",), keep_global_batch=False, force=True)

@@ -57,6 +57,20 @@ async def test_a_run_that_ends_takes_the_question_about_it_away(live: LiveRun, r
     assert asked == []
 
 
+async def test_enter_by_habit_stops_nothing(live: LiveRun, root: Path) -> None:
+    asked: list[bool] = []
+    app = LlmtopApp("monitor", live.run, root, deeds=Deeds(stop=lambda run, save: asked.append(save)))
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "20/60")
+        await pilot.press("s")
+        await wait_for_text(pilot, "Stop this run?", "⏎ takes the marked row")
+        await pilot.press("enter")
+        await wait_for(pilot, lambda: "Stop this run?" not in screen_text(app))
+        assert asked == []
+        await pilot.press("s", "up", "up", "enter")  # marked by hand
+        await wait_for(pilot, lambda: asked == [True])
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 async def test_no_key_of_the_footer_is_out_of_sight(width: int, live: LiveRun, root: Path) -> None:
     app = LlmtopApp("monitor", live.run, root)

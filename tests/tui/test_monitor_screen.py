@@ -239,13 +239,13 @@ async def test_stop_asks_and_requests(live: LiveRun, root: Path) -> None:
         await pilot.press("s", "s", "s")
         await wait_for_text(pilot, "Stop this run?")
         assert asked == []
-        await pilot.press("up", "enter")
+        await pilot.press("enter")
         await wait_for(pilot, lambda: "Stop this run?" not in screen_text(app))
         assert asked == []
         await pilot.press("s", "c")
         await wait_for(pilot, lambda: asked == [(live.run.run_id, True)])
         await wait_for_text(pilot, "Stop requested")
-        await pilot.press("s", "down", "enter")
+        await pilot.press("s", "up", "enter")
         await wait_for(pilot, lambda: len(asked) == 2)
     assert asked[1] == (live.run.run_id, False)
 

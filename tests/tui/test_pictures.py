@@ -196,6 +196,7 @@ async def test_a_run_that_goes_on_and_what_is_asked_about_it(view: View, root: P
             Page("monitor-running", (), ("20/60",)),
             Page("stop", ("s",), ("Stop this run?",)),
             Page("change", ("escape", "c", *"micro_batch=2"), ("4 -> 2", "step time")),
+            Page("change-asked", ("enter",), ("Change this run so?", "4 -> 2")),
         )
         await album.take(pilot, pages)
     live.close()

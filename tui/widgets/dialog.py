@@ -24,7 +24,11 @@ class Choice(NamedTuple):
 
 
 class ChoiceDialog(ModalScreen[str]):
-    """Ends with the chosen `value`, or with None after Escape, which stands last among the choices."""
+    """Ends with the chosen `value`, or with None after Escape, which stands last among the choices.
+
+    Enter takes the marked row, and at first that is the one that changes nothing: a key that is pressed by
+    habit ends no run and deletes none.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
 
@@ -47,9 +51,12 @@ class ChoiceDialog(ModalScreen[str]):
                 Option(_row("Esc", self._cancel)),
                 markup=False,
             )
+            box.border_subtitle = Content("⏎ takes the marked row")
 
     def on_mount(self) -> None:
-        self.query_one(OptionList).focus()
+        rows = self.query_one(OptionList)
+        rows.highlighted = rows.option_count - 1
+        rows.focus()
 
     def on_key(self, event: events.Key) -> None:
         for value, choice in self._choices.items():
