@@ -24,3 +24,8 @@ def package_version(package: str) -> str | None:
 def package_versions(packages: Iterable[str]) -> dict[str, str]:
     """Of those that are installed."""
     return {package: version for package in packages if (version := package_version(package)) is not None}
+
+
+def install_words(extra: str, held: str = "") -> str:
+    """How an extra is installed, alike wherever its package is missed; `held`: further options."""
+    return f"in the clone of llmtop: pip install {held}-e '.[{extra}]'"

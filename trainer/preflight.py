@@ -14,6 +14,7 @@ from llmtop.presets.inputs import TOKENIZER_FILES, holds_tokenizer
 from llmtop.presets.paths import expand_user, nearest_sibling
 from llmtop.presets.rules_deepspeed import raw
 from llmtop.presets.spec import RunSpec
+from llmtop.presets.version import install_words
 from llmtop.profiler.hardware.disk import (
     MEMORY_FILE_SYSTEMS,
     NETWORK_FILE_SYSTEMS,
@@ -179,7 +180,7 @@ def _kernel(module: str, because: str) -> Need:
 
 def _install(extra: str) -> str:
     held = "-c constraints-cpu.txt " if extra == "train" and not _driver() else ""
-    return f"in the clone of llmtop: pip install {held}-e '.[{extra}]'"
+    return install_words(extra, held)
 
 
 def _driver() -> bool:

@@ -28,6 +28,7 @@ from llmtop.presets.errors import UsageError
 from llmtop.presets.foreign import read_json
 from llmtop.presets.paths import cache_dir
 from llmtop.presets.spec import ModelShape
+from llmtop.presets.version import install_words
 
 MODULE = "llmtop.profiler.probes.trace_model"
 FORM = 2
@@ -75,7 +76,7 @@ def traced_shape(config: dict[str, Any], name: str, unknown: UsageError) -> Mode
     versions = _versions()
     if versions is None:
         missing = "torch and transformers, whose code would be traced, are not both installed"
-        fix = "pip install 'llmtop-deepspeed[train]', then again"
+        fix = f"{install_words('train')}, then again"
         raise _because(unknown, f"it has no formulas here, and {missing}", fix)
     if not _is_named(str(config["model_type"])):
         raise _because(unknown, "it has no formulas here, and transformers does not know it either")

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from llmtop.presets.errors import UsageError
+from llmtop.presets.version import install_words
 from llmtop.profiler.export.contents import LeftOut, contents
 from llmtop.profiler.export.manifest import Manifest, memory_csv, readme
 from llmtop.profiler.export.packing import Packer
@@ -79,9 +80,7 @@ def export_run(
     _require_place(path, force=force)
     parquet = _has_pyarrow() if chosen.parquet is None else chosen.parquet
     if parquet and not _has_pyarrow():
-        raise UsageError(
-            "Parquet needs pyarrow", why="it is not installed", fix="pip install 'llmtop-deepspeed[export]'"
-        )
+        raise UsageError("Parquet needs pyarrow", why="it is not installed", fix=install_words("export"))
     known = os.environ if environment is None else environment
     with _aside(path) as folder:
         made = _make(run, folder, known, chosen, parquet=parquet)

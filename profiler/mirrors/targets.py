@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 from msgspec import Struct
 
 from llmtop.presets.errors import UsageError
+from llmtop.presets.version import install_words
 from llmtop.profiler.mirrors.scalars import Row
 
 
@@ -51,7 +52,7 @@ def require_packages(asked: Asked) -> None:
             raise UsageError(
                 f"--{name} needs {package}",
                 why="it is not installed",
-                fix=f"pip install 'llmtop-deepspeed[{name}]'",
+                fix=install_words(name),
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,19 @@ def test_without_a_driver_only_the_cpu_can_train() -> None:
 def test_what_an_option_alone_needs_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(software, "package_version", lambda _name: None)
     checks = look(BARE)
-    for name in ("flash-attn", "liger-kernel", "bitsandbytes", "peft", "datasets"):
+    optional = ("flash-attn", "liger-kernel", "bitsandbytes", "peft", "datasets", "gguf", "sentencepiece")
+    for name in (*optional, "pyarrow", "prometheus-client", "tensorboardX", "wandb", "mlflow-skinny"):
         assert checks[name].status == "optional"
+        assert "; for " in checks[name].found and checks[name].mend
     assert checks["torch"].status == checks["deepspeed"].status == "missing"
+
+
+def test_every_package_of_an_extra_is_asked_for() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = {name: "".join(lines) for name, lines in project["optional-dependencies"].items()}
+    asked = {row.name: row for row in software.PACKAGES if row.extra}
+    assert all(row.name in extras[row.extra] for row in asked.values())
+    assert set(extras) - {"all", "dev"} == {row.extra for row in asked.values()}
 
 
 def test_torch_is_mended_with_its_cpu_build_where_there_is_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 import subprocess
 import sys
@@ -14,10 +15,12 @@ import msgspec
 import psutil
 import pytest
 
+from llmtop.presets.errors import ExitCode
 from llmtop.profiler.quantized import Quantized
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.text import render
+from llmtop.trainer import weightsout
 from llmtop.trainer.quantize.convert import aside, keep
 from llmtop.trainer.tune.interrupt import SIGNALS
 from llmtop.tui.commands import quantize as command
@@ -201,3 +204,16 @@ def test_one_that_is_killed_leaves_no_output_and_nobody(here: Path) -> None:
     with aside(out):
         assert not half.exists(), "the next one takes it away"
     assert sorted(path.name for path in here.iterdir()) == ["large", "small"]
+
+
+@pytest.mark.parametrize(("form", "package"), [("gguf:Q8_0", "gguf"), ("nf4", "bitsandbytes")])
+def test_a_package_that_is_not_there_is_missed_before_weights_are_taken_out(
+    form: str, package: str, runs_root: Path, here: Path, llmtop: Llmtop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_recorded_run(runs_root, steps=3)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(weightsout, "take_weights_out", lambda *_: pytest.fail("they were taken out"))
+    answer = llmtop("quantize", "latest", "--to", form)
+    assert answer.code == ExitCode.USAGE
+    assert f"the package `{package}` is not installed" in answer.err
+    assert "pip install -e '.[quantize]'" in " ".join(answer.err.split())

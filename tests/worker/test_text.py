@@ -101,7 +101,7 @@ def test_a_saved_dataset_without_its_package_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     (tmp_path / "state.json").write_text("{}")
-    with pytest.raises(LlmtopError, match="`data` extra"):
+    with pytest.raises(LlmtopError, match=r"pip install -e '\.\[data\]'"):
         documents(tmp_path)
 
 

@@ -16,6 +16,7 @@ from llmtop.presets import catalog
 from llmtop.presets.errors import JobFailedError, LlmtopError, UsageError
 from llmtop.presets.foreign import read_json
 from llmtop.presets.inputs import holds_tokenizer
+from llmtop.presets.version import install_words
 from llmtop.profiler.cost.shape import param_count
 from llmtop.profiler.cost.where import gpu_names
 from llmtop.profiler.hardware.machine import detect_machine
@@ -94,12 +95,11 @@ class Outlook(Struct, frozen=True, kw_only=True):
 def outlook(source: Source, target: Target, out: Path, choice: Choice) -> Outlook:
     """Raises UsageError or LlmtopError for a model that cannot be packed so."""
     shape, notes = source.shape, tuple[str, ...]()
+    require_packer(target)
     if target.packer == "gguf":
-        _require("gguf", "quantize")
         plan = plan_gguf(source, target.kind)
         predicted, notes, host = plan.predicted_bytes, plan.notes, _GGUF_BYTES
     else:
-        _require("bitsandbytes", "quantize")
         check_tensors(source)
         predicted = packed_bytes(shape, target.kind)
         if target.kind == "int8":
@@ -282,6 +282,11 @@ def beside(out: Path) -> Path:
     return out.with_name(out.name + SUFFIX)
 
 
+def require_packer(target: Target) -> None:
+    """Raise UsageError where what packs the weights is not installed."""
+    _require(target.packer, "quantize")
+
+
 def _require(package: str, extra: str) -> None:
     import importlib.util
 
@@ -289,7 +294,7 @@ def _require(package: str, extra: str) -> None:
         raise UsageError(
             f"the package `{package}` is not installed",
             why="it is what packs the weights",
-            fix=f"pip install {package}, or install llmtop's `{extra}` extra",
+            fix=install_words(extra),
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.paths import expand_user
+from llmtop.presets.version import install_words
 from llmtop.trainer.records import (
     TEXT_ENCODING,
     check_regular,
@@ -108,7 +109,7 @@ def _saved_dataset(path: Path, text_field: str) -> Iterator[Piece]:
     if importlib.util.find_spec("datasets") is None:
         raise LlmtopError(
             f"{path} is a saved `datasets` folder and the package `datasets` is not installed",
-            fix="install the `data` extra, or export the text as JSONL",
+            fix=f"{install_words('data')}; or export the text as JSONL",
         )
     import datasets
 

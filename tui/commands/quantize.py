@@ -35,6 +35,7 @@ from llmtop.trainer.quantize.convert import (
     measured,
     outlook,
     quantize,
+    require_packer,
 )
 from llmtop.trainer.quantize.families import family_of
 from llmtop.trainer.quantize.job import Working
@@ -161,6 +162,7 @@ def _of_run(ref: str, target: Target, choice: Choice, args: argparse.Namespace) 
         )
     out = args.out or _default_out(found.run_id, target)
     check_output(out, choice)
+    require_packer(target)  # before the run's weights are taken out, which takes long
     if target.packer == "gguf" and spec.script is None:
         family_of(spec.model, f"run {found.run_id}")
     with interruptible(), aside(out) as place:

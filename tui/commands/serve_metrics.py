@@ -7,6 +7,7 @@ import importlib.util
 from pathlib import Path
 
 from llmtop.presets.errors import ExitCode, UsageError
+from llmtop.presets.version import install_words
 from llmtop.profiler.record import rundir
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.commandline.arguments import RUN_HELP
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         raise UsageError(
             "serve-metrics needs prometheus-client",
             why="it is not installed",
-            fix="pip install 'llmtop-deepspeed[metrics]'",
+            fix=install_words("metrics"),
         )
     if not 0 <= args.port < 1 << 16:
         raise UsageError(f"--port {args.port} is no port", fix="give one from 1 to 65535")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from llmtop.presets.version import package_version
+from llmtop.presets.version import install_words, package_version
 from llmtop.trainer.folders import why_not_writable
 from llmtop.trainer.supervisor.extensions import VARIABLE as EXTENSIONS
 from llmtop.trainer.supervisor.extensions import extensions_dir
@@ -57,6 +57,13 @@ PACKAGES: tuple[PackageRow, ...] = (
     PackageRow("peft", "--lora-rank", "kernels", (0, 21)),
     PackageRow("torchao", "--qat", "qat", (0, 18), (0, 19)),
     PackageRow("datasets", "saved datasets folders as --data", "data", (4,)),
+    PackageRow("gguf", "quantize --to gguf:KIND", "quantize", (0, 19), (0, 20)),
+    PackageRow("sentencepiece", "quantize --to gguf:KIND of models with its tokenizer", "quantize", (0, 2)),
+    PackageRow("pyarrow", "export with metrics as Parquet", "export", (18,)),
+    PackageRow("prometheus-client", "serve-metrics", "metrics", (0, 20)),
+    PackageRow("tensorboardX", "--tensorboard", "tensorboard", (2, 6)),
+    PackageRow("wandb", "--wandb", "wandb", (0, 18)),
+    PackageRow("mlflow-skinny", "--mlflow", "mlflow", (2, 18)),
 )
 
 
@@ -105,7 +112,7 @@ def _package(row: PackageRow, machine: Machine) -> Check:
     version = package_version(row.name)
     # Without a driver a CUDA build of torch is gigabytes for nothing.
     held = "" if machine.driver_version or row.extra != "train" else "-c constraints-cpu.txt "
-    mend = f"pip install {held}-e '.[{row.extra}]' in the clone"
+    mend = install_words(row.extra, held)
     if not row.extra:
         mend = f"pip install --no-build-isolation {row.name}, after torch, where nvcc is; sdpa does without"
     if version is None:

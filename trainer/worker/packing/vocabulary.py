@@ -13,6 +13,7 @@ import msgspec
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.foreign import read_json
+from llmtop.presets.version import install_words
 from llmtop.trainer.quantize.source import Source
 from llmtop.trainer.worker.packing.pretokens import pre_tokenizer
 
@@ -120,7 +121,7 @@ def _add_sentencepiece(
     if importlib.util.find_spec("sentencepiece") is None:
         raise LlmtopError(
             f"the tokenizer in {folder} is SentencePiece's, and the package `sentencepiece` is not installed",
-            fix="pip install sentencepiece, or install llmtop's `quantize` extra",
+            fix=install_words("quantize"),
         )
     from sentencepiece import SentencePieceProcessor
 
