@@ -76,9 +76,13 @@ def _context(spec: RunSpec) -> int:
     return allocator.context_bytes(spec) + state_bytes(spec, sizes_of(spec)).outside_allocator
 
 
+IN_PIECES = "what is free on the device may lie in pieces"
+"""Begins what is told where the allocator, simulated, finds no room in what it holds and cannot give back."""
+
+
 def _in_pieces(missing_bytes: int) -> str:
     return (
-        f"what is free on the device may lie in pieces: simulated, the allocator asks for"
+        f"{IN_PIECES}: simulated, the allocator asks for"
         f" {format_bytes(missing_bytes)} more than there is; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         " avoids that"
     )

@@ -1,4 +1,4 @@
-"""`plan` as it stands on a terminal after it has scrolled by."""
+"""`plan` as it stands on a terminal after it has scrolled by, and what speaks against its verdict."""
 
 from __future__ import annotations
 
@@ -24,3 +24,17 @@ def test_a_terminal_ends_with_the_verdict_and_the_peak(
     last = " ".join(seen.split("\n\n")[-1].split())
     assert last == f"{verdict}; peak {' '.join(peak.split()[2:])}"
     assert "verdict" not in llmtop(*WORDS, "--json").out.splitlines()[-1]
+
+
+def test_what_speaks_against_a_verdict_stands_beside_it(llmtop: Llmtop) -> None:
+    """More was to be reserved than the GPU has, "which the allocator gives back": its pieces it cannot."""
+    offload = ("--zero", "3", "--offload-optimizer", "cpu", "--offload-param", "cpu")
+    more = ("--liger", "--gradient-checkpointing", "--micro-batch", "4", "--precision", "bf16")
+    words = ("plan", "--model", "llama-3.1-70b", "--gpu", "a10g", *offload, *more)
+    plan = llmtop(*words, "--json").json()
+    assert plan["fits"] and plan["peak_reserved_bytes"][0] > plan["device_memory_bytes"]
+    sections = [" ".join(section.split()) for section in llmtop(*words).out.split("\n\n")]
+    verdict = next(section for section in sections if section.startswith("verdict: fits"))
+    assert "may lie in pieces: simulated, the allocator asks for" in verdict
+    assert "before memory runs out" not in verdict
+    assert sum("in pieces" in section for section in sections) == 1

@@ -8,6 +8,7 @@ from llmtop.presets.cautions import cautions
 from llmtop.presets.inputs import inputs
 from llmtop.presets.liger import liger_text
 from llmtop.presets.spec import RunSpec, ValueSource
+from llmtop.profiler.memory.predict import IN_PIECES
 from llmtop.profiler.memory.result import MOMENT_WORDS, Component, Moment, Prediction
 from llmtop.profiler.units import counted, format_bytes, format_count, format_seconds, format_tokens_rate
 from llmtop.tui.commandline.options import change_text
@@ -23,9 +24,12 @@ _HEADS: dict[Moment, str] = {
     Moment.STEADY: "between",
 }
 
+_COUNTED = "The verdict counts what is allocated, with a margin, and what lies outside the allocator."
 _CACHE = (
-    "The verdict counts what is allocated, with a margin, and what lies outside the allocator. Reserved and"
-    " on device hold freed memory too, which the allocator gives back before memory runs out."
+    "Reserved and on device hold freed memory too, which the allocator gives back before memory runs out."
+)
+_BEYOND = (
+    "Reserved and on device are more than there is: the allocator gives back what is free as a whole, and"
 )
 
 
@@ -115,7 +119,8 @@ def _verdict(spec: RunSpec, prediction: Prediction, width: int) -> Iterator[str]
     yield f"  peak on device  {format_bytes(prediction.peak_device_bytes)}"
     need, most = prediction.needed_bytes, max(high, prediction.peak_device_bytes or 0)
     if need is not None and most > need and not spec.on_cpu:
-        yield from wrapped(_CACHE, "  ", width)
+        pieces = _in_pieces(prediction)
+        yield from wrapped(f"{_COUNTED} {f'{_BEYOND} {pieces}.' if pieces else _CACHE}", "  ", width)
     if prediction.step_seconds is None or prediction.tokens_per_second is None:
         yield "  time            n/a"
         return
@@ -123,6 +128,11 @@ def _verdict(spec: RunSpec, prediction: Prediction, width: int) -> Iterator[str]
         f"  time            {format_seconds(prediction.step_seconds)} a step,"
         f" {prediction.tokens_per_second:,.0f} tokens a second"
     )
+
+
+def _in_pieces(prediction: Prediction) -> str:
+    """Why a run that fits may run out all the same; empty where nothing speaks for it."""
+    return next((told for told in prediction.assumptions if told.startswith(IN_PIECES)), "")
 
 
 def _moments(spec: RunSpec, prediction: Prediction, width: int) -> Iterator[str]:
@@ -200,9 +210,11 @@ def _suggestions(spec: RunSpec, prediction: Prediction, width: int) -> Iterator[
 
 
 def _assumptions(prediction: Prediction, width: int) -> Iterator[str]:
-    if prediction.assumptions:
+    # What speaks against the verdict stands beside it.
+    told = [assumption for assumption in prediction.assumptions if not assumption.startswith(IN_PIECES)]
+    if told:
         yield "taken for granted"
-    for assumption in prediction.assumptions:
+    for assumption in told:
         yield from wrapped(assumption, "  - ", width)
 
 
