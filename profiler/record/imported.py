@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Literal
 
 import msgspec
@@ -9,6 +10,7 @@ from msgspec import Struct
 
 from llmtop.presets.foreign import read_json
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.units import format_moment
 
 _WENT_ON = frozenset({"starting", "running", "stopping", "exported"})
 """Statuses of a run that was going on; `exported` of one that was imported and handed on."""
@@ -42,3 +44,14 @@ def read_imported(run: RunDir) -> Imported | None:
         return read_json(run.imported_path, Imported)
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+def imported_words(run: RunDir) -> str:
+    """Which archive it came from, and where and when that was made; empty for a run that was made here."""
+    told = read_imported(run)
+    if told is None:
+        return "from an archive" if run.is_imported else ""
+    made = f"exported {format_moment(told.exported_at)}" + (" while it went on" if told.went_on else "")
+    host = f", recorded on {told.host}" if told.host else ""
+    name = f" as {told.run_id}" if told.run_id != run.run_id else ""
+    return f"{format_moment(told.imported_at)} from {PurePath(told.archive).name}{host}{name}, {made}"

@@ -24,6 +24,7 @@ from llmtop.profiler.oom.message import short_message
 from llmtop.profiler.record.checkpointevents import CheckpointRefused, CheckpointSaved
 from llmtop.profiler.record.events import KernelsSeen
 from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.imported import imported_words
 from llmtop.profiler.record.rundir import HARDWARE, SUPERVISOR, RunDir
 from llmtop.profiler.report.changes import ChangeReport, changes_of
 from llmtop.profiler.report.quantized import QuantizedReport, quantized_of
@@ -98,6 +99,8 @@ class Report(Struct, frozen=True, kw_only=True):
     status: Status
     reason: str
     fix: str
+    imported: str = ""
+    """Which archive it came from and where it was recorded, in words; empty for a run of this machine."""
     host: str
     model: str
     params: int
@@ -226,6 +229,7 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         status=state.status,
         reason=end.reason,
         fix=end.fix,
+        imported=imported_words(run),
         host=state.host,
         model=spec.model.name,
         params=built.params if built else prediction.params,

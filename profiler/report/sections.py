@@ -53,6 +53,7 @@ def head(report: Report) -> Markup:
         element("h1", report.run_id),
         element("p", status, f" {report.reason}" if report.reason else ""),
         element("p", f"What to do: {report.fix}") if report.fix else "",
+        element("p", f"Imported {report.imported}.") if report.imported else "",
         element("p", element("code", report.command)) if report.command else "",
         "" if report.not_predicted else element("p", what),
         element("p", f"Nothing is predicted: {report.not_predicted}") if report.not_predicted else "",

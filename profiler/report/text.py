@@ -42,6 +42,8 @@ def _head(report: Report, width: int) -> Iterator[str]:
         yield from wrapped(report.reason, width)
     if report.fix:
         yield from wrapped(f"fix: {report.fix}", width)
+    if report.imported:
+        yield from hanging("imported", report.imported, width)
     trained = (
         ""
         if report.trainable_params == report.params

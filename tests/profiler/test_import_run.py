@@ -17,6 +17,7 @@ import pytest
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.profiler.export.archive import Choices, export_run
 from llmtop.profiler.export.importing import import_run
+from llmtop.profiler.export.secrets import Scrubber
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import RunEnded
 from llmtop.profiler.record.feed import read_state
@@ -25,6 +26,9 @@ from llmtop.profiler.record.processidentity import ProcessIdentity
 from llmtop.profiler.record.rundir import RunDir, list_runs
 from llmtop.profiler.record.wholefile import document
 from llmtop.profiler.report.build import build_report
+from llmtop.profiler.report.page import run_page
+from llmtop.profiler.report.pagedata import read_page
+from llmtop.profiler.report.text import render
 from llmtop.trainer import control
 from llmtop.tui.commands.follow import end_in_words
 from tests.recorded import make_recorded_run
@@ -55,7 +59,7 @@ def test_an_imported_run_says_what_the_exported_one_did(tmp_path: Path) -> None:
     assert found.run_id == run.run_id and found.path != run.path
     assert read_state(found) == msgspec.structs.replace(read_state(run), imported=True)
     mine, its = build_report(found), build_report(run)
-    assert msgspec.structs.replace(mine, files={}) == msgspec.structs.replace(its, files={})
+    assert msgspec.structs.replace(mine, files={}, imported="") == msgspec.structs.replace(its, files={})
     told = msgspec.json.decode(found.imported_path.read_bytes(), type=Imported)
     assert (told.archive, told.status) == (str(archive), "completed")
     assert all(path.stat().st_mode & 0o077 == 0 for path in found.path.rglob("*"))
@@ -65,6 +69,19 @@ def test_an_imported_run_says_what_the_exported_one_did(tmp_path: Path) -> None:
     export_run(again, tmp_path / "again.zip", choices=Choices(parquet=False), environment={})
     third = import_run(tmp_path / "again.zip", tmp_path / "third")
     assert read_state(third).series == read_state(run).series
+
+
+def test_the_report_and_the_page_of_an_imported_run_say_so(tmp_path: Path) -> None:
+    run, archive = exported(tmp_path)
+    found = import_run(archive, tmp_path / "here", name="another")
+    report = build_report(found)
+    assert f"from {archive.name}, recorded on " in report.imported and f" as {run.run_id}, " in report.imported
+    text = "".join(render(report).split())
+    assert "".join(f"imported {report.imported}".split()) in text
+    assert "Imported " in run_page(read_page(found, Scrubber({})))
+    own = build_report(run)
+    assert own.imported == "" and "imported" not in render(own)
+    assert "Imported " not in run_page(read_page(run, Scrubber({})))
 
 
 def test_nothing_can_be_asked_of_an_imported_run(tmp_path: Path) -> None:
