@@ -75,7 +75,8 @@ def test_the_report_and_the_page_of_an_imported_run_say_so(tmp_path: Path) -> No
     run, archive = exported(tmp_path)
     found = import_run(archive, tmp_path / "here", name="another")
     report = build_report(found)
-    assert f"from {archive.name}, recorded on " in report.imported and f" as {run.run_id}, " in report.imported
+    assert f"from {archive.name}, recorded on " in report.imported
+    assert f" as {run.run_id}, " in report.imported
     text = "".join(render(report).split())
     assert "".join(f"imported {report.imported}".split()) in text
     assert "Imported " in run_page(read_page(found, Scrubber({})))
