@@ -321,12 +321,21 @@ class ValueSource(StrEnum):
     MACHINE = "machine"
 
 
+CHANGING_COMMANDS = ("llmtop set", "llmtop resume")
+"""Which give a value after the launch; what is typed at a launch is an option or a `key=value`."""
+
+
 class Provenance(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where one option's value came from."""
 
     source: ValueSource
     detail: str = ""
     """The file, option text or probe that gave it."""
+
+
+def changed_by(found: Provenance) -> str:
+    """The command that changed a value after the launch, `llmtop set`; empty where none has."""
+    return found.detail if found.detail in CHANGING_COMMANDS else ""
 
 
 class Script(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from llmtop.presets.spec import Provenance
+from llmtop.presets.spec import Provenance, changed_by
 from llmtop.profiler.effects.compare import Comparison, Side, compare
 from llmtop.profiler.effects.comparewords import (
     change_words,
@@ -99,7 +99,7 @@ def _options(found: Comparison) -> Markup:
 
 
 def _source(found: Provenance) -> str:
-    return f"{found.source} {found.detail}".strip()
+    return changed_by(found) or f"{found.source} {found.detail}".strip()
 
 
 def _settings(found: Comparison) -> list[Markup]:

@@ -7,7 +7,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode
+from llmtop.presets.spec import Provenance, ValueSource
 from llmtop.profiler.effects.compare import change, compare
+from llmtop.profiler.record.wholefile import document
+from llmtop.trainer.change.plan import BY_SET
 from llmtop.tui.commands.compare import render
 from tests.cli.conftest import Llmtop
 from tests.recorded import make_recorded_run
@@ -24,6 +27,28 @@ def test_two_runs_by_part_of_their_ids(llmtop: Llmtop, runs_root: Path) -> None:
     found = llmtop("compare", one.run_id[-4:], two.run_id[-4:], "--json").json()
     assert (found["first"]["run_id"], found["second"]["run_id"]) == (one.run_id, two.run_id)
     assert [option["option"] for option in found["options"]] == ["zero"]
+
+
+def test_a_value_that_was_set_later_is_not_from_the_launch(
+    llmtop: Llmtop, runs_root: Path, tmp_path: Path
+) -> None:
+    one, two = make_recorded_run(runs_root, steps=4), make_recorded_run(runs_root, steps=4, zero=1)
+    spec = two.spec()
+    two.spec_path.write_bytes(
+        document(
+            replace(
+                spec,
+                provenance={
+                    **spec.provenance,
+                    "zero": Provenance(source=ValueSource.COMMAND_LINE, detail=BY_SET),
+                },
+            )
+        )
+    )
+    assert "zero: 2 (default) -> 1 (llmtop set)" in llmtop("compare", one.run_id, two.run_id).out
+    page = tmp_path / "page.html"
+    assert llmtop("compare", one.run_id, two.run_id, "--html", str(page)).code == ExitCode.DONE
+    assert "llmtop set" in page.read_text() and "command line" not in page.read_text()
 
 
 def test_a_run_that_is_not_there_and_one_run_alone_are_wrong_usage(llmtop: Llmtop, runs_root: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmtop.presets.errors import UsageError
+from llmtop.presets.spec import CHANGING_COMMANDS
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.oom.diagnosis import fixes_after
 from llmtop.profiler.oom.fixes import Fix
@@ -18,7 +19,7 @@ from llmtop.trainer.launch import require_trainer, resume_run
 from llmtop.trainer.preflight import preflight
 from llmtop.trainer.statefile import newest_in
 
-BY_RESUME = "llmtop resume"
+BY_RESUME = CHANGING_COMMANDS[1]
 
 
 def fixes_of(run: RunDir, state: RunState) -> tuple[Fix, ...]:

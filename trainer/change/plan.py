@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from llmtop.presets import option_values, resolve, rules, zero
 from llmtop.presets.errors import DoesNotFitError, UsageError
-from llmtop.presets.spec import Provenance, RunOptions, RunSpec, ValueSource
+from llmtop.presets.spec import CHANGING_COMMANDS, Provenance, RunOptions, RunSpec, ValueSource
 from llmtop.profiler.memory import flatlimit
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.memory.result import Prediction
@@ -24,7 +24,7 @@ from llmtop.trainer.change.keys import GPUS_OF_HOSTS, RESTAGE, check_key
 from llmtop.trainer.change.setwords import as_set_takes_it
 from llmtop.trainer.dsconfig import deepspeed_config
 
-BY_SET = "llmtop set"
+BY_SET = CHANGING_COMMANDS[0]
 _BATCH = ("micro_batch", "grad_accum")
 
 
@@ -47,6 +47,12 @@ class ChangePlan(Struct, frozen=True, kw_only=True):
     def restage(self) -> bool:
         """Whether the ranks must be started again; then all keys change together, at that time."""
         return any(change.restage for change in self.changes)
+
+
+def require_words(words: Sequence[str]) -> None:
+    """Raise UsageError for what is no change of any live run: not `key=value`, not a key that can be changed,
+    or not a value that it takes."""
+    _parsed(words, ended=False)
 
 
 def plan_change(

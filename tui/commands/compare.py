@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode
-from llmtop.presets.spec import Provenance, ValueSource
+from llmtop.presets.spec import Provenance, ValueSource, changed_by
 from llmtop.profiler.effects.compare import Change, Comparison, OptionDifference, compare
 from llmtop.profiler.effects.comparewords import (
     change_words,
@@ -103,7 +103,7 @@ def _source(found: Provenance) -> str:
     """A file says which recipe; the text of an option says nothing that the value does not."""
     if found.source in (ValueSource.RECIPE, ValueSource.DEEPSPEED_CONFIG) and found.detail:
         return f"{found.source} {short_path(found.detail)}"
-    return str(found.source)
+    return changed_by(found) or str(found.source)
 
 
 def _settings(found: Comparison, width: int) -> Iterator[str]:

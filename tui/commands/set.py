@@ -18,7 +18,7 @@ from llmtop.profiler.record.remote import name_here
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_seconds
 from llmtop.trainer import control
-from llmtop.trainer.change.plan import require_fit
+from llmtop.trainer.change.plan import require_fit, require_words
 from llmtop.trainer.script.unchangeable import require_changeable
 from llmtop.tui.asking.changetext import Preview, Side, preview_change, preview_lines, sides
 from llmtop.tui.commandline.arguments import RUN_ANYWHERE_HELP
@@ -86,6 +86,8 @@ def run(args: argparse.Namespace) -> ExitCode:
             why=f"it has ended: {end_in_words(state)}",
             fix=_instead(found, state, args.words),
         )
+    # Not in the record: such a request is a slip of the pen, and no change that the run did not take.
+    require_words(args.words)
     asked = control.SetParams(
         words=tuple(args.words), keep_global_batch=args.keep_global_batch == "yes", force=args.force
     )
