@@ -86,6 +86,8 @@ class LlmtopApp(Answering):
         """What the command shows once the app is left, in words; empty: nothing."""
         self._start = start
         self._run = run
+        self._own = run if start == "monitor" else None
+        """The run that the command is about, whatever is looked at beside it."""
         self._recipe = recipe
         self._wish = wish
         self._watched: RunState | None = None
@@ -278,8 +280,20 @@ class LlmtopApp(Answering):
             self.notify("q leaves llmtop.\nRuns go on without it.", timeout=5)
 
     def _name_here(self, run_id: str) -> str:
-        run = self._run
-        return name_here(run.path) if run is not None and run.run_id == run_id else run_id
+        for run in (self._run, self._own):
+            if run is not None and run.run_id == run_id:
+                return name_here(run.path)
+        return run_id
+
+    def _left(self) -> RunState | None:
+        """Of the run that leaving speaks of: the command's own, as it is by now, or the one watched last."""
+        own, watched = self._own, self._watched
+        if own is None or (watched is not None and watched.run_id == own.run_id) or not own.path.is_dir():
+            return watched
+        from llmtop.profiler.fleet.part import part_in_lines
+        from llmtop.profiler.record.feed import read_state
+
+        return read_state(part_in_lines(own))
 
     @property
     def _watched_goes_on(self) -> bool:
@@ -291,8 +305,8 @@ class LlmtopApp(Answering):
 
     async def action_quit(self) -> None:
         """Leave; what was watched goes on."""
-        state = self._watched
-        if state is not None and self._watched_goes_on:
+        state = self._left()
+        if state is not None and state.status not in ENDED:
             self.farewell = f"The run goes on.\nSee it again: llmtop attach {self._name_here(state.run_id)}"
             self.exit(int(ExitCode.DONE), message=self.farewell)
         elif state is not None:

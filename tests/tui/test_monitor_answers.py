@@ -8,6 +8,7 @@ import pytest
 
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.asking.deeds import Deeds
+from llmtop.tui.commandlist import KeyCommands
 from llmtop.tui.screens.runs import RunsScreen
 from tests.recorded import make_recorded_run
 from tests.tui.tuiruns import LiveRun, screen_text, wait_for, wait_for_text
@@ -27,6 +28,18 @@ async def test_leaving_an_ended_run_names_its_report(end: str, words: str, root:
         await wait_for_text(pilot, "peak predicted")
         await pilot.press("q")
     assert app.farewell == f"The run {words}.\nIts report: llmtop report {run.run_id}"
+    assert app.return_code == 0
+
+
+async def test_leaving_from_another_run_speaks_of_the_one_that_the_command_is_about(root: Path) -> None:
+    own, other = make_recorded_run(root), make_recorded_run(root, end="failed")
+    app = LlmtopApp("monitor", own, root)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "completed", "peak predicted")
+        app.watch_run(other)
+        await wait_for_text(pilot, "failed", "peak predicted")
+        await pilot.press("q")
+    assert app.farewell == f"The run completed.\nIts report: llmtop report {own.run_id}"
     assert app.return_code == 0
 
 
@@ -55,6 +68,25 @@ async def test_a_run_that_ends_takes_the_question_about_it_away(live: LiveRun, r
             await wait_for_text(pilot, "It has ended already.")
         assert "Stop this run?" not in screen_text(app)
     assert asked == []
+
+
+async def test_a_stopped_run_says_how_it_goes_on(live: LiveRun, root: Path) -> None:
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=SMALL, notifications=True) as pilot:
+        await wait_for_text(pilot, "20/60")
+
+        def offered() -> str:
+            return "\n".join(entry.words for entry in KeyCommands(app.screen)._entries())
+
+        assert "llmtop resume" not in offered()
+        live.end("stopped", "as was asked")
+        await wait_for_text(pilot, "STOPPED")
+        app.clear_notifications()
+        await pilot.press("s")
+        await wait_for_text(pilot, "It has ended already.", "llmtop resume")
+        for command in ("resume", "report", "export"):
+            assert f"llmtop {command} {live.run.run_id}" in offered()
+        assert "Switches: switches" not in offered()
 
 
 async def test_enter_by_habit_stops_nothing(live: LiveRun, root: Path) -> None:
