@@ -56,6 +56,8 @@ class RunState(Struct, frozen=True, kw_only=True):
     """How many ranks this is about, those of one host; None: all of the job's."""
     started: float | None = None
     """Wall clock."""
+    paused_seconds: float = 0.0
+    """Between its ends and its going on after them: no part of the time that it took."""
     ended: RunEnded | None = None
     memory_returned: MemoryReturned | None = None
     """What its GPUs have in use since no process of it is left."""
@@ -153,6 +155,12 @@ class RunState(Struct, frozen=True, kw_only=True):
         """The steps on the setting in force; of all of them until there is one."""
         present = from_step(self.series, self.changes.spans[-1].first_step)
         return present if present.steps else self.series
+
+    def seconds_until(self, wall: float | None) -> float | None:
+        """How long it has been under way by then, without what lay between an end and going on."""
+        if self.started is None or wall is None:
+            return None
+        return max(0.0, wall - self.started - self.paused_seconds)
 
     @property
     def ranks_here(self) -> range:

@@ -126,6 +126,9 @@ class Report(Struct, frozen=True, kw_only=True):
     ended: float | None
     """Wall clock of the last event."""
     seconds: float | None
+    """Without `paused_seconds`."""
+    paused_seconds: float
+    """Between its ends and its going on after them."""
     steps_planned: int | None
     steps_finished: int
     skipped_steps: int
@@ -248,7 +251,8 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         tokens_per_step=_tokens_per_step(spec, state),
         started=state.started,
         ended=ended,
-        seconds=None if state.started is None or ended is None else ended - state.started,
+        seconds=state.seconds_until(ended),
+        paused_seconds=state.paused_seconds,
         steps_planned=spec.steps_planned,
         steps_finished=state.steps_finished,
         skipped_steps=state.skipped_steps,

@@ -18,6 +18,7 @@ from llmtop.profiler.report.markup import Markup, details, element, joined, tabl
 from llmtop.profiler.report.pagedata import PageData
 from llmtop.profiler.report.quantized import quantized_lines
 from llmtop.profiler.report.settings import SettingReport
+from llmtop.profiler.report.text import took_words
 from llmtop.profiler.units import (
     NOT_AVAILABLE,
     format_bytes,
@@ -57,7 +58,7 @@ def head(report: Report) -> Markup:
         element("p", element("code", report.command)) if report.command else "",
         "" if report.not_predicted else element("p", what),
         element("p", f"Nothing is predicted: {report.not_predicted}") if report.not_predicted else "",
-        element("p", f"Began {when(report.started)}, {format_seconds(report.seconds)} in all.", kind="dim"),
+        element("p", f"Began {when(report.started)}, {took_words(report)}.", kind="dim"),
     ]
     return joined(part for part in parts if part)
 

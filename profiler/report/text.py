@@ -53,7 +53,7 @@ def _head(report: Report, width: int) -> Iterator[str]:
         yield from hanging("command", report.command, width)
     if report.not_predicted:
         yield from hanging("prediction", f"none: {report.not_predicted}", width)
-        yield f"  began {_began(report)}, {format_seconds(report.seconds)} in all"
+        yield f"  began {_began(report)}, {took_words(report)}"
         return
     settings = f"ZeRO-{report.zero}, {report.precision}, {report.attention} attention, {report.optimizer}"
     yield from wrapped(
@@ -61,9 +61,16 @@ def _head(report: Report, width: int) -> Iterator[str]:
         f"{report.gpu}: {settings}",
         width,
     )
-    yield f"  began {_began(report)}, {format_seconds(report.seconds)} in all"
+    yield f"  began {_began(report)}, {took_words(report)}"
     for name in report.inputs.__struct_fields__:
         yield from hanging(name, getattr(report.inputs, name), width)
+
+
+def took_words(report: Report) -> str:
+    paused = format_seconds(report.paused_seconds)
+    return f"{format_seconds(report.seconds)} in all" + (
+        f", without {paused} between an end and going on" if report.paused_seconds >= 1 else ""
+    )
 
 
 def _began(report: Report) -> str:

@@ -138,6 +138,19 @@ def test_times_are_of_the_steps_on_the_setting_in_force_as_soon_as_there_is_one(
     assert slow.series.steps == tuple(range(1, 8))
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_lies_between_an_end_and_going_on_is_no_part_of_the_time_in_all(ended: bool) -> None:
+    """A lost run has written no end: its last step stands for it."""
+    run, *ranks = started(1)
+    end = [RunEnded(t=3.0, state="stopped", reason="asked", src="supervisor")] if ended else []
+    first = [msgspec.structs.replace(run, t=0.5), *ranks, *(step(n) for n in (1, 2, 3)), *end]
+    again = [msgspec.structs.replace(run, t=243.0), step(244)]
+    state = fold(RunState(), [*first, *again])
+    assert (state.started, state.paused_seconds) == (0.5, 240.0)
+    assert state.seconds_until(state.now) == 3.5
+    assert fold(RunState(), first).seconds_until(3.0) == 2.5
+
+
 def test_a_script_s_step_of_unknown_tokens_has_no_rate() -> None:
     steps = [step(n) for n in (1, 2, 3, 4)]
     state = fold(RunState(), [*started(1), *steps])

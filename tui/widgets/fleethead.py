@@ -85,9 +85,9 @@ def _end(view: FleetView, width: int) -> list[Content]:
     rows = [Content.assemble((f"{word.upper()}: ", f"bold ${colour}"), harmless(end.reason))]
     if end.fix:
         rows.append(Content.assemble(("fix: ", "bold $text-warning"), harmless(end.fix)))
-    if ended is not None and view.state.started is not None:
+    if ended is not None:
         rows[0] = Content.assemble(
-            rows[0], (f"  after {format_seconds(ended.t - view.state.started)}", "$muted")
+            rows[0], (f"  after {format_seconds(view.state.seconds_until(ended.t))}", "$muted")
         )
     return [row.truncate(width, ellipsis=True) for row in rows]
 

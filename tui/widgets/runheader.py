@@ -124,7 +124,7 @@ def _progress(view: RunView, width: int, now: float, cost: OwnCost | None) -> Co
     away = remote.away_words(now) if remote is not None else ""
     # Its steps carry the times of the machine that it is on.
     now += remote.ahead_seconds if remote is not None else 0.0
-    elapsed = None if state.started is None else max(0.0, now - state.started)
+    elapsed = state.seconds_until(now)
     done = state.steps_finished
     words = [("elapsed ", "$muted"), (clock_text(elapsed), "")]
     pace = state.present_series.step_seconds[-_RECENT_STEPS:]
@@ -158,7 +158,7 @@ def _ending(view: RunView, width: int) -> list[Content]:
     _, word, colour = STATUS_MARKS[state.status]
     end = ending(state)
     ended = state.ended.t if state.ended is not None else state.now
-    took = ended - state.started if ended is not None and state.started is not None else None
+    took = state.seconds_until(ended)
     good = state.status in ("completed", "stopped")
     rows = [
         Content.assemble(

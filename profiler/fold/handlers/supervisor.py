@@ -47,9 +47,19 @@ def _run_started(batch: Batch, event: RunStarted) -> None:
         started=event.t if batch.state.started is None else batch.state.started,
     )
     ended = batch.state.ended
+    if (left := _left_at(batch)) is not None and event.t > left:
+        batch.set(paused_seconds=batch.state.paused_seconds + event.t - left)
     if ended is not None and event.t >= ended.t:
         # It is gone on with after its end.
         batch.set(status="starting", ended=None, memory_returned=None)
+
+
+def _left_at(batch: Batch) -> float | None:
+    """When a run that is gone on with had ended; of one that was lost, when it made its last step."""
+    state = batch.state
+    if state.ended is not None:
+        return state.ended.t
+    return state.recent_steps[-1].t if state.recent_steps else None
 
 
 def _rank_started(batch: Batch, event: RankStarted) -> None:
