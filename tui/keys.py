@@ -119,7 +119,7 @@ PLAN_KEYS: tuple[Key, ...] = (
     Key("backspace", "reset", "Reset", "back to the recipe's value", display="⌫", drop=2),
     Key("x", "clear", "Clear", "take back all edits", footer=False),
     Key("tab", "app.focus_next", "", "to the prediction, to scroll it, and back", footer=False),
-    Key("1", "fix(1)", "Apply", "apply a suggested change; 1 is the cheapest", display="1-5"),
+    Key("1", "fix(1)", "Apply", "apply a suggested change, by its number", display="1-5"),
     Key("2", "fix(2)", "", "", footer=False),
     Key("3", "fix(3)", "", "", footer=False),
     Key("4", "fix(4)", "", "", footer=False),

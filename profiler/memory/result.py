@@ -89,7 +89,7 @@ class HostBytes(Struct, frozen=True, kw_only=True):
 
 
 class Suggestion(Struct, frozen=True, kw_only=True):
-    """One change, in the order of what it costs."""
+    """One way, of a single change or of several together: the fastest come first, other trainings last."""
 
     change: dict[str, object]
     """Option name to its new value: what `--set` or the plan screen would apply."""
@@ -97,6 +97,8 @@ class Suggestion(Struct, frozen=True, kw_only=True):
     """In words, with what it costs."""
     peak_allocated_bytes: int
     fits: bool | None
+    tight: bool = False
+    """Whether it fits with hardly anything to spare, by the rule of the prediction's own verdict."""
     tokens_per_second: float | None = None
     needed_bytes: int | None = None
     """What its verdict compares with the memory, as in the prediction. None in those of older versions."""

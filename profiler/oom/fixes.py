@@ -1,4 +1,4 @@
-"""The cheapest changes after which a run that ran out of memory fits: by its prediction, corrected by what
+"""The fastest changes after which a run that ran out of memory fits: by its prediction, corrected by what
 really happened."""
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from llmtop.presets.rules import refusals
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.findings.finding import NEW_RUN, change_words
 from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES, context_bytes
+from llmtop.profiler.memory.changes import apply, pace
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.memory.suggest import apply, suggestions
+from llmtop.profiler.memory.suggest import suggestions
 from llmtop.profiler.record.failureevents import MemoryShortage
 from llmtop.profiler.units import format_bytes
 
@@ -88,7 +89,7 @@ def _own_bytes(spec: RunSpec, shortage: MemoryShortage) -> int | None:
 
 
 def fixes(spec: RunSpec, prediction: Prediction, room: Room | None, run_id: str) -> tuple[Fix, ...]:
-    """Those that fit, in the order of what they cost; where none does, nothing is promised.
+    """Those that fit, the fastest first, other trainings last; where none does, nothing is promised.
 
     A prediction that was too low is raised for every change by what it was too low by, so that what is left
     still fits though the error itself would shrink with the change.
@@ -141,14 +142,12 @@ def host_fixes(spec: RunSpec, run_id: str) -> tuple[Fix, ...]:
     offloads = (options.offload_optimizer, options.offload_param)
     changes: list[tuple[dict[str, object], str]] = []
     if "cpu" in offloads:
-        changes.append(
-            ({"offload_optimizer": "none", "offload_param": "none"}, "no offload (several times faster)")
-        )
+        changes.append(({"offload_optimizer": "none", "offload_param": "none"}, "no offload"))
     if options.offload_param == "cpu":
         changes.append(({"offload_param": "none"}, "the weights on the GPU"))
     if options.nvme_path is not None:
         changes += [
-            ({key: "nvme"}, f"{words} on NVMe (slower)")
+            ({key: "nvme"}, f"{words} on NVMe")
             for key, words in (("offload_optimizer", "optimizer state"), ("offload_param", "weights"))
             if getattr(options, key) == "cpu"
         ]
@@ -161,12 +160,13 @@ def host_fixes(spec: RunSpec, run_id: str) -> tuple[Fix, ...]:
         if then.fits is False or then.host_bytes >= base.host_bytes:
             continue
         number = None if spec.script is not None else len(found) + 1
+        speed = f" ({faster})" if (faster := pace(base, then)) else ""
         host = f"host memory {format_bytes(base.host_bytes)} -> {format_bytes(then.host_bytes)}"
         found.append(
             Fix(
                 number=number,
                 change=change,
-                text=f"{text}; {host}",
+                text=f"{text}{speed}; {host}",
                 peak_allocated_bytes=then.peak_allocated_bytes,
                 tokens_per_second=then.tokens_per_second,
                 command="" if number is None else f"llmtop resume {run_id} --fix {number}",

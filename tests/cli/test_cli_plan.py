@@ -15,12 +15,14 @@ from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.memory.result import Component, Moment
+from llmtop.profiler.units import format_bytes, format_tokens_rate
 from llmtop.tui.commandline import options
 from llmtop.tui.commandline.arguments import CommandParser
 from llmtop.tui.commands import output
 from llmtop.tui.commands.plan_text import plan_text
 from tests.cli.conftest import Llmtop
 
+FAR_AWAY = ("--zero", "3", "--offload-optimizer", "cpu", "--offload-param", "cpu")
 LLAMA = ("--model", "llama-3.1-8b", "--gpu", "h100-80gb", "--gpus", "8", "--zero", "3")
 
 KEYS = {
@@ -292,11 +294,16 @@ def test_what_is_likely_not_meant_is_noted(words: tuple[str, ...], caution: str,
     assert "note: " not in llmtop("plan", *LLAMA).out
 
 
-def test_checkpointing_says_how_much_compute_it_costs(llmtop: Llmtop) -> None:
-    words = ("--model", "llama-3.2-1b", "--gpu", "h200", "--gpus", "1", "--gradient-checkpointing")
-    for every, less in (("1", 25), ("2", 14)):
-        text = llmtop("plan", *words, "--checkpointing-every", every).out
-        assert f"no checkpointing (about {less}% less compute)" in text
+@pytest.mark.parametrize(
+    ("given", "words"), [(("--gradient-checkpointing",), "no checkpointing"), (FAR_AWAY, "no offload")]
+)
+def test_a_change_says_by_how_much_it_is_faster(given: tuple[str, ...], words: str, llmtop: Llmtop) -> None:
+    """As its own plan and that of the run say: it was "several times" for every one."""
+    asked = ("--model", "llama-3.2-1b", "--gpu", "h200", "--gpus", "1", *given)
+    plan = llmtop("plan", *asked, "--json").json()
+    (found,) = (one for one in plan["suggestions"] if one["text"].startswith(words))
+    factor = found["tokens_per_second"] / plan["tokens_per_second"]
+    assert f"{words} ({factor:.1f}x faster)" == found["text"] and factor > 1.05
 
 
 def test_values_are_written_as_they_are_typed(llmtop: Llmtop) -> None:
@@ -319,8 +326,27 @@ def test_weights_beside_a_configuration_are_not_said_to_be_none(llmtop: Llmtop, 
 
 def test_ways_to_make_it_fit_say_what_the_verdict_compares(llmtop: Llmtop) -> None:
     """And that it is the GPU's memory which falls, not the host's."""
-    asked = ("plan", "--model", "llama-3.1-8b", "--gpu", "rtx-4090")
-    words = " ".join(llmtop(*asked).out.split())
-    assert "on the CPU (slowest): GPU 168 GiB -> 24.2 GiB, host memory 172 GiB, does not fit yet" in words
-    applied = llmtop(*asked, "--zero", "3", "--offload-optimizer", "cpu", "--offload-param", "cpu").out
-    assert "verdict: does not fit, each GPU needs up to 24.2 GiB and there is 24.0 GiB" in applied
+    asked = ("plan", "--model", "llama-3.1-8b", "--gpu", "rtx-4090", "--seq-len", "131072")
+    words = one_line(llmtop(*asked).out)
+    assert "nothing here makes it fit" in words
+    found = llmtop(*asked, "--json").json()["suggestions"]
+    assert found and not any(one["fits"] for one in found)
+    for one in found:
+        assert f"-> {format_bytes(one['needed_bytes'])}, does not fit yet" in words
+    far = ("plan", "--model", "llama-3.1-70b", "--gpu", "rtx-4090")
+    moved = llmtop(*far, *FAR_AWAY, "--gradient-checkpointing", "--json").json()
+    need, host = (format_bytes(moved[key]) for key in ("needed_bytes", "host_bytes"))
+    assert f"-> {need}, host memory {host}, fits" in one_line(llmtop(*far).out)
+
+
+def test_a_way_that_fits_is_called_what_its_own_plan_calls_it(llmtop: Llmtop) -> None:
+    """A way said "fits" whose plan then said "fits, but tight"."""
+    asked = ("plan", "--model", "qwen2.5-7b", "--gpu", "a100-40gb", "--gpus", "4")
+    found = llmtop(*asked, "--json").json()["suggestions"]
+    assert {one["tight"] for one in found} == {True, False}
+    words = one_line(llmtop(*asked).out)
+    for one in found:
+        options_of_it = options.change_text(resolved(*asked[1:]), one["change"])
+        verdict = "fits, but tight" if one["tight"] else "fits"
+        assert f"{verdict}, {format_tokens_rate(one['tokens_per_second'])} {options_of_it}" in words
+        assert f"verdict: {verdict}" in one_line(llmtop(*asked, *shlex.split(options_of_it)).out)

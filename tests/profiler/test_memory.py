@@ -199,7 +199,7 @@ def test_states_of_all_ranks_add_up_to_the_whole(spec: RunSpec) -> None:
 @settings(max_examples=40, deadline=None)
 @given(specs())
 def test_suggestions_are_allowed_smaller_and_say_the_truth(spec: RunSpec) -> None:
-    from llmtop.profiler.memory.suggest import apply
+    from llmtop.profiler.memory.changes import apply
 
     small = replace(spec, gpu=replace(spec.gpu, memory_bytes=8 << 30))
     if refusals(small):

@@ -201,7 +201,7 @@ def _suggestions(spec: RunSpec, prediction: Prediction, width: int) -> Iterator[
     yield from wrapped(f"{head} (what the {place} needs up to, now -> then)", "", width)
     for number, suggestion in enumerate(prediction.suggestions, 1):
         need = f"{place} {before} -> {format_bytes(suggestion.needed_bytes)}"
-        after = "fits" if suggestion.fits else "does not fit yet"
+        after = ("fits, but tight" if suggestion.tight else "fits") if suggestion.fits else "does not fit yet"
         rate = suggestion.tokens_per_second
         speed = "" if rate is None else format_tokens_rate(rate)
         text = f"{suggestion.text}: {', '.join(filter(None, (need, suggestion.host_words, after, speed)))}"

@@ -217,7 +217,7 @@ def _fix(number: int, suggestion: Suggestion, width: int) -> list[Content]:
     rate = suggestion.tokens_per_second
     speed = "" if rate is None else f"; {format_tokens_rate(rate)}"
     rows = textwrap.wrap(
-        suggestion.words + speed,
+        suggestion.words + ("; fits, but tight" if suggestion.tight else "") + speed,
         max(width, 24),
         initial_indent=indent,
         subsequent_indent="    ",
