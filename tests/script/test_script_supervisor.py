@@ -93,6 +93,7 @@ def test_stop_ends_it_and_leaves_nothing(going: RunDir) -> None:
     assert answered is not None and answered.answer == "done"
     end = control.wait_for_end(going, SECONDS)
     assert end is not None and end.state == "stopped"
+    assert end.reason == "stopped on request before any training was seen in it"
     assert not left_of(going)
 
 

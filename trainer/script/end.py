@@ -47,7 +47,9 @@ def name_script_end(story: ScriptStory) -> RunEnded:
         return RunEnded(state="stopped", reason=f"looked at no more {_when(story)}; its process goes on")
     if story.stop_asked:
         how = " and was killed: it did not end in time" if story.killed else ""
-        return RunEnded(state="stopped", reason=f"stopped on request {_when(story)}{how}")
+        seen = story.last_step or story.attached
+        when = _when(story) if seen else "before any training was seen in it"
+        return RunEnded(state="stopped", reason=f"stopped on request {when}{how}")
     script = story.run.spec().script
     if script is not None and script.pid is not None and not story.failed:
         # Only a parent is told how a process ended.
