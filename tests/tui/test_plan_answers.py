@@ -8,12 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from llmtop.tui.app import LlmtopApp
+from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.screens.plan import PlanScreen
 from llmtop.tui.widgets.editor import Entry
 from llmtop.tui.widgets.planrows import PlanRows
 from llmtop.tui.widgets.predicted import verdict
 from tests.tui.planapp import SMALL, Launched, cursor_to, plan_app, type_in
-from tests.tui.tuiruns import screen_text, wait_for, wait_for_text
+from tests.tui.tuiruns import MACHINE, screen_text, wait_for, wait_for_text
 
 
 def footer(app: LlmtopApp) -> str:
@@ -143,3 +144,17 @@ async def test_what_hardly_fits_is_told_so(root: Path) -> None:
         assert plan.prediction is not None
         near = replace(plan.prediction, device_memory_bytes=plan.prediction.needed_bytes)
         assert verdict(replace(plan, prediction=near))[0] == "✓ fits, but tight"
+
+
+async def test_a_gpu_leaves_the_recipe_that_nobody_chose_and_says_so(root: Path) -> None:
+    app = LlmtopApp("plan", root=root, deeds=Deeds(detect=lambda: MACHINE))
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await wait_for_text(pilot, "tiny-llama-cpu  2 x cpu")
+        cursor_to(app, "gpu")
+        await type_in(app, pilot, "h200")
+        await wait_for_text(pilot, "h200", "the recipe cpu-demo is left")
+        assert isinstance(app.screen, PlanScreen) and app.screen.plan is not None
+        spec = app.screen.plan.spec
+        assert spec is not None and spec.options.precision == "bf16"
+        await pilot.press("x")
+        await wait_for_text(pilot, "tiny-llama-cpu  2 x cpu")

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llmtop.presets.spec import RunOptions, ValueSource
+from llmtop.tui.asking.launchtext import launch_command
 from llmtop.tui.plans.planning import Draft, choices, evaluate, shown, stepped
 from llmtop.tui.widgets.planrows import HELP
 from tests.tui.tuiruns import MACHINE
@@ -111,3 +112,38 @@ def test_a_broken_preset_of_the_user_is_a_choice_that_says_so(
 def test_raw_keys_that_a_launch_would_refuse_are_refused_here() -> None:
     plan = evaluate(Draft(recipe="cpu-demo").edited("deepspeed", "zero_optimization.stagee=1"), MACHINE)
     assert not plan.launchable and "stagee" in plan.what and plan.fix
+
+
+START = Draft(recipe="cpu-demo", assumed="cpu-demo")
+
+
+@pytest.mark.parametrize("order", [("model", "gpu"), ("gpu", "model")])
+def test_a_recipe_that_nobody_chose_is_left_for_another_model_and_gpu(order: tuple[str, ...]) -> None:
+    chosen = {"model": "llama-3.1-8b", "gpu": "a100-80gb"}
+    draft = START
+    for key in order:
+        draft = draft.edited(key, chosen[key])
+    plan, bare = evaluate(draft, MACHINE), evaluate(Draft(edits=chosen), MACHINE)
+    assert plan.spec is not None and bare.spec is not None
+    assert plan.spec.options == bare.spec.options, "as `llmtop plan llama-3.1-8b --gpu a100-80gb` has it"
+    assert plan.spec.options.precision == "bf16"
+    assert any("the recipe cpu-demo is left" in one for one in plan.cautions)
+    assert shown("recipe", plan, None) == "none"
+    assert draft.reset("model").reset("gpu") == START and draft.cleared() == START
+
+
+def test_with_a_gpu_alone_the_model_of_the_recipe_stays() -> None:
+    draft = START.edited("gpu", "h200")
+    plan = evaluate(draft, MACHINE)
+    assert plan.spec is not None and plan.spec.options.model == "tiny-llama-cpu"
+    assert plan.spec.options.precision == "bf16"
+    assert launch_command(draft, plan.spec).startswith("llmtop run --model tiny-llama-cpu --gpu h200")
+    assert draft.edited("gpu", "cpu").recipe == "cpu-demo"
+
+
+def test_what_stays_of_a_recipe_that_was_chosen_is_said() -> None:
+    plan = evaluate(START.edited("recipe", "cpu-demo").edited("gpu", "h200"), MACHINE)
+    assert plan.spec is not None and plan.spec.options.precision == "fp32"
+    (caution,) = (one for one in plan.cautions if "made for a CPU" in one)
+    assert "precision fp32" in caution and "tokenizer bytes" in caution and "full-zero2" in caution
+    assert not any("made for a CPU" in one for one in evaluate(Draft(recipe="cpu-demo"), MACHINE).cautions)

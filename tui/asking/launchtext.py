@@ -19,6 +19,8 @@ def launch_command(draft: Draft, spec: RunSpec, visible_devices: str = "") -> st
     words = [f"CUDA_VISIBLE_DEVICES={quote(visible_devices)}"] if visible_devices else []
     words += ["llmtop run"]
     words += [quote(draft.recipe)] if draft.recipe is not None else []
+    kept = draft.kept_model
+    words += [f"--model {quote(kept)}"] if kept is not None else []
     for key in draft.edits:
         words += _edit_texts(key, draft.edits[key], spec)
     return " ".join(words)

@@ -25,6 +25,12 @@ RECIPE = "recipe"
 RAW = "deepspeed"
 """Key of the row of raw DeepSpeed keys, written as `path=value` separated by spaces."""
 NO_RECIPE = "none"
+_OF_A_CPU = (
+    *("precision", "micro_batch", "seq_len", "learning_rate", "optimizer"),
+    *("tokenizer", "data", "save_at_end"),
+)
+"""What a recipe for a CPU sets otherwise than a GPU wants."""
+_GPU_RECIPE = "full-zero2"
 EDITED = "the plan"
 """Provenance of a value that was changed in the plan."""
 
@@ -46,20 +52,54 @@ class Draft(Struct, frozen=True, kw_only=True):
     recipe: str | None = None
     edits: dict[str, Any] = {}
     """Option name, or dotted raw key, to a typed value or to text as it was typed."""
+    assumed: str | None = None
+    """The recipe that the plan began with and nobody chose: another model or GPU than its own leaves it, as
+    its other values were chosen for that one."""
 
     def edited(self, key: str, value: Any) -> Draft:
         if key == RECIPE:
-            return replace(self, recipe=None if value == NO_RECIPE else value)
-        return replace(self, edits={**self.edits, key: value})
+            return replace(self, recipe=None if value == NO_RECIPE else value, assumed=None)
+        return replace(self, edits={**self.edits, key: value})._settled()
 
     def reset(self, key: str) -> Draft:
         """Without the edit of one option; for the raw keys, without any of them."""
         kept = {name: value for name, value in self.edits.items() if name.split(".")[0] != key}
-        return replace(self, edits=kept)
+        return replace(self, edits=kept)._settled()
 
     def changed(self, changes: Mapping[str, Any]) -> Draft:
         """With the changes of a suggestion."""
-        return replace(self, edits={**self.edits, **changes})
+        return replace(self, edits={**self.edits, **changes})._settled()
+
+    def cleared(self) -> Draft:
+        """Without any edit."""
+        return replace(self, edits={})._settled()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the recipe that nobody chose is left."""
+        return self.assumed is not None and self.recipe is None
+
+    def away(self) -> Draft:
+        """Without the recipe that nobody chose: its model stays, as something has to be trained."""
+        return replace(self, recipe=None) if self.assumed is not None else self
+
+    @property
+    def kept_model(self) -> str | None:
+        """The model of a recipe that is left, unless another one is chosen."""
+        if self.assumed is None or not self.has_left or "model" in self.edits:
+            return None
+        model: str = catalog.load_recipe(self.assumed).values["model"]
+        return model
+
+    def _settled(self) -> Draft:
+        if self.assumed is None:
+            return self
+        try:
+            values = catalog.load_recipe(self.assumed).values
+        except LlmtopError:
+            return self  # the plan tells what is wrong with it
+        stays = all(self.edits.get(key, values.get(key)) == values.get(key) for key in ("model", "gpu"))
+        return replace(self, recipe=self.assumed if stays else None)
 
 
 class Wrong(Struct, frozen=True, kw_only=True):
@@ -114,7 +154,7 @@ def evaluate(draft: Draft, machine: resolve.Machine) -> Plan:
             spec=spec,
             prediction=predict_with_suggestions(calibrated(spec, find(spec))),
             refusals=refusals,
-            cautions=cautions(spec),
+            cautions=(*_recipe_words(draft, spec), *cautions(spec)),
         )
     except tracing.NotTracedYetError as error:
         return Plan(draft=draft, what=error.what, why=error.why, fix=error.fix, waits=True)
@@ -128,6 +168,31 @@ def evaluate(draft: Draft, machine: resolve.Machine) -> Plan:
             fix=error.fix,
             wrong=tuple(wrong),
             also_wrong=tuple(others.values()),
+        )
+
+
+def left_words(recipe: str) -> str:
+    """Of a recipe that nobody chose, and that another model or GPU has left."""
+    return (
+        f"the recipe {recipe} is left, which is for its own model on a CPU: its values are the defaults again"
+    )
+
+
+def _recipe_words(draft: Draft, spec: RunSpec) -> Iterator[str]:
+    if draft.assumed is not None and draft.has_left:
+        yield left_words(draft.assumed)
+    if draft.recipe is None or spec.on_cpu:
+        return
+    values = catalog.load_recipe(draft.recipe).values
+    if values.get("gpu") != "cpu":
+        return
+    stays = ", ".join(
+        f"{key} {_text(values[key])}" for key in _OF_A_CPU if key in values and key not in draft.edits
+    )
+    if stays:
+        yield (
+            f"the recipe {draft.recipe} is made for a CPU, and {stays} stay from it;"
+            f" recipe {NO_RECIPE} takes the defaults, {_GPU_RECIPE} is for GPUs"
         )
 
 
@@ -153,6 +218,8 @@ def layers(draft: Draft, machine: resolve.Machine) -> list[resolve.Layer]:
     found: list[resolve.Layer] = []
     if draft.recipe is not None:
         found = resolve.recipe_layers(catalog.load_recipe(draft.recipe))
+    elif (model := draft.kept_model) is not None:
+        found = [resolve.Layer(ValueSource.RECIPE, f"recipe {draft.assumed}", {"model": model})]
     edits = [resolve.Layer(ValueSource.COMMAND_LINE, EDITED, part) for part in _edited_parts(draft)]
     config, _ = deepspeed_layer([*found, *edits], machine)
     return [*found, *([config] if config is not None else ()), *edits]

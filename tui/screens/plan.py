@@ -34,6 +34,7 @@ from llmtop.tui.plans.planning import (
     evaluate,
     evaluate_now,
     is_open,
+    left_words,
     searched,
     shown,
     stepped,
@@ -77,7 +78,7 @@ class PlanScreen(Screen[None]):
         self._in_use = GpusInUse()
         self._devices: tuple[GpuUse, ...] = ()
         """That were chosen by hand; of no account once the plan is for others."""
-        self._draft = Draft(recipe=recipe or FIRST_RECIPE)
+        self._draft = Draft(recipe=recipe or FIRST_RECIPE, assumed=None if recipe else FIRST_RECIPE)
         self._detect = detect
         self._machine: Machine | None = None
         self.plan: Plan | None = None
@@ -125,8 +126,11 @@ class PlanScreen(Screen[None]):
     # --- one draft to the whole screen -----------------------------------------------------------
 
     def _keep(self, draft: Draft) -> None:
+        leaves = draft.has_left and not self._draft.has_left
         self._draft = draft
         self._show(draft)
+        if leaves and draft.assumed is not None:
+            self._say(left_words(draft.assumed))
 
     def _show(self, draft: Draft) -> None:
         """Predict a draft and show it; it is not kept."""
@@ -295,7 +299,7 @@ class PlanScreen(Screen[None]):
         self._keep(self._draft.reset(self.query_one(PlanRows).key))
 
     def action_clear(self) -> None:
-        self._keep(Draft(recipe=self._draft.recipe))
+        self._keep(self._draft.cleared())
 
     def action_fix(self, number: int) -> None:
         found = offered(self.plan) if self.plan is not None else ()
@@ -322,6 +326,7 @@ class PlanScreen(Screen[None]):
         draft = plan.draft
         for key in _SEARCHED:
             draft = draft.reset(key)
+        draft = draft.away()  # it looks for GPUs
 
         def search() -> Where:
             return where(lambda change: searched(draft, machine, change), gpus=gpu_names())
