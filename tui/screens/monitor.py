@@ -17,6 +17,7 @@ from textual.screen import Screen
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.changewords import news
 from llmtop.profiler.fold.runstate import ENDED, RunState
+from llmtop.profiler.record.remote import name_here
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.tui.asking.requests import ChangeWanted, FixAsked, RunsAsked, SnapshotWanted, StopAsked
 from llmtop.tui.asking.stackrequests import StacksArrived, StacksAsked
@@ -58,6 +59,7 @@ OPENED_PANELS = {"switches": "SwitchesPanel", "stacks": "StacksPanel", "changes"
 """Those that only a key shows, by module and class: they are loaded and made when they are opened first."""
 _ENDING_KEYS = {"s": "stop", "c": "change", "z": "snapshot"}
 """Keys of what only a run that goes on can be asked."""
+_MAY_GO_ON = ENDED - {"completed", "exported"}
 _OWN_VALUES = {"switches": ("others",), "stacks": ("stacks",)}
 """Of those, what they show besides the run."""
 
@@ -256,7 +258,8 @@ class MonitorScreen(Screen[None]):
         """A key that the footer has no more of still gets an answer."""
         action = _ENDING_KEYS.get(event.key)
         if self.IS_LIVE and action is not None and not self.check_action(action, ()):
-            self.notify("It has ended already.")
+            more = shell_hint(self.run, self.view)
+            self.notify(f"It has ended already.{more}", markup=False)
 
     @property
     def settled(self) -> bool:
@@ -323,6 +326,13 @@ class MonitorScreen(Screen[None]):
 
     def action_stop(self) -> None:
         self.post_message(StopAsked(self.run))
+
+
+def shell_hint(run: RunDir, view: RunView | None) -> str:
+    """How a run that ended before its last step goes on; empty for any other."""
+    if view is None or view.state.imported or view.state.status not in _MAY_GO_ON:
+        return ""
+    return f"\nFrom a shell it goes on:\nllmtop resume {harmless(name_here(run.path))}"
 
 
 def _panel_classes(view: RunView) -> dict[str, bool]:
