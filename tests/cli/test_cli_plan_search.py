@@ -74,6 +74,16 @@ def test_a_sweep_shows_what_its_verdicts_compare(llmtop: Llmtop) -> None:
     assert answer[3].split()[:3] == ["1", "no", "24.2"]
 
 
+def test_a_sweep_of_which_nothing_fits_names_a_way_that_does(llmtop: Llmtop) -> None:
+    asked = ("plan", "--model", "llama-3.1-8b", "--gpu", "a100-80gb", "--gpus", "2")
+    told = " ".join(llmtop(*asked, "--sweep", "micro_batch=1..64,zero=0..3").out.split())
+    assert " 0 fit" in told
+    words = told.partition("what fits: ")[2].partition(": ")[2].partition(";")[0]
+    assert "verdict: fits" in llmtop(*asked, *words.split()).out
+    assert "of the first, what fits: " in told
+    assert "what fits: " not in llmtop("plan", *EIGHT, "--sweep", "micro_batch=1..2").out
+
+
 def test_a_sweep_as_json_has_all_rows(llmtop: Llmtop) -> None:
     answer = llmtop("plan", *EIGHT, "--sweep", "micro_batch=1..4,attention=eager|sdpa", "--json").json()
     assert answer["candidates"] == len(answer["rows"]) == 6

@@ -10,6 +10,10 @@ from llmtop.presets.errors import ExitCode
 from tests.cli.conftest import Llmtop
 
 
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
 def test_a_dry_run_ranks_and_starts_nothing(llmtop: Llmtop) -> None:
     words = ("tune", "--model", "qwen2.5-0.5b", "--gpu", "h200", "--grad-accum", "4", "--dry-run")
     text = llmtop(*words).out
@@ -25,6 +29,16 @@ def test_the_edges_by_prediction(llmtop: Llmtop) -> None:
         assert edge["largest"] == edge["predicted"] > 1 and edge["source"] == "predicted"
     on_cpu = llmtop("tune", "cpu-demo", "--max-batch")
     assert on_cpu.code == ExitCode.DONE and "predicted only: on the CPU" in " ".join(on_cpu.out.split())
+
+
+def test_where_no_size_fits_the_best_way_is_named(llmtop: Llmtop) -> None:
+    words = ("--model", "llama-3.1-8b", "--gpu", "a100-80gb", "--gpus", "2")
+    for question in ("--max-batch", "--max-length"):
+        told = llmtop("tune", *words, question, "--dry-run")
+        assert told.code == ExitCode.DOES_NOT_FIT
+        assert "what fits: ZeRO-3 + Liger kernels" in one_line(told.out) and "--zero 3 --liger" in told.out
+    nothing = ("--model", "llama-3.1-8b", "--gpu", "rtx-4090", "--seq-len", "131072")
+    assert "no other setting" in one_line(llmtop("tune", *nothing, "--max-batch", "--dry-run").out)
 
 
 H200 = ("tune", "--model", "llama-3.2-1b", "--gpu", "h200")

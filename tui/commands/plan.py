@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,7 +29,7 @@ from llmtop.tui.commands.plan_defaults import CONTEXT, PEAK, ROWS
 from llmtop.tui.commands.plan_text import plan_text, verdict_line
 
 if TYPE_CHECKING:
-    from llmtop.profiler.cost.sweep import Axis
+    from llmtop.profiler.cost.sweep import Axis, SweepRow
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -146,8 +146,23 @@ def _sweep(args: argparse.Namespace) -> None:
     found = sweep(axes, base)
     if args.json:
         print_json(found)
-    else:
-        print(sweep_text(found, args.rows or ROWS, text_width()))
+        return
+    print(sweep_text(found, args.rows or ROWS, text_width()))
+    if found.rows and not found.fitting:
+        way = _way_of_the_nearest(found.rows[0], base)
+        print("\n".join(wrapped(f"of the first, {way}" if way else "", "", text_width())))
+
+
+def _way_of_the_nearest(row: SweepRow, base: Callable[[Mapping[str, Any]], RunSpec]) -> str:
+    """Of the candidate that is the nearest to fitting, where none of them fits."""
+    from llmtop.profiler.cost.sweep import BASE_KEYS, changed
+    from llmtop.tui.commands.wayout import best_way
+
+    own = {key: value for key, value in row.settings.items() if key in BASE_KEYS}
+    typed = " ".join(options.option_text(key, value) for key, value in own.items())
+    inner = {key: value for key, value in row.settings.items() if key not in BASE_KEYS}
+    asked = base(own)
+    return best_way(changed(asked, inner), asked, inner, typed)
 
 
 def _checked(base: RunSpec, axes: Sequence[Axis]) -> RunSpec:

@@ -24,6 +24,7 @@ from llmtop.trainer.tune.trial import Start, run_trial, trial_spec
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.output import print_json, text_width
 from llmtop.tui.commands.tune_text import edge_text
+from llmtop.tui.commands.wayout import best_way
 
 _STEPS = 3
 """Of a trial for memory, which is steady after two."""
@@ -82,6 +83,10 @@ def _with_words(edge: edges.Edge, spec: RunSpec, *, tried: bool) -> edges.Edge:
         words = "predicted only: --dry-run"
     elif not edge.probes:
         words = "predicted only: no trial gave an answer"
+    if not edge.largest:
+        smallest: dict[str, int] = {"micro_batch": 1} if edge.quantity == "micro_batch" else {}
+        changed = replace(spec, options=replace(spec.options, **smallest))
+        words = "; ".join(filter(None, (words, best_way(changed, spec, smallest))))
     return replace(edge, words=words)
 
 
