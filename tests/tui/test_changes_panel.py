@@ -15,6 +15,7 @@ from llmtop.profiler.record.changeevents import (
     RestageBegan,
     Restaged,
 )
+from llmtop.profiler.record.events import StepFinished
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.control import SetParams
 from llmtop.tui.app import LlmtopApp
@@ -22,6 +23,21 @@ from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.widgets.changeform import ChangeForm
 from tests.recorded import make_recorded_run
 from tests.tui.tuiruns import LiveRun, screen_text, wait_for, wait_for_text
+
+
+async def test_times_are_of_the_present_setting_s_steps(live: LiveRun, root: Path) -> None:
+    """What slows the steps would else be seen in the time that is left only after 20 of them."""
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=(120, 40)) as pilot:
+        before = await wait_for_text(pilot, "20/60", "left 0:")
+        assert "100 s a step" not in before
+        asked = ChangeAsked(setting=1, changes=(KeyChange(key="micro_batch", old=4, new=64),))
+        live.run.add_setting(live.spec, live.run.prediction(), {})
+        live.recorder.supervisor.write(asked)
+        for rank in live.recorder.ranks:
+            rank.write(ChangeApplied(setting=1, step=21))
+        live.recorder.ranks[0].write(StepFinished(step=21, loss=1.0, step_seconds=100.0, tokens=8))
+        await wait_for_text(pilot, "21/60", "left 1:05:00", "1m 40s a step")
 
 
 class Asked:
