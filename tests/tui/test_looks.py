@@ -177,7 +177,7 @@ async def test_the_palette_finds_what_the_screen_can_do(live: LiveRun, root: Pat
         await pilot.press("ctrl+p")
         await wait_for_text(pilot, "Filter: only runs")
         await pilot.press(*"plan a new")
-        await wait_for_text(pilot, "Plan: plan a new run")
+        await wait_for_text(pilot, "plan a new run")
         await pilot.press("enter")
         if "Reset" not in screen_text(app):
             await pilot.press("enter")

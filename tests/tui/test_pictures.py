@@ -173,7 +173,7 @@ async def test_the_runs_what_is_asked_about_them_and_two_compared(view: View, ro
             Page("runs", (), ("4, 0 going on", "Help")),
             Page("runs-filter", ("slash", *"zero2"), ("3 of 4",)),
             Page("delete", ("enter", "d"), ("Delete this run?",)),
-            Page("palette", ("escape", "escape", "ctrl+p", *"plan a new"), ("Plan: plan a new run",)),
+            Page("palette", ("escape", "escape", "ctrl+p", *"plan a new"), ("plan a new run",)),
             Page("compare", ("escape", "home", "space", "down", "c"), ("Compare", "peak memory")),
         )
         await album.take(pilot, pages)
@@ -189,7 +189,7 @@ async def test_a_run_that_goes_on_and_what_is_asked_about_it(view: View, root: P
         live.recorder.start()
         await wait_for_text(pilot, "0 Start-up")
         app.screen.query_one(RunHeader)._clock = lambda: BEGAN + 60.0
-        await album.take(pilot, [Page("monitor-starting", (), ("first step",))])
+        await album.take(pilot, [Page("monitor-starting", (), ("elapsed 1:00", "579 MiB", "first step"))])
         live.steps(1, 20)
         await wait_for_text(pilot, "20/60")
         pages = (
