@@ -167,7 +167,9 @@ def test_of_a_run_over_hosts_each_tells_its_own_ranks_and_the_launching_machine_
     elsewhere = labelled(RunsCollector(tmp_path))
     assert ("llmtop_rank_step", "node03", "4") not in elsewhere
     assert elsewhere["llmtop_fleet_step", "node03"] == 4
-    fleet.run.supervisor_pid_path.unlink()
+    # Its launching machine's supervisor is gone: a folder without one at all would be a host's part of a run.
+    identity = json.loads(fleet.run.supervisor_pid_path.read_bytes())
+    fleet.run.supervisor_pid_path.write_text(json.dumps({**identity, "pid": 2**22 + 1}))
     assert not any(name[0].startswith("llmtop_fleet") for name in labelled(RunsCollector(tmp_path)))
 
 
