@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from llmtop.presets import resolve
 from llmtop.presets.spec import Script, ValueSource
 from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES
+from llmtop.profiler.memory.changes import apply
 from llmtop.profiler.memory.pool import MIB, segment_bytes
 from llmtop.profiler.memory.predict import predict
-from llmtop.profiler.memory.changes import apply
 from llmtop.profiler.oom.allocations import identify, known_allocations
 from llmtop.profiler.oom.diagnosis import fixes_after
 from llmtop.profiler.oom.fixes import Room, fixes, host_fixes, room_of
