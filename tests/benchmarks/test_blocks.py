@@ -25,5 +25,5 @@ def test_each_arm_watches_as_much_as_it_says(tmp_path: Path) -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     assert [found[arm]["steps"] for arm in ("bare", "watched", "classified")] == [0, 5, 5]
     assert found["bare"]["classified"] == found["watched"]["classified"] == []
-    assert found["classified"]["classified"] == [20], "the last of the steps 16 to 20"
+    assert found["classified"]["classified"] == [25], "of the steps 22 to 26"
     assert all(times["wall"] > 0 and times["cpu"] > 0 for times in found.values())

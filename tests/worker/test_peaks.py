@@ -168,6 +168,15 @@ def test_a_trace_is_due_when_the_peak_is_larger_than_the_traced_one() -> None:
 
 
 def test_steps_between_the_sampled_ones_hook_and_trace_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Tiny(SHAPE, None)
+    optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
+    engine: Any = SimpleNamespace(module=module, optimizer=optimizer, basic_optimizer=optimizer)
+    tracer = DispatchTracer()
+    probes = TrainingProbes(
+        engine, device=CPU, vocab_size=SHAPE.vocab, classify_every=0, tracer=tracer, emit=lambda _: None
+    )
+    for step in (1, 2):
+        train_step(probes, engine, step, CPU)
     calls: list[str] = []
     for target in (
         "llmtop.profiler.probes.stepwatch.StepWatch.attach",
@@ -178,13 +187,6 @@ def test_steps_between_the_sampled_ones_hook_and_trace_nothing(monkeypatch: pyte
         "tests.worker.dispatch_tracer.DispatchTracer.counters",
     ):
         monkeypatch.setattr(target, lambda *_, name=target, **__: calls.append(name))
-    module = Tiny(SHAPE, None)
-    optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
-    engine: Any = SimpleNamespace(module=module, optimizer=optimizer, basic_optimizer=optimizer)
-    tracer = DispatchTracer()
-    probes = TrainingProbes(
-        engine, device=CPU, vocab_size=SHAPE.vocab, classify_every=0, tracer=tracer, emit=lambda _: None
-    )
     for step in range(3, 6):
         train_step(probes, engine, step, CPU)
     assert calls == []
