@@ -37,6 +37,7 @@ from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.record.hosts import Host, HostDir, read_hosts
 from llmtop.profiler.record.rundir import HARDWARE, RunDir
 from llmtop.trainer.hosts.following import Following
+from llmtop.trainer.hosts.start import environment_with
 
 Figures = dict[str, Any]
 HERE = Path(__file__).parent
@@ -234,16 +235,8 @@ def stand_in_for_ssh(root: Path) -> Iterator[None]:
         "XDG_CACHE_HOME": str(root / "cache"),
         "LLMTOP_REMOTE_PYTHON": sys.executable,
     }
-    before = {name: os.environ.get(name) for name in own}
-    os.environ.update(own)
-    try:
+    with environment_with(own):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _summary_bytes(run: Path) -> int:

@@ -25,12 +25,13 @@ def start_over_hosts(run: RunDir, hosts: Hosts, variables: Mapping[str, str]) ->
             why=f"{run.path} cannot be written: {error.strerror or error}",
             fix="free some space there",
         ) from error
-    with _environment(variables):
+    with environment_with(variables):
         return start_supervisor(run)
 
 
 @contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+def environment_with(variables: Mapping[str, str]) -> Iterator[None]:
+    """This process's environment with these variables on top; afterwards as it was before."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
