@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.rundir import list_runs
-from tests.hosts.lab import Lab, wait_for
+from tests.hosts.lab import Lab, wait_for, why_not
 from tests.trainer.supervised import Supervised, worker_command
 
+IN_LAB = pytest.mark.skipif(bool(why_not()), reason=why_not() or "a lab can be made")
 GRACES = "peers=0.3,kill=5,stop=5,stop_kill=3,save=60,finish=30,host=40"
 
 

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from llmtop.profiler.record.changeevents import ChangeAsked, RestageBegan, Restaged
 from llmtop.profiler.record.events import RankStarted
 from llmtop.profiler.record.hostevents import HostFound, HostLost
-from tests.hosts.in_lab import fake, tidy_lab
-from tests.hosts.lab import Lab, why_not
+from tests.hosts.in_lab import IN_LAB, fake
+from tests.hosts.lab import Lab
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(why_not()), reason=why_not() or "a lab can be made"),
-]
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    with tidy_lab(tmp_path) as made:
-        yield made
+pytestmark = [pytest.mark.slow, IN_LAB]
 
 
 def test_a_relaunch_waits_for_a_host_whose_cable_is_out_and_is_made_once(lab: Lab) -> None:

@@ -12,13 +12,11 @@ import pytest
 
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.record.rundir import RunDir, list_runs
-from tests.hosts.lab import Lab, wait_for, why_not
+from tests.hosts.in_lab import IN_LAB
+from tests.hosts.lab import Lab, wait_for
 from tests.trainer.supervised import worker_command
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(why_not()), reason=why_not() or "a lab can be made"),
-]
+pytestmark = [pytest.mark.slow, IN_LAB]
 GRACES = "peers=0.3,kill=5,stop=5,stop_kill=3,save=60,finish=30,host=90"
 
 

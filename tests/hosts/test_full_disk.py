@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from llmtop.profiler.record.hostevents import HostLost
 from tests.faults.disks import Disk
-from tests.hosts.in_lab import GRACES, fake, tidy_lab
-from tests.hosts.lab import Lab, why_not
+from tests.hosts.in_lab import GRACES, IN_LAB, fake
+from tests.hosts.lab import Lab
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(why_not()), reason=why_not() or "a lab can be made"),
-]
+pytestmark = [pytest.mark.slow, IN_LAB]
 HOST_SECONDS = 12.0
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    with tidy_lab(tmp_path) as made:
-        yield made
 
 
 def disk_of(lab: Lab, name: str) -> Disk:

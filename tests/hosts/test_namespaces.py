@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from llmtop.profiler.record.checkpointevents import CheckpointLoaded, CheckpointSaved
 from llmtop.profiler.record.events import ModelBuilt
 from llmtop.profiler.record.hostevents import ClockMeasured, HostFound, HostLeft, HostLost
 from llmtop.trainer import control
-from tests.hosts.in_lab import GRACES, fake, launch, tidy_lab
-from tests.hosts.lab import Lab, wait_for, why_not
+from tests.hosts.in_lab import GRACES, IN_LAB, fake, launch
+from tests.hosts.lab import Lab, wait_for
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(why_not()), reason=why_not() or "a lab can be made"),
-]
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    with tidy_lab(tmp_path) as made:
-        yield made
+pytestmark = [pytest.mark.slow, IN_LAB]
 
 
 def test_a_pulled_cable_is_told_and_nothing_is_lost_when_it_is_back(lab: Lab) -> None:

@@ -18,11 +18,10 @@ from llmtop.profiler.record.hosts import Hosts
 from llmtop.trainer.hosts.hostfile import with_ranks
 from llmtop.trainer.hosts.scriptcommand import check_over_hosts, kind_of, processes
 from llmtop.trainer.script.unseen import unseen_spec
-from tests.hosts.in_lab import InLab, tidy_lab
-from tests.hosts.lab import Lab, wait_for, why_not
+from tests.hosts.in_lab import IN_LAB, InLab, tidy_lab
+from tests.hosts.lab import Lab, wait_for
 from tests.script.watching import SCRIPTS
 
-in_lab = pytest.mark.skipif(bool(why_not()), reason=why_not() or "a lab can be made")
 BIN = Path(sys.executable).parent
 HOSTS = Hosts(hosts=with_ranks({"a": (0, 1), "user@b": (2,)}))
 TELLS = """import json, os, sys, time
@@ -61,7 +60,7 @@ def told(run: InLab) -> dict[int, dict[str, object]]:
     return {int(one["RANK"]): one for one in map(json.loads, lines)}
 
 
-@in_lab
+@IN_LAB
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
@@ -84,7 +83,7 @@ def test_all_ranks_of_all_hosts_are_one_job(lab: Lab, command: tuple[str, ...]) 
     assert all(one.answered for one in run.of(HostLeft))
 
 
-@in_lab
+@IN_LAB
 @pytest.mark.slow
 def test_the_ranks_that_torchrun_starts_on_hosts_are_watched(lab: Lab) -> None:
     """Through a gloo group over the namespaces; what they tell comes to the launching machine."""
@@ -99,7 +98,7 @@ def test_the_ranks_that_torchrun_starts_on_hosts_are_watched(lab: Lab) -> None:
     assert run.run.spec().world_size == 3
 
 
-@in_lab
+@IN_LAB
 @pytest.mark.slow
 def test_a_rank_that_fails_on_one_host_ends_the_others_and_its_words_are_told(lab: Lab) -> None:
     run = over(lab, sys.executable, str(lab.root / "tells.py"), "--fails", check=False)
@@ -109,7 +108,7 @@ def test_a_rank_that_fails_on_one_host_ends_the_others_and_its_words_are_told(la
     assert set(exits) == {0, 1, 2} and exits[2] == 1
 
 
-@in_lab
+@IN_LAB
 @pytest.mark.slow
 def test_a_command_is_stopped_on_all_hosts(lab: Lab) -> None:
     run = over(lab, sys.executable, str(lab.root / "tells.py"), "--waits", watch="--detach")
@@ -118,7 +117,7 @@ def test_a_command_is_stopped_on_all_hosts(lab: Lab) -> None:
     assert run.end().state == "stopped"
 
 
-@in_lab
+@IN_LAB
 @pytest.mark.slow
 def test_a_host_that_lacks_the_command_is_named(lab: Lab) -> None:
     folder = lab.root / "here-alone"
