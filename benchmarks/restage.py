@@ -13,17 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import signal
-import sys
-import tempfile
-import time
 from pathlib import Path
 
 from benchmarks.cells import plan
+from benchmarks.liverun import live_run, wait_for_steps
 from benchmarks.rows import Cell, Row
 from benchmarks.session import RESULTS, run_main
-from llmtop.presets.errors import JobFailedError
 from llmtop.presets.resolve import Machine
 from llmtop.profiler.hardware.machine import detect_machine
 from llmtop.profiler.record.eventlog import EventTail
@@ -31,8 +26,6 @@ from llmtop.profiler.record.events import StepFinished
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import control
-from llmtop.trainer.launch import start_run
-from llmtop.trainer.stacks import take_stacks
 
 GOAL_SECONDS = 60.0
 """For Llama-3.1-8B on two H200."""
@@ -53,10 +46,10 @@ _TO = ("zero=3", "zero=2 attention=sdpa", "micro_batch=2 grad_accum=1")
 
 def measure(run: RunDir, words: tuple[str, ...], cell: Cell, patience_seconds: float) -> Row:
     """One change, from the request to some steps after it."""
-    _wait_for_steps(run, STEPS_BETWEEN, patience_seconds)
+    wait_for_steps(run, STEPS_BETWEEN, patience_seconds)
     request = control.change(run, control.SetParams(words=words))
     answer = control.wait_until_settled(run, request, patience_seconds)
-    _wait_for_steps(run, STEPS_BETWEEN, patience_seconds)
+    wait_for_steps(run, STEPS_BETWEEN, patience_seconds)
     record = read_state(run).changes.records[-1]
     steps = [event for event in EventTail(run.events_path(0)).poll() if isinstance(event, StepFinished)]
     restaged = record.restaged
@@ -80,22 +73,6 @@ def told(row: Row) -> str:
     return f"{row['to']:<30}{row['status']:<10}down {seconds}  {parts or row['reason']}"
 
 
-def _wait_for_steps(run: RunDir, more: int, patience_seconds: float) -> None:
-    wanted = read_state(run).steps_finished + more
-    deadline = time.monotonic() + patience_seconds
-    while (state := read_state(run)).steps_finished < wanted:
-        if not run.supervisor_alive() or state.ended is not None:
-            raise JobFailedError(
-                "the run made no more steps", why=state.ended.reason if state.ended else "its supervisor died"
-            )
-        if time.monotonic() > deadline:
-            print(take_stacks(run, state).text, flush=True)
-            raise JobFailedError(
-                f"the run made no step for {patience_seconds:g} s", why="where it stands is told above"
-            )
-        time.sleep(0.2)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--cell", type=json.loads, default={}, help="run options as JSON, over the default's")
@@ -112,24 +89,13 @@ def main() -> None:
     gpus = {} if options.gpus is None else {"gpus": options.gpus}
     cell = {**default, **options.cell, **gpus}
     planned = plan({**cell, "steps": 10**6, "lr_schedule": "constant"}, machine, name="restage")
-    root = Path(tempfile.mkdtemp(prefix="llmtop-restage-"))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    # A time-out's signal ends the run as an error does, not this script alone.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        run = start_run(planned.spec, planned.prediction, root=root)
-        try:
-            for words in options.to or _TO:
-                row = {"device": machine.gpu, **measure(run, tuple(words.split()), cell, options.patience)}
-                with options.out.open("a") as log:
-                    log.write(json.dumps(row) + "\n")
-                print(told(row), flush=True)
-        finally:
-            if run.supervisor_alive():
-                control.stop(run, save=False)
-                control.wait_for_end(run, options.patience)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+    with live_run(planned, "restage", options.patience) as run:
+        for words in options.to or _TO:
+            row = {"device": machine.gpu, **measure(run, tuple(words.split()), cell, options.patience)}
+            with options.out.open("a") as log:
+                log.write(json.dumps(row) + "\n")
+            print(told(row), flush=True)
     print(f"goal: at most {GOAL_SECONDS:.0f} s for Llama-3.1-8B on two H200")
 
 
