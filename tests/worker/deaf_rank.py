@@ -26,5 +26,5 @@ if __name__ == "__main__":
     DeafRequest().listen()
     sleeps = f"import time; time.sleep({CHILD_SECONDS})"
     subprocess.Popen([sys.executable, "-c", sleeps], start_new_session=True)
-    worker.StopRequest = DeafRequest  # type: ignore[misc]
+    worker.StopRequest = DeafRequest  # type: ignore[attr-defined]
     worker.main(sys.argv[1:])
