@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from llmtop.tui.cli import main
-from tests.trainer.supervised import GRACES, Supervised, cleaned_up, worker_command
+from tests.trainer.supervised import Supervised, cleaned_up, graces_for, worker_command
 
 
 class Answer(NamedTuple):
@@ -51,11 +51,11 @@ def llmtop(runs_root: Path, capsys: pytest.CaptureFixture[str]) -> Llmtop:
 @pytest.fixture
 def start(runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts a run of a scenario of `fake_rank`; whatever is left at the end of the test is killed."""
-    monkeypatch.setenv("LLMTOP_GRACES", GRACES)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def begin(scenario: str, **options: Any) -> Supervised:
         monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command(scenario))
+        monkeypatch.setenv("LLMTOP_GRACES", graces_for(scenario))
         supervised = Supervised(runs_root, **options)
         started.append(supervised)
         supervised.start()

@@ -17,14 +17,15 @@ from llmtop.profiler.record.rundir import InForce, RunDir
 from llmtop.trainer import control
 from llmtop.trainer.change.restagefolder import restage_folders
 from tests.cli.conftest import Llmtop
+from tests.hosts.lab import wait_for
 from tests.recorded_spec import recorded_prediction, recorded_spec
-from tests.trainer.supervised import GRACES, Supervised, worker_command
+from tests.trainer.supervised import SHORT_GRACES, Supervised, worker_command
 
 
 @pytest.fixture
 def run(runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervised]:
     """A run that does what is asked of it, after its first step."""
-    monkeypatch.setenv("LLMTOP_GRACES", GRACES)
+    monkeypatch.setenv("LLMTOP_GRACES", SHORT_GRACES)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command("changes"))
     supervised = Supervised(runs_root, micro_batch=4, grad_accum=2)
@@ -111,8 +112,7 @@ def test_stop_of_a_run_lost_in_a_relaunch_frees_the_memory_and_keeps_the_state(
     control.change(run.run, control.SetParams(words=("zero=3",)))
     run.wait_for_files("hangs")
     os.kill(run.supervisor_pid, signal.SIGKILL)
-    while run.run.supervisor_alive():
-        pass
+    wait_for(lambda: not run.run.supervisor_alive())
     answer = llmtop("stop", "latest")
     assert answer.code == ExitCode.DONE and "lost" in answer.out
     assert restage_folders(run.run) == ()

@@ -119,10 +119,7 @@ def test_steps_that_were_not_saved_for_no_known_reason_are_a_failure(start: Star
     assert "has ended without the checkpoint that was asked for" in answer.err
 
 
-def test_without_waiting_a_run_is_still_stopping(
-    start: Start, llmtop: Llmtop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LLMTOP_GRACES", "stop=60")
+def test_without_waiting_a_run_is_still_stopping(start: Start, llmtop: Llmtop) -> None:
     run = start("trains_until_told")
     run.wait_for_step(1)
     answer = llmtop("stop", "latest", "--wait", "0")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 180.0
 
 
 @pytest.mark.parametrize(

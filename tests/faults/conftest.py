@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.supervised import GRACES, Supervised, cleaned_up, worker_command
+from tests.trainer.supervised import Supervised, cleaned_up, graces_for, worker_command
 
 Start = Callable[..., Supervised]
 
@@ -15,12 +15,12 @@ Start = Callable[..., Supervised]
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts a run of a scenario of `fake_rank`, in `root` if that is given."""
-    monkeypatch.setenv("LLMTOP_GRACES", GRACES)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
 
-    def begin(scenario: str, root: Path | None = None, **options: object) -> Supervised:
+    def begin(scenario: str, root: Path | None = None, *, graces: str = "", **options: object) -> Supervised:
         monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command(scenario))
+        monkeypatch.setenv("LLMTOP_GRACES", graces or graces_for(scenario))
         supervised = Supervised(root or tmp_path / "runs", **options)  # type: ignore[arg-type]
         started.append(supervised)
         supervised.start()

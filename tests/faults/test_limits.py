@@ -11,10 +11,11 @@ import pytest
 from llmtop.profiler.record.events import RankStarted
 from llmtop.trainer import control
 from tests.faults.conftest import Start
+from tests.trainer.supervised import TIMEOUT_SECONDS
 
 LIMITS = {"files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC}
 _NOT_LIMITED = pytest.mark.skipif(os.geteuid() == 0, reason="root may have any number of processes")
-_TURNS = 60
+_TURNS = 20
 
 
 def turns(pid: int) -> int:
@@ -52,6 +53,6 @@ def test_ranks_are_ended_where_processes_cannot_be_listed(start: Start) -> None:
     pid = run.supervisor_pid
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (1, before[1]))
-    assert not psutil.wait_procs(ranks, timeout=60)[1]
+    assert not psutil.wait_procs(ranks, timeout=TIMEOUT_SECONDS)[1]
     resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
     assert run.end().state == "stopped"

@@ -11,7 +11,7 @@ from llmtop.profiler.record.events import RankStarted, StepFinished
 from llmtop.profiler.record.feed import read_state
 from llmtop.trainer import control
 from tests.faults.conftest import Start
-from tests.trainer.supervised import Supervised
+from tests.trainer.supervised import GRACES, Supervised
 
 
 def newest_step(run: Supervised, rank: int) -> int:
@@ -35,7 +35,8 @@ def test_ranks_go_on_while_their_supervisor_stands_still(start: Start) -> None:
 
 
 def test_a_rank_that_stands_still_is_ended_by_a_stop(start: Start) -> None:
-    run = start("trains")
+    # Long enough for the other rank to obey.
+    run = start("trains", graces=GRACES.replace("stop=60", "stop=4"))
     run.wait_for_step(1)
     stopped = next(event.pid for event in run.of(RankStarted) if event.rank == 1)
     os.kill(stopped, signal.SIGSTOP)

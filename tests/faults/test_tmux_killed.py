@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux
 def test_the_run_goes_on_and_stops_when_asked(tmp_path: Path) -> None:
     env = {
         **{name: value for name, value in environment(tmp_path).items() if name not in ("TMUX", "TMUX_PANE")},
-        "LLMTOP_WORKER_COMMAND": worker_command("trains_on"),
+        "LLMTOP_WORKER_COMMAND": worker_command("trains"),
         "LLMTOP_GRACES": GRACES,
     }
     words = ["tmux", "-f", "/dev/null", "-S", str(tmp_path / "tmux")]

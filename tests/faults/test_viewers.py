@@ -34,7 +34,7 @@ def test_twenty_readers_see_the_same_and_write_nothing(start: Start) -> None:
 def test_twenty_monitors_open_on_one_run_and_the_training_goes_on(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = start("trains_on")
+    run = start("trains")
     run.wait_for_step(1)
     terminals = [Terminal([LLMTOP, "attach", run.run.run_id], environment(tmp_path)) for _ in range(VIEWERS)]
     try:

@@ -40,6 +40,10 @@ class InLab(Supervised):
     def wait_for(self, condition: Callable[[], bool]) -> None:
         wait_for(condition, lambda: (self.events(), self.log()))
 
+    def nothing_is_left(self) -> None:
+        """The supervisors of hosts leave by themselves, after they have said so."""
+        wait_for(lambda: self.processes() == [], lambda: (self.processes(), self.log()))
+
     def log(self) -> str:
         logs = [*self.run.path.glob("hosts/*/supervisor.log"), *self.run.path.glob("rank-*.log")]
         return super().log() + "".join(path.read_text(errors="replace")[-2000:] for path in logs)

@@ -15,6 +15,7 @@ from llmtop.profiler.record.hosts import HostDir, Hosts, Launcher
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.trainer.hosts.hostfile import with_ranks
 from llmtop.trainer.hosts.start import start_over_hosts
+from tests.hosts.lab import wait_for
 from tests.recorded_spec import recorded_prediction, recorded_spec
 from tests.trainer.supervised import Supervised, worker_command
 
@@ -96,6 +97,10 @@ class OverHosts(Supervised):
 
     def host_events(self, name: str) -> list[AnyEvent]:
         return EventTail(self.host(name).events_path(SUPERVISOR)).poll()
+
+    def nothing_is_left(self) -> None:
+        """The supervisors of hosts leave by themselves, after they have said so."""
+        wait_for(lambda: self.processes() == [], lambda: (self.processes(), self.log()))
 
     def log(self) -> str:
         own = [self.host(host.name).log_path(SUPERVISOR) for host in self.hosts.hosts]

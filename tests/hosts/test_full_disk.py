@@ -26,7 +26,7 @@ def disk_of(lab: Lab, name: str) -> Disk:
 
 def test_a_host_with_a_full_disk_stays_in_the_run_and_hears_later_what_it_was_told(lab: Lab) -> None:
     disk = disk_of(lab, "h2")
-    run = fake(lab, "trains_on", graces=GRACES.replace("host=40", f"host={HOST_SECONDS:g}"))
+    run = fake(lab, "trains", graces=GRACES.replace("host=40", f"host={HOST_SECONDS:g}"))
     run.wait_for_step(2)
     disk.fill()
     full_at = run.events(0)[-1].t

@@ -30,7 +30,7 @@ from llmtop.trainer.change.restagefolder import restage_folders
 from llmtop.trainer.change.standby import mark_ready, standby_setting, wait_for_go
 from llmtop.trainer.pdeath import die_with_parent
 
-BOUND_SECONDS = 60.0
+BOUND_SECONDS = 600.0
 PAUSE_SECONDS = 0.01
 
 die_with_parent()
@@ -92,13 +92,6 @@ def trains() -> None:
     if signal.SIGTERM in ASKED and RANK == 0:
         EVENTS.write(CheckpointSaved(step=number, path="checkpoints/x", size_bytes=1, seconds=0.1))
     finish(number, "stopped")
-
-
-def trains_on() -> None:
-    """As `trains`, for tests in which much else has to start meanwhile."""
-    global BOUND_SECONDS
-    BOUND_SECONDS = 600.0
-    trains()
 
 
 def has_no_room() -> None:
@@ -331,7 +324,7 @@ def lingers() -> None:
 
 def leaves_children() -> None:
     """Children in sessions of their own that ignore signals, one of them an orphan."""
-    ignore = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    ignore = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
     child = subprocess.Popen([sys.executable, "-c", ignore], start_new_session=True)
     orphan = subprocess.check_output(
         [
@@ -354,7 +347,7 @@ def holds() -> None:
     """Ignores signals, and so do a child and an orphan in sessions of their own; each has a GPU's memory."""
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    sleeps = "import time; time.sleep(60)"
+    sleeps = "import time; time.sleep(300)"
     child = subprocess.Popen([sys.executable, "-c", sleeps], start_new_session=True)
     orphan = subprocess.check_output(
         [
@@ -391,7 +384,7 @@ def compiles() -> None:
     ninja = op / f"bin-{RANK}" / "ninja"
     ninja.parent.mkdir()
     ninja.symlink_to("/bin/sleep")
-    child = subprocess.Popen([str(ninja), "60"], cwd=op)
+    child = subprocess.Popen([str(ninja), "300"], cwd=op)
     wait_for(lambda: told("go"))
     child.kill()
     child.wait()

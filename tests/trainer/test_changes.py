@@ -31,7 +31,8 @@ from llmtop.trainer.supervisor.changes import Changes
 from llmtop.trainer.supervisor.progress import Progress
 from llmtop.trainer.supervisor.ranks import Ranks
 from llmtop.trainer.supervisor.underway import Phase, UnderWay
-from tests.trainer.supervised import GRACES, TIMEOUT_SECONDS, Supervised, worker_command
+from tests.hosts.lab import wait_for
+from tests.trainer.supervised import GRACES, SHORT_GRACES, TIMEOUT_SECONDS, Supervised, worker_command
 
 Start = Callable[..., Supervised]
 
@@ -40,11 +41,11 @@ Start = Callable[..., Supervised]
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts a run whose ranks do what is asked of them; whatever is left at the end is killed."""
     started: list[Supervised] = []
-    monkeypatch.setenv("LLMTOP_GRACES", GRACES)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command("changes"))
 
-    def begin(**files: int) -> Supervised:
+    def begin(*, graces: str = "", **files: int) -> Supervised:
+        monkeypatch.setenv("LLMTOP_GRACES", graces or (SHORT_GRACES if "hangs_on" in files else GRACES))
         run = Supervised(tmp_path / "runs", micro_batch=4, grad_accum=2)
         started.append(run)
         for name, setting in files.items():
@@ -177,7 +178,8 @@ def test_a_setting_that_fails_brings_the_old_one_back(start: Start, how: str) ->
     asked = control.change(run.run, control.SetParams(words=("attention=eager",)))
     if how == "hangs_on":
         run.wait_for_files("hangs")
-        for event in run.of(RankStarted)[2:4]:
+        run.wait_for(lambda: len(run.of(RankStarted)) == 4)
+        for event in run.of(RankStarted)[2:]:
             os.kill(event.pid, signal.SIGKILL)
     answer = control.wait_until_settled(run.run, asked, TIMEOUT_SECONDS)
     assert answer is not None and answer.answer == "refused"
@@ -201,8 +203,7 @@ def test_a_supervisor_killed_in_a_relaunch_leaves_the_truth_and_a_state(start: S
     run.wait_for_files("hangs")
     last = run.of(RestageBegan)[0].last_step
     os.kill(run.supervisor_pid, signal.SIGKILL)
-    while run.run.supervisor_alive() or run.processes():
-        pass
+    wait_for(lambda: not run.run.supervisor_alive() and run.processes() == [])
     state = read_state(run.run)
     assert state.status == "lost"
     under_way = state.changes.under_way
@@ -272,11 +273,9 @@ def test_ranks_that_fail_while_they_are_made_ready_leave_the_run_untouched(start
     stop(run)
 
 
-def test_ranks_that_never_get_ready_leave_the_run_untouched(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LLMTOP_GRACES", f"{GRACES},ready=4")
-    run = start(hangs_early=1)
+def test_ranks_that_never_get_ready_leave_the_run_untouched(start: Start) -> None:
+    # Long enough for one of them to load what it needs, however busy the machine is.
+    run = start(graces=f"{GRACES},ready=8", hangs_early=1)
     before = {event.pid for event in run.of(RankStarted)}
     answer = ask(run, "zero=3")
     assert answer.answer == "refused" and "the run was not touched" in answer.reason

@@ -22,6 +22,7 @@ from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import control, preflight
 from llmtop.trainer.launch import devices_for, start_run, start_supervisor
+from tests.hosts.lab import wait_for
 from tests.recorded_spec import recorded_prediction, recorded_spec
 from tests.trainer.supervised import TIMEOUT_SECONDS, worker_command
 
@@ -353,16 +354,21 @@ def test_a_run_can_be_given_some_of_the_devices(
     assert identity is not None
     environ = Path(f"/proc/{identity.pid}/environ").read_bytes().split(b"\0")
     assert b"CUDA_VISIBLE_DEVICES=GPU-a,GPU-b" in environ
+    wait_for(lambda: _sampled_with_logs(run, spec.world_size))
     control.stop(run, save=False)
     assert control.wait_for_end(run, TIMEOUT_SECONDS) is not None
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert devices_for(run) == "GPU-a,GPU-b"  # when it goes on, from a shell that says nothing of devices
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     assert devices_for(run) == "3"
-    # The samples of a real run tell how long each log was.
+
+
+def _sampled_with_logs(run: RunDir, ranks: int) -> bool:
+    """Whether the newest sample of a run tells how long each log was."""
     hardware = read_state(run).hardware
-    assert hardware is not None and hardware.host.log_bytes is not None
-    assert all(process.log_bytes is not None for process in hardware.processes)
+    if hardware is None or hardware.host.log_bytes is None:
+        return False
+    return sum(process.log_bytes is not None for process in hardware.processes) == ranks
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,10 @@ from llmtop.trainer.supervisor.patience import Graces
 from llmtop.tui.cli import main
 from llmtop.tui.commands import stop
 from tests.fake_nvml import GIB
+from tests.hosts.lab import wait_for
 from tests.recorded_spec import recorded_prediction, recorded_spec
 from tests.trainer.fakedriver import stand_in_for_the_driver
-from tests.trainer.supervised import GRACES, Supervised, cleaned_up, worker_command
+from tests.trainer.supervised import SHORT_GRACES, Supervised, cleaned_up, worker_command
 
 HELD = """
 from llmtop.profiler.record.processidentity import process_identity
@@ -52,7 +53,7 @@ Start = Callable[[str], Supervised]
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    monkeypatch.setenv("LLMTOP_GRACES", GRACES)
+    monkeypatch.setenv("LLMTOP_GRACES", SHORT_GRACES)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("LLMTOP_RUNS_DIR", str(tmp_path / "runs"))
 
@@ -132,7 +133,7 @@ def test_a_killed_supervisor_leaves_orphans_that_stop_ends(
     pids = take_memory(run)
     seen = [read_state(run.run)] if looked == "before" else []
     os.kill(run.supervisor_pid, signal.SIGKILL)
-    run.wait_for(lambda: not run.run.supervisor_alive())
+    wait_for(lambda: not run.run.supervisor_alive())
     monkeypatch.setattr(stop, "read_state", lambda found: seen.pop() if seen else read_state(found))
     assert main(["stop", "latest"]) == ExitCode.DONE
     assert all(process_identity(pid) is None for pid in pids)

@@ -24,9 +24,17 @@ from llmtop.profiler.record.events import (
     RunStarted,
 )
 from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.processidentity import process_identity
 from llmtop.trainer import control
 from llmtop.trainer.launch import start_supervisor
-from tests.trainer.supervised import GRACES, Supervised, cleaned_up, worker_command
+from tests.trainer.supervised import (
+    SHORT_GRACES,
+    TIMEOUT_SECONDS,
+    Supervised,
+    cleaned_up,
+    graces_for,
+    worker_command,
+)
 
 Start = Callable[..., Supervised]
 
@@ -34,12 +42,12 @@ Start = Callable[..., Supervised]
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts a run of a scenario of `fake_rank`; whatever is left at the end of the test is killed."""
-    monkeypatch.setenv("LLMTOP_GRACES", GRACES)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
 
-    def begin(scenario: str, **options: object) -> Supervised:
+    def begin(scenario: str, *, graces: str = "", **options: object) -> Supervised:
         monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command(scenario))
+        monkeypatch.setenv("LLMTOP_GRACES", graces or graces_for(scenario))
         supervised = Supervised(tmp_path / "runs", **options)  # type: ignore[arg-type]
         started.append(supervised)
         supervised.start()
@@ -145,9 +153,8 @@ def test_requests_that_cannot_be_carried_out_are_refused_with_a_reason(start: St
     assert [a.answer for a in given[first]] == ["accepted", "done"]
 
 
-def test_a_second_stop_is_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMTOP_GRACES", "stop=60,kill=0.2")
-    run = start("is_stubborn")
+def test_a_second_stop_is_refused(start: Start) -> None:
+    run = start("is_stubborn", graces="stop=60,kill=0.2")
     run.wait_for_files("ready")
     run.wait_for_step(1)
     first, second = control.stop(run.run, save=False), control.stop(run.run, save=True)
@@ -204,8 +211,8 @@ def test_a_killed_supervisor_takes_its_ranks_along(start: Start) -> None:
     run.wait_for_step(1)
     ranks = [psutil.Process(e.pid) for e in run.of(RankStarted)]
     os.kill(run.supervisor_pid, signal.SIGKILL)
-    assert not psutil.wait_procs(ranks, timeout=30)[1]
-    assert control.wait_for_end(run.run, 30) is None
+    assert not psutil.wait_procs(ranks, timeout=TIMEOUT_SECONDS)[1]
+    assert control.wait_for_end(run.run, TIMEOUT_SECONDS) is None
     assert read_state(run.run).status == "lost"
 
 
@@ -213,14 +220,14 @@ def test_what_ranks_leave_behind_is_swept(start: Start) -> None:
     run = start("leaves_children")
     run.wait_for_files("children")
     pids = [int(p) for r in (0, 1) for p in (run.run.path / f"children-{r}").read_text().split()]
-    assert all(psutil.pid_exists(pid) for pid in pids)
+    assert all(process_identity(pid) for pid in pids)
     (run.run.path / "go").touch()
     assert run.end().state == "completed"
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not any(process_identity(pid) for pid in pids)
 
 
 def test_a_rank_that_never_finishes_is_not_waited_for_for_ever(start: Start) -> None:
-    end = start("lingers").end()
+    end = start("lingers", graces=SHORT_GRACES.replace("finish=60", "finish=0.5")).end()
     assert end.state == "failed"
     assert "rank 1 did not end with the others and was killed" in end.reason
 
@@ -361,8 +368,7 @@ def limit_files(pid: int, size_bytes: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (size_bytes, resource.RLIM_INFINITY))
 
 
-def test_training_goes_on_while_the_disk_is_full(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMTOP_GRACES", "stop=60")
+def test_training_goes_on_while_the_disk_is_full(start: Start) -> None:
     run = start("trains_until_told")
     run.wait_for_step(1)
     run.wait_for(lambda: len(run.events("hardware")) > 0)
@@ -389,7 +395,7 @@ def test_an_end_on_a_full_disk_is_written_once_there_is_room(start: Start) -> No
     ranks = [psutil.Process(e.pid) for e in run.of(RankStarted)]
     limit_files(run.supervisor_pid, 1)
     control.stop(run.run, save=False)
-    assert not psutil.wait_procs(ranks, timeout=60)[1]
+    assert not psutil.wait_procs(ranks, timeout=TIMEOUT_SECONDS)[1]
     assert run.run.supervisor_alive()
     assert not run.of(RankExited)
     limit_files(run.supervisor_pid, resource.RLIM_INFINITY)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 HOLDS = "LLMTOP_TEST_TRIAL_HOLDS"
 """At which step it stands."""
-BOUND_SECONDS = 60.0
+BOUND_SECONDS = 600.0
 
 
 def worker_command() -> str:
