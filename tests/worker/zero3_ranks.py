@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from llmtop.trainer.worker.process_group import join_process_group, leave_proces
 from tests.worker.dispatch_tracer import DispatchTracer
 
 WIDTH, VOCAB, LAYERS, STEPS, SAMPLED = 64, 80, 6, 6, 5
+_SETTLE_SECONDS = 60.0
 WIDTH_BYTES = {"fp32": 4, "bf16": 2}
 
 
@@ -48,27 +50,40 @@ class Gathered:
     """Storages of whole weights that were seen and still live.
 
     A weight that only a reference cycle holds has been let go: it is collected before each look, since when
-    Python would do so by itself depends on how many objects the rank has made so far.
+    Python would do so by itself depends on how many objects the rank has made so far. So has one that
+    nothing but gloo's threads still hold: a gather that is over lets go of its tensors a moment later.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._live: dict[int, int] = {}
+        self._parameters = list(module.parameters())
         self.most = 0
         for part in module.modules():
             part.register_forward_pre_hook(self._look)
             part.register_full_backward_pre_hook(self._look)
 
     def _look(self, module: torch.nn.Module, *_: Any) -> None:
-        gc.collect()
+        self._settle()
         for parameter in module.parameters(recurse=False):
             storage = parameter.untyped_storage()
             if storage.nbytes() and storage.data_ptr() not in self._live:
                 self._live[storage.data_ptr()] = storage.nbytes()
                 weakref.finalize(storage, self._live.pop, storage.data_ptr(), None)
-        self.most = max(self.most, self.now())
+        self.most = max(self.most, sum(self._live.values()))
 
     def now(self) -> int:
+        self._settle()
         return sum(self._live.values())
+
+    def _settle(self) -> None:
+        """Wait until nothing lives but what the parameters hold. Raises RuntimeError where more stays."""
+        gc.collect()
+        held = {parameter.untyped_storage().data_ptr() for parameter in self._parameters}
+        end = time.monotonic() + _SETTLE_SECONDS
+        while kept := self._live.keys() - held:
+            if time.monotonic() > end:
+                raise RuntimeError(f"{len(kept)} whole weights live that no parameter holds")
+            time.sleep(0.001)
 
 
 def config(precision: str) -> dict[str, Any]:
@@ -129,7 +144,6 @@ def train(
             ids = torch.randint(VOCAB, (2, 8))
             with probes.phase("forward", last=True):
                 loss = engine(input_ids=ids)
-            gc.collect()
             at_end = gathered.now()
             with probes.phase("backward", last=True):
                 engine.backward(loss)
