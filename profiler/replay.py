@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import HISTORY_SAMPLES, RunState
+from llmtop.profiler.record.clocks import clocks_of
 from llmtop.profiler.record.eventbase import rank_of
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import (
@@ -89,8 +90,11 @@ class Replay:
         self._slice = max(1, self._size // _EVENT_BYTES // _SLICES)
         self._parts: list[tuple[Position, int]] = []
         """Of the sampler's log: where each part decoded begins, and samples in it."""
-        self._front = Cursor(self._paths, passed=self._note_part)
-        self._front_state = RunState(run_id=run.run_id)
+        self._clocks = clocks_of(run)
+        self._front = Cursor(self._paths, passed=self._note_part, clocks=self._clocks)
+        self._front_state = RunState(
+            run_id=run.run_id, clocks=self._clocks.taken_off if self._clocks is not None else {}
+        )
         self._front_events = 0
         self._gap = self._slice
         """Events between snapshots."""
@@ -103,7 +107,7 @@ class Replay:
         self.front: float = 0.0
         """Up to when the run has been read."""
         self.complete = False
-        self._cursor = Cursor(self._paths)
+        self._cursor = Cursor(self._paths, clocks=self._clocks)
         self.state = self._front_state
         self.at: float = 0.0
 
@@ -200,7 +204,7 @@ class Replay:
         snapshot = self._snapshots[at]
         # From where it stands, when that is nearer.
         if not (self.begin is not None and snapshot.t <= self.at <= t and self.state.now is not None):
-            self._cursor = Cursor(self._paths, snapshot.place)
+            self._cursor = Cursor(self._paths, snapshot.place, clocks=self._clocks)
             self.state = self._with_history(snapshot)
         self._play_to(t, None)
 
@@ -290,7 +294,7 @@ class Replay:
         if number not in self._exact:
             look = self._looks[number]
             at = bisect_right(self._snapshots, look.begin, key=lambda snapshot: snapshot.t) - 1
-            cursor = Cursor(self._paths, self._snapshots[at].place)
+            cursor = Cursor(self._paths, self._snapshots[at].place, clocks=self._clocks)
             state = self._with_history(self._snapshots[at])
             while taken := cursor.take(4096, look.begin):
                 state = fold(state, (event for _, event in taken))

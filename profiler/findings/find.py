@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.findings.bound import BOUND_RULES
+from llmtop.profiler.findings.clocks import CLOCK_RULES
 from llmtop.profiler.findings.devices import DEVICE_RULES
 from llmtop.profiler.findings.finding import Finding, Rule, Seen, Severity, worst_first
 from llmtop.profiler.findings.health import HEALTH_RULES
@@ -33,6 +34,7 @@ _RULES: tuple[Rule, ...] = (
     *STARTUP_RULES,
     *NVME_RULES,
     *SEEN_RULES,
+    *CLOCK_RULES,
 )
 
 _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]+)")

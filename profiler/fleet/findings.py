@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from llmtop.profiler.findings.clocks import SET_TIME, off_words
 from llmtop.profiler.findings.finding import Finding, Severity, worst_first
 from llmtop.profiler.findings.speed import STRAGGLER_FLOOR_SECONDS, STRAGGLER_SHARE
 from llmtop.profiler.fleet.behind import steps_behind
 from llmtop.profiler.fleet.fleetstate import FleetState, HostState
 from llmtop.profiler.fleet.summary import ALONE
+from llmtop.profiler.record.hostclock import CLOCK_SECONDS
 from llmtop.profiler.units import counted, format_seconds
 
 SILENT_SECONDS = 30.0
 """A host that says nothing for longer than this is named; summaries come in 2 to 10 s."""
-CLOCK_SECONDS = 0.05
-"""Clocks that differ by less matter to nobody who looks at steps."""
 MOST_NAMED = 3
 _MORE = {
     "host_lost": "do not answer",
@@ -243,7 +243,6 @@ def _clocks(hosts: Sequence[HostState]) -> Iterator[HostFinding]:
     if not off:
         return
     most = max(off, key=lambda clock: abs(clock.offset_seconds))
-    side = "ahead of" if most.offset_seconds > 0 else "behind"
     whose = f"the clock of {_named([most.host])} differs"
     if len(off) > 1:
         whose = f"the clocks of {len(off):,} of {len(clocks):,} hosts differ"
@@ -252,9 +251,8 @@ def _clocks(hosts: Sequence[HostState]) -> Iterator[HostFinding]:
         severity="info",
         title=f"{whose}, which is corrected",
         evidence=("the most that of " + most.host + ": " if len(off) > 1 else "")
-        + f"{format_seconds(abs(most.offset_seconds))} {side} that of"
-        f" the launching machine, measured to {format_seconds(most.error_seconds)}",
-        change="set the time there with chrony or ntpd, so that logs of other programs agree too",
+        + f"{off_words(most.offset_seconds)}, measured to {format_seconds(most.error_seconds)}",
+        change=SET_TIME,
         host=most.host,
     )
 

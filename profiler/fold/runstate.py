@@ -25,6 +25,7 @@ from llmtop.profiler.record.events import (
     XidSeen,
 )
 from llmtop.profiler.record.failureevents import HostMemoryRunsOut
+from llmtop.profiler.record.hostclock import HostClock
 from llmtop.profiler.record.scriptevents import RunDescribed
 from llmtop.profiler.record.snapshotevents import SnapshotAsked, SnapshotTaken
 
@@ -54,8 +55,10 @@ class RunState(Struct, frozen=True, kw_only=True):
     """The lowest of the ranks that this is about: its steps are the run's, as far as these tell of it."""
     host_ranks: int | None = None
     """How many ranks this is about, those of one host; None: all of the job's."""
+    clocks: dict[str, HostClock] = field(default_factory=dict)
+    """Hosts to what is taken off the stamps of their logs; only the reader of a run directory can tell."""
     started: float | None = None
-    """Wall clock."""
+    """Wall clock, as in all events that of the launching machine."""
     paused_seconds: float = 0.0
     """Between its ends and its going on after them: no part of the time that it took."""
     ended: RunEnded | None = None

@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from llmtop.presets.foreign import decode_json
+from llmtop.profiler.record.hostclock import Stamps
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.segments import Position, has_log, is_end, path_at
 from llmtop.profiler.record.wholefile import write_atomic
@@ -45,6 +46,7 @@ class Mark(Struct, frozen=True, kw_only=True):
     taken: int = 0
     skipped_lines: int = 0
     latest: float = 0.0
+    stamps: Stamps = Stamps()
     check: int
 
 
@@ -67,7 +69,7 @@ class Head(Struct, frozen=True, kw_only=True):
     until: float
     """All events up to this time are in the state, and none later."""
     logs: dict[str, Mark]
-    """File name to mark."""
+    """Path below the run's folder to mark."""
     body: int
     """Checksum of the state."""
     summary: Summary
@@ -103,7 +105,7 @@ def ended_summary(run: RunDir) -> Summary | None:
         return None
     if head is None:
         return None
-    logs = {path.name: path for path in run.event_logs()}
+    logs = _named_logs(run)
     whole = (
         head.summary.ended
         and head.logs.keys() == {name for name, path in logs.items() if has_log(path)}
@@ -129,7 +131,7 @@ def read_bookmark(run: RunDir) -> Bookmark | None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     places = {
-        run.path / name: LogPlace(mark.at, mark.taken, mark.skipped_lines, mark.latest)
+        run.path / name: LogPlace(mark.at, mark.taken, mark.skipped_lines, mark.latest, mark.stamps)
         for name, mark in head.logs.items()
     }
     return Bookmark(state=state, until=head.until, places=places)
@@ -142,7 +144,9 @@ def write_bookmark(run: RunDir, bookmark: Bookmark) -> bool:
         return False
     try:
         body = msgspec.msgpack.encode(state)
-        marks = {path.name: _mark(path, place) for path, place in bookmark.places.items() if has_log(path)}
+        marks = {
+            _name(run, path): _mark(path, place) for path, place in bookmark.places.items() if has_log(path)
+        }
         head = Head(
             code=code,
             until=bookmark.until,
@@ -170,12 +174,22 @@ def summary_of(state: RunState) -> Summary:
     )
 
 
+def _named_logs(run: RunDir) -> dict[str, Path]:
+    return {_name(run, path): path for path in run.event_logs()}
+
+
+def _name(run: RunDir, log: Path) -> str:
+    """Of a host's log with the host: the lead's has the same name."""
+    return log.relative_to(run.path).as_posix()
+
+
 def _mark(path: Path, place: LogPlace) -> Mark:
     return Mark(
         at=place.at,
         taken=place.taken,
         skipped_lines=place.skipped_lines,
         latest=place.latest,
+        stamps=place.stamps,
         check=_check(path, place.at),
     )
 
@@ -209,8 +223,7 @@ def _can_be(mark: Mark) -> bool:
 
 def _go_with(run: RunDir, marks: Mapping[str, Mark]) -> bool:
     """Whether each log still begins with what was folded of it."""
-    names = {path.name for path in run.event_logs()}
-    return marks.keys() <= names and all(
+    return marks.keys() <= _named_logs(run).keys() and all(
         _can_be(mark)
         and path_at(run.path / name, mark.at).stat().st_size >= mark.at.offset
         and _check(run.path / name, mark.at) == mark.check

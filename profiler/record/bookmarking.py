@@ -57,11 +57,13 @@ class Bookmarker:
         deadline = self._monotonic() + seconds
         if self._stream is None:
             self._stream, self._state = open_stream(self._run)
-        try:
-            return self._fold_on(self._stream, until, deadline)
-        except LateLine:
-            self._stream, self._state = anew(self._run)
-            return self._fold_on(self._stream, until, deadline)
+        while True:
+            try:
+                return self._fold_on(self._stream, until, deadline)
+            except LateLine:
+                self._stream, self._state = anew(self._run)
+                if self._monotonic() >= deadline:
+                    return False
 
     def _fold_on(self, stream: RunStream, until: float | None, deadline: float) -> bool:
         for batch in stream.batches(until, strictly=True):

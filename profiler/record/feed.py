@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.bookmark import Bookmark, read_bookmark, write_bookmark
+from llmtop.profiler.record.clocks import clocks_of
 from llmtop.profiler.record.events import AnyEvent
 from llmtop.profiler.record.imported import unended_status
 from llmtop.profiler.record.recording import Cursor, LogPlace, NoSuchPlace
@@ -36,7 +37,8 @@ _LEAST_ROOM_BYTES = 64 * 1024
 class LateLine(Exception):
     """A log has gained an event from before what is folded already, and the order has to be that of time.
 
-    Or it was thinned where somebody was still reading.
+    Or it was thinned where somebody was still reading, or a host's clock is found to be another one than was
+    taken off.
     """
 
 
@@ -44,16 +46,29 @@ class RunStream:
     """What all the logs of one run hold, in the order of time, from the beginning or a bookmark on."""
 
     def __init__(self, run: RunDir, bookmark: Bookmark | None = None) -> None:
-        """Raises NoSuchPlace where the logs do not reach as far as the bookmark says."""
+        """Raises NoSuchPlace where the logs do not reach as far as the bookmark says, or the clocks of hosts
+        are not those that it was made with."""
         self._run = run
+        self._clocks = clocks_of(run)
+        if bookmark is not None and bookmark.state.clocks != self.begin.clocks:
+            raise NoSuchPlace(f"other clocks than in the bookmark of {run.path}")
         self._until = self._marked = bookmark.until if bookmark is not None else -math.inf
         """Time of the newest event given, and of the newest in the bookmark."""
         self.in_order = True
         """Whether everything was given in the order of time: of a live run a line may come late."""
         places = bookmark.places if bookmark is not None else {}
         paths = run.event_logs()
-        self._cursor = Cursor(paths, tuple(places.get(path, LogPlace()) for path in paths))
+        place = tuple(places.get(path, LogPlace()) for path in paths)
+        self._cursor = Cursor(paths, place, clocks=self._clocks)
         self._began_bytes = self._cursor.offset_bytes
+
+    @property
+    def begin(self) -> RunState:
+        """Before the first event."""
+        run, clocks = self._run, self._clocks
+        state = RunState(run_id=run.run_id, clocks=clocks.taken_off if clocks is not None else {})
+        here = run.ranks_here
+        return state if here is None else replace(state, first_rank=here.start, host_ranks=len(here))
 
     def batches(self, until: float | None = None, *, strictly: bool = False) -> Iterator[list[AnyEvent]]:
         """All that is there now, or all of it up to a time.
@@ -71,10 +86,13 @@ class RunStream:
 
     def _batch(self, until: float | None) -> list[AnyEvent]:
         try:
-            return self._cursor.batch(until)
+            batch = self._cursor.batch(until)
         except NoSuchPlace:
             # Thinned under this reader: what is left of the oldest events has to be read from its beginning.
             raise LateLine from None
+        if self._clocks is not None and self._clocks.changed:
+            raise LateLine
+        return batch
 
     def poll(self, most_events: int | None = None) -> Iterator[AnyEvent]:
         """The next events, all that are there or about so many; raises LateLine."""
@@ -123,10 +141,8 @@ def open_stream(run: RunDir) -> tuple[RunStream, RunState]:
 
 def anew(run: RunDir) -> tuple[RunStream, RunState]:
     """A run's stream from the beginning."""
-    state = RunState(run_id=run.run_id)
-    if run.ranks_here is not None:
-        state = replace(state, first_rank=run.ranks_here.start, host_ranks=len(run.ranks_here))
-    return RunStream(run), state
+    stream = RunStream(run)
+    return stream, stream.begin
 
 
 class RunReader:
@@ -166,11 +182,12 @@ class RunReader:
         return replace(state, imported=True) if self.run.is_imported else state
 
     def _fold(self, most_events: int | None) -> RunState:
-        try:
-            return fold(self._folded, self._stream.poll(most_events))
-        except LateLine:
-            self._stream, self._folded = anew(self.run)
-            return fold(self._folded, self._stream.poll(most_events))
+        while True:
+            try:
+                return fold(self._folded, self._stream.poll(most_events))
+            except LateLine:
+                # It may come again: of many hosts one clock after the other is measured.
+                self._stream, self._folded = anew(self.run)
 
     def _keep(self) -> None:
         """For the next reader of a long record that nobody adds to; not in the folder of somebody else."""

@@ -24,6 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@%+-]*")
 LONGEST_HOST_NAME = 255
 """What a folder's name may have; DNS allows two fewer."""
 HOSTS_FILE = "hosts.json"
+_HOSTS = "hosts"
 
 
 class Host(Struct, frozen=True, kw_only=True):
@@ -84,7 +85,7 @@ class HostDir(RunDir):
         super().__init__(path)
         self.host = host
         self.ranks_here = host.ranks
-        self.own_path = path / "hosts" / host.name
+        self.own_path = path / _HOSTS / host.name
         """Files that no other host writes."""
 
     def events_path(self, src: str | int) -> Path:
@@ -121,6 +122,16 @@ class HostDir(RunDir):
     def beat_path(self) -> Path:
         """A sign of life that this host gives."""
         return self.own_path / "beat.json"
+
+
+def lead_log(run: RunDir) -> Path:
+    """Of what the lead tells, whichever part of the run is looked at."""
+    return RunDir(run.path).events_path(SUPERVISOR)
+
+
+def host_of_log(path: Path) -> str:
+    """The host that a log is named for; empty for one of a rank or of the lead."""
+    return path.parent.name if path.parent.parent.name == _HOSTS else ""
 
 
 def lead_beat_path(run: RunDir) -> Path:

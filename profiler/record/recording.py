@@ -15,9 +15,12 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from llmtop.profiler.record.clocks import Clocks
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import AnyEvent
+from llmtop.profiler.record.hostclock import HostClock, Stamps
 from llmtop.profiler.record.segments import START, Position, log_bytes
+from llmtop.profiler.record.stamping import take_off
 
 PART_BYTES = 64 * 1024
 """Of a log, decoded at once: events of larger parts leave the processor's cache before they are folded."""
@@ -33,6 +36,8 @@ class LogPlace(Struct, frozen=True):
     """Before that part."""
     latest: float = 0.0
     """Largest time stamp before that part."""
+    stamps: Stamps = Stamps()
+    """Of a log whose stamps are corrected: how that goes on in that part."""
 
     @property
     def read_bytes(self) -> int:
@@ -55,10 +60,18 @@ class LogCursor:
     """One log from a place on. Times never go back: a clock that was set back does not reorder a log."""
 
     def __init__(
-        self, path: Path, place: LogPlace, passed: Callable[[Position, list[AnyEvent]], None] | None = None
+        self,
+        path: Path,
+        place: LogPlace,
+        passed: Callable[[Position, list[AnyEvent]], None] | None = None,
+        clock: HostClock = (),
     ) -> None:
-        """Raises NoSuchPlace where the log has become shorter than that."""
+        """`clock` is what events get the launching machine's time by, where another clock has stamped them.
+
+        Raises NoSuchPlace where the log has become shorter than that.
+        """
         self.path = path
+        self._clock = clock
         self._tail = EventTail(path, place.at)
         self._tail.skipped_lines = place.skipped_lines
         self._passed = passed
@@ -111,6 +124,7 @@ class LogCursor:
         if self._tail.position == at:
             return False
         self._drop_taken()
+        stamps = take_off(events, self._clock, self._end.stamps) if self._clock else self._end.stamps
         times, latest = [event.t for event in events], self._end.latest
         if not all(map(le, chain((latest,), times), times)):
             self.in_order = False
@@ -118,7 +132,8 @@ class LogCursor:
         self.events += events
         self.times += times
         self._parts.append((self._end, len(events)))
-        self._end = LogPlace(self._tail.position, 0, self._tail.skipped_lines, times[-1] if times else latest)
+        latest = times[-1] if times else latest
+        self._end = LogPlace(self._tail.position, 0, self._tail.skipped_lines, latest, stamps)
         if self._passed is not None:
             self._passed(at, events)
         return True
@@ -135,10 +150,18 @@ class Cursor:
     """All logs of a run, merged by time."""
 
     def __init__(
-        self, paths: tuple[Path, ...], place: Place | None = None, passed: Passed | None = None
+        self,
+        paths: tuple[Path, ...],
+        place: Place | None = None,
+        passed: Passed | None = None,
+        clocks: Clocks | None = None,
     ) -> None:
-        """`paths` is what `RunDir.event_logs` gave once; a place is of the same logs."""
+        """`paths` is what `RunDir.event_logs` gave once; a place is of the same logs and clocks.
+
+        `clocks` is told of what the lead says of them.
+        """
         places = place if place is not None else (LogPlace(),) * len(paths)
+        self._clocks = clocks
         self._logs: list[LogCursor] = []
         self._dry: set[LogCursor] = set()
         """Those that had nothing more at the last look."""
@@ -150,7 +173,17 @@ class Cursor:
                 if passed is not None:
                     passed(number, at, events)
 
-            self._logs.append(LogCursor(path, where, told))
+            self._logs.append(self._opened(path, where, told if passed is not None else None))
+
+    def _opened(
+        self, path: Path, place: LogPlace, passed: Callable[[Position, list[AnyEvent]], None] | None = None
+    ) -> LogCursor:
+        clocks = self._clocks
+        if clocks is None:
+            return LogCursor(path, place, passed)
+        if path == clocks.lead_path and passed is None:
+            return LogCursor(path, place, lambda _, events: clocks.note(events))
+        return LogCursor(path, place, passed, clocks.of(path))
 
     @property
     def place(self) -> Place:
@@ -174,7 +207,7 @@ class Cursor:
         self._dry.clear()
         known = {log.path: log for log in self._logs}
         if known.keys() < set(paths):
-            self._logs = [known.get(path) or LogCursor(path, LogPlace()) for path in paths]
+            self._logs = [known.get(path) or self._opened(path, LogPlace()) for path in paths]
 
     @property
     def behind(self) -> bool:

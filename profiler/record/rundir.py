@@ -446,6 +446,12 @@ def unused_path(root: Path, name: str) -> Path:
             return path
 
 
+def rank_of_log(path: Path) -> int | None:
+    """Whose events a log has, by its first file; None where that is no rank."""
+    match = _RANK_FILE.fullmatch(path.name)
+    return int(match.group(1)) if match is not None else None
+
+
 def _rank_stem(rank: int | str) -> str:
     number = str(rank).removeprefix("rank").removeprefix("-")
     if not number.isdigit():
