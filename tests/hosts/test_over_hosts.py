@@ -15,7 +15,7 @@ import pytest
 
 from llmtop.presets.errors import UsageError
 from llmtop.profiler.fleet.summary import decoder
-from llmtop.profiler.record.changeevents import Restaged
+from llmtop.profiler.record.changeevents import ChangeAsked, Restaged
 from llmtop.profiler.record.events import ControlAnswered, RankStarted, RunEnded, RunStarted
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.hostabout import read_about
@@ -121,12 +121,18 @@ def test_the_rank_at_fault_is_named_and_no_rank_is_left_on_another_host(start: S
     assert end.state == "out_of_memory" and end.rank == 1
 
 
-def test_a_host_whose_supervisor_is_killed_is_named(start: Start) -> None:
-    run = start("trains")
+def test_a_host_whose_supervisor_is_killed_is_named_also_to_whoever_waits_for_a_change(start: Start) -> None:
+    run = start("changes")
+    (run.run.path / "hangs-early").write_text("1")
     run.wait_for_step(2)
+    asked = control.change(run.run, control.SetParams(words=("zero=1",)))
+    run.wait_for(lambda: bool(run.of(ChangeAsked)))
     identity = run.host("h2").supervisor_identity()
     assert identity is not None
     os.kill(identity.pid, signal.SIGKILL)
+    answer = control.wait_until_settled(run.run, asked, 60)
+    assert answer is not None and answer.answer == "refused", answer
+    assert "made ready (host h2: its supervisor" in answer.reason
     end = run.end()
     assert end.state == "failed" and "host h2: its supervisor" in end.reason
     assert "its ranks are 1" in end.reason

@@ -37,16 +37,22 @@ class HostRanks(Ranks):
         self._exits: list[RankExit] = []
         self.given_up: dict[str, str] = {}
         """Host to why its ranks are counted as ended."""
+        self._standby_problem = ""
 
     def start_all(self, order: orders.StartRanks) -> None:
         """On every host."""
         numbers = {rank: 0 for member in self._members.all for rank in self._started(member.host)}
         if order.standby:
-            self._standby = numbers
+            self._standby, self._standby_problem = numbers, ""
         else:
             self._pids = numbers
             self.given_up = {}
         self._members.order(order)
+
+    @property
+    def standby_problem(self) -> str:
+        """Of the host that was the first."""
+        return self._standby_problem
 
     def take_all_standby(self) -> dict[Member, int]:
         """Those that stand by are the ranks from now on; the order's number for each host.
@@ -109,9 +115,10 @@ class HostRanks(Ranks):
                     )
                 )
         elif isinstance(event, StandbyEnded):
-            self._standby.pop(event.rank, None)
+            why = f"rank {event.rank} ended while it was made ready"
+            self._lose_standby(told.member, why, [event.rank])
             if self._pids.get(event.rank) == 0:
-                self._end_ranks_of(told.member, f"rank {event.rank} ended while it was made ready")
+                self._end_ranks_of(told.member, why)
         else:
             self._see_problem(told)
 
@@ -121,14 +128,18 @@ class HostRanks(Ranks):
             self._log(f"host {told.member.name}: {problem}")
             if any(self._pids.get(rank) == 0 for rank in told.member.host.ranks):
                 self._end_ranks_of(told.member, problem)
-            for rank in told.member.host.ranks:
-                self._standby.pop(rank, None)
+            self._lose_standby(told.member, problem, told.member.host.ranks)
 
     def _give_up(self, member: Member) -> None:
         """Its ranks have ended, or nothing will ever be heard of them."""
-        for rank in member.host.ranks:
-            self._standby.pop(rank, None)
-        self._end_ranks_of(member, member.gone or (member.ended.reason if member.ended is not None else ""))
+        why = member.gone or (member.ended.reason if member.ended is not None else "")
+        self._lose_standby(member, why, member.host.ranks)
+        self._end_ranks_of(member, why)
+
+    def _lose_standby(self, member: Member, why: str, ranks: Iterable[int]) -> None:
+        lost = [rank for rank in ranks if self._standby.pop(rank, None) is not None]
+        if lost and not self._standby_problem:
+            self._standby_problem = f"host {member.name}: {why}"
 
     def give_up_silent(self) -> None:
         """Count the ranks of hosts that do not answer as ended: they are waited for no longer."""

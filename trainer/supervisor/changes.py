@@ -37,7 +37,7 @@ _ROOM_SECONDS = 60.0
 """How long a run between two settings waits for room on a full disk."""
 _ROOM_PAUSE_SECONDS = 0.2
 _NOT_WRITTEN = "what the change needs cannot be written"
-_NOT_READY = "the new setting failed while its ranks were made ready; the run was not touched"
+_NOT_READY = "the new setting failed while its ranks were made ready"
 _READY_SECONDS = Graces().ready
 
 
@@ -219,7 +219,8 @@ class Changes:
         """Once all ranks of the new setting are ready, those that train save and end."""
         wanted = self._run.spec(now.setting).world_size
         if len(self._ranks.standby) < wanted:
-            self._give_up_now(now, _NOT_READY)
+            why = self._ranks.standby_problem
+            self._give_up_now(now, f"{_NOT_READY}{f' ({why})' if why else ''}; the run was not touched")
         elif count_ready(self._run, now.setting) == wanted:
             try:
                 folder = restagefolder.make_folder(self._run, now.state_bytes, host)

@@ -67,6 +67,11 @@ class Ranks:
         """Rank to pid of those that were made ready for a relaunch and live."""
         return dict(self._standby)
 
+    @property
+    def standby_problem(self) -> str:
+        """Why one of them lives no more, where more is told of that than its own log has."""
+        return ""
+
     def take_standby(self) -> dict[int, int]:
         """Those that stood by are the ranks from now on."""
         self._pids, self._standby = self._standby, {}
