@@ -11,7 +11,7 @@ import pytest
 
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.record.eventlog import EventWriter
-from llmtop.profiler.record.events import RunEnded, RunStarted
+from llmtop.profiler.record.events import RunEnded, RunStarted, StepFinished
 from llmtop.profiler.record.hosts import write_hosts
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.trainer.hosts import following
@@ -55,13 +55,18 @@ def llmtop(capsys: pytest.CaptureFixture[str]) -> Llmtop:
 
 @pytest.mark.parametrize("words", [("ls", "--json"), ("ls", "h2:", "--json")])
 def test_it_is_listed_as_it_is_there(part: OverHosts, llmtop: Llmtop, words: tuple[str, ...]) -> None:
-    def status() -> str:
-        return str(llmtop(*words).json()["runs"][0]["status"])
+    def told(name: str) -> object:
+        return llmtop(*words).json()["runs"][0][name]
 
-    assert status() == "starting"
+    assert told("status") == "starting" and told("step") == 0
+    # It has no rank 0, and the log of its own first one goes on in other files.
+    with EventWriter(part.run.events_path(1), src="rank1", segment_bytes=20_000) as log:
+        for step in range(1, 301):
+            log.write(StepFinished(step=step, step_seconds=0.5))
+    assert told("step") == 300
     with EventWriter(part.host("h2").events_path(SUPERVISOR), src=SUPERVISOR) as log:
         log.write(RunEnded(state="stopped", reason="stopped on request"))
-    assert status() == "stopped"
+    assert told("status") == "stopped"
 
 
 @pytest.mark.parametrize(

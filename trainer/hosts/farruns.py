@@ -24,8 +24,9 @@ def glances(
 ) -> Iterator[tuple[dict[str, Any], bytes]]:
     """A message for each run, the newest first: its files in `parts`, one after the other in the bytes.
 
-    `files`: names below a run's folder, each with 0, or for a log with how many bytes of its end are wanted;
-    `of_hosts`: more of them, of a run that another machine has launched and whose own log is not here.
+    `files`: names below a run's folder, each with 0, or for a log with how many bytes of its end are wanted,
+    and with `*` in its name that of the lowest number; `of_hosts`: more of them, of a run that another machine
+    has launched and whose own log is not here.
     """
     for folder in _newest_first(root):
         parts: list[list[Any]] = []
@@ -64,6 +65,8 @@ def _contents(folder: Path, name: str, end_bytes: int) -> Iterator[tuple[str, by
                 if path.stat().st_size <= _MOST_DOCUMENT_BYTES:
                     yield str(path.relative_to(folder)), path.read_bytes()
             return
+        if "*" in name:
+            name = _lowest(folder, name)
         stem = name.rpartition(".")[0]
         present = [one for one in os.listdir(folder) if one.startswith(stem + ".")]  # noqa: PTH208
         for one in newest_of(present):
@@ -71,6 +74,14 @@ def _contents(folder: Path, name: str, end_bytes: int) -> Iterator[tuple[str, by
                 yield name, _ends(folder, name, one, end_bytes)
     except OSError:
         return  # it is being removed, or is not ours to read
+
+
+def _lowest(folder: Path, pattern: str) -> str:
+    """Of numbered logs, whichever of their files there are, the first file's name of the lowest number."""
+    before, _, after = pattern.partition("*")
+    words = (path.name[len(before) :].partition(".")[0] for path in folder.glob(pattern))
+    numbers = [int(word) for word in words if word.isdigit()]
+    return f"{before}{min(numbers)}{after}" if numbers else pattern
 
 
 def _ends(folder: Path, first: str, newest: str, end_bytes: int) -> bytes:

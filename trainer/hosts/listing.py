@@ -27,9 +27,9 @@ _DOCUMENTS = (
 )
 _LOGS = (("supervisor.jsonl", 32 * 1024), ("rank-0.jsonl", 16 * 1024))
 """With how much of their end: the newest step and how the run ended are there."""
-_OF_HOSTS = ("hosts/*/supervisor.pid", "hosts/*/supervisor.jsonl")
-"""Of a run that another machine has launched: how it is with the part that is there."""
-_KEPT = Kept(whole=(*_DOCUMENTS, *_OF_HOSTS, *(name for name, _ in _LOGS)))
+_OF_HOSTS = (("hosts/*/supervisor.pid", 0), ("hosts/*/supervisor.jsonl", 0), ("rank-*.jsonl", 16 * 1024))
+"""Of a run that another machine has launched: how it is with the part that is there, by its first rank."""
+_KEPT = Kept(whole=(*_DOCUMENTS, *(name for name, _ in (*_LOGS, *_OF_HOSTS))))
 _PAUSE_SECONDS = 0.02
 
 
@@ -73,7 +73,7 @@ class _Asked:
         command = link_command(host, python_there())
         self.link = Link(
             command,
-            {"do": "list", "files": files, "of_hosts": [[name, 0] for name in _OF_HOSTS]},
+            {"do": "list", "files": files, "of_hosts": [[name, most] for name, most in _OF_HOSTS]},
             None,
             take=self._take,
         )
