@@ -13,33 +13,45 @@ from llmtop.presets.spec import MachineFigures, RunOptions, RunSpec
 from llmtop.profiler.cost.flops import active_weights, head_weights, model_flops
 from llmtop.profiler.cost.links import LINK_EFFICIENCY, PCIE_FALLBACK, Links, links_of
 from llmtop.profiler.cost.nvme import nvme_traffic, traffic_seconds, uses_nvme
-from llmtop.profiler.memory.blocks import block_bytes, eager_square, plain_attention
+from llmtop.profiler.cost.shape import Role, tensors
+from llmtop.profiler.memory.blocks import SOFTMAX_AS_IT_IS, block_bytes, eager_square, plain_attention
 from llmtop.profiler.memory.qat import rounding_traffic
 from llmtop.profiler.memory.secondary import group_ranks
 from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks, quantized_weights, sizes_of
 
-# Fitted to 34 H200 runs (torch 2.11, transformers 5.17, DeepSpeed 0.19.8); the sum is within about 10 %
-# of most of them. What a calibration has measured replaces them.
-GEMM_EFFICIENCY = 0.64
+# Fitted to 40 H200 runs (torch 2.11, transformers 5.17, DeepSpeed 0.19.8), none of them held out: the sum is
+# within about 10 % of most of them. What a calibration has measured replaces them.
+GEMM_EFFICIENCY = 0.72
 """Of the dense peak that a training step's matrix products reach."""
-ATTENTION_EFFICIENCY, WIDE_HEADS, SDPA_ATTENTION = 0.24, 1.3, 1.25
+ATTENTION_EFFICIENCY, WIDE_HEADS, SDPA_ATTENTION = 0.265, 1.3, 1.25
 """The same of FlashAttention-2 with heads of 64, and how much more heads of 128 and SDPA's kernels reach:
 lengths from 2,048 to 32,768 tell it from the matrix products."""
 BANDWIDTH_EFFICIENCY = 0.65
-ACTIVATION_PASSES = 3.0
-"""Times that a kept activation crosses memory in forward and backward."""
-SQUARE_PASSES = 12.0
-"""The same for the score matrices of eager attention."""
-LOGIT_PASSES = 43
+ACTIVATION_PASSES = 6.0
+"""Times that a kept activation crosses memory in forward and backward: each small operation reads and writes
+it. A third of it is forward."""
+LOGIT_PASSES = 65
 """Bytes moved per logit on the plain loss path."""
-OPTIMIZER_BYTES = 49
+OPTIMIZER_BYTES = 65
 """Moved per weight: gradients read, cast and flattened, master, moments read and written, weights written."""
-LAUNCH_SECONDS = 2.7e-3
-"""Per block and micro-batch: launches, small kernels and gaps between them."""
-ADAPTER_LAUNCH = 1.8
+TORCH_OPTIMIZER = 2.06
+"""The same with torch's AdamW, relative: by its operations one after another (decay, both moments, root,
+division, sum, update), each of which reads and writes, 101 bytes to the 49 of one kernel (torch 2.11,
+`optim/adamw.py:_multi_tensor_adamw`)."""
+LAUNCH_SECONDS = 2.0e-3
+"""Per block and micro-batch: small kernels and gaps between them, on a busy device."""
+ADAPTER_LAUNCH = 2.3
 """The same with adapters on every matrix, relative."""
+HOST_SECONDS, ADAPTER_HOST = 3.7e-3, 2.0
+"""Host time per block and micro-batch of launching it, which small micro-batches wait for; relative with
+adapters. A 135M model with 512 tokens takes this for each of its 30 blocks and nothing else."""
+INT8_HOST_SECONDS = 6.5e-4
+"""The same of each matrix in 8 bits (bitsandbytes 0.50): five operations of its own and a dozen kernels, and
+the host waits for the device's answer whether there are outliers (`backends/cuda/ops.py`)."""
+RECOMPUTED_LAUNCHES = 0.4
+"""Of a block's launches, those that its recomputation makes again."""
 STAGE3_HOST_SECONDS = 0.02
-"""Host time per block and micro-batch of ZeRO-3's hooks: the floor of small micro-batches."""
+"""Host time per block and micro-batch with ZeRO-3's hooks: the floor of small micro-batches."""
 DEQUANTIZED_PER_SECOND = 1.2e11
 """4-bit weights expanded per second in each pass (bitsandbytes 0.50)."""
 EIGHT_BIT_SECONDS, PAGED_SECONDS = 1.8e-11, 2.9e-11
@@ -123,38 +135,74 @@ def _cuda_step(spec: RunSpec, sizes: Sizes) -> StepTime | None:
     fused_loss = "fused_linear_cross_entropy" in sizes.liger
     logits = 0 if fused_loss else LOGIT_PASSES * model.vocab_size * sizes.tokens * micro_steps
     offloaded = options.offload_optimizer != "none"
-    launch = LAUNCH_SECONDS * layers * micro_steps * (1 + 0.4 * again)
+    blocks = layers * micro_steps * (1 + RECOMPUTED_LAUNCHES * again)
+    launch = LAUNCH_SECONDS * blocks * (ADAPTER_LAUNCH if options.lora_rank else 1.0)
+    hooks = STAGE3_HOST_SECONDS * layers * micro_steps if sizes.stage == 3 else 0.0
     quantized = quantized_weights(model) if options.quantization != "none" else 0
     expansions = (2 + again) * micro_steps
     expanding = quantized * expansions / DEQUANTIZED_PER_SECOND
     return StepTime(
         arithmetic=_arithmetic_seconds(spec, *_rates(spec, peak)) + expanding,
         memory=(_activation_traffic(spec, sizes) + logits) / bandwidth,
-        optimizer=0.0 if offloaded else sizes.shard * (OPTIMIZER_BYTES / bandwidth + _slower(options)),
+        optimizer=0.0 if offloaded else sizes.shard * _optimizer_seconds(options, bandwidth),
         communication=_communication(spec, sizes, links),
         offload=_offload(spec, sizes),
-        launch=launch * (ADAPTER_LAUNCH if options.lora_rank else 1.0),
-        host_floor=STAGE3_HOST_SECONDS * layers * micro_steps if sizes.stage == 3 else 0.0,
+        launch=launch,
+        host_floor=max(blocks * _host_seconds(spec), hooks),
     )
 
 
-def _slower(options: RunOptions) -> float:
+def _host_seconds(spec: RunSpec) -> float:
+    """Of launching one block once, whatever the device does."""
+    options = spec.options
+    seconds = HOST_SECONDS * (ADAPTER_HOST if options.lora_rank else 1.0)
+    return seconds + (INT8_HOST_SECONDS * _packed_in_block(spec) if options.quantization == "int8" else 0.0)
+
+
+def _packed_in_block(spec: RunSpec) -> float:
+    """Matrices of a block that are packed, in the mean."""
+    roles = (Role.ATTENTION, Role.MLP)
+    packed = [group.count for group in tensors(spec.model) if group.per_layer and group.role in roles]
+    return sum(packed) / spec.model.num_layers
+
+
+def _optimizer_seconds(options: RunOptions, bandwidth: float) -> float:
+    """Of one weight."""
+    moved = OPTIMIZER_BYTES / bandwidth
+    if options.optimizer == "adamw_torch":
+        return moved * TORCH_OPTIMIZER
     if options.optimizer == "paged_adamw_8bit":
-        return PAGED_SECONDS
-    return EIGHT_BIT_SECONDS if options.optimizer == "adamw_8bit" else 0.0
+        return moved + PAGED_SECONDS
+    return moved + (EIGHT_BIT_SECONDS if options.optimizer == "adamw_8bit" else 0.0)
 
 
 def _activation_traffic(spec: RunSpec, sizes: Sizes) -> float:
     """Bytes that activations move through device memory in one step."""
-    options, model = spec.options, spec.model
-    passes = ACTIVATION_PASSES + _recomputed(spec)
-    square = 0
+    model, again, width = spec.model, _recomputed(spec), sizes.dtype_bytes
+    square = kept_square = 0.0
     if plain_attention(spec):
-        square = model.num_heads * sizes.seq_len * eager_square(spec, sizes.dtype_bytes)
-    saved = block_bytes(spec, sizes).saved - square
-    per_token = passes * saved + SQUARE_PASSES * square
-    traffic = per_token * model.num_layers * sizes.tokens * options.grad_accum
+        scores = model.num_heads * sizes.seq_len
+        kept_square = scores * eager_square(spec, width)
+        forward, backward = _score_traffic(spec, width)
+        square = scores * (forward * (1 + again) + backward)
+    passes = ACTIVATION_PASSES * (1 + again / 3)
+    per_token = passes * (block_bytes(spec, sizes).saved - kept_square) + square
+    traffic = per_token * model.num_layers * sizes.tokens * spec.options.grad_accum
     return traffic + rounding_traffic(spec, sizes.dtype_bytes)
+
+
+def _score_traffic(spec: RunSpec, width: int) -> tuple[int, int]:
+    """Bytes that each score of plain attention moves in its forward and in its backward pass.
+
+    Forward, by operation: written by the product, scaled, masked, softmax, read by the product with the
+    values; where the softmax is in fp32 it is cast before and after. Backward: the softmax as two operations
+    (the product with what was kept, then the kernel), the scale, and the products on both sides.
+    transformers 5.17, `eager_attention_forward`.
+    """
+    capped = 6 * width if spec.model.attention_softcap else 0
+    if width == 4 or spec.model.family in SOFTMAX_AS_IT_IS:
+        return 8 * width + capped, 12 * width + capped
+    return 8 * width + 16 + capped, 8 * width + 32 + capped
 
 
 def _communication(spec: RunSpec, sizes: Sizes, links: Links) -> float:

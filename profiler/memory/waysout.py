@@ -31,7 +31,7 @@ MOST_TOGETHER = 4
 CANDIDATES = 150
 """A prediction takes some 90 microseconds: all of them a fiftieth of a second, where so many are needed."""
 SMALLEST_GAIN = 0.01
-"""A change that lowers the peak by less is not worth a line."""
+"""A change that lowers what is needed by less is not worth a line."""
 WORTH_ONE_MORE = 1.1
 """A way that holds all kinds of change of another one must be faster by this factor to be told too."""
 _OFFLOADS = frozenset(("offload_optimizer", "offload_param"))
@@ -166,16 +166,21 @@ def _told(ways: Sequence[_Way]) -> list[_Way]:
 
 def _nearest(now: Prediction, alone: Sequence[_Way]) -> tuple[Suggestion, ...]:
     """Single changes that need less and do not fit either, what needs least first."""
-    ceiling = now.peak_allocated_bytes * (1 - SMALLEST_GAIN)
-    less = [way for way in alone if way.then.peak_allocated_bytes < ceiling]
-    less.sort(key=lambda way: way.then.needed_bytes or way.then.peak_allocated_bytes)
+    ceiling = _asked_bytes(now) * (1 - SMALLEST_GAIN)
+    less = [way for way in alone if _asked_bytes(way.then) < ceiling]
+    less.sort(key=lambda way: _asked_bytes(way.then))
     return tuple(suggestion(way.steps, now, way.then) for way in less[:MOST])
+
+
+def _asked_bytes(of: Prediction) -> int:
+    """What decides whether it fits: bounds and loading are in it, which a lower peak need not lower."""
+    return of.needed_bytes or of.peak_allocated_bytes
 
 
 def _piled(spec: RunSpec, now: Prediction, predict: Predict, steps: Sequence[Step]) -> Suggestion | None:
     """Changes piled up, from free to dear, until the run fits; None when it never does."""
     pile: list[Step] = []
-    best = now.peak_allocated_bytes
+    best = _asked_bytes(now)
     for step in steps:
         # A later change that sets the same options replaces the earlier one.
         kept = [one for one in pile if not one.change.keys() <= step.change.keys()]
@@ -184,9 +189,9 @@ def _piled(spec: RunSpec, now: Prediction, predict: Predict, steps: Sequence[Ste
         if changed is None:
             continue
         then = predict(changed)
-        if then.peak_allocated_bytes >= best * (1 - SMALLEST_GAIN):
+        if _asked_bytes(then) >= best * (1 - SMALLEST_GAIN):
             continue
-        pile, best = [*kept, step], then.peak_allocated_bytes
+        pile, best = [*kept, step], _asked_bytes(then)
         if then.fits:
             return suggestion(pile, now, then)
     return None
