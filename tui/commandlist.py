@@ -9,17 +9,12 @@ from typing import NamedTuple
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.dom import DOMNode
 
-from llmtop.profiler.fold.runstate import ENDED, Status
 from llmtop.profiler.record.hosts import HostDir
 from llmtop.profiler.record.remote import name_here
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.tui.feeds.view import RunView
 from llmtop.tui.keys import APP_KEYS, HELP, MONITOR_KEYS, Key
 from llmtop.tui.looks.look import THEME_NAMES
 from llmtop.tui.widgets.paint import harmless
-
-_HAS_MORE_TO_DO = ENDED - {"completed", "exported"}
-"""What ended before its last step may go on."""
 
 
 class Entry(NamedTuple):
@@ -50,11 +45,10 @@ class KeyCommands(Provider):
 
     def _shell_entries(self) -> Iterator[Entry]:
         """What is done with the run that is shown from a shell: choosing one copies the command."""
-        run, view = getattr(self.screen, "run", None), getattr(self.screen, "view", None)
+        run = getattr(self.screen, "run", None)
         if not isinstance(run, RunDir) or isinstance(run, HostDir):
             return
-        status = view.state.status if isinstance(view, RunView) and not view.state.imported else None
-        for command, words in shell_commands(name_here(run.path), status):
+        for command, words in shell_commands(name_here(run.path)):
             yield Entry(f"{words}: {command}", "", partial(self._copy, command))
 
     def _copy(self, command: str) -> None:
@@ -73,10 +67,8 @@ class KeyCommands(Provider):
                 yield Hit(score, matcher.highlight(entry.words), entry.run, help=entry.key or None)
 
 
-def shell_commands(name: str, status: Status | None) -> Iterator[tuple[str, str]]:
-    """Each with what it does; `status` None: not known."""
-    if status in _HAS_MORE_TO_DO:
-        yield f"llmtop resume {name}", "resume: go on from its newest checkpoint, in a shell"
+def shell_commands(name: str) -> Iterator[tuple[str, str]]:
+    """Each with what it does."""
     yield f"llmtop report {name}", "report: the whole account of the run, in a shell"
     yield f"llmtop export {name}", "export: the run as a file for others, in a shell"
 

@@ -104,6 +104,14 @@ RUNS_KEYS: tuple[Key, ...] = (
     Key("o", "order(1)", "Order", "order by the next column, or click its title", drop=6),
     Key("O", "reverse", "", "turn the order round", footer=False),
     Key("s", "stop", "Stop", "end the run; asks whether to save first", changes=True),
+    Key(
+        "R",
+        "resume",
+        "Resume",
+        "go on with a run that has ended, after showing from where",
+        changes=True,
+        drop=5,
+    ),
     Key("v", "replay", "Replay", "show the run again as it was recorded", drop=2),
     Key("space", "mark", "Mark", "mark the run for comparing", display="Space", footer=False),
     Key("c", "compare", "Compare", "compare the marked run with this one", drop=3),
@@ -154,6 +162,7 @@ TUNE_KEYS: tuple[Key, ...] = (
 MONITOR_KEYS: tuple[Key, ...] = (
     Key("q", "leave", "Quit (run goes on)", ""),
     Key("s", "stop", "Stop", "end the run; asks whether to save first", changes=True),
+    Key("R", "resume", "Resume", "go on with it, once it has ended; shows from where", changes=True),
     Key("l", "open('log')", "Log", "the job's own output; ← → for other ranks, f to follow", drop=5),
     Key("c", "change", "Change", "change the run: batch, stage, kernels, ...", changes=True, drop=6),
     Key(
@@ -202,6 +211,7 @@ HOSTS_KEYS: tuple[Key, ...] = (
     Key("m", "monitor", "Monitor", "all ranks of the host", drop=1),
     Key("f", "findings", "Findings", "what stands out among the hosts, with evidence", drop=2),
     Key("s", "stop", "Stop", "end the run; asks whether to save first", changes=True),
+    Key("R", "resume", "Resume", "go on with it, once it has ended; shows from where", changes=True),
     Key(
         "slash",
         "filter",

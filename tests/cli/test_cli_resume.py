@@ -15,6 +15,8 @@ from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import InForce, RunDir
 from llmtop.trainer.change.afterend import fixes_of, plan_after_end
 from llmtop.trainer.launch import resume_run
+from llmtop.tui.asking import deeds
+from llmtop.tui.asking.resuming import ResumeWish
 from tests.cli.conftest import Llmtop, Start
 from tests.recorded_spec import recorded_prediction, recorded_spec
 
@@ -38,6 +40,13 @@ def test_a_stopped_run_goes_on_in_its_folder(start: Start, llmtop: Llmtop) -> No
     assert "goes on after step 1, from " in answer.err
     # From the first moment it is a run that goes on, whatever its record says of an earlier end.
     assert read_state(first.run).status in ("starting", "running")
+    with pytest.raises(UsageError, match="is going on"):
+        deeds.going_on(first.run)
+    assert llmtop("stop", "latest").code == ExitCode.DONE
+    assert read_state(first.run).status == "stopped"
+    # The same from inside the app.
+    deeds.resume(first.run, deeds.going_on(first.run), ResumeWish())
+    assert first.run.supervisor_alive()
     assert llmtop("stop", "latest").code == ExitCode.DONE
     assert read_state(first.run).status == "stopped"
 
@@ -68,6 +77,8 @@ def test_steps_that_were_not_saved_are_made_again_only_when_told_to(start: Start
         assert "has no checkpoint to go on from" in told and f"the {made} step" in told
         again = " ".join(("llmtop resume", run.run.run_id, *words, "--anew"))
         assert f"{again} begins anew from step 1; or start another one: llmtop run" in told
+        with pytest.raises(UsageError, match="has no checkpoint to go on from"):
+            deeds.resume(run.run, deeds.going_on(run.run), ResumeWish(words=words))
     answer = llmtop("resume", "--detach", "latest", "steps=900", "--anew")
     assert answer.code == ExitCode.DONE, answer.err
     assert f"begins anew from step 1: the {made} step" in answer.err and "not saved" in answer.err

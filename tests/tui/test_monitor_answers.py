@@ -78,13 +78,14 @@ async def test_a_stopped_run_says_how_it_goes_on(live: LiveRun, root: Path) -> N
         def offered() -> str:
             return "\n".join(entry.words for entry in KeyCommands(app.screen)._entries())
 
-        assert "llmtop resume" not in offered()
+        assert "go on with it" not in offered()
         live.end("stopped", "as was asked")
         await wait_for_text(pilot, "STOPPED")
         app.clear_notifications()
         await pilot.press("s")
-        await wait_for_text(pilot, "It has ended already.", "llmtop resume")
-        for command in ("resume", "report", "export"):
+        await wait_for_text(pilot, "It has ended already.", "R goes on with it.")
+        assert "Resume: go on with it" in offered()
+        for command in ("report", "export"):
             assert f"llmtop {command} {live.run.run_id}" in offered()
         assert "Switches: switches" not in offered()
 

@@ -7,11 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from textual import work
-from textual.message import Message
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.tui.asking.answers import (
+    ChangeAnswered,
+    Compared,
+    Deleted,
+    FixAnswered,
+    GoingOnAnswered,
+    Launched,
+    StopAnswered,
+    Weighed,
+)
 from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.asking.requests import (
     ChangeWanted,
@@ -19,6 +28,7 @@ from llmtop.tui.asking.requests import (
     DeleteAsked,
     FixAsked,
     LaunchAsked,
+    ResumeWanted,
     RunsChanged,
     SnapshotWanted,
     StopAsked,
@@ -29,44 +39,10 @@ from llmtop.tui.widgets.dialog import Choice, ChoiceDialog
 from llmtop.tui.widgets.paint import harmless
 
 if TYPE_CHECKING:
-    from llmtop.profiler.effects.compare import Comparison
     from llmtop.profiler.record.snapshotevents import SnapshotParams
     from llmtop.trainer.control import SetParams
-    from llmtop.tui.asking.deletion import Load
+    from llmtop.tui.asking.resuming import ResumeWish
     from llmtop.tui.asking.snapshots import SnapshotAnswered
-
-
-class Launched(Message):
-    """A run was started, or could not be."""
-
-    def __init__(self, run: RunDir | None, error: LlmtopError | None = None) -> None:
-        super().__init__()
-        self.run = run
-        self.error = error
-
-
-class StopAnswered(Message):
-    """A run's supervisor was asked to end it."""
-
-    def __init__(self, refusal: str | None, error: LlmtopError | None = None, *, words: str = "") -> None:
-        """`words`: what was asked for."""
-        super().__init__()
-        self.words = words
-        self.refusal = refusal
-        self.error = error
-
-
-class ChangeAnswered(StopAnswered):
-    """A run's supervisor was asked to change it."""
-
-
-class FixAnswered(Message):
-    """A run goes on with a change, or does not."""
-
-    def __init__(self, run: RunDir, error: LlmtopError | None = None) -> None:
-        super().__init__()
-        self.run = run
-        self.error = error
 
 
 class StopDialog(ChoiceDialog):
@@ -75,29 +51,6 @@ class StopDialog(ChoiceDialog):
     def __init__(self, run_id: str, text: Sequence[str], choices: Sequence[Choice]) -> None:
         super().__init__("Stop this run?", text, choices, "go back, the run goes on")
         self.run_id = run_id
-
-
-class Weighed(Message):
-    """What deleting a run would take away, or why it may not be deleted."""
-
-    def __init__(self, run: RunDir, load: Load | None, error: LlmtopError | None = None) -> None:
-        super().__init__()
-        self.run = run
-        self.load = load
-        self.error = error
-
-
-class Deleted(Weighed):
-    """What went."""
-
-
-class Compared(Message):
-    """Two runs were compared, or could not be."""
-
-    def __init__(self, found: Comparison | None, error: LlmtopError | None = None) -> None:
-        super().__init__()
-        self.found = found
-        self.error = error
 
 
 class Answering(Dressed):
@@ -262,6 +215,38 @@ class Answering(Dressed):
             self.say(message.error)
         else:
             self.watch_run(message.run)
+
+    @work(thread=True, exclusive=True, group="resume")
+    def on_resume_wanted(self, message: ResumeWanted) -> None:
+        run = RunDir(message.run.path)  # whole, also where one of its hosts is shown
+        try:
+            answered = GoingOnAnswered(run, self._deeds.going_on(run))
+        except LlmtopError as error:
+            answered = GoingOnAnswered(run, None, error)
+        self.post_message(answered)
+
+    def on_going_on_answered(self, message: GoingOnAnswered) -> None:
+        from llmtop.tui.widgets.resumeform import ResumeForm
+
+        run, state = message.run, message.state
+        if state is None:
+            self._refused(message.error)
+            return
+
+        def answered(wish: ResumeWish | None) -> None:
+            if wish is not None:
+                self._resume(run, state, wish)
+
+        self.push_screen(ResumeForm(run, state), answered)
+
+    @work(thread=True, exclusive=True, group="resume")
+    def _resume(self, run: RunDir, state: RunState, wish: ResumeWish) -> None:
+        try:
+            self._deeds.resume(run, state, wish)
+            answered = FixAnswered(run)
+        except LlmtopError as error:
+            answered = FixAnswered(run, error)
+        self.post_message(answered)
 
     def on_delete_asked(self, message: DeleteAsked) -> None:
         self._weigh(message.run)

@@ -13,7 +13,7 @@ from llmtop.profiler.fold.spans import measured_spans
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.changeevents import KeyChange
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.profiler.units import format_bytes, format_seconds
+from llmtop.profiler.units import format_bytes, format_seconds, format_tokens_rate
 from llmtop.trainer.change.plan import ChangePlan, plan_change
 from llmtop.trainer.change.price import Price, price_of
 
@@ -62,7 +62,8 @@ def preview_lines(preview: Preview) -> Iterator[str]:
     yield f"the change is made {how}:" if plan.restage else f"the change is made {how}, without a pause:"
     yield from (f"  {line}" for line in change_lines(plan.changes, whole=plan.restage))
     yield "predicted, now and then:"
-    yield from (f"  {line}" for line in _side_by_side(preview))
+    measured = (preview.measured_peak_bytes, preview.measured_step_seconds)
+    yield from (f"  {line}" for line in side_by_side(plan, *measured))
     for lost in plan.lost:
         yield f"lost: {lost}"
     known = cautions(plan.old, launching=True)
@@ -86,11 +87,23 @@ def fit_words(fits: bool | None) -> str:
     return {True: "fits", False: "does not fit", None: "n/a"}[fits]
 
 
-def _side_by_side(preview: Preview) -> Iterator[str]:
-    old, new = preview.plan.old_prediction, preview.plan.new_prediction
-    per = "a rank" if preview.plan.new.on_cpu else "per GPU"
-    need = "needs in all" if preview.plan.new.on_cpu else "needs per GPU"
-    measured = preview.measured_peak_bytes
+def needs_words(prediction: Prediction) -> str:
+    """What a setting takes, in one sentence: memory of what there is, and the time of a step."""
+    needed, there_is = format_bytes(prediction.needed_bytes), format_bytes(prediction.device_memory_bytes)
+    speed = f"a step {format_seconds(prediction.step_seconds)}"
+    if prediction.tokens_per_second is not None:
+        speed += f", {format_tokens_rate(prediction.tokens_per_second)}"
+    return f"needs up to {needed} of {there_is}, host {format_bytes(prediction.host_bytes)}; {speed}"
+
+
+def side_by_side(
+    plan: ChangePlan, measured_peak_bytes: int | None = None, measured_step_seconds: float | None = None
+) -> Iterator[str]:
+    """The old and the new setting as predicted, and the old one as `measured` in a run that goes on."""
+    old, new = plan.old_prediction, plan.new_prediction
+    per = "a rank" if plan.new.on_cpu else "per GPU"
+    need = "needs in all" if plan.new.on_cpu else "needs per GPU"
+    measured = measured_peak_bytes
     rows = [
         (f"peak {per}", _bytes(old), _bytes(new), format_bytes(measured) if measured else ""),
         (need, format_bytes(old.needed_bytes), format_bytes(new.needed_bytes), ""),
@@ -100,7 +113,7 @@ def _side_by_side(preview: Preview) -> Iterator[str]:
             "step time",
             format_seconds(old.step_seconds),
             format_seconds(new.step_seconds),
-            format_seconds(preview.measured_step_seconds) if preview.measured_step_seconds else "",
+            format_seconds(measured_step_seconds) if measured_step_seconds else "",
         ),
     ]
     for name, now, then, seen in rows:

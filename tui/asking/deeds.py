@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from llmtop.trainer.control import SetParams
     from llmtop.trainer.tune.journal import TuneDir
     from llmtop.tui.asking.deletion import Load
+    from llmtop.tui.asking.resuming import ResumeWish
 
 
 def launch(spec: RunSpec, prediction: Prediction, root: Path, visible_devices: str = "") -> RunDir:
@@ -77,6 +78,23 @@ def fix(run: RunDir, state: RunState, number: int) -> None:
 
     words = afterend.fix_numbered(run, state, number).words
     afterend.resume_changed(run, afterend.plan_after_end(run, words))
+
+
+def going_on(run: RunDir) -> RunState:
+    """What is known of a run that is to go on; raises UsageError where it cannot."""
+    from llmtop.profiler.record.feed import read_state
+    from llmtop.trainer.change.goingon import MORE_STEPS, require_ended
+
+    state = read_state(run)
+    require_ended(run, state, MORE_STEPS)
+    return state
+
+
+def resume(run: RunDir, state: RunState, wish: ResumeWish) -> None:
+    """Go on with a run that has ended; raises where it cannot."""
+    from llmtop.trainer.change.goingon import go_on
+
+    go_on(run, state, wish.words, anew=wish.anyway, force=wish.anyway)
 
 
 _BREAK_SECONDS = 5.0
@@ -157,6 +175,8 @@ class Deeds(Struct, frozen=True, kw_only=True):
     stop: Callable[[RunDir, bool], str | None] = stop
     change: Callable[[RunDir, SetParams], str | None] = change
     fix: Callable[[RunDir, RunState, int], None] = fix
+    going_on: Callable[[RunDir], RunState] = going_on
+    resume: Callable[[RunDir, RunState, ResumeWish], None] = resume
     bring: Callable[[HostDir, Callable[[], bool]], str] = bring
     stacks: Callable[[RunDir, RunState], str] = stacks
     snapshot: Callable[[RunDir, SnapshotParams], str] = snapshot

@@ -106,6 +106,14 @@ class FixAsked(Message):
         self.state = state
 
 
+class ResumeWanted(Message):
+    """Go on with a run that has ended, after showing from where."""
+
+    def __init__(self, run: RunDir) -> None:
+        super().__init__()
+        self.run = run
+
+
 class DeleteAsked(Message):
     """Delete a run that has ended, after saying what would go."""
 

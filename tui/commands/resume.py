@@ -10,25 +10,21 @@ from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.profiler.units import counted
-from llmtop.trainer import control
 from llmtop.trainer.change.afterend import (
     anew_words,
     fix_numbered,
     plan_after_end,
     require_more_steps,
     resume_changed,
-    step_to_go_on_from,
 )
+from llmtop.trainer.change.goingon import ANOTHER, no_checkpoint, require_ended, start_of
 from llmtop.trainer.change.plan import require_fit
-from llmtop.trainer.launch import devices_for, require_trainer, resume_run
+from llmtop.trainer.launch import devices_for, resume_run
 from llmtop.tui.asking.changetext import change_lines
 from llmtop.tui.commandline.arguments import RUN_HELP
 from llmtop.tui.commandline.runs import find_run_here
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.launching import add_how_to_watch, watch_as_asked
-
-_LEAVE_SECONDS = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitCode:
     found = find_run_here(args.run, "resume")
     state = read_state(found)
-    _require_ended(found, state, args.words)
+    require_ended(found, state, args.words)
     changed = args.fix is not None or bool(args.words)
     words = _words_of_change(found, state, args)
     step = _step_to_go_on_from(found, state, args, changed=changed)
@@ -95,47 +91,19 @@ def _resume_changed(found: RunDir, state: RunState, args: argparse.Namespace, wo
     resume_changed(found, plan)
 
 
-def _require_ended(found: RunDir, state: RunState, words: Sequence[str]) -> None:
-    require_trainer(found)
-    if state.ended is not None:
-        # Its supervisor may have to put something away before it leaves.
-        control.wait_for_end(found, _LEAVE_SECONDS)
-    if found.supervisor_alive():
-        raise UsageError(f"run {found.run_id} is going on", fix=f"watch it: llmtop attach {found.run_id}")
-    has_all_steps = state.status == "completed" and state.unsaved is None
-    if has_all_steps and not any(word.partition("=")[0].strip() == "steps" for word in words):
-        raise UsageError(
-            f"run {found.run_id} has made all its {found.spec().options.steps:,} steps",
-            fix=f"name more of them: llmtop resume {found.run_id} steps=N; or start another one: llmtop run",
-        )
-
-
 def _step_to_go_on_from(found: RunDir, state: RunState, args: argparse.Namespace, *, changed: bool) -> int:
     """Of the newest checkpoint, 0 for none; raises UsageError where there has to be one, or must be none."""
-    step, name = step_to_go_on_from(found, state), found.run_id
-    if step is not None:
-        if args.anew:
-            raise UsageError(
-                f"run {name} has a checkpoint of step {step:,} to go on from",
-                why="--anew is for a run of which nothing was saved",
-                fix="leave --anew out; or start another one: llmtop run",
-            )
-        return step
-    made, completed = state.steps_finished, state.status == "completed"
-    if not completed and (args.anew or (changed and not made)):
-        return 0
-    another = "start another one: llmtop run, with --checkpoint-every N to have some next time"
-    raise UsageError(
-        f"run {name} has no checkpoint to go on from",
-        why=f"none is complete in {found.checkpoints_dir}{_lost_words(made)}",
-        fix=another if completed else f"{_anew_command(name, args)} begins anew from step 1; or {another}",
-    )
-
-
-def _lost_words(made: int) -> str:
-    if not made:
-        return ""
-    return f": the {counted(made, 'step')} that it has made {'was' if made == 1 else 'were'} not saved"
+    start, name = start_of(found, state, changed=changed), found.run_id
+    if start.step and args.anew:
+        raise UsageError(
+            f"run {name} has a checkpoint of step {start.step:,} to go on from",
+            why="--anew is for a run of which nothing was saved",
+            fix="leave --anew out; or start another one: llmtop run",
+        )
+    if start.asks and not args.anew:
+        fix = f"{_anew_command(name, args)} begins anew from step 1; or {ANOTHER}"
+        raise no_checkpoint(found, state.steps_finished, fix)
+    return start.step
 
 
 def _anew_command(name: str, args: argparse.Namespace) -> str:

@@ -15,7 +15,7 @@ from textual.widgets import Input
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.record.hosts import Hosts
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.tui.asking.requests import PartAsked, RunsAsked, StopAsked
+from llmtop.tui.asking.requests import PartAsked, ResumeWanted, RunsAsked, StopAsked
 from llmtop.tui.feeds.feed import FeedFailed
 from llmtop.tui.feeds.fleetfeed import FleetArrived, FleetFeed, follow_fleet
 from llmtop.tui.feeds.fleetview import FleetView
@@ -210,9 +210,14 @@ class HostsScreen(Screen[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action in ("stop", "leave"):
             return self.view is None or self.view.going_on
+        if action == "resume":
+            return self.view is not None and not self.view.going_on
         if action in ("findings", "filter", "order", "reverse"):
             return not self._sheet.display
         return True
+
+    def action_resume(self) -> None:
+        self.post_message(ResumeWanted(self.run))
 
     def action_stop(self) -> None:
         self.post_message(StopAsked(self.run))

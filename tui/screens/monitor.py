@@ -17,9 +17,15 @@ from textual.screen import Screen
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.changewords import news
 from llmtop.profiler.fold.runstate import ENDED, RunState
-from llmtop.profiler.record.remote import name_here
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
-from llmtop.tui.asking.requests import ChangeWanted, FixAsked, RunsAsked, SnapshotWanted, StopAsked
+from llmtop.tui.asking.requests import (
+    ChangeWanted,
+    FixAsked,
+    ResumeWanted,
+    RunsAsked,
+    SnapshotWanted,
+    StopAsked,
+)
 from llmtop.tui.asking.stackrequests import StacksArrived, StacksAsked
 from llmtop.tui.feeds.feed import FeedFailed, LogArrived, MonitorFeed, OthersArrived, ViewArrived, follow_run
 from llmtop.tui.feeds.view import LogText, RunView
@@ -59,7 +65,6 @@ OPENED_PANELS = {"switches": "SwitchesPanel", "stacks": "StacksPanel", "changes"
 """Those that only a key shows, by module and class: they are loaded and made when they are opened first."""
 _ENDING_KEYS = {"s": "stop", "c": "change", "z": "snapshot"}
 """Keys of what only a run that goes on can be asked."""
-_MAY_GO_ON = ENDED - {"completed", "exported"}
 _OWN_VALUES = {"switches": ("others",), "stacks": ("stacks",)}
 """Of those, what they show besides the run."""
 
@@ -245,8 +250,10 @@ class MonitorScreen(Screen[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """A run that has ended cannot be stopped and does not go on: those keys leave the footer."""
-        if action in ("change", "fix", "snapshot") and not self.IS_LIVE:
+        if action in ("change", "fix", "resume", "snapshot") and not self.IS_LIVE:
             return False
+        if action == "resume":
+            return self.view is not None and may_go_on(self.view)
         if action == "fix":
             state = self.view.state if self.view is not None else None
             return state is not None and state.status == "out_of_memory" and not state.imported
@@ -256,10 +263,18 @@ class MonitorScreen(Screen[None]):
 
     def on_key(self, event: events.Key) -> None:
         """A key that the footer has no more of still gets an answer."""
+        if event.key == "R" and self.IS_LIVE and self.view is not None:
+            self._say_why_not_resumed(self.view)
         action = _ENDING_KEYS.get(event.key)
         if self.IS_LIVE and action is not None and not self.check_action(action, ()):
-            more = shell_hint(self.run, self.view)
-            self.notify(f"It has ended already.{more}", markup=False)
+            more = "\nR goes on with it." if self.check_action("resume", ()) else ""
+            self.notify(f"It has ended already.{more}")
+
+    def _say_why_not_resumed(self, view: RunView) -> None:
+        if view.state.status in ENDED:
+            self.action_resume()  # what it is refused with says more
+        else:
+            self.notify("It goes on already.")
 
     @property
     def settled(self) -> bool:
@@ -324,15 +339,17 @@ class MonitorScreen(Screen[None]):
         if self.view is not None:
             self.post_message(FixAsked(self.run, self.view.state))
 
+    def action_resume(self) -> None:
+        self.post_message(ResumeWanted(self.run))
+
     def action_stop(self) -> None:
         self.post_message(StopAsked(self.run))
 
 
-def shell_hint(run: RunDir, view: RunView | None) -> str:
-    """How a run that ended before its last step goes on; empty for any other."""
-    if view is None or view.state.imported or view.state.status not in _MAY_GO_ON:
-        return ""
-    return f"\nFrom a shell it goes on:\nllmtop resume {harmless(name_here(run.path))}"
+def may_go_on(view: RunView) -> bool:
+    """Whether a run has ended and could be gone on with here: no imported one, no command of the user's."""
+    state = view.state
+    return state.status in ENDED and not state.imported and view.spec.script is None
 
 
 def _panel_classes(view: RunView) -> dict[str, bool]:

@@ -24,6 +24,7 @@ from llmtop.tui.asking.requests import (
     DeleteAsked,
     MonitorAsked,
     ReplayAsked,
+    ResumeWanted,
     RunsChanged,
     StopAsked,
 )
@@ -305,6 +306,15 @@ class RunsScreen(Screen[None]):
             self._say("It has ended already.", row.name)
         else:
             self.post_message(StopAsked(self._dir(row.run_id)))
+
+    def action_resume(self) -> None:
+        row = self._readable()
+        if row is None:
+            return
+        if row.status in ENDED:
+            self.post_message(ResumeWanted(self._dir(row.run_id)))
+        else:
+            self._say("It goes on already.", row.name)
 
     def action_delete(self) -> None:
         row = self._row()

@@ -8,7 +8,7 @@ from textual.binding import BindingType
 from textual.content import Content
 
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.units import format_bytes, format_seconds, format_tokens_rate
+from llmtop.tui.asking.changetext import needs_words
 from llmtop.tui.keys import REVIEW_KEYS, bindings
 from llmtop.tui.widgets.paint import harmless, wrapped
 from llmtop.tui.widgets.sheet import Sheet
@@ -39,14 +39,7 @@ class LaunchReview(Sheet[bool]):
         return Content("\n").join(rows)
 
     def _verdict(self, width: int) -> list[Content]:
-        found = self._prediction
-        needs = f"needs up to {format_bytes(found.needed_bytes)} of {format_bytes(found.device_memory_bytes)}"
-        speed = f"a step {format_seconds(found.step_seconds)}"
-        if found.tokens_per_second is not None:
-            speed += f", {format_tokens_rate(found.tokens_per_second)}"
-        rows = [
-            Content(row) for row in wrapped(f"{needs}, host {format_bytes(found.host_bytes)}; {speed}", width)
-        ]
+        rows = [Content(row) for row in wrapped(needs_words(self._prediction), width)]
         if not self._fits:
             words = "It will most likely run out of memory; y launches it all the same."
             rows += [Content.styled(row, "bold $text-warning") for row in wrapped(words, width)]

@@ -1,0 +1,143 @@
+"""A run that has ended goes on from inside the app, after showing from where and with what."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from llmtop.presets.errors import LlmtopError
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.tui.app import LlmtopApp
+from llmtop.tui.asking.deeds import Deeds
+from llmtop.tui.asking.resuming import ResumeWish
+from llmtop.tui.widgets.resumeform import ResumeForm
+from tests.recorded import make_recorded_run
+from tests.tui.test_fixing import as_script
+from tests.tui.tuiruns import LiveRun, screen_text, wait_for, wait_for_text
+
+WIDE = (110, 40)
+
+
+class Asked:
+    """Deeds that note how a run is to go on."""
+
+    def __init__(self, refusal: str = "") -> None:
+        self.wishes: list[ResumeWish] = []
+        self.refusal = refusal
+
+    def deeds(self) -> Deeds:
+        return Deeds(resume=self.resume)
+
+    def resume(self, run: RunDir, state: RunState, wish: ResumeWish) -> None:
+        self.wishes.append(wish)
+        if self.refusal:
+            raise LlmtopError("it cannot go on", why=self.refusal)
+
+
+@pytest.fixture
+def stopped(root: Path) -> RunDir:
+    """Stopped after step 4 of 60, with a checkpoint of step 4; its supervisor is gone."""
+    live = LiveRun(root)
+    live.start()
+    live.steps(1, 4)
+    folder = live.run.checkpoints_dir / "step-4"
+    folder.mkdir(parents=True)
+    (folder / "llmtop.json").write_text(json.dumps({"step": 4, "position": {}, "world_size": 2}))
+    live.end("stopped", "asked to")
+    live.close()
+    live.run.supervisor_pid_path.unlink()
+    return live.run
+
+
+@pytest.mark.parametrize("start", ["monitor", "runs"])
+async def test_a_key_goes_on_from_the_newest_checkpoint(stopped: RunDir, root: Path, start: str) -> None:
+    asked = Asked()
+    app = LlmtopApp(start, stopped, root, deeds=asked.deeds())  # type: ignore[arg-type]
+    async with app.run_test(size=WIDE, notifications=True) as pilot:
+        await wait_for_text(pilot, "stopped", "R Resume")
+        before = app.screen
+        await pilot.press("R")
+        shown = await wait_for_text(pilot, "Go on with this run", "goes on after step 4 of 60")
+        assert "predicted: needs up to" in shown and f"llmtop resume {stopped.run_id}" in shown
+        await pilot.press("enter")
+        await wait_for_text(pilot, "Go on with this run so?", "⏎ starts it")
+        await pilot.press("y")  # nothing is lost, so there is nothing to say it to
+        assert isinstance(app.screen, ResumeForm) and asked.wishes == []
+        await pilot.press("enter")
+        await wait_for(pilot, lambda: asked.wishes == [ResumeWish()], "the wish")
+        await wait_for(pilot, lambda: app.screen is not before, "the monitor of the run that goes on")
+
+
+async def test_steps_that_are_lost_take_a_key_of_their_own(stopped: RunDir, root: Path) -> None:
+    shutil.rmtree(stopped.checkpoints_dir)
+    asked = Asked("no room on the disk")
+    app = LlmtopApp("monitor", stopped, root, deeds=asked.deeds())
+    async with app.run_test(size=WIDE, notifications=True) as pilot:
+        await wait_for_text(pilot, "stopped", "R Resume")
+        before = app.screen
+        await pilot.press("R")
+        shown = await wait_for_text(pilot, "begins anew from step 1: the 4 steps that it had made were not")
+        assert f"llmtop resume {stopped.run_id} --anew" in shown
+        await pilot.press("enter")
+        await wait_for_text(pilot, "y begins again from step 1")
+        await pilot.press("enter")
+        assert isinstance(app.screen, ResumeForm) and asked.wishes == []
+        await pilot.press("y")
+        await wait_for(pilot, lambda: app.screen is before, "the form goes")
+        await wait_for_text(pilot, "no room on the disk")
+        assert asked.wishes == [ResumeWish(anyway=True)]
+
+
+async def test_what_is_changed_is_shown_beside_what_it_was(stopped: RunDir, root: Path) -> None:
+    asked = Asked()
+    app = LlmtopApp("monitor", stopped, root, deeds=asked.deeds())
+    async with app.run_test(size=WIDE, notifications=True) as pilot:
+        await wait_for_text(pilot, "R Resume")
+        await pilot.press("R")
+        await wait_for_text(pilot, "goes on after step 4")
+        await pilot.press(*"steps=3")
+        await wait_for_text(pilot, "has made 4 steps, and would be one of 3")
+        await pilot.press(*"0 micro_batch=2")
+        shown = await wait_for_text(pilot, "of 30, from", "4 -> 2", "predicted, before and then")
+        assert f"llmtop resume {stopped.run_id} steps=30 micro_batch=2" in shown
+        await pilot.press("enter", "enter")
+        await wait_for(pilot, lambda: asked.wishes == [ResumeWish(words=("steps=30", "micro_batch=2"))])
+
+
+async def test_a_run_that_has_all_its_steps_asks_for_more_of_them(root: Path) -> None:
+    make_recorded_run(root, steps=3)
+    asked = Asked()
+    app = LlmtopApp("runs", root=root, deeds=asked.deeds())
+    async with app.run_test(size=WIDE, notifications=True) as pilot:
+        await wait_for_text(pilot, "completed")
+        await pilot.press("R")
+        await wait_for_text(pilot, "Go on with this run", "It has made all its", "steps=")
+        await pilot.press("enter")  # no words, no question
+        assert isinstance(app.screen, ResumeForm)
+        await pilot.press(*"steps=900", "enter")
+        await wait_for_text(pilot, "has no checkpoint to go on from")
+        await pilot.press("escape")
+        await wait_for(pilot, lambda: not isinstance(app.screen, ResumeForm))
+        assert asked.wishes == []
+
+
+async def test_a_run_that_goes_on_has_no_such_key(live: LiveRun, root: Path) -> None:
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=WIDE, notifications=True) as pilot:
+        assert "R Resume" not in await wait_for_text(pilot, "20/60", "q Quit")
+        await pilot.press("R")
+        await wait_for_text(pilot, "It goes on already.")
+
+
+async def test_a_command_of_ones_own_says_how_it_is_started_again(stopped: RunDir, root: Path) -> None:
+    as_script(stopped)
+    app = LlmtopApp("monitor", RunDir(stopped.path), root)
+    async with app.run_test(size=WIDE, notifications=True) as pilot:
+        assert "R Resume" not in await wait_for_text(pilot, "stopped")
+        await pilot.press("R")
+        await wait_for_text(pilot, "it is a command of your own", "llmtop run -- python")
+        assert "Go on with this run" not in screen_text(app)
