@@ -38,12 +38,13 @@ def _shares(state: RunState) -> Iterator[float]:
     for sample in state.hardware_history:
         # Between two steps: start-up loads weights and libraries, and the end frees what was held.
         if began is not None and ended is not None and began < sample.t <= ended:
-            share = _share(sample)
+            share = others_share(sample)
             if share is not None:
                 yield share
 
 
-def _share(sample: HardwareSampled) -> float | None:
+def others_share(sample: HardwareSampled) -> float | None:
+    """Of all processors, in percent, what others than the ranks used; None where the sample does not tell."""
     host = sample.host
     own = [process.cpu_percent for process in sample.processes]
     if host.cpu_percent is None or not host.cpu_count or not own or None in own:

@@ -34,9 +34,9 @@ _HOST = (
     *("memory_total_bytes", "memory_available_bytes", "cgroup_limit_bytes", "cgroup_used_bytes"),
     *("swap_used_bytes", "cpu_percent", "disk_read_bytes_per_second", "disk_write_bytes_per_second"),
     *("nvme_read_bytes_per_second", "nvme_write_bytes_per_second", "network_receive_bytes_per_second"),
-    "network_send_bytes_per_second",
+    *("network_send_bytes_per_second", "cpu_limit_cores", "cpu_throttled_percent"),
 )
-_PROCESS = ("rss_bytes", "pss_bytes", "cpu_percent")
+_PROCESS = ("rss_bytes", "pss_bytes", "cpu_percent", "cpu_wait_percent")
 _TEXT = frozenset({"skipped", "profiled"})
 _WHOLE = frozenset(
     {"rank", "step", "device", "tokens", "micro_batch", "grad_accum", "memory_every"}

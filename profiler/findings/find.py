@@ -16,6 +16,7 @@ from llmtop.profiler.findings.health import HEALTH_RULES
 from llmtop.profiler.findings.host import HOST_RULES
 from llmtop.profiler.findings.memory import MEMORY_RULES
 from llmtop.profiler.findings.nvme import NVME_RULES
+from llmtop.profiler.findings.processors import PROCESSOR_RULES
 from llmtop.profiler.findings.seen import SEEN_RULES
 from llmtop.profiler.findings.speed import SPEED_RULES
 from llmtop.profiler.findings.startup import STARTUP_RULES
@@ -29,6 +30,7 @@ _RULES: tuple[Rule, ...] = (
     *DEVICE_RULES,
     *MEMORY_RULES,
     *HOST_RULES,
+    *PROCESSOR_RULES,
     *SPEED_RULES,
     *BOUND_RULES,
     *STARTUP_RULES,

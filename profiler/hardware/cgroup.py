@@ -1,4 +1,7 @@
-"""The memory limit that the kernel enforces on a process: cgroup version 1 and 2, from its own group up."""
+"""The memory limit that the kernel enforces on a process: cgroup version 1 and 2, from its own group up.
+
+The groups themselves are looked up here for other limits too.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +38,15 @@ _V1 = _Layout(
     events="memory.oom_control",
 )
 _V2 = _Layout(limit="memory.max", usage="memory.current", cache_key="inactive_file", events="memory.events")
+_LAYOUTS = {1: _V1, 2: _V2}
 
 
 def cgroup_memory(pid: int | str = "self", *, proc: Path = Path("/proc")) -> CgroupMemory:
     """Limit and use of a process's cgroups; empty where the kernel shows none."""
     own: CgroupMemory | None = None
     tightest: CgroupMemory | None = None
-    for folder, layout in _groups(proc / str(pid)):
+    for folder, version in groups_of(proc / str(pid), "memory"):
+        layout = _LAYOUTS[version]
         group = CgroupMemory(limit_bytes=_limit(folder / layout.limit), used_bytes=_used(folder, layout))
         own = own or group
         if group.limit_bytes is not None and (
@@ -53,13 +58,14 @@ def cgroup_memory(pid: int | str = "self", *, proc: Path = Path("/proc")) -> Cgr
 
 def oom_kills(pid: int | str = "self", *, proc: Path = Path("/proc")) -> int | None:
     """How often the kernel has killed for memory in a process's own group; None where it does not count."""
-    for folder, layout in _groups(proc / str(pid)):
-        return _keyed_number(folder / layout.events, "oom_kill")
+    for folder, version in groups_of(proc / str(pid), "memory"):
+        return _keyed_number(folder / _LAYOUTS[version].events, "oom_kill")
     return None
 
 
-def _groups(process: Path) -> Iterator[tuple[Path, _Layout]]:
-    """The process's group and every group above it, in each hierarchy that can limit memory."""
+def groups_of(process: Path, controller: str) -> Iterator[tuple[Path, int]]:
+    """The group of a process (its folder in /proc) and every group above it, in each hierarchy that can limit
+    what the controller limits (`memory`, `cpu`); with the version of each."""
     try:
         memberships = (process / "cgroup").read_text(encoding="utf-8").splitlines()
         mounts = (process / "mountinfo").read_text(encoding="utf-8").splitlines()
@@ -68,16 +74,16 @@ def _groups(process: Path) -> Iterator[tuple[Path, _Layout]]:
     for membership in memberships:
         _, controllers, path = membership.split(":", 2)
         if controllers == "":
-            layout, wanted = _V2, "cgroup2"
-        elif "memory" in controllers.split(","):
-            layout, wanted = _V1, "memory"
+            version, wanted = 2, "cgroup2"
+        elif controller in controllers.split(","):
+            version, wanted = 1, controller
         else:
             continue
         for mount in mounts:
             place = _mounted(mount, wanted)
             if place is not None:
                 for folder in _upwards(*place, path):
-                    yield folder, layout
+                    yield folder, version
                 break
 
 

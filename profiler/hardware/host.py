@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmtop.profiler.hardware.cgroup import cgroup_memory
 from llmtop.profiler.hardware.counters import RateCounter
+from llmtop.profiler.hardware.cpulimit import CpuLimitReader
 from llmtop.profiler.hardware.network import NetworkReader
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class HostReader:
         self._psutil: Any = psutil if psutil is not None else import_module("psutil")
         self._clock = clock
         self._network = network if network is not None else NetworkReader()
+        self._cpu_limit = CpuLimitReader()
         self._rates = {name: RateCounter() for name in _COUNTERS}
 
     def read(self) -> HostSample:
@@ -59,6 +61,7 @@ class HostReader:
         nvme_read, nvme_write = self._nvme_totals()
         receive, send = self._network_totals()
         network = self._network.read()
+        cpu_limit = self._cpu_limit.read()
         return HostSample(
             memory_total_bytes=None if memory is None else int(memory.total),
             memory_available_bytes=None if memory is None else int(memory.available),
@@ -67,6 +70,8 @@ class HostReader:
             swap_used_bytes=None if swap is None else int(swap.used),
             cpu_percent=self._cpu_percent(now),
             cpu_count=self._ask(self._psutil.cpu_count),
+            cpu_limit_cores=cpu_limit.cores,
+            cpu_throttled_percent=cpu_limit.throttled_percent,
             disk_read_bytes_per_second=self._rates["read"].advance(read, now),
             disk_write_bytes_per_second=self._rates["write"].advance(write, now),
             nvme_read_bytes_per_second=self._rates["nvme_read"].advance(nvme_read, now),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -24,19 +25,57 @@ class TreeMemory(Struct, frozen=True, kw_only=True):
     """Processor time of the processes that live now."""
 
 
+class Running(NamedTuple):
+    """One process of a walk over all of them."""
+
+    parent: int
+    name: str
+    """Of its program, as the kernel keeps it: 15 characters at most."""
+    started: int
+    """In clock ticks since the machine was started: with the pid it names a process for good."""
+    cpu_seconds: float
+
+
 def process_tree_memory(pid: int, *, with_pss: bool = True, proc: Path = Path("/proc")) -> TreeMemory | None:
     """The tree that starts at `pid`; None when that process is gone."""
     return tree_memory(descendants([pid], proc=proc)[pid], with_pss=with_pss, proc=proc)
 
 
-def descendants(roots: Iterable[int], *, proc: Path = Path("/proc")) -> dict[int, tuple[int, ...]]:
-    """Each root with everything below it, by one walk over all processes. A zombie counts as gone."""
-    children: dict[int, list[int]] = {}
+def all_running(*, proc: Path = Path("/proc")) -> dict[int, Running]:
+    """Every process of the machine that can be seen, by its pid. A zombie counts as gone."""
+    found: dict[int, Running] = {}
     for entry in proc.iterdir():
         if entry.name.isdecimal():
-            fields = _stat(entry)
+            name, fields = _named_stat(entry)
             if fields is not None:
-                children.setdefault(int(fields[1]), []).append(int(entry.name))
+                seconds = (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+                found[int(entry.name)] = Running(int(fields[1]), name, int(fields[19]), seconds)
+    return found
+
+
+def waited_seconds(pids: Iterable[int], *, proc: Path = Path("/proc")) -> float | None:
+    """How long threads of processes were ready to run and had no processor, as the kernel counts it for each;
+    None where it does not."""
+    total = None
+    for pid in pids:
+        try:
+            for thread in (proc / str(pid) / "task").iterdir():
+                total = (total or 0.0) + int(
+                    (thread / "schedstat").read_text(encoding="ascii").split()[1]
+                ) / 1e9
+        except (OSError, IndexError):
+            continue  # it has ended meanwhile, or the kernel keeps no such count
+    return total
+
+
+def descendants(
+    roots: Iterable[int], *, proc: Path = Path("/proc"), running: dict[int, Running] | None = None
+) -> dict[int, tuple[int, ...]]:
+    """Each root with everything below it, by one walk over all processes, or that of before (`running`). A
+    zombie counts as gone."""
+    children: dict[int, list[int]] = {}
+    for pid, one in (all_running(proc=proc) if running is None else running).items():
+        children.setdefault(one.parent, []).append(pid)
     found: dict[int, tuple[int, ...]] = {}
     for root in roots:
         tree = [root]
@@ -86,13 +125,20 @@ def tree_memory(
 
 def _stat(folder: Path) -> list[str] | None:
     """Fields of /proc/PID/stat after the command name: state, parent, ...; None for a dead process."""
+    return _named_stat(folder)[1]
+
+
+def _named_stat(folder: Path) -> tuple[str, list[str] | None]:
+    """With the command name before them."""
     try:
         text = (folder / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return None
+        return "", None
     # The command name is in brackets and may itself hold spaces and brackets.
-    fields = text.rpartition(")")[2].split()
-    return None if len(fields) < 20 or fields[0] in ("Z", "X") else fields
+    before, _, after = text.rpartition(")")
+    fields = after.split()
+    dead = len(fields) < 20 or fields[0] in ("Z", "X")
+    return before.partition("(")[2], None if dead else fields
 
 
 def _resident_pages(folder: Path) -> int | None:

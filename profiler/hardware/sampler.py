@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,9 @@ from llmtop.profiler.hardware.aside import Aside
 from llmtop.profiler.hardware.counters import RateCounter
 from llmtop.profiler.hardware.host import HostReader
 from llmtop.profiler.hardware.nvml import NvmlReader
-from llmtop.profiler.hardware.processes import descendants, tree_memory
-from llmtop.profiler.record.deviceevents import DeviceSample, ProcessSample, Topology
+from llmtop.profiler.hardware.others import OthersCounter
+from llmtop.profiler.hardware.processes import all_running, descendants, tree_memory, waited_seconds
+from llmtop.profiler.record.deviceevents import DeviceSample, OtherWork, ProcessSample, Topology
 from llmtop.profiler.record.events import HardwareSampled, XidSeen
 from llmtop.profiler.record.rundir import SUPERVISOR
 
@@ -30,7 +32,9 @@ class _Tree(Struct):
 
     pids: tuple[int, ...]
     cpu: RateCounter
+    wait: RateCounter
     pss_bytes: int | None = None
+    wait_percent: float | None = None
 
 
 class Sampler:
@@ -62,6 +66,8 @@ class Sampler:
         self._count = 0
         self._nvml.watch_xids(self._indices)
         self._trees: dict[int, _Tree] = {}
+        self._others = OthersCounter()
+        self._other_work: tuple[OtherWork, ...] = ()
         self._devices: dict[int, DeviceSample] = {}
         """Newest sample of each device that had its processes listed."""
 
@@ -77,7 +83,9 @@ class Sampler:
         return HardwareSampled(
             devices=devices,
             driver_silent=self.driver_silent,
-            host=replace(self._host.read(), log_bytes=self._log_bytes(SUPERVISOR)),
+            host=replace(
+                self._host.read(), log_bytes=self._log_bytes(SUPERVISOR), other_work=self._other_work
+            ),
             processes=tuple(self._sample_rank(rank, slow) for rank in sorted(self._trees)),
         )
 
@@ -105,13 +113,16 @@ class Sampler:
         self._nvml.close()
 
     def _find_trees(self, rank_pids: dict[int, int]) -> None:
-        found = descendants(rank_pids.values())
+        running = all_running()
+        found = descendants(rank_pids.values(), running=running)
         before, self._trees = self._trees, {}
         for rank, pid in rank_pids.items():
             tree = before.get(rank)
             same = tree is not None and tree.pids[0] == pid
-            self._trees[rank] = tree if tree is not None and same else _Tree(pids=(pid,), cpu=RateCounter())
+            self._trees[rank] = tree if tree is not None and same else _new_tree(pid)
             self._trees[rank].pids = found[pid]
+        own = {os.getpid(), *(pid for pids in found.values() for pid in pids)}
+        self._other_work = self._others.advance(running, own, self._clock())
 
     def _sample_devices(self, slow: bool, fast: bool) -> tuple[DeviceSample, ...]:
         own = frozenset(pid for tree in self._trees.values() for pid in tree.pids) if slow else None
@@ -145,12 +156,15 @@ class Sampler:
             return ProcessSample(rank=rank, log_bytes=log_bytes)
         if slow:
             tree.pss_bytes = memory.pss_bytes
+            waiting = tree.wait.advance(waited_seconds(memory.pids), self._clock())
+            tree.wait_percent = None if waiting is None else 100.0 * waiting
         rate = tree.cpu.advance(memory.cpu_seconds, self._clock())
         return ProcessSample(
             rank=rank,
             rss_bytes=memory.rss_bytes,
             pss_bytes=tree.pss_bytes,
             cpu_percent=None if rate is None else 100.0 * rate,
+            cpu_wait_percent=tree.wait_percent,
             log_bytes=log_bytes,
         )
 
@@ -161,3 +175,7 @@ class Sampler:
             return self._log_path(source).stat().st_size
         except OSError:
             return None
+
+
+def _new_tree(pid: int) -> _Tree:
+    return _Tree(pids=(pid,), cpu=RateCounter(), wait=RateCounter())

@@ -121,6 +121,16 @@ class DeviceSample(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     """Read less often than the rest, and empty in the samples between."""
 
 
+class OtherWork(Struct, frozen=True, kw_only=True, gc=False):
+    """What a program took of the processors that is not the run's, all its processes together."""
+
+    name: str
+    """As the kernel keeps it: 15 characters at most, and no arguments."""
+    processes: int
+    cpu_percent: float
+    """100 is one processor."""
+
+
 class HostSample(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     memory_total_bytes: int | None = None
     memory_available_bytes: int | None = None
@@ -133,6 +143,12 @@ class HostSample(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
     """Of the whole machine, 0 to 100."""
     cpu_count: int | None = None
     """Processors that this is of, threads of a core each."""
+    cpu_limit_cores: float | None = None
+    """The tightest limit of the run's cgroups; None where there is none."""
+    cpu_throttled_percent: float | None = None
+    """Of the limit's periods since the sample before: those in which it was used up before their end."""
+    other_work: tuple[OtherWork, ...] = ()
+    """The busiest programs beside the run, the first the most. Read less often, and repeated in between."""
     disk_read_bytes_per_second: float | None = None
     disk_write_bytes_per_second: float | None = None
     nvme_read_bytes_per_second: float | None = None
@@ -167,6 +183,9 @@ class ProcessSample(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     the samples between two readings repeat the first."""
     cpu_percent: float | None = None
     """100 is one core."""
+    cpu_wait_percent: float | None = None
+    """How long its threads were ready to run and had no processor: 100 is one thread all the time. Read less
+    often, and repeated in between."""
     log_bytes: int | None = None
     """Of what the rank had written to its log by then, so that a replay shows no more of it."""
 

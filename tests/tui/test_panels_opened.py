@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
-from llmtop.profiler.record.deviceevents import DeviceSample, HostSample
+from llmtop.profiler.record.deviceevents import DeviceSample, HostSample, OtherWork, ProcessSample
 from llmtop.profiler.record.events import (
     UNREAD_STEPS,
     AnyEvent,
@@ -123,6 +123,20 @@ def test_the_host_says_when_memory_is_full_and_how_sure_that_is() -> None:
     assert "machine full in 9m" in ahead and "+3.75 GiB a minute, give or take" in ahead and " to " in ahead
     assert "no growth that stands out" in text(opened(HostPanel), host_state(0.0))
     assert "too few samples" in text(opened(HostPanel), host_state(0.0, count=8))
+
+
+def test_the_host_says_who_has_its_processors_and_what_limits_the_ranks() -> None:
+    work = (OtherWork(name="ff\x1b[31mmpeg", processes=3, cpu_percent=200.0),)
+    host = HostSample(
+        cpu_count=8, cpu_percent=50.0, other_work=work, cpu_limit_cores=1.5, cpu_throttled_percent=60.0
+    )
+    process = ProcessSample(rank=0, cpu_percent=100.0, cpu_wait_percent=25.0)
+    events: list[AnyEvent] = [HardwareSampled(t=float(n), host=host, processes=(process,)) for n in range(2)]
+    shown = text(opened(HostPanel), fold(RunState(run_id="a-run"), events))
+    assert "4.0 of 8 processors busy, 3.0 of them for others: ff" in shown and "x3 2.0" in shown
+    assert "\x1b" not in shown
+    assert "limit 1.5 processors, used up in 60% of its periods" in shown
+    assert "waits" in shown and " 25%" in shown
 
 
 def test_nvme_rates_stand_beside_those_of_all_disks() -> None:

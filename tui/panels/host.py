@@ -5,13 +5,26 @@ from __future__ import annotations
 from textual.content import Content
 
 from llmtop.profiler.breakdown import process_peaks
+from llmtop.profiler.effects.load import others_share
 from llmtop.profiler.findings.host import growth
+from llmtop.profiler.findings.processors import work_words
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.forecast import Forecast
 from llmtop.profiler.record.deviceevents import HostSample
-from llmtop.profiler.units import format_bytes, format_rate, format_seconds
+from llmtop.profiler.record.events import HardwareSampled
+from llmtop.profiler.units import counted, format_bytes, format_percent, format_rate, format_seconds
 from llmtop.tui.feeds.view import RunView
-from llmtop.tui.widgets.paint import area, fit, fit_right, gauge, lines, sparkline, stretched, used_of
+from llmtop.tui.widgets.paint import (
+    area,
+    fit,
+    fit_right,
+    gauge,
+    harmless,
+    lines,
+    sparkline,
+    stretched,
+    used_of,
+)
 from llmtop.tui.widgets.panel import Panel
 
 _LABEL_CELLS = 7
@@ -44,6 +57,7 @@ class HostPanel(Panel):
                 [
                     *rows[:2],
                     swap,
+                    *_processor_rows(sample),
                     *_forecast_rows(view),
                     Content(""),
                     *_over_time(view, width),
@@ -110,6 +124,24 @@ def _disk_row(host: HostSample) -> Content:
 
 
 # --- the whole screen -----------------------------------------------------------------------------
+
+
+def _processor_rows(sample: HardwareSampled) -> list[Content]:
+    """Who has the processors, and what holds the ranks back from them."""
+    host, share = sample.host, others_share(sample)
+    if host.cpu_percent is None or not host.cpu_count:
+        return []
+    words = f"{host.cpu_percent / 100 * host.cpu_count:.1f} of {counted(host.cpu_count, 'processor')} busy"
+    if share is not None:
+        named = work_words(host)
+        words += f", {share / 100 * host.cpu_count:.1f} of them for others{f': {named}' if named else ''}"
+    rows = [Content.assemble((fit("CPU", _LABEL_CELLS), "$muted"), harmless(words))]
+    if host.cpu_limit_cores is not None:
+        words = f"limit {host.cpu_limit_cores:g} processors"
+        if host.cpu_throttled_percent is not None:
+            words += f", used up in {format_percent(host.cpu_throttled_percent, digits=0)} of its periods"
+        rows.append(Content.assemble((fit("", _LABEL_CELLS), "$muted"), words))
+    return rows
 
 
 def _forecast_rows(view: RunView) -> list[Content]:
@@ -197,7 +229,7 @@ def _rate_rows(view: RunView, width: int) -> list[Content]:
 
 def _process_table(view: RunView) -> list[Content]:
     processes = view.state.hardware.processes if view.state.hardware else ()
-    head = "".join(fit_right(word, 12) for word in ("RSS", "peak RSS", "PSS", "peak PSS", "CPU"))
+    head = "".join(fit_right(word, 12) for word in ("RSS", "peak RSS", "PSS", "peak PSS", "CPU", "waits"))
     peaks = process_peaks(view.state, view.spec)
     rows = [Content.styled(fit("rank", 6) + head, "$muted")]
     for process in processes:
@@ -206,7 +238,10 @@ def _process_table(view: RunView) -> list[Content]:
             format_bytes(peaks.get(process.rank)),
             format_bytes(process.pss_bytes),
             format_bytes(view.state.peak_pss_bytes.get(process.rank)),
-            "n/a" if process.cpu_percent is None else f"{process.cpu_percent:.0f}%",
+            *(
+                "n/a" if percent is None else f"{percent:.0f}%"
+                for percent in (process.cpu_percent, process.cpu_wait_percent)
+            ),
         )
         rows.append(Content(fit(str(process.rank), 6) + "".join(fit_right(cell, 12) for cell in cells)))
     return rows

@@ -1,0 +1,153 @@
+"""Other work on the processors, and a limit on them: read from the kernel, and named with its evidence."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtop.profiler.findings.find import Finding, findings
+from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.hardware.cpulimit import CpuLimit, CpuLimitReader
+from llmtop.profiler.hardware.others import OthersCounter
+from llmtop.profiler.hardware.processes import Running, all_running, waited_seconds
+from llmtop.profiler.record.deviceevents import HostSample, OtherWork, ProcessSample
+from llmtop.profiler.record.events import AnyEvent, HardwareSampled, StepFinished
+from tests.profiler.test_host import V2_MOUNT, FakeCgroups
+from tests.recorded_spec import GIB, Kind, recorded_prediction, recorded_spec
+
+STEPS = 40
+
+
+def told(
+    load: list[float],
+    *,
+    wait: float | None = 0.0,
+    seconds: list[float] | None = None,
+    kind: Kind = "cpu",
+    **host: Any,
+) -> dict[str, Finding]:
+    """What is found of a run with a sample a second: `load` is what others take, in percent of 8 processors;
+    `wait` of a rank's threads that use one processor, in percent of that."""
+    events: list[AnyEvent] = []
+    for at, others in enumerate(load):
+        took = seconds[at] if seconds else 1.0
+        events.append(StepFinished(step=at + 1, t=float(at), src="rank0", loss=2.0, step_seconds=took))
+        sample = HostSample(
+            cpu_count=8,
+            cpu_percent=others + 100 / 8,
+            other_work=(OtherWork(name="ffmpeg", processes=3, cpu_percent=others * 8),) if others else (),
+            **host,
+        )
+        process = ProcessSample(rank=0, rss_bytes=GIB, cpu_percent=100.0, cpu_wait_percent=wait)
+        events.append(HardwareSampled(t=at + 0.5, src="hardware", host=sample, processes=(process,)))
+    spec = recorded_spec(kind, ranks=1)
+    state = fold(RunState(run_id="a-run"), events)
+    return {found.key: found for found in findings(state, spec, recorded_prediction(spec))}
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_others_that_the_ranks_wait_for_are_named_with_what_they_take(kind: Kind) -> None:
+    found = told([75.0] * STEPS, wait=50.0, kind=kind)["other_work"]
+    assert found.severity == "warning"
+    assert "they take 6.0 of 8 processors (ffmpeg x3 6.0)" in found.evidence
+    assert "wait 33% of their time for one" in found.evidence and "renice" in found.change
+
+
+def test_a_few_others_are_worth_a_word_and_none_are_not() -> None:
+    assert told([20.0] * STEPS, wait=20.0)["other_work"].severity == "info"
+    assert "other_work" not in told([5.0] * STEPS, wait=50.0)  # its own threads are too many
+
+
+def test_work_of_low_priority_slows_nobody() -> None:
+    """The machine is full of it, and no thread of the ranks waits."""
+    assert "other_work" not in told([87.0] * STEPS, wait=2.0)
+
+
+def test_a_record_without_the_kernels_count_needs_a_full_machine() -> None:
+    assert "other_work" in told([85.0] * STEPS, wait=None)
+    assert "other_work" not in told([60.0] * STEPS, wait=None)
+    assert "other_work" not in told([85.0] * STEPS, wait=None, kind="cuda")
+
+
+def test_steps_with_and_without_the_others_are_compared() -> None:
+    half = STEPS // 2
+    load = [0.0] * half + [60.0] * STEPS
+    found = told(load, wait=40.0, seconds=[0.5] * half + [0.9] * STEPS)["other_work"]
+    assert "a step takes 900 ms beside them, 500 ms without" in found.evidence
+    same = told(load, wait=40.0, seconds=[0.5] * len(load))["other_work"]
+    assert "beside them" not in same.evidence
+
+
+def test_too_few_samples_say_nothing() -> None:
+    assert not {"other_work", "processor_limit"} & told([75.0] * 8, cpu_throttled_percent=90.0).keys()
+
+
+@pytest.mark.parametrize(("percent", "severity"), [(60.0, "warning"), (15.0, "info"), (4.0, None)])
+def test_a_limit_that_is_used_up_is_named(percent: float, severity: str | None) -> None:
+    found = told([0.0] * STEPS, cpu_limit_cores=1.5, cpu_throttled_percent=percent).get("processor_limit")
+    assert (found.severity if found is not None else None) == severity
+    if found is not None:
+        assert "1.5 processors of the machine's 8" in found.evidence
+        assert f"{percent:.0f}% of the periods" in found.evidence and "--cpus" in found.change
+
+
+def counts(throttled: int, periods: int) -> str:
+    return f"usage_usec 5\nnr_periods {periods}\nnr_throttled {throttled}\nthrottled_usec 9\n"
+
+
+def test_version_2_gives_the_tightest_limit_and_how_often_it_held(tmp_path: Path) -> None:
+    groups = FakeCgroups(tmp_path, "0::/slice/job\n", V2_MOUNT)
+    groups.group("slice", cpu__max="150000 100000", cpu__stat=counts(10, 100))
+    groups.group("slice/job", cpu__max="max 100000", cpu__stat=counts(0, 0))
+    reader = CpuLimitReader(proc=groups.proc)
+    assert reader.read() == CpuLimit(cores=1.5)
+    groups.group("slice", cpu__stat=counts(40, 150))
+    assert reader.read() == CpuLimit(cores=1.5, throttled_percent=60.0)
+    assert reader.read() == CpuLimit(cores=1.5)  # no period since
+    groups.group("slice", cpu__max="max 100000")
+    assert reader.read() == CpuLimit()
+
+
+def test_version_1_has_a_file_for_each_number(tmp_path: Path) -> None:
+    mount = "32 31 0:29 / MOUNT rw - cgroup cgroup rw,cpu,cpuacct\n"
+    groups = FakeCgroups(tmp_path, "4:cpu,cpuacct:/pod\n", mount)
+    groups.group("pod", cpu__cfs_quota_us="200000", cpu__cfs_period_us="100000", cpu__stat=counts(1, 2))
+    groups.group("", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
+    assert CpuLimitReader(proc=groups.proc).read() == CpuLimit(cores=2.0)
+
+
+def test_no_limit_and_no_cgroups_are_unknown(tmp_path: Path) -> None:
+    assert CpuLimitReader(proc=tmp_path).read() == CpuLimit()
+
+
+def test_who_else_works_is_told_by_name_without_the_runs_own() -> None:
+    counter = OthersCounter()
+
+    def walk(**seconds: float) -> dict[int, Running]:
+        pids = {"rank": 1, "cc1plus": 2, "backup": 3, "idle": 4}
+        return {pids[name]: Running(0, name, 7, took) for name, took in seconds.items()}
+
+    assert counter.advance(walk(rank=5.0, cc1plus=100.0, idle=3.0), {1}, 0.0) == ()
+    # `backup` began meanwhile: all its time is of these ten seconds.
+    found = counter.advance(walk(rank=15.0, cc1plus=108.0, backup=2.0, idle=3.1), {1}, 10.0)
+    assert [(work.name, work.processes, round(work.cpu_percent)) for work in found] == [
+        ("cc1plus", 1, 80),
+        ("backup", 1, 20),
+    ]
+
+
+def test_this_process_is_walked_by_its_name_and_its_threads_have_waited() -> None:
+    mine = all_running()[os.getpid()]
+    assert mine.parent == os.getppid() and mine.cpu_seconds > 0 and mine.started > 0
+    assert mine.name == Path("/proc/self/comm").read_text().strip()
+    waited = waited_seconds([os.getpid()])
+    assert waited is None or waited >= 0
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    assert waited_seconds([gone.pid]) is None
