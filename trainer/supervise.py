@@ -88,7 +88,9 @@ class Supervisor:
         """Requests that are answered again when the run has ended."""
         self._trouble = Trouble(extensions_dir(environment), self.spec.options, self.events.write, log_line)
         self._oom = OomWatch()
-        self._hardware = HardwareWatch(run, self.events.write, log_line)
+        self._hardware = HardwareWatch(
+            run, self.events.write, log_line, open_seconds=self.graces.driver
+        )
         self._bookmark = BookmarkWatch(run, log_line)
         self._thinning = ThinWatch(run, log_line)
         self._folder = FolderWatch(run, self.graces.folder)

@@ -9,6 +9,8 @@ from typing import TypeVar
 
 WAIT_SECONDS = 2.0
 """Reading all GPUs of a host takes some milliseconds; a driver that resets one may take longer."""
+OPEN_SECONDS = 30.0
+"""Where nobody else uses the driver and it is not kept loaded, to open it takes seconds for each GPU."""
 _T = TypeVar("_T")
 
 
@@ -17,7 +19,7 @@ class Aside:
 
     def __init__(self, wait_seconds: float = WAIT_SECONDS) -> None:
         self._wait_seconds = wait_seconds
-        self._asked: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._asked: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._free = threading.Event()
         self._free.set()
         self._thread: threading.Thread | None = None
@@ -27,10 +29,18 @@ class Aside:
         """Whether what was asked before has not been answered yet."""
         return not self._free.is_set()
 
-    def ask(self, question: Callable[[], _T], unanswered: _T) -> _T:
+    def close(self) -> None:
+        """Nothing more is asked: the thread ends, with the answer that it waits for."""
+        if self._thread is not None:
+            self._asked.put(None)
+            if not self.waits:
+                self._thread.join()
+
+    def ask(self, question: Callable[[], _T], unanswered: _T, *, wait_seconds: float | None = None) -> _T:
         """The answer, or `unanswered` where none comes in time, or an earlier one has not come yet.
 
-        Raises what the question raises; an answer that comes too late is for nobody.
+        Raises what the question raises; an answer that comes too late is for nobody. `wait_seconds` for one
+        that may take longer than the others.
         """
         if self.waits:
             return unanswered
@@ -50,12 +60,21 @@ class Aside:
             self._thread = threading.Thread(target=self._work, name="llmtop-driver", daemon=True)
             self._thread.start()
         self._asked.put(answer)
-        if not self._free.wait(self._wait_seconds):
+        if not self._free.wait(self._wait_seconds if wait_seconds is None else wait_seconds):
             return unanswered
         if problems:
             raise problems[0]
         return answers[0]
 
     def _work(self) -> None:
-        while True:
-            self._asked.get()()
+        while (question := self._asked.get()) is not None:
+            question()
+
+
+def ask_once(question: Callable[[], _T], unanswered: _T, wait_seconds: float = OPEN_SECONDS) -> _T:
+    """One question, after which no thread is left, unless it was not answered. Raises what it raises."""
+    aside = Aside(wait_seconds)
+    try:
+        return aside.ask(question, unanswered)
+    finally:
+        aside.close()

@@ -1,5 +1,6 @@
 """Read NVIDIA GPUs through NVML. What the driver does not tell is None; no reading ever raises.
 
+A driver that hangs when it is opened is one that is not there; who reads it later asks aside (`aside.py`).
 A reading that turns out to take more than a millisecond runs in whole samples only; in fast ones its last
 answer is repeated.
 """
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
+from llmtop.profiler.hardware.aside import OPEN_SECONDS, ask_once
 from llmtop.profiler.hardware.costs import CallCost, CallCosts
 from llmtop.profiler.hardware.links import LinkTotals
 from llmtop.profiler.hardware.nvmlcalls import NvmlCalls, text
@@ -53,12 +55,26 @@ class Holder(NamedTuple):
     memory_bytes: int | None
 
 
+_SILENT = f"NVML: the driver does not answer within {OPEN_SECONDS:g} s"
+
+
+class _Opened(NamedTuple):
+    handles: tuple[Any, ...] = ()
+    devices: tuple[NvmlDevice, ...] = ()
+    problem: str | None = None
+
+
 class NvmlReader:
     """The GPUs of this machine. Without a driver there are none, and `problem` says why."""
 
     def __init__(
-        self, pynvml: ModuleType | Any | None = None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        pynvml: ModuleType | Any | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        waits: bool = False,
     ) -> None:
+        """`waits` for a driver however long it takes to open; else one that takes `OPEN_SECONDS` hangs."""
         self.problem: str | None = None
         """Why there are no devices; None when NVML works."""
         self.devices: tuple[NvmlDevice, ...] = ()
@@ -74,20 +90,11 @@ class NvmlReader:
         except ImportError as error:
             self.problem = f"nvidia-ml-py cannot be imported: {error}"
             return
-        self._calls = NvmlCalls(nvml)
-        with _ONE_AT_A_TIME:
-            self._open(nvml)
-
-    def _open(self, nvml: Any) -> None:
-        try:
-            nvml.nvmlInit()
-            count = int(nvml.nvmlDeviceGetCount())
-            self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-        except nvml.NVMLError as error:
-            self.problem = f"NVML: {error}"
-            self._handles = []
-            return
-        self.devices = tuple(self._describe(index) for index in range(count))
+        self._calls = calls = NvmlCalls(nvml)
+        opened = (
+            _open(calls) if waits else ask_once(partial(_open, calls), _Opened(problem=_SILENT), OPEN_SECONDS)
+        )
+        self._handles, self.devices, self.problem = list(opened.handles), opened.devices, opened.problem
 
     def sample(
         self,
@@ -175,18 +182,6 @@ class NvmlReader:
             self._read[index] = Device(index, self._handles[index], self._calls, self._clock)
         return self._read[index]
 
-    def _describe(self, index: int) -> NvmlDevice:
-        handle, calls = self._handles[index], self._calls
-        memory = calls.ask("nvmlDeviceGetMemoryInfo", handle)
-        capability = calls.ask("nvmlDeviceGetCudaComputeCapability", handle)
-        return NvmlDevice(
-            index=index,
-            name=text(calls.ask("nvmlDeviceGetName", handle)),
-            uuid=text(calls.ask("nvmlDeviceGetUUID", handle)),
-            memory_total_bytes=None if memory is None else int(memory.total),
-            compute_capability=None if capability is None else ".".join(map(str, capability)),
-        )
-
     def _sample(self, index: int, own_pids: Collection[int] | None, fast: bool) -> DeviceSample:
         device, known = self._device(index), self.devices[index]
         self._calls.met_lost_device = False
@@ -214,6 +209,31 @@ class NvmlReader:
         if self._xids is not None:
             self._new_xids += self._xids.poll(index)
         return {}
+
+
+def _open(calls: NvmlCalls) -> _Opened:
+    nvml = calls.nvml
+    with _ONE_AT_A_TIME:
+        try:
+            nvml.nvmlInit()
+            count = int(nvml.nvmlDeviceGetCount())
+            handles = tuple(nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count))
+        except nvml.NVMLError as error:
+            return _Opened(problem=f"NVML: {error}")
+        devices = tuple(_described(calls, index, handle) for index, handle in enumerate(handles))
+    return _Opened(handles, devices)
+
+
+def _described(calls: NvmlCalls, index: int, handle: Any) -> NvmlDevice:
+    memory = calls.ask("nvmlDeviceGetMemoryInfo", handle)
+    capability = calls.ask("nvmlDeviceGetCudaComputeCapability", handle)
+    return NvmlDevice(
+        index=index,
+        name=text(calls.ask("nvmlDeviceGetName", handle)),
+        uuid=text(calls.ask("nvmlDeviceGetUUID", handle)),
+        memory_total_bytes=None if memory is None else int(memory.total),
+        compute_capability=None if capability is None else ".".join(map(str, capability)),
+    )
 
 
 def _processes(device: Device, own_pids: Collection[int]) -> dict[str, Any]:

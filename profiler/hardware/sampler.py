@@ -23,6 +23,8 @@ from llmtop.profiler.record.rundir import SUPERVISOR
 SLOW_EVERY = 5
 """Samples between readings that cost milliseconds: PSS, process trees, the processes of a device, and
 whatever else of a device turns out to."""
+OPEN_SECONDS = 10.0
+"""How long a sampler waits for the driver to open; one that takes longer is read from then on."""
 _WHOLE_AT_FIRST = 2
 """What a reading costs is known only after its second time."""
 
@@ -50,26 +52,38 @@ class Sampler:
         log_path: Callable[[int | str], Path] | None = None,
         clock: Callable[[], float] = time.monotonic,
         driver: Aside | None = None,
+        open_seconds: float = OPEN_SECONDS,
     ) -> None:
         """`device_indices`: NVML indices in the order of the local ranks; by default those CUDA shows.
 
         `log_path` says where a rank, or the supervisor, writes; without it no sample tells how much.
-        `driver` asks the driver: nobody waits for one that hangs, and its readings are None meanwhile.
+        `driver` asks the driver: nobody waits for one that hangs, and its readings are None meanwhile; of one
+        that hangs when it is opened there are no devices until it answers. A sampler without devices never
+        asks it.
         """
         self._driver = driver if driver is not None else Aside()
         self._log_path = log_path
-        self._nvml = nvml if nvml is not None else NvmlReader()
+        self._nvml: NvmlReader | None = None
+        """Once it is open."""
         self._host = host if host is not None else HostReader()
-        self._indices = device_indices if device_indices is not None else self._nvml.visible_indices()
+        self._indices = device_indices or ()
         self._slow_every = slow_every
         self._clock = clock
         self._count = 0
-        self._nvml.watch_xids(self._indices)
+        if device_indices != ():
+            self._driver.ask(lambda: self._open(nvml, device_indices), None, wait_seconds=open_seconds)
         self._trees: dict[int, _Tree] = {}
         self._others = OthersCounter()
         self._other_work: tuple[OtherWork, ...] = ()
         self._devices: dict[int, DeviceSample] = {}
         """Newest sample of each device that had its processes listed."""
+
+    def _open(self, nvml: NvmlReader | None, indices: tuple[int, ...] | None) -> None:
+        """Asked aside: whoever else looks sees a reader that is open, or none."""
+        reader = nvml if nvml is not None else NvmlReader(waits=True)
+        self._indices = reader.visible_indices() if indices is None else indices
+        reader.watch_xids(self._indices)
+        self._nvml = reader
 
     def sample(self, rank_pids: dict[int, int]) -> HardwareSampled:
         """Read everything once. A process or device that has gone gives None, never an error."""
@@ -96,21 +110,27 @@ class Sampler:
 
     def take_xids(self, *, poll: bool = False) -> tuple[XidSeen, ...]:
         """Xid errors that the samples came upon; with `poll`, also those since the last sample."""
-        if not poll:
-            return self._nvml.take_xids()
-        return self._driver.ask(lambda: self._nvml.take_xids(poll=True), ())
+        nvml = self._nvml
+        if nvml is None:
+            return ()
+        return self._driver.ask(lambda: nvml.take_xids(poll=True), ()) if poll else nvml.take_xids()
 
     def holders(self, index: int) -> tuple[int, ...]:
         """Processes with memory of a device, as the driver numbers them; empty where it does not tell."""
-        found = self._driver.ask(lambda: self._nvml.holders(index), None)
+        nvml = self._nvml
+        found = self._driver.ask(lambda: nvml.holders(index), None) if nvml is not None else None
         return tuple(holder.pid for holder in found or ())
 
     def topology(self) -> Topology:
         """How the run's devices are connected."""
-        return self._driver.ask(lambda: self._nvml.topology(self._indices), Topology())
+        nvml = self._nvml
+        if nvml is None:
+            return Topology()
+        return self._driver.ask(lambda: nvml.topology(self._indices), Topology())
 
     def close(self) -> None:
-        self._nvml.close()
+        if self._nvml is not None:
+            self._nvml.close()
 
     def _find_trees(self, rank_pids: dict[int, int]) -> None:
         running = all_running()
@@ -125,18 +145,21 @@ class Sampler:
         self._other_work = self._others.advance(running, own, self._clock())
 
     def _sample_devices(self, slow: bool, fast: bool) -> tuple[DeviceSample, ...]:
+        nvml = self._nvml
+        if nvml is None:
+            return ()
         own = frozenset(pid for tree in self._trees.values() for pid in tree.pids) if slow else None
         samples = self._driver.ask(
-            lambda: self._nvml.sample(self._indices, own_pids=own, fast=fast), self._unread_devices()
+            lambda: nvml.sample(self._indices, own_pids=own, fast=fast), self._unread_devices(nvml)
         )
         if slow:
             self._devices = {sample.index: sample for sample in samples}
             return samples
         return tuple(self._with_processes(sample) for sample in samples)
 
-    def _unread_devices(self) -> tuple[DeviceSample, ...]:
+    def _unread_devices(self, nvml: NvmlReader) -> tuple[DeviceSample, ...]:
         """What is known of them without asking."""
-        known = {device.index: device for device in self._nvml.devices}
+        known = {device.index: device for device in nvml.devices}
         chosen = [known[index] for index in self._indices if index in known]
         return tuple(
             DeviceSample(index=one.index, name=one.name, memory_total_bytes=one.memory_total_bytes)

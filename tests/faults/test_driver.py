@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 
 from llmtop.profiler.findings.find import findings
 from llmtop.profiler.fold.ending import memory_words
+from llmtop.profiler.hardware import nvml
 from llmtop.profiler.hardware.nvml import NvmlReader
-from llmtop.profiler.record.events import HardwareSampled, StepFinished, XidSeen
+from llmtop.profiler.record.events import HardwareSampled, StepFinished, TopologySeen, XidSeen
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import control
@@ -36,6 +38,21 @@ class Harmed(FakeNvml):
 FakeNvml = Harmed
 """
 """GPUs to which something happens once there is a file `harm` in the run."""
+
+_SHUT = """
+import pynvml, time
+run = Path(sys.orig_argv[-1])
+gpus = [FakeGpu(uuid=f"GPU-{number}") for number in range(2)]
+
+class Shut(FakeNvml):
+    def nvmlInit(self):
+        while not (run / "opens").exists():
+            time.sleep(0.02)
+        super().nvmlInit()
+
+FakeNvml = Shut
+"""
+"""GPUs whose driver does not answer before there is a file `opens` in the run."""
 
 Start = Callable[[str], Supervised]
 
@@ -125,6 +142,41 @@ def test_a_driver_that_hangs_holds_up_neither_the_run_nor_its_stop(start: Start)
     run.wait_for(lambda: newest(run).driver_silent)
     end_well(run, since)
     assert memory_words(read_state(run.run)) == "GPU 0, 1 does not tell"
+
+
+def test_a_driver_that_hangs_when_it_is_opened_holds_up_no_rank(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMTOP_GRACES", f"{GRACES},driver=0.2")
+    run = start(_SHUT)
+    run.wait_for_step(2)
+    run.wait_for(lambda: bool(run.events("hardware")))
+    assert newest(run).driver_silent and newest(run).devices == ()
+    assert newest(run).host.memory_total_bytes
+    (run.run.path / "opens").touch()
+    run.wait_for(lambda: len(newest(run).devices) == 2 and not newest(run).driver_silent)
+    run.wait_for(lambda: bool(run.of(TopologySeen)))
+    assert run.log().count("driver of the GPUs does not answer") == run.log().count("answers again") == 1
+    end_well(run, step(run))
+    assert memory_words(read_state(run.run)) == "GPU 0, 1 does not tell", "nobody saw them without the ranks"
+
+
+def test_who_reads_the_gpus_once_is_told_that_the_driver_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = threading.Event()
+
+    class Shut(FakeNvml):
+        def nvmlInit(self) -> None:
+            opened.wait()
+
+    monkeypatch.setattr(nvml, "OPEN_SECONDS", 0.1)
+    try:
+        reader = NvmlReader(Shut(FakeGpu()))
+        assert reader.devices == () and "does not answer" in (reader.problem or "")
+        reader.close()
+    finally:
+        opened.set()
+    # The one that hung holds the library until it is answered.
+    assert NvmlReader(FakeNvml(FakeGpu()), waits=True).problem is None
 
 
 def test_a_gpu_that_falls_off_the_bus_is_told_while_the_run_goes_on(start: Start) -> None:

@@ -126,7 +126,9 @@ class HostSupervisor:
             self._end = RunEnded(state="failed", reason=about.problem, fix=about.fix)
             return
         extensions_dir(self.environment).mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._hardware = HardwareWatch(run, self.events.write, log_line)
+        self._hardware = HardwareWatch(
+            run, self.events.write, log_line, open_seconds=self.graces.driver
+        )
         self._hardware.sample({})
         self._hardware.tell_topology()
 

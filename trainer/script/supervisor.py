@@ -72,7 +72,7 @@ class ScriptSupervisor:
         )
         self._trouble = Trouble(None, self._spec.options, self.events.write, log)
         self._oom = OomWatch()
-        self._hardware = HardwareWatch(run, self.events.write, log)
+        self._hardware = HardwareWatch(run, self.events.write, log, open_seconds=self._graces.driver)
         self._bookmark = BookmarkWatch(run, log)
         self._thinning = ThinWatch(run, log)
         self._folder = FolderWatch(run, self._graces.folder)
@@ -154,6 +154,10 @@ class ScriptSupervisor:
         """What was seen of model, engine and batch becomes the run's spec, with a prediction."""
         attached, batch = self._progress.attached.get(0), self._progress.batch
         if attached is None or batch is None:
+            return
+        if self._hardware.driver_silent:
+            # To ask for the machine would hold up a stop.
+            self.events.write(RunDescribed(problem="the driver of the GPUs does not answer"))
             return
         try:
             machine = detect_machine()

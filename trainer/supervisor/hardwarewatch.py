@@ -6,7 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 
-from llmtop.profiler.hardware.sampler import Sampler
+from llmtop.profiler.hardware.sampler import OPEN_SECONDS, Sampler
 from llmtop.profiler.record.deviceevents import DeviceSample, HostSample
 from llmtop.profiler.record.endevents import MemoryReturned
 from llmtop.profiler.record.events import HardwareSampled, TopologySeen, XidSeen
@@ -29,10 +29,13 @@ class HardwareWatch:
         run: RunDir,
         write: Callable[[XidSeen | TopologySeen | MemoryReturned], object],
         log: Callable[[str], None],
+        *,
+        open_seconds: float = OPEN_SECONDS,
     ) -> None:
+        """`open_seconds`: how long the driver may take to open before nobody waits for it."""
         spec = run.spec()
         self._sampler: Sampler | None = Sampler(
-            device_indices=() if spec.on_cpu else None, log_path=run.log_path
+            device_indices=() if spec.on_cpu else None, log_path=run.log_path, open_seconds=open_seconds
         )
         self._samples = PatientWriter(run.events_path(HARDWARE), HARDWARE, log=log)
         self.every_seconds = spec.options.sample_seconds
@@ -41,6 +44,8 @@ class HardwareWatch:
         self._told: set[str] = set()
         """Why samples were left out, each once."""
         self._silent = False
+        self._topology_due = False
+        """Whether the driver did not answer when it was asked how the devices are connected."""
         self._newest: HardwareSampled | None = None
         self._xids: list[XidSeen] = []
         self._memory = MemoryWatch()
@@ -56,6 +61,11 @@ class HardwareWatch:
     def host(self) -> HostSample | None:
         """The newest reading of the machine."""
         return self._newest.host if self._newest else None
+
+    @property
+    def driver_silent(self) -> bool:
+        """Whether the driver of the GPUs has not answered what it was asked last."""
+        return self._sampler is not None and self._sampler.driver_silent
 
     @property
     def xids(self) -> tuple[XidSeen, ...]:
@@ -108,6 +118,8 @@ class HardwareWatch:
         assert isinstance(stamped, HardwareSampled)
         self._newest = stamped
         self._tell_silence(stamped.driver_silent)
+        if self._topology_due and not stamped.driver_silent:
+            self._write_topology(sampler)
         self._memory.see(stamped.devices)
         for seen in self._newest.processes:
             held = seen.rss_bytes if seen.pss_bytes is None else seen.pss_bytes
@@ -124,6 +136,7 @@ class HardwareWatch:
 
     def _write_topology(self, sampler: Sampler) -> None:
         topology = sampler.topology()
+        self._topology_due = sampler.driver_silent
         if topology.devices:
             self._write(TopologySeen(topology=topology))
 

@@ -25,15 +25,17 @@ class MemoryWatch:
 
     def __init__(self) -> None:
         self._seen: dict[int, DeviceReturn] = {}
+        self._first = True
 
     def see(self, devices: Iterable[DeviceSample]) -> None:
-        """One sample; the first one is from before the ranks have taken anything."""
+        """One sample. The first one is from before the ranks took anything; what it lacks stays unknown."""
+        first, self._first = self._first, False
         for device in devices:
             used = device.memory_used_bytes
             known = self._seen.get(device.index)
             if known is None:
                 self._seen[device.index] = DeviceReturn(
-                    index=device.index, before_bytes=used, largest_bytes=used
+                    index=device.index, before_bytes=used if first else None, largest_bytes=used
                 )
             elif used is not None and used > (known.largest_bytes or -1):
                 self._seen[device.index] = replace(known, largest_bytes=used)
@@ -55,7 +57,7 @@ class MemoryWatch:
             if not waits or spent >= WAIT_SECONDS:
                 break
             sleep(_PAUSE_SECONDS)
-        if all(device.before_bytes is None for device in found):
+        if all(device.before_bytes is None and device.largest_bytes is None for device in found):
             return None
         return MemoryReturned(devices=tuple(_told(device, holders) for device in found), seconds=spent)
 

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from llmtop.presets.errors import UsageError
+from llmtop.profiler.hardware.sampler import OPEN_SECONDS
 
 VARIABLE = "LLMTOP_GRACES"
 """As `peers=0.5,kill=1`; for tests, and for machines where everything takes longer."""
@@ -40,6 +41,8 @@ class Graces(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """For ranks that are started beside others to have loaded what they need."""
     finish: float = 120.0
     """After the first rank finished: the others do the same last step."""
+    driver: float = OPEN_SECONDS
+    """For the driver of the GPUs to be opened; ranks are not held up by one that hangs."""
     connect: float = 40.0
     """For each host of several to be reached; ssh itself tries for 10 s at a time."""
     host: float = 300.0
