@@ -1,6 +1,7 @@
-"""G5 on the CPU kind: step time predicted after `llmtop calibrate` against real runs; a row for each.
+"""G5: step time predicted after `llmtop calibrate` on this machine against real runs; a row for each.
 
     python -m benchmarks.calibration --out benchmarks/results/calibration_cpu.jsonl
+    python -m benchmarks.calibration --gpu --out benchmarks/results/calibration_h200.jsonl
 
 Calibrates first at the model's shapes, predicts with and without, then trains for some steps. On an idle
 machine; what else runs there is told by the spread of the steps.
@@ -20,14 +21,40 @@ from typing import Any
 
 STEPS = 25
 KEPT = ("took_seconds", "processor", "versions", "figures")
-BASE = ("cpu-demo", "--gpus", "1", "--classify-every", "0", "--threads-per-rank", "1")
+_CPU = ("cpu-demo", "--gpus", "1", "--classify-every", "0", "--threads-per-rank", "1")
+_GPU = (
+    "full-zero2",
+    "--gpus",
+    "1",
+    "--classify-every",
+    "0",
+    "--grad-accum",
+    "1",
+    "--optimizer",
+    "adamw_torch",
+)
 CASES: tuple[tuple[str, ...], ...] = (
-    ("--micro-batch", "8", "--seq-len", "128"),
-    ("--micro-batch", "2", "--seq-len", "128"),
-    ("--micro-batch", "16", "--seq-len", "128"),
-    ("--micro-batch", "4", "--seq-len", "512"),
-    ("--micro-batch", "8", "--seq-len", "128", "--gradient-checkpointing"),
-    ("--micro-batch", "8", "--seq-len", "128", "--zero", "0"),
+    (*_CPU, "--micro-batch", "8", "--seq-len", "128"),
+    (*_CPU, "--micro-batch", "2", "--seq-len", "128"),
+    (*_CPU, "--micro-batch", "16", "--seq-len", "128"),
+    (*_CPU, "--micro-batch", "4", "--seq-len", "512"),
+    (*_CPU, "--micro-batch", "8", "--seq-len", "128", "--gradient-checkpointing"),
+    (*_CPU, "--micro-batch", "8", "--seq-len", "128", "--zero", "0"),
+)
+GPU_CASES: tuple[tuple[str, ...], ...] = (
+    (*_GPU, "--model", "llama-3.2-1b", "--micro-batch", "4", "--seq-len", "2048", "--attention", "sdpa"),
+    (
+        *_GPU,
+        "--model",
+        "qwen2.5-0.5b",
+        "--micro-batch",
+        "8",
+        "--seq-len",
+        "1024",
+        "--no-gradient-checkpointing",
+    ),
+    (*_GPU, "--model", "llama-3.2-3b", "--micro-batch", "2", "--seq-len", "4096", "--liger"),
+    (*_GPU, "--model", "smollm2-360m", "--micro-batch", "4", "--seq-len", "512", "--zero", "1"),
 )
 
 
@@ -45,14 +72,13 @@ def llmtop(*words: str, folder: Path) -> str:
 
 
 def row(case: tuple[str, ...], folder: Path) -> dict[str, Any]:
-    words = (*BASE, *case)
-    calibration = json.loads(llmtop("calibrate", *words, "--json", folder=folder))
-    after = json.loads(llmtop("plan", *words, "--json", folder=folder))["step_seconds"]
-    before = json.loads(llmtop("plan", *words, "--no-calibration", "--json", folder=folder))["step_seconds"]
-    llmtop("run", *words, "--steps", str(STEPS), "--headless", folder=folder)
+    calibration = json.loads(llmtop("calibrate", *case, "--json", folder=folder))
+    after = json.loads(llmtop("plan", *case, "--json", folder=folder))["step_seconds"]
+    before = json.loads(llmtop("plan", *case, "--no-calibration", "--json", folder=folder))["step_seconds"]
+    llmtop("run", *case, "--steps", str(STEPS), "--headless", folder=folder)
     measured = json.loads(llmtop("report", "latest", "--json", folder=folder))["step_seconds"]
     return {
-        "options": " ".join(words),
+        "options": " ".join(case),
         "predicted_before_seconds": before,
         "predicted_after_seconds": after,
         "measured_seconds": measured,
@@ -65,10 +91,14 @@ def row(case: tuple[str, ...], folder: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, help="file to append the rows to")
-    parser.add_argument("--cases", type=int, default=len(CASES), help="the first so many")
+    parser.add_argument(
+        "--gpu", action="store_true", help="cases for one GPU in place of those of the CPU kind"
+    )
+    parser.add_argument("--cases", type=int, help="the first so many; default: all")
     options = parser.parse_args()
+    cases = GPU_CASES if options.gpu else CASES
     errors = []
-    for case in CASES[: options.cases]:
+    for case in cases[: options.cases]:
         with tempfile.TemporaryDirectory() as folder:
             found = row(case, Path(folder))
         errors.append(abs(found["error_percent"]))

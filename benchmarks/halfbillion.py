@@ -32,6 +32,8 @@ _TINY_SHAPE = _SHAPE | {
     "num_key_value_heads": 2,
 }
 _RUN = {
+    "grad_accum": 2,
+    "gradient_checkpointing": False,
     "seq_len": 1024,
     "micro_batch": 16,
     "precision": "bf16",
