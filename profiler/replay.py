@@ -29,6 +29,7 @@ from llmtop.profiler.record.events import (
     StepFinished,
     XidSeen,
 )
+from llmtop.profiler.record.feed import state_before
 from llmtop.profiler.record.recording import PART_BYTES, Cursor, NoSuchPlace, Place, logs_size_bytes
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.segments import Position
@@ -92,9 +93,7 @@ class Replay:
         """Of the sampler's log: where each part decoded begins, and samples in it."""
         self._clocks = clocks_of(run)
         self._front = Cursor(self._paths, passed=self._note_part, clocks=self._clocks)
-        self._front_state = RunState(
-            run_id=run.run_id, clocks=self._clocks.taken_off if self._clocks is not None else {}
-        )
+        self._front_state = state_before(run, self._clocks)
         self._front_events = 0
         self._gap = self._slice
         """Events between snapshots."""

@@ -56,7 +56,7 @@ def host_bound(seen: Seen) -> Iterator[Finding]:
         title="GPUs wait for the host",
         evidence="; ".join(told),
         change=words,
-        command=set_command(seen.state.run_id, change),
+        command=set_command(seen.state.called, change),
     )
 
 
@@ -133,7 +133,7 @@ def communication_bound(seen: Seen) -> Iterator[Finding]:
         title="the step waits for the links",
         evidence=told + _carried(seen),
         change=words,
-        command=set_command(seen.state.run_id, change),
+        command=set_command(seen.state.called, change),
     )
 
 
@@ -171,7 +171,7 @@ def offload_bound(seen: Seen) -> Iterator[Finding]:
     devices = steady_devices(seen.state)
     pcie = max((_pcie_share(device) for device in _means(devices)), default=0.0)
     change, words = _less_offload(seen)
-    command = set_command(seen.state.run_id, change)
+    command = set_command(seen.state.called, change)
     if pcie >= PCIE_SHARE:
         sent = mean_of(devices, "pcie_tx_bytes_per_second")
         received = mean_of(devices, "pcie_rx_bytes_per_second")

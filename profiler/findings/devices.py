@@ -46,7 +46,7 @@ def silent_driver(seen: Seen) -> Iterator[Finding]:
             title="the driver of the GPUs does not answer",
             evidence=f"it was asked for readings and has not come back for {WAIT_SECONDS:g} s or more",
             change="see dmesg for NVRM; where nvidia-smi hangs too, the machine has to be restarted: save if"
-            f" the training goes on (llmtop stop {seen.state.run_id} --save)",
+            f" the training goes on (llmtop stop {seen.state.called} --save)",
         )
 
 

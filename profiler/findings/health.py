@@ -35,7 +35,7 @@ def failed(seen: Seen) -> Iterator[Finding]:
         severity="critical",
         title="the run failed",
         evidence="; ".join([part for part in (reason, *told[:1]) if part]),
-        change=ending(state).fix or f"see llmtop logs {state.run_id}",
+        change=ending(state).fix or f"see llmtop logs {state.called}",
     )
 
 
@@ -73,11 +73,11 @@ def hanging(seen: Seen) -> Iterator[Finding]:
         evidence=f"{format_seconds(state.hang_seconds)} since step {state.steps_finished}"
         + where
         + (f"; {', '.join(stuck[:4])}" if stuck else ""),
-        change=f"see where each rank stands: llmtop stacks {state.run_id} (t in the monitor); what they say: "
-        f"llmtop logs {state.run_id}; end it with llmtop stop {state.run_id}"
+        change=f"see where each rank stands: llmtop stacks {state.called} (t in the monitor); what they say: "
+        f"llmtop logs {state.called}; end it with llmtop stop {state.called}"
         if goes_on
         else "the ranks waited for each other; the rank that is behind is the one to look at",
-        command=f"llmtop stacks {state.run_id}" if goes_on else "",
+        command=f"llmtop stacks {state.called}" if goes_on else "",
     )
 
 
@@ -145,7 +145,7 @@ def checkpoints_refused(seen: Seen) -> Iterator[Finding]:
         title="the training is not saved",
         evidence=f"{count}; {told}",
         change="mend what is said there before the run ends: the next checkpoint tries again, and so does"
-        f" llmtop stop {state.run_id} --save"
+        f" llmtop stop {state.called} --save"
         if state.status not in ENDED
         else f"what was learned since is lost; before the next run mend what is said there: {elsewhere}",
     )

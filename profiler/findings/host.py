@@ -55,7 +55,7 @@ def memory_runs_out(seen: Seen) -> Iterator[Finding]:
         evidence=f"{used} of {limit} ({told.limit}), growing by {format_bytes(told.slope.per_second * 60)} a "
         f"minute: full in {early} to {late}, and the run goes on for {format_seconds(ends_in)}{saving}",
         change=f"{host_relief(seen)}; or stop with a checkpoint before it is full",
-        command=f"llmtop stop {state.run_id} --save",
+        command=f"llmtop stop {state.called} --save",
     )
 
 

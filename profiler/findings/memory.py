@@ -83,7 +83,7 @@ def room_unused(seen: Seen) -> Iterator[Finding]:
             f"in {seen.state.steps_finished} steps"
         ),
         change=words,
-        command=set_command(seen.state.run_id, change),
+        command=set_command(seen.state.called, change),
     )
 
 

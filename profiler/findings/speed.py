@@ -53,7 +53,7 @@ def _between_steps(seen: Seen, outside: float, step: float, severity: Severity) 
         evidence=f"outside forward, backward and optimizer: {format_seconds(outside)} of"
         f" {format_seconds(step)} a step ({format_percent(100 * outside / step)}); data loading, evaluation,"
         " logging or saving, which are not told apart",
-        change=f"llmtop stacks {seen.state.run_id} shows where its ranks stand meanwhile",
+        change=f"llmtop stacks {seen.state.called} shows where its ranks stand meanwhile",
     )
 
 

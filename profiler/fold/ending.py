@@ -3,6 +3,7 @@ record tells where nobody was left to write."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -43,13 +44,16 @@ def ending(state: RunState) -> Ending:
         where += ", in memory, until the machine is started anew"
     return Ending(
         reason=f"{GONE}, while the run was between two settings",
-        fix=f"its state after step {kept.step:,} is kept in {where}; llmtop resume {state.run_id} goes on"
+        fix=f"its state after step {kept.step:,} is kept in {where}; llmtop resume {state.called} goes on"
         " from it, on the old setting",
     )
 
 
 def _possible(fix: str, state: RunState) -> str:
-    """Without the parts that go on with a run from where it was."""
+    """Without the parts that go on with an imported run from where it was; of a run on another machine the
+    commands are those that are called here."""
+    if state.elsewhere:
+        return re.sub(rf"(llmtop [a-z]+ ){re.escape(state.run_id)}\b", rf"\g<1>{state.called}", fix)
     if not state.imported:
         return fix
     return "; ".join(part for part in fix.split("; ") if "llmtop resume" not in part)
@@ -125,4 +129,4 @@ def _from_checkpoint(state: RunState) -> str:
     if not state.checkpoints:
         return _WHY_GONE
     step = state.checkpoints[-1].step
-    return f"{_WHY_GONE}; llmtop resume {state.run_id} goes on after step {step:,}"
+    return f"{_WHY_GONE}; llmtop resume {state.called} goes on after step {step:,}"

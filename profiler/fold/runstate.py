@@ -141,12 +141,19 @@ class RunState(Struct, frozen=True, kw_only=True):
     tell."""
     imported: bool = False
     """It came from an archive and is only looked at; only the reader of a run directory can tell."""
+    elsewhere: str = ""
+    """The machine that has the run, as ssh is told; empty for this one. Only the reader can tell."""
     writing_resumed: tuple[WritingResumed, ...] = ()
     """The newest of each log that could not be written for a while."""
     thinned: dict[str, LogThinned] = field(default_factory=dict)
     """Of each log whose oldest part was thinned, by its source."""
     skipped_lines: int = 0
     """Lines of unknown kind or newer version."""
+
+    @property
+    def called(self) -> str:
+        """What the run is called in commands here."""
+        return f"{self.elsewhere}:{self.run_id}" if self.elsewhere else self.run_id
 
     @property
     def first(self) -> RankState | None:

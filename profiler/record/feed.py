@@ -18,10 +18,11 @@ from msgspec.structs import replace
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.bookmark import Bookmark, read_bookmark, write_bookmark
-from llmtop.profiler.record.clocks import clocks_of
+from llmtop.profiler.record.clocks import Clocks, clocks_of
 from llmtop.profiler.record.events import AnyEvent
 from llmtop.profiler.record.imported import unended_status
 from llmtop.profiler.record.recording import Cursor, LogPlace, NoSuchPlace
+from llmtop.profiler.record.remote import read_remote
 from llmtop.profiler.record.rundir import RunDir
 
 START_GRACE_SECONDS = 60.0
@@ -40,6 +41,17 @@ class LateLine(Exception):
     Or it was thinned where somebody was still reading, or a host's clock is found to be another one than was
     taken off.
     """
+
+
+def state_before(run: RunDir, clocks: Clocks | None) -> RunState:
+    """What is known of a run before its first event."""
+    remote, here = read_remote(run.path), run.ranks_here
+    state = RunState(
+        run_id=run.run_id,
+        clocks=clocks.taken_off if clocks is not None else {},
+        elsewhere=remote.host if remote is not None else "",
+    )
+    return state if here is None else replace(state, first_rank=here.start, host_ranks=len(here))
 
 
 class RunStream:
@@ -65,10 +77,7 @@ class RunStream:
     @property
     def begin(self) -> RunState:
         """Before the first event."""
-        run, clocks = self._run, self._clocks
-        state = RunState(run_id=run.run_id, clocks=clocks.taken_off if clocks is not None else {})
-        here = run.ranks_here
-        return state if here is None else replace(state, first_rank=here.start, host_ranks=len(here))
+        return state_before(self._run, self._clocks)
 
     def batches(self, until: float | None = None, *, strictly: bool = False) -> Iterator[list[AnyEvent]]:
         """All that is there now, or all of it up to a time.
@@ -133,7 +142,9 @@ def open_stream(run: RunDir) -> tuple[RunStream, RunState]:
     bookmark = read_bookmark(run)
     if bookmark is not None:
         try:
-            return RunStream(run, bookmark), bookmark.state
+            stream = RunStream(run, bookmark)
+            # It may have been kept by whoever has the run.
+            return stream, replace(bookmark.state, elsewhere=stream.begin.elsewhere)
         except NoSuchPlace:
             pass  # the log was cut since
     return anew(run)

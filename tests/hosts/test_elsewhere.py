@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 
 from llmtop.presets.errors import ExitCode
+from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.events import RunEnded
+from llmtop.profiler.record.rundir import SUPERVISOR
 from llmtop.profiler.record.segments import segment_path
 from llmtop.trainer.hosts import following
 from llmtop.tui.cli import main
@@ -163,6 +167,19 @@ def test_two_runs_of_other_machines_are_compared(elsewhere: Path) -> None:
     both = json.loads(told.stdout)
     assert (both["first"]["run_id"], both["second"]["run_id"]) == (first.run_id, second.run_id)
     assert [one["option"] for one in both["options"]] == ["grad_accum"]
+
+
+def test_commands_that_are_proposed_for_a_run_elsewhere_name_its_machine(elsewhere: Path) -> None:
+    run = make_recorded_run(elsewhere / "runs-of-gpu-1", kind="cuda", steps=20, end="out_of_memory")
+    with EventWriter(run.events_path(SUPERVISOR), SUPERVISOR) as log:
+        told_there = f"free some; llmtop resume {run.run_id} goes on after step 9"
+        log.write(RunEnded(state="out_of_memory", reason="rank 0 had none left", rank=0, fix=told_there))
+    told = apart("report", f"gpu-1:{run.run_id}")
+    assert told.returncode == 0, told.stderr
+    words = " ".join(told.stdout.split())
+    assert f"free some; llmtop resume gpu-1:{run.run_id} goes on after step 9" in words
+    proposed = re.findall(rf"llmtop [a-z]+ (\S*){run.run_id}", words)
+    assert len(proposed) > 1 and set(proposed) == {"gpu-1:"}, words
 
 
 def test_a_replay_of_a_run_elsewhere_wants_a_terminal_too(elsewhere: Path) -> None:

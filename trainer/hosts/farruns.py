@@ -24,9 +24,9 @@ def glances(
 ) -> Iterator[tuple[dict[str, Any], bytes]]:
     """A message for each run, the newest first: its files in `parts`, one after the other in the bytes.
 
-    `files`: names below a run's folder, each with 0, or for a log with how many bytes of its end are wanted,
-    and with `*` in its name that of the lowest number; `of_hosts`: more of them, of a run that another machine
-    has launched and whose own log is not here.
+    `files`: names below a run's folder, each with 0, or for a log with how many bytes of its end are wanted
+    (of numbered ones, as `rank-*.jsonl`, that of the lowest number); `of_hosts`: more of them, of a run that
+    another machine has launched and whose own log is not here.
     """
     for folder in _newest_first(root):
         parts: list[list[Any]] = []

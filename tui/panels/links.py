@@ -162,7 +162,7 @@ def _too_slow(view: RunView, found: PhaseTraffic) -> list[str]:
     wanted = max(_SHORTEST_SAMPLE_SECONDS, round(longest / 4, 2))
     if wanted >= every:
         return [words]
-    return [words, f"To see it: llmtop set {harmless(view.state.run_id)} sample_seconds={wanted:g}"]
+    return [words, f"To see it: llmtop set {harmless(view.state.called)} sample_seconds={wanted:g}"]
 
 
 def _histories(view: RunView, width: int) -> list[Content]:
