@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from llmtop.presets.hf.reader import MAX_EXPERTS, MAX_LAYERS, MAX_POSITIONS, MAX_VOCABULARY, MAX_WIDTH
+from llmtop.presets.ranks import MOST_RANKS
 from llmtop.presets.spec import RunSpec
 
-MOST_RANKS = 1 << 17
 _MAX_COUNT = 10**12
 """Of options, as where they are typed."""
 _LIMITS = {

@@ -9,6 +9,8 @@ from llmtop.profiler.record.deviceevents import Topology, TopologyDevice, Topolo
 from llmtop.profiler.units import NOT_AVAILABLE, format_rate
 
 _CPUS = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+_MOST_CPUS = 1 << 16
+"""Linux counts to 8,192."""
 ROADS: dict[str, str] = {
     "PIX": "one PCIe switch",
     "PXB": "several PCIe switches",
@@ -144,10 +146,15 @@ def parse_cpus(text: str | None) -> frozenset[int] | None:
     if text is None:
         return None
     found: set[int] = set()
+    told = 0
     for part in text.split(",") if text else ():
         match = _CPUS.fullmatch(part)
         if match is None:
             return None
         low, high = match.groups()
-        found.update(range(int(low), int(high or low) + 1))
+        named = range(int(low), int(high or low) + 1)
+        told += len(named)
+        if told > _MOST_CPUS:
+            return None
+        found.update(named)
     return frozenset(found)

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llmtop.profiler.hardware.aside import Aside
+from llmtop.profiler.hardware.aside import OPEN_SECONDS, Aside
 from llmtop.profiler.hardware.counters import RateCounter
 from llmtop.profiler.hardware.host import HostReader
 from llmtop.profiler.hardware.nvml import NvmlReader
@@ -23,8 +23,6 @@ from llmtop.profiler.record.rundir import SUPERVISOR
 SLOW_EVERY = 5
 """Samples between readings that cost milliseconds: PSS, process trees, the processes of a device, and
 whatever else of a device turns out to."""
-OPEN_SECONDS = 10.0
-"""How long a sampler waits for the driver to open; one that takes longer is read from then on."""
 _WHOLE_AT_FIRST = 2
 """What a reading costs is known only after its second time."""
 
@@ -59,7 +57,7 @@ class Sampler:
         `log_path` says where a rank, or the supervisor, writes; without it no sample tells how much.
         `driver` asks the driver: nobody waits for one that hangs, and its readings are None meanwhile; of one
         that hangs when it is opened there are no devices until it answers. A sampler without devices never
-        asks it.
+        asks it. `open_seconds`: how long it is waited for here.
         """
         self._driver = driver if driver is not None else Aside()
         self._log_path = log_path

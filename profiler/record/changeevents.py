@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from llmtop.presets.ranks import WorldSize
 from llmtop.profiler.record.eventbase import Event
 
 
@@ -76,7 +77,7 @@ class RestageBegan(Event, frozen=True, kw_only=True, tag="restage_began"):
     from_setting: int
     last_step: int
     """On the old setting."""
-    world_size: int
+    world_size: WorldSize
     save_seconds: float | None = None
     saved_bytes: int | None = None
     folder: str = ""
@@ -103,4 +104,4 @@ class RestageFailed(Event, frozen=True, kw_only=True, tag="restage_failed"):
     setting: int
     back_to: int
     reason: str
-    world_size: int
+    world_size: WorldSize

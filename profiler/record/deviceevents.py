@@ -5,7 +5,14 @@ Like the events themselves these are only added to: an optional field may be new
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+MOST_DEVICES = 256
+"""Of one machine; views compare each with all others."""
+AFew = Meta(max_length=MOST_DEVICES)
+"""Devices, or links of one; a line that has more is none of a run."""
 
 
 class TopologyDevice(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,8 +56,8 @@ class TopologyPair(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Topology(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    devices: tuple[TopologyDevice, ...] = ()
-    pairs: tuple[TopologyPair, ...] = ()
+    devices: Annotated[tuple[TopologyDevice, ...], AFew] = ()
+    pairs: Annotated[tuple[TopologyPair, ...], Meta(max_length=MOST_DEVICES**2 // 2)] = ()
     """Each pair once, the smaller index first."""
     own_cpus: str | None = None
     """Processors that the process may use which read this; the ranks that it starts inherit them."""
@@ -117,7 +124,7 @@ class DeviceSample(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     pcie_width: int | None = None
     pcie_replays: int | None = None
     nvlinks_active: int | None = None
-    links: tuple[LinkSample, ...] = ()
+    links: Annotated[tuple[LinkSample, ...], AFew] = ()
     """Read less often than the rest, and empty in the samples between."""
 
 

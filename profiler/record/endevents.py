@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from msgspec import Struct
 
+from llmtop.profiler.record.deviceevents import AFew
 from llmtop.profiler.record.eventbase import Event
 
 SLACK_BYTES = 64 << 20
@@ -34,6 +37,6 @@ class DeviceReturn(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class MemoryReturned(Event, frozen=True, kw_only=True, tag="memory_returned"):
     """What the run's GPUs have in use once all its processes have ended."""
 
-    devices: tuple[DeviceReturn, ...]
+    devices: Annotated[tuple[DeviceReturn, ...], AFew]
     seconds: float
     """From the end of the last process until all of it was back, or until it was waited for no longer."""

@@ -8,10 +8,11 @@ and optional fields may be added; none may change its meaning.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Struct, field
 
+from llmtop.presets.ranks import WorldSize
 from llmtop.profiler.record.changeevents import (
     ChangeApplied,
     ChangeAsked,
@@ -22,6 +23,7 @@ from llmtop.profiler.record.changeevents import (
 )
 from llmtop.profiler.record.checkpointevents import CheckpointLoaded, CheckpointRefused, CheckpointSaved
 from llmtop.profiler.record.deviceevents import (
+    AFew,
     DeviceSample,
     HostSample,
     LeftOutSamples,
@@ -66,7 +68,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     name: str
     pid: int
     host: str
-    world_size: int
+    world_size: WorldSize
     """Ranks of the whole job."""
     llmtop_version: str
 
@@ -167,7 +169,7 @@ class NvmeMeasured(Event, frozen=True, kw_only=True, tag="nvme_measured"):
 
 
 class HardwareSampled(Event, frozen=True, kw_only=True, tag="hardware_sampled"):
-    devices: tuple[DeviceSample, ...] = ()
+    devices: Annotated[tuple[DeviceSample, ...], AFew] = ()
     driver_silent: bool = False
     """Whether the GPUs' driver did not answer in time: what it tells of them is None."""
     host: HostSample = HostSample()

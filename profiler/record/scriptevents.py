@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from llmtop.presets.ranks import WorldSize
 from llmtop.profiler.record.eventbase import Event
 
 HOOKED_RUN = "LLMTOP_SCRIPT_RUN"
@@ -17,7 +18,7 @@ class RankAttached(Event, frozen=True, kw_only=True, tag="rank_attached"):
     """A process of a script is watched from here on: it has an engine or an optimizer."""
 
     pid: int
-    world_size: int
+    world_size: WorldSize
     framework: Literal["deepspeed", "torch"]
     """`deepspeed`: an engine; `torch`: a torch optimizer without one."""
     deepspeed: dict[str, Any] | None = None

@@ -257,6 +257,11 @@ def test_a_full_disk_is_reported_and_later_lines_are_whole(
         b'{"v":1,"kind":"compiling","what":5}',
         b'{"v":1,"kind":"compiling","what":"\xff"}',
         b'{"v":1,"kind":"step_finished","step":"one"}',
+        # What views would go through one by one, or compare each with all.
+        b'{"v":1,"kind":"run_started","run_id":"r","name":"n","pid":1,"host":"h","llmtop_version":"1",'
+        b'"world_size":9007199254740992}',
+        b'{"v":1,"kind":"restage_failed","setting":1,"back_to":0,"reason":"r","world_size":0}',
+        b'{"v":1,"kind":"topology_seen","topology":{"devices":[' + b",".join([b'{"index":0}'] * 257) + b"]}}",
         b"not json",
         b"[1, 2]",
         b"\x00\x01\x02",

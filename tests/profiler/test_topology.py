@@ -179,3 +179,7 @@ def test_it_stands_in_the_state_of_a_run() -> None:
 @given(st.frozensets(st.integers(0, 300), max_size=60))
 def test_ranges_of_processors_say_the_set(cpus: frozenset[int]) -> None:
     assert parse_cpus(cpu_ranges(cpus)) == cpus
+
+
+def test_processors_that_no_machine_has_are_not_counted() -> None:
+    assert parse_cpus(",".join(["0-99999"] * 100_000)) is None

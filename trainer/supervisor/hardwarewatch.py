@@ -6,7 +6,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 
-from llmtop.profiler.hardware.sampler import OPEN_SECONDS, Sampler
+from llmtop.profiler.hardware.aside import OPEN_SECONDS
+from llmtop.profiler.hardware.sampler import Sampler
 from llmtop.profiler.record.deviceevents import DeviceSample, HostSample
 from llmtop.profiler.record.endevents import MemoryReturned
 from llmtop.profiler.record.events import HardwareSampled, TopologySeen, XidSeen

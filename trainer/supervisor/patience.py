@@ -11,7 +11,6 @@ import msgspec
 from msgspec import Struct
 
 from llmtop.presets.errors import UsageError
-from llmtop.profiler.hardware.sampler import OPEN_SECONDS
 
 VARIABLE = "LLMTOP_GRACES"
 """As `peers=0.5,kill=1`; for tests, and for machines where everything takes longer."""
@@ -41,7 +40,7 @@ class Graces(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """For ranks that are started beside others to have loaded what they need."""
     finish: float = 120.0
     """After the first rank finished: the others do the same last step."""
-    driver: float = OPEN_SECONDS
+    driver: float = 10.0
     """For the driver of the GPUs to be opened; ranks are not held up by one that hangs."""
     connect: float = 40.0
     """For each host of several to be reached; ssh itself tries for 10 s at a time."""
