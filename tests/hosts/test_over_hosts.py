@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +225,27 @@ def test_a_host_without_llmtop_is_named_with_what_python_says(start: Start, tmp_
     run = start("trains", python=str(bare))
     end = run.end()
     assert "its supervisor ended with exit code 1; it says: " in end.reason and "llmtop" in end.reason
+
+
+def test_a_host_whose_interpreter_has_another_torch_is_named_before_anything_is_loaded(
+    start: Start, tmp_path: Path
+) -> None:
+    """A second environment of its own, of which torch's metadata alone is there."""
+    other = tmp_path / "other"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(other)], check=True)
+    (packages,) = other.glob("lib/python*/site-packages")
+    (packages / "rest.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    (packages / "torch-1.2.3.dist-info").mkdir()
+    (packages / "torch-1.2.3.dist-info" / "METADATA").write_text("Name: torch\nVersion: 1.2.3\n")
+    python, ssh = tmp_path / "python", tmp_path / "bin" / "ssh"
+    choice = f'[ "$ON_HOST" = h2 ] && exec {other}/bin/python "$@"'
+    python.write_text(f'#!/bin/sh\n{choice}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    ssh.write_text(ssh.read_text().replace("exec sh", "export ON_HOST=$host\nexec sh"))
+    run = start("trains", python=str(python))
+    end = run.end()
+    assert end.state == "failed" and f"torch 1.2.3 on h2, {version('torch')} on h1" in end.reason
+    assert "--exclude" in end.fix and run.of(RankStarted) == []
 
 
 def test_hosts_with_other_versions_are_named_with_both() -> None:
