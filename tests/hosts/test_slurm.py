@@ -99,6 +99,33 @@ def test_nodes_of_which_the_job_has_not_as_many_gpus_are_steps_of_their_own(
     assert [one["LOCAL_WORLD_SIZE"] for one in told] == ["2", "2", "1"]
 
 
+def test_a_command_of_ones_own_has_as_many_ranks_on_each_node_as_the_job_has_gpus_there(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """torchrun once a node, by srun; whose ranks are whose follows from how Slurm has dealt them out."""
+    script = tmp_path / "tells.py"
+    script.write_text(
+        "import json, os, pathlib\n"
+        "path = pathlib.Path(__file__).with_name('told-' + os.environ['RANK'])\n"
+        "path.write_text(json.dumps(dict(os.environ)))\n"
+    )
+    command = (str(Path(sys.executable).with_name("torchrun")), "--max-restarts=0", str(script))
+    words = (*LLMTOP, "run", "--nodes", "2", "--headless", "--", *command)
+    job = ("salloc", "--quiet", "--nodes=2", "--ntasks=3", "--gpus=3", "--mem=2G")
+    done = cluster.call(*job, *words, variables={"LLMTOP_RUNS_DIR": str(tmp_path / "runs")})
+    assert done.returncode == 0, done.stderr
+    run = InSlurm(tmp_path / "runs")
+    assert run.end().state == "completed"
+    told = [json.loads((tmp_path / f"told-{rank}").read_text()) for rank in range(3)]
+    first, second = cluster.nodes
+    assert [one["SLURMD_NODENAME"] for one in told] == [first, first, second]
+    places = [(one["LOCAL_RANK"], one["LOCAL_WORLD_SIZE"], one["WORLD_SIZE"]) for one in told]
+    assert places == [("0", "2", "3"), ("1", "2", "3"), ("0", "1", "3")]
+    assert len({(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in told}) == 1
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in told] == ["0,1", "0,1", "0"]
+    assert {one.host for one in run.of(HostLeft) if one.answered} == {first, second}
+
+
 def test_slots_are_numbers_of_the_gpus_that_the_job_has(cluster: Cluster, tmp_path: Path) -> None:
     first, second = cluster.nodes
     words = ("--include", f"{first}:1@{second}:1")
