@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ KEPT = Kept(
     grow=("*.jsonl", "hosts/*/*.jsonl"),
     last=("supervisor*.jsonl",),
     whole=("*.json",),
-    sent=("docs/*",),
+    sent=("docs/*", "other"),
     appended=("orders",),
 )
 
@@ -118,23 +119,48 @@ def test_documents_and_orders_reach_the_far_side(tmp_path: Path, connect: Callab
 def test_what_the_far_side_cannot_write_waits_and_is_written_in_its_order(
     tmp_path: Path, connect: Callable[..., Link]
 ) -> None:
-    """On a full disk; here something lies in its way. An order that was lost would be so for good."""
+    """Here something lies in the way of one file: others pass it, but no order. One that was lost would be
+    so for good."""
     near, far = tmp_path / "near" / "run", tmp_path / "far" / "run"
     (near / "docs").mkdir()
     (far / "docs").write_text("no folder")
     (near / "docs" / "spec").write_text("first")
     (near / "orders").write_text("1\n")
     link = connect()
-    wait_for(lambda: link.problem == "write: File exists")
+    wait_for(lambda: link.problem == "write: docs/spec: File exists")
     with (near / "orders").open("a") as file:
         file.write("2\n")
+    (near / "other").write_text("passes")
     done = link.sync()
+    wait_for(lambda: _text(far / "other") == "passes")
     wait_for(lambda: link.synced >= done)
     assert not (far / "orders").exists(), "an order never is there before the document it tells of"
     (far / "docs").unlink()
     wait_for(lambda: _text(far / "orders") == "1\n2\n")
     assert _text(far / "docs/spec") == "first"
     wait_for(lambda: link.problem == "")
+
+
+def test_orders_do_not_wait_for_ever_for_a_file_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that cannot be told to stop is worse than an order that names what it lacks."""
+    far = Far.__new__(Far)
+    far._root, far._sign, far._unable, far._write = tmp_path, "", "", bytearray()
+    far._unwritten, far._stuck_since, far._write_at = deque(), 0.0, 0.0
+    (tmp_path / "spec").mkdir()
+    far._do({"do": "put", "path": "spec"}, b"never")
+    far._do({"do": "append", "path": "orders", "at": 0}, b"1\n")
+    far._do({"do": "append", "path": "orders", "at": 2}, b"2\n")
+    far._keep()
+    assert not (tmp_path / "orders").exists() and b"spec: Is a directory" in far._write
+    monkeypatch.setattr(remote, "_ORDERS_WAIT_SECONDS", 0.0)
+    far._keep()
+    assert _text(tmp_path / "orders") == "1\n2\n"
+    assert [message["path"] for message, _ in far._unwritten] == ["spec"]
+    (tmp_path / "spec").rmdir()
+    far._keep()
+    assert _text(tmp_path / "spec") == "never" and not far._unwritten and far._unable == ""
 
 
 def test_a_full_disk_silences_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

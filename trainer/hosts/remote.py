@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import json
 import os
 import select
@@ -33,6 +34,13 @@ _IDLE_SHARE = 30.0
 """A look at the folder that takes long is made the more seldom."""
 _MOST_WAITING_BYTES = 1 << 20
 _WRITE_AGAIN_SECONDS = 1.0
+_ORDERS_WAIT_SECONDS = 60.0
+"""For a document that cannot be written; then they go on without it, and who acts on one says so."""
+_OF_ONE_FILE = (
+    *(errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM),
+    *(errno.ETXTBSY, errno.ENOTEMPTY, errno.EXDEV),
+)
+"""Problems that others have not because this one has; any other is of the disk, and holds up all."""
 
 
 class Far:
@@ -45,6 +53,8 @@ class Far:
         self._children: list[subprocess.Popen[bytes]] = []
         self._unwritten: collections.deque[tuple[dict[str, Any], bytes]] = collections.deque()
         """What this folder is to have and has not, in its order: the disk is full, most likely."""
+        self._stuck_since = 0.0
+        """When the first of them began to wait."""
         self._write_at = 0.0
         self._unable = ""
         """Why nothing can be written, as was told; empty while it can."""
@@ -156,27 +166,50 @@ class Far:
         elif do == "put" and message["path"] == self._sign:
             self._give_sign(body)
         elif do in ("put", "append", "remove"):
-            self._unwritten.append((message, body))
-            if len(self._unwritten) == 1:
-                self._keep()
+            self._queue(message, body)
         elif do == "spawn":
             self.say({"say": "spawned", "pid": self._spawn(message)})
 
+    def _queue(self, message: dict[str, Any], body: bytes) -> None:
+        self._unwritten.append((message, body))
+        if len(self._unwritten) == 1:
+            self._stuck_since = time.monotonic()
+            self._keep()
+
     def _keep(self) -> None:
-        """Write what came, in its order: an order may tell of documents that came before it."""
+        """Write what came, in its order: an order may tell of documents that came before it.
+
+        A file that cannot be written, whatever room there is, waits by itself: other documents go past it at
+        the next turn, and so do orders once they have waited for it.
+        """
+        waiting: collections.deque[tuple[dict[str, Any], bytes]] = collections.deque()
+        stuck: set[str] = set()
+        why = ""
+        orders_wait = time.monotonic() - self._stuck_since < _ORDERS_WAIT_SECONDS
         while self._unwritten:
             message, body = self._unwritten[0]
+            path = message["path"]
+            if path in stuck or (stuck and orders_wait and message["do"] == "append"):
+                waiting.append(self._unwritten.popleft())
+                continue
             try:
                 self._write_one(message, body)
             except OSError as error:
-                self._write_at = time.monotonic() + _WRITE_AGAIN_SECONDS
-                self._tell_unable(error.strerror or str(error))
-                return
+                words = error.strerror or str(error)
+                if error.errno not in _OF_ONE_FILE:
+                    why = words
+                    break
+                why = why or f"{path}: {words}"
+                stuck.add(path)
+                waiting.append((message, body))
             except ValueError as error:
                 # It will never do.
                 self.say({"say": "problem", "do": message["do"], "why": str(error)})
             self._unwritten.popleft()
-        self._tell_unable("")
+        self._unwritten.extendleft(reversed(waiting))
+        if self._unwritten:
+            self._write_at = time.monotonic() + _WRITE_AGAIN_SECONDS
+        self._tell_unable(why)
 
     def _tell_unable(self, why: str) -> None:
         if why != self._unable:
