@@ -19,7 +19,8 @@ from llmtop.profiler.record.events import AnyEvent
 from llmtop.profiler.record.hostclock import HostClock, noted
 from llmtop.profiler.record.hostevents import ClockMeasured
 from llmtop.profiler.record.hosts import HOSTS_FILE, Hosts, host_of_log, lead_log, read_hosts
-from llmtop.profiler.record.rundir import RunDir, rank_of_log
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.runfiles import rank_of_log
 from llmtop.profiler.record.segments import segments_of
 
 _KIND = b'"clock_measured"'

@@ -1,32 +1,4 @@
-"""The only module that knows where runs live and what their files are called (`settingfiles.py`: some).
-
-A run is a folder of mode 0700:
-    spec.json            the resolved RunSpec
-    prediction.json      the Prediction made before launch
-    deepspeed.json       the DeepSpeed configuration that the ranks use
-    supervisor.jsonl     events of the supervisor
-    hardware.jsonl       events of the sampler
-    rank-N.jsonl         events of rank N; a log that has grown long goes on in other files (`segments.py`)
-    rank-N.log           stdout and stderr of rank N
-    supervisor.log       stdout and stderr of the supervisor (empty unless it has a bug)
-    control/ID.json      requests, written aside and renamed
-    checkpoints/         what the trainer saves
-    tokenizer/           the tokenizer made from the data, where the model brought none
-    tokens/              the data as token ids, one file per choice of data and tokenizer
-    supervisor.pid       pid and start time, for telling a live supervisor from a reused pid
-    settings/N/          spec, prediction and DeepSpeed configuration after the N-th change, as above
-    in-force.json        which of the settings is in force; the run's own three while it is not there
-    stacks/              Python stacks of the ranks, as they were asked for; rank-N.txt is what rank N wrote
-    live.json            what the supervisor last asked of the running ranks
-    save.json            how often it has asked them for a checkpoint that is no end
-    bookmark             the state so far, and where in the logs it ends: a cache (`bookmark.py`), if there
-    environment.json     what the run was launched in: versions, driver, variables without secrets
-    imported.json        only of a run that came from an archive: which, and from where; nobody supervises it
-    quantized/NAME.json  what a model that was made of its weights in fewer bits has cost
-    remote.json          only of a folder that follows a run on another machine: which, and whether it lives
-    mirror.log           what the processes wrote that copy the run's figures elsewhere
-    standby/N/           which ranks are ready for setting N, and whether they may begin
-"""
+"""A run's folder: made, opened, found; what lies in it is named in `runfiles.py`."""
 
 from __future__ import annotations
 
@@ -46,7 +18,9 @@ from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.naming import meant
 from llmtop.profiler.record.processidentity import ProcessIdentity, process_identity
 from llmtop.profiler.record.remote import read_remote
-from llmtop.profiler.record.segments import base_name
+from llmtop.profiler.record.runfiles import HARDWARE as HARDWARE
+from llmtop.profiler.record.runfiles import SUPERVISOR as SUPERVISOR
+from llmtop.profiler.record.runfiles import RunFiles
 from llmtop.profiler.record.settingfiles import (
     DEEPSPEED,
     IN_FORCE,
@@ -59,13 +33,6 @@ from llmtop.profiler.record.settingfiles import (
 from llmtop.profiler.record.settingfiles import InForce as InForce
 from llmtop.profiler.record.wholefile import document, random_hex, sync_folder, write_atomic
 
-SUPERVISOR = "supervisor"
-HARDWARE = "hardware"
-
-_SETTINGS = "settings"
-_IMPORTED = "imported.json"
-_RANK_FILE = re.compile(r"rank-(\d+)\.jsonl")
-"""The first file of a rank's events; `segments.py` knows of those after it."""
 _SHELL_ACTS_ON = re.compile(r"""[;&|<>()$`\\"'*?\[\]{}#!~^]""")
 
 
@@ -92,11 +59,11 @@ def runs_root() -> Path:
     return root
 
 
-class RunDir:
+class RunDir(RunFiles):
     """One run's folder. Files are read when asked for; `open` has already read the spec."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self._specs: dict[int, RunSpec] = {}
         self._predictions: dict[int, Prediction] = {}
         self.ranks_here: range | None = None
@@ -143,16 +110,12 @@ class RunDir:
         run.spec()
         return run
 
-    @property
-    def run_id(self) -> str:
-        return self.path.name
-
     def spec(self, setting: int | None = None) -> RunSpec:
         """Of a setting by its number; by default of the one in force."""
         number = self.in_force().setting if setting is None else setting
         if number not in self._specs:
             self._require_plain_name()
-            path = self._setting_dir(number) / SPEC
+            path = self.setting_dir(number) / SPEC
             self._specs[number] = read_spec(path)
         return self._specs[number]
 
@@ -168,12 +131,12 @@ class RunDir:
     def prediction(self, setting: int | None = None) -> Prediction:
         number = self.in_force().setting if setting is None else setting
         if number not in self._predictions:
-            self._predictions[number] = read_document(self._setting_dir(number) / PREDICTION, Prediction)
+            self._predictions[number] = read_document(self.setting_dir(number) / PREDICTION, Prediction)
         return self._predictions[number]
 
     def deepspeed_config(self, setting: int | None = None) -> dict[str, Any]:
         number = self.in_force().setting if setting is None else setting
-        return read_document(self._setting_dir(number) / DEEPSPEED, dict[str, Any])
+        return read_document(self.setting_dir(number) / DEEPSPEED, dict[str, Any])
 
     def in_force(self) -> InForce:
         """The setting in force; raises LlmtopError when the file that names it is damaged."""
@@ -189,40 +152,16 @@ class RunDir:
 
     def add_setting(self, spec: RunSpec, prediction: Prediction, deepspeed_config: dict[str, Any]) -> int:
         """Keep a setting that is to be tried; its number. It appears whole or not at all."""
-        folder = self.path / _SETTINGS
+        folder = self.settings_dir
         folder.mkdir(mode=0o700, exist_ok=True)
         numbers = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
         number = max(numbers, default=0) + 1
         aside = folder / f".{number}.{random_hex(3)}.new"
         aside.mkdir(mode=0o700)
         write_setting(aside, spec, prediction, deepspeed_config)
-        aside.rename(self._setting_dir(number))
+        aside.rename(self.setting_dir(number))
         sync_folder(folder)
         return number
-
-    def _setting_dir(self, number: int) -> Path:
-        return self.path / _SETTINGS / str(number) if number else self.path
-
-    @property
-    def spec_path(self) -> Path:
-        return self.path / SPEC
-
-    @property
-    def prediction_path(self) -> Path:
-        return self.path / PREDICTION
-
-    @property
-    def deepspeed_path(self) -> Path:
-        return self.path / DEEPSPEED
-
-    @property
-    def environment_path(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def devices_path(self) -> Path:
-        """Which GPUs the run was given, as CUDA_VISIBLE_DEVICES says it; absent for all that there were."""
-        return self.path / "devices.json"
 
     def given_devices(self) -> str | None:
         """CUDA_VISIBLE_DEVICES of the newest start that had it; None: none had, or it cannot be read."""
@@ -230,10 +169,6 @@ class RunDir:
             return read_json(self.devices_path, str)
         except (OSError, msgspec.MsgspecError):
             return None
-
-    @property
-    def imported_path(self) -> Path:
-        return self.path / _IMPORTED
 
     @property
     def is_imported(self) -> bool:
@@ -255,97 +190,13 @@ class RunDir:
                 fix="ask there, where `llmtop ls` lists it too",
             )
 
-    @property
-    def quantized_dir(self) -> Path:
-        return self.path / "quantized"
-
-    def quantized_path(self, name: str) -> Path:
-        """Of the report on a file or folder of that name."""
-        return self.quantized_dir / f"{name}.json"
-
-    @property
-    def mirror_log_path(self) -> Path:
-        return self.path / "mirror.log"
-
     def settings(self) -> tuple[int, ...]:
         """Numbers of all that were ever tried; 0 is the one that the run was launched with."""
         try:
-            names = [path.name for path in (self.path / _SETTINGS).iterdir()]
+            names = [path.name for path in self.settings_dir.iterdir()]
         except OSError:
             names = []
         return (0, *sorted(int(name) for name in names if name.isdecimal()))
-
-    def standby_dir(self, setting: int) -> Path:
-        return self.path / "standby" / str(setting)
-
-    @property
-    def live_path(self) -> Path:
-        return self.path / "live.json"
-
-    @property
-    def save_path(self) -> Path:
-        return self.path / "save.json"
-
-    @property
-    def snapshot_request_path(self) -> Path:
-        return self.path / "snapshot.json"
-
-    @property
-    def snapshots_dir(self) -> Path:
-        return self.path / "snapshots"
-
-    def events_path(self, src: str | int) -> Path:
-        """The event log of `supervisor`, `hardware`, or a rank by its number or as `rank3`."""
-        if isinstance(src, str) and not src.startswith("rank"):
-            return self.path / f"{src}.jsonl"
-        return self.path / f"{_rank_stem(src)}.jsonl"
-
-    def log_path(self, rank: int | str) -> Path:
-        """stdout and stderr of a rank, or of `supervisor`."""
-        return self.path / (f"{SUPERVISOR}.log" if rank == SUPERVISOR else f"{_rank_stem(rank)}.log")
-
-    def rank_events(self) -> dict[int, Path]:
-        """Rank to its event log, for the ranks that have written one so far."""
-        try:
-            names = [path.name for path in self.path.iterdir()]
-        except OSError:
-            return {}
-        bases = {base for name in names if (base := base_name(name)) is not None}
-        matches = (_RANK_FILE.fullmatch(base) for base in bases)
-        found = {int(match.group(1)): self.path / match.group() for match in matches if match}
-        return dict(sorted(found.items()))
-
-    def event_logs(self) -> tuple[Path, ...]:
-        """All that there are, the ranks' first; the sampler's and the supervisor's are named in any case."""
-        return (*self.rank_events().values(), self.events_path(HARDWARE), self.events_path(SUPERVISOR))
-
-    @property
-    def bookmark_path(self) -> Path:
-        return self.path / "bookmark"
-
-    @property
-    def control_dir(self) -> Path:
-        return self.path / "control"
-
-    @property
-    def stacks_dir(self) -> Path:
-        return self.path / "stacks"
-
-    @property
-    def checkpoints_dir(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def tokenizer_dir(self) -> Path:
-        return self.path / "tokenizer"
-
-    @property
-    def tokens_dir(self) -> Path:
-        return self.path / "tokens"
-
-    @property
-    def supervisor_pid_path(self) -> Path:
-        return self.path / "supervisor.pid"
 
     def write_supervisor_pid(self, pid: int | None = None) -> None:
         """Say who supervises this run: by default the calling process."""
@@ -444,16 +295,3 @@ def unused_path(root: Path, name: str) -> Path:
         path = root / f"{now}-{slug}-{random_hex(2)}"
         if not path.exists():
             return path
-
-
-def rank_of_log(path: Path) -> int | None:
-    """Whose events a log has, by its first file; None where that is no rank."""
-    match = _RANK_FILE.fullmatch(path.name)
-    return int(match.group(1)) if match is not None else None
-
-
-def _rank_stem(rank: int | str) -> str:
-    number = str(rank).removeprefix("rank").removeprefix("-")
-    if not number.isdigit():
-        raise ValueError(f"not a rank: {rank!r}")
-    return f"rank-{int(number)}"
