@@ -31,12 +31,15 @@ Not those of PCIe cards: the presets describe SXM modules, with an NVLink that s
 
 def torch_with_cuda() -> bool:
     """Whether the installed torch is a CUDA build, from its version and without importing it."""
-    version = _torch_version()
+    version = torch_version()
     return version is not None and not version.endswith("+cpu")
 
 
-def _torch_version() -> str | None:
-    """As the folder beside the package says. To ask importlib takes longer than all the rest of a plan."""
+def torch_version() -> str | None:
+    """Of the torch that is installed; None: there is none.
+
+    As the folder beside the package says: to ask importlib takes longer than all the rest of a plan.
+    """
     found = PathFinder.find_spec("torch")
     if found is None or found.origin is None:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from llmtop.presets.errors import UsageError
 from llmtop.presets.weightfiles import safetensors_files, stored_tensors
+from llmtop.trainer import weightcheck
 from llmtop.trainer.weightcheck import check_weights
 from tests.recorded_spec import recorded_spec
 
@@ -53,6 +55,33 @@ def test_whole_folders_pass(tmp_path: Path) -> None:
     (older / "pytorch_model.bin").write_bytes(b"\x80\x02}.")
     for folder in (one, several, old, older):
         check(folder)
+
+
+@pytest.mark.parametrize(
+    ("version", "named", "refused"),
+    [
+        ("2.9.1+cu128", None, True),
+        ("2.5.0", "consolidated.pth", True),
+        ("2.9.1", "other.safetensors", False),
+        ("2.10.0", None, False),
+        ("3.0", "consolidated.pth", False),
+        (None, None, False),
+    ],
+)
+def test_pickles_are_read_by_a_torch_that_reads_weights_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, named: str | None, refused: bool
+) -> None:
+    monkeypatch.setattr(weightcheck, "torch_version", lambda: version)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x02}.")
+    spec = recorded_spec()
+    config = spec.hf_config | ({"transformers_weights": named} if named else {})
+    spec = msgspec.structs.replace(spec, weights_dir=str(tmp_path), hf_config=config)
+    if not refused:
+        check_weights(spec)
+        return
+    with pytest.raises(UsageError, match=f"pickles, which torch {re.escape(version or '')} does not") as told:
+        check_weights(spec)
+    assert "2.10" in told.value.fix
 
 
 def test_headers_say_what_the_library_says(tmp_path: Path) -> None:
