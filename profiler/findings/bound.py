@@ -15,6 +15,7 @@ from llmtop.profiler.findings.pace import mean_of, mean_phases, steady_devices, 
 from llmtop.profiler.findings.speed import INPUT_SHARE, straggler
 from llmtop.profiler.memory.halving import doubled
 from llmtop.profiler.record.deviceevents import DeviceSample
+from llmtop.profiler.record.stepevents import BEFORE_FORWARD
 from llmtop.profiler.units import format_percent, format_rate, format_seconds
 
 IDLE_BUSY_PERCENT = 70.0
@@ -66,7 +67,8 @@ def _explained(seen: Seen) -> bool:
     if options.offload_optimizer != "none" or options.offload_param != "none":
         return True
     times = mean_phases(seen.state.first)
-    return times.get("data", 0.0) >= INPUT_SHARE * (sum(times.values()) or 1.0) or any(straggler(seen))
+    outside = sum(times.get(name, 0.0) for name in BEFORE_FORWARD)
+    return outside >= INPUT_SHARE * (sum(times.values()) or 1.0) or any(straggler(seen))
 
 
 def _idle_devices(devices: list[DeviceSample]) -> list[str]:

@@ -10,6 +10,7 @@ from llmtop.profiler.findings.finding import STEADY_STEPS, Finding, Rule, Seen, 
 from llmtop.profiler.findings.pace import mean_phases
 from llmtop.profiler.fold.pace import Pace
 from llmtop.profiler.localrank import local_index
+from llmtop.profiler.record.stepevents import BETWEEN
 from llmtop.profiler.units import format_percent, format_seconds
 
 INPUT_SHARE, INPUT_WARNING_SHARE = 0.10, 0.25
@@ -25,36 +26,48 @@ HARD_THROTTLES = ("thermal", "slowdown", "brake")
 
 
 def input_bound(seen: Seen) -> Iterator[Finding]:
+    """Of a script only what torch's data loaders take is known to be loading."""
     times = mean_phases(seen.state.first)
-    step = sum(times.values())
-    if "data" not in times or step <= 0 or times["data"] < INPUT_SHARE * step:
+    step, script = sum(times.values()), seen.spec.script is not None
+    is_known = BETWEEN in times if script else "data" in times
+    if not is_known or step <= 0 or times["data"] < INPUT_SHARE * step:
         return
     share = times["data"] / step
-    severity: Severity = "warning" if share >= INPUT_WARNING_SHARE else "info"
-    if seen.spec.script is not None:
-        yield _between_steps(seen, times["data"], step, severity)
-        return
     yield Finding(
         key="input_bound",
-        severity=severity,
+        severity=_severity(share),
         title="the step waits for data",
         evidence=f"loading takes {format_seconds(times['data'])} of {format_seconds(step)} a step "
         f"({format_percent(100 * share)})",
-        change="put the data on a faster disk, or save it packed once and train on that folder (--data)",
+        change="more num_workers of its DataLoader, with persistent_workers; or prepare the data once, on a"
+        " faster disk"
+        if script
+        else "put the data on a faster disk, or save it packed once and train on that folder (--data)",
     )
 
 
-def _between_steps(seen: Seen, outside: float, step: float, severity: Severity) -> Finding:
-    """Of a loop that is not ours only the calls of the engine are seen, not what it does between them."""
-    return Finding(
+def between_steps(seen: Seen) -> Iterator[Finding]:
+    """Of a loop that is not ours only the calls of the engine and of torch's data loaders are seen, and not
+    what it does between them."""
+    times = mean_phases(seen.state.first)
+    step, is_told = sum(times.values()), BETWEEN in times
+    outside = times.get(BETWEEN, times.get("data", 0.0))
+    if seen.spec.script is None or step <= 0 or outside < INPUT_SHARE * step:
+        return
+    beside = "forward, backward, optimizer and data loaders" if is_told else "forward, backward and optimizer"
+    others = "evaluation, logging or saving" if is_told else "data loading, evaluation, logging or saving"
+    yield Finding(
         key="between_steps",
-        severity=severity,
+        severity=_severity(outside / step),
         title="the script is busy between its steps",
-        evidence=f"outside forward, backward and optimizer: {format_seconds(outside)} of"
-        f" {format_seconds(step)} a step ({format_percent(100 * outside / step)}); data loading, evaluation,"
-        " logging or saving, which are not told apart",
+        evidence=f"outside {beside}: {format_seconds(outside)} of {format_seconds(step)} a step"
+        f" ({format_percent(100 * outside / step)}); {others}, which are not told apart",
         change=f"llmtop stacks {seen.state.called} shows where its ranks stand meanwhile",
     )
+
+
+def _severity(share: float) -> Severity:
+    return "warning" if share >= INPUT_WARNING_SHARE else "info"
 
 
 def straggler(seen: Seen) -> Iterator[Finding]:
@@ -160,4 +173,4 @@ def compiling(seen: Seen) -> Iterator[Finding]:
         )
 
 
-SPEED_RULES: tuple[Rule, ...] = (compiling, straggler, input_bound, throttled)
+SPEED_RULES: tuple[Rule, ...] = (compiling, straggler, input_bound, between_steps, throttled)

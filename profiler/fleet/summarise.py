@@ -23,6 +23,7 @@ from llmtop.profiler.fold.rankstate import PhaseTotal, RankState
 from llmtop.profiler.fold.runstate import ENDED, RunState, Status
 from llmtop.profiler.record.deviceevents import HostSample
 from llmtop.profiler.record.events import HardwareSampled
+from llmtop.profiler.record.stepevents import BEFORE_FORWARD
 
 FIGURES = (
     "utilization_percent",
@@ -120,7 +121,7 @@ def _means(rank: RankState, before: RankState | None) -> dict[str, float]:
         if mean is not None:
             found[phase] = mean
     if "forward" in found:
-        found[ALONE] = found["forward"] + found.get("data", 0.0)
+        found[ALONE] = found["forward"] + sum(found.get(name, 0.0) for name in BEFORE_FORWARD)
     return found
 
 

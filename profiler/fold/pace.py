@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llmtop.profiler.record.stepevents import LeftOutSteps, StepFinished
+from llmtop.profiler.record.stepevents import BEFORE_FORWARD, LeftOutSteps, StepFinished
 
 PACE_BUCKETS = 32
 
@@ -51,7 +51,8 @@ class PaceBuilder:
         forward = event.phase_seconds.get("forward")
         if forward is None:
             return
-        self._add(forward + (event.phase_seconds.get("data") or 0.0), 1)
+        before = (event.phase_seconds.get(name) or 0.0 for name in BEFORE_FORWARD)
+        self._add(forward + sum(before), 1)
         self._first = self._first or event.step
         self._last = event.step
 
@@ -59,8 +60,8 @@ class PaceBuilder:
         """Steps before the next one: each as long as they were in the mean."""
         spent, steps = left_out.phase_seconds.get("forward", (0.0, 0))
         if steps:
-            data, loads = left_out.phase_seconds.get("data", (0.0, 0))
-            self._add(spent / steps + (data / loads if loads else 0.0), steps)
+            before = (left_out.phase_seconds.get(name, (0.0, 0)) for name in BEFORE_FORWARD)
+            self._add(spent / steps + sum(taken / counted for taken, counted in before if counted), steps)
 
     def _add(self, seconds: float, steps: int) -> None:
         while steps > 0:

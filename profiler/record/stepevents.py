@@ -23,6 +23,14 @@ UNREAD_STEPS = "unread steps"
 """Beside the phases of a step whose memory was read: peaks of the steps since the reading before."""
 
 
+BETWEEN = "between"
+"""Beside the phases of a step of a script whose data loaders are watched: what it did between two steps other
+than to load, which is `data` then. Where they are not, `data` is all of it."""
+
+BEFORE_FORWARD = ("data", BETWEEN)
+"""What a rank does alone before the forward pass of a step."""
+
+
 class LeftOutSteps(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Steps that a thinned log does not hold, added up."""
 
@@ -60,7 +68,7 @@ class StepFinished(Event, frozen=True, kw_only=True, tag="step_finished"):
     """Wall clock of its end on the device, where that is not when the line was written: a step is read
     while the next one is under way."""
     phase_seconds: dict[str, float | None] = field(default_factory=dict)
-    """Keys are `Phase`; summed over the step's micro-batches."""
+    """Keys are `Phase`; summed over the step's micro-batches. `BETWEEN` may be beside them."""
     phase_memory: dict[str, PhaseMemory] = field(default_factory=dict)
     """By phase; empty for a step that was not read. `UNREAD_STEPS` may be beside the phases."""
     memory_every: int = 1

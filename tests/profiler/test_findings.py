@@ -228,6 +228,22 @@ def test_of_a_script_only_the_time_outside_its_phases_is_known() -> None:
     assert "between_steps" not in found(quick, a_script())
 
 
+def test_of_a_script_with_data_loaders_loading_is_told_apart() -> None:
+    phases = {"data": 0.3, "between": 0.15, "forward": 0.3, "backward": 0.4, "optimizer": 0.05}
+    told = found([step(n, phase_seconds=phases) for n in range(1, 8)], a_script())
+    assert told["input_bound"].severity == "warning"
+    assert "300 ms of 1.20 s a step (25.0%)" in told["input_bound"].evidence
+    assert "num_workers" in told["input_bound"].change and "--data" not in told["input_bound"].change
+    rest = told["between_steps"]
+    assert rest.severity == "info" and "150 ms of 1.20 s a step (12.5%)" in rest.evidence
+    assert "data loaders" in rest.evidence and "data loading" not in rest.evidence
+    keeps_up = {**phases, "data": 0.01, "between": 0.01}
+    assert (
+        not {"input_bound", "between_steps"}
+        & found([step(n, phase_seconds=keeps_up) for n in range(1, 8)], a_script()).keys()
+    )
+
+
 def test_a_script_is_told_no_option_and_no_command_that_it_does_not_take() -> None:
     memory = {"forward": PhaseMemory(peak_bytes=60 * GIB, reserved_bytes=61 * GIB)}
     events: list[AnyEvent] = [step(n, phase_memory=memory) for n in (1, 2)]

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from llmtop.profiler.findings.find import findings
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.result import Component, Moment
 from llmtop.profiler.record.events import MemoryClassified, RankFinished, RunEnded, StepFinished
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, list_runs
 from llmtop.profiler.record.scriptevents import BatchSeen, RankAttached, RunDescribed
+from llmtop.profiler.record.stepevents import BETWEEN
 from llmtop.trainer.control import wait_for_end
 from tests.script.watching import SECONDS, of, output, python, torchrun, watched
 
@@ -111,6 +113,7 @@ def test_the_trainer_of_transformers_on_deepspeed(tmp_path: Path, monkeypatch: p
     assert of(run, 0, RankAttached)[0].framework == "deepspeed"
     steps = of(run, 0, StepFinished)
     assert [step.step for step in steps] == [1, 2, 3, 4, 5]
+    assert all(BETWEEN in step.phase_seconds for step in steps), "accelerate's loader is one of torch's"
     # Its own log has three decimals of the same mean.
     assert f"'loss': '{steps[0].loss:.4g}'" in output(run)
     assert run.spec(state.changes.setting).options.zero == 3
@@ -134,6 +137,19 @@ def test_a_model_without_a_configuration_is_measured_and_not_predicted(tmp_path:
     assert [step.step for step in of(run, 0, StepFinished)] == [2, 3, 4, 5, 6]
     assert state.description is None or state.description.setting is None
     assert not run.prediction().is_known
+
+
+def test_a_script_that_waits_for_its_data_is_told_so(tmp_path: Path) -> None:
+    run, end, state = watched(tmp_path, python("slowdata.py"))
+    assert end.state == "completed", (end, output(run))
+    steps = of(run, 0, StepFinished)
+    assert [step.step for step in steps] == list(range(2, 13))
+    for step in steps:
+        # Two records a batch, each of which takes 0.03 s or more.
+        assert (step.phase_seconds["data"] or 0.0) >= 0.06 and (step.phase_seconds[BETWEEN] or 0.0) >= 0.0
+        assert sum(taken or 0.0 for taken in step.phase_seconds.values()) <= step.step_seconds + 1e-6
+    found = {one.key: one for one in findings(state, run.spec(), run.prediction())}
+    assert "loading takes" in found["input_bound"].evidence and "num_workers" in found["input_bound"].change
 
 
 def test_an_exception_of_the_script_is_named(tmp_path: Path) -> None:

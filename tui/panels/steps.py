@@ -11,6 +11,7 @@ from textual.content import Content
 from llmtop.profiler.cost.flops import utilisation
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
 from llmtop.profiler.fold.series import middle_half, steady_steps
+from llmtop.profiler.record.stepevents import BEFORE_FORWARD
 from llmtop.profiler.units import NOT_AVAILABLE, format_percent, format_seconds, format_tokens_rate
 from llmtop.tui.feeds.view import RunView, steady_speed
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, lines, sparkline, stacked, wrapped
@@ -198,7 +199,10 @@ def _rank_rows(view: RunView, width: int) -> list[Content]:
     means = {number: phases for number, phases in means.items() if phases}
     if len(means) < 2:
         return []
-    alone = {number: phases.get("forward", 0.0) + phases.get("data", 0.0) for number, phases in means.items()}
+    alone = {
+        number: sum(phases.get(name, 0.0) for name in ("forward", *BEFORE_FORWARD))
+        for number, phases in means.items()
+    }
     slow = max(alone, key=lambda r: alone[r])
     fast = min((r for r in alone if r != slow), key=lambda r: alone[r])
     scale = max(sum(phases.values()) for phases in means.values())

@@ -11,6 +11,7 @@ from llmtop.profiler.probes.baseline import baseline
 from llmtop.profiler.probes.inmodules import model_built
 from llmtop.profiler.probes.profiling import Profiling
 from llmtop.profiler.probes.script.found import vocab_size
+from llmtop.profiler.probes.script.loader import Fetches
 from llmtop.profiler.probes.script.steps import Steps
 from llmtop.profiler.probes.script.watching import Watched
 from llmtop.profiler.probes.training import TrainingProbes
@@ -72,4 +73,5 @@ def join(
         world_size=attached.world_size,
         first_step=first_step,
     )
+    watched.steps.fetches = Fetches(watched)
     return watched.steps

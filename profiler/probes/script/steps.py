@@ -20,6 +20,7 @@ from llmtop.profiler.probes.allocator import Peaks
 from llmtop.profiler.probes.hostcopy import send_to_host
 from llmtop.profiler.probes.phases import Marks
 from llmtop.profiler.probes.profiling import Profiling
+from llmtop.profiler.probes.script.loader import Fetches, told_apart
 from llmtop.profiler.probes.script.shapes import BatchShape
 from llmtop.profiler.probes.training import StepReading, TrainingProbes
 from llmtop.profiler.record.eventlog import EventWriter
@@ -53,6 +54,8 @@ class _Unread(Struct, frozen=True, kw_only=True):
     grad_norm: float | torch.Tensor | None
     """On its way to the host."""
     reading: StepReading
+    fetch_seconds: float | None
+    """What the script's data loaders took; None where none is known."""
     disturbed: bool
     reached: torch.cuda.Event | None
 
@@ -78,6 +81,8 @@ class Steps:
         self._probes = probes
         self._profiling = profiling
         self._events = events
+        self.fetches: Fetches | None = None
+        """What watches the script's data loaders."""
         # To ask a device for its type takes 15 us in a step.
         self._on_cuda = device.type == "cuda"
         self._world_size = world_size
@@ -178,6 +183,7 @@ class Steps:
                 facts=facts,
                 grad_norm=norm,
                 reading=reading,
+                fetch_seconds=None if self.fetches is None else self.fetches.take(),
                 disturbed=self._disturbed,
                 reached=reached,
             )
@@ -261,7 +267,7 @@ class Steps:
             micro_batch=max(1, sequences),
             grad_accum=max(1, unread.micro_batches),
             step_seconds=times.step_seconds() if times else 0.0,
-            phase_seconds=times.phase_seconds() if times else {},
+            phase_seconds=told_apart(times.phase_seconds(), unread.fetch_seconds) if times else {},
             phase_memory=unread.reading.phase_memory,
             memory_every=unread.reading.memory_every,
             profiled=unread.reading.profiled or unread.disturbed,
