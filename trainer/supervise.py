@@ -65,7 +65,7 @@ class Supervisor:
         self.environment = environment
         self.events = Journal(run.events_path(SUPERVISOR), SUPERVISOR, log=log_line)
         self.ranks = Ranks() if ranks is None else ranks
-        self.progress = Progress(run, self.spec.world_size)
+        self.progress = self._new_progress()
         self.graces = Graces.from_environment(environment)
         self.patience = Patience(self.graces.kill)
         self.exits: list[RankExit] = []
@@ -172,7 +172,7 @@ class Supervisor:
         self._take_options()
         self.exits, self.killed = [], set()
         self.patience = Patience(self.graces.kill)
-        self.progress = Progress(self.run_dir, self.spec.world_size, last_step=self.progress.last_step)
+        self.progress = self._new_progress(self.progress.last_step)
         self._memory = HostMemoryWatch(self.run_dir, self.events.write, log_line)
         self.snapshots.forget("the ranks were started again")
         if len(self.ranks.standby) == self.spec.world_size:
@@ -181,6 +181,10 @@ class Supervisor:
             self.ranks.end_standby()
             self._start_ranks()
         return True
+
+    def _new_progress(self, last_step: int = 0) -> Progress:
+        """Of ranks that are yet to tell anything; `last_step` is that of those before."""
+        return Progress(self.run_dir, self.spec.world_size, last_step=last_step)
 
     def _heal(self, end: RunEnded) -> bool:
         """Whether ranks that ran out of device memory are to be started again with half the micro-batch."""

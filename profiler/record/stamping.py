@@ -18,7 +18,7 @@ def take_off(events: Sequence[AnyEvent], clock: HostClock, stamps: Stamps) -> St
     if len(clock) == 1:
         seconds = clock[0].taken_off_seconds
         for event in events:
-            _set_back(event, seconds)
+            set_back(event, seconds)
         return stamps
     number, boot = stamps.number, stamps.boot
     for event in events:
@@ -28,11 +28,12 @@ def take_off(events: Sequence[AnyEvent], clock: HostClock, stamps: Stamps) -> St
         elif abs(now - boot) > SET_SECONDS:
             number = after_jump(clock, number, now - boot, event.t)
         boot = now
-        _set_back(event, clock[number].taken_off_seconds)
+        set_back(event, clock[number].taken_off_seconds)
     return Stamps(number, boot)
 
 
-def _set_back(event: AnyEvent, seconds: float) -> None:
+def set_back(event: AnyEvent, seconds: float) -> None:
+    """An event's times by a clock that is so many seconds behind the one that has stamped it, in place."""
     force_setattr(event, "t", event.t - seconds)
     if isinstance(event, StepFinished) and event.ended is not None:
         force_setattr(event, "ended", event.ended - seconds)

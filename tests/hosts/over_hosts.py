@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,10 @@ class OverHosts(Supervised):
     def log(self) -> str:
         own = [self.host(host.name).log_path(SUPERVISOR) for host in self.hosts.hosts]
         return super().log() + "".join(path.read_text() for path in own if path.exists())
+
+
+Start = Callable[..., OverHosts]
+"""The fixture `start`: a scenario of `fake_rank` to a run that was started."""
 
 
 def fake_ranks(monkeypatch: pytest.MonkeyPatch, scenario: str, graces: str = GRACES) -> None:

@@ -7,47 +7,22 @@ import os
 import signal
 import subprocess
 import sys
-import sysconfig
-import time
-from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from llmtop.presets.errors import UsageError
 from llmtop.profiler.fleet.summary import decoder
 from llmtop.profiler.record.changeevents import ChangeAsked, Restaged
-from llmtop.profiler.record.events import ControlAnswered, RankStarted, RunEnded, RunStarted, StepFinished
-from llmtop.profiler.record.feed import RunReader, read_state
+from llmtop.profiler.record.events import ControlAnswered, RankStarted, RunEnded, RunStarted
+from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.hostabout import read_about
 from llmtop.profiler.record.hostevents import ClockMeasured, HostJoined, HostLeft
 from llmtop.trainer import control
 from llmtop.trainer.hosts.versions import require_alike
 from llmtop.trainer.launch import resume_run
-from tests.hosts import over_hosts
 from tests.hosts.lab import wait_for
-from tests.hosts.over_hosts import GRACES, OverHosts, fake_ranks, stand_in
-from tests.trainer.supervised import cleaned_up, worker_command
-
-Start = Callable[..., OverHosts]
-
-
-@pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """A started run; its ranks play a scenario of `fake_rank`."""
-    stand_in(tmp_path, monkeypatch)
-    with cleaned_up() as started:
-
-        def make(scenario: str, *, graces: str = GRACES, **options: Any) -> OverHosts:
-            fake_ranks(monkeypatch, scenario, graces)
-            made = OverHosts(tmp_path / "runs", **options)
-            started.append(made)
-            made.start()
-            return made
-
-        yield make
+from tests.hosts.over_hosts import GRACES, Start
 
 
 @pytest.mark.parametrize("launcher", ["ssh", "srun", "pdsh"])
@@ -227,56 +202,6 @@ def test_a_host_without_llmtop_is_named_with_what_python_says(start: Start, tmp_
     run = start("trains", python=str(bare))
     end = run.end()
     assert "its supervisor ended with exit code 1; it says: " in end.reason and "llmtop" in end.reason
-
-
-def interpreter_of_its_own(folder: Path, line: str = "pass") -> tuple[Path, Path]:
-    """An interpreter that is another environment's on h2, which begins with a line of Python, and where that
-    one has its packages."""
-    other, python, ssh = folder / "other", folder / "python", folder / "bin" / "ssh"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(other)], check=True)
-    (packages,) = other.glob("lib/python*/site-packages")
-    (packages / "rest.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    (packages / "sitecustomize.py").write_text(f"import time\n{line}\n")
-    choice = f'[ "$ON_HOST" = h2 ] && exec {other}/bin/python "$@"'
-    python.write_text(f'#!/bin/sh\n{choice}\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    ssh.write_text(ssh.read_text().replace("exec sh", "export ON_HOST=$host\nexec sh"))
-    return python, packages
-
-
-def test_a_host_whose_interpreter_has_another_torch_is_named_before_anything_is_loaded(
-    start: Start, tmp_path: Path
-) -> None:
-    python, packages = interpreter_of_its_own(tmp_path)
-    (packages / "torch-1.2.3.dist-info").mkdir()
-    (packages / "torch-1.2.3.dist-info" / "METADATA").write_text("Name: torch\nVersion: 1.2.3\n")
-    run = start("trains", python=str(python))
-    end = run.end()
-    assert end.state == "failed" and f"torch 1.2.3 on h2, {version('torch')} on h1" in end.reason
-    assert "--exclude" in end.fix and run.of(RankStarted) == []
-
-
-def test_a_host_whose_clock_is_hours_off_is_shown_with_the_others(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ahead = 3 * 3600.0
-    python, _ = interpreter_of_its_own(tmp_path, f"time.time = lambda now=time.time: now() + {ahead}")
-    monkeypatch.setattr(
-        over_hosts, "worker_command", lambda named: worker_command(named).replace(sys.executable, str(python))
-    )
-    run = start("trains", python=str(python))
-    live = RunReader(run.run)
-    run.wait_for(lambda: any(one.host == "h2" for one in run.of(ClockMeasured)))
-    run.wait_for(lambda: any(isinstance(one, StepFinished) for one in run.events(1)))
-    run.wait_for(lambda: 1 in live.poll().ranks and live.poll().ranks[1].steps_seen > 0)
-    stamp = next(one.t for one in run.events(1) if isinstance(one, StepFinished))
-    assert stamp > time.time() + ahead / 2, "as it has them itself"
-    state = live.poll()
-    assert state.now is not None and state.now < time.time() + ahead / 2
-    assert set(state.clocks) == {"h2"}
-    assert abs(state.clocks["h2"][0].ahead_seconds - ahead) <= state.clocks["h2"][0].error_seconds + 0.01
-    control.stop(run.run, save=False)
-    assert run.end().state == "stopped"
 
 
 def test_hosts_with_other_versions_are_named_with_both() -> None:

@@ -14,15 +14,17 @@ from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.profiler.hardware.kernellog import KernelLog
 from llmtop.profiler.record.deviceevents import HostSample
 from llmtop.profiler.record.eventlog import EventWriter
-from llmtop.profiler.record.events import StageBegan, StepFinished
+from llmtop.profiler.record.events import RankFailed, StageBegan, StepFinished
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import control
 from llmtop.trainer.pdeath import SUPERVISOR_PID
 from llmtop.trainer.supervisor import extensions
 from llmtop.trainer.supervisor.oom import OomWatch
 from llmtop.trainer.supervisor.patience import Graces, Patience
+from llmtop.trainer.supervisor.postmortem import Story, name_end
 from llmtop.trainer.supervisor.progress import HangWatch, Progress
 from llmtop.trainer.supervisor.rankenv import rank_environment, worker_command
+from llmtop.trainer.supervisor.ranks import RankExit
 from tests.recorded import ManualClock
 from tests.recorded_spec import recorded_prediction, recorded_spec
 
@@ -85,6 +87,22 @@ def test_progress_passes_over_earlier_attempts(run: RunDir) -> None:
         log.write(StepFinished(step=41, step_seconds=1.0))
         progress.poll()
     assert (progress.last_step, progress.stepped, progress.median_step_seconds) == (41, True, 1.0)
+
+
+@pytest.mark.parametrize("ahead", [-5 * 3600.0, 0.0, 3 * 3600.0])
+def test_the_first_of_two_that_failed_is_named_whatever_the_clock_of_the_others_host(
+    run: RunDir, ahead: float
+) -> None:
+    progress = Progress(run, 2, ahead_seconds=lambda rank: ahead * rank)
+    stamps = {0: 100.0, 1: 101.0 + ahead}
+    for rank, stamp in stamps.items():
+        clock = ManualClock(stamp).clock()
+        with EventWriter(run.events_path(rank), f"rank{rank}", clock=clock) as log:
+            log.write(RankFailed(error_type="ValueError", message="there is no such file"))
+    progress.poll()
+    assert [progress.failed[rank].t for rank in (0, 1)] == [100.0, 101.0]
+    exits = tuple(RankExit(rank=rank, pid=9, exit_code=1, seen_at=102.0 - rank) for rank in (1, 0))
+    assert name_end(Story(world_size=2, exits=exits, failed=progress.failed)).rank == 0
 
 
 def test_hang_threshold_follows_the_steps(run: RunDir) -> None:

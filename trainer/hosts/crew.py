@@ -45,6 +45,7 @@ class Crew:
         self.graces = Graces.from_environment(environment)
         make_room(len(hosts.hosts))
         self.members = Members((Member(run, host) for host in hosts.hosts), write, self.graces.host)
+        self._member_of = {rank: member for member in self.members.all for rank in member.host.ranks}
         self.ranks = HostRanks(self.members, write, log, started=started)
         self._write, self._log = write, log
         self._beat = LeadBeat(run)
@@ -123,6 +124,10 @@ class Crew:
         """Those that were seen while something was waited for."""
         late, self._late_exits = self._late_exits, []
         return late
+
+    def ahead_seconds(self, rank: int) -> float:
+        """How far the clock of a rank's host is ahead, as far as that is known and matters."""
+        return self._member_of[rank].ahead_seconds
 
     def silent_host(self) -> tuple[Host, str] | None:
         """A host that was given up or does not answer, and why."""

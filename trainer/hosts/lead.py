@@ -32,6 +32,7 @@ from llmtop.trainer.supervisor.bookmarkwatch import BookmarkWatch
 from llmtop.trainer.supervisor.changes import Changes
 from llmtop.trainer.supervisor.lifeline import run_started
 from llmtop.trainer.supervisor.postmortem import Story, follows_from_another
+from llmtop.trainer.supervisor.progress import Progress
 from llmtop.trainer.supervisor.ranks import RankExit, adopt_orphans
 from llmtop.trainer.supervisor.thinwatch import ThinWatch
 
@@ -98,6 +99,12 @@ class Lead(Supervisor):
             else:
                 self._requests.answer(asked, "refused", "the run is being started")
         return self.stop_asked
+
+    def _new_progress(self, last_step: int = 0) -> Progress:
+        """In this machine's time, so that what happened first on any host is told from what followed."""
+        return Progress(
+            self.run_dir, self.spec.world_size, last_step=last_step, ahead_seconds=self.crew.ahead_seconds
+        )
 
     def _start_ranks(self, standby_setting: int | None = None) -> None:
         """All ranks, on the setting in force; or those of another one, to stand by."""

@@ -10,6 +10,7 @@ from msgspec import Struct
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import AnyEvent, RunEnded, RunStarted
 from llmtop.profiler.record.hostabout import HostAbout, read_about
+from llmtop.profiler.record.hostclock import ClockOffset
 from llmtop.profiler.record.hostevents import ClockMeasured, HostFound, HostLost, OrderCarriedOut
 from llmtop.profiler.record.hosts import Host, HostDir
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
@@ -80,6 +81,12 @@ class Member:
     def unable(self) -> str:
         """Why it takes no orders though it answers; empty where it does."""
         return self.transport.unable if self.transport is not None and self.answers_now else ""
+
+    @property
+    def ahead_seconds(self) -> float:
+        """How far its clock is ahead of the one here; 0 where that is too little to matter, or not known."""
+        clock = self.transport.clock if self.transport is not None else None
+        return ClockOffset(0.0, clock.offset_seconds, clock.error_seconds).taken_off_seconds if clock else 0.0
 
     def about(self, pid: int | None = None) -> HostAbout | None:
         return read_about(self.dir, pid=pid)

@@ -27,6 +27,7 @@ from llmtop.profiler.record.events import (
 from llmtop.profiler.record.failureevents import StepHealed
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.snapshotevents import SnapshotTaken
+from llmtop.profiler.record.stamping import set_back
 
 STEPS_REMEMBERED = 50
 _MOST_AT_ONCE = 512
@@ -60,8 +61,10 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
         *,
         last_step: int = 0,
+        ahead_seconds: Callable[[int], float] = lambda rank: 0.0,
     ) -> None:
-        """`last_step` is that of the ranks before."""
+        """`last_step` is that of the ranks before; `ahead_seconds` how far the clock of a rank's machine is
+        ahead of the one here: what is known of times is in the latter's."""
         self.world_size = world_size
         self.finished: dict[int, RankFinished] = {}
         self.failed: dict[int, RankFailed] = {}
@@ -88,6 +91,7 @@ class Progress:
         self.stage_seconds: dict[str, float] = {}
         """Of rank 0's start-up."""
         self._clock = clock
+        self._ahead_seconds = ahead_seconds
         self._seconds: deque[float] = deque(maxlen=STEPS_REMEMBERED)
         self._next = 0
         self._tails = {rank: EventTail(run.events_path(rank)) for rank in range(world_size)}
@@ -109,7 +113,11 @@ class Progress:
             ranks = range(self._next, min(self._next + _MOST_AT_ONCE, self.world_size))
             self._next = ranks.stop % self.world_size
         for rank in ranks:
-            for event in self._tails[rank].poll():
+            events = self._tails[rank].poll()
+            ahead = self._ahead_seconds(rank) if events else 0.0
+            for event in events:
+                if ahead:
+                    set_back(event, ahead)
                 self._note(rank, event)
 
     def _note(self, rank: int, event: AnyEvent) -> None:
