@@ -14,6 +14,9 @@ from llmtop.presets.spec import GpuSpec, ModelShape, RunOptions, RunSpec
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.supervisor.rankenv import free_port
+from tests.worker.warm import ForkedRank, warm
+
+Rank = subprocess.Popen[bytes] | ForkedRank
 
 TINY_LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -102,11 +105,15 @@ def make_run(folder: Path, spec: RunSpec) -> RunDir:
     return RunDir.open(folder)
 
 
-def start_ranks(run: RunDir, command: list[str] | None = None) -> list[subprocess.Popen[bytes]]:
-    """Start every rank of a run; each writes its own log."""
+def start_ranks(run: RunDir, command: list[str] | None = None, *, forked: bool = True) -> list[Rank]:
+    """Start every rank of a run; each writes its own log. `command`: of Python; by default the worker's.
+
+    Unless they are to be processes of their own from the first import on, they are forked.
+    """
     world_size = run.spec().world_size
     port = free_port()
-    processes = []
+    command = command or [sys.executable, "-m", "llmtop.trainer.worker", str(run.path)]
+    processes: list[Rank] = []
     for rank in range(world_size):
         environment = {
             **os.environ,
@@ -119,19 +126,15 @@ def start_ranks(run: RunDir, command: list[str] | None = None) -> list[subproces
             "OMP_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
+        if forked:
+            processes.append(warm().start(command[1:], environment, run.log_path(rank)))
+            continue
         with run.log_path(rank).open("ab") as log:
-            processes.append(
-                subprocess.Popen(
-                    command or [sys.executable, "-m", "llmtop.trainer.worker", str(run.path)],
-                    env=environment,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            )
+            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
     return processes
 
 
-def wait_for_ranks(processes: list[subprocess.Popen[bytes]], timeout: float = 240) -> list[int]:
+def wait_for_ranks(processes: list[Rank], timeout: float = 240) -> list[int]:
     """Exit codes of all ranks; those that are left when one does not end in time are killed."""
     try:
         return [process.wait(timeout) for process in processes]
@@ -139,11 +142,18 @@ def wait_for_ranks(processes: list[subprocess.Popen[bytes]], timeout: float = 24
         for process in processes:
             if process.poll() is None:
                 process.kill()
-                process.wait()
+                process.wait(timeout)
 
 
-def run_ranks(run: RunDir, timeout: float = 240) -> list[int]:
-    return wait_for_ranks(start_ranks(run), timeout)
+def run_ranks(run: RunDir, *, forked: bool = True) -> list[int]:
+    return wait_for_ranks(start_ranks(run, forked=forked))
+
+
+def run_module(module: str, *words: str, log: Path, timeout: float = 280) -> None:
+    """A module as a program, forked from a process that has its libraries loaded; it must end well."""
+    program = warm().start(["-m", module, *words], os.environ, log)
+    codes = wait_for_ranks([program], timeout)
+    assert codes == [0], log.read_text(errors="replace")[-4000:]
 
 
 def run_matrix(runs: list[RunDir], timeout: float = 280) -> list[int]:

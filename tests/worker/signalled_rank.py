@@ -11,15 +11,12 @@ from llmtop.trainer.worker import callbacks
 SIGNALLED_STEP = 5
 
 
-class SignalledReporter(callbacks.StepReporter):
-    """Raises the signal between two steps, so that no rank can be done before it comes."""
-
-    def after_step(self, step: int) -> None:
-        if self._rank == 1 and step == SIGNALLED_STEP:
-            signal.raise_signal(signal.SIGTERM)
+def signal_in_between(self: callbacks.StepReporter, step: int) -> None:
+    """Between two steps, so that no rank can be done before it comes."""
+    if self._rank == 1 and step == SIGNALLED_STEP:
+        signal.raise_signal(signal.SIGTERM)
 
 
 if __name__ == "__main__":
-    # Before the worker imports what uses it.
-    callbacks.StepReporter = SignalledReporter  # type: ignore[misc]
+    callbacks.StepReporter.after_step = signal_in_between  # type: ignore[method-assign]
     worker.main(sys.argv[1:])

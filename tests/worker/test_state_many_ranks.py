@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.worker.launching import run_module
 from tests.worker.state_ranks import SAVED
 
 pytestmark = pytest.mark.slow
@@ -27,13 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("states")
     plan = [{"name": name, **case} for name, case in {**SAVES, **LOADS}.items()]
     (folder / "plan.json").write_text(json.dumps(plan))
-    with (folder / "log").open("wb") as log:
-        command = [sys.executable, "-m", "tests.worker.state_ranks", str(folder / "plan.json")]
-        root = Path(__file__).parents[2]
-        done = subprocess.run(
-            command, stdout=log, stderr=subprocess.STDOUT, timeout=280, check=False, cwd=root
-        )
-    assert done.returncode == 0, (folder / "log").read_text(errors="replace")[-4000:]
+    run_module("tests.worker.state_ranks", str(folder / "plan.json"), log=folder / "log")
     return folder
 
 

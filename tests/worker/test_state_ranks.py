@@ -7,8 +7,6 @@ have adapters. What was saved is compared tensor for tensor with what DeepSpeed 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import torch
 from safetensors import safe_open
 
 from llmtop.trainer.statefile import newest, read_index
+from tests.worker.launching import run_module
 from tests.worker.state_ranks import SAVED
 
 pytestmark = pytest.mark.slow
@@ -139,13 +138,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> States:
     mishaps = {"mishaps": {"zero": 2, **DROPS, "mishaps": True}}
     plan = [{"world": 2, "name": name, **case} for name, case in {**SAVES, **mishaps, **LOADS}.items()]
     (folder / "plan.json").write_text(json.dumps(plan))
-    with (folder / "log").open("wb") as log:
-        command = [sys.executable, "-m", "tests.worker.state_ranks", str(folder / "plan.json")]
-        root = Path(__file__).parents[2]
-        done = subprocess.run(
-            command, stdout=log, stderr=subprocess.STDOUT, timeout=280, check=False, cwd=root
-        )
-    assert done.returncode == 0, (folder / "log").read_text(errors="replace")[-4000:]
+    run_module("tests.worker.state_ranks", str(folder / "plan.json"), log=folder / "log")
     return States(folder)
 
 

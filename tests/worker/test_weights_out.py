@@ -20,7 +20,7 @@ from llmtop.trainer.weightsjob import Finished, WeightsJob
 from llmtop.trainer.weightsout import find_state
 from llmtop.trainer.worker.weightsout.job import do_job
 from tests.worker.handmade_state import llama_shapes, saved_run
-from tests.worker.launching import log_end, make_run, start_ranks, tiny_spec, wait_for_ranks
+from tests.worker.launching import log_end, make_run, run_module, start_ranks, tiny_spec, wait_for_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -108,8 +108,8 @@ class Taken:
         return found
 
 
-def run_script(*words: str) -> None:
-    command = [sys.executable, "-m", SCRIPT, *words]
+def load_as_a_user(places: Path) -> None:
+    command = [sys.executable, "-m", SCRIPT, "load", str(places)]
     done = subprocess.run(command, capture_output=True, timeout=240, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr.decode(errors="replace")[-4000:]
 
@@ -157,8 +157,8 @@ def taken(tmp_path_factory: pytest.TempPathFactory) -> Taken:
         places[name] = {"folder": str(target), "base": str(root / export["on"]) if "on" in export else None}
     (root / "jobs.json").write_bytes(msgspec.json.encode(jobs))
     (root / "places.json").write_text(json.dumps(places))
-    run_script("export", str(root / "jobs.json"))
-    run_script("load", str(root / "places.json"))
+    run_module(SCRIPT, "export", str(root / "jobs.json"), log=root / "export.log")
+    load_as_a_user(root / "places.json")
     finished = msgspec.json.decode((root / "finished.json").read_bytes(), type=dict[str, Finished])
     return Taken(root, runs, finished)
 

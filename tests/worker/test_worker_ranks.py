@@ -49,7 +49,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     """Two ranks that train to the end."""
     spec = tiny_spec(gpus=2, steps=STEPS, lr_schedule="cosine", warmup_steps=9)
     run = make_run(tmp_path_factory.mktemp("straight"), spec)
-    assert run_ranks(run) == [0, 0], log_end(run, 0) + log_end(run, 1)
+    assert run_ranks(run, forked=False) == [0, 0], log_end(run, 0) + log_end(run, 1)
     return run
 
 
