@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from llmtop.profiler.record.rundir import RunDir, list_runs
+from tests.trust.guard import guarded_environment
 
 LLMTOP = str(Path(sys.executable).parent / "llmtop")
 LIMIT_SECONDS = 280.0
@@ -39,7 +40,8 @@ def environment(folder: Path) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     folder = tmp_path_factory.mktemp("demo")
-    env = environment(folder)
+    # Its caches as well: it may find nothing that an earlier run has brought from elsewhere.
+    env = {**guarded_environment(environment(folder), folder), "XDG_CACHE_HOME": str(folder / "cache")}
     done = subprocess.run(
         [LLMTOP, "demo", "--headless", "--steps", "60"],
         env=env,

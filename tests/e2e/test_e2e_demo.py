@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import stat
+
 import msgspec
 import pytest
 
 from llmtop.profiler.report.build import Report
 from tests.e2e.conftest import Demo
+from tests.trust.guard import sent
 
 pytestmark = pytest.mark.slow
 
@@ -18,6 +21,13 @@ def test_the_demo_tells_what_it_does_and_ends_well(demo: Demo) -> None:
     assert demo.run.run_id in demo.done.stdout
     spec = demo.run.spec()
     assert (spec.world_size, spec.options.zero, spec.gpu.kind) == (2, 2, "cpu")
+
+
+def test_it_turns_to_no_other_machine_and_leaves_its_folder_to_its_owner(demo: Demo) -> None:
+    """It would fail as well if it needed a network."""
+    assert demo.done.returncode == 0 and sent(demo.env) == ""
+    folders = [demo.run.path, *(path for path in demo.run.path.rglob("*") if path.is_dir())]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
 
 
 def test_it_learns(demo: Demo) -> None:

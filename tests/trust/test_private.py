@@ -14,31 +14,11 @@ import pytest
 from llmtop.profiler.export.archive import export_run
 from llmtop.profiler.export.importing import import_run
 from llmtop.profiler.record.feed import open_stream
-from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import control
 from llmtop.trainer.change.livefile import LiveRequest, ask_ranks
 from llmtop.trainer.tune.journal import Asked, TuneDir
 from tests.recorded import make_recorded_run
-
-GUARD = """
-import os, sys
-_HERE = ("127.", "::1", "localhost", "0.0.0.0")
-def _seen(event, args):
-    if event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
-        place = args[1] if len(args) > 1 else None
-        host = place[0] if isinstance(place, tuple) and place else None
-    elif event in ("socket.getaddrinfo", "socket.gethostbyname"):
-        host = args[0]
-    else:
-        return
-    host = host.decode() if isinstance(host, bytes) else host
-    if isinstance(host, str) and host and not host.startswith(_HERE) and host != os.uname().nodename:
-        with open(os.environ["SENT_TO"], "a") as told:
-            told.write(f"{event} {host} by {sys.argv}\\n")
-        raise OSError("no network in this test")
-sys.addaudithook(_seen)
-"""
-"""Sees every address that Python code of a process turns to, and that of the processes that it starts."""
+from tests.trust.guard import guarded_environment, sent
 
 
 @pytest.fixture
@@ -78,22 +58,12 @@ def test_folders_of_runs_searches_and_imports_are_private(tmp_path: Path) -> Non
 @pytest.fixture
 def guarded(tmp_path: Path) -> dict[str, str]:
     """An environment whose Python processes are looked at."""
-    site = tmp_path / "guard"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(GUARD)
-    return {
-        **os.environ,
-        "PYTHONPATH": str(site),
-        "SENT_TO": str(tmp_path / "sent"),
+    own = {
         "LLMTOP_RUNS_DIR": str(tmp_path / "runs"),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
     }
-
-
-def sent(environment: dict[str, str]) -> str:
-    told = Path(environment["SENT_TO"])
-    return told.read_text() if told.exists() else ""
+    return guarded_environment({**os.environ, **own}, tmp_path)
 
 
 def test_the_guard_sees_what_is_sent(guarded: dict[str, str]) -> None:
@@ -135,21 +105,3 @@ def test_no_command_turns_to_the_network(guarded: dict[str, str], tmp_path: Path
     assert sent(guarded) == ""
     page = (tmp_path / "page.html").read_text()
     assert "http://" not in page.replace("http://www.w3.org/", "") and "src=" not in page
-
-
-@pytest.mark.slow
-def test_the_demo_turns_to_no_other_machine(guarded: dict[str, str], tmp_path: Path) -> None:
-    """A whole training: supervisor, two ranks, report. It would fail as well if it needed a network."""
-    done = subprocess.run(
-        [sys.executable, "-m", "llmtop.tui.cli", "demo", "--headless", "--steps", "4"],
-        env=guarded,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=290,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert sent(guarded) == ""
-    (run,) = (path for path in (tmp_path / "runs").iterdir() if (path / "spec.json").exists())
-    assert set(modes(run).values()) == {0o700} and RunDir.open(run).run_id
