@@ -45,6 +45,12 @@ ADAPTER_LAUNCH = 2.3
 HOST_SECONDS, ADAPTER_HOST = 3.7e-3, 2.0
 """Host time per block and micro-batch of launching it, which small micro-batches wait for; relative with
 adapters. A 135M model with 512 tokens takes this for each of its 30 blocks and nothing else."""
+HOST_OPERATIONS = 205
+"""The same in operations of autograd as `launch_seconds` measures them: a block of a Llama under DeepSpeed
+0.19.8 at ZeRO-1 (`benchmarks.host_operations`). So a calibration tells how fast this machine's host is."""
+RECOMPUTED_HOST = 0.88
+"""Of a plain block's host time, what its recomputation adds, most of it not launches but keeping and giving
+back what the block saves (the same script: 0.84 to 0.92 at ZeRO-0 to 2)."""
 INT8_HOST_SECONDS = 6.5e-4
 """The same of each matrix in 8 bits (bitsandbytes 0.50): five operations of its own and a dozen kernels, and
 the host waits for the device's answer whether there are outliers (`backends/cuda/ops.py`)."""
@@ -148,15 +154,21 @@ def _cuda_step(spec: RunSpec, sizes: Sizes) -> StepTime | None:
         communication=_communication(spec, sizes, links),
         offload=_offload(spec, sizes),
         launch=launch,
-        host_floor=max(blocks * _host_seconds(spec), hooks),
+        host_floor=_host_speed(measured) * max(layers * micro_steps * _host_seconds(spec, again), hooks),
     )
 
 
-def _host_seconds(spec: RunSpec) -> float:
-    """Of launching one block once, whatever the device does."""
+def _host_speed(measured: MachineFigures | None) -> float:
+    """Seconds of this machine's host for one of the host that the constants are of."""
+    return 1.0 if measured is None else measured.launch_seconds * HOST_OPERATIONS / HOST_SECONDS
+
+
+def _host_seconds(spec: RunSpec, again: float) -> float:
+    """Of launching one block, whatever the device does; `again` of the blocks run forward twice."""
     options = spec.options
-    seconds = HOST_SECONDS * (ADAPTER_HOST if options.lora_rank else 1.0)
-    return seconds + (INT8_HOST_SECONDS * _packed_in_block(spec) if options.quantization == "int8" else 0.0)
+    int8 = INT8_HOST_SECONDS * _packed_in_block(spec) if options.quantization == "int8" else 0.0
+    seconds = HOST_SECONDS * (ADAPTER_HOST if options.lora_rank else 1.0) + int8
+    return seconds + again * (RECOMPUTED_HOST * HOST_SECONDS + RECOMPUTED_LAUNCHES * int8)
 
 
 def _packed_in_block(spec: RunSpec) -> float:

@@ -74,6 +74,16 @@ def test_a_faster_machine_takes_less_time_and_memory_stays() -> None:
     assert parts and halved and parts.memory == halved.memory
 
 
+@pytest.mark.parametrize("zero", [1, 3])
+def test_a_step_that_waits_for_its_host_takes_as_long_as_this_host_does(zero: int) -> None:
+    small = spec(model="smollm2-135m", zero=zero, micro_batch=1, seq_len=128)
+    one, other = (
+        step_time(on_machine(small, replace(FIGURES, launch_seconds=seconds))) for seconds in (2e-5, 3e-5)
+    )
+    assert one and other and one.total == one.host_floor
+    assert other.total == pytest.approx(1.5 * one.total)
+
+
 def test_figures_of_host_memory_count_where_states_are_moved() -> None:
     slow = replace(FIGURES, pcie_bytes_per_second=1e10)
     offloaded = spec(offload_optimizer="cpu", offload_param="cpu")
