@@ -38,7 +38,7 @@ _STEPS_BETWEEN = 3
 _GPU: Cell = {
     "model": "llama-3.1-8b",
     "gpus": 1,
-    "zero": 2,
+    "zero": 3,
     "micro_batch": 1,
     "seq_len": 2048,
     "optimizer": "adamw_8bit",

@@ -45,7 +45,9 @@ def test_a_script_on_a_gpu_is_watched(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [step.step for step in steps] == list(range(first, STEPS + 1))
     for step in steps[1:]:
         assert all(step.phase_seconds[phase] for phase in ("forward", "backward", "optimizer"))
-        assert (step.phase_memory["backward"].peak_bytes or 0) > 2 * PARAMS
+    # Memory is not read in every step.
+    read = [step.phase_memory["backward"].peak_bytes for step in steps if step.phase_memory]
+    assert read and all((peak or 0) > 2 * PARAMS for peak in read)
     named = of(run, 0, MemoryClassified)
     assert named, output(run)[-3000:]
     assert named[-1].components[Component.PARAMETERS] == pytest.approx(2 * PARAMS, rel=0.001)
