@@ -45,6 +45,7 @@ KEYS = {
     "assumptions",
     "spec",
     "inputs",
+    "host_fits",
 }
 """What scripts may rely on; more may come."""
 
@@ -337,6 +338,32 @@ def test_ways_to_make_it_fit_say_what_the_verdict_compares(llmtop: Llmtop) -> No
     moved = llmtop(*far, *FAR_AWAY, "--gradient-checkpointing", "--json").json()
     need, host = (format_bytes(moved[key]) for key in ("needed_bytes", "host_bytes"))
     assert f"-> {need}, host memory {host}, fits" in one_line(llmtop(*far).out)
+
+
+def test_host_memory_is_compared_with_what_this_machine_has(
+    llmtop: Llmtop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the run would be on it: of another machine nothing is known."""
+    small = Machine(gpu="rtx-4090", gpus=1, host_memory_bytes=64 * 2**30)
+    monkeypatch.setattr("llmtop.profiler.hardware.machine.detect_machine", lambda: small)
+    for place in ("profiler.hardware.hostroom", "tui.commands.run"):
+        monkeypatch.setattr(f"llmtop.{place}.host_memory_bytes", lambda: small.host_memory_bytes)
+    model = ("--model", "llama-3.1-8b", "--gradient-checkpointing")
+    here, far = ("--gpu", "rtx-4090"), ("--gpu", "rtx-3090")
+    moved = llmtop("plan", *model, *here, *FAR_AWAY, "--json").json()
+    assert (moved["fits"], moved["host_fits"]) == (True, False)
+    short = f"needs {format_bytes(moved['host_bytes'])} of host memory, and there is 64.0 GiB here"
+    assert f"verdict: does not fit, it {short}" in one_line(llmtop("plan", *model, *here, *FAR_AWAY).out)
+    assert "does not fit the 64.0 GiB here" in one_line(llmtop("plan", *model, *here).out)
+    refused = llmtop("run", *model, *here, *FAR_AWAY)
+    assert refused.code == ExitCode.DOES_NOT_FIT and short in one_line(refused.err)
+    assert llmtop("ls", "--json").json()["runs"] == []
+    assert llmtop("plan", *model, *far, *FAR_AWAY, "--json").json()["host_fits"] is None
+    assert "GiB here" not in llmtop("plan", *model, *far, *FAR_AWAY).out
+    large = Machine(gpu="rtx-4090", gpus=1, host_memory_bytes=2**40)
+    monkeypatch.setattr("llmtop.profiler.hardware.machine.detect_machine", lambda: large)
+    monkeypatch.setattr("llmtop.profiler.hardware.hostroom.host_memory_bytes", lambda: 2**40)
+    assert llmtop("plan", *model, *here, *FAR_AWAY, "--json").json()["host_fits"] is True
 
 
 def test_a_way_that_fits_is_called_what_its_own_plan_calls_it(llmtop: Llmtop) -> None:

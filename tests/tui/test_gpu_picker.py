@@ -103,6 +103,20 @@ async def test_a_busy_gpu_is_told_not_to_have_the_room(root: Path) -> None:
         assert "needs up to" in shown
 
 
+async def test_a_host_without_the_memory_is_told_not_to_have_the_room(root: Path) -> None:
+    bench = Bench(root, machine=replace(HERE, host_memory_bytes=GIB))
+    async with bench.app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "✗ host memory is short", "host    ✗")
+        await pilot.press("L")
+        await wait_for_text(
+            pilot, "This run is not predicted to fit", "of host memory, and there is 1.00 GiB"
+        )
+        await pilot.press("enter")
+        assert bench.launched == []
+        await pilot.press("y")
+        await wait_for(pilot, lambda: len(bench.launched) == 1, "the launch")
+
+
 async def test_readings_change_while_it_is_open_and_kinds_are_not_mixed(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -325,7 +325,8 @@ class Answering(Dressed):
             self.say(error)
             return
         notes = (*message.notes, *cautions(message.spec, launching=True))
-        self.push_screen(LaunchReview(message.prediction, message.command, config, notes), answered)
+        limit = message.host_limit_bytes
+        self.push_screen(LaunchReview(message.prediction, message.command, config, notes, limit), answered)
 
     @work(thread=True, exclusive=True, group="launch")
     def _launch(self, message: LaunchAsked) -> None:

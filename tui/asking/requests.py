@@ -150,6 +150,8 @@ class LaunchAsked(Message):
         command: str = "",
         visible_devices: str = "",
         notes: tuple[str, ...] = (),
+        *,
+        host_limit_bytes: int | None = None,
     ) -> None:
         super().__init__()
         self.spec = spec
@@ -160,3 +162,5 @@ class LaunchAsked(Message):
         """As in CUDA_VISIBLE_DEVICES; empty: what there is."""
         self.notes = notes
         """What a person should know before."""
+        self.host_limit_bytes = host_limit_bytes
+        """What a run can use of the host's memory; None where that is not known or does not matter."""

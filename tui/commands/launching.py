@@ -12,9 +12,11 @@ from llmtop.tui.commandline.streams import can_draw, plain_streams
 from llmtop.tui.commandline.telling import tell
 
 
-def require_fit(spec: RunSpec, prediction: Prediction) -> None:
-    """Raise DoesNotFitError when the upper bound is above what there is. Unknown memory is no refusal."""
+def require_fit(spec: RunSpec, prediction: Prediction, host_limit_bytes: int | None = None) -> None:
+    """Raise DoesNotFitError when the upper bound is above what there is, or the host has less memory than the
+    run needs of it. Unknown memory is no refusal."""
     if prediction.fits is not False:
+        _require_host_memory(spec, prediction, host_limit_bytes)
         return
     from llmtop.profiler.units import format_bytes
     from llmtop.tui.commandline.options import change_text
@@ -28,6 +30,18 @@ def require_fit(spec: RunSpec, prediction: Prediction) -> None:
         fix=(f"{fitting.words}: {change_text(spec, fitting.change)}; " if fitting else "")
         + "llmtop plan shows every way; --force launches anyway",
     )
+
+
+def _require_host_memory(spec: RunSpec, prediction: Prediction, limit_bytes: int | None) -> None:
+    from llmtop.profiler.hardware.hostroom import is_short, short_words
+
+    if is_short(prediction.host_bytes, limit_bytes):
+        raise DoesNotFitError(
+            f"{spec.name}: predicted not to fit",
+            why=short_words(prediction.host_bytes, limit_bytes),
+            fix="offload less, or to NVMe: --offload-optimizer, --offload-param; llmtop plan shows every way;"
+            " --force launches anyway",
+        )
 
 
 def add_how_to_watch(parser: argparse.ArgumentParser) -> None:

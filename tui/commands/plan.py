@@ -17,6 +17,7 @@ from llmtop.presets.errors import ExitCode, PackedWeightsError, UsageError
 from llmtop.presets.inputs import inputs
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost.calibration import calibrated, find
+from llmtop.profiler.hardware.hostroom import host_limit, is_short, limit_if_short
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.memory.result import MOMENT_WORDS, Prediction
 from llmtop.profiler.units import format_bytes
@@ -93,19 +94,23 @@ def run(args: argparse.Namespace) -> ExitCode:
     prediction = predict_with_suggestions(spec)
     if args.json:
         print_json(answer(spec, prediction))
-    else:
-        print(plan_text(spec, prediction, text_width()))
-        if sys.stdout.isatty():
-            # The answer is longer than most screens, whose last lines are those that are seen.
-            print("\n" + "\n".join(verdict_again(spec, prediction, text_width())))
+        return ExitCode.DONE
+    limit = limit_if_short(spec, prediction)
+    print(plan_text(spec, prediction, text_width(), limit))
+    if sys.stdout.isatty():
+        # The answer is longer than most screens, whose last lines are those that are seen.
+        print("\n" + "\n".join(verdict_again(spec, prediction, text_width(), limit)))
     return ExitCode.DONE
 
 
-def verdict_again(spec: RunSpec, prediction: Prediction, width: int) -> list[str]:
+def verdict_again(
+    spec: RunSpec, prediction: Prediction, width: int, host_limit_bytes: int | None = None
+) -> list[str]:
     """Verdict and peak, to end with."""
     peak = format_bytes(prediction.peak_allocated_bytes)
     moment = MOMENT_WORDS[prediction.peak_moment]
-    return wrapped(f"{verdict_line(spec, prediction)}; peak {peak} ({moment})", "", width)
+    verdict = verdict_line(spec, prediction, host_limit_bytes)
+    return wrapped(f"{verdict}; peak {peak} ({moment})", "", width)
 
 
 def _on_this_machine(args: argparse.Namespace, spec: RunSpec) -> RunSpec:
@@ -226,8 +231,10 @@ def _explain(spec: RunSpec, which: str, *, as_json: bool) -> None:
 
 def answer(spec: RunSpec, prediction: Prediction) -> dict[str, Any]:
     """The answer of `plan --json`: the prediction, and the run that it is of."""
+    limit = host_limit(spec)
     return {
         **msgspec.to_builtins(prediction),
+        "host_fits": None if limit is None else not is_short(prediction.host_bytes, limit),
         "cautions": cautions(spec),
         "inputs": inputs(spec),
         "spec": spec,

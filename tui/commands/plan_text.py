@@ -8,8 +8,9 @@ from llmtop.presets.cautions import cautions
 from llmtop.presets.inputs import inputs
 from llmtop.presets.liger import liger_text
 from llmtop.presets.spec import RunSpec, ValueSource
+from llmtop.profiler.hardware.hostroom import is_short, short_words
 from llmtop.profiler.memory.predict import IN_PIECES
-from llmtop.profiler.memory.result import MOMENT_WORDS, Component, Moment, Prediction
+from llmtop.profiler.memory.result import MOMENT_WORDS, Component, Moment, Prediction, Suggestion
 from llmtop.profiler.units import counted, format_bytes, format_count, format_seconds, format_tokens_rate
 from llmtop.tui.commandline.options import change_text
 from llmtop.tui.commands.output import WIDTH, option_lines, short_path, table, value_text, wrapped
@@ -33,15 +34,20 @@ _BEYOND = (
 )
 
 
-def plan_text(spec: RunSpec, prediction: Prediction, width: int = WIDTH) -> str:
-    """The whole answer of `plan`, in lines of at most `width` columns, long paths aside."""
+def plan_text(
+    spec: RunSpec, prediction: Prediction, width: int = WIDTH, host_limit_bytes: int | None = None
+) -> str:
+    """The whole answer of `plan`, in lines of at most `width` columns, long paths aside.
+
+    `host_limit_bytes`: the memory of the machine that it would be on; None where nobody asks for more.
+    """
     sections = (
         _what(spec, prediction, width),
-        _verdict(spec, prediction, width),
+        _verdict(spec, prediction, width, host_limit_bytes),
         caution_lines(spec, width),
         _moments(spec, prediction, width),
         _host(prediction, width),
-        _suggestions(spec, prediction, width),
+        _suggestions(spec, prediction, width, host_limit_bytes),
         _assumptions(prediction, width),
         input_lines(spec, width),
         _origins(spec, width),
@@ -49,8 +55,16 @@ def plan_text(spec: RunSpec, prediction: Prediction, width: int = WIDTH) -> str:
     return "\n\n".join("\n".join(section) for section in map(list, sections) if section)
 
 
-def verdict_line(spec: RunSpec, prediction: Prediction) -> str:
+def verdict_line(spec: RunSpec, prediction: Prediction, host_limit_bytes: int | None = None) -> str:
     """The verdict in one line, with the two figures that it compares."""
+    line = _gpu_verdict(spec, prediction)
+    if not is_short(prediction.host_bytes, host_limit_bytes):
+        return line
+    short = short_words(prediction.host_bytes, host_limit_bytes)
+    return f"{line}; {short}" if prediction.fits is False else f"verdict: does not fit, {short}"
+
+
+def _gpu_verdict(spec: RunSpec, prediction: Prediction) -> str:
     place = "the machine" if spec.on_cpu else "each GPU"
     need = format_bytes(prediction.needed_bytes)
     have = format_bytes(prediction.device_memory_bytes)
@@ -110,9 +124,11 @@ def input_lines(spec: RunSpec, width: int = WIDTH) -> Iterator[str]:
         yield from wrapped(getattr(found, name), f"  {name:<11}", width)
 
 
-def _verdict(spec: RunSpec, prediction: Prediction, width: int) -> Iterator[str]:
+def _verdict(
+    spec: RunSpec, prediction: Prediction, width: int, host_limit_bytes: int | None
+) -> Iterator[str]:
     low, high = prediction.peak_reserved_bytes
-    yield from wrapped(verdict_line(spec, prediction), "", width)
+    yield from wrapped(verdict_line(spec, prediction, host_limit_bytes), "", width)
     moment = MOMENT_WORDS[prediction.peak_moment]
     yield f"  peak allocated  {format_bytes(prediction.peak_allocated_bytes)} ({moment})"
     yield f"  peak reserved   {format_bytes(low)} to {format_bytes(high)}"
@@ -190,10 +206,15 @@ def _host(prediction: Prediction, width: int) -> Iterator[str]:
         yield f"  {name:<24}{format_bytes(size)}"
 
 
-def _suggestions(spec: RunSpec, prediction: Prediction, width: int) -> Iterator[str]:
+def _suggestions(
+    spec: RunSpec, prediction: Prediction, width: int, host_limit_bytes: int | None
+) -> Iterator[str]:
     if not prediction.suggestions:
         return
-    some_fit = any(suggestion.fits for suggestion in prediction.suggestions)
+    some_fit = any(
+        suggestion.fits and not is_short(suggestion.host_bytes, host_limit_bytes)
+        for suggestion in prediction.suggestions
+    )
     lower = "ways to make it fit" if some_fit else "nothing here makes it fit; these need less"
     head = "with the room there is" if prediction.fits else lower
     place, before = "machine" if spec.on_cpu else "GPU", format_bytes(prediction.needed_bytes)
@@ -201,12 +222,20 @@ def _suggestions(spec: RunSpec, prediction: Prediction, width: int) -> Iterator[
     yield from wrapped(f"{head} (what the {place} needs up to, now -> then)", "", width)
     for number, suggestion in enumerate(prediction.suggestions, 1):
         need = f"{place} {before} -> {format_bytes(suggestion.needed_bytes)}"
-        after = ("fits, but tight" if suggestion.tight else "fits") if suggestion.fits else "does not fit yet"
+        after = _verdict_of(suggestion, host_limit_bytes)
         rate = suggestion.tokens_per_second
         speed = "" if rate is None else format_tokens_rate(rate)
         text = f"{suggestion.text}: {', '.join(filter(None, (need, suggestion.host_words, after, speed)))}"
         yield from wrapped(text, f"  {number}. ", width)
         yield from option_lines(change_text(spec, suggestion.change), "     ", width)
+
+
+def _verdict_of(suggestion: Suggestion, host_limit_bytes: int | None) -> str:
+    if suggestion.fits and is_short(suggestion.host_bytes, host_limit_bytes):
+        return f"does not fit the {format_bytes(host_limit_bytes)} here"
+    if not suggestion.fits:
+        return "does not fit yet"
+    return "fits, but tight" if suggestion.tight else "fits"
 
 
 def _assumptions(prediction: Prediction, width: int) -> Iterator[str]:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from llmtop.presets.errors import ExitCode
+from llmtop.profiler.hardware.host import host_memory_bytes
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import launch
@@ -46,9 +47,10 @@ def run(args: argparse.Namespace) -> ExitCode:
     prediction = predict_with_suggestions(spec)
     width = stderr_width() or WIDTH
     notes = caution_lines(spec, width, launching=True)
-    tell("\n".join((verdict_line(spec, prediction), *notes, *input_lines(spec, width))))
+    limit = host_memory_bytes() if chosen is None and not spec.on_cpu else None
+    tell("\n".join((verdict_line(spec, prediction, limit), *notes, *input_lines(spec, width))))
     if not args.force:
-        require_fit(spec, prediction)
+        require_fit(spec, prediction, limit)
     launched = launch.start_run(
         spec,
         prediction,

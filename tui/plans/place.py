@@ -17,6 +17,11 @@ class Place(Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuUse, ...] = ()
     machine: Machine | None = None
 
+    @property
+    def host_limit_bytes(self) -> int | None:
+        """What a run can use of its memory; None for a plan that is not for this machine."""
+        return self.machine.host_memory_bytes if self.machine is not None else None
+
 
 def still_chosen(spec: RunSpec | None, devices: tuple[GpuUse, ...]) -> tuple[GpuUse, ...]:
     """The GPUs that were chosen by hand, as long as the plan is for so many of that kind."""

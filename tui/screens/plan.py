@@ -172,10 +172,11 @@ class PlanScreen(Screen[None]):
 
     def _verdict(self, plan: Plan) -> tuple[str, str]:
         """Of the plan; where it fits, but not beside those who use a GPU now, that is said instead."""
-        gpus = self.query_one(PredictedPane).place.gpus
+        place = self.query_one(PredictedPane).place
+        gpus = place.gpus
         full = crowded(plan.prediction, gpus) if plan.launchable and plan.prediction is not None else ()
         if not full:
-            return verdict(plan)
+            return verdict(plan, place.host_limit_bytes)
         return f"✗ no room on {', '.join(f'GPU{gpu.index}' for gpu in full)}", "bold $text-error"
 
     def action_devices(self) -> None:
@@ -379,8 +380,11 @@ class PlanScreen(Screen[None]):
         if plan is not None and plan.spec is not None and plan.prediction is not None and plan.launchable:
             visible = visible_devices(self._chosen)
             command = launch_command(plan.draft, plan.spec, visible)
-            notes = crowded_words(plan.prediction, self.query_one(PredictedPane).place.gpus)
-            self.post_message(LaunchAsked(plan.spec, plan.prediction, command, visible, notes))
+            place = self.query_one(PredictedPane).place
+            notes = crowded_words(plan.prediction, place.gpus)
+            limit = None if plan.spec.on_cpu else place.host_limit_bytes
+            asked = (plan.spec, plan.prediction, command, visible, notes)
+            self.post_message(LaunchAsked(*asked, host_limit_bytes=limit))
 
 
 def _title(spec: RunSpec) -> str:

@@ -7,6 +7,7 @@ from typing import ClassVar
 from textual.binding import BindingType
 from textual.content import Content
 
+from llmtop.profiler.hardware.hostroom import is_short, short_words
 from llmtop.profiler.memory.result import Prediction
 from llmtop.tui.asking.changetext import needs_words
 from llmtop.tui.keys import REVIEW_KEYS, bindings
@@ -22,9 +23,16 @@ class LaunchReview(Sheet[bool]):
     BINDINGS: ClassVar[list[BindingType]] = bindings(REVIEW_KEYS)
 
     def __init__(
-        self, prediction: Prediction, command: str, config: str, notes: tuple[str, ...] = ()
+        self,
+        prediction: Prediction,
+        command: str,
+        config: str,
+        notes: tuple[str, ...] = (),
+        host_limit_bytes: int | None = None,
     ) -> None:
-        self._fits = prediction.fits is not False
+        self._short = is_short(prediction.host_bytes, host_limit_bytes)
+        self._host_limit_bytes = host_limit_bytes
+        self._fits = prediction.fits is not False and not self._short
         title = "Launch this run?" if self._fits else "This run is not predicted to fit"
         launch = "[@click=screen.launch]⏎" if self._fits else "[@click=screen.launch_anyway]y"
         super().__init__(title, keys=f"{launch} launches[/]   [@click=screen.dismiss]Esc goes back[/]")
@@ -42,6 +50,9 @@ class LaunchReview(Sheet[bool]):
         rows = [Content(row) for row in wrapped(needs_words(self._prediction), width)]
         if not self._fits:
             words = "It will most likely run out of memory; y launches it all the same."
+            if self._short:
+                short = short_words(self._prediction.host_bytes, self._host_limit_bytes)
+                words = f"I{short[1:]}. {words}"
             rows += [Content.styled(row, "bold $text-warning") for row in wrapped(words, width)]
         for note in self._notes:
             first, *more = wrapped(harmless(note), width - len("note "))

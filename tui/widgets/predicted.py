@@ -12,6 +12,7 @@ from textual.reactive import reactive
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.hardware.hostroom import is_short
 from llmtop.profiler.memory.result import MOMENT_WORDS, Component, Prediction, Suggestion
 from llmtop.profiler.units import format_bytes, format_count, format_seconds, format_tokens_rate
 from llmtop.tui.plans.place import Place
@@ -29,14 +30,22 @@ _PEAK_ROWS = 4
 _LABEL_CELLS = 8
 
 
-def verdict(plan: Plan) -> tuple[str, str]:
-    """Of a plan in two or three words, and their style."""
+def verdict(plan: Plan, host_limit_bytes: int | None = None) -> tuple[str, str]:
+    """Of a plan in two or three words, and their style; the limit is of the machine that it would be on."""
     if plan.waits:
         return "… tracing", "bold $text-warning"
     if plan.prediction is None:
         return "✗ not valid", "bold $text-error"
     if plan.refusals:
         return "✗ cannot run", "bold $text-error"
+    # On the CPU the verdict is about that memory already.
+    off_host = plan.spec is not None and not plan.spec.on_cpu
+    if (
+        off_host
+        and plan.prediction.fits is not False
+        and is_short(plan.prediction.host_bytes, host_limit_bytes)
+    ):
+        return "✗ host memory is short", "bold $text-error"
     return _fits_words(plan.prediction)
 
 
@@ -86,7 +95,7 @@ def _rows(plan: Plan, place: Place, width: int, height: int) -> list[Content]:
     rows = []
     for refusal in plan.refusals:
         rows += [*_problem(refusal.what, refusal.why, refusal.fix), Content("")]
-    fixes = [*_notes(plan.cautions, width), *_fixes(plan, width)]
+    fixes = [*_notes(plan.cautions, width), *_fixes(plan, width, place.host_limit_bytes)]
     beside = [*gpu_bars(plan.prediction, place.gpus, width), *_elsewhere(plan.prediction, place, width)]
     reads = input_rows(plan.spec, _LABEL_CELLS, "tokens", width=width)
     parts = _parts(plan.spec, plan.prediction)
@@ -94,7 +103,8 @@ def _rows(plan: Plan, place: Place, width: int, height: int) -> list[Content]:
     if room < len(parts) + len(reads):
         reads = input_rows(plan.spec, _LABEL_CELLS, "tokens", brief=True, width=width)
     room -= len(reads)
-    rows += _peak(plan, parts, width, max(room, _FEWEST_COMPONENTS))
+    limit = place.host_limit_bytes
+    rows += _peak(plan, parts, width, max(room, _FEWEST_COMPONENTS), limit)
     return [*rows, *beside, *reads, *fixes]
 
 
@@ -118,7 +128,9 @@ def _parts(spec: RunSpec, prediction: Prediction) -> dict[Component, int]:
     return {row.component: row.predicted_bytes for row in compared if row.predicted_bytes}
 
 
-def _peak(plan: Plan, parts: dict[Component, int], width: int, room: int) -> list[Content]:
+def _peak(
+    plan: Plan, parts: dict[Component, int], width: int, room: int, host_limit_bytes: int | None
+) -> list[Content]:
     spec, prediction = plan.spec, plan.prediction
     if spec is None or prediction is None:
         return []
@@ -128,7 +140,7 @@ def _peak(plan: Plan, parts: dict[Component, int], width: int, room: int) -> lis
     scale = max(total, share or 0) or 1
     segments = [Segment(component(c).letter, component(c).colour, size) for c, size in parts.items()]
     # What cannot run is not told to fit: its figures alone are.
-    fits = [] if plan.refusals else [verdict(plan), ("  ", "")]
+    fits = [] if plan.refusals else [verdict(plan, host_limit_bytes), ("  ", "")]
     rows = [
         Content.assemble(*fits, ("peak ", "$muted"), (format_bytes(prediction.peak_allocated_bytes), "bold")),
         stacked(segments, scale, width, limit=share),
@@ -185,14 +197,14 @@ def offered(plan: Plan) -> tuple[Suggestion, ...]:
     return plan.prediction.suggestions[:MOST_FIXES]
 
 
-def _fixes(plan: Plan, width: int) -> list[Content]:
+def _fixes(plan: Plan, width: int, host_limit_bytes: int | None) -> list[Content]:
     shown = offered(plan)
     if not shown or plan.prediction is None:
         return []
     title = "to use the room" if plan.prediction.fits else "to make it fit"
     rows = [Content.styled(f"{title}, press its number", "bold $text-primary")]
     for number, suggestion in enumerate(shown, start=1):
-        rows += _fix(number, suggestion, width)
+        rows += _fix(number, suggestion, width, host_limit_bytes)
     return rows
 
 
@@ -206,10 +218,11 @@ def _notes(cautions: tuple[str, ...], width: int) -> list[Content]:
     return rows
 
 
-def _fix(number: int, suggestion: Suggestion, width: int) -> list[Content]:
+def _fix(number: int, suggestion: Suggestion, width: int, host_limit_bytes: int | None) -> list[Content]:
     """Verdict and what is then needed first, then in words what it is and what it costs."""
+    short = is_short(suggestion.host_bytes, host_limit_bytes)
     mark, style = {True: ("✓", "$text-success"), False: ("✗", "$text-error"), None: ("?", "$text-warning")}[
-        suggestion.fits
+        False if short else suggestion.fits
     ]
     need = fit_right(format_bytes(suggestion.needed_bytes), 8)
     head = Content.assemble((f"{number} ", "bold $accent"), (f"{mark} ", style), f"{need}  ")
@@ -217,7 +230,10 @@ def _fix(number: int, suggestion: Suggestion, width: int) -> list[Content]:
     rate = suggestion.tokens_per_second
     speed = "" if rate is None else f"; {format_tokens_rate(rate)}"
     rows = textwrap.wrap(
-        suggestion.words + ("; fits, but tight" if suggestion.tight else "") + speed,
+        suggestion.words
+        + (f" of {format_bytes(host_limit_bytes)} here" if short else "")
+        + ("; fits, but tight" if suggestion.tight and not short else "")
+        + speed,
         max(width, 24),
         initial_indent=indent,
         subsequent_indent="    ",
