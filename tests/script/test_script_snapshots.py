@@ -64,9 +64,12 @@ def ended(run: RunDir, file: Path) -> None:
     assert end is not None and end.state == "completed", (end, output(run)[-3000:])
 
 
-def test_ranks_of_a_deepspeed_script_trace_the_same_steps(tmp_path: Path) -> None:
-    file = tmp_path / "over"
-    run = start_script(torchrun(2, "endless.py", str(file), MANY, "ds"), root=tmp_path)
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """Two ranks of a DeepSpeed script that were asked for traces and modules, after their end."""
+    folder = tmp_path_factory.mktemp("traced")
+    file = folder / "over"
+    run = start_script(torchrun(2, "endless.py", str(file), MANY, "ds"), root=folder)
     try:
         # From the pace of its steps it is told how far ahead all ranks will have read what is asked of them.
         until(run, lambda: is_described(run) and len(of(run, 1, StepFinished)) >= PACED)
@@ -78,6 +81,11 @@ def test_ranks_of_a_deepspeed_script_trace_the_same_steps(tmp_path: Path) -> Non
         ended(run, file)
     finally:
         leave_nothing(run)
+    return run
+
+
+def test_ranks_of_a_deepspeed_script_trace_the_same_steps(traced: RunDir) -> None:
+    run = traced
     first, second = taken(run, 0, "trace"), taken(run, 1, "trace")
     assert (first.step, first.steps) == (second.step, 2)
     marked = {step.step for step in of(run, 0, StepFinished) if step.profiled}
@@ -88,6 +96,16 @@ def test_ranks_of_a_deepspeed_script_trace_the_same_steps(tmp_path: Path) -> Non
         (run.path / taken(run, 1, "modules").files[0].name).read_bytes(), type=ModuleTable
     )
     assert table.rank == 1 and any(row.kind == "LlamaMLP" and row.saved_bytes > 0 for row in table.rows)
+
+
+def test_the_rate_of_a_step_is_the_one_that_it_was_made_with(traced: RunDir) -> None:
+    """A schedule that the engine owns sets the next one inside of `step`."""
+    assert "Converting a tensor" not in output(traced), "a loss is read without a warning of torch's"
+    line = next(line for line in output(traced).splitlines() if line.startswith("rates "))
+    rates = [float(word) for word in line.removeprefix("rates [").removesuffix("]").split(",")]
+    assert len(rates) == 8 and len(set(rates)) > 5
+    told = [step.learning_rate for step in of(traced, 0, StepFinished)][: len(rates)]
+    assert told == pytest.approx(rates)
 
 
 def test_a_plain_loop_is_looked_at_by_the_command_line(
@@ -110,18 +128,3 @@ def test_a_plain_loop_is_looked_at_by_the_command_line(
         leave_nothing(run)
     (step,) = [step for step in of(run, 0, StepFinished) if step.step == taken(run, 0, "trace").step]
     assert step.profiled
-
-
-def test_the_rate_of_a_step_is_the_one_that_it_was_made_with(tmp_path: Path) -> None:
-    """A schedule that the engine owns sets the next one inside of `step`."""
-    run = start_script(torchrun(1, "endless.py", str(tmp_path / "over"), "8", "ds"), root=tmp_path)
-    try:
-        end = control.wait_for_end(run, SECONDS)
-        assert end is not None and end.state == "completed", output(run)[-3000:]
-    finally:
-        leave_nothing(run)
-    assert "Converting a tensor" not in output(run), "a loss is read without a warning of torch's"
-    line = next(line for line in output(run).splitlines() if line.startswith("rates "))
-    rates = [float(word) for word in line.removeprefix("rates [").removesuffix("]").split(",")]
-    assert len(rates) == 8 and len(set(rates)) > 5
-    assert [step.learning_rate for step in of(run, 0, StepFinished)] == pytest.approx(rates)

@@ -17,7 +17,8 @@ from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, list_runs
 from llmtop.profiler.record.scriptevents import BatchSeen, RankAttached, RunDescribed
 from llmtop.profiler.record.stepevents import BETWEEN
 from llmtop.trainer.control import wait_for_end
-from tests.script.watching import SECONDS, of, output, python, torchrun, watched
+from tests.script.watching import SCRIPTS, SECONDS, of, output, python, torchrun, watched
+from tests.worker.launching import fork_ranks, wait_for_ranks
 
 pytestmark = pytest.mark.slow
 Watched = tuple[RunDir, RunEnded, RunState]
@@ -62,12 +63,12 @@ def test_its_losses_are_those_that_it_saw_itself(bare: Watched) -> None:
     assert told == pytest.approx([(a + b) / 2 for a, b in zip(said[::2], said[1::2], strict=True)])
 
 
-def test_watching_changes_no_number_of_the_training(bare: Watched) -> None:
+def test_watching_changes_no_number_of_the_training(bare: Watched, tmp_path: Path) -> None:
     run, _, _ = bare
-    alone = subprocess.run(
-        torchrun(2, "bare.py", "2"), capture_output=True, text=True, check=True, timeout=200
-    )
-    assert _losses(alone.stdout) == _losses(output(run))
+    logs = [tmp_path / f"alone-{rank}.log" for rank in (0, 1)]
+    codes = wait_for_ranks(fork_ranks([str(SCRIPTS / "bare.py"), "2"], logs))
+    assert codes == [0, 0], logs[0].read_text()
+    assert _losses(logs[0].read_text()) == _losses(output(run))
 
 
 def test_an_evaluation_between_two_steps_is_no_step_and_marks_the_times(bare: Watched) -> None:
@@ -153,7 +154,7 @@ def test_a_script_that_waits_for_its_data_is_told_so(tmp_path: Path) -> None:
 
 
 def test_an_exception_of_the_script_is_named(tmp_path: Path) -> None:
-    run, end, _ = watched(tmp_path, torchrun(1, "bare.py", "0", "fail"))
+    run, end, _ = watched(tmp_path, torchrun(1, "plain.py", "fail"))
     assert (end.state, end.rank) == ("failed", 0)
     assert "RuntimeError: planted in the script" in end.reason and "after step 6" in end.reason
 

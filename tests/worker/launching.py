@@ -110,12 +110,27 @@ def start_ranks(run: RunDir, command: list[str] | None = None, *, forked: bool =
 
     Unless they are to be processes of their own from the first import on, they are forked.
     """
-    world_size = run.spec().world_size
-    port = free_port()
     command = command or [sys.executable, "-m", "llmtop.trainer.worker", str(run.path)]
+    logs = [run.log_path(rank) for rank in range(run.spec().world_size)]
+    if forked:
+        return fork_ranks(command[1:], logs)
     processes: list[Rank] = []
-    for rank in range(world_size):
-        environment = {
+    for environment, path in zip(_environments(len(logs)), logs, strict=True):
+        with path.open("ab") as log:
+            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+    return processes
+
+
+def fork_ranks(words: list[str], logs: list[Path]) -> list[Rank]:
+    """A rank for each log, of the program that follows the interpreter in a command."""
+    environments = _environments(len(logs))
+    return [warm().start(words, one, log) for one, log in zip(environments, logs, strict=True)]
+
+
+def _environments(world_size: int) -> list[dict[str, str]]:
+    port = free_port()
+    return [
+        {
             **os.environ,
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -126,12 +141,8 @@ def start_ranks(run: RunDir, command: list[str] | None = None, *, forked: bool =
             "OMP_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
-        if forked:
-            processes.append(warm().start(command[1:], environment, run.log_path(rank)))
-            continue
-        with run.log_path(rank).open("ab") as log:
-            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
-    return processes
+        for rank in range(world_size)
+    ]
 
 
 def wait_for_ranks(processes: list[Rank], timeout: float = 240) -> list[int]:

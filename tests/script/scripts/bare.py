@@ -48,8 +48,6 @@ def main() -> None:
     if engine.global_rank == 0:
         sys.stdout.write(f"losses {losses}\n")
         sys.stdout.flush()
-    if "fail" in sys.argv:
-        raise RuntimeError("planted in the script")
 
 
 main()

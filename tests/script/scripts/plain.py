@@ -1,5 +1,7 @@
 """A plain torch loop over a model that no library knows, with a copying data loader."""
 
+import sys
+
 import torch
 
 
@@ -18,6 +20,8 @@ def main() -> None:
         optimizer.zero_grad()
         model(rows).square().mean().backward()
         optimizer.step()
+    if "fail" in sys.argv:
+        raise RuntimeError("planted in the script")
 
 
 if __name__ == "__main__":
