@@ -21,9 +21,12 @@ _HEAVY: dict[str, str] = {
     "tokens": "the training data as numbers",
     "tokenizer": "made from the training data",
 }
-_NOT_OF_THE_RECORD = frozenset(
+OF_A_LIVE_RUN = frozenset(
     {"control", "standby", "bookmark", "supervisor.pid", "imported.json", "remote.json"}
     | {"live.json", "save.json", "snapshot.json"}
+)
+_NOT_OF_THE_RECORD = frozenset(
+    OF_A_LIVE_RUN
     | {"environment.json", "report.html", "report.json", "findings.json", "changes.json", "memory.csv"}
     | {"metrics", "README.txt", "manifest.json"}
 )

@@ -26,7 +26,7 @@ from msgspec import Struct
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.foreign import decode_json, open_regular, why_unreadable
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.export.contents import LONGEST_NAME_BYTES, name_problem
+from llmtop.profiler.export.contents import LONGEST_NAME_BYTES, OF_A_LIVE_RUN, name_problem
 from llmtop.profiler.export.manifest import FORMAT, FORMAT_VERSION, MANIFEST, Manifest
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.imported import Imported
@@ -41,10 +41,11 @@ _CHUNK_BYTES = 1 << 20
 _LONGEST_READ_BYTES = 8 << 20
 """zipfile reads the list of members at once, and makes some hundred bytes of each 46; the rest in chunks."""
 _DOCUMENT_BYTES = 64 << 20
-_NEVER = frozenset(
-    {"control", "checkpoints", "standby", "supervisor.pid", "live.json", "imported.json", "bookmark"}
-)
-"""No export holds these: they would say that something of the run lives here."""
+_NEVER = OF_A_LIVE_RUN | {"checkpoints"}
+"""No export holds these: they would say that something of the run lives here, or elsewhere."""
+_BOMB_BYTES, _MOST_TIMES = 256 << 20, 200
+"""What comes to more than so many bytes, and so many times what it has packed, is none of a run: logs come to
+ten times, the longest line again and again to some hundred."""
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 0x1
 _KINDS: dict[str, type[Any]] = {"spec.json": RunSpec, "prediction.json": Prediction}
@@ -65,9 +66,10 @@ class _Plan(Struct, frozen=True, kw_only=True):
 
 
 def import_run(
-    archive: Path, root: Path, *, name: str | None = None, limit_bytes: int = LIMIT_BYTES
+    archive: Path, root: Path, *, name: str | None = None, limit_bytes: int | None = None
 ) -> RunDir:
-    """Unpack an archive under `root`, as `name` or as it was called.
+    """Unpack an archive under `root`, as `name` or as it was called; of at most `limit_bytes`, by default
+    `LIMIT_BYTES` of what is packed as a run is.
 
     Raises LlmtopError for a file that is no archive of a run, is damaged or larger than allowed, and where it
     cannot be unpacked; then nothing has been written, or nothing of it is left.
@@ -114,17 +116,16 @@ def _opened(archive: Path) -> Iterator[zipfile.ZipFile]:
         yield opened
 
 
-def _checked(opened: zipfile.ZipFile, archive: Path, limit_bytes: int) -> _Plan:
+def _checked(opened: zipfile.ZipFile, archive: Path, limit_bytes: int | None) -> _Plan:
     entries = [entry for entry in opened.infolist() if not entry.is_dir()]
     if len(entries) > MOST_FILES:
         why = f"it holds {counted(len(entries), 'file')}, and no more than {MOST_FILES:,} are taken"
         raise LlmtopError(f"{archive} is not unpacked", why=why, fix=_FIX)
     size = sum(entry.file_size for entry in entries)
-    if size > limit_bytes:
+    # Not what the members say of themselves: several may be of the same bytes.
+    if problem := _too_large(size, archive.stat().st_size, limit_bytes):
         raise LlmtopError(
-            f"{archive} is not unpacked",
-            why=f"it comes to {format_bytes(size)}, and {format_bytes(limit_bytes)} are allowed",
-            fix="if you trust it, allow more: --limit GIB",
+            f"{archive} is not unpacked", why=problem, fix="if you trust it, allow more: --limit GIB"
         )
     members: dict[str, str] = {}
     roots: set[str] = set()
@@ -145,9 +146,21 @@ def _checked(opened: zipfile.ZipFile, archive: Path, limit_bytes: int) -> _Plan:
         )
     manifest = _document(opened, members[MANIFEST], Manifest, archive)
     _require_known(manifest, archive)
+    for name, member in members.items():
+        if name != MANIFEST and manifest.files.get(name) != opened.getinfo(member).file_size:
+            raise _refused(archive, member, f"{MANIFEST} tells of no such file, or of another size")
     _require_documents(opened, members, manifest, archive)
     _require_whole(opened, entries)
     return _Plan(manifest=manifest, members=members, size_bytes=size)
+
+
+def _too_large(size_bytes: int, packed_bytes: int, limit_bytes: int | None) -> str:
+    allowed = LIMIT_BYTES if limit_bytes is None else limit_bytes
+    if size_bytes > allowed:
+        return f"it comes to {format_bytes(size_bytes)}, and {format_bytes(allowed)} are allowed"
+    if limit_bytes is None and size_bytes > max(_BOMB_BYTES, _MOST_TIMES * packed_bytes):
+        return f"{format_bytes(packed_bytes)} come to {format_bytes(size_bytes)}, as those of no run do"
+    return ""
 
 
 def _problem(entry: zipfile.ZipInfo) -> str:

@@ -15,8 +15,10 @@ import msgspec
 import pytest
 
 from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.profiler.export import importing
 from llmtop.profiler.export.archive import Choices, export_run
 from llmtop.profiler.export.importing import import_run
+from llmtop.profiler.export.manifest import Manifest
 from llmtop.profiler.export.secrets import Scrubber
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import RunEnded
@@ -43,13 +45,26 @@ def exported(folder: Path, *, end: str | None = "completed") -> tuple[RunDir, Pa
     return run, archive
 
 
-def with_member(folder: Path, name: str, content: bytes = b"x", mode: int = 0) -> Path:
-    """A good archive with one more member."""
+def with_member(
+    folder: Path, name: str, content: bytes = b"x", mode: int = 0, *, told_bytes: int | None = -1
+) -> Path:
+    """A good archive with one more member. The manifest tells of its bytes, or of `told_bytes`."""
     run, archive = exported(folder)
-    with zipfile.ZipFile(archive, "a") as opened:
-        entry = zipfile.ZipInfo(name.replace("RUN", run.run_id))
-        entry.external_attr = mode << 16
+    with zipfile.ZipFile(archive) as good:
+        members = {one: good.read(one) for one in good.namelist()}
+    last = f"{run.run_id}/manifest.json"
+    manifest = msgspec.json.decode(members.pop(last), type=Manifest)
+    entry = zipfile.ZipInfo(name.replace("RUN", run.run_id))
+    entry.external_attr, entry.compress_type = mode << 16, zipfile.ZIP_DEFLATED
+    if told_bytes is not None:
+        size = len(content) if told_bytes == -1 else told_bytes
+        files = {**manifest.files, entry.filename.partition("/")[2]: size}
+        manifest = msgspec.structs.replace(manifest, files=files)
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as opened:
+        for one, held in members.items():
+            opened.writestr(one, held)
         opened.writestr(entry, content)
+        opened.writestr(last, document(manifest))
     return archive
 
 
@@ -148,6 +163,8 @@ def test_an_imported_run_is_never_to_be_resumed(tmp_path: Path, end: str) -> Non
         ("RUN/control/1.json", 0),
         ("RUN/supervisor.pid", 0),
         ("RUN/imported.json", 0),
+        ("RUN/remote.json", 0),
+        ("RUN/save.json", 0),
         ("RUN/checkpoints/step-1/x.pt", 0),
         ("RUN/.hidden", 0),
         ("RUN/SPEC.JSON", 0),
@@ -161,8 +178,29 @@ def test_a_member_that_no_export_writes_refuses_the_whole(tmp_path: Path, name: 
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(LlmtopError) as told:
         import_run(archive, tmp_path / "here")
-    assert told.value.fix
+    assert told.value.fix and "tells of no such file" not in told.value.why
     assert sorted(tmp_path.rglob("*")) == before and not Path("/tmp/outside").exists()
+
+
+@pytest.mark.parametrize("told_bytes", [None, 2])
+def test_a_member_that_the_manifest_does_not_tell_of_refuses_the_whole(
+    tmp_path: Path, told_bytes: int | None
+) -> None:
+    archive = with_member(tmp_path, "RUN/rank-7.jsonl", told_bytes=told_bytes)
+    with pytest.raises(LlmtopError, match="not unpacked") as told:
+        import_run(archive, tmp_path / "here")
+    assert "rank-7.jsonl" in told.value.why and "manifest.json tells of no such file" in told.value.why
+
+
+def test_what_packs_as_no_run_does_is_taken_where_somebody_says_how_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importing, "_BOMB_BYTES", 1 << 20)
+    archive = with_member(tmp_path, "RUN/zeros.txt", b"\0" * (48 << 20))
+    with pytest.raises(LlmtopError, match="not unpacked") as told:
+        import_run(archive, tmp_path / "here")
+    assert "as those of no run do" in told.value.why and "--limit" in told.value.fix
+    import_run(archive, tmp_path / "here", limit_bytes=64 << 20)
 
 
 def test_sizes_are_looked_at_before_anything_is_unpacked(tmp_path: Path) -> None:
@@ -175,7 +213,7 @@ def test_sizes_are_looked_at_before_anything_is_unpacked(tmp_path: Path) -> None
 
 
 def test_a_member_that_is_larger_than_it_says_is_not_unpacked(tmp_path: Path) -> None:
-    archive = with_member(tmp_path, "RUN/zeros.txt", b"\0" * (8 << 20))
+    archive = with_member(tmp_path, "RUN/zeros.txt", b"\0" * (8 << 20), told_bytes=1 << 10)
     content = archive.read_bytes()
     size = (8 << 20).to_bytes(4, "little")
     assert content.count(size) >= 2
@@ -233,15 +271,22 @@ def test_an_archive_on_a_drive_that_fails_is_told(tmp_path: Path, monkeypatch: p
 
 
 def rewritten(archive: Path, name: str, content: bytes | None) -> None:
-    """The archive with another content of one member, or without it."""
+    """The archive with another content of one member, of which the manifest tells; or without it."""
     with zipfile.ZipFile(archive) as opened:
         members = {one: opened.read(one) for one in opened.namelist()}
+    changed = next(one for one in members if one.endswith(f"/{name}"))
+    last = f"{changed.partition('/')[0]}/manifest.json"
+    manifest = msgspec.json.decode(members[last])
+    if content is None:
+        del members[changed]
+    else:
+        members[changed] = content
+    if changed != last and content is not None:
+        manifest["files"][name] = len(content)
+        members[last] = document(manifest)
     with zipfile.ZipFile(archive, "w") as opened:
-        for one, old in members.items():
-            if not one.endswith(f"/{name}"):
-                opened.writestr(one, old)
-            elif content is not None:
-                opened.writestr(one, content)
+        for one, held in members.items():
+            opened.writestr(one, held)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +296,6 @@ def rewritten(archive: Path, name: str, content: bytes | None) -> None:
         ("manifest.json", b"{", "damaged"),
         ("manifest.json", b'{"run_id":"x","exported_at":1,"files":{},"format":"cake"}', "no exported run"),
         ("manifest.json", b'{"run_id":"x","exported_at":1,"files":{},"format_version":9}', "newer llmtop"),
-        ("manifest.json", b'{"run_id":"../x","exported_at":1,"files":{}}', "no name of a run"),
         ("spec.json", None, "damaged"),
         ("spec.json", b'{"name":"x"}', "damaged"),
         ("prediction.json", b"[" * 5000, "damaged"),
@@ -264,6 +308,16 @@ def test_documents_are_read_before_anything_is_written(
     _, archive = exported(tmp_path)
     rewritten(archive, name, content)
     with pytest.raises(LlmtopError, match=words):
+        import_run(archive, tmp_path / "here")
+    assert not (tmp_path / "here").exists()
+
+
+def test_a_run_that_is_called_as_no_folder_may_be_is_refused(tmp_path: Path) -> None:
+    run, archive = exported(tmp_path)
+    with zipfile.ZipFile(archive) as opened:
+        manifest = msgspec.json.decode(opened.read(f"{run.run_id}/manifest.json"))
+    rewritten(archive, "manifest.json", document({**manifest, "run_id": "../x"}))
+    with pytest.raises(LlmtopError, match="no name of a run"):
         import_run(archive, tmp_path / "here")
     assert not (tmp_path / "here").exists()
 

@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit",
         type=float,
-        default=LIMIT_BYTES / _GIB,
         metavar="GIB",
         help=f"what it may come to unpacked; by default {LIMIT_BYTES // _GIB}",
     )
@@ -36,9 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitCode:
-    if not 0 < args.limit < 1 << 20:
+    if args.limit is not None and not 0 < args.limit < 1 << 20:
         raise UsageError(f"--limit {args.limit:g} is no size", fix="give GiB, as --limit 40")
-    found = import_run(args.archive, rundir.runs_root(), name=args.name, limit_bytes=round(args.limit * _GIB))
+    limit_bytes = None if args.limit is None else round(args.limit * _GIB)
+    found = import_run(args.archive, rundir.runs_root(), name=args.name, limit_bytes=limit_bytes)
     if args.json:
         print_json(ImportedLine(run_id=found.run_id, path=str(found.path)))
     else:
