@@ -124,10 +124,15 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     Fault(
-        "The driver hangs in a call and never answers",
-        "nobody waits for it: its readings are n/a, which is told, the rest is read on; the training goes on"
-        " and a stop ends it",
-        (f"{_DRIVER}::test_a_driver_that_hangs_holds_up_neither_the_run_nor_its_stop",),
+        "The driver hangs in a call, or when it is opened, and never answers",
+        "nobody waits for it: its readings are n/a, which is told, the rest is read on; the training starts,"
+        " goes on and is ended by a stop; once it answers it is read again. A command that looks at the GPUs"
+        " is told after 30 s",
+        (
+            f"{_DRIVER}::test_a_driver_that_hangs_holds_up_neither_the_run_nor_its_stop",
+            f"{_DRIVER}::test_a_driver_that_hangs_when_it_is_opened_holds_up_no_rank",
+            f"{_DRIVER}::test_who_reads_the_gpus_once_is_told_that_the_driver_hangs",
+        ),
     ),
     Fault(
         "A GPU falls off the bus (Xid 79)",
