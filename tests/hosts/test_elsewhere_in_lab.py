@@ -85,9 +85,10 @@ def test_a_pulled_cable_is_told_and_what_was_written_meanwhile_comes(lab: Lab, f
     watching = Watching(lab, "h1:latest")
     wait_for(lambda: watching.has("running  step "), watching.told)
     lab.pull_cable("h1")
-    wait_for(lambda: watching.has("no connection to h1 for "), watching.told)
+    # While it is noticed by who watches.
     listed = lab.llmtop("ls", "h1:", "h2:", check=False, variables=python)
     assert listed.returncode == ExitCode.USAGE
+    wait_for(lambda: watching.has("no connection to h1 for "), watching.told)
     assert "h1 cannot be asked" in listed.stderr and "no run on h2" in listed.stderr
     lab.plug_in("h1")
     at = len(watching.lines)

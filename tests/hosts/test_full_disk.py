@@ -31,7 +31,7 @@ def test_a_host_with_a_full_disk_stays_in_the_run_and_hears_later_what_it_was_to
     disk.fill()
     full_at = run.events(0)[-1].t
     # It would hold the launching machine for gone by then.
-    run.wait_for(lambda: run.events(0)[-1].t > full_at + 1.5 * HOST_SECONDS)
+    run.wait_for(lambda: run.events(0)[-1].t > full_at + 1.2 * HOST_SECONDS)
     assert run.run.supervisor_alive() and not run.of(HostLost)
     refused = lab.llmtop("set", run.run.run_id, "learning_rate=0.001", check=False)
     assert refused.returncode != 0
