@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
+from llmtop.profiler.hardware.aside import ask_once
 from llmtop.profiler.hardware.nvml import NvmlReader
 
 _MOST_COMMAND_WORDS = 4
@@ -57,9 +58,14 @@ def gpus_in_use(
     pynvml: ModuleType | Any | None = None, *, process_of: Callable[[int], Process] | None = None
 ) -> GpusInUse:
     """Every GPU with its processes, read now; a few milliseconds for each."""
+    silent = GpusInUse(problem="the driver of the GPUs does not answer")
+    return ask_once(lambda: _read(pynvml, process_of or look_up), silent)
+
+
+def _read(pynvml: ModuleType | Any | None, asked: Callable[[int], Process]) -> GpusInUse:
     from llmtop.profiler.hardware.machine import preset_name
 
-    reader, asked = NvmlReader(pynvml), process_of or look_up
+    reader = NvmlReader(pynvml)
     try:
         visible = reader.visible_indices()
         gpus = []

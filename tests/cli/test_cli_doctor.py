@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from llmtop.presets.errors import ExitCode
-from llmtop.tui.doctor import software, system
+from llmtop.profiler.hardware.aside import ask_once
+from llmtop.tui.doctor import gpus, software, system
 from llmtop.tui.doctor.check import Check, Machine
 from tests.cli.conftest import Llmtop
 
@@ -47,6 +50,22 @@ def test_without_a_driver_only_the_cpu_can_train() -> None:
     checks = look(BARE)
     assert checks["gpu"].status == "optional"
     assert checks["torch cuda"].status == "missing"
+
+
+def test_a_driver_that_hangs_is_told(llmtop: Llmtop, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    for module in (software, gpus):
+        monkeypatch.setattr(module, "ask_once", partial(ask_once, wait_seconds=0.05))
+    monkeypatch.setattr(software, "_nvml", answers.wait)
+    monkeypatch.setattr(gpus, "_looked", lambda *_: answers.wait())
+    try:
+        checks = {check["name"]: check for check in llmtop("doctor", "--json").json()["checks"]}
+        assert checks["gpu"]["found"] == "the NVIDIA driver does not answer"
+        assert "dmesg" in checks["gpu"]["mend"] and "gpu readings" not in checks
+        (hangs,) = gpus.look_at_gpus().checks
+        assert hangs.status == "warn" and "does not answer all" in hangs.found
+    finally:
+        answers.set()
 
 
 def test_what_an_option_alone_needs_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,9 @@ from msgspec import Struct
 Status = Literal["ok", "warn", "missing", "optional"]
 """`missing` stops training here; `optional` is not there, and only what its line names needs it."""
 
+UNANSWERED = "see dmesg for NVRM: Xid; end what uses the GPUs, else restart the machine"
+"""What to do about a driver that hangs."""
+
 
 class Check(Struct, frozen=True, kw_only=True):
     """One thing that was looked at."""
@@ -30,3 +33,5 @@ class Machine(Struct, frozen=True, kw_only=True):
     driver_version: str | None
     driver_cuda: tuple[int, int] | None
     """Newest CUDA version that the driver runs."""
+    driver_silent: bool = False
+    """Whether there is a driver that does not answer."""

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec import Struct
 
 from llmtop.profiler import topology
+from llmtop.profiler.hardware.aside import ask_once
 from llmtop.profiler.hardware.costs import FAST_SECONDS, CallCost
 from llmtop.profiler.hardware.gpm import SHORTEST_SECONDS
 from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.record.deviceevents import DeviceSample, Topology
 from llmtop.profiler.units import counted, format_seconds
 from llmtop.tui.commands.output import table
-from llmtop.tui.doctor.check import Check
+from llmtop.tui.doctor.check import UNANSWERED, Check
 
 _SAMPLES = 4
 """The first one warms up, activity begins with the second, and a cost is known from two more."""
@@ -31,6 +32,16 @@ class GpuLook(Struct, frozen=True, kw_only=True):
 
 def look_at_gpus(reader: NvmlReader | None = None, pause: Callable[[float], None] = time.sleep) -> GpuLook:
     """All devices of the machine; nothing where no driver answers. Takes half a second with a GPU."""
+    hangs = Check(
+        name="gpu readings",
+        status="warn",
+        found="the NVIDIA driver does not answer all that it is asked",
+        mend=UNANSWERED,
+    )
+    return ask_once(lambda: _looked(reader, pause), GpuLook(checks=(hangs,)))
+
+
+def _looked(reader: NvmlReader | None, pause: Callable[[float], None]) -> GpuLook:
     nvml = reader if reader is not None else NvmlReader()
     try:
         if not nvml.devices:

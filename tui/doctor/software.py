@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from llmtop.presets.version import install_words, package_version
+from llmtop.profiler.hardware.aside import ask_once
 from llmtop.trainer.folders import why_not_writable
 from llmtop.trainer.supervisor.extensions import VARIABLE as EXTENSIONS
 from llmtop.trainer.supervisor.extensions import extensions_dir
@@ -31,7 +32,7 @@ from llmtop.trainer.toolchain import (
     torch_cuda,
     triton_cache,
 )
-from llmtop.tui.doctor.check import Check, Machine, Status
+from llmtop.tui.doctor.check import UNANSWERED, Check, Machine, Status
 
 
 class PackageRow(Struct, frozen=True):
@@ -69,13 +70,15 @@ PACKAGES: tuple[PackageRow, ...] = (
 
 def look_at_machine() -> Machine:
     torch_version = package_version("torch")
-    names, driver, cuda = _nvml()
+    told = ask_once(_nvml, None)
+    names, driver, cuda = told or ((), None, None)
     return Machine(
         torch_version=torch_version,
         torch_cuda=torch_cuda() if torch_version else None,
         gpu_names=names,
         driver_version=driver,
         driver_cuda=cuda,
+        driver_silent=told is None,
     )
 
 
@@ -130,6 +133,8 @@ def _package(row: PackageRow, machine: Machine) -> Check:
 
 
 def _driver(machine: Machine) -> Check:
+    if machine.driver_silent:
+        return Check(name="gpu", status="warn", found="the NVIDIA driver does not answer", mend=UNANSWERED)
     if machine.driver_version is None:
         return Check(
             name="gpu",
