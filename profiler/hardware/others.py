@@ -33,8 +33,13 @@ class OthersCounter:
             if pid not in own and took > 0:
                 percents.setdefault(one.name, []).append(100.0 * took / (now - then))
         work = [
-            OtherWork(name=name, processes=len(each), cpu_percent=sum(each))
+            OtherWork(name=_printable(name), processes=len(each), cpu_percent=sum(each))
             for name, each in percents.items()
             if sum(each) >= _LEAST_PERCENT
         ]
         return tuple(sorted(work, key=lambda one: -one.cpu_percent)[:_MOST])
+
+
+def _printable(name: str) -> str:
+    """Another user of the machine may call a program anything, a line's end or an escape too."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name)

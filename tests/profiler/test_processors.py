@@ -151,3 +151,11 @@ def test_this_process_is_walked_by_its_name_and_its_threads_have_waited() -> Non
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     assert waited_seconds([gone.pid]) is None
+
+
+def test_what_others_call_their_programs_moves_no_cursor() -> None:
+    counter = OthersCounter()
+    name = "\x1b]0;x\x07\n[/b"
+    for seconds in (0.0, 1.0):
+        work = counter.advance({7: Running(1, name, 5, seconds)}, (), seconds)
+    assert [one.name for one in work] == ["?]0;x??[/b"]
