@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from benchmarks.cells import Planned, make_run
 from benchmarks.stats import BlockTime
 from llmtop.profiler.probes.outside import OutsideProbe
-from llmtop.profiler.probes.training import StepReading
+from llmtop.profiler.probes.stepreading import StepReading
 from llmtop.profiler.record.eventlog import FLUSHER, EventWriter
 from llmtop.profiler.record.events import Phase
 from llmtop.trainer.ops import ops_of

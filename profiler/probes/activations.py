@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 
 import torch
 from msgspec import Struct
 
 from llmtop.profiler.memory.result import Component
-from llmtop.profiler.probes.classify import parameter_storages
 
 See = Callable[[torch.Tensor, Component], None]
 """Told of each tensor that is recognised, at the time when it is."""
@@ -28,24 +28,26 @@ class ActivationCounter:
     hooks hand back is what autograd would have kept.
     """
 
-    def __init__(self, module: torch.nn.Module, vocab_size: int) -> None:
-        self._module = module
+    def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._storages: dict[int, tuple[int, bool]] = {}
         self._weights: set[int] = set()
         self._see: See | None = None
+        self.seconds = 0.0
+        """What looking has taken of the last watched forward pass."""
 
     @contextmanager
     def watching(self, see: See | None = None) -> Iterator[None]:
         """During a forward pass. `see` goes on being called in its backward, when weights are used again."""
-        self._storages, self._weights = {}, set()
+        self._storages, self._weights, self.seconds = {}, set(), 0.0
         self._see = see
         with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
             yield
 
-    def saved_bytes(self) -> SavedBytes:
-        """Of the last watched forward pass, while its graph is still alive."""
-        weights = self._weights | parameter_storages(self._module)
+    def saved_bytes(self, weights: set[int]) -> SavedBytes:
+        """Of the last watched forward pass, while its graph is still alive; `weights` are the addresses of
+        storages that hold such now."""
+        weights = self._weights | weights
         activations = logits = 0
         for address, (size, is_logits) in self._storages.items():
             if address in weights:
@@ -60,6 +62,7 @@ class ActivationCounter:
         self._see = None
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        began = perf_counter()
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         if is_weight(tensor):
@@ -72,7 +75,9 @@ class ActivationCounter:
             self._storages[address] = (storage.nbytes(), is_logits or (known is not None and known[1]))
         if self._see is not None:
             self._see(tensor, saved_as(tensor, self._vocab_size))
-        return to_keep(tensor)
+        kept = to_keep(tensor)
+        self.seconds += perf_counter() - began
+        return kept
 
     def _unpack(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._see is not None and isinstance(tensor, torch.nn.Parameter):

@@ -6,7 +6,7 @@ they change between releases and an absent one only means that the tensor does n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -67,6 +67,9 @@ class Classified(Struct, frozen=True, kw_only=True):
     storages: tuple[Storage, ...] = ()
     """Those on the device that computes, whole."""
 
+    def addresses_of(self, component: Component) -> set[int]:
+        return {storage.address for storage in self.storages if storage.component is component}
+
 
 class _Ledger:
     def __init__(self, on_cpu: bool) -> None:
@@ -93,16 +96,20 @@ class _Ledger:
             side[component] = side.get(component, 0) + size
 
 
-def classify(engine: Any, *, on_cpu: bool) -> Classified:
-    """Walk everything that the engine keeps between calls. Local to the rank: no collective."""
+def classify(engine: Any, *, on_cpu: bool, modules: Sequence[torch.nn.Module] = ()) -> Classified:
+    """Walk everything that the engine keeps between calls. Local to the rank: no collective.
+
+    `modules` are those of the engine's module where they are known: to walk them takes a third of the time.
+    """
     ledger = _Ledger(on_cpu)
     wrapper = engine.optimizer
     inner = getattr(engine, "basic_optimizer", None) or getattr(wrapper, "optimizer", None) or wrapper
-    parameters = list(engine.module.parameters())
+    modules = modules or modules_of(engine.module)
+    parameters = _parameters(modules)
     ledger.add(Component.PARAMETERS, _group_tensors(wrapper, _PARAMETER_GROUPS))
     ledger.add(Component.PARAMETERS, _parameter_tensors(parameters))
-    ledger.add(Component.PARAMETERS, _tensors(list(engine.module.buffers())))
-    ledger.add(Component.PARAMETERS, _eight_bit_tensors(engine.module))
+    ledger.add(Component.PARAMETERS, _buffers(modules))
+    ledger.add(Component.PARAMETERS, _eight_bit_tensors(modules))
     # A bare torch optimizer steps on the parameters themselves: those are already counted.
     ledger.add(Component.MASTER_PARAMETERS, _group_tensors(wrapper, _MASTER_GROUPS))
     ledger.add(Component.OPTIMIZER_STATE, _state_tensors(inner))
@@ -120,9 +127,32 @@ def buffer_tensors(engine: Any) -> Iterator[torch.Tensor]:
 
 def parameter_storages(module: torch.nn.Module) -> set[int]:
     """Addresses of the storages that hold weights now."""
-    return {
-        tensor.untyped_storage().data_ptr() for tensor in _parameter_tensors(list(module.parameters()))
-    } | {buffer.untyped_storage().data_ptr() for buffer in module.buffers()}
+    modules = modules_of(module)
+    held = (*_parameter_tensors(_parameters(modules)), *_buffers(modules))
+    return {tensor.untyped_storage().data_ptr() for tensor in held}
+
+
+def modules_of(root: torch.nn.Module) -> list[torch.nn.Module]:
+    """As `root.modules()`, in whatever order: that one makes each a name, which takes longer."""
+    found: dict[int, torch.nn.Module] = {}
+    waiting = [root]
+    while waiting:
+        module = waiting.pop()
+        if id(module) not in found:
+            found[id(module)] = module
+            waiting += [child for child in module._modules.values() if child is not None]
+    return list(found.values())
+
+
+def _parameters(modules: Sequence[torch.nn.Module]) -> list[torch.nn.Parameter]:
+    """Those of tied modules more than once."""
+    return [
+        parameter for module in modules for parameter in module._parameters.values() if parameter is not None
+    ]
+
+
+def _buffers(modules: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
+    return [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
 
 
 def _parameter_tensors(parameters: list[torch.nn.Parameter]) -> Iterator[torch.Tensor]:
@@ -145,13 +175,15 @@ def _quantization_tensors(parameter: torch.nn.Parameter) -> Iterator[torch.Tenso
         yield from _tensors(getattr(parameter, name, None))
 
 
-def _eight_bit_tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+def _eight_bit_tensors(modules: Sequence[torch.nn.Module]) -> Iterator[torch.Tensor]:
     """Weights of 8 bits and the scales of their rows: bitsandbytes moves these from the parameter to the
     state of its module in the first forward pass (`nn/modules.py:Linear8bitLt.init_8bit_state`)."""
-    for child in module.modules():
-        state = getattr(child, "state", None)
-        for name in ("CB", "SCB"):
-            yield from _tensors(getattr(state, name, None))
+    for module in modules:
+        # A module that is asked for what it has not looks through all that it holds.
+        state = vars(module).get("state")
+        if state is not None:
+            for name in ("CB", "SCB"):
+                yield from _tensors(getattr(state, name, None))
 
 
 def _state_tensors(optimizer: Any) -> Iterator[torch.Tensor]:

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 import torch
+from msgspec import Struct
 
 from llmtop.profiler.record.events import Phase
 
@@ -38,7 +39,7 @@ class PhaseTimer(Protocol):
     def stop(self, phase: Phase) -> None: ...
 
     def marks(self) -> Marks:
-        """Of this step alone."""
+        """Of whatever step is under way."""
         ...
 
     def finish_step(self) -> StepTimes: ...
@@ -48,21 +49,20 @@ def phase_timer(device: torch.device) -> PhaseTimer:
     return CudaPhaseTimer() if device.type == "cuda" else CpuPhaseTimer()
 
 
-class _ClockTimes:
+class _ClockTimes(Struct, frozen=True):
     """Worked out when it is asked for: at a border each line counts."""
 
-    def __init__(self, began: float, borders: list[tuple[Phase | None, float]], ended: float) -> None:
-        self._began = began
-        self._borders = borders
-        self._ended = ended
+    began: float
+    borders: list[tuple[Phase | None, float]]
+    ended: float
 
     def step_seconds(self) -> float:
-        return self._ended - self._began
+        return self.ended - self.began
 
     def phase_seconds(self) -> dict[str, float | None]:
         seconds: dict[str, float | None] = {}
-        before = self._began
-        for phase, at in self._borders:
+        before = self.began
+        for phase, at in self.borders:
             if phase is not None:
                 seconds[phase] = (seconds.get(phase) or 0.0) + at - before
             before = at
@@ -75,10 +75,10 @@ class CpuPhaseTimer:
     def __init__(self) -> None:
         self._began = 0.0
         self._borders: list[tuple[Phase | None, float]] = []
-        """Each with the phase that ended there."""
+        """Of this step, each with the phase that ended there; one list for all steps, for `marks`."""
 
     def start_step(self) -> None:
-        self._borders = []
+        self._borders.clear()
         self._began = perf_counter()
 
     def start(self) -> None:
@@ -91,7 +91,7 @@ class CpuPhaseTimer:
         return self._borders.append, perf_counter
 
     def finish_step(self) -> StepTimes:
-        return _ClockTimes(self._began, self._borders, perf_counter())
+        return _ClockTimes(self._began, self._borders[:], perf_counter())
 
 
 class _EventTimes:
@@ -128,9 +128,10 @@ class CudaPhaseTimer:
         self._stream: torch.cuda.Stream | None = None
         self._began = _new_event()
         self._borders: list[tuple[Phase | None, torch.cuda.Event]] = []
+        """As of the clock."""
 
     def start_step(self) -> None:
-        self._borders = []
+        self._borders.clear()
         # Asked for once a step: to ask costs more than to mark it.
         self._stream = torch.cuda.current_stream()
         self._began = self._marked()
@@ -145,7 +146,7 @@ class CudaPhaseTimer:
         return self._borders.append, self._marked
 
     def finish_step(self) -> StepTimes:
-        return _EventTimes(self._began, self._borders, self._marked())
+        return _EventTimes(self._began, self._borders[:], self._marked())
 
     def _marked(self) -> torch.cuda.Event:
         event = _new_event()

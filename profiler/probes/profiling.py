@@ -19,9 +19,9 @@ import torch
 from msgspec.structs import replace
 
 from llmtop.profiler.probes.nearlimit import NearLimit, near_limit_of
-from llmtop.profiler.probes.phases import Marks
 from llmtop.profiler.probes.snapshotting import MAKERS, Recording, Writing
-from llmtop.profiler.probes.training import StepReading, TrainingProbes, is_classified
+from llmtop.profiler.probes.stepreading import PlainSteps, StepReading
+from llmtop.profiler.probes.training import TrainingProbes, is_classified
 from llmtop.profiler.record.events import AnyEvent, Phase
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.snapshotevents import SnapshotFile, SnapshotParams, SnapshotTaken
@@ -133,9 +133,11 @@ class Profiling:
             return self._probes.phase(phase, last=last)
         return self._recorded(self._recording, phase, last=last)
 
-    def marks(self) -> Marks | None:
-        """As of the probes, once a step has begun; none while a snapshot is taken."""
-        return self._probes.marks() if self._recording is None else None
+    def plain(self) -> PlainSteps | None:
+        """As of the probes, once a step has begun; none while a snapshot is waited for, taken or written."""
+        if self._request is not None or self._recording is not None or self._writing:
+            return None
+        return self._probes.plain()
 
     @contextmanager
     def _recorded(self, recording: Recording, phase: Phase, *, last: bool) -> Iterator[None]:

@@ -44,16 +44,24 @@ class ReadingRate:
         """Begun so far."""
         self._clock = clock
         self._began = clock()
+        self._asked: int | None = None
+        """The step that was asked for last, which began then."""
         self._step_seconds: deque[float] = deque(maxlen=_REMEMBERED)
         self._costs: deque[float] = deque(maxlen=_REMEMBERED)
 
     def is_due(self, step: int) -> bool:
-        """Whether this step is to be read; asked once a step, when it begins."""
+        """Whether this step is to be read; asked when it begins, though not of steps before `next_due`."""
         now = self._clock()
-        self._step_seconds.append(now - self._began)
-        self._began = now
-        self.steps += 1
+        # Those of which it was not asked count as one of their mean length.
+        begun = 1 if self._asked is None else max(1, step - self._asked)
+        self._step_seconds.append((now - self._began) / begun)
+        self._began, self._asked = now, step
+        self.steps += begun
         return self.steps <= ALWAYS_READ_STEPS or step % self.every == 0
+
+    def next_due(self, step: int) -> int:
+        """The first after `step`, which is under way, that is to be read."""
+        return step + 1 if self.steps < ALWAYS_READ_STEPS else (step // self.every + 1) * self.every
 
     @property
     def step_seconds(self) -> float:
@@ -90,6 +98,10 @@ class MemoryReadings:
         """A step begins; whether it must be read. Then comes `start_step`, or `pass_step`."""
         self.phases = {}
         return self.rate.is_due(step) or self._settled
+
+    def next_due(self, step: int) -> int:
+        """The first after `step` of which `is_due` must be asked; those between pass as `step` did."""
+        return step + 1 if self._settled else self.rate.next_due(step)
 
     def pass_step(self) -> None:
         """It is not read."""

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 
 from llmtop.profiler.probes.snapshotmodules import ModuleWatch
+from llmtop.profiler.probes.stepreading import StepReading
 from llmtop.profiler.probes.traces import TraceRecorder
-from llmtop.profiler.probes.training import StepReading
 from llmtop.profiler.record.events import Phase
 from llmtop.profiler.record.snapshotevents import SnapshotKind
 from llmtop.profiler.record.snapshotrequest import SnapshotRequest

@@ -6,31 +6,31 @@ A probe that fails says so in the log and stays off; it never stops the training
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from statistics import median_low
 from time import perf_counter
-from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from msgspec import Struct
 
 from llmtop.profiler.effects.kernelnames import recognise
 from llmtop.profiler.memory.result import Component, Moment
 from llmtop.profiler.probes.activations import ActivationCounter
 from llmtop.profiler.probes.allocator import Peaks, memory_meter
-from llmtop.profiler.probes.classify import buffer_tensors, classify
+from llmtop.profiler.probes.classify import buffer_tensors, classify, modules_of
 from llmtop.profiler.probes.heap import read_heap
 from llmtop.profiler.probes.kernels import KernelRecorder
 from llmtop.profiler.probes.outside import OutsideProbe
 from llmtop.profiler.probes.peaks import PeakProbe, hidden_size_of
-from llmtop.profiler.probes.phases import PHASES, Marks, StepTimes, phase_timer
+from llmtop.profiler.probes.phases import PHASES, StepTimes, phase_timer
 from llmtop.profiler.probes.readings import MemoryReadings, counted_every
+from llmtop.profiler.probes.stepreading import AtItsEnd, PlainSteps, StepReading
 from llmtop.profiler.probes.tracer import CudaTracer, Tracer
-from llmtop.profiler.record.events import AnyEvent, MemoryClassified, OutsideMoment, Phase, PhaseMemory
+from llmtop.profiler.record.events import AnyEvent, MemoryClassified, OutsideMoment, Phase
 
 logger = logging.getLogger(__name__)
 
@@ -51,46 +51,15 @@ def is_classified(step: int, every: int, first_step: int = 1) -> bool:
     return _is_first(step, first_step) or (every > 0 and step % every == 0)
 
 
+def _next_classified(step: int, every: int, first_step: int) -> float:
+    """The first after `step` whose tensors are counted."""
+    if _is_first(step + 1, first_step):
+        return step + 1
+    return (step // every + 1) * every if every > 0 else math.inf
+
+
 def _is_first(step: int, first_step: int) -> bool:
     return 0 <= step - first_step < _ALWAYS_CLASSIFIED
-
-
-class StepReading(Struct, frozen=True, kw_only=True):
-    """What the probes saw of one step. `times` is to be read when the device has got there."""
-
-    times: StepTimes | None
-    phase_memory: dict[str, PhaseMemory]
-    """Empty for a step that was not read; may name `UNREAD_STEPS` beside the phases."""
-    profiled: bool = False
-    """Kernels were recorded: the times are not those of a step."""
-    memory_every: int = 1
-    """Of so many steps one is read."""
-
-
-class _OnlyTimed:
-    """A phase of a step in which nothing but times is taken, made once and with as little as can be.
-
-    Between two phases everything runs on caches that the training has swept: a call costs microseconds.
-    """
-
-    __slots__ = ("_failed", "_phase", "_stop")
-
-    def __init__(self, phase: Phase, stop: Callable[[Phase], None], failed: Callable[[str], None]) -> None:
-        self._phase = phase
-        self._stop = stop
-        self._failed = failed
-
-    def __enter__(self) -> None:
-        """Nothing: the phase began where the one before it ended."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            try:
-                self._stop(self._phase)
-            except Exception:  # noqa: BLE001 - shown in full by what it calls
-                self._failed("times")
 
 
 _NOTHING = nullcontext()
@@ -132,8 +101,9 @@ class TrainingProbes:
         self._memory = MemoryReadings(memory_meter(device))
         self._closely = True
         """Whether more than times is taken of this step."""
-        self._timed = {phase: _OnlyTimed(phase, self._timer.stop, self._turn_off) for phase in PHASES}
-        self._activations = ActivationCounter(engine.module, vocab_size)
+        self._timed = {phase: AtItsEnd(phase, self._timer.stop, self._turn_off) for phase in PHASES}
+        self._read = {phase: AtItsEnd(phase, self._stop_read, self._turn_off) for phase in PHASES}
+        self._activations = ActivationCounter(vocab_size)
         # What the heap kept free before the model existed is part of the runtime's baseline.
         self._heap_free_before = heap_free_before_bytes
         self._kernels = KernelRecorder(device)
@@ -153,6 +123,8 @@ class TrainingProbes:
         self._changed = False
         self._changed_step: int | None = None
         self._inside_step: MemoryClassified | None = None
+        self._modules: list[torch.nn.Module] = []
+        """The engine's, in a step whose tensors are classified; a script may change them between two."""
         self._optimizer_hook = self._watch_optimizer_step()
 
     def step(self, step: int) -> AbstractContextManager[None]:
@@ -177,11 +149,32 @@ class TrainingProbes:
 
     def phase(self, phase: Phase, *, last: bool) -> AbstractContextManager[None]:
         """One phase of one micro-batch; `last` marks the micro-batch that ends with the optimizer step."""
-        return self._watched(phase, last=last) if self._closely else self._timed.get(phase, _NOTHING)
+        if self.sampled or self.profiled:
+            return self._watched(phase, last=last)
+        return (self._read if self._closely else self._timed).get(phase, _NOTHING)
 
-    def marks(self) -> Marks | None:
-        """What ends phases of this step where nothing but times is taken; None where `phase` must be used."""
-        return None if self._closely or "times" in self._broken else self._timer.marks()
+    def plain(self) -> PlainSteps | None:
+        """From the step under way on; None where `phase` and `finish_step` must be used.
+
+        Only for a caller that neither settles nor changes anything before it calls `step` again.
+        """
+        if self._closely or "times" in self._broken:
+            return None
+        step, timer = self._step, self._timer
+        until = min(
+            self._memory.next_due(step),
+            _next_classified(step, self.classify_every, self._first_step),
+            math.inf if self._kernel_step is None or self._kernel_step <= step else self._kernel_step,
+        )
+        seen = StepReading(times=None, phase_memory={}, memory_every=self._memory.rate.every)
+        return PlainSteps(timer.marks(), timer.finish_step, timer.start_step, until, seen)
+
+    def _stop_read(self, phase: Phase) -> None:
+        """In a step of which memory is read, and nothing else than that and times."""
+        self._guarded("times", self._timer.stop, phase)
+        self._guarded("memory", self._memory.stop_phase, phase)
+        # What the probes did here is no part of the phase that comes.
+        self._guarded("times", self._timer.start)
 
     @contextmanager
     def _watched(self, phase: Phase, *, last: bool) -> Iterator[None]:
@@ -198,7 +191,6 @@ class TrainingProbes:
             self._guarded("classification", self._classify_after, phase)
         if phase == "optimizer" and self._kernels.running:
             self._guarded("kernels", self._tell_kernels)
-        # What the probes did here is no part of the phase that comes.
         self._guarded("times", self._timer.start)
 
     def finish_step(self) -> StepReading:
@@ -247,7 +239,7 @@ class TrainingProbes:
         if self._optimizer_hook is not None:
             self._optimizer_hook.remove()
             self._optimizer_hook = None
-        self._timed = {}  # each phase refers to the probes
+        self._timed, self._read = {}, {}  # each phase refers to the probes
         if self._peaks is not None:
             self._peaks.abandon()
         self._activations.forget_observer()
@@ -306,7 +298,7 @@ class TrainingProbes:
         return nullcontext()
 
     def _spare(self) -> None:
-        self._counted.append(self._counting_seconds)
+        self._counted.append(self._counting_seconds + self._activations.seconds)
         self._counting_seconds = 0.0
         if self._least_every is not None:
             # Of two the lower, as for readings.
@@ -342,15 +334,17 @@ class TrainingProbes:
 
     def _classify_steady(self) -> None:
         self._emit(self._classified(Moment.STEADY))
+        self._modules = []
 
     def _classified(self, moment: Moment) -> MemoryClassified:
         began = perf_counter()
-        found = classify(self._engine, on_cpu=self._on_cpu)
+        self._modules = self._modules or modules_of(self._engine.module)
+        found = classify(self._engine, on_cpu=self._on_cpu, modules=self._modules)
         if self._tracing is not None:
             self._tracing.watch.see_storages(found.storages)
         components = dict(found.device)
         if moment is Moment.FORWARD_END and "activations" not in self._broken:
-            saved = self._activations.saved_bytes()
+            saved = self._activations.saved_bytes(found.addresses_of(Component.PARAMETERS))
             components[Component.ACTIVATIONS] = saved.activations
             components[Component.LOGITS] = saved.logits
         heap = read_heap() if self._on_cpu else None

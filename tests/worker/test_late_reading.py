@@ -16,7 +16,7 @@ import torch
 
 from llmtop.profiler.probes import hostcopy
 from llmtop.profiler.probes.phases import PHASES, CudaPhaseTimer
-from llmtop.profiler.probes.training import StepReading
+from llmtop.profiler.probes.stepreading import StepReading
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import AnyEvent, Phase, StepFinished
 from llmtop.trainer.worker import agreement, loop

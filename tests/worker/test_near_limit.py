@@ -14,7 +14,7 @@ import torch
 from llmtop.profiler.probes import snapshotting
 from llmtop.profiler.probes.nearlimit import NearLimit, Room, near_limit_of
 from llmtop.profiler.probes.profiling import UNASKED, Profiling
-from llmtop.profiler.probes.training import StepReading
+from llmtop.profiler.probes.stepreading import StepReading
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import PhaseMemory
 from llmtop.profiler.record.rundir import RunDir

@@ -13,9 +13,10 @@ import torch
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.probes.allocator import AllocatorCounters
 from llmtop.profiler.probes.peaktrace import Replay, Seen, Span, TransientSizes, phase_peak
+from llmtop.profiler.probes.stepreading import StepReading
 from llmtop.profiler.probes.stepwatch import now_us
 from llmtop.profiler.probes.tracer import CudaTracer
-from llmtop.profiler.probes.training import StepReading, TrainingProbes
+from llmtop.profiler.probes.training import TrainingProbes
 from llmtop.profiler.record.events import AnyEvent, PeakClassified
 from tests.worker.tiny_training import Shape, Tiny, train_step
 

@@ -16,7 +16,7 @@ from llmtop.profiler.memory.result import Component
 from llmtop.profiler.probes import phases, training
 from llmtop.profiler.probes.activations import ActivationCounter
 from llmtop.profiler.probes.allocator import ResidentMeter, merge
-from llmtop.profiler.probes.classify import classify
+from llmtop.profiler.probes.classify import classify, parameter_storages
 from llmtop.profiler.probes.heap import read_heap
 from llmtop.profiler.probes.phases import CpuPhaseTimer
 from llmtop.profiler.probes.resident import (
@@ -26,7 +26,8 @@ from llmtop.profiler.probes.resident import (
     resident_bytes,
     rss_bytes,
 )
-from llmtop.profiler.probes.training import StepReading, TrainingProbes
+from llmtop.profiler.probes.stepreading import StepReading
+from llmtop.profiler.probes.training import TrainingProbes
 from llmtop.profiler.record.events import UNREAD_STEPS, AnyEvent, MemoryClassified, PhaseMemory
 
 CPU = torch.device("cpu")
@@ -99,11 +100,11 @@ def test_activations_are_counted_by_storage_without_weights() -> None:
     module = torch.nn.Sequential(
         torch.nn.Linear(hidden, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, vocab)
     )
-    counter = ActivationCounter(module, vocab)
+    counter = ActivationCounter(vocab)
     inputs = torch.ones(rows, hidden)
     with counter.watching():
         loss = module(inputs).log_softmax(-1).sum()
-    saved = counter.saved_bytes()
+    saved = counter.saved_bytes(parameter_storages(module))
     # The input of each layer; ReLU's result is the second one's input.
     assert saved.activations == 2 * rows * hidden * 4
     assert saved.logits == rows * vocab * 4
@@ -278,20 +279,49 @@ def test_where_nothing_but_times_is_taken_marks_do_for_phases() -> None:
     marked = []
     for step in range(9, 40):
         with probes.step(step):
-            marks = probes.marks()
-            if marks is None:
+            plain = probes.plain()
+            if plain is None:
                 with probes.phase("forward", last=True):
                     pass
             else:
-                keep, mark = marks
+                keep, mark = plain.marks
                 keep(("data", mark()))
                 keep(("forward", mark()))
             reading = probes.finish_step()
-        assert bool(reading.phase_memory) == (marks is None), step
+        assert bool(reading.phase_memory) == (plain is None), step
         assert reading.times is not None
-        assert reading.times.phase_seconds().keys() == ({"forward"} if marks is None else {"data", "forward"})
-        marked.append(marks is not None)
+        assert reading.times.phase_seconds().keys() == ({"forward"} if plain is None else {"data", "forward"})
+        marked.append(plain is not None)
     assert any(marked)
+
+
+def test_plain_steps_last_until_one_is_looked_at_and_nobody_is_asked_between() -> None:
+    engine, seen = bare_engine(torch.nn.Linear(16, 8)), list[AnyEvent]()
+    probes = TrainingProbes(engine, device=CPU, vocab_size=99, classify_every=8, emit=seen.append)
+    list(train_steps(probes, engine, 8))
+    step, looked_at, passed = 9, list[int](), 0
+    while step < 64:
+        probes.step(step)
+        plain = probes.plain()
+        if plain is None:
+            with probes.phase("forward", last=True):
+                pass
+            assert probes.finish_step().phase_memory, step
+            looked_at.append(step)
+            step += 1
+            continue
+        assert step < plain.until <= step + 8 - step % 8
+        passed += int(plain.until) - step
+        for later in range(step, int(plain.until)):
+            keep, mark = plain.marks
+            keep(("forward", mark()))
+            assert plain.finish_step().phase_seconds().keys() == {"forward"}, "of this step alone"
+            if later + 1 < plain.until:
+                plain.start_step()
+        step = int(plain.until)
+    assert passed + len(looked_at) == step - 9
+    assert {16, 24, 32, 40, 48, 56} <= set(looked_at)
+    assert {event.step for event in seen if isinstance(event, MemoryClassified)} >= {16, 24, 32, 40, 48, 56}
 
 
 def test_steps_1_and_2_and_every_nth_are_classified_at_four_moments() -> None:

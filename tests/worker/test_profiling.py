@@ -14,7 +14,7 @@ import torch
 from torch.cuda import _memory_viz
 
 from llmtop.profiler.probes import snapshotmemory, snapshotting
-from llmtop.profiler.probes.training import StepReading
+from llmtop.profiler.probes.stepreading import StepReading
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.snapshotevents import SnapshotTaken
 from llmtop.profiler.record.snapshotrequest import SnapshotRequest, ask_for_snapshot

@@ -119,6 +119,21 @@ def test_one_reading_that_was_held_up_changes_nothing() -> None:
     assert rate.every == 1
 
 
+def test_steps_of_which_nobody_asked_count_as_ones_of_their_mean_length() -> None:
+    time = Time()
+    rate = ReadingRate(time)
+    for step in range(1, ALWAYS_READ_STEPS + 1):
+        assert rate.is_due(step)
+        time.now += 0.2
+    rate.took(50e-6)
+    assert (rate.every, rate.next_due(ALWAYS_READ_STEPS)) == (5, 10)
+    for step in (10, 15, 20):
+        time.now += 5 * 0.02 - (0.2 if step == 10 else 0.0)
+        assert rate.is_due(step)
+    assert rate.steps == 20
+    assert rate.step_seconds == pytest.approx(0.02)
+
+
 def test_peaks_of_steps_that_were_not_read_are_told_with_the_next_reading() -> None:
     seen = Training(read_seconds=15e-6).run(15)
     assert seen[4] == {"forward": 5, "backward": 5}

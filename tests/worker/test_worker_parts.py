@@ -18,7 +18,7 @@ from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
 from llmtop.presets.spec import LrSchedule
 from llmtop.profiler.oom.failure import failure_event, is_out_of_memory
 from llmtop.profiler.probes.inmodules import count_parameters
-from llmtop.profiler.probes.training import StepReading
+from llmtop.profiler.probes.stepreading import StepReading
 from llmtop.profiler.record.eventlog import EventTail, EventWriter
 from llmtop.profiler.record.events import RankFailed, StageBegan, StageFinished, StepFinished
 from llmtop.profiler.record.failureevents import MemoryShortage

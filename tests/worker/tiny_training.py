@@ -9,7 +9,8 @@ from msgspec import Struct
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from llmtop.profiler.probes.training import StepReading, TrainingProbes
+from llmtop.profiler.probes.stepreading import StepReading
+from llmtop.profiler.probes.training import TrainingProbes
 
 
 class Shape(Struct, frozen=True, kw_only=True):

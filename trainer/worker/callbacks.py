@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets.spec import RunOptions, RunSpec
-from llmtop.profiler.probes.training import StepReading
+from llmtop.profiler.probes.stepreading import StepReading
 from llmtop.profiler.record.checkpointevents import CheckpointRefused, CheckpointSaved
 from llmtop.profiler.record.events import AnyEvent, StepFinished
 from llmtop.profiler.units import format_seconds

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from llmtop.presets.spec import RunOptions
 from llmtop.profiler.probes.enginefacts import learning_rate, loss_scale
 from llmtop.profiler.probes.hostcopy import send_to_host
-from llmtop.profiler.probes.training import StepReading
+from llmtop.profiler.probes.stepreading import StepReading
 from llmtop.profiler.record.events import Phase
 from llmtop.trainer.worker.agreement import Agreed, Agreement, Pending
 from llmtop.trainer.worker.callbacks import Callback, StepOutcome

@@ -8,7 +8,7 @@ import torch
 
 from llmtop.profiler.probes.enginefacts import loss_scale
 from llmtop.profiler.probes.script.shapes import BatchShapes
-from llmtop.profiler.probes.script.steps import StepFacts, Steps
+from llmtop.profiler.probes.script.steps import Steps
 from llmtop.profiler.probes.script.watching import Watched
 
 _CALLS = ("forward", "backward", "step")
@@ -29,9 +29,6 @@ class EngineWatch:
         self._is_scaled = loss_scale(engine) is not None
         self._accumulated = 1
         """Micro-batches of a step, as of its newest forward pass."""
-        self._is_last = False
-        self._rate: float | None = None
-        """Of the step that the engine is about to make."""
         self._own = {name: getattr(engine, name) for name in _CALLS}
         for name in _CALLS:
             setattr(engine, name, getattr(self, name))
@@ -70,8 +67,8 @@ class EngineWatch:
         if not watched.off:
             try:
                 # transformers' Trainer has divided it already, and says so (transformers 5.17 `trainer.py`).
-                share = 1 / self._accumulated if named.get("scale_wrt_gas", True) else 1.0
-                steps.end_backward(loss, share=share)
+                whole = self._accumulated == 1 or not named.get("scale_wrt_gas", True)
+                steps.end_backward(loss, share=1.0 if whole else 1 / self._accumulated)
             except Exception as error:  # noqa: BLE001 - likewise
                 watched.turn_off(error)
         return answer
@@ -80,14 +77,29 @@ class EngineWatch:
         watched = self._watched
         if watched.off:
             return self._own["step"](*given, **named)
+        engine, steps = self._engine, self._steps
+        last, rate = False, None
         try:
-            self._begin_step()
+            # Asked before: the call itself counts the micro-batch.
+            last = bool(engine.is_gradient_accumulation_boundary())
+            if last:
+                # An engine with a schedule of its own sets the next step's rate in this very call.
+                rates = engine.get_lr()
+                rate = float(rates[0]) if rates else None
+            steps.begin_optimizer(last=last)
         except Exception as error:  # noqa: BLE001 - likewise
             watched.turn_off(error)
         answer = self._own["step"](*given, **named)
         if not watched.off:
             try:
-                self._end_step()
+                steps.end()
+                if last:
+                    steps.finish(
+                        rate,
+                        engine.get_global_grad_norm(),
+                        loss_scale(engine) if self._is_scaled else None,
+                        not engine.was_step_applied(),
+                    )
             except Exception as error:  # noqa: BLE001 - likewise
                 watched.turn_off(error)
         return answer
@@ -102,28 +114,6 @@ class EngineWatch:
         last = self._steps.micro_batches + 1 >= self._accumulated
         self._steps.begin_forward(self._shapes.of(given, named), last=last)
         return True
-
-    def _begin_step(self) -> None:
-        # Asked before: the call itself counts the micro-batch.
-        self._is_last = bool(self._engine.is_gradient_accumulation_boundary())
-        # An engine with a schedule of its own sets the next step's rate in this very call.
-        rates = self._engine.get_lr() if self._is_last else None
-        self._rate = float(rates[0]) if rates else None
-        self._steps.begin_optimizer(last=self._is_last)
-
-    def _end_step(self) -> None:
-        self._steps.end()
-        if not self._is_last:
-            return
-        engine = self._engine
-        self._steps.finish(
-            StepFacts(
-                learning_rate=self._rate,
-                grad_norm=engine.get_global_grad_norm(),
-                loss_scale=loss_scale(engine) if self._is_scaled else None,
-                skipped=not engine.was_step_applied(),
-            )
-        )
 
     def _put_back(self, name: str) -> None:
         """The class's own method is found again."""

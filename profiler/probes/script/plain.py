@@ -15,7 +15,7 @@ import torch
 from llmtop.profiler.probes.script.found import found_model, hf_config, unwrapped
 from llmtop.profiler.probes.script.joining import join
 from llmtop.profiler.probes.script.shapes import batch_shape
-from llmtop.profiler.probes.script.steps import StepFacts, Steps
+from llmtop.profiler.probes.script.steps import Steps
 from llmtop.profiler.probes.script.watching import Watched
 from llmtop.profiler.record.scriptevents import RankAttached
 
@@ -125,7 +125,7 @@ class _Hooks:
         self._steps.end()
         self._accumulated = max(1, self._steps.micro_batches)
         rate = self._optimizer.param_groups[0].get("lr")
-        self._steps.finish(StepFacts(learning_rate=None if rate is None else float(rate)))
+        self._steps.finish(learning_rate=None if rate is None else float(rate))
 
 
 def _world_size() -> int:

@@ -47,10 +47,11 @@ class BatchShapes:
     def of(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> BatchShape | None:
         """As `batch_shape` says; the very same object for the same shape."""
         ids = named.get(_IDS[0])
-        # Of a table of tokens nothing else is asked.
-        size = ids.shape if isinstance(ids, torch.Tensor) and ids.dim() > 1 else None
+        size = ids.shape if isinstance(ids, torch.Tensor) else None
         if size is None or size != self._size:
-            self._size, self._newest = size, batch_shape(given, named)
+            # Of a table of tokens nothing else is asked.
+            self._size = size if size is not None and len(size) > 1 else None
+            self._newest = batch_shape(given, named)
         return self._newest
 
 

@@ -10,7 +10,6 @@ import math
 import time
 from collections import deque
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,46 +17,63 @@ from msgspec import Struct
 
 from llmtop.profiler.probes.allocator import Peaks
 from llmtop.profiler.probes.hostcopy import send_to_host
-from llmtop.profiler.probes.phases import Marks
+from llmtop.profiler.probes.phases import Marks, StepTimes
 from llmtop.profiler.probes.profiling import Profiling
 from llmtop.profiler.probes.script.loader import Fetches, told_apart
 from llmtop.profiler.probes.script.shapes import BatchShape
-from llmtop.profiler.probes.training import StepReading, TrainingProbes
+from llmtop.profiler.probes.stepreading import PlainSteps, StepReading
+from llmtop.profiler.probes.training import TrainingProbes
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import Phase, StepFinished
 from llmtop.profiler.record.scriptevents import BatchSeen
 
-ASK_SECONDS = 0.25
+ASK_SECONDS = 0.5
 """How often it is looked whether somebody asks for a snapshot."""
 _GROWN = 1.02
 """A batch is told again when it has so many times the tokens of the largest before."""
 
 
-class StepFacts(Struct, frozen=True, kw_only=True):
-    """What the loop knows at the end of a step."""
-
-    learning_rate: float | None = None
-    grad_norm: float | torch.Tensor | None = None
-    loss_scale: float | None = None
-    skipped: bool = False
-
-
-class _Unread(Struct, frozen=True, kw_only=True):
-    """A step that the device may still be working on."""
+class _Made(Struct, frozen=True):
+    """A step that the device may still be working on. Made by places, as quickly as can be."""
 
     step: int
     micro_batches: int
+    world_size: int
     batch: BatchShape | None
     loss: float | torch.Tensor | None
-    """Of the step, on this rank."""
-    facts: StepFacts
+    """Of the step, on this rank; on its way to the host, as the norm is."""
+    learning_rate: float | None
     grad_norm: float | torch.Tensor | None
-    """On its way to the host."""
+    loss_scale: float | None
+    skipped: bool
+    disturbed: bool
+    times: StepTimes | None
     reading: StepReading
+    """All but the times."""
     fetch_seconds: float | None
     """What the script's data loaders took; None where none is known."""
-    disturbed: bool
-    reached: torch.cuda.Event | None
+
+    def event(self) -> StepFinished:
+        """Waits for a device that has not got there."""
+        times, batch = self.times, self.batch
+        sequences = batch.sequences if batch is not None else 0
+        tokens = 0 if batch is None else batch.tokens * self.micro_batches * self.world_size
+        return StepFinished(
+            step=self.step,
+            loss=_finite(self.loss),
+            learning_rate=self.learning_rate,
+            grad_norm=_finite(self.grad_norm),
+            loss_scale=self.loss_scale,
+            skipped=self.skipped,
+            tokens=tokens,
+            micro_batch=max(1, sequences),
+            grad_accum=max(1, self.micro_batches),
+            step_seconds=times.step_seconds() if times else 0.0,
+            phase_seconds=told_apart(times.phase_seconds(), self.fetch_seconds) if times else {},
+            phase_memory=self.reading.phase_memory,
+            memory_every=self.reading.memory_every,
+            profiled=self.reading.profiled or self.disturbed,
+        )
 
 
 class Steps:
@@ -84,7 +100,7 @@ class Steps:
         self.fetches: Fetches | None = None
         """What watches the script's data loaders."""
         # To ask a device for its type takes 15 us in a step.
-        self._on_cuda = device.type == "cuda"
+        self._on_cuda, self._on_cpu = device.type == "cuda", device.type == "cpu"
         self._world_size = world_size
         self.micro_batches = 0
         """Begun in this step."""
@@ -95,15 +111,17 @@ class Steps:
         """The phase that was begun and has not ended."""
         self._inside: AbstractContextManager[None] | None = None
         """What is around it, where more than times is taken."""
+        self._plain: PlainSteps | None = None
+        """The step is one of these, in which nothing but times is taken."""
         self._marks: Marks | None = None
-        """What ends a phase where nothing but times is taken."""
-        self._asked_at = 0.0
+        """Theirs."""
+        self._ask_from = 0.0
         self._batch: BatchShape | None = None
         self._told_batch: BatchShape | None = None
         self._largest = 0
-        self._unread: deque[_Unread] = deque()
-        profiling.step(first_step)
-        self._marks = profiling.marks()
+        self._unread: deque[tuple[torch.cuda.Event, _Made]] = deque()
+        """With what tells that the device has got there."""
+        self._begin_step(first_step)
 
     @property
     def last_finished(self) -> int:
@@ -135,11 +153,17 @@ class Steps:
     def end_backward(self, loss: Any, *, share: float = 1.0) -> None:
         """`share` of `loss` is this micro-batch's part of the step's."""
         self.end()
-        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            # On the CPU `tolist` reads the number itself, where `item` goes by way of an operator.
-            part: Any = loss.tolist() if loss.is_cpu and not loss.dim() else _number(loss)
-            part = part if share == 1.0 else part * share
-            self._loss = part if self._loss is None else self._loss + part
+        if not isinstance(loss, torch.Tensor):
+            return
+        if self._on_cpu and not loss.dim():
+            # `tolist` reads the number itself, where `item` goes by way of an operator.
+            part: Any = loss.tolist()
+        elif loss.numel() == 1:
+            part = _number(loss)
+        else:
+            return
+        part = part if share == 1.0 else part * share
+        self._loss = part if self._loss is None else self._loss + part
 
     def begin_optimizer(self, *, last: bool) -> None:
         if not self._backward_seen:
@@ -151,53 +175,73 @@ class Steps:
 
     def end(self) -> None:
         """The phase is over that was begun; nothing where none was."""
-        begun, self._begun = self._begun, None
+        begun = self._begun
         if begun is None:
             return
-        inside, self._inside = self._inside, None
-        if self._marks is not None:
-            keep, mark = self._marks
+        self._begun = None
+        marks = self._marks
+        if marks is not None:
+            keep, mark = marks
             keep((begun, mark()))
-        elif inside is not None:
+            return
+        inside, self._inside = self._inside, None
+        if inside is not None:
             inside.__exit__(None, None, None)
 
     def disturb(self) -> None:
         """Something else than training took time in this step: an evaluation."""
         self._disturbed = True
 
-    def finish(self, facts: StepFacts) -> None:
+    def finish(
+        self,
+        learning_rate: float | None = None,
+        grad_norm: float | torch.Tensor | None = None,
+        loss_scale: float | None = None,
+        skipped: bool = False,
+    ) -> None:
         """The step is made, and the next one begins."""
-        assert self.step is not None
-        reading = self._profiling.finish_step()
-        norm, loss, reached = facts.grad_norm, self._loss, None
+        step, plain, loss, batch = self.step, self._plain, self._loss, self._batch
+        assert step is not None
+        if plain is None:
+            reading = self._profiling.finish_step()
+            times = reading.times
+        else:
+            times, reading = plain.finish_step(), plain.reading
         if self._on_cuda:
-            norm, loss = send_to_host(norm), send_to_host(loss)
+            loss, grad_norm = send_to_host(loss), send_to_host(grad_norm)
+        made = _Made(
+            step,
+            self.micro_batches,
+            self._world_size,
+            batch,
+            loss,
+            learning_rate,
+            grad_norm,
+            loss_scale,
+            skipped,
+            self._disturbed,
+            times,
+            reading,
+            None if self.fetches is None else self.fetches.take(),
+        )
+        if batch is not self._told_batch:
+            self._tell_batch()
+        if self._on_cuda:
             reached = torch.cuda.Event()  # type: ignore[no-untyped-call]
             reached.record()
-        self._unread.append(
-            _Unread(
-                step=self.step,
-                micro_batches=self.micro_batches,
-                batch=self._batch,
-                loss=loss,
-                facts=facts,
-                grad_norm=norm,
-                reading=reading,
-                fetch_seconds=None if self.fetches is None else self.fetches.take(),
-                disturbed=self._disturbed,
-                reached=reached,
-            )
-        )
-        if self._batch is not self._told_batch:
-            self._tell_batch()
-        self._tell_finished()
-        self.step += 1
+            self._unread.append((reached, made))
+            self._tell_reached()
+        else:
+            self._events.hold(made.event)
+        self.step = step = step + 1
         self.micro_batches, self._loss, self._batch, self._disturbed = 0, None, None, False
         self.micro_batch = self.current = None
-        if time.monotonic() >= self._asked_at + ASK_SECONDS:
-            self._look_for_requests()
-        self._profiling.step(self.step)
-        self._marks = self._profiling.marks()
+        if time.monotonic() >= self._ask_from and self._look_for_requests(step):
+            plain = None
+        if plain is not None and step < plain.until:
+            plain.start_step()
+        else:
+            self._begin_step(step)
 
     def peaks(self) -> Peaks:
         """Of this process so far."""
@@ -205,19 +249,24 @@ class Steps:
 
     def close(self) -> None:
         """After the last step: what is still on its way is waited for."""
-        for unread in self._unread:
-            if unread.reached is not None:
-                unread.reached.synchronize()
-        self._tell_finished()
+        for reached, _ in self._unread:
+            reached.synchronize()
+        self._tell_reached()
         self._profiling.close()
         self._probes.close()
 
-    def _look_for_requests(self) -> None:
-        """Of a snapshot that is to begin with the coming step, at the earliest."""
-        self._asked_at = time.monotonic()
+    def _begin_step(self, step: int) -> None:
+        self._profiling.step(step)
+        self._plain = self._profiling.plain()
+        self._marks = None if self._plain is None else self._plain.marks
+
+    def _look_for_requests(self, coming_step: int) -> bool:
+        """Whether a snapshot is asked for; it is to begin with the coming step, at the earliest."""
+        self._ask_from = time.monotonic() + ASK_SECONDS
         asked = self._profiling.seen()
-        if asked and self.step is not None:
-            self._profiling.take(asked, self.step)
+        if asked:
+            self._profiling.take(asked, coming_step)
+        return bool(asked)
 
     def _enter(self, phase: Phase, *, last: bool) -> None:
         inside = self._profiling.phase(phase, last=last)
@@ -247,31 +296,10 @@ class Steps:
             )
         )
 
-    def _tell_finished(self) -> None:
+    def _tell_reached(self) -> None:
         unread = self._unread
-        while unread and (unread[0].reached is None or _is_reached(unread[0].reached)):
-            self._events.hold(partial(self._event, unread.popleft()))
-
-    def _event(self, unread: _Unread) -> StepFinished:
-        times, batch = unread.reading.times, unread.batch
-        sequences = batch.sequences if batch is not None else 0
-        tokens = 0 if batch is None else batch.tokens * unread.micro_batches * self._world_size
-        return StepFinished(
-            step=unread.step,
-            loss=_finite(unread.loss),
-            learning_rate=unread.facts.learning_rate,
-            grad_norm=_finite(unread.grad_norm),
-            loss_scale=unread.facts.loss_scale,
-            skipped=unread.facts.skipped,
-            tokens=tokens,
-            micro_batch=max(1, sequences),
-            grad_accum=max(1, unread.micro_batches),
-            step_seconds=times.step_seconds() if times else 0.0,
-            phase_seconds=told_apart(times.phase_seconds(), unread.fetch_seconds) if times else {},
-            phase_memory=unread.reading.phase_memory,
-            memory_every=unread.reading.memory_every,
-            profiled=unread.reading.profiled or unread.disturbed,
-        )
+        while unread and _is_reached(unread[0][0]):
+            self._events.hold(unread.popleft()[1].event)
 
 
 def _number(loss: torch.Tensor) -> float | torch.Tensor:
