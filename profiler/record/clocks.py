@@ -74,7 +74,10 @@ class Clocks:
 
 
 def clocks_of(run: RunDir) -> Clocks | None:
-    """None where one clock has stamped all that is read: of a run on one machine, or of a host by itself."""
+    """None where one clock has stamped all that is read: of a run on one machine, of a host by itself, or of
+    the lead."""
+    if run.ranks_here is not None and not run.ranks_here:
+        return None
     if not (run.path / HOSTS_FILE).exists() or lead_log(run) not in run.event_logs():
         return None
     try:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 
 import msgspec
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.record.events import AnyEvent, RunEnded
 from llmtop.profiler.record.hostevents import HostLeft
-from llmtop.profiler.record.hosts import Host, Hosts, lead_beat_path
+from llmtop.profiler.record.hosts import Host, Hosts
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.profiler.record.wholefile import random_hex
 from llmtop.trainer.hosts import orders
-from llmtop.trainer.hosts.beat import give_sign
+from llmtop.trainer.hosts.beat import LeadBeat
 from llmtop.trainer.hosts.gathering import Gathering
 from llmtop.trainer.hosts.hostranks import HostRanks
 from llmtop.trainer.hosts.members import Member, Members
 from llmtop.trainer.hosts.openfiles import make_room
-from llmtop.trainer.hosts.supervise import BEAT_SECONDS
 from llmtop.trainer.supervisor.patience import Graces
 from llmtop.trainer.supervisor.ranks import RankExit
 
@@ -49,7 +46,7 @@ class Crew:
         self.ranks = HostRanks(self.members, write, log, started=started)
         self._write, self._log = write, log
         self._beat = LeadBeat(run)
-        self._gathering = Gathering(run, hosts, self.members, self._beat.mark, environment)
+        self._gathering = Gathering(run, hosts, self.members, self._beat, environment)
         self._late_exits: list[RankExit] = []
         """Seen while something else was waited for."""
 
@@ -190,24 +187,6 @@ class Crew:
             transport.ask_for_all()
         while any(not transport.has_all for transport in ended) and time.monotonic() < deadline:
             self.wait()
-
-
-class LeadBeat:
-    """A sign of life for the hosts, and a mark by which one knows this folder."""
-
-    def __init__(self, run: RunDir) -> None:
-        self._path: Path = lead_beat_path(run)
-        self.mark = random_hex(16)
-        self._due = 0.0
-        self._number = 0
-
-    def turn(self) -> None:
-        now = time.monotonic()
-        if now < self._due:
-            return
-        self._due = now + BEAT_SECONDS
-        self._number += 1
-        give_sign(self._path, {"mark": self.mark, "n": self._number})
 
 
 def is_known(exit_: RankExit) -> bool:

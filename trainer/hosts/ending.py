@@ -9,7 +9,7 @@ from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import RunEnded
 from llmtop.profiler.record.hosts import Hosts
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
-from llmtop.trainer.hosts.crew import LeadBeat
+from llmtop.trainer.hosts.beat import LeadBeat
 from llmtop.trainer.hosts.members import Member
 from llmtop.trainer.hosts.openfiles import make_room
 from llmtop.trainer.hosts.transport import InFolder, OverSsh
@@ -39,7 +39,7 @@ def end_hosts(run: RunDir, hosts: Hosts, names: Collection[str]) -> dict[str, st
                 variables={},
             )
         else:
-            member.transport = InFolder(run, member.host)
+            member.transport = InFolder(run, member.host, beat)
         member.transport.start()
     try:
         return _end(members)

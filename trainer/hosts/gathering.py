@@ -12,6 +12,7 @@ from llmtop.profiler.record.hostevents import HostJoined
 from llmtop.profiler.record.hosts import Hosts
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.units import counted
+from llmtop.trainer.hosts.beat import LeadBeat
 from llmtop.trainer.hosts.members import Member, Members
 from llmtop.trainer.hosts.starters import Starter, make_starter
 from llmtop.trainer.hosts.transport import InFolder, OverSsh
@@ -24,12 +25,12 @@ _MOST_TOLD = 6
 
 class Gathering:
     def __init__(
-        self, run: RunDir, hosts: Hosts, members: Members, mark: str, environment: Mapping[str, str]
+        self, run: RunDir, hosts: Hosts, members: Members, beat: LeadBeat, environment: Mapping[str, str]
     ) -> None:
         self._run = run
         self._hosts = hosts
         self._members = members
-        self._mark = mark
+        self._beat = beat
         self._variables = {name: environment[name] for name in hosts.variables if name in environment}
         self._starter: Starter | None = None
         self._graces = Graces.from_environment(environment)
@@ -46,13 +47,13 @@ class Gathering:
                     self._run,
                     member.host,
                     self._hosts,
-                    mark=self._mark,
+                    mark=self._beat.mark,
                     begin=member.orders.begins_at,
                     folder=str(Path.cwd()),
                     variables=self._variables,
                 )
             else:
-                member.transport = InFolder(self._run, member.host)
+                member.transport = InFolder(self._run, member.host, self._beat)
             member.transport.start()
         if self._hosts.launcher != "ssh":
             begins = [member.orders.begins_at for member in self._members.all]

@@ -27,7 +27,7 @@ _DEAD_SECONDS = 20.0
 """Nothing heard for so long: begin again."""
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 10.0
-_ROUND_TRIPS = 8
+ROUND_TRIPS = 8
 _PIPE_BYTES = 1 << 20
 _MOST_WAITING_BYTES = 4 << 20
 _MOST_BYTES = 4 << 30
@@ -102,7 +102,7 @@ class Link:
         self.synced = 0
         """Number of the newest `sync` that was answered: the folder here has what the far one had then."""
         self.clock: Clock | None = None
-        self._trips: deque[Clock] = deque(maxlen=_ROUND_TRIPS)
+        self._trips: deque[Clock] = deque(maxlen=ROUND_TRIPS)
         self._pings: dict[int, float] = {}
         self._ping = 0
         self._asked_sync = 0

@@ -33,7 +33,7 @@ from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.trainer.change.restagefolder import keep_states, remove_states
 from llmtop.trainer.change.standby import VARIABLE as STANDBY
 from llmtop.trainer.hosts import orders
-from llmtop.trainer.hosts.beat import SignWatch, give_sign
+from llmtop.trainer.hosts.beat import BEAT_SECONDS, HostSign, LeadSign, SignWatch, give_sign, lead_sign
 from llmtop.trainer.hosts.devices import chosen_devices, visible_gpus
 from llmtop.trainer.hosts.hostscript import HostScript
 from llmtop.trainer.hosts.meeting import meeting_variables, own_address
@@ -59,7 +59,6 @@ _TURN_SECONDS = 0.2
 _LOOK_SECONDS = 1.0
 """Between two looks for the lead's sign of life."""
 _LEAVE_SECONDS = 30.0
-BEAT_SECONDS = 5.0
 
 
 class HostSupervisor:
@@ -85,6 +84,9 @@ class HostSupervisor:
         self._lead = SignWatch(lead_beat_path(run), _LOOK_SECONDS)
         self._beat_due = 0.0
         self._beats = 0
+        self._heard = LeadSign()
+        self._answers = hosts.launcher != "ssh"
+        """Whether the lead gets a sign for each of its own: it has nothing else to measure clocks by."""
         self._wakeup = Wakeup(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
         self._told_to_end = 0
         self._end: RunEnded | None = None
@@ -126,9 +128,7 @@ class HostSupervisor:
             self._end = RunEnded(state="failed", reason=about.problem, fix=about.fix)
             return
         extensions_dir(self.environment).mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._hardware = HardwareWatch(
-            run, self.events.write, log_line, open_seconds=self.graces.driver
-        )
+        self._hardware = HardwareWatch(run, self.events.write, log_line, open_seconds=self.graces.driver)
         self._hardware.sample({})
         self._hardware.tell_topology()
 
@@ -170,9 +170,12 @@ class HostSupervisor:
                 self._hardware.sample(alive if self._script is None else self._script.pids(alive))
             self._summary.turn()
             self._thinning.turn()
-        if time.monotonic() >= self._beat_due:
+        quiet = self._lead.quiet_seconds()
+        heard = lead_sign(self._lead.content) if self._answers else self._heard
+        if time.monotonic() >= self._beat_due or heard != self._heard:
+            self._heard = heard
             self._beat()
-        if not self._told_to_end and self._lead.quiet_seconds() > self.graces.host:
+        if not self._told_to_end and quiet > self.graces.host:
             self._begin_end(f"the launching machine was not heard of for {self.graces.host:g} s")
         self._lose_patience()
 
@@ -296,8 +299,9 @@ class HostSupervisor:
         """Whoever sees this change knows that the host is there, whatever the ranks do."""
         self._beat_due = time.monotonic() + BEAT_SECONDS
         self._beats += 1
-        beat = {"n": self._beats, "t": time.time(), "pid": os.getpid(), "ranks": sorted(self.ranks.alive)}
-        give_sign(self.run_dir.beat_path, beat)
+        ranks = tuple(sorted(self.ranks.alive))
+        sign = HostSign(n=self._beats, t=time.time(), pid=os.getpid(), ranks=ranks, heard=self._heard)
+        give_sign(self.run_dir.beat_path, sign)
 
 
 class SummaryWatch:

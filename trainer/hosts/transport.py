@@ -6,7 +6,7 @@ from typing import Protocol
 
 from llmtop.profiler.record.hosts import Host, HostDir, Hosts, lead_beat_path
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
-from llmtop.trainer.hosts.beat import SignWatch
+from llmtop.trainer.hosts.beat import LeadBeat, SignClock, SignWatch
 from llmtop.trainer.hosts.link import Clock, Link
 from llmtop.trainer.hosts.ssh import link_command
 from llmtop.trainer.hosts.twin import Kept, Twin
@@ -180,18 +180,24 @@ class InFolder:
     """On a shared file system, where somebody else has started the host's supervisor: by its sign of life."""
 
     unable = ""
-    clock = None
     started_pid = None
     problem = "its sign of life in the run's folder does not change"
     dead = ""
     has_all = True
 
-    def __init__(self, run: RunDir, host: Host) -> None:
+    def __init__(self, run: RunDir, host: Host, lead: LeadBeat) -> None:
         self._sign = SignWatch(HostDir(run.path, host).beat_path)
+        self._clock = SignClock(lead)
 
     @property
     def quiet_seconds(self) -> float:
-        return self._sign.quiet_seconds()
+        seconds = self._sign.quiet_seconds()
+        self._clock.see(self._sign.content)
+        return seconds
+
+    @property
+    def clock(self) -> Clock | None:
+        return self._clock.clock
 
     def start(self) -> None: ...
 
