@@ -123,10 +123,7 @@ class SignClock:
         self._lead, self._wall = lead, wall
         self._seen = b""
         self._trips: deque[Clock] = deque(maxlen=ROUND_TRIPS)
-
-    @property
-    def clock(self) -> Clock | None:
-        return min(self._trips, key=lambda trip: trip.error_seconds, default=None)
+        self.clock: Clock | None = None
 
     def see(self, content: bytes) -> None:
         """The host's newest sign, as it was seen just now."""
@@ -143,3 +140,4 @@ class SignClock:
             self._trips.append(
                 Clock(offset_seconds=sign.t - (given + now) / 2, error_seconds=(now - given) / 2)
             )
+            self.clock = min(self._trips, key=lambda trip: trip.error_seconds)
