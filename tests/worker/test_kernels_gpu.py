@@ -17,6 +17,8 @@ from tests.worker.gpu_runs import carried_out
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
+    # The first one builds DeepSpeed's ops, which takes minutes.
+    pytest.mark.timeout(600),
     pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU"),
 ]
 BASE: dict[str, Any] = {"model": "smollm2-135m", "gpus": 1, "micro_batch": 2, "seq_len": 512, "steps": 6}

@@ -16,6 +16,8 @@ from tests.worker.gpu_runs import carried_out
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
+    # The first one builds DeepSpeed's ops, which takes minutes.
+    pytest.mark.timeout(600),
     pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU"),
     pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao"),
 ]

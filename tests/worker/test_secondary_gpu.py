@@ -29,6 +29,8 @@ def _gpus() -> int:
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
+    # The first one builds DeepSpeed's ops, which takes minutes.
+    pytest.mark.timeout(600),
     pytest.mark.skipif(_gpus() < 2, reason="needs two NVIDIA GPUs"),
 ]
 RUN: dict[str, Any] = {

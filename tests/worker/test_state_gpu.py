@@ -18,6 +18,8 @@ from tests.worker.state_ranks import SAVED
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
+    # The first one builds DeepSpeed's ops, which takes minutes.
+    pytest.mark.timeout(600),
     pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs an NVIDIA GPU"),
 ]
 
