@@ -55,11 +55,11 @@ def settings(*, tiny: bool) -> dict[str, Any]:
         "shape": _TINY_SHAPE if tiny else _SHAPE,
         "run": _TINY_RUN if tiny else _RUN,
         "text_bytes": _TINY_TEXT_BYTES if tiny else _TEXT_BYTES,
-        "steps": 12 if tiny else 240,
+        "steps": 12 if tiny else 180,
         "more_steps": 4 if tiny else 40,
         "more_rate": 1e-4,
         "seeds": 1,
-        "windows": 16 if tiny else 384,
+        "windows": 16 if tiny else 192,
     }
 
 

@@ -49,9 +49,9 @@ _GPU: Cell = {
 _CPU: Cell = {"model": "tiny-llama-cpu", "gpus": 2, "zero": 1, "seq_len": 64, "threads_per_rank": 1}
 _ASKED = {
     "state": SnapshotParams(what="state"),
-    "state with stacks": SnapshotParams(what="state", with_stacks=True),
     "modules": SnapshotParams(what="modules"),
     "trace": SnapshotParams(what="trace", steps=2),
+    "state with stacks": SnapshotParams(what="state", with_stacks=True),
 }
 
 
@@ -70,9 +70,9 @@ def measure(run: RunDir, asked: SnapshotParams, patience_seconds: float) -> Row:
             taken = event if isinstance(event, SnapshotTaken) else taken
             steps += [event.step_seconds] if isinstance(event, StepFinished) else []
         if refused := [one for one in control.answers(run).get(request, ()) if one.answer == "refused"]:
-            raise JobFailedError("the snapshot was refused", why=refused[-1].reason)
+            raise JobFailedError(f"the snapshot was refused: {refused[-1].reason}", why=_end_of(run))
         if time.monotonic() - began > patience_seconds or not run.supervisor_alive():
-            raise JobFailedError("nothing came of the snapshot", why=run.log_path(0).read_text()[-500:])
+            raise JobFailedError("nothing came of the snapshot", why=_end_of(run))
         time.sleep(0.01)
     answered = time.monotonic() - began
     wait_for_steps(run, 1, patience_seconds)
@@ -86,6 +86,12 @@ def measure(run: RunDir, asked: SnapshotParams, patience_seconds: float) -> Row:
         "longest_step_seconds": max(steps),
         "size_bytes": sum(file.size_bytes for file in taken.files),
     }
+
+
+def _end_of(run: RunDir) -> str:
+    state = read_state(run)
+    log = run.log_path(0).read_text(errors="replace")[-1500:]
+    return f"{state.status}, {state.ended.reason if state.ended else 'not ended'}; its log ends:\n{log}"
 
 
 def stopped(run: RunDir, patience_seconds: float) -> Row:
