@@ -121,6 +121,7 @@ FAULTS: tuple[Fault, ...] = (
             f"{_DRIVER}::test_no_driver_at_all",
             f"{_DRIVER}::test_every_call_fails_from_some_time_on",
             f"{_DRIVER}::test_the_binding_breaks_in_a_way_that_nobody_foresaw",
+            f"{_DRIVER}::test_the_binding_is_broken_from_the_start",
         ),
     ),
     Fault(

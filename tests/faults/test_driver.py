@@ -126,6 +126,13 @@ def test_the_binding_breaks_in_a_way_that_nobody_foresaw(start: Start) -> None:
     end_well(run, since)
 
 
+def test_the_binding_is_broken_from_the_start(start: Start) -> None:
+    run = start("gpus = []\nFakeNvml.nvmlInit = lambda self: 1 / 0\n")
+    run.wait_for_step(2)
+    assert "hardware is not sampled" in run.log() and "ZeroDivisionError" in run.log()
+    end_well(run, step(run))
+
+
 def test_a_driver_that_hangs_holds_up_neither_the_run_nor_its_stop(start: Start) -> None:
     run = start(_HARM.replace("HARM", "while (run / 'harm').exists(): __import__('time').sleep(0.05)"))
     since = harm(run)

@@ -35,9 +35,13 @@ class HardwareWatch:
     ) -> None:
         """`open_seconds`: how long the driver may take to open before nobody waits for it."""
         spec = run.spec()
-        self._sampler: Sampler | None = Sampler(
-            device_indices=() if spec.on_cpu else None, log_path=run.log_path, open_seconds=open_seconds
-        )
+        self._sampler: Sampler | None = None
+        try:
+            self._sampler = Sampler(
+                device_indices=() if spec.on_cpu else None, log_path=run.log_path, open_seconds=open_seconds
+            )
+        except Exception:  # noqa: BLE001 - training matters more than its pictures; supervisor.log shows it
+            log(f"hardware is not sampled:\n{traceback.format_exc()}")
         self._samples = PatientWriter(run.events_path(HARDWARE), HARDWARE, log=log)
         self.every_seconds = spec.options.sample_seconds
         self._write, self._log = write, log
