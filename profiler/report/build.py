@@ -14,6 +14,7 @@ from llmtop.profiler.cost.flops import peak_flops_per_second, utilisation
 from llmtop.profiler.effects.switches import Measured, Switch, measure, read_others, switches
 from llmtop.profiler.findings.find import findings
 from llmtop.profiler.findings.finding import Finding
+from llmtop.profiler.fleet.overview import HostRow
 from llmtop.profiler.fold.ending import ending, not_saved_words
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
 from llmtop.profiler.fold.runstate import RunState, Status
@@ -27,6 +28,7 @@ from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.imported import imported_words
 from llmtop.profiler.record.rundir import HARDWARE, SUPERVISOR, RunDir
 from llmtop.profiler.report.changes import ChangeReport, changes_of
+from llmtop.profiler.report.hosts import hosts_found
 from llmtop.profiler.report.quantized import QuantizedReport, quantized_of
 from llmtop.profiler.report.snapshots import SnapshotReport, snapshots_of
 
@@ -178,6 +180,8 @@ class Report(Struct, frozen=True, kw_only=True):
     joules_per_token: float | None
     """Of all devices, over the steps and without start-up."""
     host_memory: HostReport
+    hosts: tuple[HostRow, ...] = ()
+    """Of a run over hosts, by their newest summaries."""
     ranks: tuple[RankReport, ...]
     checkpoints: tuple[CheckpointSaved, ...]
     checkpoints_refused: tuple[CheckpointRefused, ...]
@@ -224,6 +228,7 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
     tokens_per_second = mean_rate(steady)
     share = utilisation(spec, tokens_per_second)
     end = ending(state)
+    hosts = hosts_found(run, state, findings(state, spec, prediction))
     # The clock of another host may be far from that of the one that began and ended the run.
     ended = state.ended.t if state.ended is not None else state.now
     return Report(
@@ -289,6 +294,7 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         devices=_devices(state),
         joules_per_token=state.energy.joules_per_token,
         host_memory=_host(state, prediction),
+        hosts=hosts.rows,
         ranks=tuple(_rank(state, rank) for _, rank in sorted(state.ranks.items())),
         checkpoints=state.checkpoints,
         checkpoints_refused=state.checkpoints_refused,
@@ -297,7 +303,7 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         quantized=quantized_of(run),
         changes=changes_of(state),
         out_of_memory=diagnose(state, spec, prediction),
-        findings=findings(state, spec, prediction),
+        findings=hosts.findings,
         switches=switches(measure(run.run_id, spec, state, prediction), first, prediction, others),
         kernels=first.kernels if first else None,
         versions={"llmtop": state.llmtop_version, **(built.versions if built else {})},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmtop.profiler.report import figures, markup, sections, traces
+from llmtop.profiler.report import figures, hosts, markup, sections, traces
 from llmtop.profiler.report.markup import Markup, element, section
 from llmtop.profiler.report.pagedata import PageData
 
@@ -34,6 +34,7 @@ def run_page(data: PageData) -> str:
         ),
         section(
             "Ranks and devices",
+            markup.table(hosts.HEADS, hosts.host_cells(report.hosts), right=range(3, 8)),
             sections.rank_table(data),
             sections.device_table(data),
             sections.host_lines(report),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from llmtop.profiler.effects.switches import Switch
 from llmtop.profiler.oom.words import evidence, fix_words, moment_words
 from llmtop.profiler.report.build import RankReport, Report
+from llmtop.profiler.report.hosts import host_lines
 from llmtop.profiler.report.memorytext import memory_lines
 from llmtop.profiler.report.quantized import quantized_lines
 from llmtop.profiler.report.wrapping import hanging, wrapped
@@ -165,6 +166,10 @@ def _hardware(report: Report, width: int) -> Iterator[str]:
         per_token = format_joules(report.joules_per_token)
         yield f"  {'energy':<16}{format_joules(sum(drawn))} of all GPUs, {per_token} a token"
     host = report.host_memory
+    if report.hosts and host.peak_bytes is None:
+        # Each of them has its own.
+        yield from hanging("ranks", _ranks(report.ranks), width)
+        return
     yield f"  {'host memory':<16}{format_bytes(host.peak_bytes)} of {format_bytes(host.total_bytes)} at most"
     yield (
         f"  {'of this run':<16}{format_bytes(host.ranks_pss_bytes)} in the ranks (PSS), "
@@ -178,6 +183,10 @@ def _hardware(report: Report, width: int) -> Iterator[str]:
     if host.swap_peak_bytes:
         yield f"  {'swap':<16}{format_bytes(host.swap_peak_bytes)} at most"
     yield from hanging("ranks", _ranks(report.ranks), width)
+
+
+def _hosts(report: Report, width: int) -> Iterator[str]:
+    yield from host_lines(report.hosts, width)
 
 
 def _ranks(ranks: tuple[RankReport, ...]) -> str:
@@ -306,7 +315,8 @@ def _record(report: Report, width: int) -> Iterator[str]:
 
 
 _SECTIONS: tuple[Section, ...] = (
-    *(_head, _out_of_memory, _training, _changes, memory_lines, _hardware, _switches, _kernels, _snapshots),
+    *(_head, _out_of_memory, _training, _changes, memory_lines, _hosts),
+    *(_hardware, _switches, _kernels, _snapshots),
     *(_quantized, _findings, _record),
 )
 
