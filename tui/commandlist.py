@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.content import Content
 from textual.dom import DOMNode
 
 from llmtop.profiler.record.hosts import HostDir
@@ -14,7 +15,9 @@ from llmtop.profiler.record.remote import name_here
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.keys import APP_KEYS, HELP, MONITOR_KEYS, Key
 from llmtop.tui.looks.look import THEME_NAMES
-from llmtop.tui.widgets.paint import harmless
+from llmtop.tui.widgets.paint import fit, harmless
+
+_KEY_CELLS = 6
 
 
 class Entry(NamedTuple):
@@ -57,20 +60,26 @@ class KeyCommands(Provider):
 
     async def discover(self) -> Hits:
         for entry in self._entries():
-            yield DiscoveryHit(entry.words, entry.run, help=entry.key or None)
+            yield DiscoveryHit(_row(entry.key, Content(entry.words)), entry.run, text=entry.words)
 
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
         for entry in self._entries():
             score = matcher.match(entry.words)
             if score > 0:
-                yield Hit(score, matcher.highlight(entry.words), entry.run, help=entry.key or None)
+                row = _row(entry.key, matcher.highlight(entry.words))
+                yield Hit(score, row, entry.run, text=entry.words)
 
 
 def shell_commands(name: str) -> Iterator[tuple[str, str]]:
     """Each with what it does."""
     yield f"llmtop report {name}", "report: the whole account of the run, in a shell"
     yield f"llmtop export {name}", "export: the run as a file for others, in a shell"
+
+
+def _row(key: str, words: Content) -> Content:
+    """The key before what it does, in one row: a list of keys is read by its first column."""
+    return Content.assemble((fit(key, _KEY_CELLS), "$text-accent"), words)
 
 
 def _words(key: Key) -> str:

@@ -26,7 +26,7 @@ class Key(NamedTuple):
 
 APP_KEYS: tuple[Key, ...] = (
     Key("q", "quit", "Quit", "leave llmtop; every run goes on"),
-    Key("ctrl+q", "quit", "Quit", "the same, also while typing", footer=False),
+    Key("ctrl+q", "quit", "Quit", "the same, also while typing", display="^q", footer=False),
     Key("r", "runs", "Runs", "the list of runs", drop=9),
     Key("p", "plan", "Plan", "plan a new run", drop=8),
     Key("question_mark", "help", "Help", "this help", display="?"),
@@ -110,7 +110,7 @@ RUNS_KEYS: tuple[Key, ...] = (
         "Resume",
         "go on with a run that has ended, after showing from where",
         changes=True,
-        drop=5,
+        drop=2,
     ),
     Key("v", "replay", "Replay", "show the run again as it was recorded", drop=2),
     Key("space", "mark", "Mark", "mark the run for comparing", display="Space", footer=False),
@@ -282,6 +282,7 @@ _DROPS: dict[tuple[str, str], int] = {
     (title, key.action): key.drop for title, keys in HELP for key in keys if key.footer
 }
 """By screen and action: Esc goes back on several, and is of less use on some."""
+_DROPS["Runs", "plan"] = 1  # from the first screen it is what most people want next
 _DROPS_ANYWHERE: dict[str, int] = {
     action: drop for (_, action), drop in sorted(_DROPS.items(), key=lambda item: -item[1])
 }

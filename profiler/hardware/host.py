@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable
@@ -12,25 +11,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from llmtop.profiler.hardware.cgroup import cgroup_memory
 from llmtop.profiler.hardware.counters import RateCounter
 from llmtop.profiler.hardware.cpulimit import CpuLimitReader
+from llmtop.profiler.hardware.hostmemory import host_memory_bytes
 from llmtop.profiler.hardware.network import NetworkReader
 
 if TYPE_CHECKING:
     from llmtop.profiler.record.deviceevents import HostSample
 
+__all__ = ["HostReader", "host_memory_bytes"]
+
 _T = TypeVar("_T")
 _COUNTERS = ("busy", "total", "read", "write", "nvme_read", "nvme_write", "receive", "send")
 _NVME_DRIVE = re.compile(r"nvme\d+n\d+")
 """A whole drive: not a partition of it, and not one of the paths behind it."""
-
-
-def host_memory_bytes() -> int | None:
-    """What a run can use of this machine's memory: all of it, or the cgroup's limit if that is less."""
-    try:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return cgroup_memory().limit_bytes
-    limit = cgroup_memory().limit_bytes
-    return total if limit is None else min(total, limit)
 
 
 class HostReader:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.hardware.host import host_memory_bytes
+from llmtop.profiler.hardware.hostmemory import host_memory_bytes
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.units import format_bytes
 
 
 def host_limit(spec: RunSpec) -> int | None:
@@ -25,14 +24,3 @@ def limit_if_short(spec: RunSpec, prediction: Prediction) -> int | None:
     limit = host_memory_bytes()
     most = max((prediction.host_bytes, *(one.host_bytes or 0 for one in prediction.suggestions)))
     return host_limit(spec) if limit is not None and most > limit else None
-
-
-def is_short(need_bytes: int | None, limit_bytes: int | None) -> bool:
-    """Whether both are known and there is too little."""
-    return need_bytes is not None and limit_bytes is not None and need_bytes > limit_bytes
-
-
-def short_words(need_bytes: int, limit_bytes: int | None) -> str:
-    return (
-        f"it needs {format_bytes(need_bytes)} of host memory, and there is {format_bytes(limit_bytes)} here"
-    )

@@ -127,6 +127,18 @@ def is_tight(fits: bool | None, needed_bytes: int | None, device_memory_bytes: i
     return needed_bytes > TIGHT_SHARE * device_memory_bytes
 
 
+def is_short(need_bytes: int | None, limit_bytes: int | None) -> bool:
+    """Whether both are known and there is too little."""
+    return need_bytes is not None and limit_bytes is not None and need_bytes > limit_bytes
+
+
+def short_words(need_bytes: int, limit_bytes: int | None) -> str:
+    """Of a host whose memory `is_short`."""
+    return (
+        f"it needs {format_bytes(need_bytes)} of host memory, and there is {format_bytes(limit_bytes)} here"
+    )
+
+
 class Prediction(Struct, frozen=True, kw_only=True):
     """The answer of `plan --json`. Bytes are integers; what is not known is None."""
 

@@ -346,6 +346,7 @@ def test_host_memory_is_compared_with_what_this_machine_has(
     """Where the run would be on it: of another machine nothing is known."""
     small = Machine(gpu="rtx-4090", gpus=1, host_memory_bytes=64 * 2**30)
     monkeypatch.setattr("llmtop.profiler.hardware.machine.detect_machine", lambda: small)
+    monkeypatch.setattr("llmtop.tui.commands.plan._DRIVERS", ("/dev/null",))
     for place in ("profiler.hardware.hostroom", "tui.commands.run"):
         monkeypatch.setattr(f"llmtop.{place}.host_memory_bytes", lambda: small.host_memory_bytes)
     model = ("--model", "llama-3.1-8b", "--gradient-checkpointing")

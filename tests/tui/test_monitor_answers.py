@@ -90,6 +90,15 @@ async def test_a_stopped_run_says_how_it_goes_on(live: LiveRun, root: Path) -> N
         assert "Switches: switches" not in offered()
 
 
+async def test_a_few_rows_are_given_to_what_can_be_answered(live: LiveRun, root: Path) -> None:
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=(40, 7)) as pilot:
+        await wait_for_text(pilot, "running")
+        await pilot.press("s")
+        shown = await wait_for_text(pilot, "c    save a checkpoint", "n    stop without")
+        assert live.run.run_id not in shown
+
+
 async def test_enter_by_habit_stops_nothing(live: LiveRun, root: Path) -> None:
     asked: list[bool] = []
     app = LlmtopApp("monitor", live.run, root, deeds=Deeds(stop=lambda run, save: asked.append(save)))

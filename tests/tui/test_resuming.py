@@ -63,6 +63,7 @@ async def test_a_key_goes_on_from_the_newest_checkpoint(stopped: RunDir, root: P
         await pilot.press("R")
         shown = await wait_for_text(pilot, "Go on with this run", "goes on after step 4 of 60")
         assert "predicted: needs up to" in shown and f"llmtop resume {stopped.run_id}" in shown
+        assert sum(isinstance(screen, ResumeForm) for screen in app.screen_stack) == 1
         await pilot.press("enter")
         await wait_for_text(pilot, "Go on with this run so?", "⏎ starts it")
         await pilot.press("y")  # nothing is lost, so there is nothing to say it to

@@ -232,6 +232,8 @@ class Answering(Dressed):
         if state is None:
             self._refused(message.error)
             return
+        if isinstance(self.screen, ResumeForm):
+            return  # of a key that was pressed twice while the run was read
 
         def answered(wish: ResumeWish | None) -> None:
             if wish is not None:

@@ -6,7 +6,7 @@ import argparse
 
 from llmtop.presets.errors import DoesNotFitError, ExitCode
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.memory.result import Prediction, is_short, short_words
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.commandline.streams import can_draw, plain_streams
 from llmtop.tui.commandline.telling import tell
@@ -33,8 +33,6 @@ def require_fit(spec: RunSpec, prediction: Prediction, host_limit_bytes: int | N
 
 
 def _require_host_memory(spec: RunSpec, prediction: Prediction, limit_bytes: int | None) -> None:
-    from llmtop.profiler.hardware.hostroom import is_short, short_words
-
     if is_short(prediction.host_bytes, limit_bytes):
         raise DoesNotFitError(
             f"{spec.name}: predicted not to fit",

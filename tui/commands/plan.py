@@ -6,6 +6,7 @@ What only some of the questions need is imported where they are answered: a plai
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,8 @@ from llmtop.presets.errors import ExitCode, PackedWeightsError, UsageError
 from llmtop.presets.inputs import inputs
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost.calibration import calibrated, find
-from llmtop.profiler.hardware.hostroom import host_limit, is_short, limit_if_short
 from llmtop.profiler.memory.predict import predict_with_suggestions
-from llmtop.profiler.memory.result import MOMENT_WORDS, Prediction
+from llmtop.profiler.memory.result import MOMENT_WORDS, Prediction, is_short
 from llmtop.profiler.units import format_bytes
 from llmtop.tui.commandline import options
 from llmtop.tui.commandline.arguments import count
@@ -95,12 +95,26 @@ def run(args: argparse.Namespace) -> ExitCode:
     if args.json:
         print_json(answer(spec, prediction))
         return ExitCode.DONE
-    limit = limit_if_short(spec, prediction)
+    limit = _host_limit(spec, prediction)
     print(plan_text(spec, prediction, text_width(), limit))
     if sys.stdout.isatty():
         # The answer is longer than most screens, whose last lines are those that are seen.
         print("\n" + "\n".join(verdict_again(spec, prediction, text_width(), limit)))
     return ExitCode.DONE
+
+
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
+"""One of them is there wherever a GPU can be used; the second is that of Windows' Linux."""
+
+
+def _host_limit(spec: RunSpec, prediction: Prediction | None = None) -> int | None:
+    """What the run can use of this machine's memory, where it would be on it; with its `prediction`, None where
+    that is enough too. Most plans are of another machine, and load nothing for it."""
+    if spec.on_cpu or not any(map(os.path.exists, _DRIVERS)):
+        return None
+    from llmtop.profiler.hardware.hostroom import host_limit, limit_if_short
+
+    return host_limit(spec) if prediction is None else limit_if_short(spec, prediction)
 
 
 def verdict_again(
@@ -231,7 +245,7 @@ def _explain(spec: RunSpec, which: str, *, as_json: bool) -> None:
 
 def answer(spec: RunSpec, prediction: Prediction) -> dict[str, Any]:
     """The answer of `plan --json`: the prediction, and the run that it is of."""
-    limit = host_limit(spec)
+    limit = _host_limit(spec)
     return {
         **msgspec.to_builtins(prediction),
         "host_fits": None if limit is None else not is_short(prediction.host_bytes, limit),

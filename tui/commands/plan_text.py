@@ -8,9 +8,16 @@ from llmtop.presets.cautions import cautions
 from llmtop.presets.inputs import inputs
 from llmtop.presets.liger import liger_text
 from llmtop.presets.spec import RunSpec, ValueSource
-from llmtop.profiler.hardware.hostroom import is_short, short_words
 from llmtop.profiler.memory.predict import IN_PIECES
-from llmtop.profiler.memory.result import MOMENT_WORDS, Component, Moment, Prediction, Suggestion
+from llmtop.profiler.memory.result import (
+    MOMENT_WORDS,
+    Component,
+    Moment,
+    Prediction,
+    Suggestion,
+    is_short,
+    short_words,
+)
 from llmtop.profiler.units import counted, format_bytes, format_count, format_seconds, format_tokens_rate
 from llmtop.tui.commandline.options import change_text
 from llmtop.tui.commands.output import WIDTH, option_lines, short_path, table, value_text, wrapped

@@ -43,9 +43,9 @@ class FindingsPanel(Panel):
             return Content.styled("nothing stands out so far", "$muted")
         if self.zoomed:
             return self._opened(view.findings, width)
-        whole = lines([line for finding in view.findings for line in _whole(finding)][:-1])
-        if whole.get_height({}, width) <= height:
-            return whole
+        whole = [line for finding in view.findings for line in _whole(finding, width)][:-1]
+        if len(whole) <= height:
+            return lines(whole)
         rows = [_title(finding) for finding in view.findings]
         return lines([row.truncate(width, ellipsis=True) for row in rows[: max(height, 1)]])
 
@@ -99,10 +99,11 @@ class FindingsPanel(Panel):
             self.notify("No command does it: see what to change.")
 
 
-def _told(word: str, text: str, width: int, style: str) -> list[Content]:
+def _told(word: str, text: str, width: int, style: str, indent: str = "") -> list[Content]:
+    """A word in a column of its own, and beside it what it is about; all of it behind `indent`."""
     first, *more = wrapped(text, max(width - _WORD_CELLS, 10)) or [""]
-    rows = [Content.assemble((fit(word, _WORD_CELLS), "$muted"), (first, style))]
-    return rows + [Content.assemble(" " * _WORD_CELLS, (row, style)) for row in more]
+    rows = [Content.assemble((indent + fit(word, _WORD_CELLS), "$muted"), (first, style))]
+    return rows + [Content.assemble(indent + " " * _WORD_CELLS, (row, style)) for row in more]
 
 
 def _title(finding: Finding) -> Content:
@@ -110,9 +111,8 @@ def _title(finding: Finding) -> Content:
     return Content.assemble((f"{mark} ", f"bold {style}"), harmless(finding.title))
 
 
-def _whole(finding: Finding) -> list[Content]:
+def _whole(finding: Finding, width: int) -> list[Content]:
     rows = [Content.assemble(_title(finding), (f"  ({finding.severity})", "$muted"))]
     for word, text in (("seen", finding.evidence), ("change", finding.change)):
-        if text:
-            rows.append(Content.assemble("  ", (fit(word, _WORD_CELLS), "$muted"), harmless(text)))
+        rows += _told(word, harmless(text), width - 2, "$foreground", "  ") if text else []
     return [*rows, Content("")]

@@ -31,6 +31,7 @@ _LABEL_CELLS = 7
 _NUMBER_CELLS = 18
 _TIME_ROWS = 4
 _RATE_CELLS = 14
+_PROCESS_CELLS = 11
 
 
 class HostPanel(Panel):
@@ -229,7 +230,9 @@ def _rate_rows(view: RunView, width: int) -> list[Content]:
 
 def _process_table(view: RunView) -> list[Content]:
     processes = view.state.hardware.processes if view.state.hardware else ()
-    head = "".join(fit_right(word, 12) for word in ("RSS", "peak RSS", "PSS", "peak PSS", "CPU", "waits"))
+    head = "".join(
+        fit_right(word, _PROCESS_CELLS) for word in ("RSS", "peak RSS", "PSS", "peak PSS", "CPU", "waits")
+    )
     peaks = process_peaks(view.state, view.spec)
     rows = [Content.styled(fit("rank", 6) + head, "$muted")]
     for process in processes:
@@ -243,5 +246,7 @@ def _process_table(view: RunView) -> list[Content]:
                 for percent in (process.cpu_percent, process.cpu_wait_percent)
             ),
         )
-        rows.append(Content(fit(str(process.rank), 6) + "".join(fit_right(cell, 12) for cell in cells)))
+        rows.append(
+            Content(fit(str(process.rank), 6) + "".join(fit_right(cell, _PROCESS_CELLS) for cell in cells))
+        )
     return rows

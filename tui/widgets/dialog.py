@@ -31,6 +31,7 @@ class ChoiceDialog(ModalScreen[str]):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
+    VERTICAL_BREAKPOINTS = [(0, "-tiny"), (11, "-roomy")]
 
     def __init__(self, title: str, text: Sequence[str], choices: Sequence[Choice], cancel: str) -> None:
         super().__init__()

@@ -7,8 +7,7 @@ from typing import ClassVar
 from textual.binding import BindingType
 from textual.content import Content
 
-from llmtop.profiler.hardware.hostroom import is_short, short_words
-from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.memory.result import Prediction, is_short, short_words
 from llmtop.tui.asking.changetext import needs_words
 from llmtop.tui.keys import REVIEW_KEYS, bindings
 from llmtop.tui.widgets.paint import harmless, wrapped

@@ -12,8 +12,7 @@ from textual.reactive import reactive
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.fold.runstate import RunState
-from llmtop.profiler.hardware.hostroom import is_short
-from llmtop.profiler.memory.result import MOMENT_WORDS, Component, Prediction, Suggestion
+from llmtop.profiler.memory.result import MOMENT_WORDS, Component, Prediction, Suggestion, is_short
 from llmtop.profiler.units import format_bytes, format_count, format_seconds, format_tokens_rate
 from llmtop.tui.plans.place import Place
 from llmtop.tui.plans.planning import Plan
