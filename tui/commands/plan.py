@@ -108,8 +108,8 @@ _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 
 
 def _host_limit(spec: RunSpec, prediction: Prediction | None = None) -> int | None:
-    """What the run can use of this machine's memory, where it would be on it; with its `prediction`, None where
-    that is enough too. Most plans are of another machine, and load nothing for it."""
+    """What the run can use of this machine's memory, where it would be on it. None for what its `prediction`
+    needs no more than, where that is given. Most plans are of another machine, and load nothing for it."""
     if spec.on_cpu or not any(map(os.path.exists, _DRIVERS)):
         return None
     from llmtop.profiler.hardware.hostroom import host_limit, limit_if_short
