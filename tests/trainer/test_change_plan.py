@@ -152,6 +152,18 @@ def test_a_setting_that_would_not_fit_is_refused_unless_forced() -> None:
     require_fit(plan("micro_batch=2", kind="cuda", micro_batch=1, grad_accum=2))
 
 
+def test_offload_that_this_machine_has_no_memory_for_is_refused_unless_forced() -> None:
+    found = plan("offload_optimizer=cpu", kind="cuda")
+    need = found.new_prediction.host_bytes
+    assert found.new_prediction.fits and need > found.old_prediction.host_bytes
+    with pytest.raises(DoesNotFitError, match="of host memory, and there is"):
+        require_fit(found, need - 1)
+    for limit in (need, None):
+        require_fit(found, limit)
+    # What the run holds already is there.
+    require_fit(plan("micro_batch=2", kind="cuda", micro_batch=1, grad_accum=2), 1)
+
+
 def test_the_price_of_a_relaunch_is_this_runs_start_up_and_what_is_saved() -> None:
     assert price_of(plan("micro_batch=2"), {}, None).down_seconds == 0.0
     found = plan("zero=3")

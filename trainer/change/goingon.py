@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from llmtop.presets.errors import UsageError
 from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.hardware.hostmemory import host_memory_bytes
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import counted
 from llmtop.trainer import control
@@ -107,5 +108,5 @@ def go_on(run: RunDir, state: RunState, words: Sequence[str], *, anew: bool, for
         resume_run(run)
         return
     if not force:
-        require_fit(plan)
+        require_fit(plan, host_memory_bytes())
     resume_changed(run, plan)

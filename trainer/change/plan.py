@@ -16,7 +16,7 @@ from llmtop.presets.errors import DoesNotFitError, UsageError
 from llmtop.presets.spec import CHANGING_COMMANDS, Provenance, RunOptions, RunSpec, ValueSource
 from llmtop.profiler.memory import flatlimit
 from llmtop.profiler.memory.predict import predict_with_suggestions
-from llmtop.profiler.memory.result import Prediction
+from llmtop.profiler.memory.result import Prediction, is_short, short_words
 from llmtop.profiler.record.changeevents import KeyChange
 from llmtop.profiler.units import format_bytes
 from llmtop.trainer.change.idle import refuse_idle_relaunch
@@ -101,10 +101,12 @@ def _check(spec: RunSpec) -> None:
     flatlimit.check(spec)
 
 
-def require_fit(plan: ChangePlan) -> None:
-    """Raise DoesNotFitError when the new setting is predicted not to fit."""
+def require_fit(plan: ChangePlan, host_limit_bytes: int | None = None) -> None:
+    """Raise DoesNotFitError when the new setting is predicted not to fit, or needs more host memory than before
+    and than there is (`host_limit_bytes`, of the run's one machine; None: not known here)."""
     prediction = plan.new_prediction
     if prediction.fits is not False:
+        _require_host_memory(plan, host_limit_bytes)
         return
     raise DoesNotFitError(
         f"{' '.join(plan.words)}: predicted not to fit",
@@ -113,6 +115,17 @@ def require_fit(plan: ChangePlan) -> None:
         f" {format_bytes(prediction.device_memory_bytes)}",
         fix="--force changes it all the same",
     )
+
+
+def _require_host_memory(plan: ChangePlan, limit_bytes: int | None) -> None:
+    need = plan.new_prediction.host_bytes
+    is_asked = not plan.new.on_cpu and plan.new.options.nodes == 1
+    if is_asked and need > plan.old_prediction.host_bytes and is_short(need, limit_bytes):
+        raise DoesNotFitError(
+            f"{' '.join(plan.words)}: predicted not to fit",
+            why=short_words(need, limit_bytes),
+            fix="--force changes it all the same",
+        )
 
 
 def _parsed(words: Sequence[str], *, ended: bool) -> dict[str, Any]:

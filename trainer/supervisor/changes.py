@@ -141,6 +141,7 @@ class Changes:
 
     def _begin(self, asked: control.Request, params: control.SetParams, progress: Progress) -> None:
         # The prediction and the presets are a tenth of a second of imports that few runs need.
+        from llmtop.profiler.hardware.hostmemory import host_memory_bytes
         from llmtop.trainer.change.plan import plan_change, require_fit
         from llmtop.trainer.change.price import price_of
         from llmtop.trainer.change.setwords import as_set_takes_it
@@ -159,7 +160,7 @@ class Changes:
             run.spec(), run.prediction(), params.words, keep_global_batch=params.keep_global_batch
         )
         if not params.force:
-            require_fit(plan)
+            require_fit(plan, host_memory_bytes())
         if plan.restage:
             if not progress.stepped:
                 raise UsageError(

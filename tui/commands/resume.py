@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.hardware.hostmemory import host_memory_bytes
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.change.afterend import (
@@ -83,7 +84,7 @@ def _resume_changed(found: RunDir, state: RunState, args: argparse.Namespace, wo
     if args.fix is None:
         require_more_steps(found, plan, state.steps_finished)
         if not args.force:
-            require_fit(plan)
+            require_fit(plan, host_memory_bytes())
     for line in change_lines(plan.changes, whole=False):
         tell(line)
     for lost in plan.lost:

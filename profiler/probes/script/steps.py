@@ -1,7 +1,7 @@
 """Steps and phases of a loop that is not ours, told by the calls that it makes.
 
 What lies between the end of one step and the next forward pass counts as `data`: fetching the batch, and
-whatever else the script does there.
+whatever else the script does there, which `loader` tells apart where the batches are torch's loaders'.
 """
 
 from __future__ import annotations
