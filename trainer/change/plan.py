@@ -102,8 +102,11 @@ def _check(spec: RunSpec) -> None:
 
 
 def require_fit(plan: ChangePlan, host_limit_bytes: int | None = None) -> None:
-    """Raise DoesNotFitError when the new setting is predicted not to fit, or needs more host memory than before
-    and than there is (`host_limit_bytes`, of the run's one machine; None: not known here)."""
+    """Raise DoesNotFitError when the new setting is predicted not to fit.
+
+    Also where it needs more host memory than before and than there is: `host_limit_bytes`, of the run's one
+    machine; None: not known here.
+    """
     prediction = plan.new_prediction
     if prediction.fits is not False:
         _require_host_memory(plan, host_limit_bytes)
