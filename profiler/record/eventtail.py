@@ -46,6 +46,8 @@ class EventTail:
         self._at = at
         """Start of the first line that was not complete yet."""
         self._file = path_at(path, at)
+        self._following = segment_path(path, at.segment + 1)
+        """The file that will follow it."""
         self._seen_size = 0
         self._known_size = 0
         """Of the file, at the last look."""
@@ -130,7 +132,7 @@ class EventTail:
         if at.thinned:
             if not (found and isinstance(found[-1], LogThinned)) and not self._is_cut_short():
                 return False
-        elif self._seen_size < self._known_size or not segment_path(self.path, at.segment + 1).exists():
+        elif self._seen_size < self._known_size or not self._following.exists():
             return False
         elif self._grown():
             # Written before the next file was begun, and after the look at this one.
@@ -143,7 +145,7 @@ class EventTail:
 
     def _is_cut_short(self) -> bool:
         """Whether a thinned file that was read to its end will not get the last line that it lacks."""
-        if self._seen_size < self._known_size or not segment_path(self.path, self._at.segment + 1).exists():
+        if self._seen_size < self._known_size or not self._following.exists():
             return False
         try:
             status = self._file.stat()
@@ -189,6 +191,7 @@ class EventTail:
     def _stand(self, at: Position) -> None:
         """At the beginning of another file."""
         self._at, self._file = at, path_at(self.path, at)
+        self._following = segment_path(self.path, at.segment + 1)
         self._seen_size = self._known_size = 0
 
     def _read_lines(self, end: int, size: int) -> bytes:

@@ -229,7 +229,7 @@ def test_a_slow_link_gets_fewer_views(root: Path, monkeypatch: pytest.MonkeyPatc
 
     class Woken(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
-            clock.advance(feed.POLL_SECONDS)
+            clock.advance(feed.LOOK_SECONDS)
             if clock.now >= 60.0:
                 stop.set()
             return False

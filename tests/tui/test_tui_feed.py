@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.report.build import build_report
-from llmtop.tui.feeds.feed import KEPT_LINES, LogTail, MonitorFeed, RunsFeed, run_row
+from llmtop.tui.feeds.feed import (
+    KEPT_LINES,
+    LOOK_SECONDS,
+    LogTail,
+    MonitorFeed,
+    RunsFeed,
+    follow_run,
+    run_row,
+)
 from llmtop.tui.screenshot import write_monitor_svg, write_plan_svg
-from tests.recorded import make_recorded_run
+from tests.recorded import ManualClock, make_recorded_run
 from tests.tui.tuiruns import LiveRun
 
 
@@ -75,6 +84,43 @@ def test_monitor_feed_changes_the_log(live: LiveRun) -> None:
     assert second is not None and second.source == "supervisor" and second.lines == ()
     feed.choose_log(0)
     assert feed.poll_log() == first
+
+
+def test_a_log_comes_with_the_view_that_is_due(live: LiveRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And by itself where there is nothing else to paint."""
+    clock, stop, told = ManualClock(0.0), threading.Event(), list[tuple[float, str]]()
+    monkeypatch.setattr("llmtop.tui.feeds.feed.time.monotonic", lambda: clock.now)
+    lines = live.run.log_path(0).open("a")
+
+    def both() -> None:
+        live.steps(21, 21)
+        lines.write("with a step\n")
+
+    # The first half a second after the view with which it begins.
+    looks = [both, lambda: None, lambda: lines.write("alone\n"), lambda: None, stop.set]
+
+    class Woken(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout == LOOK_SECONDS
+            clock.advance(LOOK_SECONDS)
+            looks.pop(0)()
+            lines.flush()
+            return False
+
+    with lines:
+        follow_run(
+            MonitorFeed(live.run),
+            lambda message: told.append((clock.now, type(message).__name__)),
+            stop,
+            Woken(),
+        )
+    assert told == [
+        (0.0, "ViewArrived"),
+        (0.0, "LogArrived"),
+        (1.0, "ViewArrived"),
+        (1.0, "LogArrived"),
+        (1.5, "LogArrived"),
+    ]
 
 
 def test_runs_feed_reads_an_ended_run_once(root: Path) -> None:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from llmtop.profiler.effects.switches import Measured
 
 POLL_SECONDS = 0.25
+"""Of a record that is long behind: how much of it is read between two views."""
+LOOK_SECONDS = 0.5
+"""Between two looks at a run that goes on."""
 PAINT_SECONDS = 1.0
 LOG_SECONDS = 0.5
 IDLE_POLL_SECONDS = 2.0
@@ -155,10 +158,15 @@ class MonitorFeed:
         self._remote = read_remote(self.run.path)
         return self._newest
 
+    @property
+    def has_news(self) -> bool:
+        """Whether `view` has not given yet what was read last."""
+        return self._newest is not self._seen or self._remote != self._seen_remote
+
     def view(self) -> RunView | None:
         """Of what was read last; None where it was given already."""
         state = self._newest
-        if state is None or (state is self._seen and self._remote == self._seen_remote):
+        if state is None or not self.has_news:
             return None
         self._seen, self._seen_remote = state, self._remote
         # What was measured since the last change is compared with what was predicted for it.
@@ -289,10 +297,14 @@ def follow_run(
         failed, factor = False, link.factor if link is not None else 1
         try:
             newest, now = feed.read().status, time.monotonic()
-            if (now >= view_due or newest != status) and (view := feed.view()) is not None:
+            view = feed.view() if now >= view_due or newest != status else None
+            if view is not None:
                 post(ViewArrived(view))
                 status, view_due = newest, now + factor * feed.paint_seconds
-            if (now >= log_due or woken) and (text := feed.poll_log()) is not None:
+            # A log waits for the view that is due within a second, and both are painted at once: to send what
+            # has changed of the screen costs as much for one panel as for many.
+            is_due = view is not None or (now >= log_due and not feed.has_news)
+            if (is_due or woken) and (text := feed.poll_log()) is not None:
                 post(LogArrived(text))
                 log_due = now + factor * LOG_SECONDS
         except LlmtopError as error:
@@ -300,7 +312,7 @@ def follow_run(
             failed = True
         woken = False
         if failed or not feed.reading:
-            woken = wake.wait(IDLE_POLL_SECONDS if feed.ended else POLL_SECONDS)
+            woken = wake.wait(IDLE_POLL_SECONDS if feed.ended else LOOK_SECONDS)
             wake.clear()
 
 

@@ -23,6 +23,9 @@ from llmtop.tui.widgets.painted import Painted
 READ_ONLY = ("  read-only", "bold $text-warning")
 """In the head of a screen that only looks on."""
 
+TICK_SECONDS = 1.0
+_PAINTED_SECONDS = 0.9 * TICK_SECONDS
+"""A head that was painted since is left until the next tick."""
 _RECENT_STEPS = 20
 _EDGE_CELLS = 1
 _LEAST_BAR_CELLS = 12
@@ -38,6 +41,8 @@ class RunHeader(Vertical):
         super().__init__()
         self._clock = clock
         self._rows = Painted()
+        self._painted_at = 0.0
+        """By the monotonic clock."""
         self.meter = CostMeter()
 
     def compose(self) -> ComposeResult:
@@ -46,7 +51,7 @@ class RunHeader(Vertical):
         yield self._rows
 
     def on_mount(self) -> None:
-        self.set_interval(1.0, self.repaint)
+        self.set_interval(TICK_SECONDS, self._tick)
 
     def on_resize(self) -> None:
         self.repaint()
@@ -57,10 +62,16 @@ class RunHeader(Vertical):
     def repaint(self) -> None:
         self._paint(self.content_size.width)
 
+    def _tick(self) -> None:
+        """Time goes on where no view comes; where they do, the head is painted with them and not between."""
+        if time.monotonic() - self._painted_at >= _PAINTED_SECONDS:
+            self.repaint()
+
     def _paint(self, width: int) -> None:
         view = self.view
         if view is None or width <= 0:
             return
+        self._painted_at = time.monotonic()
         badge = READ_ONLY if getattr(self.app, "read_only", False) else None
         rows = [_identity(view, width, badge), *_second_rows(view, width, self._clock(), self.meter.cost())]
         leads_to = getattr(self.app, "leads_to", "")
