@@ -17,7 +17,7 @@ demo: $(DEMO)/.installed
 		exit $$code
 
 test: check
-	$(TEST)/bin/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile
+	$(TEST)/bin/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Static checks alone; they take seconds.
 check: $(TEST)/.installed

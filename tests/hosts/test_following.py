@@ -80,11 +80,14 @@ def test_a_run_on_another_machine_is_followed_and_asked(
         ended = control.wait_for_end(here, 60)
         assert ended is not None and ended.state == "stopped"
         wait_for(lambda: not here.supervisor_alive())
+        assert run.end().state == "stopped"
+        logs = list(run.run.path.glob("*.jsonl"))
+        wait_for(
+            lambda: all((here.path / path.name).read_bytes() == path.read_bytes() for path in logs),
+            lambda: [path.name for path in here.path.iterdir()],
+        )
     finally:
         follows.close()
-    assert run.end().state == "stopped"
-    for path in run.run.path.glob("*.jsonl"):
-        assert (here.path / path.name).read_bytes() == path.read_bytes(), path.name
 
 
 def test_commands_take_a_run_on_another_machine(far: Callable[[str], Supervised], tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from llmtop.trainer.hosts.twin import Kept, Twin
 from tests.fleets import PlayedFleet
 from tests.hosts.lab import wait_for
 from tests.hosts.over_hosts import stand_in
-from tests.hosts.test_link import _child_of_link
+from tests.hosts.test_link import _child_of_link, break_link
 
 HOSTS, RANKS = 36, 2
 """More than are copied whole."""
@@ -134,8 +134,7 @@ def test_a_connection_that_breaks_loses_no_line_and_the_next_viewer_goes_on_from
     wait_for(lambda: first.has_come(asked))
     reader = reader_of(first.run, fleet)
     for _ in range(3):
-        pid = _child_of_link()
-        os.kill(pid, 9)
+        pid = break_link()
         fleet.step(2)
         wait_for(lambda gone=pid: _child_of_link() not in (gone, 0))  # type: ignore[misc]
         wait_for(lambda: alike(first.run, fleet, "rank-40.jsonl", "rank-41.jsonl", "supervisor.jsonl"))
@@ -192,7 +191,7 @@ def test_logs_alone_come_and_of_them_the_end_where_that_is_asked_for(
     with fleet.run.log_path(40).open("a") as file:
         file.write("new\n")
     wait_for(lambda: rank_files(none) == ["rank-40.log"] and none.log_path(40).read_text() == "new\n")
-    os.kill(_child_of_link(), 9)
+    break_link()
     with fleet.run.log_path(40).open("a") as file:
         file.write("y" * 99_999 + "\n")
     wait_for(lambda: none.log_path(40).read_text() == "new\n" + "y" * 99_999 + "\n")
@@ -218,7 +217,7 @@ def test_how_the_connection_is_stands_in_the_folder(
     told = read_remote(follows.run.path)
     assert told is not None and told.connected and told.away_words(0.0) == ""
     (fleet.run.path.parent.parent / "notes" / "unreachable-gpu-1").touch()
-    os.kill(_child_of_link(), 9)
+    break_link()
 
     def away() -> str:
         told = read_remote(follows.run.path)

@@ -203,8 +203,7 @@ def test_a_connection_that_breaks_is_mended_and_loses_no_line(
             file.write(f"{turn + 2}\n")
         wait_for(lambda: (near / "a.jsonl").exists() and (near / "a.jsonl").stat().st_size > 0)
         # In the middle of a file as often as not.
-        far_pid = _child_of_link()
-        os.kill(far_pid, 9)
+        far_pid = break_link()
         wait_for(lambda pid=far_pid: _child_of_link() not in (pid, 0))  # type: ignore[misc]
     wait_for(lambda: _text(near / "a.jsonl") == expected, lambda: link.problem)
     wait_for(lambda: _text(far / "orders") == "1\n2\n3\n4\n5\n")
@@ -358,6 +357,15 @@ def test_what_is_sent_to_hosts_needs_an_old_python_alone() -> None:
 
 def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
+
+
+def break_link() -> int:
+    """Kill the far end, as soon as there is one; its pid."""
+    wait_for(_child_of_link)
+    pid = _child_of_link()
+    assert pid > 0, "0 would be all processes of this group"
+    os.kill(pid, 9)
+    return pid
 
 
 def _child_of_link() -> int:

@@ -68,9 +68,11 @@ async def test_hosts_that_were_never_there_have_nothing_to_end(
 
 
 def test_only_the_host_that_was_there_keeps_its_part(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "notes" / "unreachable-h2").touch()
+    # Long enough for the other host to be reached, however busy the machine is.
+    fake_ranks(monkeypatch, "trains", GRACES + ",connect=4")
     with cleaned_up() as started:
         run = OverHosts(root)
         started.append(run)

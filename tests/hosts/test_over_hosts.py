@@ -181,7 +181,7 @@ def test_a_host_that_cannot_be_reached_is_named_before_anything_is_started(
 ) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "unreachable-h2").touch()
-    run = start("trains", graces=GRACES + ",connect=1")
+    run = start("trains", graces=GRACES + ",connect=4")
     end = run.end()
     assert end.state == "failed" and "h2: cannot be reached" in end.reason
     assert "No route to host" in end.reason

@@ -54,7 +54,10 @@ def test_a_lost_connection_ends_nothing_that_pdsh_has_started(lab: Lab) -> None:
     """Both sides still hear of each other, through the folder."""
     run = fake(lab, "trains", "--launcher", "pdsh")
     run.wait_for_step(2)
-    connections = [pid for pid in lab.processes("lead") if psutil.Process(pid).name() == "ssh"]
+    here = set(lab.processes("lead"))
+    connections = [
+        one.pid for one in psutil.process_iter(["name"]) if one.info["name"] == "ssh" and one.pid in here
+    ]
     assert len(connections) == 2
     for pid in connections:
         os.kill(pid, signal.SIGKILL)

@@ -36,7 +36,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         pytest.skip(f"Slurm does not start here: {error}")
     with closing(made):
         yield made
-        assert made.call("squeue", "--noheader").stdout == ""
+        # A job that has just ended is still on its way out.
+        wait_for(lambda: made.call("squeue", "--noheader").stdout == "", made.told)
 
 
 class InSlurm(Supervised):
@@ -45,6 +46,10 @@ class InSlurm(Supervised):
     def __init__(self, root: Path) -> None:
         self.run = list_runs(root)[0]
         self.supervisor_pid = 0
+
+    def nothing_is_left(self) -> None:
+        """The supervisors of hosts leave by themselves, after they have said so."""
+        wait_for(lambda: self.processes() == [], lambda: (self.processes(), self.log()))
 
 
 def in_job(
@@ -177,5 +182,6 @@ def test_a_run_whose_job_is_told_to_end_stops_and_the_job_ends(cluster: Cluster,
     run.wait_for_step(2)
     cluster.call("scancel", "--signal=TERM", "--full", number)
     wait_for(lambda: cluster.call("squeue", "--noheader").stdout == "", cluster.told)
+    wait_for(lambda: bool(run.of(RunEnded)), run.log)
     assert run.of(RunEnded)[-1].state == "stopped"
-    assert run.processes() == []
+    run.nothing_is_left()

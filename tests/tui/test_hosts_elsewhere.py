@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -19,7 +18,7 @@ from llmtop.tui.screens.hosts import HostsScreen
 from llmtop.tui.screens.monitor import MonitorScreen
 from tests.fleets import PlayedFleet
 from tests.hosts.over_hosts import stand_in
-from tests.hosts.test_link import _child_of_link
+from tests.hosts.test_link import break_link
 from tests.tui.hostfeed import feed_on_its_clock
 from tests.tui.tuiruns import screen_text, wait_for, wait_for_text
 
@@ -86,7 +85,7 @@ async def test_a_connection_that_breaks_is_told_on_every_screen_until_it_is_mend
         await wait_for_text(pilot, "hosts 36/36", "▸node01")
         unreachable = tmp_path / "notes" / "unreachable-gpu-1"
         unreachable.touch()
-        os.kill(_child_of_link(), 9)
+        break_link()
         await wait_for_text(pilot, "! no connection to gpu-1 for ", "No route to host")
         await pilot.press("enter", "m")
         await wait_for(pilot, lambda: told(app, "Nothing of it has come: ssh: gpu-1: No route to host"))
@@ -96,7 +95,7 @@ async def test_a_connection_that_breaks_is_told_on_every_screen_until_it_is_mend
         await pilot.press("m")
         await wait_for_text(pilot, "ranks 0 to 1 of 72", "step 5/60")
         unreachable.touch()
-        os.kill(_child_of_link(), 9)
+        break_link()
         await wait_for_text(pilot, "! no connection to gpu-1 for ")
         await pilot.press("escape")
         await wait_for_text(pilot, "over its ranks")
