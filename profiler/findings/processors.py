@@ -23,6 +23,7 @@ WAIT_SHARE = 0.10
 """Of the time in which the ranks' threads could have run: without others, waiting is a few percent."""
 THROTTLED_PERCENT, THROTTLED_WARNING_PERCENT = 10.0, 25.0
 """Of the periods of a limit."""
+_MOST_NAMED, _NAME_CHARACTERS = 3, 15
 SLOWER = 1.1
 """A step beside others' work that takes so many times one without is worth telling."""
 
@@ -115,10 +116,14 @@ def _wait_share(process: ProcessSample) -> float | None:
 
 
 def work_words(host: HostSample) -> str:
-    """The busiest programs beside the run, each with the processors it takes; empty where none stands out."""
+    """The busiest programs beside the run, each with the processors it takes; empty where none stands out.
+
+    A damaged record may hold more and longer ones than a sampler writes.
+    """
     return ", ".join(
-        f"{work.name}{f' x{work.processes}' if work.processes > 1 else ''} {work.cpu_percent / 100:.1f}"
-        for work in host.other_work
+        f"{work.name[:_NAME_CHARACTERS]}{f' x{work.processes}' if work.processes > 1 else ''}"
+        f" {work.cpu_percent / 100:.1f}"
+        for work in host.other_work[:_MOST_NAMED]
     )
 
 
