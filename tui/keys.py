@@ -282,11 +282,11 @@ _DROPS: dict[tuple[str, str], int] = {
     (title, key.action): key.drop for title, keys in HELP for key in keys if key.footer
 }
 """By screen and action: Esc goes back on several, and is of less use on some."""
-_DROPS["Runs", "plan"] = 1  # from the first screen it is what most people want next
 _DROPS_ANYWHERE: dict[str, int] = {
     action: drop for (_, action), drop in sorted(_DROPS.items(), key=lambda item: -item[1])
 }
 """Of a screen that shows keys of others: where it is of most use, as the replay has the monitor's."""
+_DROPS["Runs", "plan"] = 1  # from the first screen it is what most people want next
 
 
 _CHANGING = frozenset(key.action.partition("(")[0] for _, keys in HELP for key in keys if key.changes)
