@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.cuda import memory as cuda_memory
+from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from llmtop.profiler.probes.classify import classify
 from llmtop.profiler.snapshots.blocks import BlockSummary, summarise_blocks
@@ -43,13 +46,20 @@ class _Bounded:
         return written
 
 
-def record_stacks() -> None:
-    """From now on allocations and frees are kept with their Python stacks."""
-    cuda_memory._record_memory_history("all", context="all", stacks="python", max_entries=_MOST_EVENTS)
+@contextmanager
+def stacks_recorded() -> Iterator[None]:
+    """Allocations are kept with their Python stacks, and frees without.
 
-
-def stop_recording() -> None:
-    cuda_memory._record_memory_history(None)
+    torch 2.11 drops the exception under way when it gathers a stack (pytorch/pytorch#179536, mended by
+    #175196), and a recomputation that stops early ends by one, which frees tensors: on an H200 the step that
+    was recorded died of it. So frees get no stack, and that step's recomputations run to their end.
+    """
+    with set_checkpoint_early_stop(False):
+        cuda_memory._record_memory_history("all", context="alloc", stacks="python", max_entries=_MOST_EVENTS)
+        try:
+            yield
+        finally:
+            cuda_memory._record_memory_history(None)
 
 
 def snapshot() -> dict[str, Any]:

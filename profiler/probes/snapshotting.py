@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -177,6 +177,7 @@ class StateRecording:
         self._device = device
         self._rank = rank
         self._with_stacks = request.with_stacks
+        self._recording = ExitStack()
         self._stem = stem
         self._step = 0
         self._written: _Written | None = None
@@ -184,7 +185,7 @@ class StateRecording:
     def start(self, step: int) -> None:
         self._step = step
         if self._with_stacks:
-            self._memory.record_stacks()
+            self._recording.enter_context(self._memory.stacks_recorded())
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
@@ -197,13 +198,11 @@ class StateRecording:
     def finish(self, reading: StepReading) -> Writing:
         if self._written is None:
             self._written = self._write()
-        if self._with_stacks:
-            self._memory.stop_recording()
+        self._recording.close()
         return self._written
 
     def abandon(self) -> None:
-        if self._with_stacks:
-            self._memory.stop_recording()
+        self._recording.close()
 
     def _write(self) -> _Written:
         found = self._memory.snapshot()

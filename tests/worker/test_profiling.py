@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from torch.cuda import _memory_viz
+from torch.cuda import memory as cuda_memory
+from torch.utils.checkpoint import checkpoint
 
 from llmtop.profiler.probes import snapshotmemory, snapshotting
 from llmtop.profiler.probes.stepreading import StepReading
@@ -213,23 +215,45 @@ def test_a_memory_snapshot_that_is_too_large_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def train_recomputed(model: torch.nn.Module, rows: torch.Tensor) -> list[str]:
+    """What ran of a block whose last saved tensor is not its last operation."""
+    ran: list[str] = []
+
+    def block(given: torch.Tensor) -> torch.Tensor:
+        kept: torch.Tensor = model(given).relu()
+        ran.append("after what is kept")
+        return kept + 1
+
+    checkpoint(block, rows.requires_grad_(), use_reentrant=False).sum().backward()
+    return ran
+
+
+def test_recomputations_of_a_step_with_stacks_end_by_no_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 loses it while it gathers the stack of a tensor that goes away."""
+    recorded: list[object] = []
+    monkeypatch.setattr(cuda_memory, "_record_memory_history", lambda on, **more: recorded.append(more))
+    model = torch.nn.Linear(4, 4)
+    assert len(train_recomputed(model, torch.ones(2, 4))) == 1
+    with snapshotmemory.stacks_recorded():
+        assert len(train_recomputed(model, torch.ones(2, 4))) == 2
+    assert len(train_recomputed(model, torch.ones(2, 4))) == 1
+    assert len(recorded) == 2 and recorded[1] == {}
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("stacks", [False, True])
 def test_a_real_allocator_is_written_and_reduced(tmp_path: Path, stacks: bool) -> None:
     device = torch.device("cuda", 0)
-    if stacks:
-        snapshotmemory.record_stacks()
-    try:
+    with snapshotmemory.stacks_recorded() if stacks else nullcontext():
         model = torch.nn.Linear(1024, 1024, bias=False, device=device)
         engine = SimpleNamespace(module=model, optimizer=None, basic_optimizer=None)
         kept = model(torch.ones(1024, 1024, device=device))
+        # Stacks are gathered in a recomputation too.
+        train_recomputed(model, torch.ones(1024, 1024, device=device))
         found = snapshotmemory.snapshot()
         told = snapshotmemory.reduced(engine, found, device=device, rank=0, step=1)
         snapshotmemory.write_pickle(found, tmp_path / "a.pickle")
-    finally:
-        if stacks:
-            snapshotmemory.stop_recording()
     assert told.components["parameters"] >= model.weight.numel() * 4
     assert told.components["unnamed"] >= kept.numel() * 4
     assert told.allocated_bytes == torch.cuda.memory_allocated(device)
