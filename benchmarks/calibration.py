@@ -78,6 +78,7 @@ def row(case: tuple[str, ...], folder: Path) -> dict[str, Any]:
     llmtop("run", *case, "--steps", str(STEPS), "--headless", folder=folder)
     measured = json.loads(llmtop("report", "latest", "--json", folder=folder))["step_seconds"]
     return {
+        "gpu": calibration["gpu"],
         "options": " ".join(case),
         "predicted_before_seconds": before,
         "predicted_after_seconds": after,

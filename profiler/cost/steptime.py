@@ -42,15 +42,18 @@ LAUNCH_SECONDS = 2.0e-3
 """Per block and micro-batch: small kernels and gaps between them, on a busy device."""
 ADAPTER_LAUNCH = 2.3
 """The same with adapters on every matrix, relative."""
-HOST_SECONDS, ADAPTER_HOST = 3.7e-3, 2.0
-"""Host time per block and micro-batch of launching it, which small micro-batches wait for; relative with
-adapters. A 135M model with 512 tokens takes this for each of its 30 blocks and nothing else."""
-HOST_OPERATIONS = 205
-"""The same in operations of autograd as `launch_seconds` measures them: a block of a Llama under DeepSpeed
-0.19.8 at ZeRO-1 (`benchmarks.host_operations`). So a calibration tells how fast this machine's host is."""
-RECOMPUTED_HOST = 0.88
-"""Of a plain block's host time, what its recomputation adds, most of it not launches but keeping and giving
-back what the block saves (the same script: 0.84 to 0.92 at ZeRO-0 to 2)."""
+OPERATION_SECONDS = 1.75e-5
+"""Of the host for one operation of autograd, forward and backward, where no calibration has measured it
+(`launch_seconds`): by a 135M model on an H200, whose 30 blocks of 512 tokens wait for nothing else."""
+BLOCK_OPERATIONS, PARAMETER_OPERATIONS = 118, 9.7
+"""What the host does for a block of a Llama in units of that, and DeepSpeed's hooks for each trained tensor
+of it at ZeRO-0 to 2 (transformers 5.17, DeepSpeed 0.19.8; `benchmarks.host_operations`)."""
+MICRO_STEP_OPERATIONS, STEP_OPERATIONS = 100, 200
+"""The same of embedding, head and loss; of the engine's step."""
+RECOMPUTED_OPERATIONS = 180
+"""What a block's recomputation adds: most of it is keeping and giving back what the block saves."""
+ADAPTER_OPERATIONS = 410
+"""A block with adapters on every matrix, whatever is frozen in it."""
 INT8_HOST_SECONDS = 6.5e-4
 """The same of each matrix in 8 bits (bitsandbytes 0.50): five operations of its own and a dozen kernels, and
 the host waits for the device's answer whether there are outliers (`backends/cuda/ops.py`)."""
@@ -154,21 +157,33 @@ def _cuda_step(spec: RunSpec, sizes: Sizes) -> StepTime | None:
         communication=_communication(spec, sizes, links),
         offload=_offload(spec, sizes),
         launch=launch,
-        host_floor=_host_speed(measured) * max(layers * micro_steps * _host_seconds(spec, again), hooks),
+        host_floor=_host_speed(measured) * max(_host_seconds(spec, again), hooks),
     )
 
 
 def _host_speed(measured: MachineFigures | None) -> float:
     """Seconds of this machine's host for one of the host that the constants are of."""
-    return 1.0 if measured is None else measured.launch_seconds * HOST_OPERATIONS / HOST_SECONDS
+    return 1.0 if measured is None else measured.launch_seconds / OPERATION_SECONDS
 
 
 def _host_seconds(spec: RunSpec, again: float) -> float:
-    """Of launching one block, whatever the device does; `again` of the blocks run forward twice."""
-    options = spec.options
+    """Of launching one step, whatever the device does; `again` of the blocks run forward twice."""
+    options, layers = spec.options, spec.model.num_layers
     int8 = INT8_HOST_SECONDS * _packed_in_block(spec) if options.quantization == "int8" else 0.0
-    seconds = HOST_SECONDS * (ADAPTER_HOST if options.lora_rank else 1.0) + int8
-    return seconds + again * (RECOMPUTED_HOST * HOST_SECONDS + RECOMPUTED_LAUNCHES * int8)
+    block = OPERATION_SECONDS * _block_operations(spec) + int8
+    block += again * (OPERATION_SECONDS * RECOMPUTED_OPERATIONS + RECOMPUTED_LAUNCHES * int8)
+    others = MICRO_STEP_OPERATIONS * options.grad_accum + STEP_OPERATIONS
+    return layers * options.grad_accum * block + OPERATION_SECONDS * others
+
+
+def _block_operations(spec: RunSpec) -> float:
+    if spec.options.lora_rank:
+        return ADAPTER_OPERATIONS
+    groups = [group for group in tensors(spec.model) if group.per_layer]
+    # Experts lie in two tensors, however many they are (transformers 5).
+    held = sum(group.count for group in groups if group.role != Role.EXPERT) / spec.model.num_layers
+    held += 2 if any(group.role == Role.EXPERT for group in groups) else 0
+    return BLOCK_OPERATIONS + PARAMETER_OPERATIONS * held
 
 
 def _packed_in_block(spec: RunSpec) -> float:
