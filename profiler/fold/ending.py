@@ -53,7 +53,7 @@ def _possible(fix: str, state: RunState) -> str:
     """Without the parts that go on with an imported run from where it was; of a run on another machine the
     commands are those that are called here."""
     if state.elsewhere:
-        return re.sub(rf"(llmtop [a-z]+ ){re.escape(state.run_id)}\b", rf"\g<1>{state.called}", fix)
+        return re.sub(rf"(llmtop [a-z-]+ ){re.escape(state.run_id)}\b", rf"\g<1>{state.called}", fix)
     if not state.imported:
         return fix
     return "; ".join(part for part in fix.split("; ") if "llmtop resume" not in part)

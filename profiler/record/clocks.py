@@ -30,6 +30,7 @@ class Clocks:
     """What the lead's log says so far of the clocks that stamped a run's logs."""
 
     def __init__(self, run: RunDir, hosts: Hosts) -> None:
+        self._run = run
         self.lead_path = lead_log(run)
         self._hosts = hosts.hosts
         self._first_ranks = [host.first_rank for host in hosts.hosts]
@@ -48,7 +49,7 @@ class Clocks:
 
     def of(self, path: Path) -> HostClock:
         """Of what writes that log; empty where nothing is taken off."""
-        name = host_of_log(path) or self._host_of_rank(rank_of_log(path))
+        name = host_of_log(self._run, path) or self._host_of_rank(rank_of_log(path))
         return self.taken_off.get(name, ())
 
     def _host_of_rank(self, rank: int | None) -> str:

@@ -129,9 +129,10 @@ def lead_log(run: RunDir) -> Path:
     return RunDir(run.path).events_path(SUPERVISOR)
 
 
-def host_of_log(path: Path) -> str:
-    """The host that a log is named for; empty for one of a rank or of the lead."""
-    return path.parent.name if path.parent.parent.name == _HOSTS else ""
+def host_of_log(run: RunDir, log: Path) -> str:
+    """The host whose folder a log lies in; empty for one of a rank or of the lead."""
+    place = log.relative_to(run.path).parts
+    return place[1] if len(place) == 3 and place[0] == _HOSTS else ""
 
 
 def lead_beat_path(run: RunDir) -> Path:

@@ -40,7 +40,7 @@ AHEAD, BEHIND = 3 * 3600.0, -5 * 3600.0
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[PlayedFleet]:
     """Three hosts whose clocks are hours apart, before they have made a step."""
-    made = PlayedFleet(tmp_path)
+    made = PlayedFleet(tmp_path / "hosts")
     clocks = {"node01": 0.02, "node02": AHEAD, "node03": BEHIND}
     for name, seconds in clocks.items():
         made.played[name].time.advance(seconds)
