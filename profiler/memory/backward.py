@@ -10,12 +10,11 @@ from __future__ import annotations
 from msgspec import Struct
 
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.memory.blocks import block_bytes, final_norm_saved
-from llmtop.profiler.memory.loss import loss_bytes
-from llmtop.profiler.memory.mask import mask_bytes
+from llmtop.profiler.memory.flatcopy import Fill, fills
 from llmtop.profiler.memory.mlp import experts_backward, experts_gradient, mlp_copies
 from llmtop.profiler.memory.pool import OWN_BLOCKS, block_end
-from llmtop.profiler.memory.reduction import end_of_backward
+from llmtop.profiler.memory.reduction import NORM_ELEMENTS, end_of_backward
+from llmtop.profiler.memory.result import Component
 from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks
 from llmtop.profiler.memory.states import StateBytes
 from llmtop.profiler.memory.walk import (
@@ -24,6 +23,7 @@ from llmtop.profiler.memory.walk import (
     bucket_bytes,
     reduces_at_once,
     tied_head_gradient,
+    walk_of,
     with_resident,
 )
 
@@ -39,66 +39,13 @@ class PassBytes(Struct, frozen=True, kw_only=True):
 
 def pass_bytes(spec: RunSpec, sizes: Sizes, states: StateBytes) -> PassBytes:
     """Forward and backward of one micro-batch, the last of a step."""
-    walk = _pass(spec, sizes, states)
+    walk = walk_of(spec, sizes, states)
     return PassBytes(
         forward_end=_forward_end(walk),
         loss_backward=_loss_backward(walk),
         last_block=_largest_block(walk),
         first_block=end_of_backward(walk),
     )
-
-
-def _pass(spec: RunSpec, sizes: Sizes, states: StateBytes) -> Walk:
-    return Walk(
-        spec=spec,
-        sizes=sizes,
-        states=states,
-        block=block_bytes(spec, sizes),
-        loss=loss_bytes(spec, sizes),
-        final_norm=final_norm_saved(spec, sizes) * sizes.tokens,
-        constant=_before_blocks(spec, sizes) + _kept_inputs(spec, sizes),
-        mask=mask_bytes(spec, sizes) if sizes.checkpoint_every else 0,
-        accumulated=_accumulated(spec, sizes),
-    )
-
-
-def _before_blocks(spec: RunSpec, sizes: Sizes) -> int:
-    """Kept until the very end: token ids and labels, tables of rotary positions, what the embedding keeps."""
-    model, config = spec.model, spec.hf_config
-    if model.traced is not None:
-        return 0  # part of what was seen outside of all blocks
-    rotary = 0 if model.learned_positions else 2 * model.head_dim * sizes.dtype_bytes * sizes.seq_len
-    embedding = model.hidden_size * sizes.dtype_bytes if model.embedding_norm else 0
-    if config.get("embd_pdrop", model.dropout if model.family in ("gpt2", "gpt_bigcode") else 0):
-        embedding += model.hidden_size  # the mask of its dropout
-    return rotary + (8 + embedding) * sizes.tokens
-
-
-def _kept_inputs(spec: RunSpec, sizes: Sizes) -> int:
-    """Inputs of 8-bit matrices that checkpointing cannot free.
-
-    bitsandbytes 0.50 `autograd/_functions.py:MatMul8bitLt` keeps them as plain attributes, which the hooks of
-    non-reentrant checkpointing do not see, until the whole graph is gone.
-    """
-    options, model = spec.options, spec.model
-    if (
-        options.quantization != "int8"
-        or not options.gradient_checkpointing
-        or options.checkpointing_reentrant
-    ):
-        return 0
-    columns = 2 * model.hidden_size + model.num_heads * model.head_dim + model.intermediate_size
-    blocks = checkpointed_blocks(model.num_layers, sizes.checkpoint_every)
-    return blocks * columns * sizes.dtype_bytes * sizes.tokens
-
-
-def _accumulated(spec: RunSpec, sizes: Sizes) -> int:
-    options = spec.options
-    to_host = sizes.stage == 2 and options.offload_optimizer != "none"
-    if options.grad_accum == 1 or sizes.stage == 3 or to_host:
-        return 0
-    held = sizes.held_gradients if sizes.stage == 2 else sizes.trainable
-    return sizes.dtype_bytes * held
 
 
 def _kept(walk: Walk, blocks: int) -> int:
@@ -307,9 +254,59 @@ def _largest_block(walk: Walk) -> Bytes:
     candidates = [_at_block(walk, done, flushed=flushed) for done, flushed in points]
     if reduces_at_once(walk) and before < 0:
         candidates.append(_head_reduced(walk))
+    if not walk.spec.on_cpu:
+        candidates += [_at_fill(walk, fill) for fill in fills(walk.sizes)]
+        candidates += _head_to_host(walk)
     if walk.sizes.stage == 3 and walk.sizes.ranks > 1 and walk.sizes.experts:
         candidates.append(_experts_gathered(walk))
     return max(candidates, key=lambda components: sum(components.values()))
+
+
+def _at_fill(walk: Walk, fill: Fill) -> Bytes:
+    """What ZeRO-3's bucket holds is copied together to be reduced when a matrix of a block has its gradient:
+    the products of that block are done."""
+    sizes, width, layers = walk.sizes, walk.sizes.dtype_bytes, walk.spec.model.num_layers
+    index = layers - 1 - fill.blocks_done
+    again = _is_checkpointed(sizes, index)
+    inputs = walk.block.input_saved if again else 0
+    of_block = (walk.block.saved - inputs) * sizes.tokens + walk.block.saved_weights
+    kept = _kept(walk, index + 1) + walk.constant + walk.mask
+    kept += round(of_block * (fill.left - (0 if again else 1)))
+    offloaded = walk.spec.options.offload_optimizer != "none"
+    # On the way to the host each part is copied out, and its norm taken in fp64.
+    part = -(-sizes.wide_linear // sizes.ranks) if offloaded else 0
+    found = with_resident(
+        walk,
+        activations=kept,
+        workspace=walk.block.gradient * sizes.tokens + (width + 8) * part,
+        gradients=tied_head_gradient(walk) + _last_matrix(walk) * width,
+        buffers=fill.elements * width,
+        rounding=_block_ends(walk, index + 1),
+    )
+    # Gathered is at most what the blocks that are left, and the embedding, still need.
+    left = (index + 1) * sizes.layer_params + sizes.head_params
+    found[Component.PARAMETERS] -= max(0, walk.states.gathered - left * width)
+    return found
+
+
+def _head_to_host(walk: Walk) -> list[Bytes]:
+    """ZeRO-3's head larger than the bucket, on its way to the host as soon as the last norm's gradient comes:
+    its part is copied out, and the norm taken in fp64 or, if that is more, all of it cast."""
+    sizes, width = walk.sizes, walk.sizes.dtype_bytes
+    offloaded = walk.spec.options.offload_optimizer != "none"
+    if sizes.stage != 3 or not offloaded or _blocks_before_flush(walk) >= 0:
+        return []
+    part = -(-sizes.head_params // sizes.ranks)
+    passing = max(8 * min(part, NORM_ELEMENTS), 4 * part if width != 4 else 0)
+    found = with_resident(
+        walk,
+        activations=_kept(walk, walk.spec.model.num_layers) + walk.constant + walk.mask,
+        workspace=walk.block.gradient * sizes.tokens + passing,
+        gradients=width * (sizes.head_params + part),
+    )
+    # The head was gathered within the same limit, and is released.
+    found[Component.PARAMETERS] -= min(walk.states.gathered, width * sizes.head_params)
+    return [found]
 
 
 def _experts_gathered(walk: Walk) -> Bytes:

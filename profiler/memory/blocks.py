@@ -95,7 +95,7 @@ def _attention_saved(spec: RunSpec, sizes: Sizes) -> int:
     kv = model.num_kv_heads * model.head_dim
     norms = _query_key_norms(spec, sizes, query, kv)
     unmasked = _unmasked_attention(spec, sizes, query, kv)
-    masked = _masked_blocks(spec)
+    masked = masked_blocks(spec)
     if not masked:
         return norms + unmasked
     share = masked / model.num_layers
@@ -133,7 +133,7 @@ def _output_copied(spec: RunSpec, sizes: Sizes) -> bool:
     return spec.model.family in ROTARY_BY_CONCATENATION and "rope" not in sizes.liger
 
 
-def _masked_blocks(spec: RunSpec) -> int:
+def masked_blocks(spec: RunSpec) -> int:
     """Blocks to whose SDPA transformers gives a mask: those with a window that is not longer than a sequence.
 
     Falcon's code always makes one (transformers 5.24, `models/falcon/modeling_falcon.py`); with one key for
@@ -193,7 +193,7 @@ def eager_square(spec: RunSpec, width: int) -> int:
     """
     model = spec.model
     capped = width if model.attention_softcap else 0
-    dropped = 1 + width if _score_dropout(spec) else 0
+    dropped = 1 + width if score_dropout(spec) else 0
     if _one_key_for_many_heads(spec):
         return 4
     if model.family in SOFTMAX_AS_IT_IS:
@@ -201,7 +201,7 @@ def eager_square(spec: RunSpec, width: int) -> int:
     return capped + 4 + (dropped or (width if width < 4 else 0))
 
 
-def _score_dropout(spec: RunSpec) -> bool:
+def score_dropout(spec: RunSpec) -> bool:
     """Whether dropout applies to attention's scores; absent keys as in transformers 5.24."""
     model, config = spec.model, spec.hf_config
     if model.family in ("gpt2", "gpt_bigcode"):

@@ -21,6 +21,7 @@ _ZERO3 = "deepspeed 0.19.8 runtime/zero/stage3.py, partition_parameters.py"
 _AUTOGRAD = "transformers 5.x modelling code and what torch's autograd saves of it"
 _QAT = "torchao 0.18 quantization/quant_primitives.py:_do_fake_quantize_affine"
 _MEASURED = "measured on H200 (torch 2.11)"
+_FLAT_COPY = "deepspeed 0.19.8 runtime/comm/coalesced_collectives.py, zero/stage3.py:partition_grads"
 _WALK = "order of torch's backward pass; deepspeed 0.19.8 runtime/zero/stage_1_and_2.py for its buckets"
 
 RULES: dict[str, Rule] = {
@@ -93,17 +94,20 @@ RULES: dict[str, Rule] = {
     "loss.liger_chunk_tokens": Rule(
         "", "liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py:fused_linear_cross_entropy_forward"
     ),
-    "backward._before_blocks": Rule(
+    "walk._before_blocks": Rule(
         "rotary tables, token ids, labels, the embedding's", "transformers 5.x modelling code"
     ),
-    "backward._kept_inputs": Rule(
+    "walk._kept_inputs": Rule(
         "inputs of 8-bit matrices", "bitsandbytes 0.50 autograd/_functions.py:MatMul8bitLt"
     ),
     "backward._kept": Rule("checkpoints: the blocks' inputs", "torch utils/checkpoint.py"),
-    "backward._accumulated": Rule("gradients of earlier micro-batches", _ZERO12),
+    "walk._accumulated": Rule("gradients of earlier micro-batches", _ZERO12),
     "walk.bucket_bytes": Rule("reduce bucket", f"{_ZERO12}: reduce_bucket_size, overlap_comm"),
     "backward._bucket_at": Rule("reduce bucket, as far as it is touched", _ZERO12),
     "backward._block_alive": Rule("one block's backward", _WALK),
+    "backward._at_fill": Rule("while the bucket is copied together", _FLAT_COPY),
+    "backward._head_to_host": Rule("the head's gradient on its way to the host", _FLAT_COPY),
+    "flatcopy.last_fill_elements": Rule("the bucket's last flat copy", _FLAT_COPY),
     "backward._first_product": Rule("gradient of the MLP's product", _WALK),
     "walk.tied_head_gradient": Rule("gradient of the tied head", _WALK),
     "backward._gradients_after": Rule("gradients so far", _WALK),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from llmtop.profiler.memory.flatcopy import last_fill_elements
+from llmtop.profiler.memory.result import Component
 from llmtop.profiler.memory.sizes import Sizes
 from llmtop.profiler.memory.walk import (
     Bytes,
@@ -58,13 +60,21 @@ def _at_embedding(walk: Walk) -> Bytes:
     elif sizes.stage < 3 and not offloaded and _others_exceed_bucket(walk):
         gradients = sizes.dtype_bytes * sizes.held_gradients
     passing = walk.block.gradient * sizes.tokens
-    return with_resident(
+    found = with_resident(
         walk,
         activations=walk.constant,
         gradients=earlier + gradients + embedding * (2 if tied else 1),
         workspace=passing if in_place or not tied else max(passing, embedding),
         buffers=bucket_bytes(walk.spec, sizes),
     )
+    return _released(walk, found, sizes.head_params * sizes.dtype_bytes)
+
+
+def _released(walk: Walk, found: Bytes, kept_bytes: int) -> Bytes:
+    """ZeRO-3 releases a weight after its last use of a step: of what it gathered so much is still there
+    (deepspeed 0.19.8, `zero/partitioned_param_coordinator.py:release_sub_module`)."""
+    found[Component.PARAMETERS] -= max(0, walk.states.gathered - kept_bytes)
+    return found
 
 
 def _at_reduction(walk: Walk) -> Bytes:
@@ -79,13 +89,18 @@ def _at_reduction(walk: Walk) -> Bytes:
             buffers += width * min(sizes.trainable, ALLREDUCE_ELEMENTS)
     elif sizes.stage < 3:
         gradients, workspace = _reduced_gradients(walk)
+    else:
+        buffers += width * last_fill_elements(sizes)
     if sizes.stage and walk.spec.options.offload_optimizer != "none":
         # Norms are taken in fp64, tensor by tensor, on the way to the host.
         part = sizes.largest_tensor if sizes.stage < 3 else -(-sizes.largest_tensor // sizes.ranks)
         workspace = max(workspace, 8 * (part if sizes.stage < 3 else min(part, NORM_ELEMENTS)))
-    return with_resident(
+        # ZeRO-3 has copied the part out of the bucket (`stage3.py:partition_grads`).
+        gradients += width * part if sizes.stage == 3 else 0
+    found = with_resident(
         walk, activations=walk.constant, gradients=gradients, workspace=workspace, buffers=buffers
     )
+    return _released(walk, found, 0)
 
 
 def _reduced_gradients(walk: Walk) -> tuple[int, int]:

@@ -234,11 +234,12 @@ def _gathered_bytes(spec: RunSpec, sizes: Sizes, kept: Persistent) -> int:
         return sizes.packed_bytes - width * kept.packed + max(sizes.head_params, experts) * width
     if spec.options.offload_param == "none":
         return width * gathered_elements(sizes, whole)
-    # With the weights on the host, one rank too gathers what it uses, and the device copy of the largest
-    # tensor's share lies beside it.
+    # With the weights on the host, one rank too gathers what it uses. Without recomputation as much as the
+    # largest tensor was seen beside it (H200), with it nothing.
     everything = sizes.trainable + sizes.frozen - whole
     gathered = min(everything, sizes.zero.max_live_parameters)
-    return width * (gathered + min(sizes.largest_tensor, everything - gathered))
+    beside = 0 if sizes.checkpoint_every == 1 else min(sizes.largest_tensor, everything - gathered)
+    return width * (gathered + beside)
 
 
 def _stage3(spec: RunSpec, sizes: Sizes) -> StateBytes:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from msgspec import Struct
 
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.memory.blocks import BlockBytes
-from llmtop.profiler.memory.loss import LossBytes
+from llmtop.profiler.memory.blocks import BlockBytes, block_bytes, final_norm_saved
+from llmtop.profiler.memory.loss import LossBytes, loss_bytes
+from llmtop.profiler.memory.mask import mask_bytes
 from llmtop.profiler.memory.result import Component
-from llmtop.profiler.memory.sizes import Sizes
+from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks
 from llmtop.profiler.memory.states import StateBytes
 
 Bytes = dict[Component, int]
@@ -28,6 +29,60 @@ class Walk(Struct, frozen=True, kw_only=True):
     """Of eager attention, which checkpoints hold until the first block is done."""
     accumulated: int
     """Gradients of earlier micro-batches of the same step."""
+
+
+def walk_of(spec: RunSpec, sizes: Sizes, states: StateBytes) -> Walk:
+    """What a micro-batch of the spec walks through, the last one of a step."""
+    return Walk(
+        spec=spec,
+        sizes=sizes,
+        states=states,
+        block=block_bytes(spec, sizes),
+        loss=loss_bytes(spec, sizes),
+        final_norm=final_norm_saved(spec, sizes) * sizes.tokens,
+        constant=_before_blocks(spec, sizes) + _kept_inputs(spec, sizes),
+        mask=mask_bytes(spec, sizes) if sizes.checkpoint_every else 0,
+        accumulated=_accumulated(spec, sizes),
+    )
+
+
+def _before_blocks(spec: RunSpec, sizes: Sizes) -> int:
+    """Kept until the very end: token ids and labels, tables of rotary positions, what the embedding keeps."""
+    model, config = spec.model, spec.hf_config
+    if model.traced is not None:
+        return 0  # part of what was seen outside of all blocks
+    rotary = 0 if model.learned_positions else 2 * model.head_dim * sizes.dtype_bytes * sizes.seq_len
+    embedding = model.hidden_size * sizes.dtype_bytes if model.embedding_norm else 0
+    if config.get("embd_pdrop", model.dropout if model.family in ("gpt2", "gpt_bigcode") else 0):
+        embedding += model.hidden_size  # the mask of its dropout
+    return rotary + (8 + embedding) * sizes.tokens
+
+
+def _kept_inputs(spec: RunSpec, sizes: Sizes) -> int:
+    """Inputs of 8-bit matrices that checkpointing cannot free.
+
+    bitsandbytes 0.50 `autograd/_functions.py:MatMul8bitLt` keeps them as plain attributes, which the hooks of
+    non-reentrant checkpointing do not see, until the whole graph is gone.
+    """
+    options, model = spec.options, spec.model
+    if (
+        options.quantization != "int8"
+        or not options.gradient_checkpointing
+        or options.checkpointing_reentrant
+    ):
+        return 0
+    columns = 2 * model.hidden_size + model.num_heads * model.head_dim + model.intermediate_size
+    blocks = checkpointed_blocks(model.num_layers, sizes.checkpoint_every)
+    return blocks * columns * sizes.dtype_bytes * sizes.tokens
+
+
+def _accumulated(spec: RunSpec, sizes: Sizes) -> int:
+    options = spec.options
+    to_host = sizes.stage == 2 and options.offload_optimizer != "none"
+    if options.grad_accum == 1 or sizes.stage == 3 or to_host:
+        return 0
+    held = sizes.held_gradients if sizes.stage == 2 else sizes.trainable
+    return sizes.dtype_bytes * held
 
 
 def bucket_bytes(spec: RunSpec, sizes: Sizes) -> int:

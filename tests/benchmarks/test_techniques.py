@@ -9,11 +9,13 @@ import pytest
 
 from benchmarks import series
 from benchmarks.cells import plan
+from benchmarks.rows import read_rows
 from benchmarks.techniques_doc import slope, write_document
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.resolve import Machine
 
 GIB = 2**30
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def fake_row(cell: dict[str, Any]) -> dict[str, Any]:
@@ -83,3 +85,17 @@ def test_every_cell_is_an_allowed_run(gpus: int) -> None:
 
 def test_growth_is_a_power() -> None:
     assert slope([(2.0, 3.0), (8.0, 48.0)]) == pytest.approx(2.0)
+
+
+MEASURED = [row for row in read_rows(RESULTS / "techniques.jsonl") if row["status"] == "completed"]
+
+
+@pytest.mark.parametrize("row", MEASURED, ids=lambda row: f"{row['cell']['name']} {row['cell']['seq_len']}")
+def test_every_measured_peak_is_predicted_within_half_a_percent(row: dict[str, Any]) -> None:
+    """Those of optimizer and weights on the host too, with all blocks recomputed; none is above its bound."""
+    options = {key: value for key, value in row["cell"].items() if key not in ("series", "name")}
+    host = Machine(gpu="h200", gpus=1, host_memory_bytes=None)
+    told = plan({"gpu": "h200", **options}, host, name="test").prediction
+    measured = row["peak_allocated_bytes"]
+    assert told.peak_allocated_bytes == pytest.approx(measured, rel=0.005)
+    assert told.peak_allocated_upper_bytes >= measured

@@ -23,6 +23,7 @@ from llmtop.profiler.memory.predict import predict, predict_with_suggestions
 from llmtop.profiler.memory.result import Component, Moment, Prediction
 from llmtop.profiler.memory.sizes import sizes_of
 from llmtop.profiler.memory.states import state_bytes
+from llmtop.profiler.memory.walk import walk_of
 from tests.profiler.test_memory import MODELS, make
 
 ALL = "rms_norm,rope,glu,fused_linear_cross_entropy"
@@ -146,7 +147,7 @@ def test_no_block_needs_more_than_the_largest_that_was_looked_at(spec: RunSpec) 
     """All blocks one by one, against the few where the prediction looks."""
     sizes = sizes_of(spec)
     states = state_bytes(spec, sizes)
-    walk = backward._pass(spec, sizes, states)
+    walk = walk_of(spec, sizes, states)
     before = backward._blocks_before_flush(walk)
     totals = [
         sum(backward._at_block(walk, done, flushed=sizes.stage == 2 and done > before).values())

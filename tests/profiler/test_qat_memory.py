@@ -13,13 +13,14 @@ from llmtop.presets import catalog
 from llmtop.presets.hf.canonical import canonical
 from llmtop.presets.hf.config import read_shape
 from llmtop.presets.spec import GpuSpec, RunOptions, RunSpec
-from llmtop.profiler.memory.backward import _block_alive, _kept, _pass
+from llmtop.profiler.memory.backward import _block_alive, _kept
 from llmtop.profiler.memory.blocks import block_bytes
 from llmtop.profiler.memory.predict import predict, predict_closely
 from llmtop.profiler.memory.qat import qat_scales
 from llmtop.profiler.memory.result import Component, Moment
 from llmtop.profiler.memory.sizes import sizes_of
 from llmtop.profiler.memory.states import state_bytes
+from llmtop.profiler.memory.walk import walk_of
 from llmtop.profiler.probes import trace_model
 from llmtop.profiler.probes.trace_model import trace
 from llmtop.profiler.probes.trace_sizes import blocks_of
@@ -110,7 +111,7 @@ def test_a_blocks_backward_needs_what_the_formulas_say(name: str, kind: Any, len
         qat=kind,
     )
     sizes = sizes_of(spec)
-    walk = _pass(spec, sizes, state_bytes(spec, sizes))
+    walk = walk_of(spec, sizes, state_bytes(spec, sizes))
     begun = _kept(walk, BLOCKS) + walk.constant + walk.mask + walk.block.gradient * sizes.tokens
     assert _block_alive(walk, BLOCKS - 1).total - begun == pytest.approx(followed, rel=0.03)
 

@@ -40,6 +40,32 @@ LATENT = {
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": BASE,
     "qwen3": {**BASE, "head_dim": 64},
+    "gemma3_text": {**BASE, "head_dim": 64, "layer_types": ["sliding_attention", "full_attention"]},
+    "glm4": {**BASE, "head_dim": 64},
+    "olmo2": BASE,
+    "granite": BASE,
+    "phi3": BASE,
+    "gpt_neox": {**BASE, "rotary_pct": 0.5, "hidden_dropout": 0.0, "attention_dropout": 0.0},
+    "gpt2": {
+        "vocab_size": 1000,
+        "n_embd": 256,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 512,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+        **dict.fromkeys(("bos_token_id", "eos_token_id"), 0),
+    },
+    "opt": {
+        "vocab_size": 1000,
+        "hidden_size": 256,
+        "ffn_dim": 1024,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 512,
+        "word_embed_proj_dim": 256,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+    },
     "mixtral": {**BASE, "num_local_experts": 16, "num_experts_per_tok": 4},
     "qwen3_moe": {**BASE, **CHOSEN, "head_dim": 64, "num_experts": 16, "norm_topk_prob": True},
     "qwen2_moe": {**BASE, **CHOSEN, "num_experts": 16, "shared_expert_intermediate_size": 448},
@@ -56,9 +82,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 CASES = [
-    *((family, 2, False) for family in CONFIGS),
-    *((family, 2, True) for family in ("mixtral", "qwen2_moe", "deepseek_v2")),
-    *((family, 1, False) for family in ("llama", "deepseek_v3")),
+    *((family, 2, False) for family in CONFIGS if family != "gpt2"),
+    *((family, 2, True) for family in ("mixtral", "qwen2_moe", "deepseek_v2", "olmo2", "glm4", "opt")),
+    # The gradient of learned positions is summed up over sequences, which is not simulated.
+    *((family, 1, False) for family in ("llama", "deepseek_v3", "gpt2")),
 ]
 
 
@@ -76,5 +103,5 @@ def test_a_step_asks_for_what_the_real_one_does(family: str, batch: int, checkpo
         checkpointing_reentrant=checkpointing,
     )
     real = without_passing(asked_of_cpu(config, options))
-    assert len(real) > 300
+    assert len(real) > 200
     assert without_passing(asked_of_tape(config, options)) == real

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from llmtop.profiler.memory.tape.layers import Dropout, Frame, Kept, Linear, Norm, Rotary
+from llmtop.profiler.memory.tape.layers import Dropout, Frame, Kept, Linear, Norm
 from llmtop.profiler.memory.tape.machine import Tensor
+from llmtop.profiler.memory.tape.rotary import PartialRotary, Rotary
 
 
 class Heads(Struct, frozen=True):
@@ -216,6 +217,23 @@ class MathKernel:
 Kernel = FusedKernel | EagerKernel | MathKernel
 
 
+class AttentionForm(Struct, frozen=True, kw_only=True):
+    """How a family's code differs from Llama's."""
+
+    rotary: str
+    """`none`, `fused` (Liger's kernel, which writes over its input) or `plain`."""
+    scales_query: bool = False
+    """The queries are scaled, and not the scores (OPT)."""
+    norms_last: bool = False
+    """Queries and keys are normalized when the values are there too (Gemma-3)."""
+    rotary_in_fp32: bool = False
+    """Cosines and sines are in fp32, and so is what is multiplied with them (OLMo-2)."""
+    views_last: bool = False
+    """Heads are told apart when all is projected and normalized (OLMo-2)."""
+    copied: bool = False
+    """The kernel's output has the layout of joined queries and is copied into rows (GLM)."""
+
+
 class Attention:
     """Projections, norms and positions of queries and keys, the kernel, and the output's projection."""
 
@@ -231,28 +249,58 @@ class Attention:
         output: Linear,
         query_norm: Norm | None = None,
         key_norm: Norm | None = None,
-        rotary: str,
+        form: AttentionForm,
+        partial: PartialRotary | None = None,
     ) -> None:
+        """`partial` turns positions in place of `form.rotary`."""
         self.frame, self.heads, self.kernel = frame, heads, kernel
         self.query, self.key, self.value, self.output = query, key, value, output
         self.query_norm, self.key_norm = query_norm, key_norm
-        self.turns_in_copies = rotary == "plain"
-        self.query_rotary = Rotary(frame, heads.query, fused=not self.turns_in_copies)
-        self.key_rotary = Rotary(frame, heads.kv, fused=not self.turns_in_copies)
+        self.form, self.partial = form, partial
+        self.turns_in_copies = form.rotary == "plain"
+        self.leaves_heads = form.rotary == "none" and isinstance(kernel, EagerKernel)
+        fused, wide = not self.turns_in_copies, form.rotary_in_fp32
+        self.query_rotary = Rotary(frame, heads.query, fused=fused, wide=wide)
+        self.key_rotary = Rotary(frame, heads.kv, fused=fused, wide=wide)
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Kept]]:
         machine = self.frame.machine
         query, of_query = self.query.forward(x)
-        query, query_norm = self._normed(self.query_norm, query)
+        if self.form.scales_query:
+            query = self._scaled(query)
+        query_norm: Kept = ()
+        if not self.form.norms_last:
+            query, query_norm = self._normed(self.query_norm, query)
         key, of_key = self.key.forward(x)
-        key, key_norm = self._normed(self.key_norm, key)
+        key_norm: Kept = ()
+        if not self.form.norms_last:
+            key, key_norm = self._normed(self.key_norm, key)
         value, of_value = self.value.forward(x)
-        turned, turned_key = self.query_rotary.forward(query), self.key_rotary.forward(key)
-        machine.drop(query, key)
+        if self.form.norms_last:
+            query, query_norm = self._normed(self.query_norm, query)
+            key, key_norm = self._normed(self.key_norm, key)
+        turned, turned_key, tables = self._turned(query, key)
         attended, of_kernel = self.kernel.forward(turned, turned_key, value)
+        if self.form.copied:
+            rows = machine.new(self.heads.query)
+            machine.drop(attended)
+            attended = rows
         y, of_output = self.output.forward(attended)
         machine.drop(attended, turned, turned_key, value)
-        return y, [of_query, query_norm, of_key, key_norm, of_value, of_kernel, of_output]
+        return y, [of_query, query_norm, of_key, key_norm, of_value, tables, of_kernel, of_output]
+
+    def _turned(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Kept]:
+        """Drops both."""
+        machine = self.frame.machine
+        if self.partial is not None:
+            return self.partial.forward(query, key)
+        turned, turned_key = self.query_rotary.forward(query), self.key_rotary.forward(key)
+        if self.query_rotary.is_cast:
+            narrow, narrow_key = machine.new(self.heads.query), machine.new(self.heads.kv)
+            machine.drop(turned, turned_key)
+            turned, turned_key = narrow, narrow_key
+        machine.drop(query, key)
+        return turned, turned_key, ()
 
     def leave(self) -> None:
         """The block's code has ended."""
@@ -266,31 +314,66 @@ class Attention:
         self.frame.machine.drop(x)
         return y, kept
 
-    def backward(self, gradient: Tensor, kept: list[Kept]) -> Tensor:
+    def backward(self, gradient: Tensor, kept: list[Kept], held: Tensor | None = None) -> Tensor:
+        """`held` is what the gradient of the input already is; the sum of both is given."""
         machine = self.frame.machine
-        of_query, query_norm, of_key, key_norm, of_value, of_kernel, of_output = kept
+        of_query, query_norm, of_key, key_norm, of_value, tables, of_kernel, of_output = kept
         attended = self.output.backward(gradient, of_output)
         query, key, value = self.kernel.backward(attended, of_kernel)
-        # The last of the forward pass is the first here: keys were turned after queries, values are last.
-        key = self.key_rotary.backward(key)
-        query = self.query_rotary.backward(query)
+        query, key = self._turned_back(query, key, tables)
+        if self.form.norms_last and self.key_norm is not None and self.query_norm is not None:
+            key = self.key_norm.backward(key, key_norm)
+            query = self.query_norm.backward(query, query_norm)
         if isinstance(self.kernel, EagerKernel):
             rows = machine.new(self.heads.kv)
             machine.drop(value)
             value = rows
-        of_input = self.value.backward(value, of_value)
-        if self.key_norm is not None:
+        if self.form.views_last:
+            key = self._in_rows(key, self.heads.kv)
+            query = self._in_rows(query, self.heads.query)
+        of_input = self.value.backward(value, of_value, held)
+        if self.key_norm is not None and not self.form.norms_last:
             key = self.key_norm.backward(key, key_norm)
-        key = self._in_rows(key, self.heads.kv)
+        # Of one sequence the keys' lie as rows already where nothing was turned.
+        if not self.form.views_last and (self.turns_in_copies or self.heads.several):
+            key = self._in_rows(key, self.heads.kv)
         of_input = self.key.backward(key, of_key, of_input)
-        if self.query_norm is not None:
+        if self.query_norm is not None and not self.form.norms_last:
             query = self.query_norm.backward(query, query_norm)
-        query = self._in_rows(query, self.heads.query)
+        if not self.form.views_last:
+            query = self._in_rows(query, self.heads.query)
+        if self.form.scales_query:
+            query = self._scaled(query)
         return self.query.backward(query, of_query, of_input)
 
+    def _turned_back(self, query: Tensor, key: Tensor, tables: Kept) -> tuple[Tensor, Tensor]:
+        """The last of the forward pass is the first here: keys were turned after queries."""
+        if self.partial is not None:
+            return self.partial.backward(query, key, tables)
+        key, query = self._widened(key, query)
+        key = self.key_rotary.backward(key)
+        return self.query_rotary.backward(query), key
+
+    def _widened(self, key: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of what was turned in fp32."""
+        if not self.query_rotary.is_cast:
+            return key, query
+        machine, wide = self.frame.machine, []
+        for gradient, rotary in ((key, self.key_rotary), (query, self.query_rotary)):
+            wide.append(machine.new(rotary.product_bytes))
+            machine.drop(gradient)
+        return wide[0], wide[1]
+
+    def _scaled(self, query: Tensor) -> Tensor:
+        """Of the queries or of their gradient, which the scale alone leaves to itself."""
+        product = self.frame.machine.new(self.heads.query)
+        self.frame.machine.drop(query)
+        return product
+
     def _in_rows(self, gradient: Tensor, size: int) -> Tensor:
-        """Plain rotary code leaves gradients head by head; the projection's wants rows."""
-        if not self.turns_in_copies:
+        """Plain rotary code leaves gradients head by head, and so do plain products where nothing is turned;
+        the projection's wants rows."""
+        if not self.turns_in_copies and not self.leaves_heads:
             return gradient
         rows = self.frame.machine.new(size)
         self.frame.machine.drop(gradient)

@@ -85,9 +85,10 @@ class JoinedMlp(_AtOnce):
             active = machine.new(self.bytes)
             product = machine.new(self.bytes)
             of_product = save(joined, active)
-            machine.drop(active, joined)
+            machine.drop(active)
         y, of_down = self.down.forward(product) if ending else (None, self.down.recompute(product))
-        machine.drop(product)
+        # A name for the gate, which is a view of both, is there to the end.
+        machine.drop(product, None if self.fused else joined)
         return y, [of_joined, of_product, of_down]
 
     def backward(self, gradient: Tensor, kept: list[Kept]) -> Tensor:
@@ -111,15 +112,27 @@ class JoinedMlp(_AtOnce):
 class PlainMlp(_AtOnce):
     """Up, activation, down."""
 
-    def __init__(self, frame: Frame, *, up: Linear, down: Linear, python_gelu: bool, in_place: bool) -> None:
-        """`python_gelu`: the activation is written as arithmetic; `in_place`: it keeps its output alone."""
-        self.frame, self.up, self.down = frame, up, down
+    def __init__(
+        self,
+        frame: Frame,
+        *,
+        up: Linear,
+        down: Linear,
+        python_gelu: bool,
+        in_place: bool,
+        inline: bool = False,
+    ) -> None:
+        """`python_gelu`: the activation is written as arithmetic; `in_place`: it keeps its output alone;
+        `inline`: the block's own code, whose name for the input is given away after the first product."""
+        self.frame, self.up, self.down, self.inline = frame, up, down, inline
         self.python_gelu, self.in_place = python_gelu, in_place
         self.bytes = up.out_bytes
 
     def forward(self, x: Tensor, *, ending: bool = True) -> tuple[Tensor | None, list[Kept]]:
         machine, save = self.frame.machine, self.frame.save
         inner, of_up = self.up.forward(x)
+        if self.inline:
+            machine.drop(x)
         if self.python_gelu:
             half = machine.new(self.bytes)
             cubed = inner
@@ -155,8 +168,8 @@ class PlainMlp(_AtOnce):
             of_sum = machine.new(self.bytes)
             machine.drop(of_tanh)
             of_cube = machine.new(self.bytes)
-            power, cubed = machine.new(self.bytes), machine.new(self.bytes)
-            machine.drop(of_cube, power, inner, cubed)
+            power, tripled, cubed = (machine.new(self.bytes) for _ in range(3))
+            machine.drop(of_cube, power, tripled, inner, cubed)
             scaled = machine.new(self.bytes)
             machine.drop(of_half, scaled)
             return self.up.backward(of_sum, of_up)
@@ -185,27 +198,45 @@ class BlockKept(Struct, frozen=True):
     """What one block's forward pass leaves to its backward pass."""
 
     norms: list[Kept]
+    """In the order of `Places`."""
     dropouts: list[Kept]
     attention: list[Kept]
     mlp: list[Kept]
 
 
+class Places(Struct, frozen=True):
+    """The norms of a block, each where it is."""
+
+    before_attention: Norm | None = None
+    after_attention: Norm | None = None
+    before_mlp: Norm | None = None
+    after_mlp: Norm | None = None
+
+
 class Block:
-    """Norm, attention, sum, norm, MLP, sum; of four norms two follow attention and MLP."""
+    """Attention, sum, MLP, sum, with norms before or after attention and MLP, or both."""
 
     def __init__(
         self,
         frame: Frame,
         *,
-        norms: list[Norm],
+        norms: Places,
         attention: Attending,
         mlp: Mlp,
         hidden_bytes: int,
         parallel: bool,
         dropout: bool,
+        viewed: bool = False,
+        scaled: bool = False,
+        holds_attended: bool = False,
     ) -> None:
+        """`viewed`: the MLP is written in the block's code (`PlainMlp.inline`) and takes all tokens as rows,
+        as the sum behind it does, so that gradients come as views; `scaled`: what attention and MLP give is
+        multiplied before it is added (Granite); `holds_attended`: a name holds what attention gave to the
+        end (GPT-2)."""
         self.frame, self.norms, self.attention, self.mlp = frame, norms, attention, mlp
-        self.hidden_bytes, self.parallel = hidden_bytes, parallel
+        self.hidden_bytes, self.parallel, self.viewed = hidden_bytes, parallel, viewed
+        self.scaled, self.holds_attended = scaled, holds_attended
         self.dropout = Dropout(frame, hidden_bytes) if dropout else None
 
     def forward(self, x: Tensor, *, ending: bool = True) -> tuple[Tensor | None, BlockKept]:
@@ -216,47 +247,64 @@ class Block:
         return y, kept
 
     def _forward(self, x: Tensor, *, ending: bool) -> tuple[Tensor | None, BlockKept]:
-        machine = self.frame.machine
-        between = self._sum
-        first, last = self.norms[0], self.norms[-1 if len(self.norms) < 4 else 2]
+        machine, norms = self.frame.machine, self.norms
         self.frame.enter(3)  # the block, its norm, its attention
-        normed, of_first = first.forward(x)
+        normed, of_first = self._before(norms.before_attention, x)
         attended, of_attention = self.attention.forward(normed)
         if self.parallel:
             return self._parallel(x, normed, attended, of_first, of_attention)
         machine.drop(normed)
-        of_norms, of_dropouts = [of_first], []
-        if self.dropout is not None:
-            attended, of_dropout = self.dropout.forward(attended)
-            of_dropouts.append(of_dropout)
-        if len(self.norms) == 4:
-            after, kept = self.norms[1].forward(attended)
-            machine.drop(attended)
-            attended = after
-            of_norms.append(kept)
-        middle = between(attended)
+        of_dropouts: list[Kept] = []
+        attended = self._dropped(attended, of_dropouts)
+        attended, of_second = self._after(norms.after_attention, attended)
+        held = machine.keep(attended) if self.holds_attended else None
+        middle = self._sum(attended)
         self.frame.enter(2)
-        normed, kept = last.forward(middle)
-        of_norms.append(kept)
-        ends_in_product = len(self.norms) < 4 and self.dropout is None
+        normed, of_third = self._before(norms.before_mlp, middle)
+        ends_in_product = norms.after_mlp is None and self.dropout is None and not self.scaled
         out, of_mlp = self.mlp.forward(normed, ending=ending or not ends_in_product)
-        machine.drop(normed)
-        if self.dropout is not None and out is not None:
-            out, of_dropout = self.dropout.forward(out)
-            of_dropouts.append(of_dropout)
-        if len(self.norms) == 4 and out is not None:
-            after, kept = self.norms[3].forward(out)
-            machine.drop(out)
-            out = after
-            of_norms.append(kept)
+        if not self.viewed:
+            machine.drop(normed)
+        of_last: Kept = ()
+        if out is not None:
+            out = self._dropped(out, of_dropouts)
+            out, of_last = self._after(norms.after_mlp, out)
+        kept = BlockKept([of_first, of_second, of_third, of_last], of_dropouts, of_attention, of_mlp)
         if not ending or out is None:
-            machine.drop(out, middle)
-            return None, BlockKept(of_norms, of_dropouts, of_attention, of_mlp)
-        y = between(out)
-        machine.drop(middle)
-        return y, BlockKept(of_norms, of_dropouts, of_attention, of_mlp)
+            machine.drop(out, middle, held)
+            return None, kept
+        y = self._sum(out)
+        machine.drop(middle, held)
+        return y, kept
+
+    def _before(self, norm: Norm | None, x: Tensor) -> tuple[Tensor, Kept]:
+        return (self.frame.machine.keep(x), ()) if norm is None else norm.forward(x)
+
+    def _after(self, norm: Norm | None, branch: Tensor) -> tuple[Tensor, Kept]:
+        """Drops what it takes."""
+        if norm is None:
+            return branch, ()
+        normed, kept = norm.forward(branch)
+        self.frame.machine.drop(branch)
+        return normed, kept
+
+    def _dropped(self, branch: Tensor, kept: list[Kept]) -> Tensor:
+        if self.dropout is None:
+            return branch
+        branch, mask = self.dropout.forward(branch)
+        kept.append(mask)
+        return branch
 
     def _sum(self, branch: Tensor) -> Tensor:
+        if not self.scaled:
+            return self._passed(branch)
+        product = self.frame.machine.new(self.hidden_bytes)
+        total = self._passed(product)
+        self.frame.machine.drop(branch)
+        return total
+
+    def _passed(self, branch: Tensor) -> Tensor:
+        """A new tensor in its place."""
         total = self.frame.machine.new(self.hidden_bytes)
         self.frame.machine.drop(branch)
         return total
@@ -266,54 +314,60 @@ class Block:
     ) -> tuple[Tensor, BlockKept]:
         machine = self.frame.machine
         kept: Kept = ()
-        if len(self.norms) > 1:
+        if self.norms.before_mlp is not None:
             machine.drop(normed)
-            normed, kept = self.norms[1].forward(x)
+            normed, kept = self.norms.before_mlp.forward(x)
         out, of_mlp = self.mlp.forward(normed)
         machine.drop(normed)
         partial = machine.new(self.hidden_bytes)
-        machine.drop(out, attended)
         y = machine.new(self.hidden_bytes)
-        machine.drop(partial)
-        return y, BlockKept([of_first, kept], [], of_attention, of_mlp)
+        machine.drop(partial, out, attended)
+        return y, BlockKept([of_first, (), kept, ()], [], of_attention, of_mlp)
 
     def begin(self) -> None:
         """What the backward pass does before it asks for anything that was kept."""
         self.mlp.begin()
 
     def backward(self, gradient: Tensor, kept: BlockKept) -> Tensor:
-        machine = self.frame.machine
         if self.parallel:
             return self._parallel_backward(gradient, kept)
-        of_norms = list(kept.norms)
+        norms, (of_first, of_second, of_third, of_last) = self.norms, kept.norms
         self.frame.enter(2)
-        branch = machine.keep(gradient)
-        if len(self.norms) == 4:
-            branch = self.norms[3].backward(branch, of_norms.pop())
+        gradient.is_view |= self.viewed
+        branch = self._branch(gradient, norms.after_mlp, of_last)
         if self.dropout is not None:
             branch = self.dropout.backward(branch, kept.dropouts[1])
         branch = self.mlp.backward(branch, kept.mlp)
-        branch = self.norms[-1 if len(self.norms) < 4 else 2].backward(branch, of_norms.pop())
-        gradient = machine.added(gradient, branch, self.hidden_bytes)
+        gradient = self._joined(gradient, branch, norms.before_mlp, of_third)
+        gradient.is_view |= self.viewed
         self.frame.enter(2)
-        branch = machine.keep(gradient)
-        if len(self.norms) == 4:
-            branch = self.norms[1].backward(branch, of_norms.pop())
+        branch = self._branch(gradient, norms.after_attention, of_second)
         if self.dropout is not None:
             branch = self.dropout.backward(branch, kept.dropouts[0])
         branch = self.attention.backward(branch, kept.attention)
-        branch = self.norms[0].backward(branch, of_norms.pop())
-        return machine.added(gradient, branch, self.hidden_bytes)
+        return self._joined(gradient, branch, norms.before_attention, of_first)
+
+    def _branch(self, gradient: Tensor, after: Norm | None, kept: Kept) -> Tensor:
+        """From the sum's gradient, which stays, to that of what attention or MLP gave."""
+        branch = self.frame.machine.keep(gradient)
+        if self.scaled:
+            branch = self._passed(branch)
+        return branch if after is None else after.backward(branch, kept)
+
+    def _joined(self, gradient: Tensor, branch: Tensor, before: Norm | None, kept: Kept) -> Tensor:
+        if before is not None:
+            branch = before.backward(branch, kept)
+        return self.frame.machine.added(gradient, branch, self.hidden_bytes)
 
     def _parallel_backward(self, gradient: Tensor, kept: BlockKept) -> Tensor:
         machine = self.frame.machine
         branch = self.mlp.backward(machine.keep(gradient), kept.mlp)
-        if len(self.norms) > 1:
-            branch = self.norms[1].backward(branch, kept.norms[1])
+        if self.norms.before_mlp is not None:
+            branch = self.norms.before_mlp.backward(branch, kept.norms[2])
+            attended = machine.keep(gradient)
             gradient = machine.added(gradient, branch, self.hidden_bytes)
-            branch = self.attention.backward(machine.keep(gradient), kept.attention)
+            branch = self.attention.backward(attended, kept.attention)
         else:
             other = self.attention.backward(machine.keep(gradient), kept.attention)
             branch = machine.added(branch, other, self.hidden_bytes)
-        branch = self.norms[0].backward(branch, kept.norms[0])
-        return machine.added(gradient, branch, self.hidden_bytes)
+        return self._joined(gradient, branch, self.norms.before_attention, kept.norms[0])

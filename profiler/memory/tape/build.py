@@ -9,27 +9,29 @@ from msgspec.structs import replace
 
 from llmtop.presets.spec import ModelShape, RunSpec
 from llmtop.profiler.cost.shape import tensors
-from llmtop.profiler.memory.blocks import FP32_NORMALIZED, SOFTMAX_AS_IT_IS, plain_attention
+from llmtop.profiler.memory.blocks import FP32_NORMALIZED, POST_NORM, masked_blocks
 from llmtop.profiler.memory.lora import adapted, module_name
 from llmtop.profiler.memory.mask import mask_bytes
 from llmtop.profiler.memory.mlp import PYTHON_GELU
 from llmtop.profiler.memory.secondary import second_ranks
 from llmtop.profiler.memory.sizes import Sizes
-from llmtop.profiler.memory.tape.attention import (
-    Attention,
-    EagerKernel,
-    FusedKernel,
-    Heads,
-    Kernel,
-    MathKernel,
+from llmtop.profiler.memory.tape.attending import attention, kernel
+from llmtop.profiler.memory.tape.attention import Attention, Heads, Kernel
+from llmtop.profiler.memory.tape.blocks import (
+    Attending,
+    Block,
+    GatedMlp,
+    JoinedMlp,
+    Mlp,
+    Places,
+    PlainMlp,
 )
-from llmtop.profiler.memory.tape.blocks import Attending, Block, GatedMlp, JoinedMlp, Mlp, PlainMlp
 from llmtop.profiler.memory.tape.engine import Engine, GatherRules, Plan, StepRules
-from llmtop.profiler.memory.tape.joined import JoinedAttention, JoinedForm
 from llmtop.profiler.memory.tape.layers import Frame, FusedNorm, Linear, Norm, RmsNorm
 from llmtop.profiler.memory.tape.loss import ChunkedLoss, Loss, PlainLoss
 from llmtop.profiler.memory.tape.machine import Machine, Tensor
 from llmtop.profiler.memory.tape.model import Embedding, Model
+from llmtop.profiler.memory.tape.postnorm import PostNormBlock
 from llmtop.profiler.memory.tape.stage3 import HEAD, Coordinator, Stage3, Weight
 from llmtop.profiler.memory.tape.weights import STORED, is_packed, of_block, weights_of
 
@@ -46,6 +48,13 @@ FAMILIES = frozenset(
         "gpt2",
         "gpt_neox",
         "phi3",
+        "opt",
+        "olmo2",
+        "glm",
+        "glm4",
+        "granite",
+        "gemma3",
+        "gemma3_text",
         "starcoder2",
         "mixtral",
         "qwen2_moe",
@@ -57,6 +66,11 @@ FAMILIES = frozenset(
 """Those whose blocks are of the forms that this package has."""
 
 
+_WEIGHT_SECOND = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text"})
+"""Families whose norms multiply by their weight from the right."""
+_SCALED_EMBEDDING = _WEIGHT_SECOND | {"granite"}
+
+
 def is_covered(spec: RunSpec) -> bool:
     """Whether the order of allocations is known."""
     options = spec.options
@@ -66,6 +80,7 @@ def is_covered(spec: RunSpec) -> bool:
         and options.qat == "none"
         and "nvme" not in (options.offload_optimizer, options.offload_param)
         and second_ranks(spec) == 1
+        and not masked_blocks(spec)  # whose keys and masks are copied for the kernel
     )
 
 
@@ -163,88 +178,20 @@ class Builder:
             in_place = fused and shape.norm == "rms"
             return FusedNorm(self.frame, columns, trained=self.full, in_place=in_place, rows=rows)
         wide = shape.family in FP32_NORMALIZED
-        return RmsNorm(self.frame, columns, trained=self.full, rows=rows, fp32_weight=wide)
+        first = shape.family in _WEIGHT_SECOND
+        return RmsNorm(
+            self.frame, columns, trained=self.full, rows=rows, fp32_weight=wide, weight_first=first
+        )
 
     def attention(self) -> Attending:
-        shape, frame = self.shape, self.frame
-        if shape.mla is not None:
+        if self.shape.mla is not None:
             from llmtop.profiler.memory.tape.special import latent_attention  # most models have none
 
-            return latent_attention(self, shape.mla)
-        query_columns = shape.num_heads * shape.head_dim
-        kv_columns = shape.num_kv_heads * shape.head_dim
-        heads = self._heads(query_columns, kv_columns)
-        hidden, bias = shape.hidden_size, shape.qkv_bias
-        rotary = "fused" if "rope" in self.sizes.liger else "none" if shape.learned_positions else "plain"
-        if shape.fused_qkv:
-            return JoinedAttention(
-                frame,
-                heads,
-                kernel=self.kernel(heads),
-                joined=self.linear("qkv_proj", query_columns + 2 * kv_columns, hidden, bias=bias),
-                output=self.linear("o_proj", hidden, query_columns, bias=shape.output_bias),
-                form=self._joined_form(rotary),
-            )
-        norms: list[Norm | None] = [None, None]
-        if shape.qk_norm != "none":
-            norms = [self.norm(shape.head_dim, rows=count) for count in (shape.num_heads, shape.num_kv_heads)]
-        return Attention(
-            frame,
-            heads,
-            kernel=self.kernel(heads),
-            query=self.linear("q_proj", query_columns, hidden, bias=bias),
-            key=self.linear("k_proj", kv_columns, hidden, bias=bias),
-            value=self.linear("v_proj", kv_columns, hidden, bias=bias),
-            output=self.linear("o_proj", hidden, query_columns, bias=shape.output_bias),
-            query_norm=norms[0],
-            key_norm=norms[1],
-            rotary=rotary,
-        )
-
-    def _joined_form(self, rotary: str) -> JoinedForm:
-        spec, family = self.spec, self.shape.family
-        config = spec.hf_config
-        part = config.get("partial_rotary_factor", config.get("rotary_pct", 1.0))
-        return JoinedForm(
-            rotary=rotary,
-            part=float(part),
-            by_heads=family == "gpt_neox",
-            sliced=family == "phi3",
-            # CUDA's kernel for fp32 returns rows, as eager attention does.
-            copied=rotary == "plain" and spec.options.precision != "fp32" and not plain_attention(spec),
-        )
-
-    def _heads(self, query_columns: int, kv_columns: int) -> Heads:
-        shape, sizes = self.shape, self.sizes
-        tokens, width = sizes.tokens, sizes.dtype_bytes
-        scores = tokens * shape.num_heads * sizes.seq_len
-        return Heads(
-            query=tokens * query_columns * width,
-            kv=tokens * kv_columns * width,
-            value=tokens * kv_columns * width,
-            output=tokens * query_columns * width,
-            statistics=4 * tokens * shape.num_heads,
-            wide_query=4 * tokens * query_columns,
-            scores=scores * width,
-            wide_scores=scores * 4,
-            grouped=shape.num_kv_heads != shape.num_heads,
-            several=self.spec.options.micro_batch > 1,
-        )
+            return latent_attention(self, self.shape.mla)
+        return attention(self)
 
     def kernel(self, heads: Heads) -> Kernel:
-        options, shape = self.spec.options, self.shape
-        if not plain_attention(self.spec):
-            return FusedKernel(self.frame, heads, one_buffer=options.attention == "sdpa")
-        if options.attention == "sdpa":
-            return MathKernel(self.frame, heads)
-        return EagerKernel(
-            self.frame,
-            heads,
-            capped=bool(shape.attention_softcap),
-            half_to_float=options.precision == "fp16",
-            upcast=shape.family not in SOFTMAX_AS_IT_IS,
-            dropout=bool(shape.dropout),
-        )
+        return kernel(self, heads)
 
     def mlp(self, layer: int) -> Mlp:
         shape = self.shape
@@ -268,6 +215,7 @@ class Builder:
             down=self.linear("down_proj", hidden, inner, bias=bias),
             python_gelu=shape.activation in PYTHON_GELU,
             in_place=shape.activation == "relu",
+            inline=shape.family == "opt",
         )
 
     def gated_mlp(self, inner: int, prefix: str = "") -> GatedMlp:
@@ -281,25 +229,48 @@ class Builder:
             fused="glu" in self.sizes.liger,
         )
 
+    def _norms(self) -> Places:
+        """Of one block."""
+        shape = self.shape
+        made = [self.norm(shape.hidden_size) for _ in range(shape.norms_per_layer)]
+        if len(made) == 4:
+            return Places(*made)
+        if shape.family in POST_NORM:
+            return Places(after_attention=made[0], after_mlp=made[1])
+        return Places(before_attention=made[0], before_mlp=made[1] if len(made) > 1 else None)
+
+    def _block(self, layer: int) -> Block:
+        shape, sizes = self.shape, self.sizes
+        attention, mlp, norms = self.attention(), self.mlp(layer), self._norms()
+        hidden_bytes = sizes.tokens * shape.hidden_size * sizes.dtype_bytes
+        if shape.family in POST_NORM:
+            assert isinstance(attention, Attention) and isinstance(mlp, GatedMlp)
+            return PostNormBlock(
+                self.frame, norms=norms, attention=attention, mlp=mlp, hidden_bytes=hidden_bytes
+            )
+        return Block(
+            self.frame,
+            norms=norms,
+            attention=attention,
+            mlp=mlp,
+            hidden_bytes=hidden_bytes,
+            parallel=shape.parallel_block,
+            dropout=bool(shape.dropout) and not shape.parallel_block,
+            viewed=shape.family == "opt",
+            scaled=shape.family == "granite",
+            holds_attended=shape.family == "gpt2",
+        )
+
     def _blocks(self) -> list[Block]:
         """All that are alike are one object: between its passes a block remembers nothing."""
-        shape, sizes = self.shape, self.sizes
+        shape = self.shape
         dense = shape.moe.first_dense_layers if shape.moe is not None else 0
         made: list[Block] = []
         for layer in sorted({0, dense} if 0 < dense < shape.num_layers else {0}):
             self.slots = {}
             for slot, matrix in enumerate(self._matrices(layer)):
                 self.slots.setdefault(matrix.name, slot)
-            block = Block(
-                self.frame,
-                norms=[self.norm(shape.hidden_size) for _ in range(shape.norms_per_layer)],
-                attention=self.attention(),
-                mlp=self.mlp(layer),
-                hidden_bytes=sizes.tokens * shape.hidden_size * sizes.dtype_bytes,
-                parallel=shape.parallel_block,
-                dropout=bool(shape.dropout) and not shape.parallel_block,
-            )
-            made.append(block)
+            made.append(self._block(layer))
         return [made[0]] * (shape.num_layers if len(made) == 1 else dense) + made[1:] * (
             shape.num_layers - dense
         )
@@ -319,7 +290,10 @@ class Builder:
             loss = ChunkedLoss(head_frame, head, sharded=sizes.stage == 3, watched=self.watched)
         else:
             capped = bool(shape.logit_softcap)
-            loss = PlainLoss(head_frame, head, capped=capped, fused="cross_entropy" in sizes.liger)
+            scaled = shape.family == "granite"
+            loss = PlainLoss(
+                head_frame, head, capped=capped, fused="cross_entropy" in sizes.liger, scaled=scaled
+            )
         embedded = sizes.head_params
         model = Model(
             self.frame,
@@ -330,6 +304,7 @@ class Builder:
                 trained=self.full,
                 tied=shape.tied_embeddings,
                 positions=bool(shape.learned_positions),
+                scaled=shape.family in _SCALED_EMBEDDING,
             ),
             blocks=self._blocks(),
             final_norm=self.norm(hidden) if shape.final_norm else None,
@@ -343,12 +318,13 @@ class Builder:
         return model
 
     def _positions_bytes(self) -> int:
-        """Cosines and sines, or complex numbers in their place (DeepSeek-V2)."""
+        """Cosines and sines, or complex numbers in their place (DeepSeek-V2); Gemma-3 has two of each."""
         shape, width = self.shape, self.sizes.dtype_bytes
         if shape.learned_positions:
             return 0
         if shape.mla is None:
-            return 2 * shape.head_dim * width * self.sizes.seq_len
+            kinds = 2 if shape.family in ("gemma3", "gemma3_text") else 1
+            return kinds * 2 * shape.head_dim * width * self.sizes.seq_len
         each = 4 if shape.family == "deepseek_v2" else 2 * width
         return each * shape.mla.qk_rope_head_dim * self.sizes.seq_len
 

@@ -7,6 +7,7 @@ from msgspec import Struct
 from llmtop.profiler.memory.tape.attention import EagerKernel, Heads, Kernel
 from llmtop.profiler.memory.tape.layers import Frame, Kept, Linear
 from llmtop.profiler.memory.tape.machine import Tensor
+from llmtop.profiler.memory.tape.rotary import PartialRotary
 
 
 class JoinedForm(Struct, frozen=True):
@@ -32,11 +33,12 @@ class JoinedAttention:
     ) -> None:
         self.frame, self.heads, self.kernel, self.form = frame, heads, kernel, form
         self.joined, self.output = joined, output
+        self.rotary = PartialRotary(frame, heads.query, heads.kv, part=form.part, at_once=form.sliced)
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Kept]]:
         machine = self.frame.machine
         joined, of_joined = self.joined.forward(x)
-        query, key = self._turned(joined, self.heads.query), self._turned(joined, self.heads.kv)
+        query, key, tables = self._turned(joined)
         attended, of_kernel = self.kernel.forward(query, key, joined)
         if self.form.copied:
             rows = machine.new(self.heads.query)
@@ -44,66 +46,50 @@ class JoinedAttention:
             attended = rows
         y, of_output = self.output.forward(attended)
         machine.drop(attended, query, key, joined)
-        return y, [of_joined, of_kernel, of_output]
+        return y, [of_joined, tables, of_kernel, of_output]
 
     def leave(self) -> None:
         """The block's code has ended."""
         if isinstance(self.kernel, EagerKernel):
             self.kernel.leave()
 
-    def _turned(self, joined: Tensor, size: int) -> Tensor:
+    def _turned(self, joined: Tensor) -> tuple[Tensor, Tensor, Kept]:
         machine = self.frame.machine
         if self.form.rotary == "none":
-            return machine.keep(joined)
+            return machine.keep(joined), machine.keep(joined), ()
         if self.form.rotary == "fused":
-            return machine.new(size)
-        part = self._part(size)
-        by_cosine, negated, turned = machine.new(part), machine.new(part // 2), machine.new(part)
-        machine.drop(negated)
-        by_sine = machine.new(part)
-        machine.drop(turned)
-        whole = machine.new(part)
-        machine.drop(by_cosine, by_sine)
-        y = machine.new(size)
-        machine.drop(whole)
-        return y
-
-    def _part(self, size: int) -> int:
-        return round(self.form.part * size)
+            return machine.new(self.heads.query), machine.new(self.heads.kv), ()
+        return self.rotary.forward(machine.keep(joined), machine.keep(joined))
 
     def backward(self, gradient: Tensor, kept: list[Kept]) -> Tensor:
-        of_joined, of_kernel, of_output = kept
+        of_joined, tables, of_kernel, of_output = kept
         attended = self.output.backward(gradient, of_output)
         query, key, value = self.kernel.backward(attended, of_kernel)
-        key, query = self._turned_back(key, self.heads.kv), self._turned_back(query, self.heads.query)
+        if self.form.rotary == "plain":
+            query, key = self.rotary.backward(query, key, tables)
         return self.joined.backward(self._together(query, key, value), of_joined)
 
-    def _turned_back(self, gradient: Tensor, size: int) -> Tensor:
-        """The gradients of the turned part and of the rest, each as large as the whole, and their sum."""
-        if self.form.rotary != "plain":
-            return gradient
-        machine, part = self.frame.machine, self._part(size)
-        by_sine, negated = machine.new(part), machine.new(part // 2)
-        of_part = machine.new(part)
-        machine.drop(negated)
-        other_half = machine.new(part)
-        machine.drop(by_sine, other_half)
-        by_cosine = machine.new(part)
-        machine.drop(by_cosine)
-        rest = machine.new(size)
-        machine.drop(gradient)
-        whole = machine.new(size)
-        machine.drop(of_part, rest)
-        return whole
+    def _rows(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Plain products leave gradients head by head, and so does what turned queries and keys."""
+        eager, turned = isinstance(self.kernel, EagerKernel), self.form.rotary == "plain"
+        value = self._row(value, self.heads.value) if eager else value
+        key = self._row(key, self.heads.kv) if turned else key
+        return self._row(query, self.heads.query) if turned or eager else query, key, value
+
+    def _row(self, gradient: Tensor, size: int) -> Tensor:
+        rows = self.frame.machine.new(size)
+        self.frame.machine.drop(gradient)
+        return rows
 
     def _together(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         machine, size = self.frame.machine, self.joined.out_bytes
+        if not self.form.by_heads:
+            query, key, value = self._rows(query, key, value)
         if self.form.sliced:
             whole = machine.new(size)
             machine.drop(value)
             for part in (key, query):
-                machine.passing(size)
-                machine.drop(part)
+                machine.drop(part, machine.new(size))
             return whole
         whole = machine.new(size)
         machine.drop(query, key, value)

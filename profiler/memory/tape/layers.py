@@ -263,10 +263,19 @@ class RmsNorm:
     """Plain code: upcast, mean of squares, scaled, cast down, times the weight."""
 
     def __init__(
-        self, frame: Frame, columns: int, *, trained: bool, rows: int = 1, fp32_weight: bool = False
+        self,
+        frame: Frame,
+        columns: int,
+        *,
+        trained: bool,
+        rows: int = 1,
+        fp32_weight: bool = False,
+        weight_first: bool = False,
     ) -> None:
-        """`rows` vectors a token; `fp32_weight`: the weight is applied before the cast (Gemma)."""
+        """`rows` vectors a token; `fp32_weight`: the weight is applied before the cast (Gemma, OLMo-2);
+        `weight_first`: its gradient is made before the other factor's, as it is the second one (Gemma)."""
         self.frame, self.trained, self.fp32_weight = frame, trained, fp32_weight
+        self.weight_first = weight_first
         self.columns, self.numbers = columns, frame.tokens * rows * columns
         self.bytes = self.numbers * frame.width
         self.wide_bytes = self.numbers * 4
@@ -282,11 +291,12 @@ class RmsNorm:
             kept = self.frame.save(wide, scaled) if self.trained else self.frame.save(wide)
             machine.drop(wide)
             product = machine.new(self.wide_bytes)
-            machine.drop(scaled)
-            if not self.casts:
-                return product, kept
-            y = machine.new(self.bytes)
+            if self.weight_first:  # which is a line of its own
+                machine.drop(scaled)
+            y = machine.new(self.bytes) if self.casts else machine.keep(product)
             machine.drop(product)
+            if not self.weight_first:
+                machine.drop(scaled)
             return y, kept
         kept = self.frame.save(wide)
         machine.drop(wide)
@@ -303,9 +313,10 @@ class RmsNorm:
             machine.drop(gradient)
             gradient = wide
         size = self.wide_bytes if self.fp32_weight else self.bytes
+        product = machine.new(size) if self.trained and self.weight_first else None
         of_scaled = machine.new(size)
         if self.trained:
-            product = machine.new(size)
+            product = product or machine.new(size)
             machine.passing(self.buffer_bytes)
             machine.drop(product)
         machine.drop(gradient, *kept[1:])
@@ -374,38 +385,4 @@ class Dropout:
     def backward(self, gradient: Tensor, kept: Kept) -> Tensor:
         of_input = self.frame.machine.new(self.bytes)
         self.frame.machine.drop(gradient, *kept)
-        return of_input
-
-
-class Rotary:
-    """Positions turned into queries or keys: plain code, or Liger's kernel, which writes over its input."""
-
-    def __init__(self, frame: Frame, bytes_: int, *, fused: bool) -> None:
-        self.frame, self.bytes, self.fused = frame, bytes_, fused
-
-    def forward(self, x: Tensor) -> Tensor:
-        machine = self.frame.machine
-        if self.fused:
-            return machine.keep(x)
-        by_cosine = machine.new(self.bytes)
-        negated = machine.new(self.bytes // 2)
-        turned = machine.new(self.bytes)
-        machine.drop(negated)
-        by_sine = machine.new(self.bytes)
-        machine.drop(turned)
-        y = machine.new(self.bytes)
-        machine.drop(by_cosine, by_sine)
-        return y
-
-    def backward(self, gradient: Tensor) -> Tensor:
-        machine = self.frame.machine
-        if self.fused:
-            return gradient
-        by_sine, negated = machine.new(self.bytes), machine.new(self.bytes // 2)
-        of_input = machine.new(self.bytes)
-        machine.drop(negated)
-        other_half = machine.new(self.bytes)
-        machine.drop(by_sine, other_half)
-        by_cosine = machine.new(self.bytes)
-        machine.drop(gradient, by_cosine)
         return of_input

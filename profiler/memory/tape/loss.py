@@ -10,8 +10,12 @@ from llmtop.profiler.memory.tape.machine import Tensor
 class PlainLoss:
     """transformers' `ForCausalLMLoss`; with `fused` Liger's cross-entropy over whole logits."""
 
-    def __init__(self, frame: Frame, head: Linear, *, capped: bool, fused: bool) -> None:
+    def __init__(
+        self, frame: Frame, head: Linear, *, capped: bool, fused: bool, scaled: bool = False
+    ) -> None:
+        """`scaled`: logits are divided by a number (Granite)."""
         self.frame, self.head, self.capped, self.fused = frame, head, capped, fused
+        self.scaled = scaled
         self.bytes = head.out_bytes
         self.wide_bytes = self.bytes // frame.width * 4
         self.casts = frame.width != 4
@@ -21,6 +25,8 @@ class PlainLoss:
         machine = self.frame.machine
         logits, of_head = self.head.forward(x)
         machine.drop(x)
+        if self.scaled:
+            logits = self._divided(logits)
         tanh: Tensor | None = None
         if self.capped:  # divided, tanh (kept), multiplied
             divided = machine.new(self.bytes)
@@ -35,7 +41,14 @@ class PlainLoss:
                 passed = machine.new(self.bytes)
                 machine.drop(gradient, held)
                 gradient = passed
+        if self.scaled:
+            gradient = self._divided(gradient)
         return self.head.backward(gradient, of_head), []
+
+    def _divided(self, logits: Tensor) -> Tensor:
+        quotient = self.frame.machine.new(self.bytes)
+        self.frame.machine.drop(logits)
+        return quotient
 
     def _plain(self, wide: Tensor, logits: Tensor) -> Tensor:
         machine = self.frame.machine

@@ -22,6 +22,8 @@ class Embedding(Struct, frozen=True):
     tied: bool
     positions: bool
     """Learned positions are looked up and added."""
+    scaled: bool = False
+    """What is looked up is multiplied."""
 
 
 class Model:
@@ -67,7 +69,7 @@ class Model:
         if self.frame.gathering is not None:
             self.frame.gathering.release(0)
         frame.enter()  # positions
-        if self.embedding.positions:
+        if self.embedding.positions or self.embedding.scaled:
             summed = machine.new(self.embedding.hidden_bytes)
             machine.drop(embedded)
             embedded = summed
@@ -154,6 +156,10 @@ class Model:
 
     def _embedding_backward(self, gradient: Tensor) -> None:
         machine, embedding, gathering = self.frame.machine, self.embedding, self.frame.gathering
+        if embedding.scaled:
+            product = machine.new(embedding.hidden_bytes)
+            machine.drop(gradient)
+            gradient = product
         if gathering is not None:
             self._at(-1)
             gathering.fetch(0)

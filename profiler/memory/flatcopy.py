@@ -1,0 +1,71 @@
+"""The flat copy in which ZeRO-3 reduces what its bucket holds, rank by rank in parts.
+
+deepspeed 0.19.8, `runtime/comm/coalesced_collectives.py:reduce_scatter_coalesced`: several gradients are
+joined by `torch.cat` beside the bucket that they lie in.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from msgspec import Struct
+
+from llmtop.profiler.cost.shape import tensors
+from llmtop.profiler.memory.sizes import Sizes
+
+
+class Fill(Struct, frozen=True):
+    """One time that the bucket is reduced before the end of the backward pass."""
+
+    blocks_done: int
+    elements: int
+    left: float
+    """Of the block after those, the share of weights whose gradients are still to come."""
+
+
+def fills(sizes: Sizes) -> tuple[Fill, ...]:
+    """The first reduction and the largest one, which come while blocks are differentiated."""
+    if sizes.stage != 3 or sizes.lora_rank:
+        return ()
+    found, _ = _filled(sizes)
+    if not found:
+        return ()
+    largest = max(found, key=lambda fill: fill.elements)
+    return (found[0],) if largest == found[0] else (found[0], largest)
+
+
+def last_fill_elements(sizes: Sizes) -> int:
+    """Elements of the flat copy after the embedding's gradient; 0 where one gradient is reduced as it is."""
+    if sizes.lora_rank:
+        return min(sizes.trainable, sizes.zero.reduce_bucket_size)
+    held = _filled(sizes)[1]
+    return held + sizes.head_params if held + sizes.head_params <= sizes.zero.reduce_bucket_size else 0
+
+
+def _filled(sizes: Sizes) -> tuple[list[Fill], int]:
+    model = sizes.model
+    matrices = tuple(
+        group.numel
+        for group in reversed(tensors(model))
+        if group.per_layer and len(group.shape) > 1
+        for _ in range(group.count // model.num_layers)
+    )
+    head = 0 if model.tied_embeddings or not sizes.head_trained else sizes.head_params
+    return _walked(matrices, model.num_layers, head, sizes.zero.reduce_bucket_size)
+
+
+@lru_cache(maxsize=256)
+def _walked(matrices: tuple[int, ...], layers: int, head: int, bucket: int) -> tuple[list[Fill], int]:
+    """All reductions before the embedding's gradient comes, and what the bucket then holds."""
+    found: list[Fill] = []
+    held, block = head if head <= bucket else 0, sum(matrices)
+    for done in range(layers):
+        left = block
+        for elements in matrices:
+            if held + elements > bucket:
+                if held:
+                    found.append(Fill(done, held, left / block))
+                held = 0
+            held += elements
+            left -= elements
+    return found, held
