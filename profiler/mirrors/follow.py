@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from llmtop.presets.errors import LlmtopError
@@ -69,20 +70,46 @@ def _follow(run: RunDir, targets: list[Target], pause: Callable[[], None]) -> in
 
 
 class _Events:
-    """Each event of a run once, also where its record is thinned under this reader."""
+    """Each event of a run once, also where its record is thinned under this reader, or where it is found that
+    a host's clock is another one."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
         self._stream = RunStream(run)
         self._given_until = self._known_until = -math.inf
         """Times of the newest event given, and of that at the newest beginning."""
+        self._passed = Counter[str]()
+        """Events that the stream has given so far, by who wrote them."""
+        self._known = Counter[str]()
+        """How many of each were given before the newest beginning and come again."""
 
     def new(self) -> Iterator[list[AnyEvent]]:
         while True:
             try:
                 for batch in self._stream.batches():
-                    yield [event for event in batch if event.t > self._known_until]
+                    yield [event for event in batch if event.t > self._known_until and self._is_new(event)]
                     self._given_until = max(self._given_until, *(event.t for event in batch))
+                    self._passed.update(event.src for event in batch)
                 return
             except LateLine:
-                self._stream, self._known_until = RunStream(self._run), self._given_until
+                self._begin_anew()
+
+    def _is_new(self, event: AnyEvent) -> bool:
+        if not self._known:
+            return True
+        left = self._known[event.src]
+        if left == 1:
+            del self._known[event.src]
+        elif left:
+            self._known[event.src] = left - 1
+        return not left
+
+    def _begin_anew(self) -> None:
+        before, self._stream = self._stream, RunStream(self._run)
+        if self._stream.begin.clocks == before.begin.clocks:
+            self._known_until, self._known = self._given_until, Counter()
+        else:
+            # Times are others now; but each log keeps its order.
+            self._known += self._passed
+            self._known_until = self._given_until = -math.inf
+        self._passed = Counter()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from llmtop.profiler.findings.find import findings
 from llmtop.profiler.fleet.part import HostPart, LeadPart, RankPart
 from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.mirrors.follow import _Events
 from llmtop.profiler.record import feed, recording
 from llmtop.profiler.record.bookmark import ended_summary, read_bookmark
 from llmtop.profiler.record.bookmarking import Bookmarker
@@ -119,6 +120,24 @@ def test_a_clock_that_is_measured_after_lines_were_read_has_them_read_anew(tmp_p
     assert state == read_state(fleet.run)
     fleet.tell(ClockMeasured(host="node02", offset_seconds=AHEAD + 0.2, error_seconds=0.001))
     assert live.poll().clocks == state.clocks, "drift leaves what was taken off as it is"
+    fleet.close()
+
+
+def test_a_copy_of_the_figures_has_each_event_once_whenever_a_clock_is_measured(tmp_path: Path) -> None:
+    fleet = PlayedFleet(tmp_path)
+    fleet.played["node01"].time.advance(AHEAD)
+    fleet.start()
+    fleet.step(3)
+    follows = _Events(fleet.run)
+    seen = [event for batch in follows.new() for event in batch]
+    fleet.tell(ClockMeasured(host="node01", offset_seconds=AHEAD, error_seconds=0.001))
+    fleet.step(3)
+    seen += [event for batch in follows.new() for event in batch]
+    fleet.step(1)
+    seen += [event for batch in follows.new() for event in batch]
+    for rank in range(6):
+        own = [event.step for event in seen if isinstance(event, StepFinished) and event.src == f"rank{rank}"]
+        assert own == [1, 2, 3, 4, 5, 6, 7]
     fleet.close()
 
 
