@@ -107,7 +107,10 @@ def test_no_way_has_a_part_that_it_fits_without(spec: RunSpec, share: float) -> 
         assert new.micro_batch * new.grad_accum == now.micro_batch * now.grad_accum
         for part in (
             {"liger": now.liger},
-            {"gradient_checkpointing": now.gradient_checkpointing},
+            {
+                "gradient_checkpointing": now.gradient_checkpointing,
+                "checkpointing_every": now.checkpointing_every,
+            },
             {"micro_batch": now.micro_batch, "grad_accum": now.grad_accum},
         ):
             without = apply(then, part)
