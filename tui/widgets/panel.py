@@ -113,8 +113,9 @@ class Panel(VerticalScroll):
             self.border_title = title
 
     def watch_view(self) -> None:
-        # Each panel in a turn of its own: a key is answered between two of them.
-        self.call_later(self._keep_up)
+        # At once, with the other panels: all of them together are painted in a few milliseconds, and what has
+        # changed of the screen is sent once.
+        self._keep_up()
 
     def watch_zoomed(self) -> None:
         self.call_after_refresh(self._keep_up)

@@ -24,8 +24,8 @@ READ_ONLY = ("  read-only", "bold $text-warning")
 """In the head of a screen that only looks on."""
 
 TICK_SECONDS = 1.0
-_PAINTED_SECONDS = 0.9 * TICK_SECONDS
-"""A head that was painted since is left until the next tick."""
+_VIEWS_SECONDS = 1.5 * TICK_SECONDS
+"""Where views come, one comes before that."""
 _RECENT_STEPS = 20
 _EDGE_CELLS = 1
 _LEAST_BAR_CELLS = 12
@@ -41,8 +41,8 @@ class RunHeader(Vertical):
         super().__init__()
         self._clock = clock
         self._rows = Painted()
-        self._painted_at = 0.0
-        """By the monotonic clock."""
+        self._view_at = 0.0
+        """When the newest view came, by the monotonic clock."""
         self.meter = CostMeter()
 
     def compose(self) -> ComposeResult:
@@ -57,6 +57,7 @@ class RunHeader(Vertical):
         self.repaint()
 
     def watch_view(self) -> None:
+        self._view_at = time.monotonic()
         self.repaint()
 
     def repaint(self) -> None:
@@ -64,14 +65,13 @@ class RunHeader(Vertical):
 
     def _tick(self) -> None:
         """Time goes on where no view comes; where they do, the head is painted with them and not between."""
-        if time.monotonic() - self._painted_at >= _PAINTED_SECONDS:
+        if time.monotonic() - self._view_at >= _VIEWS_SECONDS:
             self.repaint()
 
     def _paint(self, width: int) -> None:
         view = self.view
         if view is None or width <= 0:
             return
-        self._painted_at = time.monotonic()
         badge = READ_ONLY if getattr(self.app, "read_only", False) else None
         rows = [_identity(view, width, badge), *_second_rows(view, width, self._clock(), self.meter.cost())]
         leads_to = getattr(self.app, "leads_to", "")
