@@ -44,10 +44,11 @@ def trained_module(optimizer: Any) -> torch.nn.Module:
     Looked for once, among everything that the interpreter keeps: an optimizer knows its tensors only.
     """
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    holders = [
+    holders: list[torch.nn.Module] = [
         module
         for module in gc.get_objects()
-        if isinstance(module, torch.nn.Module)
+        # Not isinstance, which asks strange objects for their class: some warn of their age at that.
+        if issubclass(type(module), torch.nn.Module)
         and trained <= {id(parameter) for parameter in module.parameters()}
     ]
     inside = {id(child) for module in holders for child in module.modules() if child is not module}
