@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.feeds.owncost import EVERY_SECONDS, CostMeter, written_bytes
-from llmtop.tui.widgets.runheader import RunHeader
+from llmtop.tui.widgets.runheader import TICK_SECONDS, RunHeader
 from tests.tui.tuiruns import LiveRun, wait_for_text
 
 
@@ -65,3 +67,18 @@ async def test_the_header_tells_it(live: LiveRun, root: Path) -> None:
         figures.now, figures.written = figures.now + EVERY_SECONDS, 30_000
         header.repaint()
         await wait_for_text(pilot, "self 0% 5.0 KB/s", "left")
+
+
+def test_between_views_the_head_is_left_alone_and_without_them_its_time_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each repaint by itself sends as much as one of all panels."""
+    now, painted = [100.0], list[float]()
+    monkeypatch.setattr("llmtop.tui.widgets.runheader.time.monotonic", lambda: now[0])
+    head = RunHeader()
+    monkeypatch.setattr(head, "repaint", lambda: painted.append(now[0]))
+    head.watch_view()
+    for _ in range(4):
+        now[0] += TICK_SECONDS
+        head._tick()
+    assert painted == [100.0, 102.0, 103.0, 104.0]
