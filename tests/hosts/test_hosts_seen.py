@@ -13,7 +13,7 @@ from llmtop.trainer import control
 from llmtop.tui.app import LlmtopApp
 from tests.hosts.over_hosts import OverHosts, fake_ranks, stand_in
 from tests.trainer.supervised import cleaned_up
-from tests.tui.tuiruns import screen_text, wait_for_text
+from tests.tui.tuiruns import screen_text, wait_for, wait_for_text
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def test_hosts_ranks_and_the_end_of_a_real_run(over_hosts: OverHosts) -> N
         assert over_hosts.end().state == "stopped"
         await pilot.press("escape")
         await wait_for_text(pilot, "STOPPED: ", "■ stopped")
-        assert "Stop" not in screen_text(app).splitlines()[-1]
+        await wait_for(pilot, lambda: "Stop" not in screen_text(app).splitlines()[-1])
     host = over_hosts.hosts.hosts[1]
     assert set(read_state(HostPart(run, host)).ranks) == {2, 3}
     state = read_state(RankPart(run, host, 3))

@@ -113,7 +113,7 @@ async def test_levels_leave_only_what_is_bad(live: LiveRun, root: Path) -> None:
         assert "step 21" not in shown
         await pilot.press("e")
         await wait_for(pilot, lambda: "small batch" not in screen_text(app))
-        assert "errors only" in screen_text(app) and "shapes differ" in screen_text(app)
+        await wait_for_text(pilot, "errors only", "shapes differ")
         await pilot.press("right")
         await wait_for_text(pilot, "8 Log  rank 1", "no line here is one of errors only")
         await pilot.press("e")

@@ -66,7 +66,7 @@ async def test_a_fix_is_applied_by_its_number(root: Path) -> None:
         await wait_for_text(pilot, "✓ fits", "1 x h200")
         await pilot.press("x")
         await wait_for_text(pilot, "2 x h200")
-        assert "edited" not in screen_text(app).splitlines()[0]
+        await wait_for(pilot, lambda: "edited" not in screen_text(app).splitlines()[0])
 
 
 async def test_typing_narrows_the_choices_and_predicts_on_the_way(root: Path) -> None:

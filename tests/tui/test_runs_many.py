@@ -48,7 +48,7 @@ async def test_the_filter_narrows_while_typing_and_escape_ends_it(live: LiveRun,
         await wait_for_text(pilot, "No run holds these words")
         await pilot.press("escape")
         await wait_for(pilot, lambda: len(shown(app)) == 2)
-        assert "No run holds" not in screen_text(app)
+        await wait_for(pilot, lambda: "No run holds" not in screen_text(app))
 
 
 async def test_rows_are_ordered_by_keys_and_by_mouse(root: Path) -> None:

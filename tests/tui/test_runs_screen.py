@@ -150,7 +150,7 @@ async def test_a_run_that_ends_takes_the_question_about_it_away(live: LiveRun, r
         await wait_for_text(pilot, "Stop this run?")
         live.end("stopped", "asked to")
         await wait_for_text(pilot, "The run was stopped.", "■ stopped")
-        assert "Stop this run?" not in screen_text(app)
+        await wait_for(pilot, lambda: "Stop this run?" not in screen_text(app))
 
 
 @pytest.mark.parametrize(("key", "title"), [("r", "Runs"), ("p", "Plan")])

@@ -19,6 +19,8 @@ from tests.recorded_spec import GIB, Kind, recorded_prediction, recorded_spec
 MACHINE = Machine(gpu="cpu", gpus=2, host_memory_bytes=24 * GIB)
 WAIT_ROUNDS = 2000
 ROUND_SECONDS = 0.02
+SETTLE_ROUNDS = 20
+"""A clock or a row that moves never stands still."""
 
 
 class LiveRun:
@@ -69,9 +71,14 @@ async def wait_for(
 
 
 async def wait_for_text(pilot: Pilot[Any], *words: str, rounds: int = WAIT_ROUNDS) -> str:
-    """Until all the words stand on the screen; the screen then."""
+    """Until all the words stand on the screen; the screen once it stands still."""
     told = " and ".join(words)
     await wait_for(pilot, lambda: all(word in screen_text(pilot.app) for word in words), told, rounds=rounds)
     # The footer and what else follows from the same message are painted a moment later.
-    await pilot.pause()
-    return screen_text(pilot.app)
+    shown = ""
+    for _ in range(SETTLE_ROUNDS):
+        before, shown = shown, screen_text(pilot.app)
+        if shown == before:
+            break
+        await pilot.pause()
+    return shown
