@@ -404,10 +404,10 @@ def _by_ranges(known: Sequence[Published]) -> str:
     outside = [_outside_range(each) for each in known if each.mended_percent is not None]
     p90 = percentile(outside, 0.9)
     return (
-        f"Of {len(ranged)} rows the samples came in an order that no page tells; {len(inside)} of their figures "
-        "lie between the least and the most that the simulated orders held. Were such a row counted by how far "
-        f"it lies outside that range, the 90th percentile would be {p90:.1f} %; the goal as it is worded is of "
-        "single figures."
+        f"Of {len(ranged)} rows the samples came in an order that no page tells; {len(inside)} of their "
+        "figures lie between the least and the most that the simulated orders held. Were such a row counted "
+        f"by how far it lies outside that range, the 90th percentile would be {p90:.1f} %; the goal as it is "
+        "worded is of single figures."
     )
 
 
