@@ -209,8 +209,8 @@ def _others(evidence: Evidence) -> Iterator[str]:
         "processes, and the prediction leaves the driver's own out. The allocator is simulated, tensor "
         "by tensor through two steps, which are held to what torch's memory profiler sees of real modelling "
         "code on the CPU (`tests/profiler/test_tape_real.py`), experts and latent attention too; where the "
-        "order is not known (NVMe, and the families that have no form in `profiler/memory/tape/`) what it "
-        "keeps is an estimate."
+        "order is not known (NVMe, SDPA under the mask of a window, and BLOOM, Falcon, gpt-oss and whatever "
+        "else has no form in `profiler/memory/tape/`) what it keeps is an estimate."
     )
     yield _worst(scores, lambda score: score.device_percent, 8)
     yield (

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
+from llmtop.presets.spec import ModelShape
 from llmtop.profiler.cost.shape import tensors
 from llmtop.profiler.memory.sizes import Sizes
 
@@ -44,14 +45,19 @@ def last_fill_elements(sizes: Sizes) -> int:
 
 def _filled(sizes: Sizes) -> tuple[list[Fill], int]:
     model = sizes.model
-    matrices = tuple(
+    head = 0 if model.tied_embeddings or not sizes.head_trained else sizes.head_params
+    return _walked(_matrices(model), model.num_layers, head, sizes.zero.reduce_bucket_size)
+
+
+@lru_cache(maxsize=64)
+def _matrices(model: ModelShape) -> tuple[int, ...]:
+    """Elements of a block's weights, the last one first."""
+    return tuple(
         group.numel
         for group in reversed(tensors(model))
         if group.per_layer and len(group.shape) > 1
         for _ in range(group.count // model.num_layers)
     )
-    head = 0 if model.tied_embeddings or not sizes.head_trained else sizes.head_params
-    return _walked(matrices, model.num_layers, head, sizes.zero.reduce_bucket_size)
 
 
 @lru_cache(maxsize=256)
