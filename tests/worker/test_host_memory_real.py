@@ -28,7 +28,7 @@ TIMEOUT_SECONDS = 240.0
 
 @pytest.fixture
 def filling(tmp_path: Path) -> Iterator[RunDir]:
-    """A run of two ranks whose cgroup is full a minute after its start, as its supervisor reads it."""
+    """A run of two ranks whose cgroup is full a minute after its first step, as its supervisor reads it."""
     spec = tiny_spec(gpus=2, zero=2, steps=100_000, threads_per_rank=1, sample_seconds=0.05)
     run = RunDir.create(tmp_path / "runs", spec, predict(spec), deepspeed_config(spec))
     script = Path(__file__).with_name("filling_supervisor.py")
@@ -40,7 +40,7 @@ def filling(tmp_path: Path) -> Iterator[RunDir]:
         yield run
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(TIMEOUT_SECONDS)
 
 
 def test_the_ranks_save_before_the_kernel_would_kill_one(filling: RunDir) -> None:
