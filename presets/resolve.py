@@ -26,6 +26,8 @@ class Machine(Struct, frozen=True, kw_only=True):
     compute_capability: str | None = None
     torch_with_cuda: bool = False
     """Whether the installed torch was built with CUDA: its libraries fill a CPU rank's process too."""
+    driver_silent: bool = False
+    """Whether the driver hangs: the machine is told as a CPU, and may have GPUs that nobody can count."""
 
 
 class Layer(Struct, frozen=True):

@@ -61,11 +61,18 @@ def detect_machine(pynvml: ModuleType | Any | None = None) -> Machine:
     reader = NvmlReader(pynvml)
     try:
         visible = [reader.devices[index] for index in reader.visible_indices()]
+        silent = reader.is_silent
     finally:
         reader.close()
     memory = host_memory_bytes()
     if not visible:
-        return Machine(gpu="cpu", gpus=1, host_memory_bytes=memory, torch_with_cuda=torch_with_cuda())
+        return Machine(
+            gpu="cpu",
+            gpus=1,
+            host_memory_bytes=memory,
+            torch_with_cuda=torch_with_cuda(),
+            driver_silent=silent,
+        )
     first = visible[0]
     return Machine(
         gpu=_gpu_name(first),

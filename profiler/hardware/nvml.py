@@ -96,6 +96,11 @@ class NvmlReader:
         )
         self._handles, self.devices, self.problem = list(opened.handles), opened.devices, opened.problem
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether there is a driver that hangs, so that nobody knows which devices there are."""
+        return self.problem == _SILENT
+
     def sample(
         self,
         indices: Iterable[int] | None = None,

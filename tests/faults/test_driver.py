@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from llmtop.presets.errors import ExitCode
+from llmtop.presets.resolve import Machine
 from llmtop.profiler.findings.find import findings
 from llmtop.profiler.fold.ending import memory_words
-from llmtop.profiler.hardware import nvml
+from llmtop.profiler.hardware import machine, nvml
+from llmtop.profiler.hardware.machine import detect_machine
 from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.record.events import HardwareSampled, StepFinished, TopologySeen, XidSeen
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import control
+from llmtop.tui.cli import main
 from tests.fake_nvml import NOT_SUPPORTED, FakeGpu, FakeNvml
 from tests.recorded_spec import recorded_prediction, recorded_spec
 from tests.trainer.fakedriver import stand_in_for_the_driver
@@ -180,10 +184,21 @@ def test_who_reads_the_gpus_once_is_told_that_the_driver_hangs(monkeypatch: pyte
         reader = NvmlReader(Shut(FakeGpu()))
         assert reader.devices == () and "does not answer" in (reader.problem or "")
         reader.close()
+        assert detect_machine(Shut(FakeGpu())).driver_silent
     finally:
         opened.set()
     # The one that hung holds the library until it is answered.
     assert NvmlReader(FakeNvml(FakeGpu()), waits=True).problem is None
+
+
+def test_a_plan_takes_no_machine_whose_driver_hangs_for_one_without_gpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    silent = Machine(gpu="cpu", gpus=1, host_memory_bytes=1 << 34, driver_silent=True)
+    monkeypatch.setattr(machine, "detect_machine", lambda: silent)
+    assert main(["plan", "full-zero2", "--model", "tiny-llama-cpu"]) == ExitCode.USAGE
+    assert "does not answer" in capsys.readouterr().err
+    assert main(["plan", "full-zero2", "--model", "tiny-llama-cpu", "--gpu", "h200"]) == ExitCode.DONE
 
 
 def test_a_gpu_that_falls_off_the_bus_is_told_while_the_run_goes_on(start: Start) -> None:
