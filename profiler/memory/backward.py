@@ -13,7 +13,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.flatcopy import Fill, fills
 from llmtop.profiler.memory.mlp import experts_backward, experts_gradient, mlp_copies
 from llmtop.profiler.memory.pool import OWN_BLOCKS, block_end
-from llmtop.profiler.memory.reduction import NORM_ELEMENTS, end_of_backward
+from llmtop.profiler.memory.reduction import end_of_backward, to_host_bytes
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks
 from llmtop.profiler.memory.states import StateBytes
@@ -273,12 +273,11 @@ def _at_fill(walk: Walk, fill: Fill) -> Bytes:
     kept = _kept(walk, index + 1) + walk.constant + walk.mask
     kept += round(of_block * (fill.left - (0 if again else 1)))
     offloaded = walk.spec.options.offload_optimizer != "none"
-    # On the way to the host each part is copied out, and its norm taken in fp64.
-    part = -(-sizes.wide_linear // sizes.ranks) if offloaded else 0
+    to_host = to_host_bytes(sizes, fill.largest) if offloaded else 0
     found = with_resident(
         walk,
         activations=kept,
-        workspace=walk.block.gradient * sizes.tokens + (width + 8) * part,
+        workspace=walk.block.gradient * sizes.tokens + to_host,
         gradients=tied_head_gradient(walk) + _last_matrix(walk) * width,
         buffers=fill.elements * width,
         rounding=_block_ends(walk, index + 1),
@@ -296,14 +295,19 @@ def _head_to_host(walk: Walk) -> list[Bytes]:
     offloaded = walk.spec.options.offload_optimizer != "none"
     if sizes.stage != 3 or not offloaded or _blocks_before_flush(walk) >= 0:
         return []
-    part = -(-sizes.head_params // sizes.ranks)
-    passing = max(8 * min(part, NORM_ELEMENTS), 4 * part if width != 4 else 0)
+    last, fused = walk.spec.model.num_layers - 1, "fused_linear_cross_entropy" in sizes.liger
+    kept = _kept(walk, last + 1) + walk.constant + walk.mask
+    if fused and _is_checkpointed(sizes, last):
+        # A fused loss makes it before the norm's: the gradient that comes next is of the last block.
+        kept += (walk.block.saved - walk.block.input_saved) * sizes.tokens + walk.block.saved_weights
     found = with_resident(
         walk,
-        activations=_kept(walk, walk.spec.model.num_layers) + walk.constant + walk.mask,
-        workspace=walk.block.gradient * sizes.tokens + passing,
-        gradients=width * (sizes.head_params + part),
+        activations=kept,
+        workspace=walk.block.gradient * sizes.tokens + to_host_bytes(sizes, sizes.head_params),
+        gradients=width * sizes.head_params,
     )
+    if fused:
+        return [found]  # which reads the head by itself: it stays gathered
     # The head was gathered within the same limit, and is released.
     found[Component.PARAMETERS] -= min(walk.states.gathered, width * sizes.head_params)
     return [found]

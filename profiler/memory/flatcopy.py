@@ -20,6 +20,8 @@ class Fill(Struct, frozen=True):
 
     blocks_done: int
     elements: int
+    largest: int
+    """Elements of the largest gradient in it."""
     left: float
     """Of the block after those, the share of weights whose gradients are still to come."""
 
@@ -35,12 +37,12 @@ def fills(sizes: Sizes) -> tuple[Fill, ...]:
     return (found[0],) if largest == found[0] else (found[0], largest)
 
 
-def last_fill_elements(sizes: Sizes) -> int:
-    """Elements of the flat copy after the embedding's gradient; 0 where one gradient is reduced as it is."""
+def before_embedding_elements(sizes: Sizes) -> tuple[int, bool]:
+    """What the bucket holds when the embedding's gradient comes, and whether that fits beside it."""
     if sizes.lora_rank:
-        return min(sizes.trainable, sizes.zero.reduce_bucket_size)
+        return min(sizes.trainable, sizes.zero.reduce_bucket_size), True
     held = _filled(sizes)[1]
-    return held + sizes.head_params if held + sizes.head_params <= sizes.zero.reduce_bucket_size else 0
+    return held, held + sizes.head_params <= sizes.zero.reduce_bucket_size
 
 
 def _filled(sizes: Sizes) -> tuple[list[Fill], int]:
@@ -65,13 +67,14 @@ def _walked(matrices: tuple[int, ...], layers: int, head: int, bucket: int) -> t
     """All reductions before the embedding's gradient comes, and what the bucket then holds."""
     found: list[Fill] = []
     held, block = head if head <= bucket else 0, sum(matrices)
+    largest = held
     for done in range(layers):
         left = block
         for elements in matrices:
             if held + elements > bucket:
                 if held:
-                    found.append(Fill(done, held, left / block))
-                held = 0
-            held += elements
+                    found.append(Fill(done, held, largest, left / block))
+                held = largest = 0
+            held, largest = held + elements, max(largest, elements)
             left -= elements
     return found, held

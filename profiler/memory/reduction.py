@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmtop.profiler.memory.flatcopy import last_fill_elements
+from llmtop.profiler.memory.flatcopy import before_embedding_elements
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.memory.sizes import Sizes
 from llmtop.profiler.memory.walk import (
@@ -90,15 +90,43 @@ def _at_reduction(walk: Walk) -> Bytes:
     elif sizes.stage < 3:
         gradients, workspace = _reduced_gradients(walk)
     else:
-        buffers += width * last_fill_elements(sizes)
+        return _last_reduced(walk)
     if sizes.stage and walk.spec.options.offload_optimizer != "none":
         # Norms are taken in fp64, tensor by tensor, on the way to the host.
-        part = sizes.largest_tensor if sizes.stage < 3 else -(-sizes.largest_tensor // sizes.ranks)
-        workspace = max(workspace, 8 * (part if sizes.stage < 3 else min(part, NORM_ELEMENTS)))
-        # ZeRO-3 has copied the part out of the bucket (`stage3.py:partition_grads`).
-        gradients += width * part if sizes.stage == 3 else 0
-    found = with_resident(
+        workspace = max(workspace, 8 * sizes.largest_tensor)
+    return with_resident(
         walk, activations=walk.constant, gradients=gradients, workspace=workspace, buffers=buffers
+    )
+
+
+def to_host_bytes(sizes: Sizes, elements: int) -> int:
+    """What a gradient of ZeRO-3 takes on its way to the host: its part is copied out of the bucket, and the
+    norm taken in fp64 or, if that is more, all of it cast (deepspeed 0.19.8, `stage3.py:partition_grads`)."""
+    part, width = -(-elements // sizes.ranks), sizes.dtype_bytes
+    return width * part + max(8 * min(part, NORM_ELEMENTS), 4 * part if width != 4 else 0)
+
+
+def _last_reduced(walk: Walk) -> Bytes:
+    """ZeRO-3's last flat copy: with the embedding's gradient in it, or beside it, and that one after it."""
+    sizes, width = walk.sizes, walk.sizes.dtype_bytes
+    offloaded = walk.spec.options.offload_optimizer != "none"
+    held, fits = before_embedding_elements(sizes)
+    embedding = sizes.head_params if sizes.head_trained else 0
+    alone = to_host_bytes(sizes, sizes.largest_tensor) if offloaded else 0
+    if fits:
+        passing, gradients, flat = alone, 0, held + embedding
+    else:
+        beside = to_host_bytes(sizes, sizes.wide_linear) if offloaded else 0
+        first, second = width * (held + embedding) + beside, alone
+        if embedding > sizes.zero.reduce_bucket_size:
+            second += width * embedding
+        passing, gradients, flat = (beside, width * embedding, held) if first >= second else (second, 0, 0)
+    found = with_resident(
+        walk,
+        activations=walk.constant,
+        gradients=walk.accumulated + gradients,
+        workspace=passing,
+        buffers=bucket_bytes(walk.spec, sizes) + width * flat,
     )
     return _released(walk, found, 0)
 
