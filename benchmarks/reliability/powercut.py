@@ -71,7 +71,7 @@ def _standing_still(run: RunDir) -> Iterator[None]:
     processes = [process for process in processes if _suspended(process)]
     try:
         for process in processes:
-            wait_for(lambda one=process: one.status() in _STILL, f"process {process.pid} standing still")  # type: ignore[misc]
+            wait_for(lambda one=process: _stands_still(one), f"process {process.pid} standing still")  # type: ignore[misc]
         yield
     finally:
         for process in processes:
@@ -86,6 +86,14 @@ def _suspended(process: psutil.Process) -> bool:
     except psutil.NoSuchProcess:
         return False
     return True
+
+
+def _stands_still(process: psutil.Process) -> bool:
+    """Also one that was about to end, and has."""
+    try:
+        return process.status() in _STILL
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _cut(path: Path, chance: random.Random) -> int:
