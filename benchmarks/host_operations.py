@@ -4,7 +4,7 @@
 
 On one thread of a CPU, with matrices too small to take time: what is left is Python, torch's dispatch, and
 DeepSpeed's hooks. A block's share is a sixth of what eight blocks take beyond two. The step time of a GPU run
-that waits for its host is predicted from it (`profiler/cost/steptime.py`, HOST_OPERATIONS, RECOMPUTED_HOST).
+that waits for its host is predicted from it (`profiler/cost/steptime.py`, from BLOCK_OPERATIONS on).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.session import RESULTS, run_main
+from llmtop.profiler.probes.calibrate import Clock, launch_seconds
 from llmtop.trainer.supervisor.rankenv import free_port
 
 _FEW, _MANY = 2, 8
-_VOCAB, _LENGTH, _CHAINED = 64, 8, 200
+_VOCAB, _LENGTH, _SECONDS = 64, 8, 0.5
 
 
 def _model(layers: int, recompute: bool) -> Any:
@@ -66,19 +67,6 @@ def _step(layers: int, stage: int, recompute: bool) -> Callable[[], None]:
     return act
 
 
-def _chain() -> Callable[[], None]:
-    """As `profiler/probes/calibrate.py` has it."""
-    small = torch.ones(8, requires_grad=True)
-
-    def act() -> None:
-        out = small
-        for _ in range(_CHAINED):
-            out = out * 1.0
-        torch.autograd.grad(out.sum(), small)
-
-    return act
-
-
 def _best(act: Callable[[], None], times: int) -> float:
     act()
     taken = []
@@ -99,7 +87,7 @@ def main() -> None:
     os.environ.update(alone, MASTER_PORT=str(free_port()), DS_ACCELERATOR="cpu")
     for stage in (0, 1, 2, 3):
         for recompute in (False, True):
-            operation = _best(_chain(), options.times) / _CHAINED
+            operation = launch_seconds(Clock(torch.device("cpu"), _SECONDS))
             few, many = (_best(_step(layers, stage, recompute), options.times) for layers in (_FEW, _MANY))
             block = (many - few) / (_MANY - _FEW)
             row = {

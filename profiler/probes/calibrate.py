@@ -72,7 +72,7 @@ def measure(work: Work, seconds: float = SECONDS) -> Measured:
         memory_bytes_per_second=_memory(work, clock),
         loss_seconds_per_logit=_loss(work, clock),
         optimizer_seconds_per_weight=_optimizer(work, clock),
-        launch_seconds=_launch(clock),
+        launch_seconds=launch_seconds(clock),
         pcie_bytes_per_second=None if work.on_cpu else _pcie(clock),
         threads=work.threads,
     )
@@ -154,7 +154,7 @@ def _optimizer(work: Work, clock: Clock) -> float:
     return clock.best("optimizer step", act) / work.trained
 
 
-def _launch(clock: Clock) -> float:
+def launch_seconds(clock: Clock) -> float:
     """Operations too small to take the device any time: what is left is the host's."""
     small = torch.ones(8, device=clock.device, requires_grad=True)
 
