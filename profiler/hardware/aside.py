@@ -71,6 +71,28 @@ class Aside:
             question()
 
 
+class OneQuestion:
+    """Asks what several threads of a process may ask, such as to open a driver: one at a time.
+
+    While one has no answer yet, another is unanswered at once: no thread more waits for a driver that hangs.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._hung: Aside | None = None
+
+    def ask(self, question: Callable[[], _T], unanswered: _T, wait_seconds: float) -> _T:
+        """As `ask_once`; nobody waits longer than for the question before and for this one."""
+        with self._lock:
+            if self._hung is not None and self._hung.waits:
+                return unanswered
+            aside = self._hung = Aside(wait_seconds)
+            try:
+                return aside.ask(question, unanswered)
+            finally:
+                aside.close()
+
+
 def ask_once(question: Callable[[], _T], unanswered: _T, wait_seconds: float = OPEN_SECONDS) -> _T:
     """One question, after which no thread is left, unless it was not answered. Raises what it raises."""
     aside = Aside(wait_seconds)

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from llmtop.profiler.hardware.aside import ask_once
+from llmtop.profiler.hardware.aside import OPEN_SECONDS, OneQuestion
 from llmtop.profiler.hardware.nvml import NvmlReader
 
 _MOST_COMMAND_WORDS = 4
+_READING = OneQuestion()
 
 
 class Process(NamedTuple):
@@ -58,14 +59,16 @@ def gpus_in_use(
     pynvml: ModuleType | Any | None = None, *, process_of: Callable[[int], Process] | None = None
 ) -> GpusInUse:
     """Every GPU with its processes, read now; a few milliseconds for each."""
+    reader = NvmlReader(pynvml)
+    if not reader.devices:
+        return GpusInUse(problem=reader.problem or "")
     silent = GpusInUse(problem="the driver of the GPUs does not answer")
-    return ask_once(lambda: _read(pynvml, process_of or look_up), silent)
+    return _READING.ask(lambda: _read(reader, process_of or look_up), silent, OPEN_SECONDS)
 
 
-def _read(pynvml: ModuleType | Any | None, asked: Callable[[int], Process]) -> GpusInUse:
+def _read(reader: NvmlReader, asked: Callable[[int], Process]) -> GpusInUse:
     from llmtop.profiler.hardware.machine import preset_name
 
-    reader = NvmlReader(pynvml)
     try:
         visible = reader.visible_indices()
         gpus = []

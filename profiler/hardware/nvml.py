@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from llmtop.profiler.hardware.aside import OPEN_SECONDS, ask_once
+from llmtop.profiler.hardware.aside import OPEN_SECONDS, OneQuestion
 from llmtop.profiler.hardware.costs import CallCost, CallCosts
 from llmtop.profiler.hardware.links import LinkTotals
 from llmtop.profiler.hardware.nvmlcalls import NvmlCalls, text
@@ -34,6 +34,7 @@ _XID_WAIT = "nvmlEventSetWait_v2"
 _ONE_AT_A_TIME = threading.RLock()
 """Readers of one process share the library, which crashed when several threads sampled through readers of
 their own (driver 580, nvidia-ml-py 13)."""
+_OPENING = OneQuestion()
 
 
 class NvmlDevice(Struct, frozen=True, kw_only=True):
@@ -55,13 +56,11 @@ class Holder(NamedTuple):
     memory_bytes: int | None
 
 
-_SILENT = f"NVML: the driver does not answer within {OPEN_SECONDS:g} s"
-
-
 class _Opened(NamedTuple):
     handles: tuple[Any, ...] = ()
     devices: tuple[NvmlDevice, ...] = ()
     problem: str | None = None
+    silent: bool = False
 
 
 class NvmlReader:
@@ -77,6 +76,8 @@ class NvmlReader:
         """`waits` for a driver however long it takes to open; else one that takes `OPEN_SECONDS` hangs."""
         self.problem: str | None = None
         """Why there are no devices; None when NVML works."""
+        self.is_silent = False
+        """Whether there is a driver that hangs, so that nobody knows which devices there are."""
         self.devices: tuple[NvmlDevice, ...] = ()
         self._clock = clock
         self._costs = CallCosts(clock)
@@ -91,15 +92,10 @@ class NvmlReader:
             self.problem = f"nvidia-ml-py cannot be imported: {error}"
             return
         self._calls = calls = NvmlCalls(nvml)
-        opened = (
-            _open(calls) if waits else ask_once(partial(_open, calls), _Opened(problem=_SILENT), OPEN_SECONDS)
-        )
+        hangs = _Opened(problem=f"NVML: the driver does not answer within {OPEN_SECONDS:g} s", silent=True)
+        opened = _open(calls) if waits else _OPENING.ask(partial(_open, calls), hangs, OPEN_SECONDS)
         self._handles, self.devices, self.problem = list(opened.handles), opened.devices, opened.problem
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether there is a driver that hangs, so that nobody knows which devices there are."""
-        return self.problem == _SILENT
+        self.is_silent = opened.silent
 
     def sample(
         self,
@@ -113,16 +109,24 @@ class NvmlReader:
         With `own_pids` the processes of each device are listed too. A `fast` sample repeats the last
         answer of every reading that is known to take, or may take, more than a millisecond.
         """
+        chosen = self._chosen(indices)
+        if not chosen:
+            # Whoever opens a driver that hangs has the lock for good.
+            return ()
         with _ONE_AT_A_TIME:
-            return tuple(self._sample(index, own_pids, fast) for index in self._chosen(indices))
+            return tuple(self._sample(index, own_pids, fast) for index in chosen)
 
     def link_totals(self, index: int) -> LinkTotals:
         """Bytes that went over the links of a device since the driver was loaded."""
+        if not self._chosen([index]):
+            return LinkTotals()
         with _ONE_AT_A_TIME:
             return self._device(index).links.totals()
 
     def holders(self, index: int) -> tuple[Holder, ...] | None:
         """The processes that have memory of a device, each once; None where the driver does not tell."""
+        if not self._chosen([index]):
+            return None
         with _ONE_AT_A_TIME:
             answers = [self._device(index).ask(call) for call in (_PROCESSES, _GRAPHICS_PROCESSES)]
         if answers[0] is None:

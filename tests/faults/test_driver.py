@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from llmtop.presets.errors import ExitCode
 from llmtop.presets.resolve import Machine
 from llmtop.profiler.findings.find import findings
 from llmtop.profiler.fold.ending import memory_words
-from llmtop.profiler.hardware import machine, nvml
+from llmtop.profiler.hardware import gpuuse, machine, nvml
+from llmtop.profiler.hardware.gpuuse import gpus_in_use
+from llmtop.profiler.hardware.links import LinkTotals
 from llmtop.profiler.hardware.machine import detect_machine
 from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.record.events import HardwareSampled, StepFinished, TopologySeen, XidSeen
@@ -183,12 +186,46 @@ def test_who_reads_the_gpus_once_is_told_that_the_driver_hangs(monkeypatch: pyte
     try:
         reader = NvmlReader(Shut(FakeGpu()))
         assert reader.devices == () and "does not answer" in (reader.problem or "")
+        assert reader.sample() == () and reader.holders(0) is None and reader.link_totals(0) == LinkTotals()
         reader.close()
         assert detect_machine(Shut(FakeGpu())).driver_silent
+        # Who asks later is told at once, and no thread more waits for the driver.
+        monkeypatch.setattr(nvml, "OPEN_SECONDS", 3600.0)
+        threads = threading.active_count()
+        for _ in range(3):
+            assert "does not answer within 3600 s" in gpus_in_use(Shut(FakeGpu())).problem
+        assert threading.active_count() == threads
     finally:
         opened.set()
     # The one that hung holds the library until it is answered.
     assert NvmlReader(FakeNvml(FakeGpu()), waits=True).problem is None
+    while NvmlReader(FakeNvml(FakeGpu())).is_silent:
+        time.sleep(0.01)
+
+
+def test_a_driver_that_hangs_while_it_is_read_is_asked_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+
+    class Stuck(FakeNvml):
+        def nvmlDeviceGetUtilizationRates(self, handle: FakeGpu) -> object:
+            goes_on.wait()
+            return super().nvmlDeviceGetUtilizationRates(handle)
+
+    silent = "the driver of the GPUs does not answer"
+    monkeypatch.setattr(gpuuse, "OPEN_SECONDS", 0.1)
+    monkeypatch.setattr(nvml, "OPEN_SECONDS", 0.1)
+    try:
+        # The first is at the reading, the second at the opening of a library that is taken.
+        assert gpus_in_use(Stuck(FakeGpu())).problem == silent
+        assert "NVML: " in gpus_in_use(Stuck(FakeGpu())).problem
+        threads = threading.active_count()
+        for _ in range(3):
+            assert "NVML: " in gpus_in_use(Stuck(FakeGpu())).problem
+        assert threading.active_count() == threads
+    finally:
+        goes_on.set()
+    while gpus_in_use(FakeNvml(FakeGpu())).problem:
+        time.sleep(0.01)
 
 
 def test_a_plan_takes_no_machine_whose_driver_hangs_for_one_without_gpus(

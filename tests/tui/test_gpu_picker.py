@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.asking.deeds import Deeds
+from llmtop.tui.screens import plan
 from llmtop.tui.screens.plan import PlanScreen
-from llmtop.tui.widgets.gpupicker import is_free
+from llmtop.tui.widgets import gpupicker
+from llmtop.tui.widgets.gpupicker import GpuPicker, is_free
 from llmtop.tui.widgets.placebars import gpu_bars
 from tests.recorded_spec import GIB, recorded_prediction, recorded_spec
 from tests.tui.planapp import cursor_to
@@ -76,6 +79,38 @@ async def test_shows_who_uses_which_and_launches_on_the_chosen_ones(root: Path) 
         await wait_for(pilot, lambda: bool(bench.launched))
     (spec, visible), *_ = bench.launched
     assert visible == "GPU-1,GPU-3" and spec.options.gpus == 2
+
+
+async def test_a_driver_that_hangs_is_asked_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpupicker, "EVERY_SECONDS", 0.01)
+    answers, asked, begun = threading.Event(), 0, 0
+
+    def read() -> GpusInUse:
+        nonlocal asked
+        asked += 1
+        if begun:
+            answers.wait()
+        return FOUR
+
+    class Ticking(GpuPicker):
+        ticks = 0
+
+        def _look(self) -> None:
+            self.ticks += 1
+            super()._look()
+
+    monkeypatch.setattr(plan, "GpuPicker", Ticking)
+    deeds = Deeds(detect=lambda: HERE, gpus=read)
+    app = LlmtopApp("plan", root=root, recipe="test-8b", deeds=deeds)
+    async with app.run_test(size=SMALL) as pilot:
+        await wait_for_text(pilot, "✓ fits", "each")
+        begun = asked
+        await pilot.press("d")
+        await wait_for(pilot, lambda: isinstance(app.screen, Ticking) and app.screen.ticks > 3)
+        assert asked == begun + 1
+        answers.set()
+        await wait_for_text(pilot, "GPU3")
+        await wait_for(pilot, lambda: asked > begun + 1)
 
 
 async def test_another_number_of_gpus_takes_the_choice_back(root: Path) -> None:

@@ -64,6 +64,8 @@ class GpuPicker(ModalScreen[tuple[GpuUse, ...]]):
         self._need_bytes = need_bytes
         """What the plan needs of each, at most."""
         self.found: GpusInUse | None = None
+        self._looks = False
+        """Whether a reading is under way: a driver that hangs is not asked again by every tick."""
 
     def compose(self) -> ComposeResult:
         yield Static(id="search-head", markup=False)
@@ -76,11 +78,17 @@ class GpuPicker(ModalScreen[tuple[GpuUse, ...]]):
         self._look()
         self.set_interval(EVERY_SECONDS, self._look)
 
-    @work(thread=True, exclusive=True, group="gpus")
     def _look(self) -> None:
+        if not self._looks:
+            self._looks = True
+            self._ask()
+
+    @work(thread=True, group="gpus")
+    def _ask(self) -> None:
         self.post_message(GpusRead(self._read()))
 
     def on_gpus_read(self, message: GpusRead) -> None:
+        self._looks = False
         if message.found != self.found:
             self.found = message.found
             self._paint()
