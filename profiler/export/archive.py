@@ -27,7 +27,7 @@ from llmtop.profiler.export.packing import Packer
 from llmtop.profiler.export.secrets import Scrubber
 from llmtop.profiler.export.tables import TABLES, Table, TableWriter
 from llmtop.profiler.fold.runstate import RunState
-from llmtop.profiler.record.feed import LateLine, RunStream, read_state
+from llmtop.profiler.record.feed import FreshStarts, LateLine, RunStream, read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.segments import base_name, segments_of
 from llmtop.profiler.record.unwritable import require_folder, unwritable
@@ -108,7 +108,9 @@ class _Made(Struct, frozen=True, kw_only=True):
 def _make(
     run: RunDir, folder: Path, environment: Mapping[str, str], choices: Choices, *, parquet: bool
 ) -> _Made:
-    """Anew where the record was thinned meanwhile: no archive holds a part of its old and new files."""
+    """Anew where the record was thinned meanwhile: no archive holds a part of its old and new files.
+    Raises LlmtopError where it changes for ever."""
+    fresh_starts = FreshStarts(run)
     while True:
         place = folder / random_hex(3)
         place.mkdir()
@@ -116,6 +118,7 @@ def _make(
             return _Archive(run, place, environment, choices, parquet=parquet).write()
         except LateLine:
             shutil.rmtree(place)
+            fresh_starts.one_more()
 
 
 class _Archive:

@@ -14,7 +14,7 @@ from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.mirrors.scalars import Rows
 from llmtop.profiler.mirrors.targets import Asked, Described, Target, open_targets
 from llmtop.profiler.record.events import AnyEvent
-from llmtop.profiler.record.feed import LateLine, RunReader, RunStream
+from llmtop.profiler.record.feed import FreshStarts, LateLine, RunReader, RunStream
 from llmtop.profiler.record.rundir import RunDir
 
 POLL_SECONDS = 1.0
@@ -76,6 +76,7 @@ class _Events:
     def __init__(self, run: RunDir) -> None:
         self._run = run
         self._stream = RunStream(run)
+        self._fresh_starts = FreshStarts(run)
         self._given_until = self._known_until = -math.inf
         """Times of the newest event given, and of that at the newest beginning."""
         self._passed = Counter[str]()
@@ -84,14 +85,17 @@ class _Events:
         """How many of each were given before the newest beginning and come again."""
 
     def new(self) -> Iterator[list[AnyEvent]]:
+        """Raises LlmtopError where they cannot be read to their end."""
         while True:
             try:
                 for batch in self._stream.batches():
                     yield [event for event in batch if event.t > self._known_until and self._is_new(event)]
                     self._given_until = max(self._given_until, *(event.t for event in batch))
                     self._passed.update(event.src for event in batch)
+                self._fresh_starts.arrived()
                 return
             except LateLine:
+                self._fresh_starts.one_more()
                 self._begin_anew()
 
     def _is_new(self, event: AnyEvent) -> bool:

@@ -16,7 +16,7 @@ import msgspec
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.record.eventbase import EVENT_VERSION
 from llmtop.profiler.record.events import AnyEvent
-from llmtop.profiler.record.hostclock import HostClock, noted
+from llmtop.profiler.record.hostclock import HostClock, NotedClocks
 from llmtop.profiler.record.hostevents import ClockMeasured
 from llmtop.profiler.record.hosts import HOSTS_FILE, Hosts, host_of_log, lead_log, read_hosts
 from llmtop.profiler.record.rundir import RunDir
@@ -34,11 +34,11 @@ class Clocks:
         self.lead_path = lead_log(run)
         self._hosts = hosts.hosts
         self._first_ranks = [host.first_rank for host in hosts.hosts]
-        self._clocks: dict[str, HostClock] = {}
+        self._noted = NotedClocks()
         self.changed = False
         """Whether what is taken off is other than at the beginning, so that what was read counts no more."""
         for event in _measured(self.lead_path):
-            self._note(event)
+            self._noted.note(event)
         here = range(hosts.world_size) if run.ranks_here is None else run.ranks_here
         self._read = tuple(
             host.name for host in self._hosts if host.ranks.start < here.stop and here.start < host.ranks.stop
@@ -61,16 +61,11 @@ class Clocks:
     def note(self, events: Iterable[AnyEvent]) -> None:
         """What the lead has written. What was noted already changes nothing."""
         measured = [event for event in events if isinstance(event, ClockMeasured)]
-        for event in measured:
-            self._note(event)
-        if measured:
+        if any([self._noted.note(event) for event in measured]):
             self.changed = self._taken_off() != self.taken_off
 
-    def _note(self, event: ClockMeasured) -> None:
-        self._clocks[event.host] = noted(self._clocks.get(event.host, ()), event)
-
     def _taken_off(self) -> dict[str, HostClock]:
-        clocks = {name: self._clocks.get(name, ()) for name in self._read}
+        clocks = {name: self._noted.of(name) for name in self._read}
         return {name: clock for name, clock in clocks.items() if any(one.taken_off_seconds for one in clock)}
 
 

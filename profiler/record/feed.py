@@ -15,6 +15,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.bookmark import Bookmark, read_bookmark, write_bookmark
@@ -30,6 +31,8 @@ START_GRACE_SECONDS = 60.0
 WORTH_KEEPING_BYTES = 4 << 20
 """Less than this is read again as fast as a bookmark is."""
 
+MOST_FRESH_STARTS = 50
+"""In a row: of many hosts one clock after the other is measured, and a record is thinned part by part."""
 
 _LEAST_ROOM_BYTES = 64 * 1024
 """With less the next line of a log may not fit."""
@@ -41,6 +44,29 @@ class LateLine(Exception):
     Or it was thinned where somebody was still reading, or a host's clock is found to be another one than was
     taken off.
     """
+
+
+class FreshStarts:
+    """Counts how often in a row a record was begun anew, so that nobody reads it for ever."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._count = 0
+
+    def one_more(self) -> None:
+        """Raises LlmtopError after MOST_FRESH_STARTS."""
+        self._count += 1
+        if self._count > MOST_FRESH_STARTS:
+            raise LlmtopError(
+                f"the record of run {self._run.run_id} cannot be read to its end",
+                why=f"it was begun anew {MOST_FRESH_STARTS} times: each time a host's clock was found to be"
+                " another one, or its oldest part was thinned, before the end was reached",
+                fix="ask again in a minute; llmtop logs shows meanwhile what the ranks print",
+            )
+
+    def arrived(self) -> None:
+        """All that is there was read."""
+        self._count = 0
 
 
 def state_before(run: RunDir, clocks: Clocks | None) -> RunState:
@@ -163,6 +189,7 @@ class RunReader:
         self.run = run
         self._wall = wall
         self._stream, self._folded = open_stream(run)
+        self._fresh_starts = FreshStarts(run)
         self._shown = self._of_origin(self._folded)
         self._unended = unended_status(run)
 
@@ -195,10 +222,14 @@ class RunReader:
     def _fold(self, most_events: int | None) -> RunState:
         while True:
             try:
-                return fold(self._folded, self._stream.poll(most_events))
+                folded = fold(self._folded, self._stream.poll(most_events))
             except LateLine:
-                # It may come again: of many hosts one clock after the other is measured.
+                self._fresh_starts.one_more()
                 self._stream, self._folded = anew(self.run)
+            else:
+                if not self._stream.behind:
+                    self._fresh_starts.arrived()
+                return folded
 
     def _keep(self) -> None:
         """For the next reader of a long record that nobody adds to; not in the folder of somebody else."""

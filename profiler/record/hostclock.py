@@ -7,6 +7,7 @@ much, and the log itself says where, as its wall clock jumps against its monoton
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -63,6 +64,28 @@ def noted(clock: HostClock, event: ClockMeasured) -> HostClock:
     if last.error_seconds > CLOCK_SECONDS and made.error_seconds < last.error_seconds / 2:
         return (*clock[:-1], ClockOffset(last.measured_at, made.ahead_seconds, made.error_seconds))
     return clock
+
+
+class NotedClocks:
+    """What was measured of each host's clock. A measurement counts once, however often it is passed: what it
+    changes depends on those before it."""
+
+    def __init__(self) -> None:
+        self._clocks: dict[str, HostClock] = {}
+        self._newest: dict[str, float] = {}
+        """Time of the newest measurement of each host."""
+
+    def note(self, event: ClockMeasured) -> bool:
+        """Whether it changes what is known of its host; one that is not newer than all before does not."""
+        if event.t <= self._newest.get(event.host, -math.inf):
+            return False
+        self._newest[event.host] = event.t
+        before = self.of(event.host)
+        self._clocks[event.host] = noted(before, event)
+        return self._clocks[event.host] is not before
+
+    def of(self, host: str) -> HostClock:
+        return self._clocks.get(host, ())
 
 
 def at_beginning(clock: HostClock, t: float) -> int:

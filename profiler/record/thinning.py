@@ -31,7 +31,7 @@ from llmtop.profiler.record.events import (
     StageBegan,
     StepFinished,
 )
-from llmtop.profiler.record.hostclock import HostClock, noted
+from llmtop.profiler.record.hostclock import NotedClocks
 from llmtop.profiler.record.hostevents import ClockMeasured
 from llmtop.profiler.record.leftout import with_sample, with_step
 from llmtop.profiler.record.segments import (
@@ -187,8 +187,8 @@ class Thinner:
         self._classified_at: dict[tuple[str, str], int] = {}
         self._clocks: dict[str, int] = {}
         """Of each host how often its clock was measured."""
-        self._set: dict[str, HostClock] = {}
-        """What its logs are corrected by."""
+        self._noted = NotedClocks()
+        """What their logs are corrected by."""
 
     def feed(self, event: AnyEvent) -> Iterable[AnyEvent]:
         """What is written, now that this event has come."""
@@ -241,9 +241,10 @@ class Thinner:
 
     def _feed_clock(self, event: ClockMeasured) -> Iterable[AnyEvent]:
         """What comes after says how it is now; what logs are corrected by stays."""
-        before, clock = self._clocks.get(event.host, 0), self._set.get(event.host, ())
-        self._clocks[event.host], self._set[event.host] = before + 1, noted(clock, event)
-        if before % self.keeps_one_in == 0 or self._set[event.host] is not clock:
+        before = self._clocks.get(event.host, 0)
+        self._clocks[event.host] = before + 1
+        # It is noted whether or not it is kept for its number.
+        if self._noted.note(event) or before % self.keeps_one_in == 0:
             return (*self.finish(), event)
         self.left_out += 1
         return ()

@@ -15,7 +15,7 @@ from msgspec import Struct
 from llmtop.profiler.record.deviceevents import DeviceSample
 from llmtop.profiler.record.eventbase import rank_of
 from llmtop.profiler.record.events import AnyEvent, HardwareSampled, StepFinished
-from llmtop.profiler.record.feed import LateLine, RunStream
+from llmtop.profiler.record.feed import FreshStarts, LateLine, RunStream
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.envelope import Envelope, EnvelopeBuilder
 
@@ -124,12 +124,15 @@ class HistoryBuilder:
 
 
 def read_history(run: RunDir) -> History:
-    """From the whole record as it is now."""
+    """From the whole record as it is now. Raises LlmtopError where it cannot be read to its end."""
+    fresh_starts = FreshStarts(run)
     while True:
         builder = HistoryBuilder()
         try:
             for batch in RunStream(run).batches():
                 builder.add(batch)
         except LateLine:
-            continue  # it was thinned meanwhile: what is left of it is read from its beginning
+            # It was thinned meanwhile: what is left of it is read from its beginning.
+            fresh_starts.one_more()
+            continue
         return builder.freeze()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from llmtop.presets.errors import LlmtopError
+from llmtop.profiler.export.archive import export_run
 from llmtop.profiler.findings.find import findings
 from llmtop.profiler.fleet.part import HostPart, LeadPart, RankPart
 from llmtop.profiler.fold.runstate import RunState
@@ -22,13 +25,14 @@ from llmtop.profiler.record.clocks import clocks_of
 from llmtop.profiler.record.eventlog import Clock, EventWriter
 from llmtop.profiler.record.events import RankStarted, StepFinished
 from llmtop.profiler.record.feed import LateLine, RunReader, RunStream, open_stream, read_state
-from llmtop.profiler.record.hostclock import SET_SECONDS, noted
+from llmtop.profiler.record.hostclock import SET_SECONDS, NotedClocks, noted
 from llmtop.profiler.record.hostevents import ClockMeasured
 from llmtop.profiler.record.hosts import HostDir, Hosts, write_hosts
-from llmtop.profiler.record.recording import Cursor
+from llmtop.profiler.record.recording import Cursor, NoSuchPlace
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.replay import Replay
 from llmtop.profiler.report.build import build_report
+from llmtop.profiler.report.history import read_history
 from llmtop.profiler.report.text import render
 from llmtop.trainer.hosts.hostfile import with_ranks
 from tests.fleets import PlayedFleet
@@ -171,6 +175,63 @@ def test_an_uncertain_measurement_gives_way_to_a_better_one() -> None:
     later = noted(better, ClockMeasured(t=4.0, host="h", offset_seconds=90.0, error_seconds=0.001))
     assert [one.taken_off_seconds for one in later] == [0.3, 90.0]
     assert noted(later, ClockMeasured(t=4.0, host="h", offset_seconds=9.0, error_seconds=0.001)) is later
+
+
+_MEASURED = st.builds(
+    ClockMeasured,
+    # Few times, so that some are the same and some go back.
+    t=st.integers(0, 20).map(float),
+    host=st.sampled_from(("h1", "h2")),
+    offset_seconds=st.floats(-3.0, 3.0),
+    error_seconds=st.floats(0.0, 2.0),
+)
+
+
+@given(st.lists(_MEASURED, max_size=20))
+def test_measurements_that_pass_again_change_nothing(measured: list[ClockMeasured]) -> None:
+    clocks = NotedClocks()
+    for event in measured:
+        clocks.note(event)
+    before = [clocks.of(host) for host in ("h1", "h2")]
+    for event in measured:
+        assert not clocks.note(event)
+    assert [clocks.of(host) for host in ("h1", "h2")] == before
+
+
+def test_a_run_whose_clock_was_measured_ever_better_is_read_to_its_end(tmp_path: Path) -> None:
+    fleet = PlayedFleet(tmp_path)
+    fleet.start()
+    for offset, error in ((0.0, 1.0), (-0.9, 0.9), (1.5, 0.04)):
+        fleet.step(1)
+        fleet.tell(ClockMeasured(host="node02", offset_seconds=offset, error_seconds=error))
+    state = read_state(fleet.run)
+    assert state.steps_finished == 3
+    assert [one.taken_off_seconds for one in state.clocks["node02"]] == [1.5]
+    seen = [event for batch in _Events(fleet.run).new() for event in batch]
+    assert sum(isinstance(event, StepFinished) for event in seen) == 3 * len(state.ranks)
+    fleet.close()
+
+
+def test_a_record_that_changes_for_ever_is_given_up_and_said_so(
+    fleet: PlayedFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.step(1)
+
+    def changes(self: Cursor, until: float | None = None) -> NoReturn:
+        raise NoSuchPlace("thinned again")
+
+    monkeypatch.setattr(Cursor, "batch", changes)
+    readers: tuple[Callable[[], object], ...] = (
+        lambda: read_state(fleet.run),
+        lambda: RunReader(fleet.run).poll(10),
+        lambda: list(_Events(fleet.run).new()),
+        lambda: read_history(fleet.run),
+        lambda: export_run(fleet.run, fleet.run.path.parent / "out.llmtop"),
+    )
+    for read in readers:
+        with pytest.raises(LlmtopError, match="cannot be read to its end") as told:
+            read()
+        assert "it was begun anew 50 times" in told.value.why and told.value.fix
 
 
 # --- the merge, whatever the clocks were -------------------------------------------------------------
