@@ -207,9 +207,10 @@ def test_a_driver_that_hangs_while_it_is_read_is_asked_by_one_thread(monkeypatch
     goes_on = threading.Event()
 
     class Stuck(FakeNvml):
-        def nvmlDeviceGetUtilizationRates(self, handle: FakeGpu) -> object:
-            goes_on.wait()
-            return super().nvmlDeviceGetUtilizationRates(handle)
+        def _begin(self, name: str, gpu: FakeGpu) -> None:
+            if name == "nvmlDeviceGetUtilizationRates":
+                goes_on.wait()
+            super()._begin(name, gpu)
 
     silent = "the driver of the GPUs does not answer"
     monkeypatch.setattr(gpuuse, "OPEN_SECONDS", 0.1)
