@@ -29,15 +29,16 @@ def input_bound(seen: Seen) -> Iterator[Finding]:
     """Of a script only what torch's data loaders take is known to be loading."""
     times = mean_phases(seen.state.first)
     step, script = sum(times.values()), seen.spec.script is not None
-    is_known = BETWEEN in times if script else "data" in times
-    if not is_known or step <= 0 or times["data"] < INPUT_SHARE * step:
+    loading = times.get("data", 0.0)
+    is_known = BETWEEN in times or not script
+    if not is_known or step <= 0 or loading < INPUT_SHARE * step:
         return
-    share = times["data"] / step
+    share = loading / step
     yield Finding(
         key="input_bound",
         severity=_severity(share),
         title="the step waits for data",
-        evidence=f"loading takes {format_seconds(times['data'])} of {format_seconds(step)} a step "
+        evidence=f"loading takes {format_seconds(loading)} of {format_seconds(step)} a step "
         f"({format_percent(100 * share)})",
         change="more num_workers of its DataLoader, with persistent_workers; or prepare the data once, on a"
         " faster disk"

@@ -244,6 +244,14 @@ def test_of_a_script_with_data_loaders_loading_is_told_apart() -> None:
     )
 
 
+def test_a_record_whose_steps_have_no_loading_still_has_findings() -> None:
+    """Of the phases of a step any may be missing: a newer writer, or a clock that could not be read."""
+    phases = {"between": 0.15, "forward": 0.3, "backward": 0.4, "optimizer": 0.05}
+    told = found([step(n, phase_seconds=phases) for n in range(1, 8)], a_script())
+    assert "input_bound" not in told
+    assert "150 ms of 900 ms a step (16.7%)" in told["between_steps"].evidence
+
+
 def test_a_script_is_told_no_option_and_no_command_that_it_does_not_take() -> None:
     memory = {"forward": PhaseMemory(peak_bytes=60 * GIB, reserved_bytes=61 * GIB)}
     events: list[AnyEvent] = [step(n, phase_memory=memory) for n in (1, 2)]

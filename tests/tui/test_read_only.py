@@ -14,7 +14,7 @@ from llmtop.tui.asking.readonly import refusing
 from llmtop.tui.asking.requests import DeleteAsked, StopAsked
 from llmtop.tui.keys import HELP, MONITOR_KEYS, changes_something
 from tests.recorded import make_recorded_run
-from tests.tui.tuiruns import MACHINE, LiveRun, screen_text, wait_for_text
+from tests.tui.tuiruns import MACHINE, LiveRun, screen_text, wait_for, wait_for_text
 
 SMALL = (100, 30)
 
@@ -47,7 +47,9 @@ async def test_every_screen_says_so_and_refuses(live: LiveRun, root: Path) -> No
         await wait_for_text(pilot, "Read-only: nothing is changed")
 
 
-async def test_the_monitor_says_so_and_refuses(live: LiveRun, root: Path) -> None:
+async def test_the_monitor_says_so_and_refuses(
+    live: LiveRun, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     app = looking_on("monitor", root, live.run)
     async with app.run_test(size=SMALL, notifications=True) as pilot:
         shown = await wait_for_text(pilot, "20/60", "read-only")
@@ -56,6 +58,16 @@ async def test_the_monitor_says_so_and_refuses(live: LiveRun, root: Path) -> Non
             await pilot.press(key)
             await wait_for_text(pilot, "Read-only: nothing is changed")
             app.clear_notifications()
+        live.end("stopped", "as was asked")
+        await wait_for_text(pilot, "STOPPED")
+        app.clear_notifications()
+        told: list[str] = []
+        monkeypatch.setattr(app, "notify", lambda words, **_: told.append(words))
+        for key in ("s", "z", "c", "R"):
+            await pilot.press(key)
+            await wait_for(pilot, lambda: bool(told))
+            assert [words for words in told if not words.startswith("Read-only: nothing")] == []
+            told.clear()
 
 
 async def test_a_wish_that_gets_past_the_keys_is_refused_by_the_deeds(live: LiveRun, root: Path) -> None:

@@ -263,13 +263,14 @@ class MonitorScreen(Screen[None]):
 
     def on_key(self, event: events.Key) -> None:
         """A key that the footer has no more of still gets an answer."""
-        looks_on = not self.IS_LIVE or getattr(self.app, "read_only", False)
-        if event.key == "R" and not looks_on and self.view is not None:
+        if not self.IS_LIVE or getattr(self.app, "read_only", False):
+            return  # what changes something is refused in other words, or is no key here
+        if event.key == "R" and self.view is not None:
             if not self.check_action("resume", ()):
                 self._say_why_not_resumed(self.view)
             return
         action = _ENDING_KEYS.get(event.key)
-        if self.IS_LIVE and action is not None and not self.check_action(action, ()):
+        if action is not None and not self.check_action(action, ()):
             more = "\nR goes on with it." if self.check_action("resume", ()) else ""
             self.notify(f"It has ended already.{more}")
 
