@@ -27,7 +27,7 @@ class Machine(Struct, frozen=True, kw_only=True):
     torch_with_cuda: bool = False
     """Whether the installed torch was built with CUDA: its libraries fill a CPU rank's process too."""
     driver_silent: bool = False
-    """Whether the driver hangs: the machine is told as a CPU, and may have GPUs that nobody can count."""
+    """Whether the driver hangs: the machine may have GPUs that nobody can count, and is not one without."""
 
 
 class Layer(Struct, frozen=True):
@@ -158,7 +158,7 @@ def _gpu(values: dict[str, Any], provenance: dict[str, Provenance], machine: Mac
     """The GPU that the values name; fills `gpu` and `gpus` where they are left to the machine."""
     from_machine = Provenance(source=ValueSource.MACHINE, detail="what this machine has")
     if values.get("gpu", "auto") == "auto":
-        values["gpu"] = machine.gpu
+        values["gpu"] = require_known(machine).gpu
         provenance["gpu"] = from_machine
         if "gpus" not in values:
             values["gpus"] = machine.gpus
@@ -168,6 +168,20 @@ def _gpu(values: dict[str, Any], provenance: dict[str, Provenance], machine: Mac
         gpu = catalog.load_gpu(values["gpu"])
     values["gpu"] = gpu.name
     return _with_host(gpu, machine)
+
+
+_NAMED = "name one (--gpu NAME), or run without (--gpu cpu); llmtop doctor says more"
+
+
+def require_known(machine: Machine, fix: str = _NAMED) -> Machine:
+    """The same. Raises UsageError, with what to do, where nobody knows which GPUs it has."""
+    if machine.driver_silent:
+        raise UsageError(
+            "the driver of this machine's GPUs does not answer",
+            why="so which GPUs are here is not known",
+            fix=fix,
+        )
+    return machine
 
 
 def machine_gpu(machine: Machine) -> GpuSpec:

@@ -14,6 +14,8 @@ from llmtop.profiler.hardware.host import host_memory_bytes
 if TYPE_CHECKING:
     from llmtop.profiler.hardware.nvml import NvmlDevice
 
+UNKNOWN = "unknown"
+"""A GPU that no driver names."""
 _PRESETS: tuple[tuple[str, str], ...] = (
     (r"h200", "h200"),
     (r"h100-80gb-hbm3", "h100-80gb"),
@@ -55,7 +57,10 @@ def torch_version() -> str | None:
 
 
 def detect_machine(pynvml: ModuleType | Any | None = None) -> Machine:
-    """The GPUs that CUDA would use here (those like the first), else this machine as CPU."""
+    """The GPUs that CUDA would use here (those like the first), else this machine as CPU.
+
+    Where the driver hangs, one GPU of an unknown kind: `driver_silent` says that nobody knows.
+    """
     from llmtop.profiler.hardware.nvml import NvmlReader  # nothing to load for a plan of a named GPU
 
     reader = NvmlReader(pynvml)
@@ -67,7 +72,7 @@ def detect_machine(pynvml: ModuleType | Any | None = None) -> Machine:
     memory = host_memory_bytes()
     if not visible:
         return Machine(
-            gpu="cpu",
+            gpu=UNKNOWN if silent else "cpu",
             gpus=1,
             host_memory_bytes=memory,
             torch_with_cuda=torch_with_cuda(),
@@ -92,4 +97,4 @@ def preset_name(nvml_name: str) -> str:
 
 
 def _gpu_name(device: NvmlDevice) -> str:
-    return preset_name(device.name) if device.name else "unknown"
+    return preset_name(device.name) if device.name else UNKNOWN

@@ -22,6 +22,7 @@ from llmtop.profiler.record.events import HardwareSampled, StepFinished, Topolog
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import control
+from llmtop.trainer.script.unseen import unseen_spec
 from llmtop.tui.cli import main
 from tests.fake_nvml import NOT_SUPPORTED, FakeGpu, FakeNvml
 from tests.recorded_spec import recorded_prediction, recorded_spec
@@ -188,7 +189,8 @@ def test_who_reads_the_gpus_once_is_told_that_the_driver_hangs(monkeypatch: pyte
         assert reader.devices == () and "does not answer" in (reader.problem or "")
         assert reader.sample() == () and reader.holders(0) is None and reader.link_totals(0) == LinkTotals()
         reader.close()
-        assert detect_machine(Shut(FakeGpu())).driver_silent
+        here = detect_machine(Shut(FakeGpu()))
+        assert here.driver_silent and not unseen_spec(("x",), Path("/"), here).on_cpu
         # Who asks later is told at once, and no thread more waits for the driver.
         monkeypatch.setattr(nvml, "OPEN_SECONDS", 3600.0)
         threads = threading.active_count()

@@ -15,16 +15,20 @@ import pytest
 from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode, UsageError
+from llmtop.presets.resolve import Machine
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import ControlAnswered, HardwareSampled, RankFailed, RunEnded
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import HARDWARE, SUPERVISOR, RunDir
 from llmtop.profiler.record.scriptevents import BatchSeen, FoundModel, RankAttached, RunDescribed
 from llmtop.trainer import control, stacks
+from llmtop.trainer.launch import start_supervisor
 from llmtop.trainer.script.start import observe, start_script
+from llmtop.trainer.script.unseen import unseen_prediction, unseen_spec
 from llmtop.trainer.supervisor.rankenv import RUN_ID
 from llmtop.tui.cli import main
 from tests.script.watching import SECONDS, leave_nothing, of, output, watched
+from tests.trainer.fakedriver import stand_in_for_the_driver
 
 pytestmark = pytest.mark.slow
 
@@ -160,6 +164,58 @@ def test_why_nothing_is_predicted_is_in_the_record(
     finally:
         leave_nothing(run)
     assert isinstance(of(run, SUPERVISOR, RunEnded)[-1], RunEnded)
+
+
+_SHUT = """
+import time
+gpus = [FakeGpu()]
+
+class Shut(FakeNvml):
+    def nvmlInit(self):
+        while not Path(OPENS).exists():
+            time.sleep(0.02)
+        super().nvmlInit()
+
+FakeNvml = Shut
+"""
+
+
+def test_what_was_seen_while_the_driver_hung_is_predicted_once_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opens = tmp_path / "opens"
+    stand_in_for_the_driver(monkeypatch, tmp_path / "driver", _SHUT.replace("OPENS", repr(str(opens))))
+    monkeypatch.setenv("LLMTOP_GRACES", "driver=0.2")
+    silent = Machine(gpu="unknown", gpus=1, host_memory_bytes=None, driver_silent=True)
+    run = RunDir.create(tmp_path, unseen_spec(code(WAITS), tmp_path, silent), unseen_prediction(), {})
+    start_supervisor(run)
+    try:
+        writer = EventWriter(run.events_path(0), "rank0")
+        attached = RankAttached(pid=os.getpid(), world_size=1, framework="deepspeed", hf_config=_LLAMA)
+        writer.write(replace(attached, found=FoundModel(optimizer="adamw", precision="bf16")))
+        writer.write(BatchSeen(step=1, micro_batch=1, seq_len=8))
+        until(lambda: of(run, SUPERVISOR, RunDescribed))
+        opens.touch()
+        until(lambda: len(of(run, SUPERVISOR, RunDescribed)) > 1)
+        waits, told = of(run, SUPERVISOR, RunDescribed)
+        assert "does not answer" in waits.problem and told.problem == ""
+        assert told.setting is not None and run.spec(told.setting).gpu.name == "h200"
+        assert run.prediction(told.setting).is_known
+    finally:
+        leave_nothing(run)
+
+
+_LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 256,
+    "max_position_embeddings": 128,
+}
 
 
 @pytest.mark.parametrize(

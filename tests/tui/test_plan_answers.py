@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from llmtop.presets.resolve import Machine
+from llmtop.profiler.hardware.gpuuse import GpusInUse
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.screens.plan import PlanScreen
@@ -158,3 +160,15 @@ async def test_a_gpu_leaves_the_recipe_that_nobody_chose_and_says_so(root: Path)
         assert spec is not None and spec.options.precision == "bf16"
         await pilot.press("x")
         await wait_for_text(pilot, "tiny-llama-cpu  2 x cpu")
+
+
+async def test_a_driver_that_hangs_is_told_and_a_gpu_can_be_named(root: Path) -> None:
+    silent = Machine(gpu="unknown", gpus=1, host_memory_bytes=None, driver_silent=True)
+    recipe = root.parent / "any-gpu.toml"
+    recipe.write_text('description = "any GPU"\nmodel = "llama-3.1-8b"\n')
+    app = LlmtopApp("plan", root=root, recipe=str(recipe), deeds=Deeds(detect=lambda: silent, gpus=GpusInUse))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_for_text(pilot, "✗ not valid", "does not answer", "name one")
+        cursor_to(app, "gpu")
+        await type_in(app, pilot, "h200")
+        await wait_for_text(pilot, "llama-3.1-8b  1 x h200")

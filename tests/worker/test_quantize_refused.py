@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.presets.resolve import Machine
 from llmtop.trainer import room
 from llmtop.trainer.quantize import convert
 from llmtop.trainer.quantize.convert import Choice, aside, check_room, outlook, quantize
@@ -311,6 +312,16 @@ def test_what_gguf_cannot_hold_bitsandbytes_takes(case: str, changes: dict[str, 
     source = read_source(make_model(tmp_path / "tiny", case, tokenizer=False, **changes))
     assert outlook(source, read_target("nf4"), tmp_path / "out", Choice()).predicted_bytes
     assert isinstance(source_model(source, torch.float32), WholeModel)
+
+
+def test_a_driver_that_hangs_is_not_taken_for_a_machine_without_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = Machine(gpu="unknown", gpus=1, host_memory_bytes=None, driver_silent=True)
+    monkeypatch.setattr(convert, "detect_machine", lambda: silent)
+    source = read_source(make_model(tmp_path / "tiny", "llama", tokenizer=False))
+    with pytest.raises(UsageError, match="driver of this machine's GPUs does not answer"):
+        outlook(source, read_target("nf4"), tmp_path / "out", Choice())
 
 
 @pytest.mark.parametrize("form", ["gguf:Q8_0", "nf4"])

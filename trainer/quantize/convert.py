@@ -16,6 +16,7 @@ from llmtop.presets import catalog
 from llmtop.presets.errors import JobFailedError, LlmtopError, UsageError
 from llmtop.presets.foreign import read_json
 from llmtop.presets.inputs import holds_tokenizer
+from llmtop.presets.resolve import require_known
 from llmtop.presets.version import install_words
 from llmtop.profiler.cost.shape import param_count
 from llmtop.profiler.cost.where import gpu_names
@@ -92,6 +93,9 @@ class Outlook(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
+_DRIVER_FIX = "pack where the driver answers; llmtop doctor says more"
+
+
 def outlook(source: Source, target: Target, out: Path, choice: Choice) -> Outlook:
     """Raises UsageError or LlmtopError for a model that cannot be packed so."""
     shape, notes = source.shape, tuple[str, ...]()
@@ -104,7 +108,7 @@ def outlook(source: Source, target: Target, out: Path, choice: Choice) -> Outloo
         predicted = packed_bytes(shape, target.kind)
         if target.kind == "int8":
             predicted += matrices(shape) * _WEIGHT_FORMAT_BYTES
-        on_gpu = detect_machine().gpu != "cpu"
+        on_gpu = require_known(detect_machine(), _DRIVER_FIX).gpu != "cpu"
         host = _TORCH_BYTES + 2 * min(predicted, _SHARD_BYTES) + (0 if on_gpu else predicted)
     context = min(choice.context, shape.max_positions or choice.context)
     if context < choice.context != CONTEXT:

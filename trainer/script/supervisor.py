@@ -10,8 +10,11 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 
+from msgspec.structs import replace
+
 from llmtop.presets.errors import LlmtopError
-from llmtop.profiler.hardware.machine import detect_machine
+from llmtop.presets.resolve import machine_gpu
+from llmtop.profiler.hardware.machine import UNKNOWN, detect_machine
 from llmtop.profiler.hardware.processes import ignores
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.record.events import RankStarted, RunEnded
@@ -83,6 +86,8 @@ class ScriptSupervisor:
         """Told to look no more at what was only looked at."""
         self._started: set[int] = set()
         """Ranks that the record knows the process of."""
+        self._describe_due = False
+        """Whether what was seen waits for a driver that does not answer."""
         self._wakeup = Wakeup(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
@@ -147,7 +152,7 @@ class ScriptSupervisor:
             if rank not in self._started:
                 self._started.add(rank)
                 self.events.write(RankStarted(rank=rank, pid=attached.pid))
-        if self._progress.take_news():
+        if self._progress.take_news() or self._describe_due:
             self._describe()
 
     def _describe(self) -> None:
@@ -155,12 +160,17 @@ class ScriptSupervisor:
         attached, batch = self._progress.attached.get(0), self._progress.batch
         if attached is None or batch is None:
             return
-        if self._hardware.driver_silent:
-            # To ask for the machine would hold up a stop.
-            self.events.write(RunDescribed(problem="the driver of the GPUs does not answer"))
+        # To ask for the machine while the driver hangs would hold up a stop.
+        machine = None if self._hardware.driver_silent else detect_machine()
+        if machine is None or machine.driver_silent:
+            if not self._describe_due:
+                self.events.write(RunDescribed(problem="the driver of the GPUs does not answer"))
+            self._describe_due = True
             return
+        self._describe_due = False
+        if self._spec.gpu.name == UNKNOWN:
+            self._spec = replace(self._spec, gpu=machine_gpu(machine))
         try:
-            machine = detect_machine()
             spec = described(self._spec, attached, batch, machine, self._run.path / "model")
             prediction = predict_with_suggestions(spec)
         except LlmtopError as error:

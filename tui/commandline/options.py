@@ -343,14 +343,7 @@ def _machine(layers: Sequence[resolve.Layer]) -> resolve.Machine:
     from llmtop.profiler.hardware import host, machine  # nothing of it is asked for a named GPU
 
     if gpu in (None, "auto"):
-        found = machine.detect_machine()
-        if found.driver_silent:
-            raise UsageError(
-                "the driver of this machine's GPUs does not answer",
-                why="so which GPUs are here is not known",
-                fix="--gpu NAME plans for one by its name, --gpu cpu runs without; llmtop doctor says more",
-            )
-        return found
+        return resolve.require_known(machine.detect_machine())
     return resolve.Machine(
         gpu=str(gpu),
         gpus=1,
