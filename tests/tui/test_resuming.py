@@ -7,13 +7,17 @@ import shutil
 from pathlib import Path
 
 import pytest
+from textual.widgets import Input
 
-from llmtop.presets.errors import LlmtopError
+from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.trainer.control import SetParams
 from llmtop.tui.app import LlmtopApp
+from llmtop.tui.asking import deeds as deeds_of_app
 from llmtop.tui.asking.deeds import Deeds
-from llmtop.tui.asking.resuming import ResumeWish
+from llmtop.tui.asking.resuming import ResumeWish, preview_resume
 from llmtop.tui.widgets.resumeform import ResumeForm
 from tests.recorded import make_recorded_run
 from tests.tui.test_fixing import as_script
@@ -84,13 +88,90 @@ async def test_steps_that_are_lost_take_a_key_of_their_own(stopped: RunDir, root
         shown = await wait_for_text(pilot, "begins anew from step 1: the 4 steps that it had made were not")
         assert f"llmtop resume {stopped.run_id} --anew" in shown
         await pilot.press("enter")
-        await wait_for_text(pilot, "y begins again from step 1")
+        await wait_for_text(pilot, "4 steps are lost: y begins again from step 1")
         await pilot.press("enter")
         assert isinstance(app.screen, ResumeForm) and asked.wishes == []
         await pilot.press("y")
         await wait_for(pilot, lambda: app.screen is before, "the form goes")
         await wait_for_text(pilot, "no room on the disk")
-        assert asked.wishes == [ResumeWish(anyway=True)]
+        assert asked.wishes == [ResumeWish(anew=True)]
+
+
+async def test_one_key_says_yes_to_no_more_than_is_named(stopped: RunDir, root: Path) -> None:
+    """Steps that are lost, and memory that there is not: each by itself, then both of them."""
+    checkpoints = stopped.checkpoints_dir / "step-4", stopped.path / "aside"
+    large = "micro_batch=20000 grad_accum=1"
+    for is_saved, words, told, more in (
+        (True, large, "does not fit: y goes on with it all the same", {"force": True}),
+        (False, "", "4 steps are lost: y begins again from step 1", {"anew": True}),
+        (
+            False,
+            large,
+            "4 steps lost, does not fit: y begins again all the same",
+            {"anew": True, "force": True},
+        ),
+    ):
+        if not is_saved and checkpoints[0].exists():
+            checkpoints[0].rename(checkpoints[1])
+        asked = Asked()
+        app = LlmtopApp("monitor", stopped, root, deeds=asked.deeds())
+        async with app.run_test(size=(80, 40), notifications=True) as pilot:
+            await wait_for_text(pilot, "R Resume")
+            await pilot.press("R")
+            await wait_for_text(pilot, "Go on with this run")
+            app.screen.query_one(Input).value = words
+            flags = "".join(f" --{name}" for name in more)
+            await wait_for_text(pilot, f"llmtop resume {stopped.run_id}", flags)
+            await pilot.press("enter")
+            await wait_for_text(pilot, told)
+            await pilot.press("enter", "y")
+            await wait_for(pilot, lambda asked=asked: bool(asked.wishes))  # type: ignore[misc]
+            assert asked.wishes == [ResumeWish(words=tuple(words.split()), **more)]
+
+
+async def test_host_memory_that_is_short_takes_a_key_of_its_own(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmtop.tui.asking.changetext.host_memory_bytes", lambda: 64 << 20)
+    live = LiveRun(root, kind="cuda")
+    live.start()
+    live.steps(1, 4)
+    changes: list[SetParams] = []
+    deeds = Deeds(change=lambda run, params: changes.append(params))
+    app = LlmtopApp("monitor", live.run, root, deeds=deeds)
+    async with app.run_test(size=WIDE, notifications=True) as pilot:
+        await wait_for_text(pilot, "4/60")
+        await pilot.press("c")
+        await wait_for_text(pilot, "Change this run")
+        app.screen.query_one(Input).value = "offload_optimizer=cpu"
+        await wait_for_text(pilot, "of host memory, and there is 64.0 MiB here")
+        await pilot.press("enter")
+        await wait_for_text(pilot, "too little host memory: y changes it all the same")
+        await pilot.press("enter", "y")
+        await wait_for(pilot, lambda: bool(changes))
+        assert changes == [SetParams(words=("offload_optimizer=cpu",), force=True)]
+    folder = live.run.checkpoints_dir / "step-4"
+    folder.mkdir(parents=True)
+    (folder / "llmtop.json").write_text(json.dumps({"step": 4, "position": {}, "world_size": 2}))
+    live.end("stopped", "asked to")
+    live.close()
+    found = preview_resume(live.run, read_state(live.run), ("offload_optimizer=cpu",))
+    assert found is not None and found.wish == ResumeWish(words=("offload_optimizer=cpu",), force=True)
+    assert found.warning == "too little host memory: y goes on with it all the same"
+    assert any(line.endswith("and there is 64.0 MiB here") for line in found.lines)
+
+
+def test_a_run_that_made_no_step_is_not_said_to_lose_any(root: Path) -> None:
+    live = LiveRun(root)
+    live.start()
+    live.end("failed", "a rank failed")
+    live.close()
+    found = preview_resume(live.run, read_state(live.run), ())
+    assert found is not None and found.wish == ResumeWish(anew=True)
+    assert found.warning == "no step was made: y begins again from step 1"
+    live.run.supervisor_pid_path.unlink()
+    with pytest.raises(UsageError, match=f"llmtop resume {live.run.run_id} --anew begins anew from step 1"):
+        deeds_of_app.resume(live.run, deeds_of_app.going_on(live.run), ResumeWish())
 
 
 async def test_what_is_changed_is_shown_beside_what_it_was(stopped: RunDir, root: Path) -> None:

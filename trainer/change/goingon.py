@@ -5,6 +5,7 @@ The command line and the app ask the same of it.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -37,7 +38,8 @@ class Start(Struct, frozen=True, kw_only=True):
     step: int
     """Of its newest checkpoint; 0: it begins again from step 1."""
     asks: bool = False
-    """Whether steps that it has made would be made again, which is asked before."""
+    """Whether that is asked before: where the steps that it has made would be made again, and where it would
+    begin again as it was, which has got it to no step yet."""
 
 
 def require_ended(run: RunDir, state: RunState, words: Sequence[str]) -> None:
@@ -85,6 +87,12 @@ def no_checkpoint(run: RunDir, made: int, fix: str) -> UsageError:
     )
 
 
+def anew_fix(run: RunDir, words: Sequence[str]) -> str:
+    """What to do where nothing is there to go on from; `words`: what was typed after the run's name."""
+    command = shlex.join(("llmtop", "resume", run.run_id, *words, "--anew"))
+    return f"{command} begins anew from step 1; or {ANOTHER}"
+
+
 def plan_going_on(run: RunDir, state: RunState, words: Sequence[str]) -> ChangePlan | None:
     """What `words` change; None for none. Raises UsageError for what cannot be."""
     if not words:
@@ -102,7 +110,7 @@ def go_on(run: RunDir, state: RunState, words: Sequence[str], *, anew: bool, for
     require_ended(run, state, words)
     start = start_of(run, state, changed=bool(words))
     if start.asks and not anew:
-        raise no_checkpoint(run, state.steps_finished, ANOTHER)
+        raise no_checkpoint(run, state.steps_finished, anew_fix(run, words))
     plan = plan_going_on(run, state, words)
     if plan is None:
         resume_run(run)

@@ -108,27 +108,27 @@ def require_fit(plan: ChangePlan, host_limit_bytes: int | None = None) -> None:
     machine; None: not known here.
     """
     prediction = plan.new_prediction
-    if prediction.fits is not False:
-        _require_host_memory(plan, host_limit_bytes)
-        return
-    raise DoesNotFitError(
-        f"{' '.join(plan.words)}: predicted not to fit",
-        why=f"{'the machine' if plan.new.on_cpu else 'each ' + plan.new.gpu.name} would need up to"
-        f" {format_bytes(prediction.needed_bytes)}, and there is"
-        f" {format_bytes(prediction.device_memory_bytes)}",
-        fix="--force changes it all the same",
-    )
+    why = host_shortage(plan, host_limit_bytes)
+    if prediction.fits is False:
+        why = (
+            f"{'the machine' if plan.new.on_cpu else 'each ' + plan.new.gpu.name} would need up to"
+            f" {format_bytes(prediction.needed_bytes)}, and there is"
+            f" {format_bytes(prediction.device_memory_bytes)}"
+        )
+    if why:
+        raise DoesNotFitError(
+            f"{' '.join(plan.words)}: predicted not to fit", why=why, fix="--force changes it all the same"
+        )
 
 
-def _require_host_memory(plan: ChangePlan, limit_bytes: int | None) -> None:
+def host_shortage(plan: ChangePlan, limit_bytes: int | None) -> str:
+    """How much more host memory than `limit_bytes`, all there is, a change would take; empty where it would
+    not, where it takes no more than the run has already, and where that is not known here."""
     need = plan.new_prediction.host_bytes
     is_asked = not plan.new.on_cpu and plan.new.options.nodes == 1
     if is_asked and need > plan.old_prediction.host_bytes and is_short(need, limit_bytes):
-        raise DoesNotFitError(
-            f"{' '.join(plan.words)}: predicted not to fit",
-            why=short_words(need, limit_bytes),
-            fix="--force changes it all the same",
-        )
+        return short_words(need, limit_bytes)
+    return ""
 
 
 def _parsed(words: Sequence[str], *, ended: bool) -> dict[str, Any]:

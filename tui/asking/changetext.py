@@ -10,14 +10,39 @@ from llmtop.presets.cautions import cautions
 from llmtop.profiler.changewords import value_words
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.fold.spans import measured_spans
+from llmtop.profiler.hardware.hostmemory import host_memory_bytes
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.changeevents import KeyChange
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_bytes, format_seconds, format_tokens_rate
-from llmtop.trainer.change.plan import ChangePlan, plan_change
+from llmtop.trainer.change.plan import ChangePlan, host_shortage, plan_change
 from llmtop.trainer.change.price import Price, price_of
 
 HOT, RELAUNCH = "between two steps", "by a relaunch"
+
+
+class Misfit(Struct, frozen=True, kw_only=True):
+    """Why a change is made only where a person says so a second time; false where it is made as it is."""
+
+    fits: bool = True
+    """Whether the devices have the memory, as far as that can be predicted."""
+    host_shortage: str = ""
+    """Of this machine's memory, in a sentence; empty for none."""
+
+    def __bool__(self) -> bool:
+        return not self.fits or bool(self.host_shortage)
+
+    @property
+    def words(self) -> str:
+        """In few words; empty where there is nothing."""
+        if not self.fits:
+            return "does not fit"
+        return "too little host memory" if self.host_shortage else ""
+
+    def lines(self) -> Iterator[str]:
+        """What the two predictions side by side do not tell."""
+        if self.host_shortage:
+            yield f"mind: {self.host_shortage}"
 
 
 class Preview(Struct, frozen=True, kw_only=True):
@@ -28,6 +53,7 @@ class Preview(Struct, frozen=True, kw_only=True):
     measured_step_seconds: float | None = None
     """Of the setting in force."""
     measured_peak_bytes: int | None = None
+    misfit: Misfit = Misfit()
 
 
 class Side(Struct, frozen=True, kw_only=True):
@@ -53,6 +79,14 @@ def preview_change(run: RunDir, state: RunState, words: list[str], *, keep_globa
         price=price_of(plan, stages, state.last_saved),
         measured_step_seconds=now.step_seconds,
         measured_peak_bytes=now.peak_bytes,
+        misfit=misfit_of(plan),
+    )
+
+
+def misfit_of(plan: ChangePlan) -> Misfit:
+    """Of a run of this machine."""
+    return Misfit(
+        fits=plan.new_prediction.fits is not False, host_shortage=host_shortage(plan, host_memory_bytes())
     )
 
 
@@ -64,6 +98,7 @@ def preview_lines(preview: Preview) -> Iterator[str]:
     yield "predicted, now and then:"
     measured = (preview.measured_peak_bytes, preview.measured_step_seconds)
     yield from (f"  {line}" for line in side_by_side(plan, *measured))
+    yield from preview.misfit.lines()
     for lost in plan.lost:
         yield f"lost: {lost}"
     known = cautions(plan.old, launching=True)

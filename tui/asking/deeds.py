@@ -94,7 +94,7 @@ def resume(run: RunDir, state: RunState, wish: ResumeWish) -> None:
     """Go on with a run that has ended; raises where it cannot."""
     from llmtop.trainer.change.goingon import go_on
 
-    go_on(run, state, wish.words, anew=wish.anyway, force=wish.anyway)
+    go_on(run, state, wish.words, anew=wish.anew, force=wish.force)
 
 
 _BREAK_SECONDS = 5.0

@@ -10,11 +10,12 @@ from msgspec import Struct
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.remote import name_here
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.units import counted
 from llmtop.trainer.change.afterend import anew_words
 from llmtop.trainer.change.goingon import Start, has_all_steps, names_steps, plan_going_on, start_of
 from llmtop.trainer.change.plan import ChangePlan
 from llmtop.trainer.launch import devices_for
-from llmtop.tui.asking.changetext import change_lines, needs_words, side_by_side
+from llmtop.tui.asking.changetext import Misfit, change_lines, misfit_of, needs_words, side_by_side
 
 
 class ResumeWish(Struct, frozen=True, kw_only=True):
@@ -22,16 +23,20 @@ class ResumeWish(Struct, frozen=True, kw_only=True):
 
     words: tuple[str, ...] = ()
     """What is changed, as `key=value`."""
-    anyway: bool = False
-    """Also where steps are made again, or where it is predicted not to fit."""
+    anew: bool = False
+    """Also where it begins again from step 1."""
+    force: bool = False
+    """Also where it is predicted not to fit."""
 
 
 class ResumePreview(Struct, frozen=True, kw_only=True):
     """What a person is shown before saying yes."""
 
     lines: tuple[str, ...]
+    wish: ResumeWish
+    """What a yes to it is: all that `warning` names, and nothing else."""
     warning: str
-    """What is lost, or why it is not wise; empty for neither."""
+    """What is lost, and why it is not wise; empty for neither."""
 
 
 def preview_resume(run: RunDir, state: RunState, words: tuple[str, ...]) -> ResumePreview | None:
@@ -40,25 +45,29 @@ def preview_resume(run: RunDir, state: RunState, words: tuple[str, ...]) -> Resu
         return None
     start = start_of(run, state, changed=bool(words))
     plan = plan_going_on(run, state, words)
-    warning = _warning(start, plan)
-    lines = tuple(_lines(run, state, words, start, plan, anyway=bool(warning)))
-    return ResumePreview(lines=lines, warning=warning)
+    misfit = Misfit() if plan is None else misfit_of(plan)
+    wish = ResumeWish(words=words, anew=start.asks, force=bool(misfit))
+    lines = tuple(_lines(run, state, wish, start, plan, misfit))
+    return ResumePreview(lines=lines, wish=wish, warning=_warning(state, wish, misfit))
 
 
-def _warning(start: Start, plan: ChangePlan | None) -> str:
-    if plan is not None and plan.new_prediction.fits is False:
-        return "does not fit: y goes on with it all the same"
-    return "nothing was saved: y begins again from step 1" if start.asks else ""
+def _warning(state: RunState, wish: ResumeWish, misfit: Misfit) -> str:
+    made = state.steps_finished
+    if not wish.anew:
+        return f"{misfit.words}: y goes on with it all the same" if misfit else ""
+    if misfit:
+        return f"{counted(made, 'step')} lost, {misfit.words}: y begins again all the same"
+    lost = f"{counted(made, 'step')} {'is' if made == 1 else 'are'} lost" if made else "no step was made"
+    return f"{lost}: y begins again from step 1"
 
 
 def _lines(
     run: RunDir,
     state: RunState,
-    words: tuple[str, ...],
+    wish: ResumeWish,
     start: Start,
     plan: ChangePlan | None,
-    *,
-    anyway: bool,
+    misfit: Misfit,
 ) -> Iterator[str]:
     steps = (run.spec() if plan is None else plan.new).options.steps
     where = f"goes on after step {start.step:,} of {steps:,}, from its checkpoint"
@@ -73,15 +82,13 @@ def _lines(
         yield from (f"  {line}" for line in change_lines(plan.changes, whole=False))
         yield "predicted, before and then:"
         yield from (f"  {line}" for line in side_by_side(plan))
+        yield from misfit.lines()
         yield from (f"lost: {lost}" for lost in plan.lost)
     yield ""
     yield "the same from a shell:"
-    yield f"  {_command(run, words, start, plan, anyway=anyway)}"
+    yield f"  {_command(run, wish)}"
 
 
-def _command(
-    run: RunDir, words: tuple[str, ...], start: Start, plan: ChangePlan | None, *, anyway: bool
-) -> str:
-    no_fit = plan is not None and plan.new_prediction.fits is False
-    more = [*(["--anew"] if start.asks and anyway else []), *(["--force"] if no_fit else [])]
-    return shlex.join(("llmtop", "resume", name_here(run.path), *words, *more))
+def _command(run: RunDir, wish: ResumeWish) -> str:
+    more = [*(["--anew"] if wish.anew else []), *(["--force"] if wish.force else [])]
+    return shlex.join(("llmtop", "resume", name_here(run.path), *wish.words, *more))

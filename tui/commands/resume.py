@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Sequence
 
 from llmtop.presets.errors import ExitCode, UsageError
@@ -18,7 +17,7 @@ from llmtop.trainer.change.afterend import (
     require_more_steps,
     resume_changed,
 )
-from llmtop.trainer.change.goingon import ANOTHER, no_checkpoint, require_ended, start_of
+from llmtop.trainer.change.goingon import anew_fix, no_checkpoint, require_ended, start_of
 from llmtop.trainer.change.plan import require_fit
 from llmtop.trainer.launch import devices_for, resume_run
 from llmtop.tui.asking.changetext import change_lines
@@ -102,12 +101,6 @@ def _step_to_go_on_from(found: RunDir, state: RunState, args: argparse.Namespace
             fix="leave --anew out; or start another one: llmtop run",
         )
     if start.asks and not args.anew:
-        fix = f"{_anew_command(name, args)} begins anew from step 1; or {ANOTHER}"
-        raise no_checkpoint(found, state.steps_finished, fix)
+        fix = () if args.fix is None else ("--fix", str(args.fix))
+        raise no_checkpoint(found, state.steps_finished, anew_fix(found, (*args.words, *fix)))
     return start.step
-
-
-def _anew_command(name: str, args: argparse.Namespace) -> str:
-    """What was typed, and begins anew."""
-    fix = () if args.fix is None else ("--fix", str(args.fix))
-    return shlex.join(("llmtop", "resume", name, *args.words, *fix, "--anew"))

@@ -31,17 +31,15 @@ class ChangeForm(WordsForm[SetParams]):
         self._run = run
         self._state = state
 
-    def question(self, words: tuple[str, ...]) -> Question | None:
+    def question(self, words: tuple[str, ...]) -> Question[SetParams] | None:
         changing = _changing(words)
         if not changing:
             return None
         preview = preview_change(self._run, self._state, list(changing), keep_global_batch=_keeps(words))
-        fits = preview.plan.new_prediction.fits is not False
-        warning = "" if fits else "does not fit: y changes it all the same"
-        return Question(tuple(preview_lines(preview)), warning)
-
-    def wanted(self, words: tuple[str, ...], *, anyway: bool) -> SetParams:
-        return SetParams(words=_changing(words), keep_global_batch=_keeps(words), force=anyway)
+        misfit = preview.misfit
+        wanted = SetParams(words=changing, keep_global_batch=_keeps(words), force=bool(misfit))
+        warning = f"{misfit.words}: y changes it all the same" if misfit else ""
+        return Question(tuple(preview_lines(preview)), wanted, warning)
 
 
 def _changing(words: tuple[str, ...]) -> tuple[str, ...]:

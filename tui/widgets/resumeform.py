@@ -27,9 +27,6 @@ class ResumeForm(WordsForm[ResumeWish]):
             steps = run.spec().options.steps
             self.HINT = (f"It has made all its {steps:,} steps. More of them:", f"steps={2 * steps}")
 
-    def question(self, words: tuple[str, ...]) -> Question | None:
+    def question(self, words: tuple[str, ...]) -> Question[ResumeWish] | None:
         found = preview_resume(self._run, self._state, words)
-        return None if found is None else Question(found.lines, found.warning)
-
-    def wanted(self, words: tuple[str, ...], *, anyway: bool) -> ResumeWish:
-        return ResumeWish(words=words, anyway=anyway)
+        return None if found is None else Question(found.lines, found.wish, found.warning)

@@ -22,10 +22,12 @@ Wanted = TypeVar("Wanted")
 _TYPING = "⏎ shows what it comes to   Esc goes back"
 
 
-class Question(NamedTuple):
+class Question(NamedTuple, Generic[Wanted]):
     """What the words come to, before yes is said to it."""
 
     lines: tuple[str, ...]
+    wanted: Wanted
+    """What a yes to it is."""
     warning: str = ""
     """Why Enter is not enough, and `y` is asked for; empty where it is."""
 
@@ -55,17 +57,13 @@ class WordsForm(ModalScreen[Wanted], Generic[Wanted]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._asking: Question | None = None
+        self._asking: Question[Wanted] | None = None
         """What is to be said yes to; None while the words are typed."""
 
     @abstractmethod
-    def question(self, words: tuple[str, ...]) -> Question | None:
+    def question(self, words: tuple[str, ...]) -> Question[Wanted] | None:
         """What the words come to, None where there is nothing to ask; raises LlmtopError for what cannot
         be."""
-
-    @abstractmethod
-    def wanted(self, words: tuple[str, ...], *, anyway: bool) -> Wanted:
-        """What the form ends with; `anyway`: though the question warned."""
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog", classes="-form") as box:
@@ -98,7 +96,7 @@ class WordsForm(ModalScreen[Wanted], Generic[Wanted]):
         if found is not None:
             self._ask(found)
 
-    def _ask(self, found: Question) -> None:
+    def _ask(self, found: Question[Wanted]) -> None:
         """From here on the keys answer the question, and scroll what it is about."""
         self._asking = found
         self._show("\n".join(found.lines), "$text-error" if found.warning else "")
@@ -126,11 +124,11 @@ class WordsForm(ModalScreen[Wanted], Generic[Wanted]):
         if self._asking is None:
             self._entered()  # typed before the box had the focus
         elif not self._asking.warning:
-            self.dismiss(self.wanted(self._words(), anyway=False))
+            self.dismiss(self._asking.wanted)
 
     def action_say_yes_anyway(self) -> None:
         if self._asking is not None and self._asking.warning:
-            self.dismiss(self.wanted(self._words(), anyway=True))
+            self.dismiss(self._asking.wanted)
 
     def _words(self) -> tuple[str, ...]:
         return tuple(self.query_one(Input).value.split())
