@@ -53,19 +53,24 @@ def all_running(*, proc: Path = Path("/proc")) -> dict[int, Running]:
     return found
 
 
-def waited_seconds(pids: Iterable[int], *, proc: Path = Path("/proc")) -> float | None:
-    """How long threads of processes were ready to run and had no processor, as the kernel counts it for each;
-    None where it does not."""
-    total = None
+def thread_waits(pids: Iterable[int], *, proc: Path = Path("/proc")) -> dict[tuple[int, int], float]:
+    """How many seconds each thread of processes was ready to run without a processor, by the numbers of both.
+
+    Without those that have ended meanwhile; empty where the kernel keeps no such count.
+    """
+    found: dict[tuple[int, int], float] = {}
     for pid in pids:
         try:
-            for thread in (proc / str(pid) / "task").iterdir():
-                total = (total or 0.0) + int(
-                    (thread / "schedstat").read_text(encoding="ascii").split()[1]
-                ) / 1e9
-        except (OSError, IndexError):
-            continue  # it has ended meanwhile, or the kernel keeps no such count
-    return total
+            threads = list((proc / str(pid) / "task").iterdir())
+        except OSError:
+            continue
+        for thread in threads:
+            try:
+                nanoseconds = (thread / "schedstat").read_text(encoding="ascii").split()[1]
+            except (OSError, IndexError):
+                continue
+            found[pid, int(thread.name)] = int(nanoseconds) / 1e9
+    return found
 
 
 def descendants(

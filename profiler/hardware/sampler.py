@@ -11,11 +11,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.profiler.hardware.aside import OPEN_SECONDS, Aside
-from llmtop.profiler.hardware.counters import RateCounter
+from llmtop.profiler.hardware.counters import GroupCounter, RateCounter
 from llmtop.profiler.hardware.host import HostReader
 from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.hardware.others import OthersCounter
-from llmtop.profiler.hardware.processes import all_running, descendants, tree_memory, waited_seconds
+from llmtop.profiler.hardware.processes import all_running, descendants, thread_waits, tree_memory
 from llmtop.profiler.record.deviceevents import DeviceSample, OtherWork, ProcessSample, Topology
 from llmtop.profiler.record.events import HardwareSampled, XidSeen
 from llmtop.profiler.record.rundir import SUPERVISOR
@@ -32,7 +32,7 @@ class _Tree(Struct):
 
     pids: tuple[int, ...]
     cpu: RateCounter
-    wait: RateCounter
+    wait: GroupCounter
     pss_bytes: int | None = None
     wait_percent: float | None = None
 
@@ -71,6 +71,8 @@ class Sampler:
         if device_indices != ():
             self._driver.ask(lambda: self._open(nvml, device_indices), None, wait_seconds=open_seconds)
         self._trees: dict[int, _Tree] = {}
+        self._own: frozenset[int] = frozenset()
+        """Processes of the run: this one, the ranks, and all below them."""
         self._others = OthersCounter()
         self._other_work: tuple[OtherWork, ...] = ()
         self._devices: dict[int, DeviceSample] = {}
@@ -132,21 +134,23 @@ class Sampler:
 
     def _find_trees(self, rank_pids: dict[int, int]) -> None:
         running = all_running()
-        found = descendants(rank_pids.values(), running=running)
+        me = os.getpid()
+        found = descendants([me, *rank_pids.values()], running=running)
         before, self._trees = self._trees, {}
         for rank, pid in rank_pids.items():
             tree = before.get(rank)
             same = tree is not None and tree.pids[0] == pid
             self._trees[rank] = tree if tree is not None and same else _new_tree(pid)
             self._trees[rank].pids = found[pid]
-        own = {os.getpid(), *(pid for pids in found.values() for pid in pids)}
-        self._other_work = self._others.advance(running, own, self._clock())
+        # Ranks that stand by, and whatever else was started for the run, are below this process.
+        self._own = frozenset(pid for pids in found.values() for pid in pids)
+        self._other_work = self._others.advance(running, self._own, self._clock())
 
     def _sample_devices(self, slow: bool, fast: bool) -> tuple[DeviceSample, ...]:
         nvml = self._nvml
         if nvml is None:
             return ()
-        own = frozenset(pid for tree in self._trees.values() for pid in tree.pids) if slow else None
+        own = self._own if slow else None
         samples = self._driver.ask(
             lambda: nvml.sample(self._indices, own_pids=own, fast=fast), self._unread_devices(nvml)
         )
@@ -177,7 +181,7 @@ class Sampler:
             return ProcessSample(rank=rank, log_bytes=log_bytes)
         if slow:
             tree.pss_bytes = memory.pss_bytes
-            waiting = tree.wait.advance(waited_seconds(memory.pids), self._clock())
+            waiting = tree.wait.advance(thread_waits(memory.pids), self._clock())
             tree.wait_percent = None if waiting is None else 100.0 * waiting
         rate = tree.cpu.advance(memory.cpu_seconds, self._clock())
         return ProcessSample(
@@ -199,4 +203,4 @@ class Sampler:
 
 
 def _new_tree(pid: int) -> _Tree:
-    return _Tree(pids=(pid,), cpu=RateCounter(), wait=RateCounter())
+    return _Tree(pids=(pid,), cpu=RateCounter(), wait=GroupCounter())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 from llmtop.profiler.findings.find import Finding, findings
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.hardware.counters import GroupCounter
 from llmtop.profiler.hardware.cpulimit import CpuLimit, CpuLimitReader
 from llmtop.profiler.hardware.others import OthersCounter
-from llmtop.profiler.hardware.processes import Running, all_running, waited_seconds
+from llmtop.profiler.hardware.processes import Running, all_running, thread_waits
 from llmtop.profiler.record.deviceevents import HostSample, OtherWork, ProcessSample
 from llmtop.profiler.record.events import AnyEvent, HardwareSampled, StepFinished
 from tests.profiler.test_host import V2_MOUNT, FakeCgroups
@@ -146,11 +148,54 @@ def test_this_process_is_walked_by_its_name_and_its_threads_have_waited() -> Non
     mine = all_running()[os.getpid()]
     assert mine.parent == os.getppid() and mine.cpu_seconds > 0 and mine.started > 0
     assert mine.name == Path("/proc/self/comm").read_text().strip()
-    waited = waited_seconds([os.getpid()])
-    assert waited is None or waited >= 0
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    assert waited_seconds([gone.pid]) is None
+    assert thread_waits([gone.pid]) == {}
+
+
+_TWO_FOR_ONE = """
+import hashlib, os, threading
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+def work():
+    while True:
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000)
+threading.Thread(target=work).start()
+work()
+"""
+"""Two threads that run without a lock between them, on one processor."""
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel does not count it")
+def test_threads_of_which_one_must_wait_have_waited() -> None:
+    busy = subprocess.Popen([sys.executable, "-c", _TWO_FOR_ONE])
+    try:
+        while len(waits := thread_waits([busy.pid])) < 2 or min(waits.values()) < 0.05:
+            assert busy.poll() is None
+            time.sleep(0.01)
+        assert {pid for pid, _ in waits} == {busy.pid} and (busy.pid, busy.pid) in waits
+    finally:
+        busy.kill()
+        busy.wait()
+
+
+def test_a_thread_that_ends_takes_no_others_waiting_along(tmp_path: Path) -> None:
+    counter = GroupCounter()
+
+    def read(now: float, **seconds: float) -> float | None:
+        for name, waited in seconds.items():
+            thread = tmp_path / "7" / "task" / name.removeprefix("t")
+            thread.mkdir(parents=True, exist_ok=True)
+            (thread / "schedstat").unlink(missing_ok=True)
+            if waited:  # else it ends between the list and its reading
+                (thread / "schedstat").write_text(f"5 {int(waited * 1e9)} 3\n")
+        return counter.advance(thread_waits([7, 8], proc=tmp_path), now)
+
+    assert read(0.0, t7=200.0, t8=100.0, t9=300.0) is None
+    assert read(5.0, t7=201.0, t8=0.0, t9=300.0) == pytest.approx(0.2)
+    # What comes back, or has its number, brings nothing from before.
+    assert read(10.0, t7=201.0, t8=100.0, t9=302.0) == pytest.approx(0.4)
+    assert read(15.0, t7=202.0, t8=102.0, t9=1.0) == pytest.approx(0.6)
+    assert read(20.0, t7=0.0, t8=0.0, t9=0.0) is None
 
 
 def test_what_others_call_their_programs_moves_no_cursor() -> None:

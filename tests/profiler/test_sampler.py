@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Container
 from pathlib import Path
 
 from llmtop.profiler.hardware.host import HostReader
 from llmtop.profiler.hardware.nvml import NvmlReader
+from llmtop.profiler.hardware.others import OthersCounter
+from llmtop.profiler.hardware.processes import Running
 from llmtop.profiler.hardware.sampler import Sampler
+from llmtop.profiler.record.deviceevents import OtherWork
 from tests.fake_nvml import GIB, FakeGpu, FakeNvml, process
 from tests.recorded import ManualClock
 
@@ -89,6 +93,32 @@ def test_a_rank_that_dies_and_one_that_comes_back() -> None:
             child.kill()
             child.communicate()
     assert sampler.sample({}).processes == ()
+
+
+def test_all_that_this_process_started_is_the_runs_own_and_no_other_work() -> None:
+    """Ranks that stand by for a relaunch are not among those that are sampled."""
+    gpu = FakeGpu()
+    sampler, _, _ = new_sampler(gpu, slow_every=1)
+    rank, standby = sleeper(), sleeper()
+    gpu.processes = [process(rank.pid, 5 * GIB), process(standby.pid, GIB)]
+    told: list[frozenset[int]] = []
+
+    class Others(OthersCounter):
+        def advance(
+            self, running: dict[int, Running], own: Container[int], now: float
+        ) -> tuple[OtherWork, ...]:
+            told.append(frozenset(pid for pid in running if pid in own))
+            return super().advance(running, own, now)
+
+    sampler._others = Others()
+    try:
+        (device,) = sampler.sample({0: rank.pid}).devices
+    finally:
+        for child in (rank, standby):
+            child.kill()
+            child.communicate()
+    assert {os.getpid(), rank.pid, standby.pid} <= told[0] and os.getppid() not in told[0]
+    assert device.own_memory_bytes == 6 * GIB
 
 
 def test_a_gpu_lost_while_sampling() -> None:
