@@ -27,6 +27,8 @@ from llmtop.trainer.pdeath import die_with_parent
 
 _ROOT = Path(__file__).parents[2]
 _TURN_SECONDS = 0.05
+_BEGIN_SECONDS = 240.0
+"""Of the first rank, before which all libraries are loaded."""
 _PIECE_BYTES = 1 << 16
 _LATE = (
     "deepspeed.ops.adam",
@@ -82,9 +84,14 @@ class ForkedRank:
 class Warm:
     """The process with the libraries, and what was forked from it. It ends with this one."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        command: Sequence[str] = (sys.executable, "-m", "tests.worker.warm"),
+        begin_seconds: float = _BEGIN_SECONDS,
+    ) -> None:
+        self._begin_seconds = begin_seconds
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.worker.warm"],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=_ROOT,
@@ -99,8 +106,11 @@ class Warm:
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(order) + b"\n")
         self._process.stdin.flush()
+        deadline = time.monotonic() + self._begin_seconds
         while not self._begun:
-            self.listen(1.0)
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("the process that forks ranks", self._begin_seconds)
+            self.listen(_TURN_SECONDS)
         return ForkedRank(self, self._begun.pop())
 
     def code_of(self, pid: int) -> int | None:
@@ -121,6 +131,8 @@ class Warm:
             answer = msgspec.json.decode(line, type=Answer)
             if answer.code is None:
                 self._begun.append(answer.pid)
+                # One that ended long ago may have had its number.
+                self._codes.pop(answer.pid, None)
             else:
                 self._codes[answer.pid] = answer.code
 
