@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,6 +131,44 @@ def test_the_trainer_of_transformers_on_plain_torch(tmp_path: Path, monkeypatch:
     assert f"'loss': '{steps[0].loss:.4g}'" in output(run)
     spec = run.spec(state.changes.setting)
     assert (spec.options.zero, spec.options.optimizer) == (0, "adamw_torch")
+
+
+def test_supervised_fine_tuning_by_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run, end, state = watched(tmp_path, python("sft.py"))
+    assert end.state == "completed", (end, output(run))
+    steps = of(run, 0, StepFinished)
+    assert [(step.step, step.micro_batch, step.tokens) for step in steps] == [
+        (2, 2, 34), (3, 2, 34), (4, 2, 34)
+    ]  # fmt: skip
+    for step in steps:
+        # As its own log has it, with four digits.
+        assert step.loss is not None and f"'loss': '{step.loss:.4g}'" in output(run)
+    options = run.spec(state.changes.setting).options
+    assert (options.zero, options.optimizer, options.gradient_checkpointing) == (0, "adamw_torch", True)
+
+
+def test_a_loop_that_accelerate_launches(tmp_path: Path) -> None:
+    launcher = (sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--cpu")
+    plain = (
+        "--num_processes",
+        "1",
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+    )
+    run, end, state = watched(tmp_path, (*launcher, *plain, str(SCRIPTS / "accelerated.py")))
+    assert end.state == "completed", (end, output(run))
+    steps = of(run, 0, StepFinished)
+    assert [(step.step, step.grad_accum, step.tokens) for step in steps] == [
+        (2, 2, 64),
+        (3, 2, 64),
+        (4, 2, 64),
+    ]
+    assert run.spec(state.changes.setting).options.grad_accum == 2
 
 
 def test_a_model_without_a_configuration_is_measured_and_not_predicted(tmp_path: Path) -> None:
