@@ -15,6 +15,7 @@ from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.foreign import read_json, why_unreadable
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import ControlAnswered, RunEnded
+from llmtop.profiler.record.remote import command_here
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.record.snapshotevents import SnapshotParams
 from llmtop.profiler.record.wholefile import random_hex, write_atomic
@@ -47,7 +48,7 @@ def request(run: RunDir, action: str, params: dict[str, Any] | None = None) -> s
         raise LlmtopError(
             f"run {run.run_id} takes no requests",
             why="its supervisor is gone: the run has ended",
-            fix=f"see how: llmtop report {run.run_id}",
+            fix=f"see how: {command_here(run.path, 'report')}",
         )
     # Ids sort by the time of asking, so requests are answered in that order.
     request_id = f"{time.time_ns():020d}-{random_hex(3)}"

@@ -19,7 +19,7 @@ from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import RunStarted
 from llmtop.profiler.record.hosts import read_hosts
-from llmtop.profiler.record.remote import read_remote
+from llmtop.profiler.record.remote import command_here, read_remote
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, runs_root
 from llmtop.profiler.record.wholefile import document, write_atomic
 from llmtop.trainer.dsconfig import deepspeed_config
@@ -72,7 +72,7 @@ def require_trainer(run: RunDir) -> None:
         raise UsageError(
             f"run {run.run_id} cannot be gone on with here",
             why=f"its folder and checkpoints are on {remote.host}",
-            fix=f"call it there: ssh -t {remote.host} llmtop resume {run.run_id}",
+            fix=f"call it there: {command_here(run.path, 'resume')}",
         )
     if (hosts := read_hosts(run)) is not None:
         from llmtop.trainer.hosts.starters import require_launcher  # most runs have one machine

@@ -25,7 +25,7 @@ from llmtop.presets.errors import UsageError
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.hosts import read_hosts
 from llmtop.profiler.record.processidentity import process_identity
-from llmtop.profiler.record.remote import read_remote
+from llmtop.profiler.record.remote import command_here, read_remote
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.segments import written_at
 from llmtop.profiler.record.wholefile import write_atomic
@@ -93,7 +93,7 @@ def _require_here(run: RunDir, pids: Mapping[int, int | None]) -> None:
         raise UsageError(
             f"run {run.run_id} is on {remote.host}",
             why="stacks are taken where the ranks are",
-            fix=f"ssh {remote.host} llmtop stacks {run.run_id}",
+            fix=f"take them there: {command_here(run.path, 'stacks')}",
         )
     if hosts is None:
         return

@@ -41,7 +41,7 @@ _RULES: tuple[Rule, ...] = (
 
 _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]+)")
 _OWN_SETTINGS = "the script's own settings"
-_CHANGING = ("llmtop set ", "llmtop resume ", "llmtop run ")
+_CHANGING = re.compile(r"\bllmtop (set|resume|run) ")
 
 
 def findings(state: RunState, spec: RunSpec, prediction: Prediction) -> tuple[Finding, ...]:
@@ -57,4 +57,4 @@ def _for_a_script(finding: Finding) -> Finding:
     if _OPTION.search(change) and "nvidia-smi" not in change:
         change = _OPTION.sub(r"\1", change)
         change += "" if _OWN_SETTINGS in change else f"; in llmtop's words: change {_OWN_SETTINGS} to match"
-    return replace(finding, change=change, command="" if command.startswith(_CHANGING) else command)
+    return replace(finding, change=change, command="" if _CHANGING.search(command) else command)

@@ -73,11 +73,11 @@ def hanging(seen: Seen) -> Iterator[Finding]:
         evidence=f"{format_seconds(state.hang_seconds)} since step {state.steps_finished}"
         + where
         + (f"; {', '.join(stuck[:4])}" if stuck else ""),
-        change=f"see where each rank stands: llmtop stacks {state.called} (t in the monitor); what they say: "
+        change=f"see where each rank stands: {state.command('stacks')} (t in the monitor); what they say: "
         f"llmtop logs {state.called}; end it with llmtop stop {state.called}"
         if goes_on
         else "the ranks waited for each other; the rank that is behind is the one to look at",
-        command=f"llmtop stacks {state.called}" if goes_on else "",
+        command=state.command("stacks") if goes_on else "",
     )
 
 

@@ -63,7 +63,7 @@ def between_steps(seen: Seen) -> Iterator[Finding]:
         title="the script is busy between its steps",
         evidence=f"outside {beside}: {format_seconds(outside)} of {format_seconds(step)} a step"
         f" ({format_percent(100 * outside / step)}); {others}, which are not told apart",
-        change=f"llmtop stacks {seen.state.called} shows where its ranks stand meanwhile",
+        change=f"{seen.state.command('stacks')} shows where its ranks stand meanwhile",
     )
 
 

@@ -3,7 +3,6 @@ record tells where nobody was left to write."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -12,6 +11,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.endevents import DeviceReturn
+from llmtop.profiler.record.remote import as_called_here
 from llmtop.profiler.units import format_bytes
 
 GONE = "its supervisor is gone and wrote no end"
@@ -44,7 +44,7 @@ def ending(state: RunState) -> Ending:
         where += ", in memory, until the machine is started anew"
     return Ending(
         reason=f"{GONE}, while the run was between two settings",
-        fix=f"its state after step {kept.step:,} is kept in {where}; llmtop resume {state.called} goes on"
+        fix=f"its state after step {kept.step:,} is kept in {where}; {state.command('resume')} goes on"
         " from it, on the old setting",
     )
 
@@ -53,7 +53,7 @@ def _possible(fix: str, state: RunState) -> str:
     """Without the parts that go on with an imported run from where it was; of a run on another machine the
     commands are those that are called here."""
     if state.elsewhere:
-        return re.sub(rf"(llmtop [a-z-]+ ){re.escape(state.run_id)}\b", rf"\g<1>{state.called}", fix)
+        return as_called_here(fix, state.run_id, state.elsewhere)
     if not state.imported:
         return fix
     return "; ".join(part for part in fix.split("; ") if "llmtop resume" not in part)
@@ -129,4 +129,4 @@ def _from_checkpoint(state: RunState) -> str:
     if not state.checkpoints:
         return _WHY_GONE
     step = state.checkpoints[-1].step
-    return f"{_WHY_GONE}; llmtop resume {state.called} goes on after step {step:,}"
+    return f"{_WHY_GONE}; {state.command('resume')} goes on after step {step:,}"

@@ -113,9 +113,9 @@ def _fixes(
 ) -> tuple[Fix, ...]:
     """Of the memory that ran out: on the CPU kind the host's is the ranks' own."""
     if on_host and not spec.on_cpu:
-        found = host_fixes(spec, state.called)
+        found = host_fixes(spec, state.command("resume"))
     else:
-        found = fixes(spec, prediction, room, state.called)
+        found = fixes(spec, prediction, room, state.command("resume"))
     # A run that came from an archive is not gone on with: each of them needs one of its own.
     if state.imported:
         return tuple(replace(fix, number=None, command="") for fix in found)

@@ -88,7 +88,7 @@ def _own_bytes(spec: RunSpec, shortage: MemoryShortage) -> int | None:
     return shortage.allocated_bytes + (shortage.cached_bytes or 0) + context
 
 
-def fixes(spec: RunSpec, prediction: Prediction, room: Room | None, run_id: str) -> tuple[Fix, ...]:
+def fixes(spec: RunSpec, prediction: Prediction, room: Room | None, resume: str) -> tuple[Fix, ...]:
     """Those that fit, the fastest first, other trainings last; where none does, nothing is promised.
 
     A prediction that was too low is raised for every change by what it was too low by, so that what is left
@@ -128,13 +128,13 @@ def fixes(spec: RunSpec, prediction: Prediction, room: Room | None, run_id: str)
                     text=found.words,
                     peak_allocated_bytes=found.peak_allocated_bytes,
                     tokens_per_second=found.tokens_per_second,
-                    command="" if number is None else f"llmtop resume {run_id} --fix {number}",
+                    command="" if number is None else f"{resume} --fix {number}",
                 )
             )
     return tuple(numbered[:MOST])
 
 
-def host_fixes(spec: RunSpec, run_id: str) -> tuple[Fix, ...]:
+def host_fixes(spec: RunSpec, resume: str) -> tuple[Fix, ...]:
     """Changes of the offload that take less of the host's memory and fit on the device, the fastest first."""
     from llmtop.profiler.memory.predict import predict
 
@@ -169,7 +169,7 @@ def host_fixes(spec: RunSpec, run_id: str) -> tuple[Fix, ...]:
                 text=f"{text}{speed}; {host}",
                 peak_allocated_bytes=then.peak_allocated_bytes,
                 tokens_per_second=then.tokens_per_second,
-                command="" if number is None else f"llmtop resume {run_id} --fix {number}",
+                command="" if number is None else f"{resume} --fix {number}",
             )
         )
     return tuple(found)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import time
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from llmtop.profiler.record.wholefile import document, write_atomic
 from llmtop.profiler.units import format_seconds
 
 REMOTE_FILE = "remote.json"
+ON_ITS_MACHINE = frozenset(("delete", "mirror", "quantize", "resume", "serve-metrics", "stacks", "weights"))
+"""Commands that take no run of another machine: they work on its folder, checkpoints or processes."""
 
 
 class Remote(Struct, frozen=True, kw_only=True):
@@ -56,6 +60,41 @@ def name_here(folder: Path) -> str:
     """What a run is called in commands on this machine."""
     remote = read_remote(folder)
     return folder.name if remote is None else f"{remote.host}:{folder.name}"
+
+
+def command_for(run_id: str, host: str, command: str, *words: str) -> str:
+    """A command of llmtop for a run, as it is called on this machine.
+
+    `host`: the machine that has the run, as ssh is told; empty for this one. One that works on the run's
+    folder or processes is called over there.
+    """
+    if host and command in ON_ITS_MACHINE:
+        return command_there(run_id, host, command, *words)
+    return shlex.join(["llmtop", command, f"{host}:{run_id}" if host else run_id, *words])
+
+
+def command_there(run_id: str, host: str, command: str, *words: str) -> str:
+    """One that is called on the machine that has the run."""
+    there = ["llmtop", command, run_id, *words]
+    # ssh joins its words with spaces for a shell over there, which takes quotes off once more.
+    plain = " ".join(there)
+    line = shlex.join(there)
+    return f"ssh -t {shlex.quote(host)} {plain if line == plain else shlex.quote(line)}"
+
+
+def command_here(folder: Path, command: str, *words: str) -> str:
+    """The same for the run of a folder."""
+    remote = read_remote(folder)
+    return command_for(folder.name, remote.host if remote is not None else "", command, *words)
+
+
+def as_called_here(text: str, run_id: str, host: str) -> str:
+    """Words that were written on the machine that has the run, with the commands as they are called here."""
+    if not host:
+        return text
+    return re.sub(
+        rf"llmtop ([a-z-]+) {re.escape(run_id)}(?![\w-])", lambda m: command_for(run_id, host, m[1]), text
+    )
 
 
 def write_remote(folder: Path, remote: Remote) -> None:

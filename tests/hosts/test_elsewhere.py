@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,16 +14,25 @@ from typing import Any
 import pytest
 
 from llmtop.presets.errors import ExitCode
+from llmtop.profiler.findings.find import findings
+from llmtop.profiler.fold.ending import ending
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import RunEnded
+from llmtop.profiler.record.remote import ON_ITS_MACHINE, command_for
 from llmtop.profiler.record.rundir import SUPERVISOR
 from llmtop.profiler.record.segments import segment_path
 from llmtop.trainer.hosts import following
+from llmtop.tui import cli
 from llmtop.tui.cli import main
+from llmtop.tui.commandline.arguments import CommandParser
+from llmtop.tui.commandline.runs import find_run_here
 from tests.cli.conftest import Answer, Llmtop
 from tests.fleets import PlayedFleet
 from tests.hosts.over_hosts import stand_in
 from tests.recorded import make_recorded_run
+from tests.recorded_spec import recorded_prediction, recorded_spec
 
 PATH_OF_RUNS = "export LLMTOP_RUNS_DIR={root}/runs-of-$host"
 
@@ -169,17 +180,70 @@ def test_two_runs_of_other_machines_are_compared(elsewhere: Path) -> None:
     assert [one["option"] for one in both["options"]] == ["grad_accum"]
 
 
-def test_commands_that_are_proposed_for_a_run_elsewhere_name_its_machine(elsewhere: Path) -> None:
+def proposed_in(text: str, run_id: str) -> list[list[str]]:
+    """Words of each command that names the run, up to what follows it in a sentence."""
+    found = re.findall(
+        rf"(?:ssh -t \S+ )?llmtop [a-z-]+ \S*{run_id}(?: (?:--\S+|\d+|\w+=\S+)(?<![.;,]))*", text
+    )
+    return [shlex.split(one) for one in found]
+
+
+def takes(words: list[str]) -> argparse.Namespace:
+    """What the command makes of its words; its parser ends the process for what it does not take."""
+    assert words[0] == "llmtop"
+    row = cli._find(words[1])
+    parser = CommandParser(row.name, row.usage, row.help, row.example)
+    cli._loaded(row).add_arguments(parser)
+    return parser.parse(words[2:])
+
+
+def test_commands_that_are_proposed_for_a_run_elsewhere_are_taken_where_they_are_called(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make_recorded_run(elsewhere / "runs-of-gpu-1", kind="cuda", steps=20, end="out_of_memory")
     with EventWriter(run.events_path(SUPERVISOR), SUPERVISOR) as log:
-        told_there = f"free some; llmtop resume {run.run_id} goes on after step 9"
+        told_there = f"free some; llmtop resume {run.run_id} goes on after step 9; llmtop logs {run.run_id}"
         log.write(RunEnded(state="out_of_memory", reason="rank 0 had none left", rank=0, fix=told_there))
     told = apart("report", f"gpu-1:{run.run_id}")
     assert told.returncode == 0, told.stderr
     words = " ".join(told.stdout.split())
-    assert f"free some; llmtop resume gpu-1:{run.run_id} goes on after step 9" in words
-    proposed = re.findall(rf"llmtop [a-z]+ (\S*){run.run_id}", words)
-    assert len(proposed) > 1 and set(proposed) == {"gpu-1:"}, words
+    assert f"free some; ssh -t gpu-1 llmtop resume {run.run_id} goes on after step 9" in words
+    proposed = proposed_in(words, run.run_id)
+    assert ["ssh", "-t", "gpu-1", "llmtop", "resume", run.run_id, "--fix", "1"] in [
+        one[:8] for one in proposed
+    ], words
+    assert ["llmtop", "logs", f"gpu-1:{run.run_id}"] in proposed
+    monkeypatch.setenv("LLMTOP_RUNS_DIR", str(elsewhere / "runs-of-gpu-1"))
+    for one in proposed:
+        if one[0] == "ssh":
+            # The shell over there gets ssh's words as one line.
+            there = shlex.split(" ".join(one[3:]))
+            assert find_run_here(takes(there).run, there[1]).path == run.path
+        else:
+            assert one[1] not in ON_ITS_MACHINE and takes(one).run == f"gpu-1:{run.run_id}"
+
+
+def test_a_command_over_there_reaches_it_word_for_word() -> None:
+    words = ("data=/my texts", "note=it's", "--anew")
+    told = command_for("a-run", "me@gpu-1", "resume", *words)
+    ssh, option, host, *rest = shlex.split(told)
+    assert (ssh, option, host) == ("ssh", "-t", "me@gpu-1")
+    assert shlex.split(" ".join(rest)) == ["llmtop", "resume", "a-run", *words]
+    assert command_for("a-run", "gpu-1", "resume", "--fix", "1") == "ssh -t gpu-1 llmtop resume a-run --fix 1"
+    assert command_for("a-run", "gpu-1", "report") == "llmtop report gpu-1:a-run"
+    assert command_for("a-run", "", "resume") == "llmtop resume a-run"
+
+
+def test_what_is_proposed_for_a_lost_or_hanging_run_elsewhere_is_called_there() -> None:
+    saved = CheckpointSaved(step=7, path="/there/step-7", size_bytes=1, seconds=1.0)
+    lost = RunState(run_id="a-run", elsewhere="gpu-1", status="lost", checkpoints=(saved,))
+    assert "; ssh -t gpu-1 llmtop resume a-run goes on after step 7" in ending(lost).fix
+    hangs = RunState(run_id="a-run", elsewhere="gpu-1", status="running", hang_seconds=90.0)
+    spec = recorded_spec("cuda", ranks=2)
+    (found,) = (one for one in findings(hangs, spec, recorded_prediction(spec)) if one.key == "hang")
+    assert found.command == "ssh -t gpu-1 llmtop stacks a-run"
+    assert f"{found.command} (t in the monitor)" in found.change
+    assert "end it with llmtop stop gpu-1:a-run" in found.change
 
 
 def test_a_replay_of_a_run_elsewhere_wants_a_terminal_too(elsewhere: Path) -> None:
@@ -188,9 +252,7 @@ def test_a_replay_of_a_run_elsewhere_wants_a_terminal_too(elsewhere: Path) -> No
     assert replay.returncode == ExitCode.USAGE and "llmtop report gpu-2:" in replay.stderr
 
 
-@pytest.mark.parametrize(
-    "command", ["delete", "resume", "stacks", "serve-metrics", "mirror", "weights", "quantize"]
-)
+@pytest.mark.parametrize("command", sorted(ON_ITS_MACHINE))
 def test_what_needs_the_machine_says_where_to_call_it(elsewhere: Path, llmtop: Llmtop, command: str) -> None:
     more = {"weights": ["out"], "quantize": ["--to", "nf4"]}.get(command, [])
     answer = llmtop(command, "gpu-1:latest", *more)

@@ -203,7 +203,7 @@ def test_fixes_fit_what_there_was_and_not_what_was_predicted() -> None:
     assert prediction.fits
     capacity = spec.gpu.memory_bytes or 0
     room = Room(available_bytes=capacity // 2, needed_bytes=capacity // 2 + GIB, others_bytes=capacity // 2)
-    found = fixes(spec, prediction, room, "a-run")
+    found = fixes(spec, prediction, room, "llmtop resume a-run")
     assert found and [fix.number for fix in found if fix.number] == list(
         range(1, 1 + sum(fix.number is not None for fix in found))
     )
@@ -372,5 +372,5 @@ def test_what_ran_out_on_an_h200_is_named_and_mended(
     shortage = read_shortage(f"CUDA out of memory. {message}")
     assert shortage is not None
     assert [known.name for known in identify(spec, shortage, "forward")] == [name]
-    cheapest = fixes(spec, predict(spec), room_of(spec, shortage), "a-run")[0]
+    cheapest = fixes(spec, predict(spec), room_of(spec, shortage), "llmtop resume a-run")[0]
     assert cheapest.change["attention"] == "sdpa"

@@ -22,7 +22,7 @@ from llmtop.profiler.record.wholefile import document
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.cli import main
-from tests.tui.tuiruns import LiveRun, wait_for, wait_for_text
+from tests.tui.tuiruns import LiveRun, screen_text, wait_for, wait_for_text
 
 WIDE = (130, 40)
 MESSAGE = (
@@ -133,9 +133,26 @@ async def test_what_resume_refuses_the_key_refuses(
         if made is as_over_hosts:
             await wait_for_text(pilot, "m Monitor")
             await pilot.press("m")
-        await wait_for_text(pilot, "f Fix")
+        is_here = made is not as_of_another_machine
+        await wait_for(pilot, lambda: ("f Fix" in screen_text(app)) == is_here, "the keys of the footer")
         await pilot.press("f")
         assert "Go on with a change?" not in await wait_for_text(pilot, words)
+
+
+@pytest.mark.parametrize("over_hosts", [False, True])
+async def test_a_run_of_another_machine_is_not_offered_to_go_on_and_says_where(
+    ended: LiveRun, root: Path, over_hosts: bool
+) -> None:
+    as_of_another_machine(ended.run)
+    if over_hosts:
+        as_over_hosts(ended.run)
+    app = LlmtopApp("monitor", RunDir(ended.run.path), root)
+    async with app.run_test(size=WIDE, notifications=True) as pilot:
+        shown = await wait_for_text(pilot, "OUT OF MEMORY", "m Monitor" if over_hosts else "q Quit")
+        assert "R Resume" not in shown
+        await pilot.press("R")
+        await wait_for_text(pilot, "its folder and checkpoints are on box", "ssh -t box llmtop resume")
+        assert "Go on with this run" not in screen_text(app)
 
 
 async def test_a_run_that_did_not_run_out_of_memory_has_no_such_key(live: LiveRun, root: Path) -> None:

@@ -52,14 +52,18 @@ def memory_fix(run: RunDir, failure: RankFailed | None) -> str:
 
     spec, prediction = run.spec(), run.prediction()
     room = room_of(spec, failure.shortage if failure is not None else None)
-    every = fixes(spec, prediction, room, run.run_id)
+    every = fixes(spec, prediction, room, _resume(run))
     return _in_words(run, every) or nothing_fits(prediction, room)
 
 
 def _host_fix(run: RunDir) -> str:
     from llmtop.profiler.oom.fixes import host_fixes
 
-    return _in_words(run, host_fixes(run.spec(), run.run_id))
+    return _in_words(run, host_fixes(run.spec(), _resume(run)))
+
+
+def _resume(run: RunDir) -> str:
+    return f"llmtop resume {run.run_id}"
 
 
 def _in_words(run: RunDir, every: tuple[Fix, ...]) -> str:

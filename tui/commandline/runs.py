@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from llmtop.presets.errors import UsageError
 from llmtop.profiler.record import rundir
+from llmtop.profiler.record.remote import command_there
 from llmtop.profiler.record.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -61,5 +62,5 @@ def refuse_run_elsewhere(ref: str, command: str) -> None:
         raise UsageError(
             f"llmtop {command} takes no run of another machine",
             why=f"it works on the run's folder, checkpoints or processes, which are on {host}",
-            fix=f"call it there: ssh -t {host} llmtop {command} {run}",
+            fix=f"call it there: {command_there(run, host, command)}",
         )

@@ -16,7 +16,7 @@ from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.record.failureevents import HostMemoryRunsOut
 from llmtop.profiler.record.feed import RunReader
-from llmtop.profiler.record.remote import name_here
+from llmtop.profiler.record.remote import command_here, name_here
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_progress, format_seconds
 from llmtop.tui.commandline.telling import tell
@@ -184,4 +184,4 @@ def _again(run: RunDir, state: RunState) -> str:
     """What brings the steps back that are nowhere saved."""
     if not state.checkpoints or state.imported:
         return "run it again"
-    return f"llmtop resume {run.run_id} goes on from step {state.checkpoints[-1].step:,}"
+    return f"{command_here(run.path, 'resume')} goes on from step {state.checkpoints[-1].step:,}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from contextlib import suppress
 
 from msgspec import Struct
@@ -12,9 +11,10 @@ from msgspec.structs import replace
 from llmtop.presets.errors import ExitCode, JobFailedError, LlmtopError, UsageError
 from llmtop.profiler.fold.changestate import ChangeRecord
 from llmtop.profiler.fold.runstate import ENDED, RunState
+from llmtop.profiler.hardware.hostmemory import host_memory_bytes
 from llmtop.profiler.record.changeevents import KeyChange
 from llmtop.profiler.record.feed import read_state
-from llmtop.profiler.record.remote import name_here
+from llmtop.profiler.record.remote import command_here, name_here
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_seconds
 from llmtop.trainer import control
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         if not args.json:
             print("\n".join(preview_lines(preview)))
         if not (args.force or args.dry_run):
-            require_fit(preview.plan)
+            require_fit(preview.plan, host_memory_bytes())
     except LlmtopError as error:
         if not args.dry_run:
             _record_refusal(found, replace(asked, refusal=error.in_one_line, refusal_fix=error.fix))
@@ -112,10 +112,10 @@ def _instead(found: RunDir, state: RunState, words: list[str]) -> str:
     has_all_steps = state.status == "completed" and state.unsaved is None
     if has_all_steps and not state.checkpoints:
         return "start another one: llmtop run"
-    steps = "steps=N " if has_all_steps else ""
+    steps = ("steps=N",) if has_all_steps else ()
     if state.steps_finished and state.last_saved is None:
-        return f"llmtop resume {found.run_id} {shlex.join(words)} --anew begins anew with it"
-    return f"llmtop resume {found.run_id} {steps}{shlex.join(words)} goes on with it"
+        return f"{command_here(found.path, 'resume', *words, '--anew')} begins anew with it"
+    return f"{command_here(found.path, 'resume', *steps, *words)} goes on with it"
 
 
 def _record_refusal(found: RunDir, asked: control.SetParams) -> None:

@@ -18,7 +18,7 @@ from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.record import rundir
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.hosts import read_hosts
-from llmtop.profiler.record.remote import name_here, read_remote
+from llmtop.profiler.record.remote import command_there, name_here, read_remote
 from llmtop.profiler.units import format_bytes, format_seconds
 from llmtop.trainer import control
 from llmtop.trainer.change.restagefolder import keep_states
@@ -125,7 +125,7 @@ def _refuse_lost_elsewhere(found: rundir.RunDir, state: RunState) -> None:
     if state.status == "lost" and remote is not None:
         raise JobFailedError(
             f"run {found.run_id} is lost: its supervisor on {remote.host} is gone",
-            fix=f"llmtop ends there what is left of it: ssh -t {remote.host} llmtop stop {found.run_id}",
+            fix=f"llmtop ends there what is left of it: {command_there(found.run_id, remote.host, 'stop')}",
         )
 
 

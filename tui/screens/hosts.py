@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import ClassVar
 
-from textual import on, work
+from textual import events, on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.content import Content
@@ -211,10 +211,16 @@ class HostsScreen(Screen[None]):
         if action in ("stop", "leave"):
             return self.view is None or self.view.going_on
         if action == "resume":
-            return self.view is not None and not self.view.going_on
+            return self.view is not None and not self.view.going_on and self.view.remote is None
         if action in ("findings", "filter", "order", "reverse"):
             return not self._sheet.display
         return True
+
+    def on_key(self, event: events.Key) -> None:
+        """A run on another machine is not gone on with here: what refuses it says where to call it."""
+        is_elsewhere = self.view is not None and self.view.remote is not None and not self.view.going_on
+        if event.key == "R" and is_elsewhere and not getattr(self.app, "read_only", False):
+            self.action_resume()
 
     def action_resume(self) -> None:
         self.post_message(ResumeWanted(self.run))

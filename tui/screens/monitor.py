@@ -255,8 +255,7 @@ class MonitorScreen(Screen[None]):
         if action == "resume":
             return self.view is not None and may_go_on(self.view)
         if action == "fix":
-            state = self.view.state if self.view is not None else None
-            return state is not None and state.status == "out_of_memory" and not state.imported
+            return self.view is not None and may_be_fixed(self.view.state)
         if action in ("stop", "leave", "change", "snapshot"):
             return self.view is None or self.view.state.status not in ENDED
         return True
@@ -268,6 +267,10 @@ class MonitorScreen(Screen[None]):
         if event.key == "R" and self.view is not None:
             if not self.check_action("resume", ()):
                 self._say_why_not_resumed(self.view)
+            return
+        if event.key == "f" and self.view is not None and self.view.state.elsewhere:
+            if self.view.state.status == "out_of_memory":
+                self.action_fix()  # what it is refused with says where to call it
             return
         action = _ENDING_KEYS.get(event.key)
         if action is not None and not self.check_action(action, ()):
@@ -350,10 +353,17 @@ class MonitorScreen(Screen[None]):
         self.post_message(StopAsked(self.run))
 
 
+def may_be_fixed(state: RunState) -> bool:
+    """Whether a run ran out of memory and could be gone on with here, with a change that fits."""
+    return state.status == "out_of_memory" and not state.imported and not state.elsewhere
+
+
 def may_go_on(view: RunView) -> bool:
-    """Whether a run has ended and could be gone on with here: no imported one, no command of the user's."""
+    """Whether a run has ended and could be gone on with here: no imported one, none of another machine, no
+    command of the user's."""
     state = view.state
-    return state.status in ENDED and not state.imported and view.spec.script is None
+    is_here = not state.imported and not state.elsewhere
+    return state.status in ENDED and is_here and view.spec.script is None
 
 
 def _panel_classes(view: RunView) -> dict[str, bool]:
