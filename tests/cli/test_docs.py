@@ -15,9 +15,10 @@ _SHOWN = re.compile(r"```sh\n(?P<commands>[^`]*)```\n\n```\n(?P<answer>[^`]*)```
 
 
 def shown_answers() -> list[tuple[list[str], str]]:
-    """Commands and the answer that docs/tuning.md shows below them, of those that only predict."""
-    text = (ROOT / "docs" / "tuning.md").read_text()
-    found = [(block["commands"].strip().splitlines(), block["answer"]) for block in _SHOWN.finditer(text)]
+    """Commands and the answer that a document shows below them, of those that only predict."""
+    texts = [path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
+    blocks = [block for text in texts for block in _SHOWN.finditer(text)]
+    found = [(block["commands"].strip().splitlines(), block["answer"]) for block in blocks]
     return [(commands, answer) for commands, answer in found if all(map(_only_predicts, commands))]
 
 
@@ -30,13 +31,30 @@ def test_there_are_answers_to_look_at() -> None:
 
 
 @pytest.mark.parametrize(("commands", "answer"), shown_answers())
-def test_the_tuning_guide_shows_what_the_program_says(
-    commands: list[str], answer: str, llmtop: Llmtop
-) -> None:
+def test_the_documents_show_what_the_program_says(commands: list[str], answer: str, llmtop: Llmtop) -> None:
     told = " ".join(" ".join(llmtop(*shlex.split(command)[1:]).out for command in commands).split())
     for part in answer.split("...\n"):
         for line in filter(None, (" ".join(line.split()) for line in part.splitlines())):
             assert line in told, line
+
+
+def test_the_tuning_guide_reckons_with_the_figures_of_its_answers(llmtop: Llmtop) -> None:
+    (planned, _), (_, answer), _ = shown_answers()
+    fix = llmtop(*shlex.split(planned[0])[1:], "--offload-optimizer", "cpu", "--json").json()
+    before = fix["tokens_per_second"]
+    after = int(re.findall(r"([\d,]+)$", answer.splitlines()[3])[0].replace(",", ""))
+    text = " ".join((ROOT / "docs" / "tuning.md").read_text().split())
+    assert f"{after:,} instead of {before:,.0f} tokens/s, {after / before:.2f} times as fast" in text
+    left = fix["device_memory_bytes"] - fix["needed_bytes"]
+    assert f"The fix left {left / 2**30:.0f} GiB of each card unused" in text
+
+
+def test_the_guide_to_quantizing_tells_what_a_model_would_need(llmtop: Llmtop) -> None:
+    answer = llmtop("plan", "llama-3.1-8b", "--load", "--context", "8192", "--json").json()
+    (row,) = [row for row in answer["forms"] if row["form"] == "gguf:Q8_0"]
+    text = (ROOT / "docs" / "quantization.md").read_text()
+    told = f"Llama-3.1-8B at Q8_0 is {row['weights_bytes'] / 1e9:.2f} GB, and with 8,192 tokens it fits a T4"
+    assert told in text and "t4" in row["fits_on"]
 
 
 def test_the_readme_tells_the_accuracy_that_was_measured() -> None:
