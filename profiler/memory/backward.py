@@ -274,10 +274,12 @@ def _at_fill(walk: Walk, fill: Fill) -> Bytes:
     kept += round(of_block * (fill.left - (0 if again else 1)))
     offloaded = walk.spec.options.offload_optimizer != "none"
     to_host = to_host_bytes(sizes, fill.largest) if offloaded else 0
+    # The reentrant form holds the recomputed output beside its gradient.
+    widths = 2 if again and walk.spec.options.checkpointing_reentrant else 1
     found = with_resident(
         walk,
         activations=kept,
-        workspace=walk.block.gradient * sizes.tokens + to_host,
+        workspace=widths * walk.block.gradient * sizes.tokens + to_host,
         gradients=tied_head_gradient(walk) + _last_matrix(walk) * width,
         buffers=fill.elements * width,
         rounding=_block_ends(walk, index + 1),
