@@ -147,7 +147,7 @@ def test_orders_do_not_wait_for_ever_for_a_file_that_cannot_be_written(
     """A run that cannot be told to stop is worse than an order that names what it lacks."""
     far = Far.__new__(Far)
     far._root, far._sign, far._unable, far._write = tmp_path, "", "", bytearray()
-    far._unwritten, far._stuck_since, far._write_at = deque(), 0.0, 0.0
+    far._unwritten, far._stuck, far._write_at = deque(), {}, 0.0
     (tmp_path / "spec").mkdir()
     far._do({"do": "put", "path": "spec"}, b"never")
     far._do({"do": "append", "path": "orders", "at": 0}, b"1\n")
@@ -161,6 +161,41 @@ def test_orders_do_not_wait_for_ever_for_a_file_that_cannot_be_written(
     (tmp_path / "spec").rmdir()
     far._keep()
     assert _text(tmp_path / "spec") == "never" and not far._unwritten and far._unable == ""
+
+
+def test_orders_wait_for_each_file_that_cannot_be_written_also_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("llmtop.trainer.hosts.remote.time.monotonic", lambda: now)
+    far = Far.__new__(Far)
+    far._root, far._sign, far._unable, far._write = tmp_path, "", "", bytearray()
+    far._unwritten, far._stuck, far._write_at = deque(), {}, 0.0
+    (tmp_path / "spec").mkdir()
+    far._do({"do": "put", "path": "spec"}, b"never")
+    now += 2 * remote._ORDERS_WAIT_SECONDS
+    (tmp_path / "later").mkdir()
+    far._do({"do": "put", "path": "later"}, b"soon")
+    far._do({"do": "append", "path": "orders", "at": 0}, b"1\n")
+    far._keep()
+    assert not (tmp_path / "orders").exists(), "what it tells of may still come"
+    (tmp_path / "later").rmdir()
+    far._keep()
+    assert _text(tmp_path / "later") == "soon" and _text(tmp_path / "orders") == "1\n"
+    assert list(far._stuck) == ["spec"]
+    # The same file waits anew when it cannot be written a second time.
+    (tmp_path / "spec").rmdir()
+    far._keep()
+    assert far._stuck == {} and not far._unwritten
+    (tmp_path / "spec").unlink()
+    (tmp_path / "spec").mkdir()
+    far._do({"do": "put", "path": "spec"}, b"again")
+    far._do({"do": "append", "path": "orders", "at": 2}, b"2\n")
+    far._keep()
+    assert _text(tmp_path / "orders") == "1\n"
+    now += 2 * remote._ORDERS_WAIT_SECONDS
+    far._keep()
+    assert _text(tmp_path / "orders") == "1\n2\n"
 
 
 def test_a_full_disk_silences_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,8 +53,8 @@ class Far:
         self._children: list[subprocess.Popen[bytes]] = []
         self._unwritten: collections.deque[tuple[dict[str, Any], bytes]] = collections.deque()
         """What this folder is to have and has not, in its order: the disk is full, most likely."""
-        self._stuck_since = 0.0
-        """When the first of them began to wait."""
+        self._stuck: dict[str, float] = {}
+        """Since when each file waits that cannot be written, whatever room there is."""
         self._write_at = 0.0
         self._unable = ""
         """Why nothing can be written, as was told; empty while it can."""
@@ -173,23 +173,21 @@ class Far:
     def _queue(self, message: dict[str, Any], body: bytes) -> None:
         self._unwritten.append((message, body))
         if len(self._unwritten) == 1:
-            self._stuck_since = time.monotonic()
             self._keep()
 
     def _keep(self) -> None:
         """Write what came, in its order: an order may tell of documents that came before it.
 
         A file that cannot be written, whatever room there is, waits by itself: other documents go past it at
-        the next turn, and so do orders once they have waited for it.
+        the next turn, and so do orders once they have waited for it. Each such file is waited for by itself.
         """
         waiting: collections.deque[tuple[dict[str, Any], bytes]] = collections.deque()
         stuck: set[str] = set()
-        why = ""
-        orders_wait = time.monotonic() - self._stuck_since < _ORDERS_WAIT_SECONDS
+        why, now, orders_wait = "", time.monotonic(), False
         while self._unwritten:
             message, body = self._unwritten[0]
             path = message["path"]
-            if path in stuck or (stuck and orders_wait and message["do"] == "append"):
+            if path in stuck or (orders_wait and message["do"] == "append"):
                 waiting.append(self._unwritten.popleft())
                 continue
             try:
@@ -201,12 +199,16 @@ class Far:
                     break
                 why = why or f"{path}: {words}"
                 stuck.add(path)
+                since = self._stuck.setdefault(path, now)
+                orders_wait = orders_wait or now - since < _ORDERS_WAIT_SECONDS
                 waiting.append((message, body))
             except ValueError as error:
                 # It will never do.
                 self.say({"say": "problem", "do": message["do"], "why": str(error)})
             self._unwritten.popleft()
         self._unwritten.extendleft(reversed(waiting))
+        left = {message["path"] for message, _ in self._unwritten}
+        self._stuck = {path: since for path, since in self._stuck.items() if path in left}
         if self._unwritten:
             self._write_at = time.monotonic() + _WRITE_AGAIN_SECONDS
         self._tell_unable(why)
@@ -246,6 +248,7 @@ class Far:
         self._root = theirs if shared else Path(message.get("root") or runs_root(), message["id"])
         self._pid_path, self._sign = message.get("pid", ""), message.get("mark_in", "")
         self._unwritten.clear()
+        self._stuck.clear()
         self._unable = ""
         if message.get("make"):
             self._root.mkdir(parents=True, mode=0o700, exist_ok=True)
