@@ -22,6 +22,7 @@ test: check
 # Static checks alone; they take seconds.
 check: $(TEST)/.installed
 	$(TEST)/bin/ruff check .
+	$(TEST)/bin/ruff format --check .
 	$(TEST)/bin/mypy presets profiler trainer tui tests $(wildcard benchmarks/*.py benchmarks/*/*.py)
 	$(TEST)/bin/lint-imports
 

@@ -15,15 +15,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
-from llmtop.profiler.record.events import (
-    RankStarted,
-    RunEnded,
-)
+from llmtop.profiler.record.events import RankStarted, RunEnded
 from llmtop.profiler.record.hosts import read_hosts
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.record.snapshotrequest import forget_snapshots
 from llmtop.trainer import control
-from llmtop.trainer.change.standby import VARIABLE as STANDBY
 from llmtop.trainer.change.standby import let_go
 from llmtop.trainer.supervisor.bookmarkwatch import BookmarkWatch
 from llmtop.trainer.supervisor.changes import Changes
@@ -42,15 +38,14 @@ from llmtop.trainer.supervisor.oom import OomWatch
 from llmtop.trainer.supervisor.patience import Graces, Patience
 from llmtop.trainer.supervisor.postmortem import Story, how_to_go_on, name_end
 from llmtop.trainer.supervisor.progress import Progress
-from llmtop.trainer.supervisor.rankenv import free_port, rank_environment, worker_command
 from llmtop.trainer.supervisor.ranks import RankExit, Ranks, adopt_orphans
 from llmtop.trainer.supervisor.requests import Requests
 from llmtop.trainer.supervisor.scarcity import Scarcity
 from llmtop.trainer.supervisor.snapshots import Snapshots
+from llmtop.trainer.supervisor.starting import start_ranks
 from llmtop.trainer.supervisor.thinwatch import ThinWatch
 from llmtop.trainer.supervisor.trouble import Trouble
 from llmtop.trainer.supervisor.wakeup import Wakeup
-from llmtop.trainer.toolchain import mended, torch_cuda
 
 _TURN_SECONDS = 0.2
 _STEPS_TO_STOP = 5
@@ -88,9 +83,7 @@ class Supervisor:
         """Requests that are answered again when the run has ended."""
         self._trouble = Trouble(extensions_dir(environment), self.spec.options, self.events.write, log_line)
         self._oom = OomWatch()
-        self._hardware = HardwareWatch(
-            run, self.events.write, log_line, open_seconds=self.graces.driver
-        )
+        self._hardware = HardwareWatch(run, self.events.write, log_line, open_seconds=self.graces.driver)
         self._bookmark = BookmarkWatch(run, log_line)
         self._thinning = ThinWatch(run, log_line)
         self._folder = FolderWatch(run, self.graces.folder)
@@ -135,20 +128,9 @@ class Supervisor:
 
     def _start_ranks(self, standby_setting: int | None = None) -> None:
         """All ranks, on the setting in force; or those of another one, to stand by."""
-        run, standby = self.run_dir, standby_setting is not None
-        setting = standby_setting if standby_setting is not None else run.in_force().setting
-        extensions = extensions_dir(self.environment)
-        port, command = free_port(), worker_command(run, self.environment)
-        usual = mended(self.environment, None if self.spec.on_cpu else torch_cuda())
-        if standby:
-            usual = {**usual, STANDBY: str(setting)}
-        for rank in range(run.spec(setting).world_size):
-            environment = rank_environment(
-                run, rank, port=port, extensions=extensions, environment=usual, setting=setting
-            )
-            pid = self.ranks.start(rank, command, environment, run.log_path(rank), standby=standby)
-            if not standby:
-                self.events.write(RankStarted(rank=rank, pid=pid, setting=setting))
+        standby = standby_setting is not None
+        setting = standby_setting if standby_setting is not None else self.run_dir.in_force().setting
+        start_ranks(self.run_dir, self.ranks, self.environment, self.events.write, setting, standby=standby)
 
     def _let_standby_go(self) -> None:
         setting = self.run_dir.in_force().setting
