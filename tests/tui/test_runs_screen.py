@@ -47,7 +47,10 @@ async def test_follows_a_run_that_goes_on(live: LiveRun, root: Path) -> None:
         await wait_for_text(pilot, "22/60")
         live.end("completed", "all done")
         await pilot.press("f5")
-        await wait_for_text(pilot, "✓ completed")
+        await wait_for_text(pilot, "✓ completed", "1, 0 going on")
+        live.recorder.start()
+        live.steps(23, 24)
+        await wait_for_text(pilot, "● running", "24/60", "1, 1 going on")
 
 
 async def test_opens_the_run_under_the_cursor_and_comes_back(live: LiveRun, root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -132,6 +133,39 @@ def test_runs_feed_reads_an_ended_run_once(root: Path) -> None:
         path.unlink()
     (rows,) = feed.scan()
     assert [(row.status, row.step) for row in rows] == [("completed", 4)]
+
+
+def test_runs_feed_reads_a_run_that_goes_on_after_its_end(root: Path) -> None:
+    """By a log that grows, by a supervisor that is new, and whatever is there when all is read anew."""
+    run = LiveRun(root)
+    run.start()
+    run.steps(1, 3)
+    run.run.supervisor_pid_path.unlink()
+    os.utime(run.run.spec_path, (0, 0))  # it was made long ago
+    feed = RunsFeed(root)
+
+    def told() -> tuple[str, int]:
+        *_, (row,) = feed.scan()
+        return row.status, row.step
+
+    assert told() == ("lost", 3)
+    run.steps(4, 4)
+    assert told() == ("lost", 4)
+    run.run.write_supervisor_pid()
+    assert told() == ("running", 4)
+    run.end("failed", "rank 1 was killed")
+    assert told() == ("failed", 4)
+    run.recorder.start()
+    run.steps(4, 5)
+    assert told() == ("running", 5)
+    run.end("completed", "all done")
+    assert told() == ("completed", 5)
+    run.close()
+    for path in run.run.path.glob("*.jsonl"):
+        path.write_bytes(b"")
+    assert told() == ("completed", 5)
+    feed.read_anew()
+    assert told() == ("starting", 0)
 
 
 def test_runs_feed_gives_a_long_list_in_growing_parts(root: Path) -> None:

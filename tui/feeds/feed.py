@@ -24,6 +24,7 @@ from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.remote import Remote, read_remote
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, list_runs
+from llmtop.tui.feeds.leftrun import LeftRun
 from llmtop.tui.feeds.link import Link
 from llmtop.tui.feeds.view import LogText, RunRow, RunView, steady_speed
 from llmtop.tui.widgets.paint import harmless
@@ -222,12 +223,18 @@ class MonitorFeed:
 
 
 class RunsFeed:
-    """The table of runs; a run that has ended is read once."""
+    """The table of runs; a run that has ended is read once, and again when it goes on."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._rows: dict[str, RunRow] = {}
         self._readers: dict[str, RunReader] = {}
+        self._left: dict[str, LeftRun] = {}
+        self._anew = False
+
+    def read_anew(self) -> None:
+        """The next scan takes nothing for known. Any thread may call."""
+        self._anew = True
 
     def scan(self) -> Iterator[tuple[RunRow, ...]]:
         """Read what has changed, newest run first; long lists come in growing parts."""
@@ -235,10 +242,15 @@ class RunsFeed:
         for gone in self._rows.keys() - {run.run_id for run in runs}:
             del self._rows[gone]
             self._readers.pop(gone, None)
+            self._left.pop(gone, None)
+        if self._anew:
+            self._anew = False
+            self._readers.clear()
+            self._left.clear()
         fresh, batch = 0, _ROWS_A_BATCH
         for run in runs:
-            known = self._rows.get(run.run_id)
-            if known is not None and run.run_id not in self._readers:
+            known, left = self._rows.get(run.run_id), self._left.get(run.run_id)
+            if left is not None and not left.goes_on():
                 continue
             self._read(run)
             fresh += known is None
@@ -252,6 +264,7 @@ class RunsFeed:
         return tuple(self._rows[run.run_id] for run in runs if run.run_id in self._rows)
 
     def _read(self, run: RunDir) -> None:
+        left = LeftRun(run)  # before it is read: what comes meanwhile is news at the next look
         try:
             reader = self._readers.get(run.run_id) or RunReader(telling_part(run))
             row = run_row(run, reader.poll())
@@ -260,8 +273,10 @@ class RunsFeed:
         self._rows[run.run_id] = row
         if row.status in ENDED:
             self._readers.pop(run.run_id, None)
+            self._left[run.run_id] = left
         else:
             self._readers[run.run_id] = reader
+            self._left.pop(run.run_id, None)
 
 
 def run_row(run: RunDir, state: RunState) -> RunRow:

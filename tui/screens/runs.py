@@ -346,6 +346,7 @@ class RunsScreen(Screen[None]):
             self._say("Mark one run with space, then go to another one and press c.", "Two runs are compared")
 
     def action_refresh(self) -> None:
+        self._feed.read_anew()
         self._wake.set()
 
     def _say(self, text: str, title: str, *, severe: bool = False) -> None:
