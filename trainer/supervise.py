@@ -36,7 +36,7 @@ from llmtop.trainer.supervisor.nvmetrial import report_nvme
 from llmtop.trainer.supervisor.onlyone import only_supervisor
 from llmtop.trainer.supervisor.oom import OomWatch
 from llmtop.trainer.supervisor.patience import Graces, Patience
-from llmtop.trainer.supervisor.postmortem import Story, how_to_go_on, name_end
+from llmtop.trainer.supervisor.postmortem import Story, and_go_on, how_to_go_on, name_end
 from llmtop.trainer.supervisor.progress import Progress
 from llmtop.trainer.supervisor.ranks import RankExit, Ranks, adopt_orphans
 from llmtop.trainer.supervisor.requests import Requests
@@ -261,7 +261,10 @@ class Supervisor:
 
     def _with_kept(self, fix: str, kept: str) -> str:
         """What to do after a run that was lost between two settings, if it was."""
-        return "; ".join(filter(None, [fix, kept, how_to_go_on(self.run_dir)])) if kept else fix
+        go_on = how_to_go_on(self.run_dir)
+        if not kept:
+            return and_go_on(fix, go_on)
+        return "; ".join(filter(None, [fix, kept, "" if "llmtop resume" in fix else go_on]))
 
     def _story(self) -> Story:
         progress, fixes = self.progress, MemoryFixes(self.run_dir, log_line)

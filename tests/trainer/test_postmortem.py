@@ -217,6 +217,29 @@ def test_a_run_that_somebody_ended_says_what_continues_it(signal_name: str, tmp_
     assert "{" not in name_end(story(exited(0, None, signal_name))).fix
 
 
+def test_every_bad_end_of_a_run_with_a_checkpoint_says_what_continues_it() -> None:
+    go_on = "llmtop resume a-run goes on after step 5"
+    killed, crashed = exited(0, None, "SIGKILL"), exited(0, 1)
+    proof = Evidence(kind="proof", words="so it is")
+    gone = exited(0, 1)
+    for told in (
+        story(killed, go_on=go_on),
+        story(killed, go_on=go_on, oom_evidence=proof),
+        story(exited(0, None, "SIGSEGV"), go_on=go_on),
+        story(crashed, go_on=go_on, failed={0: failed("bad batch")}),
+        story(gone, go_on=go_on, xids=(xid_seen(1, 79),)),
+        story(gone, go_on=go_on, lost_devices=(1,)),
+        story(killed, go_on=go_on, killed=frozenset({0}), waited_for="made no step"),
+    ):
+        end = name_end(told)
+        assert end.fix.endswith(f"; {go_on}") or end.fix == go_on, end
+    nothing = "it has no checkpoint to go on from"
+    assert "checkpoint" not in name_end(story(killed, go_on=nothing)).fix
+    own = name_end(story(crashed, go_on=go_on, failed={0: failed("no\nfix: llmtop resume a-run --fix 1")}))
+    assert own.fix.count("llmtop resume") == 1
+    assert name_end(story(exited(0, 0), finished={0: DONE}, go_on=go_on)).fix == ""
+
+
 def test_an_error_of_the_gpu_explains_a_failure() -> None:
     victim = exited(0, 1)
     failure = {0: failed("CUDA error: unspecified launch failure")}

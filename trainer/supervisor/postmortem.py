@@ -122,7 +122,19 @@ def how_to_go_on(run: RunDir) -> str:
 
 
 def name_end(story: Story) -> RunEnded:
-    """The last event of a run."""
+    """The last event of a run; of one that ended badly and can be continued, the fix says how."""
+    end = _named(story)
+    return end if end.state in ("completed", "stopped") else replace(end, fix=and_go_on(end.fix, story.go_on))
+
+
+def and_go_on(fix: str, go_on: str) -> str:
+    """The fix and what continues the run, where there is a checkpoint and the fix does not say so itself."""
+    if "llmtop resume" not in go_on or "llmtop resume" in fix:
+        return fix
+    return "; ".join(filter(None, [fix, go_on]))
+
+
+def _named(story: Story) -> RunEnded:
     at_fault = _first_fault(story)
     if at_fault is not None:
         failure = replace(_failure(story, at_fault), rank=at_fault.rank)
