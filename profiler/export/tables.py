@@ -16,8 +16,11 @@ from msgspec import Struct
 
 from llmtop.profiler.record.eventbase import rank_of
 from llmtop.profiler.record.events import UNREAD_STEPS, AnyEvent, HardwareSampled, StepFinished
+from llmtop.profiler.record.stepevents import BETWEEN
 
 PHASES = ("data", "forward", "backward", "optimizer")
+_TIMED = ("data", BETWEEN, *PHASES[1:])
+"""What of a step is measured in time: memory is read at the borders of phases alone."""
 _STEP = (
     *("step", "t", "loss", "learning_rate", "grad_norm", "loss_scale", "skipped", "tokens", "micro_batch"),
     *("grad_accum", "step_seconds", "profiled", "memory_every"),
@@ -58,7 +61,7 @@ STEPS = Table(
     columns=(
         "rank",
         *_STEP,
-        *(f"{phase}_seconds" for phase in PHASES),
+        *(f"{phase}_seconds" for phase in _TIMED),
         *(f"{phase}_{kind}" for phase in PHASES for kind in _MEMORY),
         *(f"unread_steps_{kind}" for kind in _MEMORY[1:]),
     ),
@@ -122,14 +125,14 @@ def csv_lines(rows: list[tuple[Any, ...]]) -> bytes:
 
 def _step_row(event: StepFinished) -> tuple[Any, ...]:
     seconds, memory = event.phase_seconds, event.phase_memory
-    row = (rank_of(event.src), *_step_values(event), *map(seconds.get, PHASES))
+    row = (rank_of(event.src), *_step_values(event), *map(seconds.get, _TIMED))
     if not memory:
         return row + _NO_MEMORY * len(PHASES) + _NO_MEMORY[1:]
     for phase in PHASES:
         known = memory.get(phase)
         row += _NO_MEMORY if known is None else _memory_values(known)
-    between = memory.get(UNREAD_STEPS)
-    return row + (_NO_MEMORY if between is None else _memory_values(between))[1:]
+    unread = memory.get(UNREAD_STEPS)
+    return row + (_NO_MEMORY if unread is None else _memory_values(unread))[1:]
 
 
 def _kind(column: str) -> str:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from llmtop.profiler.record.events import HardwareSampled, StepFinished
+from llmtop.profiler.record.stepevents import BEFORE_FORWARD, BETWEEN
 
 LINK_RATES = (
     "nvlink_tx_bytes_per_second",
@@ -27,7 +28,7 @@ PURE_SHARE = 0.8
 """Of a sample's time that has to lie inside one phase."""
 FEWEST_SAMPLES = 3
 """Of a phase, before its mean is told."""
-_REPEATED = ("data", "forward", "backward")
+_REPEATED = (*BEFORE_FORWARD, "forward", "backward")
 
 
 class Stretch(NamedTuple):
@@ -74,7 +75,10 @@ def stretches(step: StepFinished) -> Iterator[Stretch]:
 def phase_traffic(history: Sequence[HardwareSampled], steps: Sequence[StepFinished]) -> PhaseTraffic:
     """By phase, over the steps that are given and the samples that fell into them."""
     known = sorted(stretch for step in steps for stretch in stretches(step) if stretch.ended > stretch.began)
-    seen: dict[str, list[list[float | None]]] = {phase: [] for phase in (*_REPEATED, "optimizer")}
+    told = {stretch.phase for stretch in known}
+    seen: dict[str, list[list[float | None]]] = {
+        phase: [] for phase in (*_REPEATED, "optimizer") if phase != BETWEEN or phase in told
+    }
     gaps = []
     for before, sample in zip(history, history[1:], strict=False):
         gaps.append(sample.t - before.t)

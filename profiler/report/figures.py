@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from llmtop.profiler.memory.result import MOMENT_WORDS, Component
+from llmtop.profiler.record.stepevents import BETWEEN
 from llmtop.profiler.report.envelope import Envelope
 from llmtop.profiler.report.history import ALL
 from llmtop.profiler.report.markup import Markup, element, figure, joined
@@ -30,7 +31,7 @@ _COLOUR: dict[str, int] = {
     Component.UNEXPLAINED: 10,
 }
 _OTHER_COLOUR = 11
-_PHASE_COLOURS = {"data": 8, "forward": 0, "backward": 1, "optimizer": 2}
+_PHASE_COLOURS = {"data": 8, BETWEEN: 9, "forward": 0, "backward": 1, "optimizer": 2}
 _LINKS = (
     ("NVLink, sent", "nvlink_tx_bytes_per_second"),
     ("NVLink, received", "nvlink_rx_bytes_per_second"),

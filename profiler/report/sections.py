@@ -12,6 +12,7 @@ from llmtop.presets.spec import Provenance, RunOptions, ValueSource
 from llmtop.profiler.findings.finding import words
 from llmtop.profiler.findings.pace import mean_phases
 from llmtop.profiler.oom.words import evidence, fix_words, moment_words
+from llmtop.profiler.record.stepevents import BETWEEN
 from llmtop.profiler.report.build import ComponentReport, RankReport, Report
 from llmtop.profiler.report.columns import print_addends, print_one, unit_for
 from llmtop.profiler.report.markup import Markup, details, element, joined, table
@@ -31,7 +32,7 @@ from llmtop.profiler.units import (
 )
 
 _STATUS_KINDS = {"completed": "good", "failed": "bad", "out_of_memory": "bad", "lost": "bad"}
-_PLAIN_PHASES = ("data", "forward", "backward", "optimizer")
+_PLAIN_PHASES = ("data", BETWEEN, "forward", "backward", "optimizer")
 
 
 def when(wall: float | None) -> str:
@@ -218,15 +219,16 @@ def _last(setting: SettingReport) -> str:
 
 def rank_table(data: PageData) -> Markup:
     """A row a rank: what it held, how long its phases took, how it ended."""
-    heads = ("rank", "pid", "last step", "peak", "RSS", "PSS", *_PLAIN_PHASES, "end")
-    rows = [_rank_row(data, rank) for rank in data.report.ranks]
+    means = {rank.rank: mean_phases(data.state.ranks.get(rank.rank), 1) for rank in data.report.ranks}
+    has_between = any(BETWEEN in told for told in means.values())
+    phases = [phase for phase in _PLAIN_PHASES if phase != BETWEEN or has_between]
+    heads = ("rank", "pid", "last step", "peak", "RSS", "PSS", *phases, "end")
+    rows = [_rank_row(rank, [means[rank.rank].get(phase) for phase in phases]) for rank in data.report.ranks]
     note = element("p", "Phases: means over the steps after warm-up.", kind="dim") if rows else ""
-    return joined((table(heads, rows, right=range(10)), note))
+    return joined((table(heads, rows, right=range(len(heads) - 1)), note))
 
 
-def _rank_row(data: PageData, rank: RankReport) -> tuple[str, ...]:
-    state = data.state.ranks.get(rank.rank)
-    means = mean_phases(state, 1)
+def _rank_row(rank: RankReport, phase_seconds: list[float | None]) -> tuple[str, ...]:
     end = rank.signal or (NOT_AVAILABLE if rank.exit_code is None else f"exit {rank.exit_code}")
     return (
         str(rank.rank),
@@ -235,7 +237,7 @@ def _rank_row(data: PageData, rank: RankReport) -> tuple[str, ...]:
         format_bytes(rank.peak_bytes),
         format_bytes(rank.peak_rss_bytes),
         format_bytes(rank.peak_pss_bytes),
-        *(format_seconds(means.get(phase)) for phase in _PLAIN_PHASES),
+        *map(format_seconds, phase_seconds),
         end + (f": {rank.failure}" if rank.failure else ""),
     )
 

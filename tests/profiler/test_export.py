@@ -27,6 +27,7 @@ from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import UNREAD_STEPS, PhaseMemory, RankFailed, StepFinished
 from llmtop.profiler.record.remote import Remote, write_remote
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.stepevents import BETWEEN
 from llmtop.profiler.record.wholefile import write_atomic
 from llmtop.trainer.hosts import starters
 from tests.recorded import make_recorded_run
@@ -264,13 +265,15 @@ def test_a_step_that_was_not_read_has_no_memory_and_the_next_one_tells_its_peak(
     writer = TableWriter(tmp_path)
     writer.add(
         [
-            StepFinished(step=19, memory_every=10, src="rank0"),
+            StepFinished(step=19, memory_every=10, phase_seconds={"data": 0.25, BETWEEN: 0.5}, src="rank0"),
             StepFinished(step=20, memory_every=10, phase_memory=memory, src="rank0"),
         ]
     )
     writer.close()
     unread, read = csv.DictReader(io.StringIO(writer.paths["steps"].read_text()))
     assert unread["memory_every"] == read["memory_every"] == "10"
+    times = {name: unread[name] for name in unread if name.endswith("_seconds") and unread[name]}
+    assert times == {"step_seconds": "0.0", "data_seconds": "0.25", "between_seconds": "0.5"}
     names = [name for name in unread if name.endswith("_bytes")]
     assert len(names) == 14 and {unread[name] for name in names} == {""}
     assert {name: read[name] for name in names if read[name]} == {

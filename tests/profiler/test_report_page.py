@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
@@ -22,6 +23,7 @@ from llmtop.profiler.record.changeevents import ChangeRefused
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import KernelsSeen, KernelTime, RankFailed
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.stepevents import BETWEEN
 from llmtop.profiler.report.envelope import MOST_BUCKETS, Envelope, EnvelopeBuilder
 from llmtop.profiler.report.history import DEVICE_FIGURES, EACH_DEVICE
 from llmtop.profiler.report.page import run_page
@@ -166,6 +168,27 @@ def test_a_run_out_of_memory_tells_when_and_what_fits(tmp_path: Path) -> None:
     assert data.report.out_of_memory is not None and "Out of memory" in parsed.text
     assert "rank 0 in backward of step 5" in parsed.text
     assert all(fix_words(fix) in parsed.text for fix in data.report.out_of_memory.fixes)
+
+
+def test_what_a_script_does_between_its_steps_has_a_column_where_it_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, usual = page_of_run(make_recorded_run(tmp_path / "usual", steps=6))
+    assert BETWEEN not in _first_rank(usual)
+    shares = {"data": 0.1, BETWEEN: 0.3, "forward": 0.2, "backward": 0.3, "optimizer": 0.1}
+    monkeypatch.setattr("tests.recorded._PHASE_SHARE", shares)
+    _, page = page_of_run(make_recorded_run(tmp_path / "script", steps=6))
+    told = _first_rank(page)
+    assert list(told)[-6:] == [*shares, "end"]
+    assert told[BETWEEN] == told["backward"] != told["data"]
+
+
+def _first_rank(page: str) -> dict[str, str]:
+    """Of the table of ranks."""
+    table = next(part for part in page.split("<table") if ">pid<" in part)
+    heads = re.findall(r"<th[^>]*>([^<]*)</th>", table)
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", table)[: len(heads)]
+    return dict(zip(heads, cells, strict=True))
 
 
 def test_a_run_without_a_step_has_a_page(tmp_path: Path) -> None:

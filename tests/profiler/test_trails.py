@@ -18,6 +18,7 @@ from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.forecast import Forecast, forecast, slope_of
 from llmtop.profiler.record.deviceevents import DeviceSample, HostSample, ProcessSample
 from llmtop.profiler.record.events import AnyEvent, HardwareSampled, StepFinished
+from llmtop.profiler.record.stepevents import BETWEEN
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -175,6 +176,18 @@ def test_gathers_are_seen_in_the_phase_that_makes_them() -> None:
     rates = {row.phase: row.rates[0] for row in found.rows}
     assert rates == {"data": None, **{phase: pytest.approx(2 * rate) for phase, rate in carried.items()}}
     assert all(row.rates[2] is None for row in found.rows)
+
+
+def test_what_a_script_does_between_its_steps_is_in_no_other_phase() -> None:
+    seconds = {"data": 1.0, BETWEEN: 4.0, "forward": 2.0, "backward": 2.0, "optimizer": 1.0}
+    steps = [
+        step(n, t=10.0 * n, ended=10.0 * n, step_seconds=10.0, phase_seconds=seconds) for n in range(1, 9)
+    ]
+    assert [(s.phase, s.began) for s in stretches(steps[0])][2] == ("forward", 5.0)
+    history = [linked(t / 4, 1e9 if (t / 4 - 1e-6) % 10 < 5 else 100e9) for t in range(0, 4 * 80 + 1)]
+    rates = {row.phase: row.rates[0] for row in phase_traffic(history, steps).rows}
+    assert rates.keys() == seconds.keys()
+    assert rates[BETWEEN] == pytest.approx(2e9) and rates["forward"] == pytest.approx(200e9)
 
 
 def test_sampling_slower_than_the_phases_tells_nothing() -> None:

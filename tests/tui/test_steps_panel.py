@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from llmtop.profiler.record.stepevents import BETWEEN
 from llmtop.tui.app import LlmtopApp
 from tests.recorded import make_recorded_run
 from tests.tui.tuiruns import wait_for_text
@@ -15,3 +18,20 @@ async def test_a_run_of_one_step_has_no_speed(root: Path) -> None:
     async with app.run_test(size=(120, 50)) as pilot:
         shown = await wait_for_text(pilot, "a step, warming up", "n/a after warm-up")
         assert "tok/s" not in shown
+
+
+async def test_what_a_script_does_between_its_steps_has_a_column(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = {"data": 0.1, BETWEEN: 0.3, "forward": 0.2, "backward": 0.3, "optimizer": 0.1}
+    monkeypatch.setattr("tests.recorded._PHASE_SHARE", shares)
+    run = make_recorded_run(root, steps=6)
+    app = LlmtopApp("monitor", run, root)
+    async with app.run_test(size=(120, 50)) as pilot:
+        await wait_for_text(pilot, "data 10% between 30% fwd 20%")
+        await pilot.press("4")
+        shown = await wait_for_text(pilot, "E between", "(data, between, forward)")
+        head, first = (row.split() for row in shown.splitlines() if row.split()[:1] in (["rank"], ["0"]))
+        assert head == ["rank", "data", "between", "fwd", "bwd", "opt"]
+        assert first[3:5] == first[7:9]  # between and backward: a figure and its unit each
+        assert first[11:] == ["D", "E", "F", "B", "O"]  # in the bar

@@ -11,7 +11,7 @@ from textual.content import Content
 from llmtop.profiler.cost.flops import utilisation
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
 from llmtop.profiler.fold.series import middle_half, steady_steps
-from llmtop.profiler.record.stepevents import BEFORE_FORWARD
+from llmtop.profiler.record.stepevents import BEFORE_FORWARD, BETWEEN
 from llmtop.profiler.units import NOT_AVAILABLE, format_percent, format_seconds, format_tokens_rate
 from llmtop.tui.feeds.view import RunView, steady_speed
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, lines, sparkline, stacked, wrapped
@@ -24,7 +24,14 @@ _RANK_CELLS, _TIME_CELLS, _FEWEST_BAR_CELLS = 6, 10, 8
 _UNEVEN = 1.1
 _RECENT_STEPS = 20
 _LETTER = {**{name: swatch.letter for name, swatch in PHASES.items()}, "rest": "rest"}
-_SHORT = {"data": "data", "forward": "fwd", "backward": "bwd", "optimizer": "opt", "rest": "rest"}
+_SHORT = {
+    "data": "data",
+    BETWEEN: "between",
+    "forward": "fwd",
+    "backward": "bwd",
+    "optimizer": "opt",
+    "rest": "rest",
+}
 
 
 class StepsPanel(Panel):
@@ -50,7 +57,7 @@ class StepsPanel(Panel):
             plot.show([Curve(ORANGE, series.steps, series.step_seconds)])
         phases = _phases(view)
         seconds = sum(phases.values())
-        bar = [Segment(swatch.letter, swatch.colour, phases[name]) for name, swatch in PHASES.items()]
+        bar = _segments(phases)
         bar.append(Segment(REST.letter, REST.colour, phases["rest"]))
         rows = [_speed(view, width), stacked(bar, seconds or 1.0, width)]
         if self.zoomed:
@@ -79,20 +86,28 @@ class StepsPanel(Panel):
 
 def _phases(view: RunView) -> dict[str, float]:
     """Seconds of each phase of the first rank in a step after warm-up, and `rest`: what no phase covers."""
-    rank = view.state.first
+    rank, names = view.state.first, _told(view)
     if rank is None or rank.last_step is None:
-        return {**dict.fromkeys(PHASES, 0.0), "rest": 0.0}
+        return {**dict.fromkeys(names, 0.0), "rest": 0.0}
     totals = {name: total for name, total in rank.phase_totals.items() if total.steps}
     steady = _steady(view)
     if totals and steady:
-        known = {
-            name: totals[name].seconds / totals[name].steps if name in totals else 0.0 for name in PHASES
-        }
+        known = {name: totals[name].seconds / totals[name].steps if name in totals else 0.0 for name in names}
         seconds = mean(steady)
     else:
-        known = {name: rank.last_step.phase_seconds.get(name) or 0.0 for name in PHASES}
+        known = {name: rank.last_step.phase_seconds.get(name) or 0.0 for name in names}
         seconds = rank.last_step.step_seconds
     return {**known, "rest": max(0.0, seconds - sum(known.values()))}
+
+
+def _told(view: RunView) -> list[str]:
+    """The phases that the panel shows: `BETWEEN` only where a rank tells it."""
+    is_told = any(BETWEEN in _means(rank) for rank in view.state.ranks.values())
+    return [name for name in PHASES if name != BETWEEN or is_told]
+
+
+def _segments(phases: dict[str, float]) -> list[Segment]:
+    return [Segment(swatch.letter, swatch.colour, phases.get(name, 0.0)) for name, swatch in PHASES.items()]
 
 
 def _steady(view: RunView) -> tuple[float, ...]:
@@ -199,33 +214,30 @@ def _rank_rows(view: RunView, width: int) -> list[Content]:
     means = {number: phases for number, phases in means.items() if phases}
     if len(means) < 2:
         return []
-    alone = {
-        number: sum(phases.get(name, 0.0) for name in ("forward", *BEFORE_FORWARD))
-        for number, phases in means.items()
-    }
+    names = _told(view)
+    by_itself = [name for name in names if name in (*BEFORE_FORWARD, "forward")]
+    alone = {n: sum(phases.get(name, 0.0) for name in by_itself) for n, phases in means.items()}
+    what = f"what a rank does alone ({', '.join(by_itself)})"
     slow = max(alone, key=lambda r: alone[r])
     fast = min((r for r in alone if r != slow), key=lambda r: alone[r])
     scale = max(sum(phases.values()) for phases in means.values())
     spread = format_seconds(alone[slow] - alone[fast])
-    behind = f"{spread} behind rank {fast} in what a rank does alone (data, forward)"
+    behind = f"{spread} behind rank {fast} in {what}"
     if alone[slow] > alone[fast]:
         words = f"by rank; slowest rank {slow}, {behind}"
     else:
-        words = "by rank; no slowest rank: all alike in what a rank does alone (data, forward)"
+        words = f"by rank; no slowest rank: all alike in {what}"
     rows = [Content.styled(row, "$muted") for row in wrapped(words, width)]
-    head = fit("rank", _RANK_CELLS) + "".join(fit_right(_SHORT[name], _TIME_CELLS) for name in PHASES)
+    head = fit("rank", _RANK_CELLS) + "".join(fit_right(_SHORT[name], _TIME_CELLS) for name in names)
     rows.append(Content.styled(head, "$muted"))
-    bar_cells = width - _RANK_CELLS - _TIME_CELLS * len(PHASES) - 1
+    bar_cells = width - _RANK_CELLS - _TIME_CELLS * len(names) - 1
     for number, phases in means.items():
-        cells = "".join(fit_right(format_seconds(phases.get(name)), _TIME_CELLS) for name in PHASES)
-        bar = [
-            Segment(swatch.letter, swatch.colour, phases.get(name, 0.0)) for name, swatch in PHASES.items()
-        ]
+        cells = "".join(fit_right(format_seconds(phases.get(name)), _TIME_CELLS) for name in names)
         mark = "$text-warning" if number == slow and _apart(alone, slow) else "$foreground"
         rows.append(
             Content.assemble(
                 (fit(str(number), _RANK_CELLS) + cells + " ", mark),
-                stacked(bar, scale, bar_cells) if bar_cells >= _FEWEST_BAR_CELLS else "",
+                stacked(_segments(phases), scale, bar_cells) if bar_cells >= _FEWEST_BAR_CELLS else "",
             )
         )
     return rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from llmtop.profiler.memory.result import Component
+from llmtop.profiler.record.stepevents import BETWEEN
 
 
 class Swatch(NamedTuple):
@@ -35,11 +36,12 @@ COMPONENTS: dict[str, Swatch] = {
 
 PHASES: dict[str, Swatch] = {
     "data": Swatch("D", "#8b95a5", "data"),
+    BETWEEN: Swatch("E", "#a3968b", "between"),
     "forward": Swatch("F", "#7aa2d6", "forward"),
     "backward": Swatch("B", "#b294c9", "backward"),
     "optimizer": Swatch("O", "#d9a66c", "optimizer"),
 }
-"""By the value of `events.Phase`, in the order of a step."""
+"""By the value of `events.Phase`, in the order of a step; `BETWEEN` is of scripts alone."""
 
 REST = Swatch("·", "#6b7280", "rest")
 """Of a step: what no phase covers."""
