@@ -82,6 +82,11 @@ def format_progress(done: int, planned: int | None) -> str:
     return str(done) if planned is None else f"{done}/{planned}"
 
 
+def format_range(low: str, high: str) -> str:
+    """`1.10 s to 1.30 s`; once where both ends are written alike."""
+    return low if low == high else f"{low} to {high}"
+
+
 def counted(number: int, thing: str, things: str = "") -> str:
     """`1 rank`, `8 ranks`; `things` where the plural is not made with an s."""
     return f"{number:,} {thing if number == 1 else things or thing + 's'}"

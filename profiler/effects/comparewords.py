@@ -9,6 +9,7 @@ from llmtop.profiler.units import (
     NOT_AVAILABLE,
     format_bytes,
     format_percent,
+    format_range,
     format_seconds,
     format_tokens_rate,
 )
@@ -86,7 +87,8 @@ def _difference(change: Change) -> str:
 def spread_words(found: Comparison) -> str:
     """How much the steps of a run differ: a change of the medians has to be more. Empty where not known."""
     parts = [
-        f"of {letter} took {format_seconds(spread.low_seconds)} to {format_seconds(spread.high_seconds)}"
+        f"of {letter} took "
+        + format_range(format_seconds(spread.low_seconds), format_seconds(spread.high_seconds))
         for letter, spread in (("A", found.first.step_spread), ("B", found.second.step_spread))
         if spread is not None
     ]
@@ -106,7 +108,7 @@ def setting_words(setting: SettingReport) -> tuple[str, str, str, str]:
     last = "" if setting.last_step is None else f"{setting.last_step:,}"
     changed = ", ".join(f"{name}={value_words(value)}" for name, value in setting.options.items())
     return (
-        f"{setting.first_step:,} to {last}".rstrip(),
+        format_range(f"{setting.first_step:,}", last).rstrip(),
         changed or ("as launched" if setting.setting == 0 else "as before"),
         format_seconds(setting.step_seconds),
         format_bytes(setting.peak_bytes),

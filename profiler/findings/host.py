@@ -9,7 +9,7 @@ from llmtop.profiler.findings.memory import host_relief
 from llmtop.profiler.findings.pace import step_seconds
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.forecast import SETTLE_STEPS, Forecast, forecast
-from llmtop.profiler.units import format_bytes, format_seconds
+from llmtop.profiler.units import format_bytes, format_range, format_seconds
 
 UNKNOWN_END_SECONDS = 3600.0
 """Where the time to the run's end is not known, an hour ahead is looked at."""
@@ -45,7 +45,7 @@ def memory_runs_out(seen: Seen) -> Iterator[Finding]:
         ends_in = max(0, planned - state.steps_finished) * seconds
     if told.seconds > ends_in:
         return
-    early, late = format_seconds(told.earliest_seconds), format_seconds(told.latest_seconds)
+    between = format_range(format_seconds(told.earliest_seconds), format_seconds(told.latest_seconds))
     used, limit = format_bytes(told.used_bytes), format_bytes(told.limit_bytes)
     saving = _saving_words(state)
     yield Finding(
@@ -53,7 +53,7 @@ def memory_runs_out(seen: Seen) -> Iterator[Finding]:
         severity="warning",
         title=f"host memory full in {format_seconds(told.seconds)}",
         evidence=f"{used} of {limit} ({told.limit}), growing by {format_bytes(told.slope.per_second * 60)} a "
-        f"minute: full in {early} to {late}, and the run goes on for {format_seconds(ends_in)}{saving}",
+        f"minute: full in {between}, and the run goes on for {format_seconds(ends_in)}{saving}",
         change=f"{host_relief(seen)}; or stop with a checkpoint before it is full",
         command=f"llmtop stop {state.called} --save",
     )

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.record.events import HangSuspected
@@ -66,8 +67,15 @@ def test_a_time_between_lines_must_be_one(llmtop: Llmtop, runs_root: Path) -> No
 
 def test_many_gpus_are_told_by_their_range(tmp_path: Path) -> None:
     run = make_recorded_run(tmp_path, kind="cuda", ranks=17, steps=2)
-    (line, *_) = PlainTeller(run).lines(read_state(run), 0.0)
-    assert re.search(r"memory \S+ GiB to \S+ GiB on 17 GPUs", line)
+    state = read_state(run)
+    (line, *_) = PlainTeller(run).lines(state, 0.0)
+    assert "memory 36.0 GiB on each of 17 GPUs" in line
+    assert state.hardware is not None
+    first, *others = state.hardware.devices
+    fuller = replace(first, memory_used_bytes=40 << 30)
+    uneven = replace(state, hardware=replace(state.hardware, devices=(fuller, *others)))
+    (line, *_) = PlainTeller(run).lines(uneven, 0.0)
+    assert "memory 36.0 GiB to 40.0 GiB on 17 GPUs" in line
 
 
 def test_a_dumb_terminal_gets_lines_and_no_app(

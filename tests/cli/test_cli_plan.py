@@ -325,6 +325,12 @@ def test_weights_beside_a_configuration_are_not_said_to_be_none(llmtop: Llmtop, 
     assert f"not read; for them --model {tmp_path})" in one_line(beside.out)
 
 
+def test_what_is_reserved_is_told_once_where_both_ends_are_written_alike(llmtop: Llmtop) -> None:
+    asked = ("plan", "full-zero2", "--model", "qwen2.5-3b", "--gpu", "rtx-4090", "--gpus", "2")
+    ends = {format_bytes(size) for size in llmtop(*asked, "--json").json()["peak_reserved_bytes"]}
+    assert len(ends) == 1 and f"  peak reserved   {ends.pop()}\n" in llmtop(*asked).out
+
+
 def test_ways_to_make_it_fit_say_what_the_verdict_compares(llmtop: Llmtop) -> None:
     """And that it is the GPU's memory which falls, not the host's."""
     asked = ("plan", "--model", "llama-3.1-8b", "--gpu", "rtx-4090", "--seq-len", "131072")

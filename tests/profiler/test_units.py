@@ -154,3 +154,9 @@ def test_one_is_not_many() -> None:
 )
 def test_three_figures_have_an_exponent_only_where_it_is_needed(value: float, words: str) -> None:
     assert units.figures(value) == words
+
+
+def test_a_range_is_written_once_where_both_ends_are_alike() -> None:
+    assert units.format_range("1.10 s", "1.30 s") == "1.10 s to 1.30 s"
+    low, high = (units.format_bytes(size) for size in (38_500_000_000, 38_500_000_001))
+    assert units.format_range(low, high) == "35.9 GiB"

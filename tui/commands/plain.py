@@ -17,6 +17,7 @@ from llmtop.profiler.units import (
     NOT_AVAILABLE,
     format_bytes,
     format_progress,
+    format_range,
     format_seconds,
     format_tokens_rate,
 )
@@ -51,7 +52,8 @@ class PlainTeller:
         parts += [
             f"step {format_progress(state.steps_finished, planned)}",
             f"loss {loss}",
-            format_tokens_rate(rates[-1] if rates else None),
+            # Of the first steps, and of a script whose batches are no tokens, there is none.
+            *([format_tokens_rate(rates[-1])] if rates and rates[-1] is not None else []),
             self._memory(state, setting),
         ]
         if state.hang_seconds is not None:
@@ -71,7 +73,9 @@ class PlainTeller:
         if len(held) > _MOST_DEVICES:
             known = [size for size in held.values() if size is not None]
             low, high = min(known, default=None), max(known, default=None)
-            return f"memory {format_bytes(low)} to {format_bytes(high)} on {len(held)} {what}s"
+            between = format_range(format_bytes(low), format_bytes(high))
+            each = "" if format_bytes(low) != format_bytes(high) else "each of "
+            return f"memory {between} on {each}{len(held)} {what}s"
         return "memory " + " ".join(
             f"{what}{number} {format_bytes(size)}" for number, size in sorted(held.items())
         )

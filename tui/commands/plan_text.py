@@ -18,7 +18,14 @@ from llmtop.profiler.memory.result import (
     is_short,
     short_words,
 )
-from llmtop.profiler.units import counted, format_bytes, format_count, format_seconds, format_tokens_rate
+from llmtop.profiler.units import (
+    counted,
+    format_bytes,
+    format_count,
+    format_range,
+    format_seconds,
+    format_tokens_rate,
+)
 from llmtop.tui.commandline.options import change_text
 from llmtop.tui.commands.output import WIDTH, option_lines, short_path, table, value_text, wrapped
 
@@ -138,7 +145,7 @@ def _verdict(
     yield from wrapped(verdict_line(spec, prediction, host_limit_bytes), "", width)
     moment = MOMENT_WORDS[prediction.peak_moment]
     yield f"  peak allocated  {format_bytes(prediction.peak_allocated_bytes)} ({moment})"
-    yield f"  peak reserved   {format_bytes(low)} to {format_bytes(high)}"
+    yield f"  peak reserved   {format_range(format_bytes(low), format_bytes(high))}"
     yield f"  peak on device  {format_bytes(prediction.peak_device_bytes)}"
     need, most = prediction.needed_bytes, max(high, prediction.peak_device_bytes or 0)
     if need is not None and most > need and not spec.on_cpu:

@@ -12,7 +12,14 @@ from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.forecast import Forecast
 from llmtop.profiler.record.deviceevents import HostSample
 from llmtop.profiler.record.events import HardwareSampled
-from llmtop.profiler.units import counted, format_bytes, format_percent, format_rate, format_seconds
+from llmtop.profiler.units import (
+    counted,
+    format_bytes,
+    format_percent,
+    format_range,
+    format_rate,
+    format_seconds,
+)
 from llmtop.tui.feeds.view import RunView
 from llmtop.tui.widgets.paint import (
     area,
@@ -155,8 +162,8 @@ def _forecast_rows(view: RunView) -> list[Content]:
     elif told.seconds is None:
         words, style = f"no growth that stands out{_slope_words(told)}", "$muted"
     else:
-        early, late = format_seconds(told.earliest_seconds), format_seconds(told.latest_seconds)
-        words = f"{told.limit} full in {format_seconds(told.seconds)} ({early} to {late}){_slope_words(told)}"
+        between = format_range(format_seconds(told.earliest_seconds), format_seconds(told.latest_seconds))
+        words = f"{told.limit} full in {format_seconds(told.seconds)} ({between}){_slope_words(told)}"
         style = "$text-warning"
     return [Content.assemble((fit("ahead", _LABEL_CELLS), "$muted"), (words, style))]
 

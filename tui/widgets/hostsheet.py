@@ -14,7 +14,14 @@ from textual.message import Message
 from llmtop.profiler.fleet.fleetstate import HostState
 from llmtop.profiler.fleet.overview import HostRow
 from llmtop.profiler.fleet.summary import ALONE, STEP, HostSummarised, Spread
-from llmtop.profiler.units import counted, format_bytes, format_percent, format_rate, format_seconds
+from llmtop.profiler.units import (
+    counted,
+    format_bytes,
+    format_percent,
+    format_range,
+    format_rate,
+    format_seconds,
+)
 from llmtop.tui.feeds.fleetview import HOST_MARKS, FleetView
 from llmtop.tui.widgets.hosttable import NOTE_STYLES
 from llmtop.tui.widgets.paint import fit, fit_right, harmless, lines, sparkline, used_of, wrapped
@@ -115,9 +122,10 @@ def _drawn(host: HostState, row: HostRow, view: FleetView, rank: int, width: int
 def _identity(host: HostState, row: HostRow) -> Content:
     mark, word, colour = HOST_MARKS[row.status]
     node = host.joined.node if host.joined is not None else ""
+    ranks = format_range(str(host.first_rank), str(host.first_rank + host.ranks - 1))
     return Content.assemble(
         (harmless(host.name), "bold $text-primary"),
-        f"  ranks {host.first_rank} to {host.first_rank + host.ranks - 1}  ",
+        f"  {'rank' if host.ranks == 1 else 'ranks'} {ranks}  ",
         (f"{mark} {word}", f"bold ${colour}"),
         (f"  step {row.step:,}", ""),
         (f", {row.behind:,} behind" if row.behind else "", "$text-warning"),
