@@ -27,6 +27,7 @@ from llmtop.profiler.units import (
     format_joules,
     format_moment,
     format_percent,
+    format_range,
     format_seconds,
     format_tokens_rate,
 )
@@ -202,7 +203,7 @@ def setting_table(settings: tuple[SettingReport, ...]) -> Markup:
             str(setting.setting),
             ", ".join(f"{name}={written_value(value)}" for name, value in setting.options.items())
             or "as launched",
-            f"{setting.first_step:,} to {_last(setting)}",
+            format_range(f"{setting.first_step:,}", _last(setting)),
             format_seconds(setting.step_seconds),
             format_bytes(setting.peak_bytes),
             format_bytes(setting.predicted_peak_bytes),

@@ -12,7 +12,13 @@ from llmtop.profiler.cost.flops import utilisation
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
 from llmtop.profiler.fold.series import middle_half, steady_steps
 from llmtop.profiler.record.stepevents import BEFORE_FORWARD, BETWEEN
-from llmtop.profiler.units import NOT_AVAILABLE, format_percent, format_seconds, format_tokens_rate
+from llmtop.profiler.units import (
+    NOT_AVAILABLE,
+    format_percent,
+    format_range,
+    format_seconds,
+    format_tokens_rate,
+)
 from llmtop.tui.feeds.view import RunView, steady_speed
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, lines, sparkline, stacked, wrapped
 from llmtop.tui.widgets.palette import PHASES, REST
@@ -154,8 +160,8 @@ def _rates(view: RunView) -> Content:
         words += f", predicted {format_tokens_rate(predicted)}"
     half = middle_half(steady_steps(series, WARMUP_STEPS))
     if half is not None:
-        low, high = format_seconds(half.low_seconds), format_seconds(half.high_seconds)
-        words += f"; middle half of the steps {low} to {high}"
+        between = format_range(format_seconds(half.low_seconds), format_seconds(half.high_seconds))
+        words += f"; middle half of the steps {between}"
     return Content.styled(words, "$muted")
 
 
@@ -183,7 +189,8 @@ def _shares(phases: dict[str, float], seconds: float, width: int) -> Content:
 
 def _spread(view: RunView) -> Content:
     steady = _steady(view)
-    spread = f"{format_seconds(min(steady))} to {format_seconds(max(steady))}" if steady else NOT_AVAILABLE
+    ends = (format_seconds(min(steady)), format_seconds(max(steady))) if steady else None
+    spread = format_range(*ends) if ends else NOT_AVAILABLE
     words = f"{spread} after warm-up"
     return Content.styled(words, "$muted")
 
