@@ -327,6 +327,7 @@ def _part_words(part: HostDir) -> str:
 def _in_words(status: Status) -> str:
     """After `the run`."""
     words = {"out_of_memory": "ran out of memory", "lost": "is lost", "stopped": "was stopped"}
+    words["gone"] = "is gone, how it ended is not known"
     words["exported"] = "was exported while it went on"
     return words.get(status, status)
 

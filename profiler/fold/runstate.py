@@ -31,12 +31,23 @@ from llmtop.profiler.record.scriptevents import RunDescribed
 from llmtop.profiler.record.snapshotevents import SnapshotAsked, SnapshotTaken
 
 Status = Literal[
-    "starting", "running", "stopping", "completed", "stopped", "failed", "out_of_memory", "lost", "exported"
+    "starting",
+    "running",
+    "stopping",
+    "completed",
+    "stopped",
+    "gone",
+    "failed",
+    "out_of_memory",
+    "lost",
+    "exported",
 ]
-"""`lost`: the supervisor is gone and wrote no end; `exported`: it came from an archive that was made while
-the run went on. Only the reader of a run directory can tell these two."""
+"""`gone`: as in `RunEnd`; `lost`: the supervisor is gone and wrote no end; `exported`: it came from an archive
+that was made while the run went on. Only the reader of a run directory can tell the last two."""
 
-ENDED: frozenset[Status] = frozenset({"completed", "stopped", "failed", "out_of_memory", "lost", "exported"})
+ENDED: frozenset[Status] = frozenset(
+    {"completed", "stopped", "gone", "failed", "out_of_memory", "lost", "exported"}
+)
 """Statuses after which nothing more happens here."""
 HISTORY_SAMPLES = 300
 """How many samples of the hardware are kept whole."""

@@ -136,7 +136,7 @@ class WeightsAndBiases:
 
     def close(self, status: str) -> None:
         self._run.summary["status"] = status
-        self._run.finish(exit_code=0 if status in ("completed", "stopped") else 1)
+        self._run.finish(exit_code=0 if status in ("completed", "stopped", "gone") else 1)
 
 
 class MlFlow:
@@ -170,5 +170,5 @@ class MlFlow:
 
     def close(self, status: str) -> None:
         self.flush()
-        ended = "FINISHED" if status in ("completed", "stopped") else "FAILED"
+        ended = "FINISHED" if status in ("completed", "stopped", "gone") else "FAILED"
         self._client.set_terminated(self._id, status=ended)

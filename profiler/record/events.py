@@ -89,7 +89,8 @@ class RankExited(Event, frozen=True, kw_only=True, tag="rank_exited"):
     """Name, as SIGKILL."""
 
 
-RunEnd = Literal["completed", "stopped", "failed", "out_of_memory"]
+RunEnd = Literal["completed", "stopped", "gone", "failed", "out_of_memory"]
+"""`gone`: a process that somebody else had started is there no more, and how it ended nobody was told."""
 
 
 class RunEnded(Event, frozen=True, kw_only=True, tag="run_ended"):

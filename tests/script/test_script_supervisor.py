@@ -269,7 +269,8 @@ def test_its_end_ends_the_run_and_is_not_made_up(tmp_path: Path, foreign: subpro
     foreign.kill()
     foreign.wait()
     end = control.wait_for_end(run, SECONDS)
-    assert end is not None and end.state == "completed" and "how it ended is not known" in end.reason
+    assert end is not None and end.state == "gone" and "how it ended is not known" in end.reason
+    assert read_state(run).status == "gone"
 
 
 def test_its_stacks_are_taken_and_a_later_process_of_its_number_is_none_of_it(

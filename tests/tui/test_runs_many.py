@@ -96,6 +96,13 @@ def test_every_word_of_a_filter_must_be_there() -> None:
     assert not holds(known, "tiny h200")
 
 
+def test_a_process_whose_end_nobody_saw_is_not_said_to_have_completed() -> None:
+    gone = row(status="gone")
+    (state,) = (column for column in COLUMNS if column.title == "state")
+    assert state.text(gone, 0.0) == "? gone" and "✓" not in state.text(gone, 0.0)
+    assert holds(gone, "gone") and not holds(gone, "completed")
+
+
 @pytest.mark.parametrize(("status", "told"), [("completed", "! not saved"), ("running", "● not saved")])
 def test_a_run_that_is_not_saved_says_so_and_is_found_by_that(status: str, told: str) -> None:
     unsaved = row(status=status, unsaved=True)

@@ -53,8 +53,10 @@ def name_script_end(story: ScriptStory) -> RunEnded:
     script = story.run.spec().script
     if script is not None and script.pid is not None and not story.failed:
         # Only a parent is told how a process ended.
-        how = "ended by itself" if story.finished else "is gone, how it ended is not known"
-        return RunEnded(state="completed", reason=f"process {script.pid} {how} {_when(story)}")
+        if story.finished:
+            return RunEnded(state="completed", reason=f"process {script.pid} ended by itself {_when(story)}")
+        reason = f"process {script.pid} is gone {_when(story)}, how it ended is not known"
+        return RunEnded(state="gone", reason=reason, fix="who started it knows: its own log, or dmesg")
     if exit_ is not None and exit_.exit_code == 0:
         return RunEnded(
             state="completed", reason=f"{named_after(story.command)} ended with exit code 0 {_when(story)}"

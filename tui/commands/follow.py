@@ -169,7 +169,7 @@ def require_success(run: RunDir, state: RunState) -> ExitCode:
             why=unsaved,
             fix=f"make room, then {_again(run, state)}",
         )
-    if state.status in ("completed", "stopped", "exported"):
+    if state.status in ("completed", "stopped", "gone", "exported"):
         if unsaved:
             tell(f"warning: {unsaved}")
         elif not_saved := not_saved_words(state, run.spec(state.changes.setting)):

@@ -27,6 +27,7 @@ HOST_MARKS: dict[HostStatus, tuple[str, str, str]] = {
     "completed": ("✓", "done", "success"),
     "stopped": ("■", "stopped", "warning"),
     "left": ("■", "left", "warning"),
+    "gone": ("?", "gone", "warning"),
 }
 """Status to its mark, its word, and the colour of the theme that goes with it; the worst first."""
 

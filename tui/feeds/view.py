@@ -71,6 +71,7 @@ STATUS_MARKS: dict[Status, tuple[str, str, str]] = {
     "stopping": ("◐", "stopping", "warning"),
     "completed": ("✓", "completed", "success"),
     "stopped": ("■", "stopped", "warning"),
+    "gone": ("?", "gone", "warning"),
     "failed": ("✗", "failed", "error"),
     "out_of_memory": ("✗", "out of memory", "error"),
     "lost": ("?", "lost", "error"),
