@@ -388,6 +388,13 @@ class RunSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Whether model and options are what is trained: not before a script has been seen to train."""
         return self.script is None or self.script.described
 
+    def knows(self, option: str) -> bool:
+        """Whether an option's value is the run's own: of a script only what was seen of it is."""
+        if self.script is None:
+            return True
+        found = self.provenance.get(option)
+        return found is not None and found.source != ValueSource.DEFAULT
+
     @property
     def steps_planned(self) -> int | None:
         """Optimizer steps that the run is to make; None for a script, which alone knows."""

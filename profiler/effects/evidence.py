@@ -36,7 +36,7 @@ _ATTENTION: dict[str, frozenset[str]] = {
 _OPTIMIZER_CLASSES: dict[str, frozenset[str]] = {
     "adamw": frozenset({"FusedAdam", "DeepSpeedCPUAdam"}),
     "adamw_torch": frozenset({"AdamW", "Adam"}),
-    "adamw_8bit": frozenset({"AdamW8bit"}),
+    "adamw_8bit": frozenset({"AdamW8bit", "Adam8bit"}),
     "paged_adamw_8bit": frozenset({"PagedAdamW8bit"}),
     "paged_adamw_32bit": frozenset({"PagedAdamW32bit", "PagedAdamW"}),
 }

@@ -321,7 +321,9 @@ def switches(
         row = differing_switch(own.spec, other.spec)
         if row is not None:
             of_switch.setdefault(row.key, []).append(other)
-    return tuple(_switch(row, own, rank, prediction, of_switch.get(row.key, [])) for row in SWITCHES)
+    # Of a script nobody has asked for what was not seen of it.
+    rows = [row for row in SWITCHES if any(map(own.spec.knows, row.options))]
+    return tuple(_switch(row, own, rank, prediction, of_switch.get(row.key, [])) for row in rows)
 
 
 def _switch(

@@ -52,6 +52,9 @@ def checkpointing_not_on(seen: Seen) -> Iterator[Finding]:
 
 
 def _not_on(seen: Seen, key: str, what: str, look: _Look, change: str) -> Iterator[Finding]:
+    if seen.spec.script is not None:
+        # Its options are what was found in its modules and optimizer: nobody asked for anything else.
+        return
     found = look(seen.spec, seen.state.first)
     if found.on is False:
         yield Finding(

@@ -196,7 +196,10 @@ def _ranks(ranks: tuple[RankReport, ...]) -> str:
         groups.setdefault(_ending(rank), []).append(rank.rank)
     if not groups:
         return "none started"
-    return "; ".join(f"{_numbers(numbers)} {ending}" for ending, numbers in groups.items())
+    return "; ".join(
+        f"{'rank' if len(numbers) == 1 else 'ranks'} {_numbers(numbers)} {ending}"
+        for ending, numbers in groups.items()
+    )
 
 
 def _ending(rank: RankReport) -> str:

@@ -64,7 +64,8 @@ def test_what_a_rank_could_not_write_is_told_in_its_words(run: Supervised, llmto
 
 def test_refusals_come_before_anything_is_asked(run: Supervised, llmtop: Llmtop) -> None:
     for words, told in (
-        ((), "no memory snapshot"),
+        (("--what", "state"), "no memory snapshot"),
+        (("--with-stacks",), "no memory snapshot"),
         (("--what", "trace", "--ranks", "2"), "use 0 to 1"),
         (("--what", "trace", "--ranks", "a"), "'a' is no list of ranks"),
         (("--what", "stacks", "--steps", "2"), "stacks are of now"),
@@ -72,6 +73,8 @@ def test_refusals_come_before_anything_is_asked(run: Supervised, llmtop: Llmtop)
         answer = llmtop("snapshot", "latest", *words)
         assert answer.code == ExitCode.USAGE and told in answer.err, answer.err
     assert llmtop("snapshot", "latest", "--what", "trace", "--dry-run").code == ExitCode.DONE
+    usual = llmtop("snapshot", "latest", "--dry-run")
+    assert usual.code == ExitCode.DONE and usual.err.startswith("modules: about"), usual.err
     assert control.read_requests(run.run) == []
 
 

@@ -186,7 +186,7 @@ def test_printed_columns_add_up_as_printed(tmp_path: Path, kind: Kind) -> None:
 def test_a_killed_rank_and_the_others_are_named(tmp_path: Path) -> None:
     run = make_recorded_run(tmp_path, ranks=4, end="failed")
     text = render(build_report(run), 200)
-    assert "0 ended by SIGKILL after step 60; 1 to 3 ended by SIGTERM after step 60" in text
+    assert "rank 0 ended by SIGKILL after step 60; ranks 1 to 3 ended by SIGTERM after step 60" in text
     assert "the run failed" in text and "kernel log" in text
 
 
@@ -196,7 +196,7 @@ def test_many_ranks_are_told_in_one_line(tmp_path: Path) -> None:
         for rank in range(0, 40, 2):
             writer.write(RankStarted(rank=rank, pid=100 + rank))
             writer.write(RankExited(rank=rank, pid=100 + rank, exit_code=0))
-    assert "0, 2, 4, 6, 8, 10, 12, 14 and 12 more exited with 0" in render(build_report(run), 200)
+    assert "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more exited with 0" in render(build_report(run), 200)
 
 
 def test_lines_that_were_left_out_are_counted(tmp_path: Path) -> None:

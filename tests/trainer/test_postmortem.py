@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from llmtop.profiler.hardware.xid import xid_seen
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.events import RankFailed, RankFinished, RunEnded
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.trainer.supervisor.loaderdeath import dead_workers, shared_memory_words
 from llmtop.trainer.supervisor.oom import Evidence
 from llmtop.trainer.supervisor.postmortem import Story, how_to_go_on, name_end
 from llmtop.trainer.supervisor.ranks import RankExit
@@ -147,6 +149,38 @@ def test_known_messages_have_their_mend(message: str, word: str) -> None:
     assert end.state == "failed"
     assert word in end.fix
     assert "fix:" not in end.reason
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "DataLoader worker (pid(s) 4711, 4712) exited unexpectedly",
+        "DataLoader worker (pid 4711) is killed by signal: Killed.",
+        "DataLoader worker (pid 4711) is killed by signal: Bus error. It is possible that dataloader's workers"
+        " are out of shared memory. Please try to raise your shared memory limit.",
+    ],
+)
+def test_a_dead_worker_of_a_data_loader_is_told_with_the_memory_that_is_known(message: str) -> None:
+    assert next(dead_workers(message)) == 4711
+    full = Evidence(kind="likely", words="98 % of host memory was in use")
+    end = name_end(
+        story(
+            exited(0, 1),
+            failed={0: failed(message)},
+            logs={0: Path("rank-0.log")},
+            oom_evidence=full,
+            memory_bytes={0: 3 << 30},
+        )
+    )
+    assert end.state == "failed" and "num_workers" in end.fix and "/dev/shm" in end.fix
+    assert full.words in end.reason and "rank 0 3.00 GiB of host memory" in end.reason
+    silent = name_end(story(exited(0, 1), failed={0: failed("IndexError: 7")}, oom_evidence=full))
+    assert full.words not in silent.reason
+
+
+def test_shared_memory_that_is_not_there_is_not_told(tmp_path: Path) -> None:
+    assert shared_memory_words(tmp_path / "none") == ""
+    assert re.fullmatch(r"\S+ holds .+, of which .+ are free now", shared_memory_words(tmp_path))
 
 
 def test_an_error_of_our_own_is_told_in_its_own_words() -> None:

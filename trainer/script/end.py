@@ -36,6 +36,8 @@ class ScriptStory(Struct, frozen=True, kw_only=True):
     oom_evidence: Evidence | None = None
     xids: tuple[XidSeen, ...] = ()
     lost_devices: tuple[int, ...] = ()
+    memory_bytes: dict[int, int] = {}
+    """Rank to what its processes held of host memory in the newest sample that saw them."""
     outputs: dict[int, int] = {}
     """Rank to the number under whose log its output is; 0 where it is not told."""
 
@@ -74,6 +76,7 @@ def name_script_end(story: ScriptStory) -> RunEnded:
             oom_evidence=story.oom_evidence,
             xids=story.xids,
             lost_devices=story.lost_devices,
+            memory_bytes=story.memory_bytes,
             device_fix=lambda failure: _device_fix(story, failure),
             logs={rank: story.run.log_path(story.outputs.get(rank, 0)) for rank in ranks},
         )

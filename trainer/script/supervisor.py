@@ -32,6 +32,7 @@ from llmtop.trainer.supervisor.folderwatch import FolderWatch
 from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
 from llmtop.trainer.supervisor.journal import Journal
 from llmtop.trainer.supervisor.lifeline import run_started, supervisor_failed
+from llmtop.trainer.supervisor.loaderdeath import dead_workers
 from llmtop.trainer.supervisor.oom import OomWatch
 from llmtop.trainer.supervisor.patience import Graces, Patience
 from llmtop.trainer.supervisor.ranks import RankExit, adopt_orphans
@@ -211,21 +212,28 @@ class ScriptSupervisor:
             self.events.write(exit_.event)
 
     def _story(self) -> ScriptStory:
+        failed = self._progress.failed
+        workers = [pid for failure in failed.values() for pid in dead_workers(failure.message)]
         return ScriptStory(
             run=self._run,
             command=self._script.command,
             exit=self._exit,
             attached=self._progress.attached,
             finished=self._progress.finished,
-            failed=self._progress.failed,
+            failed=failed,
             last_step=self._progress.last_step,
             stop_asked=bool(self._stops) or self._patience.waiting_for != "",
             killed=self._killed,
             left=self._left,
             oom_evidence=self._oom.evidence(
                 self._hardware.host,
-                [*self._progress.pids.values(), *([self._exit.pid] if self._exit is not None else [])],
+                [
+                    *self._progress.pids.values(),
+                    *([self._exit.pid] if self._exit is not None else []),
+                    *workers,
+                ],
             ),
+            memory_bytes=self._hardware.rank_memory_bytes,
             xids=self._hardware.xids,
             lost_devices=self._hardware.lost_devices,
         )

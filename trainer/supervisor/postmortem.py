@@ -18,6 +18,8 @@ from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_bytes
 from llmtop.trainer.change.restagefolder import restage_folders
 from llmtop.trainer.statefile import newest_in
+from llmtop.trainer.supervisor.loaderdeath import DIED, dead_workers, shared_memory_words
+from llmtop.trainer.supervisor.loaderdeath import FIX as LOADER_FIX
 from llmtop.trainer.supervisor.oom import Evidence
 from llmtop.trainer.supervisor.ranks import RankExit
 
@@ -48,6 +50,7 @@ _SIGNAL_FIXES: dict[str, str] = {
 }
 
 _MESSAGE_FIXES: tuple[tuple[str, str], ...] = (
+    (DIED, LOADER_FIX),
     (r"no space left on device", "free space on the disk that holds the run, or in /dev/shm"),
     (r"too many open files", "raise the limit: ulimit -n 65536"),
     (
@@ -138,11 +141,20 @@ def _named(story: Story) -> RunEnded:
     at_fault = _first_fault(story)
     if at_fault is not None:
         failure = replace(_failure(story, at_fault), rank=at_fault.rank)
-        return _with_gpu_errors(story, failure)
+        return _with_gpu_errors(story, _with_memory_of_loaders(story, failure))
     clean = [exit_ for exit_ in story.exits if _clean(story, exit_)]
     if len(clean) == story.world_size:
         return _good_end(story)
     return _with_gpu_errors(story, _impatient_end(story))
+
+
+def _with_memory_of_loaders(story: Story, end: RunEnded) -> RunEnded:
+    """Where a worker of a DataLoader died, what is known of the memory that most often is why."""
+    if end.state != "failed" or not any(dead_workers(end.reason)):
+        return end
+    killed = story.oom_evidence.words if story.oom_evidence is not None else ""
+    told = "; ".join(filter(None, [killed, shared_memory_words()]))
+    return replace(end, reason=f"{end.reason}{'; ' if told else ''}{told}{_held_at_death(story)}")
 
 
 def _with_gpu_errors(story: Story, end: RunEnded) -> RunEnded:

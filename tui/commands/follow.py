@@ -121,10 +121,11 @@ class Narrator:
         loss = "n/a" if state.last_loss is None else f"{state.last_loss:.4f}"
         seconds = series.step_seconds[-1] if series.step_seconds else None
         rate = series.tokens_per_second[-1] if series.tokens_per_second else None
-        rate_text = "n/a" if rate is None else f"{rate:,.0f}"
+        # A script whose batches are no tokens never has a rate.
+        rate_text = "" if rate is None else f"  {rate:,.0f} tokens/s"
         return (
             f"step {format_progress(state.steps_finished, self._planned)}  loss {loss}"
-            f"  {format_seconds(seconds)} a step  {rate_text} tokens/s"
+            f"  {format_seconds(seconds)} a step{rate_text}"
         )
 
 

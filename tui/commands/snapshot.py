@@ -12,7 +12,7 @@ from llmtop.profiler.record.eventbase import rank_of
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.remote import name_here
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.profiler.record.snapshotevents import SnapshotParams, SnapshotTaken
+from llmtop.profiler.record.snapshotevents import SnapshotKind, SnapshotParams, SnapshotTaken
 from llmtop.profiler.snapshots.estimate import check_snapshot, estimate_snapshot
 from llmtop.profiler.snapshots.reading import Table, read_table, snapshot_lines, taken_for
 from llmtop.trainer import control
@@ -54,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--what",
         choices=KINDS,
-        default="state",
-        help="the allocator's blocks, where each rank stands, what ran when, or each module (default: state)",
+        help="the allocator's blocks, where each rank stands, what ran when, or each module (default: state;"
+        " on the CPU kind modules)",
     )
     parser.add_argument("--step", type=int, default=0, metavar="N", help="the first step; default: the next")
     parser.add_argument("--steps", type=int, default=1, metavar="N", help="of a trace: how many (default: 1)")
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> ExitCode:
             fix=f"what was taken while it ran: llmtop report {name_here(found.path)}",
         )
     asked = SnapshotParams(
-        what=args.what,
+        what=args.what or _usual_kind(found, args),
         ranks=args.ranks or (0,),
         step=args.step,
         steps=args.steps,
@@ -98,6 +98,11 @@ def run(args: argparse.Namespace) -> ExitCode:
             print_json(answer)
         return ExitCode.DONE
     return _take(found, asked, answer, args)
+
+
+def _usual_kind(found: RunDir, args: argparse.Namespace) -> SnapshotKind:
+    """What is taken where none is named; stacks of allocations are of a memory snapshot alone."""
+    return "modules" if found.spec().on_cpu and not args.with_stacks else "state"
 
 
 def _ranks(text: str) -> tuple[int, ...]:
