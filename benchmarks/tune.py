@@ -37,7 +37,7 @@ from llmtop.presets.resolve import Layer, Machine, recipe_layers, resolve
 from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.profiler.cost.sweep import changed
 from llmtop.profiler.fold.runstate import RunState
-from llmtop.profiler.hardware.host import host_memory_bytes
+from llmtop.profiler.hardware.hostmemory import host_memory_bytes
 from llmtop.trainer.tune.interrupt import interruptible
 from llmtop.trainer.tune.journal import Asked, Line, TuneDir
 from llmtop.trainer.tune.lacking import lacking

@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from llmtop.profiler.hardware.cgroup import cgroup_memory
 from llmtop.profiler.hardware.counters import RateCounter
 from llmtop.profiler.hardware.cpulimit import CpuLimitReader
-from llmtop.profiler.hardware.hostmemory import host_memory_bytes
 from llmtop.profiler.hardware.network import NetworkReader
 
 if TYPE_CHECKING:
     from llmtop.profiler.record.deviceevents import HostSample
-
-__all__ = ["HostReader", "host_memory_bytes"]
 
 _T = TypeVar("_T")
 _COUNTERS = ("busy", "total", "read", "write", "nvme_read", "nvme_write", "receive", "send")

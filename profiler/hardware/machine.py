@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from llmtop.presets.resolve import Machine
-from llmtop.profiler.hardware.host import host_memory_bytes
+from llmtop.profiler.hardware.hostmemory import host_memory_bytes
 
 if TYPE_CHECKING:
     from llmtop.profiler.hardware.nvml import NvmlDevice

@@ -59,7 +59,12 @@ def time_there(folder: Path) -> float:
 def name_here(folder: Path) -> str:
     """What a run is called in commands on this machine."""
     remote = read_remote(folder)
-    return folder.name if remote is None else f"{remote.host}:{folder.name}"
+    return name_for(folder.name, remote.host if remote is not None else "")
+
+
+def name_for(run_id: str, host: str) -> str:
+    """The same; `host`: the machine that has the run, as ssh is told, empty for this one."""
+    return f"{host}:{run_id}" if host else run_id
 
 
 def command_for(run_id: str, host: str, command: str, *words: str) -> str:
@@ -70,7 +75,7 @@ def command_for(run_id: str, host: str, command: str, *words: str) -> str:
     """
     if host and command in ON_ITS_MACHINE:
         return command_there(run_id, host, command, *words)
-    return shlex.join(["llmtop", command, f"{host}:{run_id}" if host else run_id, *words])
+    return shlex.join(["llmtop", command, name_for(run_id, host), *words])
 
 
 def command_there(run_id: str, host: str, command: str, *words: str) -> str:

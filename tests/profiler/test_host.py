@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from llmtop.profiler.hardware.cgroup import CgroupMemory, cgroup_memory
-from llmtop.profiler.hardware.host import HostReader, host_memory_bytes
+from llmtop.profiler.hardware.host import HostReader
+from llmtop.profiler.hardware.hostmemory import host_memory_bytes
 from llmtop.profiler.hardware.machine import torch_with_cuda
 from llmtop.profiler.hardware.processes import TreeMemory, descendants, process_tree_memory
 from tests.recorded import ManualClock

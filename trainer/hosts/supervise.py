@@ -23,7 +23,7 @@ import msgspec
 from llmtop.presets.errors import ExitCode, LlmtopError, UsageError
 from llmtop.presets.inputs import require_tokenizer
 from llmtop.profiler.fleet.summariser import Summariser
-from llmtop.profiler.hardware.host import host_memory_bytes
+from llmtop.profiler.hardware.hostmemory import host_memory_bytes
 from llmtop.profiler.record.events import RankStarted, RunEnded
 from llmtop.profiler.record.holding import hold
 from llmtop.profiler.record.hostabout import HostAbout, write_about

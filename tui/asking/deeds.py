@@ -36,7 +36,7 @@ def launch(spec: RunSpec, prediction: Prediction, root: Path, visible_devices: s
 
 def detect() -> Machine:
     """What this machine has."""
-    from llmtop.profiler.hardware.devices import detect_machine
+    from llmtop.profiler.hardware.machine import detect_machine
 
     return detect_machine()
 

@@ -340,14 +340,14 @@ def _machine(layers: Sequence[resolve.Layer]) -> resolve.Machine:
     gpu = strongest(layers, "gpu")
     if gpu not in (None, "auto") and not _is_cpu(str(gpu)):
         return resolve.Machine(gpu=str(gpu), gpus=1, host_memory_bytes=None)
-    from llmtop.profiler.hardware import host, machine  # nothing of it is asked for a named GPU
+    from llmtop.profiler.hardware import hostmemory, machine  # nothing of it is asked for a named GPU
 
     if gpu in (None, "auto"):
         return resolve.require_known(machine.detect_machine())
     return resolve.Machine(
         gpu=str(gpu),
         gpus=1,
-        host_memory_bytes=host.host_memory_bytes(),
+        host_memory_bytes=hostmemory.host_memory_bytes(),
         torch_with_cuda=machine.torch_with_cuda(),
     )
 

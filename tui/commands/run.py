@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from llmtop.presets.errors import ExitCode
-from llmtop.profiler.hardware.host import host_memory_bytes
+from llmtop.profiler.hardware.hostmemory import host_memory_bytes
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import launch

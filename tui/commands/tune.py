@@ -8,7 +8,7 @@ import time
 from msgspec import Struct
 
 from llmtop.presets.errors import ExitCode, JobFailedError, UsageError
-from llmtop.profiler.hardware.host import host_memory_bytes
+from llmtop.profiler.hardware.hostmemory import host_memory_bytes
 from llmtop.trainer.preflight import preflight
 from llmtop.trainer.tune.interrupt import interruptible
 from llmtop.trainer.tune.journal import Asked, Line, TuneDir, find_tune, tunes_root

@@ -8,7 +8,7 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
-from llmtop.profiler.hardware.devices import HostReader
+from llmtop.profiler.hardware.host import HostReader
 from llmtop.profiler.hardware.libaio import libaio
 from llmtop.profiler.units import format_bytes
 from llmtop.trainer.supervisor.extensions import extensions_dir, stale_locks

@@ -21,7 +21,7 @@ from textual.worker import get_current_worker
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost.sweep import Change
-from llmtop.profiler.hardware.host import host_memory_bytes
+from llmtop.profiler.hardware.hostmemory import host_memory_bytes
 from llmtop.profiler.units import counted
 from llmtop.trainer.tune.journal import Asked, TuneDir
 from llmtop.trainer.tune.lacking import lacking

@@ -51,7 +51,7 @@ class LaunchReview(Sheet[bool]):
             words = "It will most likely run out of memory; y launches it all the same."
             if self._short:
                 short = short_words(self._prediction.host_bytes, self._host_limit_bytes)
-                words = f"I{short[1:]}. {words}"
+                words = f"{short[:1].upper()}{short[1:]}. {words}"
             rows += [Content.styled(row, "bold $text-warning") for row in wrapped(words, width)]
         for note in self._notes:
             first, *more = wrapped(harmless(note), width - len("note "))
