@@ -26,7 +26,7 @@ from llmtop.profiler.record.events import (
 )
 from llmtop.profiler.record.failureevents import HostMemoryRunsOut
 from llmtop.profiler.record.hostclock import HostClock
-from llmtop.profiler.record.remote import command_for
+from llmtop.profiler.record.remote import command_for, name_for
 from llmtop.profiler.record.scriptevents import RunDescribed
 from llmtop.profiler.record.snapshotevents import SnapshotAsked, SnapshotTaken
 
@@ -165,7 +165,7 @@ class RunState(Struct, frozen=True, kw_only=True):
     @property
     def called(self) -> str:
         """What the run is called in commands here."""
-        return f"{self.elsewhere}:{self.run_id}" if self.elsewhere else self.run_id
+        return name_for(self.run_id, self.elsewhere)
 
     def command(self, command: str, *words: str) -> str:
         """One of llmtop for this run, as it is called here."""
