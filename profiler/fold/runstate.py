@@ -42,8 +42,8 @@ Status = Literal[
     "lost",
     "exported",
 ]
-"""`gone`: as in `RunEnd`; `lost`: the supervisor is gone and wrote no end; `exported`: it came from an archive
-that was made while the run went on. Only the reader of a run directory can tell the last two."""
+"""`gone`: as in `RunEnd`; `lost`: the supervisor is gone and wrote no end; `exported`: it came from an
+archive that was made while the run went on. Only the reader of a run directory can tell the last two."""
 
 ENDED: frozenset[Status] = frozenset(
     {"completed", "stopped", "gone", "failed", "out_of_memory", "lost", "exported"}
