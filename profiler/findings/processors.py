@@ -9,7 +9,8 @@ from llmtop.profiler.effects.load import others_share
 from llmtop.profiler.findings.finding import STEADY_STEPS, Finding, Rule, Seen, Severity
 from llmtop.profiler.findings.pace import STEADY_SAMPLES
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS
-from llmtop.profiler.record.deviceevents import HostSample, ProcessSample
+from llmtop.profiler.fold.runstate import ENDED
+from llmtop.profiler.record.deviceevents import HostSample, OtherWork, ProcessSample
 from llmtop.profiler.record.events import HardwareSampled
 from llmtop.profiler.units import counted, format_percent, format_seconds
 
@@ -45,8 +46,10 @@ def others_on_the_processors(seen: Seen) -> Iterator[Finding]:
     if waiting is not None and waiting < WAIT_SHARE:
         return
     share = median(shares)
-    cores = samples[-1].host.cpu_count or 0
-    who = work_words(samples[-1].host)
+    host = samples[-1].host
+    cores = host.cpu_count or 0
+    goes_on = seen.state.status not in ENDED
+    who = work_words(host, with_pids=goes_on)
     told = [
         f"they take {share * cores / 100:.1f} of {counted(cores, 'processor')}{f' ({who})' if who else ''}"
     ]
@@ -61,7 +64,8 @@ def others_on_the_processors(seen: Seen) -> Iterator[Finding]:
         severity=severity,
         title="other programs take processors",
         evidence="; ".join(told),
-        change="end them, run them elsewhere, or let them give way: renice 19 -p PID",
+        change="end them, run them elsewhere, or let them give way"
+        + (f": {_renice(host)}" if goes_on else ""),
     )
 
 
@@ -87,14 +91,16 @@ def held_by_a_limit(seen: Seen) -> Iterator[Finding]:
 
 
 def _steady(seen: Seen) -> Sequence[HardwareSampled]:
-    """The newest samples taken while steps were made, after the first ones."""
+    """Samples taken while steps were made, after the first ones; the newest while the run goes on."""
     series = seen.state.present_series
     times = [
         t for n, t in zip(series.steps, series.times, strict=True) if n >= series.steps[0] + WARMUP_STEPS
     ]
     if not times:
         return ()
-    return [s for s in seen.state.hardware_history if times[0] < s.t <= times[-1]][-NEWEST_SAMPLES:]
+    shown = [s for s in seen.state.hardware_history if times[0] < s.t <= times[-1]]
+    # Of a run that has ended it counts what was so for most of the time that is kept.
+    return shown if seen.state.status in ENDED else shown[-NEWEST_SAMPLES:]
 
 
 def _waiting(samples: Sequence[HardwareSampled]) -> float | None:
@@ -115,16 +121,32 @@ def _wait_share(process: ProcessSample) -> float | None:
     return waited / (used + waited)
 
 
-def work_words(host: HostSample) -> str:
+def work_words(host: HostSample, *, with_pids: bool = False) -> str:
     """The busiest programs beside the run, each with the processors it takes; empty where none stands out.
 
-    A damaged record may hold more and longer ones than a sampler writes.
+    `with_pids`: of the busiest processes of each, with whose they are; `...` where there are more. A damaged
+    record may hold more and longer ones than a sampler writes.
     """
     return ", ".join(
         f"{work.name[:_NAME_CHARACTERS]}{f' x{work.processes}' if work.processes > 1 else ''}"
-        f" {work.cpu_percent / 100:.1f}"
+        f" {work.cpu_percent / 100:.1f}{_pid_words(work) if with_pids else ''}"
         for work in host.other_work[:_MOST_NAMED]
     )
+
+
+def _pid_words(work: OtherWork) -> str:
+    if not work.pids:
+        return ""
+    more = " ..." if work.processes > len(work.pids[:_MOST_NAMED]) else ""
+    users = ", ".join(user[:_NAME_CHARACTERS] for user in work.users[:_MOST_NAMED])
+    pids = " ".join(map(str, work.pids[:_MOST_NAMED]))
+    return f", pid {pids}{more}" + (f" of {users}" if users else "")
+
+
+def _renice(host: HostSample) -> str:
+    """For the busiest processes of the busiest program; of a record that names none, for any."""
+    pids = next((work.pids[:_MOST_NAMED] for work in host.other_work if work.pids), ())
+    return f"renice 19 -p {' '.join(map(str, pids)) or 'PID'}"
 
 
 def _slower(seen: Seen) -> list[str]:

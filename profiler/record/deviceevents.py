@@ -136,6 +136,10 @@ class OtherWork(Struct, frozen=True, kw_only=True, gc=False):
     processes: int
     cpu_percent: float
     """100 is one processor."""
+    pids: tuple[int, ...] = ()
+    """Of the busiest of them, the first the most; empty in records of older versions."""
+    users: tuple[str, ...] = ()
+    """Whose those are, each once, as far as that can be told."""
 
 
 class HostSample(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

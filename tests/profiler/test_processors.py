@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 import sys
 import time
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from llmtop.profiler.findings.find import Finding, findings
+from llmtop.profiler.findings.processors import NEWEST_SAMPLES
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.hardware.counters import GroupCounter
@@ -19,11 +22,12 @@ from llmtop.profiler.hardware.cpulimit import CpuLimit, CpuLimitReader
 from llmtop.profiler.hardware.others import OthersCounter
 from llmtop.profiler.hardware.processes import Running, all_running, thread_waits
 from llmtop.profiler.record.deviceevents import HostSample, OtherWork, ProcessSample
-from llmtop.profiler.record.events import AnyEvent, HardwareSampled, StepFinished
+from llmtop.profiler.record.events import AnyEvent, HardwareSampled, RunEnded, StepFinished
 from tests.profiler.test_host import V2_MOUNT, FakeCgroups
 from tests.recorded_spec import GIB, Kind, recorded_prediction, recorded_spec
 
 STEPS = 40
+FFMPEG = OtherWork(name="ffmpeg", processes=3, cpu_percent=0.0, pids=(81, 80), users=("alice",))
 
 
 def told(
@@ -32,6 +36,7 @@ def told(
     wait: float | None = 0.0,
     seconds: list[float] | None = None,
     kind: Kind = "cpu",
+    ended: bool = False,
     **host: Any,
 ) -> dict[str, Finding]:
     """What is found of a run with a sample a second: `load` is what others take, in percent of 8 processors;
@@ -43,11 +48,13 @@ def told(
         sample = HostSample(
             cpu_count=8,
             cpu_percent=others + 100 / 8,
-            other_work=(OtherWork(name="ffmpeg", processes=3, cpu_percent=others * 8),) if others else (),
+            other_work=(replace(FFMPEG, cpu_percent=others * 8),) if others else (),
             **host,
         )
         process = ProcessSample(rank=0, rss_bytes=GIB, cpu_percent=100.0, cpu_wait_percent=wait)
         events.append(HardwareSampled(t=at + 0.5, src="hardware", host=sample, processes=(process,)))
+    if ended:
+        events.append(RunEnded(t=float(len(load)), state="completed", reason="done"))
     spec = recorded_spec(kind, ranks=1)
     state = fold(RunState(run_id="a-run"), events)
     return {found.key: found for found in findings(state, spec, recorded_prediction(spec))}
@@ -57,8 +64,16 @@ def told(
 def test_others_that_the_ranks_wait_for_are_named_with_what_they_take(kind: Kind) -> None:
     found = told([75.0] * STEPS, wait=50.0, kind=kind)["other_work"]
     assert found.severity == "warning"
-    assert "they take 6.0 of 8 processors (ffmpeg x3 6.0)" in found.evidence
-    assert "wait 33% of their time for one" in found.evidence and "renice" in found.change
+    assert "they take 6.0 of 8 processors (ffmpeg x3 6.0, pid 81 80 ... of alice)" in found.evidence
+    assert "wait 33% of their time for one" in found.evidence and found.change.endswith("renice 19 -p 81 80")
+
+
+def test_of_a_run_that_has_ended_no_pid_is_named_and_what_lasted_is_told() -> None:
+    """Others that ended a minute before the run did held it back all the same."""
+    load = [75.0] * (2 * NEWEST_SAMPLES) + [0.0] * NEWEST_SAMPLES
+    assert "other_work" not in told(load, wait=50.0)
+    found = told(load, wait=50.0, ended=True)["other_work"]
+    assert "81" not in found.evidence and "renice" not in found.change
 
 
 def test_a_few_others_are_worth_a_word_and_none_are_not() -> None:
@@ -129,7 +144,7 @@ def test_no_limit_and_no_cgroups_are_unknown(tmp_path: Path) -> None:
 
 
 def test_who_else_works_is_told_by_name_without_the_runs_own() -> None:
-    counter = OthersCounter()
+    counter = OthersCounter(owner=lambda pid: {2: "alice"}.get(pid, ""))
 
     def walk(**seconds: float) -> dict[int, Running]:
         pids = {"rank": 1, "cc1plus": 2, "backup": 3, "idle": 4}
@@ -142,6 +157,17 @@ def test_who_else_works_is_told_by_name_without_the_runs_own() -> None:
         ("cc1plus", 1, 80),
         ("backup", 1, 20),
     ]
+    assert [(work.pids, work.users) for work in found] == [((2,), ("alice",)), ((3,), ())]
+
+
+def test_of_a_program_with_many_processes_the_busiest_are_named_with_their_user() -> None:
+    counter = OthersCounter()
+    before = {pid: Running(0, "python", 7, 0.0) for pid in (5, 6, 7, 8, os.getpid())}
+    after = {pid: Running(0, "python", 7, float(at)) for at, pid in enumerate(before, start=1)}
+    counter.advance(before, (), 0.0)
+    (work,) = counter.advance(after, (), 10.0)
+    assert work.processes == 5 and work.pids == (os.getpid(), 8, 7)
+    assert work.users[0] == pwd.getpwuid(os.getuid()).pw_name
 
 
 def test_this_process_is_walked_by_its_name_and_its_threads_have_waited() -> None:
