@@ -184,10 +184,10 @@ def _install(extra: str) -> str:
 
 
 def _driver() -> bool:
-    """Whether an NVIDIA driver answers, so that a CUDA build of torch has a use."""
+    """Whether a CUDA build of torch has a use; also where the driver hangs, and nobody knows yet."""
     reader = NvmlReader()
     try:
-        return bool(reader.visible_indices())
+        return reader.is_silent or bool(reader.visible_indices())
     finally:
         reader.close()
 

@@ -53,6 +53,8 @@ class GpusInUse(Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuUse, ...] = ()
     problem: str = ""
     """Why there are none."""
+    is_silent: bool = False
+    """Whether the driver hangs: there may be some, and nobody knows."""
 
 
 def gpus_in_use(
@@ -61,8 +63,8 @@ def gpus_in_use(
     """Every GPU with its processes, read now; a few milliseconds for each."""
     reader = NvmlReader(pynvml)
     if not reader.devices:
-        return GpusInUse(problem=reader.problem or "")
-    silent = GpusInUse(problem="the driver of the GPUs does not answer")
+        return GpusInUse(problem=reader.problem or "", is_silent=reader.is_silent)
+    silent = GpusInUse(problem="the driver of the GPUs does not answer", is_silent=True)
     return _READING.ask(lambda: _read(reader, process_of or look_up), silent, OPEN_SECONDS)
 
 

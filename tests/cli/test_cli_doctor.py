@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.hardware.aside import ask_once
@@ -90,6 +91,8 @@ def test_torch_is_mended_with_its_cpu_build_where_there_is_no_driver(monkeypatch
     monkeypatch.setattr(software, "package_version", lambda _name: None)
     assert "-c constraints-cpu.txt -e '.[train]'" in look(BARE)["torch"].mend
     assert "constraints" not in look(H200)["torch"].mend
+    # A driver that hangs is there.
+    assert "constraints" not in look(replace(BARE, driver_silent=True))["torch"].mend
 
 
 def test_torch_for_a_newer_cuda_than_the_driver_runs() -> None:

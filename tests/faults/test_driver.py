@@ -14,7 +14,7 @@ from llmtop.presets.resolve import Machine
 from llmtop.profiler.findings.find import findings
 from llmtop.profiler.fold.ending import memory_words
 from llmtop.profiler.hardware import gpuuse, machine, nvml
-from llmtop.profiler.hardware.gpuuse import gpus_in_use
+from llmtop.profiler.hardware.gpuuse import GpusInUse, gpus_in_use
 from llmtop.profiler.hardware.links import LinkTotals
 from llmtop.profiler.hardware.machine import detect_machine
 from llmtop.profiler.hardware.nvml import NvmlReader
@@ -219,11 +219,12 @@ def test_a_driver_that_hangs_while_it_is_read_is_asked_by_one_thread(monkeypatch
     monkeypatch.setattr(nvml, "OPEN_SECONDS", 0.1)
     try:
         # The first is at the reading, the second at the opening of a library that is taken.
-        assert gpus_in_use(Stuck(FakeGpu())).problem == silent
+        assert gpus_in_use(Stuck(FakeGpu())) == GpusInUse(problem=silent, is_silent=True)
         assert "NVML: " in gpus_in_use(Stuck(FakeGpu())).problem
         threads = threading.active_count()
         for _ in range(3):
-            assert "NVML: " in gpus_in_use(Stuck(FakeGpu())).problem
+            found = gpus_in_use(Stuck(FakeGpu()))
+            assert "NVML: " in found.problem and found.is_silent
         assert threading.active_count() == threads
     finally:
         goes_on.set()

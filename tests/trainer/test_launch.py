@@ -269,6 +269,7 @@ def test_gpus_must_be_there(installed: set[str], monkeypatch: pytest.MonkeyPatch
 
     class NoGpu:
         problem = "NVML: driver not loaded"
+        is_silent = False
 
         def visible_indices(self) -> tuple[int, ...]:
             return ()
@@ -280,6 +281,10 @@ def test_gpus_must_be_there(installed: set[str], monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UsageError, match="wants 2 GPUs, and this machine shows 0") as caught:
         check("cuda")
     assert "driver not loaded" in caught.value.why
+    assert "constraints-cpu" in preflight._install("train")
+    # A driver that hangs is there, and torch for it has a use.
+    monkeypatch.setattr(NoGpu, "is_silent", True)
+    assert "constraints-cpu" not in preflight._install("train")
 
 
 @pytest.fixture

@@ -179,6 +179,8 @@ async def test_without_a_gpu_it_says_why(root: Path) -> None:
         await wait_for_text(pilot, "n/a: no GPU here (NVML: Driver Not Loaded)")
         await pilot.press("space", "a", "enter")
         await wait_for_text(pilot, "None is chosen")
+        bench.in_use = GpusInUse(problem="NVML: it hangs", is_silent=True)
+        await wait_for_text(pilot, "n/a: no GPU answers (NVML: it hangs)")
 
 
 def test_what_is_free() -> None:
@@ -196,12 +198,14 @@ def test_many_busy_gpus_share_a_few_rows(width: int) -> None:
     assert all(row.cell_length <= max(width, 45) for row in rows)
 
 
-async def test_what_a_model_needs_to_be_loaded_and_asked(root: Path) -> None:
+async def test_what_a_model_needs_to_be_loaded(root: Path) -> None:
     bench = Bench(root)
     async with bench.app.run_test(size=SMALL) as pilot:
         await wait_for_text(pilot, "✓ fits")
         await pilot.press("v")
-        shown = await wait_for_text(pilot, "8,192 tokens kept for 1 request", "✓ bf16", "smallest GPU")
+        shown = await wait_for_text(
+            pilot, "llmtop  load  ", "8,192 tokens kept for 1 request", "✓ bf16", "smallest GPU"
+        )
         await pilot.press("right", "up", "up")
         longer = await wait_for_text(pilot, "16,384 tokens kept for 4 requests")
         assert longer != shown

@@ -114,7 +114,11 @@ def _python(_machine: Machine) -> Check:
 def _package(row: PackageRow, machine: Machine) -> Check:
     version = package_version(row.name)
     # Without a driver a CUDA build of torch is gigabytes for nothing.
-    held = "" if machine.driver_version or row.extra != "train" else "-c constraints-cpu.txt "
+    held = (
+        ""
+        if machine.driver_version or machine.driver_silent or row.extra != "train"
+        else "-c constraints-cpu.txt "
+    )
     mend = install_words(row.extra, held)
     if not row.extra:
         mend = f"pip install --no-build-isolation {row.name}, after torch, where nvcc is; sdpa does without"

@@ -120,7 +120,8 @@ class GpuPicker(ModalScreen[tuple[GpuUse, ...]]):
         if self.found is None or not self.found.gpus:
             why = self.found.problem if self.found is not None else ""
             why = f" ({harmless(why)})" if why else ""
-            return f"{NOT_KNOWN}: no GPU here{why}. In the plan the row gpu takes any kind."
+            none = "no GPU answers" if self.found is not None and self.found.is_silent else "no GPU here"
+            return f"{NOT_KNOWN}: {none}{why}. In the plan the row gpu takes any kind."
         need = self._need_bytes
         adds = f", ━ what the plan needs of a chosen one, {format_bytes(need)} at most" if need else ""
         return f"╍ in use now{adds}. A run is given the chosen ones by CUDA_VISIBLE_DEVICES."
