@@ -2,7 +2,8 @@
 
 A straight line through the readings of the last minutes. Its slope has an error, and readings that follow
 one another are alike, so the error is widened by how alike they are. Where the slope may be nothing at all
-no time is told: memory that goes up and down with the steps is no growth.
+no time is told: memory that goes up and down with the steps is no growth, nor is what grew in one half of the
+time alone.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from llmtop.profiler.record.events import HardwareSampled
 SETTLE_STEPS = WARMUP_STEPS + 3
 """Caches of data, pinned buffers and freed memory fill up in the first steps; that is no leak."""
 FEWEST_SAMPLES = 30
-SHORTEST_SECONDS = 30.0
+SHORTEST_SECONDS = 45.0
 """Less says little about minutes to come."""
 SURE = 3.0
 """Standard errors: a slope nearer to zero than this is called none."""
+STEADY_SHARE = 0.6
+"""Of the slope of the steeper half of the samples, the least that the other half's must have: what comes in
+one jump or levels off was somebody's start."""
 FLOOR_BYTES_PER_SECOND = 64 * 1024
 """Slower growth takes days to fill a machine, and is as likely the page tables of somebody else."""
 _MOST_ALIKE = 0.98
@@ -54,9 +58,9 @@ def slope_of(times: Sequence[float], values: Sequence[float]) -> Slope | None:
         return None
     middle, level = fmean(times), fmean(values)
     across = sum((t - middle) ** 2 for t in times)
-    if across <= 0:
+    slope = _per_second(times, values)
+    if slope is None:
         return None
-    slope = sum((t - middle) * (v - level) for t, v in zip(times, values, strict=True)) / across
     rest = [v - level - slope * (t - middle) for t, v in zip(times, values, strict=True)]
     square = sum(r * r for r in rest)
     if square <= 0:
@@ -65,6 +69,23 @@ def slope_of(times: Sequence[float], values: Sequence[float]) -> Slope | None:
     alike = min(max(alike, 0.0), _MOST_ALIKE)
     error = sqrt(square / (len(times) - 2) / across) * sqrt((1 + alike) / (1 - alike))
     return Slope(per_second=slope, error=error)
+
+
+def is_steady(times: Sequence[float], values: Sequence[float]) -> bool:
+    """Whether both halves of the time grow, about as fast as one another."""
+    half = len(times) // 2
+    both = (_per_second(times[:half], values[:half]), _per_second(times[half:], values[half:]))
+    known = [slope for slope in both if slope is not None]
+    return len(known) == len(both) and min(known) > 0 and min(known) >= STEADY_SHARE * max(known)
+
+
+def _per_second(times: Sequence[float], values: Sequence[float]) -> float | None:
+    """Of the line of least squares; None where all is of one moment."""
+    middle, level = fmean(times), fmean(values)
+    across = sum((t - middle) ** 2 for t in times)
+    if across <= 0:
+        return None
+    return sum((t - middle) * (v - level) for t, v in zip(times, values, strict=True)) / across
 
 
 def forecast(history: Sequence[HardwareSampled], since: float | None) -> Forecast | None:
@@ -92,13 +113,14 @@ def _of_machine(shown: Sequence[HardwareSampled]) -> Forecast | None:
 
 
 def _toward(name: str, limit: int | None, points: Sequence[tuple[float, int]]) -> Forecast | None:
-    slope = slope_of([t for t, _ in points], [float(used) for _, used in points])
+    times, values = [t for t, _ in points], [float(used) for _, used in points]
+    slope = slope_of(times, values)
     if slope is None or not limit:
         return None
     used = points[-1][1]
     plain = Forecast(limit=name, used_bytes=used, limit_bytes=limit, slope=slope)
     least = slope.per_second - SURE * slope.error
-    if slope.per_second < FLOOR_BYTES_PER_SECOND or least <= 0:
+    if slope.per_second < FLOOR_BYTES_PER_SECOND or least <= 0 or not is_steady(times, values):
         return plain
     left = max(0, limit - used)
     return Forecast(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from llmtop.profiler.findings.finding import Finding, Rule, Seen
 from llmtop.profiler.findings.memory import host_relief
 from llmtop.profiler.findings.pace import step_seconds
@@ -11,6 +13,9 @@ from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.forecast import SETTLE_STEPS, Forecast, forecast
 from llmtop.profiler.units import format_bytes, format_range, format_seconds
 
+PLENTY_SHARE, PLENTY_SECONDS = 0.25, 600.0
+"""Less of a limit than this in use is plenty left, unless it is full so soon: a line from so far below hits
+it by chance."""
 UNKNOWN_END_SECONDS = 3600.0
 """Where the time to the run's end is not known, an hour ahead is looked at."""
 
@@ -27,7 +32,12 @@ def growth(state: RunState) -> Forecast | None:
     series = state.series
     seen = [(n, t) for n, t in zip(series.steps, series.times, strict=True) if began is None or t > began]
     settled = next((t for n, t in seen if n >= seen[0][0] + SETTLE_STEPS), None)
-    return forecast(state.hardware_history, settled)
+    told = forecast(state.hardware_history, settled)
+    if told is None or told.seconds is None or told.seconds <= PLENTY_SECONDS:
+        return told
+    if told.used_bytes >= PLENTY_SHARE * told.limit_bytes:
+        return told
+    return replace(told, seconds=None, earliest_seconds=None, latest_seconds=None)
 
 
 def memory_runs_out(seen: Seen) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmtop.profiler.findings.host import growth
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.memorytrail import TRAIL_POINTS, MemoryTrail
 from llmtop.profiler.fold.pace import PACE_BUCKETS
@@ -114,6 +116,58 @@ def test_noise_and_sawteeth_are_no_growth() -> None:
         for t in range(100)
     ]
     assert seen(teeth).seconds is None
+
+
+def used(levels: list[float], seed: int = 3) -> list[HardwareSampled]:
+    """A sample a second of a host of 64 GiB, by GiB in use, with the jitter of a quiet one."""
+    rng = random.Random(seed)
+    return [
+        sample(
+            1000.0 + t,
+            0,
+            memory_total_bytes=64 * GIB,
+            memory_available_bytes=round((64 - level) * GIB + rng.gauss(0, 4 * MIB)),
+        )
+        for t, level in enumerate(levels)
+    ]
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        [7.6 + 1.5 * (1 - math.exp(-t / 15)) for t in range(180)],
+        [7.6 + (0.9 if t > 25 else 0.0) for t in range(180)],
+        [7.6 + min(t, 20) / 15 for t in range(180)],
+    ],
+    ids=["levels-off", "one-jump", "a-ramp-that-ends"],
+)
+def test_what_starts_up_on_a_quiet_host_is_no_leak_at_any_moment(levels: list[float]) -> None:
+    history = used(levels)
+    for end in range(10, len(history), 3):
+        told = forecast(history[:end], 0.0)
+        assert told is None or told.seconds is None, end
+
+
+def test_a_leak_is_forecast_within_a_minute_and_from_then_on() -> None:
+    history = used([20.0 + t / 60 for t in range(180)])
+    for end in range(60, len(history), 10):
+        told = seen(history[:end])
+        assert told.seconds == pytest.approx((44 - end / 60) * 60, rel=0.1), end
+
+
+@pytest.mark.parametrize(
+    ("level", "a_minute", "is_told"), [(7.6, 1.5, False), (20.0, 1.5, True), (7.6, 8.0, True)]
+)
+def test_while_plenty_is_free_only_what_fills_soon_is_told(
+    level: float, a_minute: float, is_told: bool
+) -> None:
+    events: list[AnyEvent] = [step(n + 1, t=900.0 + n, step_seconds=1.0) for n in range(100)]
+    state = fold(
+        RunState(status="running"), [*events, *used([level + a_minute * t / 60 for t in range(120)])]
+    )
+    told = growth(state)
+    assert told is not None and (told.seconds is not None) is is_told
+    assert told.slope.per_second == pytest.approx(a_minute * GIB / 60, rel=0.05)
 
 
 def test_memory_that_shrinks_never_fills() -> None:

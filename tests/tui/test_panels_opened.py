@@ -109,7 +109,7 @@ def host_state(growth: float, count: int = 80) -> RunState:
         events.append(StepFinished(step=n + 1, src="rank0", t=float(n), step_seconds=1.0, loss=2.0))
         host = HostSample(
             memory_total_bytes=64 * GIB,
-            memory_available_bytes=round(40 * GIB - growth * n),
+            memory_available_bytes=round(40 * GIB - growth * n) - n % 2 * 2**26,
             nvme_read_bytes_per_second=3.2e9,
             nvme_write_bytes_per_second=1.1e9,
         )
