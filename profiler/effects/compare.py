@@ -46,8 +46,9 @@ class Side(Struct, frozen=True, kw_only=True):
     gpu: str
     world_size: int
     host: str
-    data: str
-    seq_len: int
+    data: str | None
+    """This and the sequence length: None of a script of which they are not known."""
+    seq_len: int | None
     tokens_per_step: int | None
     steps_finished: int
     timed_steps: int
@@ -55,6 +56,8 @@ class Side(Struct, frozen=True, kw_only=True):
     step_spread: MiddleHalf | None
     """Between which times the middle half of them lie."""
     versions: dict[str, str]
+    command: str = ""
+    """Of a script: of its options only what was seen is known; empty for a run of llmtop's own trainer."""
     settings: tuple[SettingReport, ...] = ()
     """All that it trained on; the figures of the comparison are of the last one."""
 
@@ -63,8 +66,9 @@ class OptionDifference(Struct, frozen=True, kw_only=True):
     option: str
     first: Any
     second: Any
-    first_from: Provenance
-    second_from: Provenance
+    first_from: Provenance | None
+    """None: the run is a script of which this was not seen, and no value is known."""
+    second_from: Provenance | None
 
 
 class Change(Struct, frozen=True, kw_only=True):
@@ -93,7 +97,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     first: Side
     second: Side
     options: tuple[OptionDifference, ...]
-    """Those that differ."""
+    """Those that differ, as far as they are known."""
     changes: tuple[Change, ...]
     loss_step: int | None
     """The step at which both losses were taken: the last one that both have."""
@@ -171,8 +175,9 @@ def _side(read: _Read) -> Side:
         gpu=report.gpu,
         world_size=report.world_size,
         host=report.host,
-        data=spec.options.data,
-        seq_len=spec.options.seq_len,
+        data=spec.options.data if spec.knows("data") else None,
+        seq_len=spec.options.seq_len if spec.knows("seq_len") else None,
+        command=report.command,
         tokens_per_step=report.tokens_per_step,
         steps_finished=report.steps_finished,
         timed_steps=len(steady),
@@ -185,18 +190,26 @@ def _side(read: _Read) -> Side:
 def _option_differences(first: RunSpec, second: RunSpec) -> Iterator[OptionDifference]:
     for option in fields(RunOptions):
         name = option.name
-        one, two = getattr(first.options, name), getattr(second.options, name)
-        if one != two:
-            yield OptionDifference(
-                option=name,
-                first=one,
-                second=two,
-                first_from=_source(first, name),
-                second_from=_source(second, name),
-            )
+        one, two = _value(first, name), _value(second, name)
+        sources = _source(first, name), _source(second, name)
+        if one == two and None not in sources:
+            continue
+        # Beside what is not known a default of llmtop's says nothing.
+        if None in sources and all(one is None or one.source == ValueSource.DEFAULT for one in sources):
+            continue
+        yield OptionDifference(
+            option=name, first=one, second=two, first_from=sources[0], second_from=sources[1]
+        )
 
 
-def _source(spec: RunSpec, option: str) -> Provenance:
+def _value(spec: RunSpec, option: str) -> Any:
+    return getattr(spec.options, option) if spec.knows(option) else None
+
+
+def _source(spec: RunSpec, option: str) -> Provenance | None:
+    """None of a script's option that was not seen."""
+    if not spec.knows(option):
+        return None
     return spec.provenance.get(option) or Provenance(source=ValueSource.DEFAULT)
 
 
@@ -283,7 +296,7 @@ def _unfair(first: _Read, second: _Read, one: Side, two: Side) -> Iterator[str]:
         ("sequence lengths", one.seq_len, two.seq_len),
         ("tokens a step", one.tokens_per_step, two.tokens_per_step),
     ):
-        if left != right:
+        if left != right and None not in (left, right):
             yield f"different {what}: {left} and {right}"
     if first.spec.model != second.spec.model and one.model == two.model:
         yield f"both models are called {one.model}, but their shapes differ"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llmtop.presets.errors import written
+from llmtop.presets.spec import Provenance
 from llmtop.profiler.effects.compare import LOAD_DIFFERS, Change, Comparison, Side
 from llmtop.profiler.report.settings import SettingReport
 from llmtop.profiler.units import (
@@ -24,6 +25,7 @@ _NAMES = {
     "device_bytes": "device (NVML)",
     "host_bytes": "host RAM (PSS)",
 }
+NOT_KNOWN = "not known"
 INDENTED = "  "
 """Before the components, which add up to the peak."""
 
@@ -43,6 +45,27 @@ def value_words(value: object) -> str:
     if value is None or value == {}:
         return "not set"
     return value if isinstance(value, str) else written(value)
+
+
+def option_words(value: object, found: Provenance | None) -> str:
+    """Of an option that differs; `found` is where its value comes from."""
+    return NOT_KNOWN if found is None else value_words(value)
+
+
+def options_note(found: Comparison) -> str:
+    """What is not known of the options, because a run is a script; empty for two runs of llmtop's trainer."""
+    sides = (("A", found.first), ("B", found.second))
+    scripts = [f"{letter} is a script ({side.command})" for letter, side in sides if side.command]
+    if not scripts:
+        return ""
+    return f"{', '.join(scripts)}: of a script's options only what was seen is known"
+
+
+def no_options_words(found: Comparison) -> str:
+    """Where none differs."""
+    if found.first.command or found.second.command:
+        return "none is known to differ"
+    return "all alike"
 
 
 def is_measured(change: Change) -> bool:

@@ -45,7 +45,9 @@ def mirror(
 
 def describe(run: RunDir, environment: Mapping[str, str]) -> Described:
     spec: RunSpec = run.spec()
-    options = {name: getattr(spec.options, name) for name in spec.options.__struct_fields__}
+    options = {
+        name: getattr(spec.options, name) for name in spec.options.__struct_fields__ if spec.knows(name)
+    }
     told = {**options, "model_name": spec.model.name, "gpu_name": spec.gpu.name, "recipe": spec.name}
     return Described(run_id=run.run_id, options=Scrubber(environment).value(told))
 

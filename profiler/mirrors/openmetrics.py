@@ -23,6 +23,7 @@ from llmtop.profiler.findings.find import findings
 from llmtop.profiler.findings.finding import SEVERITIES
 from llmtop.profiler.fleet.part import HostPart
 from llmtop.profiler.fleet.reading import FleetReader
+from llmtop.profiler.fold.modelname import model_name
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.mirrors.fleetmetrics import FAMILIES as FLEET_FAMILIES
@@ -84,7 +85,7 @@ def _series(column: str) -> Read:
 
 def _info(seen: Seen) -> Samples:
     state, spec = seen.state, seen.spec
-    yield (spec.name, spec.model.name, spec.gpu.name, str(spec.world_size), state.status), 1.0
+    yield (spec.name, model_name(spec, state), spec.gpu.name, str(spec.world_size), state.status), 1.0
 
 
 def _phases(seen: Seen) -> Samples:

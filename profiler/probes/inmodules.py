@@ -50,6 +50,7 @@ def model_built(model: Any, optimizer: Any, wrapper: Any, packages: Iterable[str
     return ModelBuilt(
         params=counts.params,
         trainable_params=counts.trainable_params,
+        module_class=type(model).__name__,
         attention=attention_in(model),
         optimizer=type(optimizer).__name__,
         engine_optimizer=type(wrapper).__name__,

@@ -257,6 +257,8 @@ class BaselineMeasured(Event, frozen=True, kw_only=True, tag="baseline_measured"
 class ModelBuilt(Event, frozen=True, kw_only=True, tag="model_built"):
     params: int
     trainable_params: int
+    module_class: str | None = None
+    """Of the model inside of all wrappers."""
     attention: str | None = None
     """The attention implementation that the modules really use."""
     optimizer: str | None = None

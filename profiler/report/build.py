@@ -16,6 +16,7 @@ from llmtop.profiler.findings.find import findings
 from llmtop.profiler.findings.finding import Finding
 from llmtop.profiler.fleet.overview import HostRow
 from llmtop.profiler.fold.ending import ending, not_saved_words
+from llmtop.profiler.fold.modelname import model_words
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
 from llmtop.profiler.fold.runstate import RunState, Status
 from llmtop.profiler.fold.series import MiddleHalf, mean_rate, middle_half, steady_steps
@@ -111,12 +112,13 @@ class Report(Struct, frozen=True, kw_only=True):
     device_kind: str
     """`cuda`, or `cpu`, where a rank's device is its process."""
     world_size: int
-    zero: int
-    precision: str
-    optimizer: str
+    zero: int | None
+    """This and what follows of options: None of a script of which it was not seen."""
+    precision: str | None
+    optimizer: str | None
     """The class that ran, else the one that was asked for."""
     engine_optimizer: str | None
-    attention: str
+    attention: str | None
     inputs: Inputs
     command: str = ""
     """Of a script; empty for a run of llmtop's own trainer."""
@@ -239,17 +241,17 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         fix=end.fix,
         imported=imported_words(run),
         host=state.host,
-        model=spec.model.name,
+        model=model_words(spec, state),
         params=built.params if built else prediction.params,
         trainable_params=built.trainable_params if built else prediction.trainable_params,
         gpu=spec.gpu.name,
         device_kind=spec.gpu.kind,
         world_size=spec.world_size,
-        zero=spec.options.zero,
-        precision=spec.options.precision,
-        optimizer=(built.optimizer if built else None) or spec.options.optimizer,
+        zero=spec.options.zero if spec.knows("zero") else None,
+        precision=_known(spec, "precision"),
+        optimizer=(built.optimizer if built else None) or _known(spec, "optimizer"),
         engine_optimizer=built.engine_optimizer if built else None,
-        attention=(built.attention if built else None) or spec.options.attention,
+        attention=(built.attention if built else None) or _known(spec, "attention"),
         inputs=inputs(spec),
         command="" if spec.script is None else shlex.join(spec.script.command),
         not_predicted=_not_predicted(spec, state),
@@ -272,7 +274,7 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
         predicted_tokens_per_second=prediction.tokens_per_second,
         mfu_percent=100 * share.mfu if share else None,
         needed_mfu_percent=100 * share.needed if share else None,
-        peak_flops_per_second=peak_flops_per_second(spec),
+        peak_flops_per_second=peak_flops_per_second(spec) if spec.is_known else None,
         phases=_phases(first),
         startup=_startup(state),
         components=_components(found),
@@ -314,6 +316,10 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
     )
 
 
+def _known(spec: RunSpec, option: str) -> str | None:
+    return str(getattr(spec.options, option)) if spec.knows(option) else None
+
+
 def _tokens_per_step(spec: RunSpec, state: RunState) -> int | None:
     """A script's are those of its newest step: until it is described nobody has said how many there are."""
     if spec.is_known:
@@ -326,7 +332,9 @@ def _not_predicted(spec: RunSpec, state: RunState) -> str:
     if spec.script is None or spec.script.described:
         return ""
     told = state.description.problem if state.description is not None else ""
-    return told or "no training has been seen in it"
+    if told or not state.steps_finished:
+        return told or "no training has been seen in it"
+    return "its model has no configuration that llmtop knows the shape of, or its batches are no tokens"
 
 
 def _phases(rank: RankState | None) -> tuple[PhaseReport, ...]:

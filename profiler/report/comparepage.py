@@ -11,10 +11,12 @@ from llmtop.profiler.effects.compare import Comparison, Side, compare
 from llmtop.profiler.effects.comparewords import (
     change_words,
     is_measured,
+    no_options_words,
+    option_words,
+    options_note,
     setting_words,
     side_words,
     spread_words,
-    value_words,
 )
 from llmtop.profiler.export.secrets import Scrubber
 from llmtop.profiler.memory.result import Component
@@ -83,22 +85,27 @@ def _unfair(found: Comparison) -> Markup:
 
 
 def _options(found: Comparison) -> Markup:
+    told = options_note(found)
+    note = element("p", f"{told}.", kind="dim") if told else Markup("")
     if not found.options:
-        return element("p", "All options are alike.")
+        words = f"Options: {no_options_words(found)}." if told else "All options are alike."
+        return joined((element("p", words), note))
     rows = [
         (
             option.option,
-            value_words(option.first),
+            option_words(option.first, option.first_from),
             _source(option.first_from),
-            value_words(option.second),
+            option_words(option.second, option.second_from),
             _source(option.second_from),
         )
         for option in found.options
     ]
-    return table(("option", "A", "from", "B", "from"), rows)
+    return joined((table(("option", "A", "from", "B", "from"), rows), note))
 
 
-def _source(found: Provenance) -> str:
+def _source(found: Provenance | None) -> str:
+    if found is None:
+        return ""
     return changed_by(found) or f"{found.source} {found.detail}".strip()
 
 

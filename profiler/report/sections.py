@@ -19,7 +19,7 @@ from llmtop.profiler.report.markup import Markup, details, element, joined, tabl
 from llmtop.profiler.report.pagedata import PageData
 from llmtop.profiler.report.quantized import quantized_lines
 from llmtop.profiler.report.settings import SettingReport
-from llmtop.profiler.report.text import took_words
+from llmtop.profiler.report.text import model_line, settings_words, took_words
 from llmtop.profiler.units import (
     NOT_AVAILABLE,
     format_bytes,
@@ -49,8 +49,7 @@ def head(report: Report) -> Markup:
     )
     what = (
         f"{report.model} ({format_count(report.params)} parameters{trained}) on {report.world_size} x "
-        f"{report.gpu} at {report.host or NOT_AVAILABLE}: ZeRO-{report.zero}, {report.precision}, "
-        f"{report.attention} attention, {report.optimizer}"
+        f"{report.gpu} at {report.host or NOT_AVAILABLE}: {settings_words(report)}"
     )
     parts = [
         element("h1", report.run_id),
@@ -58,7 +57,7 @@ def head(report: Report) -> Markup:
         element("p", f"What to do: {report.fix}") if report.fix else "",
         element("p", f"Imported {report.imported}.") if report.imported else "",
         element("p", element("code", report.command)) if report.command else "",
-        "" if report.not_predicted else element("p", what),
+        element("p", model_line(report) if report.not_predicted else what),
         element("p", f"Nothing is predicted: {report.not_predicted}") if report.not_predicted else "",
         element("p", f"Began {when(report.started)}, {took_words(report)}.", kind="dim"),
     ]
@@ -334,6 +333,8 @@ def configuration(data: PageData) -> Markup:
 
 def _option_rows(data: PageData) -> Iterator[tuple[str, str, str, str]]:
     for option in fields(RunOptions):
+        if not data.spec.knows(option.name):
+            continue
         value = getattr(data.spec.options, option.name)
         source = data.spec.provenance.get(option.name) or Provenance(source=ValueSource.DEFAULT)
         yield option.name, written_value(value), str(source.source), source.detail

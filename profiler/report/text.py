@@ -54,9 +54,10 @@ def _head(report: Report, width: int) -> Iterator[str]:
         yield from hanging("command", report.command, width)
     if report.not_predicted:
         yield from hanging("prediction", f"none: {report.not_predicted}", width)
+        yield from hanging("model", model_line(report), width)
         yield f"  began {_began(report)}, {took_words(report)}"
         return
-    settings = f"ZeRO-{report.zero}, {report.precision}, {report.attention} attention, {report.optimizer}"
+    settings = settings_words(report)
     yield from wrapped(
         f"{report.model} ({format_count(report.params)} parameters{trained}) on {report.world_size} x "
         f"{report.gpu}: {settings}",
@@ -68,6 +69,23 @@ def _head(report: Report, width: int) -> Iterator[str]:
 
 
 def took_words(report: Report) -> str:
+def settings_words(report: Report) -> str:
+    """Of a script only what was seen of it."""
+    told = (
+        None if report.zero is None else f"ZeRO-{report.zero}",
+        report.precision,
+        None if report.attention is None else f"{report.attention} attention",
+        report.optimizer,
+    )
+    return ", ".join(word for word in told if word is not None)
+
+
+def model_line(report: Report) -> str:
+    """Of a script that is not predicted: what was found in it, and where it runs."""
+    told = settings_words(report)
+    return f"{report.model} on {report.world_size} x {report.gpu}" + (f": {told}" if told else "")
+
+
     paused = format_seconds(report.paused_seconds)
     return f"{format_seconds(report.seconds)} in all" + (
         f", without {paused} between an end and going on" if report.paused_seconds >= 1 else ""
@@ -145,6 +163,8 @@ def _utilisation(report: Report) -> str:
             "a CPU's peak is not known" if report.device_kind == "cpu" else "this GPU's peak is not known"
         )
         return f"{NOT_AVAILABLE}, {reason}"
+        if report.not_predicted:
+            reason = "the shape of its model is not known"
     peak = report.peak_flops_per_second / 1e12
     if report.mfu_percent is None:
         return f"{NOT_AVAILABLE} of {peak:,.0f} TFLOP/s"

@@ -87,7 +87,7 @@ def test_options_say_where_they_came_from(tmp_path: Path) -> None:
         "zero": (2, 3),
         "seed": (0, 5),
     }
-    assert {str(option.first_from.source) for option in found.options} == {"default"}
+    assert {option.first_from and str(option.first_from.source) for option in found.options} == {"default"}
 
 
 def test_losses_are_taken_at_the_last_step_that_both_have(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from llmtop.profiler.findings.find import findings
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.result import Component, Moment
-from llmtop.profiler.record.events import MemoryClassified, RankFinished, RunEnded, StepFinished
+from llmtop.profiler.record.events import MemoryClassified, ModelBuilt, RankFinished, RunEnded, StepFinished
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, list_runs
 from llmtop.profiler.record.scriptevents import BatchSeen, RankAttached, RunDescribed
 from llmtop.profiler.record.stepevents import BETWEEN
@@ -175,7 +175,9 @@ def test_a_model_without_a_configuration_is_measured_and_not_predicted(tmp_path:
     run, end, state = watched(tmp_path, python("plain.py"))
     assert end.state == "completed", (end, output(run))
     assert [step.step for step in of(run, 0, StepFinished)] == [2, 3, 4, 5, 6]
-    assert state.description is None or state.description.setting is None
+    assert state.description is not None and state.description.setting is None
+    assert "no Hugging Face configuration" in state.description.problem
+    assert [built.module_class for built in of(run, 0, ModelBuilt)] == ["Sequential"]
     assert not run.prediction().is_known
 
 

@@ -26,12 +26,8 @@ def described(
     Raises UsageError where it cannot be predicted: a model without a configuration, an architecture that is
     not known, weights that are not held as any option of llmtop holds them.
     """
-    if attached.hf_config is None:
-        raise UsageError(
-            "its model is not predicted",
-            why="it has no Hugging Face configuration, so its shape is not known",
-            fix="memory and time are measured all the same",
-        )
+    require_known_shape(attached)
+    assert attached.hf_config is not None
     folder.mkdir(mode=0o700, exist_ok=True)
     config = folder / CONFIG
     config.write_text(json.dumps(attached.hf_config), encoding="utf-8")
@@ -54,6 +50,27 @@ def described(
     return replace(seen, model=shape, gpu=spec.gpu, script=replace(spec.script, described=True))
 
 
+def require_known_shape(attached: RankAttached) -> None:
+    """Raise UsageError where model or optimizer are none that llmtop predicts, whatever the batches are."""
+    if attached.hf_config is None:
+        raise UsageError(
+            "its model is not predicted",
+            why="it has no Hugging Face configuration, so its shape is not known",
+            fix="memory and time are measured all the same",
+        )
+    _refuse_unlike(attached, attached.found or FoundModel())
+
+
+def require_tokens(attached: RankAttached) -> None:
+    """Raise UsageError for a script that makes steps of batches that nobody could count."""
+    require_known_shape(attached)
+    raise UsageError(
+        "its memory is not predicted",
+        why="its batches are no tables of tokens, so their size is not known",
+        fix="memory and time are measured all the same",
+    )
+
+
 def _machines(spec: RunSpec, attached: RankAttached) -> dict[str, Any]:
     """Over hosts, as it was launched; on one machine, as many as there are."""
     options = spec.options
@@ -74,7 +91,6 @@ def _of_engine(attached: RankAttached) -> dict[str, Any]:
 def _of_modules(attached: RankAttached) -> dict[str, Any]:
     """What was seen of model and optimizer, which wins over what a configuration says."""
     found = attached.found or FoundModel()
-    _refuse_unlike(attached, found)
     values: dict[str, Any] = {
         "gradient_checkpointing": found.gradient_checkpointing,
         "checkpointing_reentrant": found.checkpointing_reentrant,

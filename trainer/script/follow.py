@@ -76,6 +76,8 @@ class ScriptProgress:
                 self._news = True
             case StepFinished():
                 self.last_step = max(self.last_step, event.step)
+                # Where no batch is seen by then, none will be.
+                self._news = self._news or not self.stepped
                 self.stepped = True
                 if not event.profiled:
                     self._seconds.append(event.step_seconds)

@@ -19,10 +19,10 @@ from llmtop.profiler.hardware.processes import ignores
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.record.events import RankStarted, RunEnded
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
-from llmtop.profiler.record.scriptevents import RunDescribed
+from llmtop.profiler.record.scriptevents import RankAttached, RunDescribed
 from llmtop.profiler.record.snapshotrequest import forget_snapshots
 from llmtop.trainer import control
-from llmtop.trainer.script.describe import described
+from llmtop.trainer.script.describe import described, require_tokens
 from llmtop.trainer.script.end import ScriptStory, name_script_end
 from llmtop.trainer.script.follow import ScriptProgress
 from llmtop.trainer.script.job import COMMAND, Job, job_of
@@ -159,7 +159,10 @@ class ScriptSupervisor:
     def _describe(self) -> None:
         """What was seen of model, engine and batch becomes the run's spec, with a prediction."""
         attached, batch = self._progress.attached.get(0), self._progress.batch
-        if attached is None or batch is None:
+        if attached is None:
+            return
+        if batch is None:
+            self._tell_why_not(attached)
             return
         # To ask for the machine while the driver hangs would hold up a stop.
         machine = None if self._hardware.driver_silent else detect_machine()
@@ -180,6 +183,15 @@ class ScriptSupervisor:
         setting = self._run.add_setting(spec, prediction, attached.deepspeed or {})
         self._run.put_in_force(setting)
         self.events.write(RunDescribed(setting=setting))
+
+    def _tell_why_not(self, attached: RankAttached) -> None:
+        """Of steps without a batch that could be counted, as soon as that is sure."""
+        if not self._progress.stepped:
+            return
+        try:
+            require_tokens(attached)
+        except LlmtopError as error:
+            self.events.write(RunDescribed(problem=error.in_one_line))
 
     def _look_for_trouble(self) -> None:
         # Before its first step a script may load and prepare for as long as it likes.

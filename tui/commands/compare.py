@@ -14,10 +14,12 @@ from llmtop.profiler.effects.compare import Change, Comparison, OptionDifference
 from llmtop.profiler.effects.comparewords import (
     change_words,
     is_measured,
+    no_options_words,
+    option_words,
+    options_note,
     setting_words,
     side_words,
     spread_words,
-    value_words,
 )
 from llmtop.profiler.record import rundir
 from llmtop.profiler.report.memorytext import SMALL_SHARE
@@ -85,18 +87,25 @@ def _head(found: Comparison, width: int) -> Iterator[str]:
 
 def _options(found: Comparison, width: int) -> Iterator[str]:
     if not found.options:
-        yield "Options: all alike"
-        return
-    yield "Options that differ"
+        yield f"Options: {no_options_words(found)}"
+    else:
+        yield "Options that differ"
     for option in found.options:
         yield from wrapped(_option(option), "  ", width)
+    if note := options_note(found):
+        yield from wrapped(note, "  ", width)
 
 
 def _option(option: OptionDifference) -> str:
-    first, second = value_words(option.first), value_words(option.second)
     return (
-        f"{option.option}: {first} ({_source(option.first_from)}) -> {second} ({_source(option.second_from)})"
+        f"{option.option}: {_sided(option.first, option.first_from)} -> "
+        f"{_sided(option.second, option.second_from)}"
     )
+
+
+def _sided(value: object, found: Provenance | None) -> str:
+    words = option_words(value, found)
+    return words if found is None else f"{words} ({_source(found)})"
 
 
 def _source(found: Provenance) -> str:

@@ -20,6 +20,7 @@ from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.breakdown import breakdown, process_peaks
 from llmtop.profiler.findings.find import findings
 from llmtop.profiler.fleet.part import telling_part
+from llmtop.profiler.fold.modelname import model_name
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.remote import Remote, read_remote
@@ -286,7 +287,7 @@ def run_row(run: RunDir, state: RunState) -> RunRow:
     return RunRow(
         run_id=run.run_id,
         name=spec.name,
-        model=spec.model.name,
+        model=model_name(spec, state),
         device=f"{spec.world_size}x{spec.gpu.name}",
         status=state.status,
         step=state.steps_finished,

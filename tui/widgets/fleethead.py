@@ -30,7 +30,9 @@ def head_rows(view: FleetView, width: int, *, read_only: bool) -> list[Content]:
     end = "…" + harmless(view.run_id).rsplit("-", 1)[-1]
     many = f", {spec.world_size} x" if spec.has_uneven_nodes else f" x {spec.options.gpus}"
     devices = f"{counted(len(view.rows), 'host')}{many} {harmless(spec.gpu.name)}"
-    ways = ((harmless(spec.model.name), devices, f"ZeRO-{spec.options.zero}"), (devices,), ())
+    zero = (f"ZeRO-{spec.options.zero}",) if spec.knows("zero") else ()
+    model = (harmless(spec.model.name),) if spec.is_known else ()
+    ways = ((*model, devices, *zero), (devices,), ())
     left = Content("")
     for told in ways:
         left = Content.assemble(

@@ -13,6 +13,7 @@ from textual.reactive import reactive
 
 from llmtop.profiler.changewords import down_words, under_way_words
 from llmtop.profiler.fold.ending import ending, memory_words
+from llmtop.profiler.fold.modelname import model_name
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.units import format_bytes, format_percent, format_progress, format_seconds
 from llmtop.tui.feeds.owncost import CostMeter, OwnCost
@@ -94,15 +95,17 @@ def _identity(view: RunView, width: int, badge: tuple[str, str] | None = None) -
     state, spec = view.state, view.spec
     mark, word, colour = STATUS_MARKS[state.status]
     right = Content.assemble((f"{mark} {word}", f"bold ${colour}"))
-    model, run_id = harmless(spec.model.name), harmless(state.run_id)
-    devices, zero = f"{spec.world_size} x {harmless(spec.gpu.name)}", f"ZeRO-{spec.options.zero}"
+    model, run_id = harmless(model_name(spec, state)), harmless(state.run_id)
+    devices = f"{spec.world_size} x {harmless(spec.gpu.name)}"
+    # Of a script nobody knows whether there is an engine before it is seen.
+    zero = (f"ZeRO-{spec.options.zero}",) if spec.knows("zero") else ()
     if state.host_ranks is not None:
         devices = f"{_ranks_words(state.ranks_here)} of {spec.world_size}"
     # The end of an id is enough for every command, and the name in its middle stands on the left.
     end = "…" + run_id.rsplit("-", 1)[-1]
     ways = (
-        ((model, devices, zero), run_id),
-        ((model, devices, zero), end),
+        ((model, devices, *zero), run_id),
+        ((model, devices, *zero), end),
         ((model, devices), end),
         ((model,), end),
         ((), end),
