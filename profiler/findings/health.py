@@ -41,12 +41,13 @@ def failed(seen: Seen) -> Iterator[Finding]:
 
 def lost(seen: Seen) -> Iterator[Finding]:
     if seen.state.status == "lost":
+        end = ending(seen.state)
         yield Finding(
             key="lost",
             severity="critical",
             title="the run's supervisor is gone",
-            evidence=f"it wrote no end; the last step in its record is {seen.state.steps_finished}",
-            change="it was killed, or the machine went down; the kernel log names what was killed for memory",
+            evidence=f"{end.reason}; the last step in its record is {seen.state.steps_finished}",
+            change=end.fix,
         )
 
 

@@ -11,11 +11,14 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.endevents import DeviceReturn
+from llmtop.profiler.record.leftovers import Left
 from llmtop.profiler.record.remote import as_called_here
 from llmtop.profiler.units import format_bytes
 
 GONE = "its supervisor is gone and wrote no end"
-_WHY_GONE = "the machine was restarted, or the supervisor was killed"
+_WHY_GONE = "it was killed, or the machine was restarted"
+_WHO_DID = "dmesg says whether the kernel killed it for memory"
+_PIDS_TOLD = 4
 _IN_MEMORY = "/dev/shm/"
 
 
@@ -35,17 +38,17 @@ def ending(state: RunState) -> Ending:
     if state.status != "lost":
         return Ending()
     if state.imported:
-        return Ending(reason=GONE, fix=_WHY_GONE)
+        return Ending(reason=f"{GONE}: {_WHY_GONE}", fix=f"{_WHO_DID}, on the machine that it ran on")
     kept = _kept_for_a_relaunch(state)
     if kept is None:
-        return Ending(reason=GONE, fix=_from_checkpoint(state))
+        return Ending(reason=_lost_words(state), fix="; ".join(_after_a_loss(state)))
     where = kept.path
     if where.startswith(_IN_MEMORY):
         where += ", in memory, until the machine is started anew"
     return Ending(
         reason=f"{GONE}, while the run was between two settings",
-        fix=f"its state after step {kept.step:,} is kept in {where}; {state.command('resume')} goes on"
-        " from it, on the old setting",
+        fix=f"{_stop_words(state)}its state after step {kept.step:,} is kept in {where};"
+        f" {state.command('resume')} goes on from it, on the old setting",
     )
 
 
@@ -125,8 +128,34 @@ def _kept_for_a_relaunch(state: RunState) -> CheckpointSaved | None:
     return saved if saved is not None and saved.passing and saved.step >= state.steps_finished else None
 
 
-def _from_checkpoint(state: RunState) -> str:
-    if not state.checkpoints:
-        return _WHY_GONE
-    step = state.checkpoints[-1].step
-    return f"{_WHY_GONE}; {state.command('resume')} goes on after step {step:,}"
+def _lost_words(state: RunState) -> str:
+    """Why nobody wrote the end, and what goes on all the same."""
+    left = state.left
+    if left is None or not left.pids:
+        return f"{GONE}: {_WHY_GONE}"
+    one, step = len(left.pids) == 1, state.steps_finished
+    told = ", ".join(map(str, left.pids[:_PIDS_TOLD])) + (", ..." if len(left.pids) > _PIDS_TOLD else "")
+    where = f", at step {step:,} by the record" if step else ""
+    still = f"process {told} of the run still runs" if one else f"processes {told} of the run still run"
+    return f"{GONE}: it was killed; {still}{where}"
+
+
+def _after_a_loss(state: RunState) -> list[str]:
+    """What to do, in its order: end what is left, learn why, start again."""
+    left = state.left if state.left is not None else Left()
+    if left.watched_pid is not None:
+        return [f"llmtop attach --pid {left.watched_pid} looks at it again"] if left.pids else [_WHO_DID]
+    parts = [f"{state.command('stop')} ends what is left"] if left.pids else []
+    parts.append(_WHO_DID)
+    if left.command:
+        again = "start it again, from its own newest checkpoint where it has one"
+        return [*parts, f"{again}: llmtop run -- {left.command}"]
+    resume = state.command("resume")
+    if state.checkpoints:
+        return [*parts, f"{resume} goes on after step {state.checkpoints[-1].step:,}"]
+    return [*parts, f"nothing was saved: {resume} --anew begins anew"]
+
+
+def _stop_words(state: RunState) -> str:
+    left = state.left
+    return f"{state.command('stop')} ends what is left; " if left is not None and left.pids else ""

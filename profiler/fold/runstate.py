@@ -26,6 +26,7 @@ from llmtop.profiler.record.events import (
 )
 from llmtop.profiler.record.failureevents import HostMemoryRunsOut
 from llmtop.profiler.record.hostclock import HostClock
+from llmtop.profiler.record.leftovers import Left
 from llmtop.profiler.record.remote import command_for, name_for
 from llmtop.profiler.record.scriptevents import RunDescribed
 from llmtop.profiler.record.snapshotevents import SnapshotAsked, SnapshotTaken
@@ -155,6 +156,8 @@ class RunState(Struct, frozen=True, kw_only=True):
     """It came from an archive and is only looked at; only the reader of a run directory can tell."""
     elsewhere: str = ""
     """The machine that has the run, as ssh is told; empty for this one. Only the reader can tell."""
+    left: Left | None = None
+    """Of a lost run of this machine: what is left of it, as far as the reader looked."""
     writing_resumed: tuple[WritingResumed, ...] = ()
     """The newest of each log that could not be written for a while."""
     thinned: dict[str, LogThinned] = field(default_factory=dict)

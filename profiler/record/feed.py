@@ -22,6 +22,7 @@ from llmtop.profiler.record.bookmark import Bookmark, read_bookmark, write_bookm
 from llmtop.profiler.record.clocks import Clocks, clocks_of
 from llmtop.profiler.record.events import AnyEvent
 from llmtop.profiler.record.imported import unended_status
+from llmtop.profiler.record.leftovers import Left, Leftovers
 from llmtop.profiler.record.recording import Cursor, LogPlace, NoSuchPlace
 from llmtop.profiler.record.remote import read_remote
 from llmtop.profiler.record.rundir import RunDir
@@ -192,6 +193,8 @@ class RunReader:
         self._fresh_starts = FreshStarts(run)
         self._shown = self._of_origin(self._folded)
         self._unended = unended_status(run)
+        self._leftovers: Leftovers | None = None
+        """Once the run was found lost."""
 
     @property
     def behind(self) -> bool:
@@ -207,14 +210,24 @@ class RunReader:
             folded = replace(folded, skipped_lines=self._stream.skipped_lines)
         lost = folded.ended is None and not supervised and not self._stream.behind
         unwritable = "" if lost or folded.ended is not None else unwritable_words(self.run.path)
-        same = (lost, unwritable) == (self._shown.status == self._unended, self._shown.unwritable)
+        left = self._left() if lost else None
+        shown = self._shown
+        same = (lost, unwritable, left) == (shown.status == self._unended, shown.unwritable, shown.left)
         if folded is not self._folded or not same:
             self._folded = folded
             shown = replace(folded, unwritable=unwritable) if unwritable else folded
-            self._shown = self._of_origin(replace(shown, status=self._unended) if lost else shown)
+            self._shown = self._of_origin(replace(shown, status=self._unended, left=left) if lost else shown)
         if (lost or folded.ended is not None) and not self._stream.behind:
             self._keep()
         return self._shown
+
+    def _left(self) -> Left | None:
+        """None for a run that is or was another machine's."""
+        if self.run.is_imported or self._folded.elsewhere or self._unended != "lost":
+            return None
+        if self._leftovers is None:
+            self._leftovers = Leftovers(self.run)
+        return self._leftovers.look()
 
     def _of_origin(self, state: RunState) -> RunState:
         return replace(state, imported=True) if self.run.is_imported else state

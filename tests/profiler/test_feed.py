@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,12 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from llmtop.presets.spec import Script
+from llmtop.profiler.fold.ending import ending
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record import recording
+from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import RankExited, RunEnded, StepFinished
 from llmtop.profiler.record.feed import START_GRACE_SECONDS, RunReader, RunStream, read_state
+from llmtop.profiler.record.leftovers import RUN_MARK
 from llmtop.profiler.record.processidentity import process_identity
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.wholefile import write_atomic
@@ -79,6 +86,73 @@ def test_a_run_without_end_and_supervisor_is_lost(tmp_path: Path) -> None:
         assert reader.poll().status == "lost"
         writer.write(RunEnded(state="failed", reason="rank 0 was killed by SIGKILL"))
     assert reader.poll().status == "failed"
+
+
+@pytest.fixture
+def left_behind() -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    """Starts a process that carries the mark of a run and waits to be killed."""
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def start(run_id: str) -> subprocess.Popen[bytes]:
+        command = (sys.executable, "-c", "import sys; print(1, flush=True); sys.stdin.read()")
+        environment = {**os.environ, RUN_MARK: run_id}
+        pipe = subprocess.PIPE
+        begun.append(subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe))
+        assert begun[-1].stdout is not None and begun[-1].stdout.readline()
+        return begun[-1]
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+def test_of_a_lost_run_what_still_runs_is_named_with_how_to_end_it_and_go_on(
+    tmp_path: Path, left_behind: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    run = make_recorded_run(tmp_path, end=None, steps=8)
+    dead_supervisor(run)
+    reader = RunReader(run)
+    alone = ending(reader.poll())
+    assert "killed, or the machine was restarted" in alone.reason and "llmtop stop" not in alone.fix
+    process = left_behind(run.run_id)
+    pid, reader = process.pid, RunReader(run)
+    state = reader.poll()
+    assert state.left is not None and state.left.pids == (pid,) and reader.poll() is state
+    end = ending(state)
+    assert f"process {pid} of the run still runs, at step {state.steps_finished} by the record" in end.reason
+    assert "restarted" not in end.reason
+    assert end.fix.startswith(f"llmtop stop {run.run_id} ends what is left; ")
+    newest = state.checkpoints[-1].step if state.checkpoints else None
+    goes_on = "--anew begins anew" if newest is None else f"goes on after step {newest:,}"
+    assert f"llmtop resume {run.run_id} {goes_on}" in end.fix
+    saved = CheckpointSaved(step=5, path="/c/step-5", size_bytes=1, seconds=1.0)
+    kept = ending(replace(state, checkpoints=(saved,)))
+    assert kept.fix.endswith(f"; llmtop resume {run.run_id} goes on after step 5")
+    process.kill()
+    process.wait()
+    state = reader.poll()
+    assert state.left is not None and state.left.pids == () and "still runs" not in ending(state).reason
+
+
+def test_a_lost_script_says_what_to_start_again_and_one_that_was_looked_at_is_looked_at_again(
+    tmp_path: Path, left_behind: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    spec = recorded_spec("cpu", ranks=1)
+
+    def lost(script: Script) -> tuple[RunDir, RunState]:
+        run = RunDir.create(tmp_path, replace(spec, script=script), recorded_prediction(spec), {})
+        dead_supervisor(run)
+        return run, read_state(run)
+
+    run, _ = lost(Script(command=("torchrun", "my train.py"), folder="/"))
+    pid = left_behind(run.run_id).pid
+    end = ending(read_state(run))
+    assert f"process {pid} of the run still runs" in end.reason
+    assert end.fix.startswith(f"llmtop stop {run.run_id} ends what is left; ")
+    assert end.fix.endswith("newest checkpoint where it has one: llmtop run -- torchrun 'my train.py'")
+    _, looked = lost(Script(command=("train",), folder="/", pid=pid))
+    assert ending(looked).fix == f"llmtop attach --pid {pid} looks at it again"
 
 
 def test_a_run_that_has_ended_is_never_lost(tmp_path: Path) -> None:

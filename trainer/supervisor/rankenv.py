@@ -14,11 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.record.leftovers import RUN_MARK
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.pdeath import SUPERVISOR_PID
 from llmtop.trainer.supervisor.extensions import VARIABLE
 
-RUN_ID = "LLMTOP_RUN_ID"
+RUN_ID = RUN_MARK
 """Marks every process of a run."""
 WORKER_COMMAND = "LLMTOP_WORKER_COMMAND"
 """Started in place of the worker, with the run directory as last argument; for tests."""
