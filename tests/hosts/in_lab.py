@@ -11,7 +11,8 @@ import pytest
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.rundir import list_runs
 from tests.hosts.lab import Lab, wait_for, why_not
-from tests.trainer.supervised import Supervised, worker_command
+from tests.hosts.over_hosts import OnHosts
+from tests.trainer.supervised import worker_command
 
 IN_LAB = pytest.mark.skipif(bool(why_not()), reason=why_not() or "a lab can be made")
 GRACES = "peers=0.3,kill=5,stop=5,stop_kill=3,save=60,finish=30,host=40"
@@ -29,7 +30,7 @@ def tidy_lab(root: Path, hosts: int = 2, *, shared: bool = False) -> Iterator[La
         )
 
 
-class InLab(Supervised):
+class InLab(OnHosts):
     """A run that was launched in the lab, as its launching machine sees it."""
 
     def __init__(self, lab: Lab) -> None:
@@ -39,10 +40,6 @@ class InLab(Supervised):
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         wait_for(condition, lambda: (self.events(), self.log()))
-
-    def nothing_is_left(self) -> None:
-        """The supervisors of hosts leave by themselves, after they have said so."""
-        wait_for(lambda: self.processes() == [], lambda: (self.processes(), self.log()))
 
     def log(self) -> str:
         logs = [*self.run.path.glob("hosts/*/supervisor.log"), *self.run.path.glob("rank-*.log")]

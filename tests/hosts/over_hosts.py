@@ -12,9 +12,10 @@ import pytest
 
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import AnyEvent
-from llmtop.profiler.record.hosts import HostDir, Hosts, Launcher
+from llmtop.profiler.record.hosts import HostDir, Hosts, Launcher, read_hosts
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.trainer.hosts.hostfile import with_ranks
+from llmtop.trainer.hosts.left import hosts_left_open
 from llmtop.trainer.hosts.start import start_over_hosts
 from tests.hosts.lab import wait_for
 from tests.recorded_spec import recorded_prediction, recorded_spec
@@ -69,7 +70,32 @@ def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, *, more: str = "") -
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin:/usr/sbin:/sbin")
 
 
-class OverHosts(Supervised):
+class OnHosts(Supervised):
+    """One run under a lead."""
+
+    def nothing_is_left(self) -> None:
+        """A lead that starts supervisors by ssh says of none that it left before it is gone. Of starters, and
+        of hosts that do not answer, it promises no more than that they end by themselves."""
+        hosts = read_hosts(self.run)
+        if hosts is not None and hosts.launcher == "ssh" and not hosts_left_open(self.run):
+            super().nothing_is_left()
+            assert self.supervisors_left() == []
+        else:
+            self.comes_to_nothing()
+
+    def supervisors_left(self) -> list[str]:
+        """Hosts whose supervisors live, where that can be seen."""
+        return []
+
+    def comes_to_nothing(self) -> None:
+        """Of supervisors whose lead is gone: they leave by themselves, after they have said so."""
+        wait_for(
+            lambda: self.processes() == [] and self.supervisors_left() == [],
+            lambda: (self.processes(), self.supervisors_left(), self.log()),
+        )
+
+
+class OverHosts(OnHosts):
     """One run under a real lead and real supervisors of hosts, over fake ranks."""
 
     def __init__(
@@ -96,12 +122,11 @@ class OverHosts(Supervised):
         assert host is not None
         return HostDir(self.run.path, host)
 
+    def supervisors_left(self) -> list[str]:
+        return [host.name for host in self.hosts.hosts if self.host(host.name).supervisor_alive()]
+
     def host_events(self, name: str) -> list[AnyEvent]:
         return EventTail(self.host(name).events_path(SUPERVISOR)).poll()
-
-    def nothing_is_left(self) -> None:
-        """The supervisors of hosts leave by themselves, after they have said so."""
-        wait_for(lambda: self.processes() == [], lambda: (self.processes(), self.log()))
 
     def log(self) -> str:
         own = [self.host(host.name).log_path(SUPERVISOR) for host in self.hosts.hosts]

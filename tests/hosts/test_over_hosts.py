@@ -8,21 +8,29 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from llmtop.presets.errors import UsageError
+from llmtop.presets.errors import JobFailedError, UsageError
 from llmtop.profiler.fleet.summary import decoder
 from llmtop.profiler.record.changeevents import ChangeAsked, Restaged
+from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import ControlAnswered, RankStarted, RunEnded, RunStarted
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.hostabout import read_about
 from llmtop.profiler.record.hostevents import ClockMeasured, HostJoined, HostLeft
+from llmtop.profiler.record.rundir import SUPERVISOR
 from llmtop.trainer import control
+from llmtop.trainer.hosts import crew, ending
+from llmtop.trainer.hosts.members import Member
+from llmtop.trainer.hosts.transport import OverSsh
 from llmtop.trainer.hosts.versions import require_alike
 from llmtop.trainer.launch import resume_run
+from llmtop.tui.commands import stop
 from tests.hosts.lab import wait_for
-from tests.hosts.over_hosts import GRACES, Start
+from tests.hosts.over_hosts import GRACES, OverHosts, Start
 
 
 @pytest.mark.parametrize("launcher", ["ssh", "srun", "pdsh"])
@@ -136,7 +144,7 @@ def test_hosts_end_by_themselves_when_the_lead_is_gone(start: Start) -> None:
         wait_for(lambda name=name: isinstance(run.host_events(name)[-1], RunEnded), run.log)  # type: ignore[misc]
         last = run.host_events(name)[-1]
         assert isinstance(last, RunEnded) and "was not heard of for 12 s" in last.reason
-    run.nothing_is_left()
+    run.comes_to_nothing()
 
 
 def test_stop_reaches_the_hosts_of_a_run_whose_lead_was_killed(
@@ -152,9 +160,46 @@ def test_stop_reaches_the_hosts_of_a_run_whose_lead_was_killed(
     )
     assert stopped.returncode == 0, stopped.stderr
     assert "no process is left" in stopped.stdout
-    run.nothing_is_left()
+    assert run.processes() == [] and run.supervisors_left() == [], "what was said is so"
     last = [run.host_events(name)[-1] for name in ("h1", "h2")]
     assert all(isinstance(one, RunEnded) for one in last)
+
+
+def test_a_host_is_over_once_its_supervisor_is_gone_and_not_with_its_last_words(tmp_path: Path) -> None:
+    run = OverHosts(tmp_path)
+    member = Member(run.run, run.hosts.hosts[0])
+    with EventWriter(member.dir.events_path(SUPERVISOR), SUPERVISOR) as log:
+        log.write(RunEnded(state="stopped", reason="as ordered"))
+    member.ended = RunEnded(state="stopped", reason="as ordered")
+    member.transport = ssh = OverSsh.__new__(OverSsh)
+    link: Any = SimpleNamespace(opened=True, heard_pong=True, alive=True, ended_code=None, problem="")
+    ssh.link = link
+    assert not ending._is_over(member) and crew._is_on_its_way_out(member)
+    assert "still on its way out" in ending._why(member)
+    link.ended_code = 0
+    assert ending._is_over(member) and not crew._is_on_its_way_out(member)
+    link.ended_code, link.alive = None, False
+    assert ending._is_over(member) and not crew._is_on_its_way_out(member)
+    # One that cannot be asked: its last words count once it is known that nobody answers.
+    link.opened = False
+    assert not ending._is_over(member) and not crew._is_on_its_way_out(member)
+    link.problem = "No route to host"
+    assert ending._is_over(member)
+    member.orders.close()
+
+
+def test_stop_says_that_no_process_is_left_once_none_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = OverHosts(tmp_path).run
+    seen = [[7], [7], []]
+    monkeypatch.setattr(stop, "processes_left", lambda found: seen.pop(0))
+    stop._require_none_left(run)
+    assert not seen
+    monkeypatch.setattr(stop, "processes_left", lambda found: [7])
+    monkeypatch.setattr(stop, "_LEAVE_SECONDS", 0.1)
+    with pytest.raises(JobFailedError, match="are left: 7"):
+        stop._require_none_left(run)
 
 
 def test_a_run_is_gone_on_with_on_its_hosts(start: Start) -> None:

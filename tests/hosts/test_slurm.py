@@ -17,9 +17,9 @@ from llmtop.profiler.record.hostevents import HostJoined, HostLeft
 from llmtop.profiler.record.hosts import HostDir, read_hosts
 from llmtop.profiler.record.rundir import list_runs
 from tests.hosts.lab import wait_for
-from tests.hosts.over_hosts import GRACES
+from tests.hosts.over_hosts import GRACES, OnHosts
 from tests.hosts.slurm_cluster import CannotStart, Cluster, why_not
-from tests.trainer.supervised import Supervised, worker_command
+from tests.trainer.supervised import worker_command
 
 pytestmark = [
     pytest.mark.slow,
@@ -40,16 +40,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         wait_for(lambda: made.call("squeue", "--noheader").stdout == "", made.told)
 
 
-class InSlurm(Supervised):
+class InSlurm(OnHosts):
     """The run of a folder that a job has made."""
 
     def __init__(self, root: Path) -> None:
         self.run = list_runs(root)[0]
         self.supervisor_pid = 0
-
-    def nothing_is_left(self) -> None:
-        """The supervisors of hosts leave by themselves, after they have said so."""
-        wait_for(lambda: self.processes() == [], lambda: (self.processes(), self.log()))
 
 
 def in_job(

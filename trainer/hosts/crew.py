@@ -16,7 +16,7 @@ from llmtop.trainer.hosts import orders
 from llmtop.trainer.hosts.beat import LeadBeat
 from llmtop.trainer.hosts.gathering import Gathering
 from llmtop.trainer.hosts.hostranks import HostRanks
-from llmtop.trainer.hosts.members import Member, Members
+from llmtop.trainer.hosts.members import STILL_LEAVING, Member, Members
 from llmtop.trainer.hosts.openfiles import make_room
 from llmtop.trainer.supervisor.patience import Graces
 from llmtop.trainer.supervisor.ranks import RankExit
@@ -157,14 +157,17 @@ class Crew:
             deadline = time.monotonic() + _LEAVE_SECONDS
             while self._still_leaving() and time.monotonic() < deadline:
                 self.wait()
+            while any(map(_is_on_its_way_out, self.members.all)) and time.monotonic() < deadline:
+                self.wait()
             self._fetch_the_last(deadline)
         except OSError as error:
             self._log(f"the hosts cannot be told to leave: {error}")
         left: dict[str, str] = {}
         for member in self.members.all:
-            answered = member.ended is not None
-            was_there = answered or not self._gathering.never_reached(member)
+            answered = member.ended is not None and not _is_on_its_way_out(member)
+            was_there = member.ended is not None or not self._gathering.never_reached(member)
             reason = member.ended.reason if member.ended is not None else silence(member)
+            reason = STILL_LEAVING if _is_on_its_way_out(member) else reason
             if was_there and not answered:
                 left[member.name] = reason
             self._write(HostLeft(host=member.name, reason=reason, answered=answered, was_there=was_there))
@@ -206,6 +209,12 @@ def silence(member: Member) -> str:
 
 def span(ranks: range) -> str:
     return str(ranks.start) if len(ranks) == 1 else f"{ranks.start} to {ranks.stop - 1}"
+
+
+def _is_on_its_way_out(member: Member) -> bool:
+    """Whether its supervisor has said its last and is still there, as far as it can be asked."""
+    transport = member.transport
+    return member.ended is not None and transport is not None and transport.supervisor_lives is True
 
 
 def _was_there(member: Member) -> bool:

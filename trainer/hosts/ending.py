@@ -10,7 +10,7 @@ from llmtop.profiler.record.events import RunEnded
 from llmtop.profiler.record.hosts import Hosts
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.trainer.hosts.beat import LeadBeat
-from llmtop.trainer.hosts.members import Member
+from llmtop.trainer.hosts.members import STILL_LEAVING, Member
 from llmtop.trainer.hosts.openfiles import make_room
 from llmtop.trainer.hosts.transport import InFolder, OverSsh
 
@@ -57,9 +57,11 @@ def _end(members: list[Member]) -> dict[str, str]:
     while left and time.monotonic() < deadline:
         for name, member in list(left.items()):
             member.orders.flush()
-            if _runs(member) is False or _has_ended(member):
+            if _is_over(member):
                 del left[name]
         time.sleep(_PAUSE_SECONDS)
+    # Of those that cannot be asked now their last word counts.
+    left = {name: member for name, member in left.items() if _lives(member) or not _has_ended(member)}
     return {name: _why(member) for name, member in left.items()}
 
 
@@ -69,15 +71,24 @@ def _has_ended(member: Member) -> bool:
     return bool(told) and isinstance(told[-1], RunEnded)
 
 
-def _runs(member: Member) -> bool | None:
-    """Whether the host's supervisor lives; None: not known yet."""
-    transport = member.transport
-    if isinstance(transport, OverSsh):
-        return transport.link.alive is True if transport.link.opened and transport.link.heard_pong else None
-    return None
+def _is_over(member: Member) -> bool:
+    """Whether nothing runs there any more. A supervisor that has said its last is there for a moment."""
+    assert member.transport is not None
+    if isinstance(member.transport, OverSsh):
+        cannot_be_asked = bool(member.transport.problem) and _has_ended(member)
+        return _lives(member) is False or (_lives(member) is None and cannot_be_asked)
+    # On another machine no more can be seen of it than its words.
+    return _has_ended(member) and not member.dir.supervisor_alive()
+
+
+def _lives(member: Member) -> bool | None:
+    """Whether the host's supervisor does; None: not known."""
+    return member.transport.supervisor_lives if member.transport is not None else None
 
 
 def _why(member: Member) -> str:
     assert member.transport is not None
+    if _has_ended(member):
+        return STILL_LEAVING
     because = f": {member.transport.problem}" if member.transport.problem else ""
     return f"it does not answer{because}"

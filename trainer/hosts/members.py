@@ -26,10 +26,15 @@ _CLOCK_SECONDS = 6 * 3600.0
 _SMALLEST_CLOCK_CHANGE_SECONDS = 0.01
 """Nobody looks at less; a clock that nobody sets drifts by a second a day, and hosts may be thousands."""
 
+STILL_LEAVING = "its ranks have ended, and its supervisor is still on its way out"
+
 
 class Told(Struct, frozen=True):
     member: Member
     event: AnyEvent
+
+
+STILL_LEAVING = "its ranks have ended, and its supervisor is still on its way out"
 
 
 class Member:

@@ -51,6 +51,11 @@ class Transport(Protocol):
         """Why the host's supervisor is known to be gone; empty while it is not."""
         ...
 
+    @property
+    def supervisor_lives(self) -> bool | None:
+        """None where that cannot be asked now."""
+        ...
+
     def start(self) -> None: ...
 
     def ask_for_all(self) -> None:
@@ -155,6 +160,13 @@ class OverSsh:
         """Of the supervisor that was started last."""
         return self.link.spawned_pid
 
+    @property
+    def supervisor_lives(self) -> bool | None:
+        """By the far end's newest word."""
+        if not self.link.opened or not self.link.heard_pong:
+            return None
+        return self.link.alive is True and self.link.ended_code is None
+
     def start(self) -> None:
         self.link.start()
 
@@ -184,6 +196,7 @@ class InFolder:
     problem = "its sign of life in the run's folder does not change"
     dead = ""
     has_all = True
+    supervisor_lives = None
 
     def __init__(self, run: RunDir, host: Host, lead: LeadBeat) -> None:
         self._sign = SignWatch(HostDir(run.path, host).beat_path)

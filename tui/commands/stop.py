@@ -37,6 +37,9 @@ WAIT_SECONDS = 600.0
 """A step of a large model and its checkpoint take minutes."""
 TERM_SECONDS = 5.0
 """For a process without supervisor to end when asked, before it is killed."""
+_LEAVE_SECONDS = 10.0
+"""For processes on this machine whose last words were read: supervisors of hosts, what links to hosts."""
+_LOOK_SECONDS = 0.05
 _DRIVER_SECONDS = 30.0
 """It may have to be loaded first."""
 _DRIVER_SILENT = "the driver of the GPUs does not answer: what they have in use is not known"
@@ -115,6 +118,7 @@ def _had_ended(found: rundir.RunDir, state: RunState, args: argparse.Namespace) 
         _end_lost(found, state, args)
     _require_hosts_ended(found, lead_gone=True, lead_lost=state.status == "lost")
     if state.status == "lost":
+        _require_none_left(found)
         print("no process is left")
     return ExitCode.DONE
 
@@ -169,15 +173,23 @@ def _tell_what_is_left(found: rundir.RunDir, state: RunState, seconds: float) ->
     """That no process is left and the GPUs have their memory back; raises where a process is."""
     if (remote := read_remote(found.path)) is not None:
         print(f"it has ended on {remote.host}, {format_seconds(seconds)} after it was asked")
-    elif left := processes_left(found):
-        raise JobFailedError(
-            f"processes of run {found.run_id} are left: {', '.join(map(str, left))}",
-            fix=f"kill -9 {' '.join(map(str, left))}",
-        )
     else:
+        _require_none_left(found)
         print(f"no process is left, {format_seconds(seconds)} after it was asked")
     if told := memory_words(state):
         print(told)
+
+
+def _require_none_left(found: rundir.RunDir) -> None:
+    """Raise JobFailedError where a process of the run is left here once all have had time to leave."""
+    deadline = time.monotonic() + _LEAVE_SECONDS
+    while left := processes_left(found):
+        if time.monotonic() >= deadline:
+            raise JobFailedError(
+                f"processes of run {found.run_id} are left: {', '.join(map(str, left))}",
+                fix=f"kill -9 {' '.join(map(str, left))}",
+            )
+        time.sleep(_LOOK_SECONDS)
 
 
 def _tell_what_is_saved(found: rundir.RunDir, state: RunState, refusal: str) -> None:
