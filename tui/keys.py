@@ -73,7 +73,7 @@ LOAD_KEYS: tuple[Key, ...] = (
     Key("q", "dismiss(None)", "", "", footer=False),
     Key("question_mark", "app.help", "Help", "", display="?"),
 )
-"""Of what a model needs to be loaded and asked, which lies over the plan."""
+"""Of what a model needs to be loaded, which lies over the plan."""
 
 PICKER_KEYS: tuple[Key, ...] = (
     Key("space", "pick", "Choose", "choose the GPU under the cursor, or not", display="Space"),
@@ -136,7 +136,7 @@ PLAN_KEYS: tuple[Key, ...] = (
     Key("w", "where", "Where", "which GPUs it fits on, how many, how fast; ⏎ takes them", drop=6),
     Key("t", "tune", "Tune", "search for the fastest setting by real trials; ⏎ takes one", drop=10),
     Key("d", "devices", "GPUs", "the GPUs here: who uses which; choose which the run is to have", drop=4),
-    Key("v", "serve", "Serve", "what the model needs to be loaded and asked, at each precision", drop=12),
+    Key("v", "load", "Load", "load: what the model needs to answer requests, at each precision", drop=12),
     Key("escape", "cancel_edit", "", "", footer=False),
     Key("L", "review", "Launch", "the command and DeepSpeed's configuration; ⏎ there launches", changes=True),
 )
@@ -266,7 +266,7 @@ HELP: tuple[tuple[str, tuple[Key, ...]], ...] = (
     ("Plan", PLAN_KEYS),
     ("Sweep and where", SEARCH_KEYS),
     ("Tune", TUNE_KEYS),
-    ("Load and ask", LOAD_KEYS),
+    ("Load", LOAD_KEYS),
     ("GPUs of this machine", PICKER_KEYS),
     ("Launch", REVIEW_KEYS),
     ("Monitor", MONITOR_KEYS),

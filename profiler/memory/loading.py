@@ -1,4 +1,4 @@
-"""What a model needs to be loaded and asked, at each precision: weights, cache of keys and values, the rest.
+"""What a model needs to be loaded, at each precision: weights, cache of keys and values, the rest.
 
 Weights in GGUF follow llama.cpp (`ggml/src/ggml-common.h` for the bytes of a block, `src/llama-quant.cpp:
 llama_tensor_get_type_impl` for which tensor gets which type); 8 and 4 bits otherwise are bitsandbytes'.

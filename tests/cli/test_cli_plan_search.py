@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.cost.where import WhereRow
@@ -124,8 +125,7 @@ def test_where_tells_what_each_host_needs(llmtop: Llmtop) -> None:
     assert "host is what each host must have, which is not checked" in answer.out
 
 
-@pytest.mark.parametrize("width", [60, 70, 80])
-def test_the_host_column_stays_where_there_is_little_room(width: int) -> None:
+def where_row(gpu: str, **settings: object) -> WhereRow:
     brief = Brief(
         fits=True,
         peak_allocated_bytes=1 << 34,
@@ -135,20 +135,42 @@ def test_the_host_column_stays_where_there_is_little_room(width: int) -> None:
         step_seconds=1.0,
         tokens_per_second=12_345.0,
     )
-    rows = [
-        WhereRow(
-            gpu=gpu,
-            gpu_memory_bytes=1 << 36,
-            gpus=8,
-            settings={"gpus": 8, "micro_batch": 2, "zero": zero},
-            brief=brief,
-            kwh_per_million_tokens=1.0,
-            why="",
-        )
-        for zero, gpu in enumerate(("a100-40gb", "h100-80gb"))
-    ]
+    return WhereRow(
+        gpu=gpu,
+        gpu_memory_bytes=1 << 36,
+        gpus=8,
+        settings={"gpus": 8, "micro_batch": 2, **settings},
+        brief=brief,
+        kwh_per_million_tokens=0.0123,
+        why="",
+    )
+
+
+@pytest.mark.parametrize("width", [60, 70, 80])
+def test_the_host_column_stays_where_there_is_little_room(width: int) -> None:
+    rows = [where_row(gpu, zero=zero) for zero, gpu in enumerate(("a100-40gb", "h100-80gb"))]
     lines = where_lines(rows, width)
     assert all(len(line) <= width and "2.00 TiB" in line for line in lines.rows) and "host" in lines.head
+
+
+def test_the_speed_and_energy_that_a_gpu_is_chosen_by_stay_where_every_setting_differs() -> None:
+    """In the app at 80 columns, and of a search that was allowed everything in those that are seen there."""
+    usual = [
+        where_row("a100-40gb", zero=0, gradient_checkpointing=True, precision="bf16"),
+        where_row("v100-32gb", micro_batch=16, zero=3, gradient_checkpointing=False, precision="fp16"),
+    ]
+    lines = where_lines(usual, 77)
+    assert all(len(line) <= 77 for line in (lines.head, *lines.rows))
+    assert " ".join(lines.head.split()) == "GPU GPUs tok/s Wh/M needs host micro zero ckpt type"
+    more = {"offload_optimizer": "cpu", "offload_param": "cpu", "optimizer": "adamw_8bit", "liger": True}
+    less = {"offload_optimizer": "none", "offload_param": "none", "optimizer": "adamw", "liger": False}
+    all_else = [
+        replace(row, settings={**row.settings, **differs})
+        for row, differs in zip(usual, (more, less), strict=True)
+    ]
+    lines = where_lines(all_else, 77)
+    assert all(re.search(r"12,345 +12\.3 ", line[:40]) for line in lines.rows)
+    assert "Wh/M" in lines.head[:40] and lines.head.endswith("type  opt   params  optim       liger")
 
 
 def test_where_looks_at_the_count_that_was_typed(llmtop: Llmtop) -> None:

@@ -1,4 +1,4 @@
-"""What a model needs to be loaded and asked."""
+"""What a model needs to be loaded."""
 
 from __future__ import annotations
 

@@ -198,12 +198,14 @@ def test_many_busy_gpus_share_a_few_rows(width: int) -> None:
     assert all(row.cell_length <= max(width, 45) for row in rows)
 
 
-async def test_what_a_model_needs_to_be_loaded_and_asked(root: Path) -> None:
+async def test_what_a_model_needs_to_be_loaded(root: Path) -> None:
     bench = Bench(root)
     async with bench.app.run_test(size=SMALL) as pilot:
         await wait_for_text(pilot, "✓ fits")
         await pilot.press("v")
-        shown = await wait_for_text(pilot, "8,192 tokens kept for 1 request", "✓ bf16", "smallest GPU")
+        shown = await wait_for_text(
+            pilot, "llmtop  load  ", "8,192 tokens kept for 1 request", "✓ bf16", "smallest GPU"
+        )
         await pilot.press("right", "up", "up")
         longer = await wait_for_text(pilot, "16,384 tokens kept for 4 requests")
         assert longer != shown

@@ -27,7 +27,7 @@ from tests.tui.tuiruns import MACHINE, LiveRun, screen_text, wait_for, wait_for_
 
 SCREENS = {"Runs": "runs", "Plan": "plan", "Monitor": "monitor", "Hosts": "monitor", "Replay": "replay"}
 ELSEWHERE = {
-    *("Launch", "GPUs of this machine", "Load and ask", "Sweep and where", "Tune"),
+    *("Launch", "GPUs of this machine", "Load", "Sweep and where", "Tune"),
     *("Log, opened", "Findings, opened"),
 }
 """Sections of what is opened on a screen."""

@@ -1,4 +1,4 @@
-"""What a model needs to be loaded and asked: any context length by its number."""
+"""What a model needs to be loaded: any context length by its number."""
 
 from __future__ import annotations
 

@@ -254,7 +254,7 @@ async def test_the_plan_and_what_lies_over_it(view: View, root: Path) -> None:
             Page("where", ("escape", "w"), ("a100-40gb", "Take it")),
             Page("plan-gpus", ("escape", "d", "a"), ("2 chosen",)),
             Page("plan-launch", ("enter", "L"), ("Launch this run?", "train_batch_size")),
-            Page("plan-serve", ("escape", "v"), ("bf16", "Longer")),
+            Page("plan-load", ("escape", "v"), ("bf16", "Longer")),
         )
         await album.take(pilot, pages)
     album.close()

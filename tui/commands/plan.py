@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asked.add_argument(
         "--load",
         action="store_true",
-        help="what the model needs to be loaded and asked: bf16, int8, nf4 and GGUF, with its cache",
+        help="what the model needs to be loaded and to answer: bf16, int8, nf4 and GGUF, with its cache",
     )
     asked.add_argument(
         "--context", metavar="N", type=count, help=f"with --load: tokens of a request (default: {CONTEXT})"

@@ -1,4 +1,4 @@
-"""`plan --load`: what a model needs to be loaded and asked, at each precision."""
+"""`plan --load`: what a model needs to be loaded, at each precision."""
 
 from __future__ import annotations
 

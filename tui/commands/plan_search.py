@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from llmtop.presets.errors import UsageError, nearest
@@ -120,27 +120,38 @@ class WhereLines(NamedTuple):
 
 
 def where_lines(rows: Sequence[WhereRow], width: int = WIDTH) -> WhereLines:
-    """Kinds of GPU on which it fits, aligned; what the width has no room for is left out."""
+    """Kinds of GPU on which it fits, aligned: speed and energy, by which they are chosen, come first.
+
+    Where there is no room the memory of a GPU is left out and heads are cut short; what a host needs stays.
+    """
     settings = [key for key in rows[0].settings if key not in _HIDDEN]
     same = [key for key in settings if len({row.settings[key] for row in rows}) == 1]
     keys = [key for key in settings if key not in same]
-    heads = ["GPU", "GPUs", *(_head(key) for key in keys), "needs", "of", "host", "tokens/s", "Wh/M"]
-    cells = [heads, *(_where_cells(row, keys) for row in rows)]
-    right = [1, *range(len(keys) + 2, len(heads))]
+    cells = [[*_WHERE_HEADS, *map(_head, keys)], *(_where_cells(row, keys) for row in rows)]
+    right = range(1, len(_WHERE_HEADS))
     lines = table(cells, right=right)
-    for dropped in _LESSER:
-        if max(map(len, lines)) <= width:
-            break
-        at = cells[0].index(dropped)
+    if max(map(len, lines)) > width:
+        at = _WHERE_HEADS.index(_LESSER)
         cells = [row[:at] + row[at + 1 :] for row in cells]
         right = right[:-1]
+        lines = table(cells, right=right)
+    if max(map(len, lines)) > width:
+        cells[0] = [_BRIEF_HEADS.get(head, head) for head in cells[0]]
         lines = table(cells, right=right)
     words = ", ".join(f"{_head(key)} {_value(rows[0].settings[key])}" for key in same)
     return WhereLines(lines[0], tuple(lines[1:]), f"all with {words}" if words else "")
 
 
-_LESSER = ("of", "Wh/M")
-"""Columns left out in this order where there is no room; never what each host needs."""
+_WHERE_HEADS = ("GPU", "GPUs", "tokens/s", "Wh/M", "needs", "of", "host")
+_LESSER = "of"
+_BRIEF_HEADS = {
+    "tokens/s": "tok/s",
+    "recompute": "ckpt",
+    "opt on": "opt",
+    "params on": "params",
+    "optimizer": "optim",
+    "precision": "type",
+}
 _HIDDEN = ("gpus", "checkpointing_every")
 """Settings that have a column of their own, or follow from another."""
 
@@ -151,13 +162,13 @@ def _where_cells(row: WhereRow, keys: Sequence[str]) -> list[str]:
     return [
         row.gpu,
         str(row.gpus) if row.nodes == 1 else f"{row.nodes} x {row.gpus}",
-        *(_value(row.settings[key]) for key in keys),
+        "n/a" if rate is None else f"{rate:,.0f}",
+        "n/a" if energy is None else _watt_hours(energy * 1000),
         ("≈" if brief is not None and brief.tight else "")
         + format_bytes(brief.needed_bytes if brief is not None else None),
         format_bytes(row.gpu_memory_bytes),
         format_bytes(brief.host_bytes if brief is not None else None),
-        "n/a" if rate is None else f"{rate:,.0f}",
-        "n/a" if energy is None else _watt_hours(energy * 1000),
+        *(_value(row.settings[key]) for key in keys),
     ]
 
 
@@ -173,9 +184,8 @@ def nowhere_words(row: WhereRow, *, brief: bool = False) -> str:
     short = format_bytes(row.short_bytes)
     if brief:
         return f"short by {short} even on {_tried(row)}"
-    settings = ", ".join(_setting_words(row.settings))
     return (
-        f"{row.why}: closest is {_tried(row)} with {settings}, which needs"
+        f"{row.why}: closest is {_tried(row)} with {setting_words(row.settings)}, which needs"
         f" {format_bytes(row.brief.needed_bytes)} a GPU of {format_bytes(row.gpu_memory_bytes)},"
         f" short by {short}"
     )
@@ -185,10 +195,9 @@ def _tried(row: WhereRow) -> str:
     return counted(row.tried_gpus or 0, "GPU")
 
 
-def _setting_words(settings: Change) -> Iterator[str]:
-    for key, value in settings.items():
-        if key not in _HIDDEN:
-            yield f"{_head(key)} {_value(value)}"
+def setting_words(settings: Change) -> str:
+    """Each that was searched, by its short name."""
+    return ", ".join(f"{_head(key)} {_value(value)}" for key, value in settings.items() if key not in _HIDDEN)
 
 
 def parse_allow(text: str) -> tuple[str, ...]:

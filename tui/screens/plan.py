@@ -201,10 +201,10 @@ class PlanScreen(Screen[None]):
 
         self.app.push_screen(picker, chosen)
 
-    def action_serve(self) -> None:
+    def action_load(self) -> None:
         plan = self.plan
         if plan is None or plan.spec is None:
-            self._say("There is no model to ask: the plan is not valid.")
+            self._say("There is no model to load: the plan is not valid.")
             return
         self.app.push_screen(LoadView(plan.spec))
 

@@ -1,4 +1,4 @@
-"""What the model of a plan needs to be loaded and asked, at each precision."""
+"""What the model of a plan needs to be loaded, at each precision."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MARKS = {None: ("?", "$text-warning"), True: ("✓", "$text-success"), False: (
 class LoadView(ModalScreen[None]):
     """Arrow keys double and halve the tokens of a request and the number of requests; `c` takes any."""
 
-    HELP_TITLE: ClassVar[str] = "Load and ask"
+    HELP_TITLE: ClassVar[str] = "Load"
     BINDINGS: ClassVar[list[BindingType]] = bindings((*LOAD_KEYS, *MOVE_KEYS))
 
     def __init__(self, spec: RunSpec) -> None:
@@ -36,7 +36,7 @@ class LoadView(ModalScreen[None]):
         self._tokens, self._requests = CONTEXT, 1
 
     def compose(self) -> ComposeResult:
-        words = f"  load and ask  {harmless(self._spec.model.name)}"
+        words = f"  load  {harmless(self._spec.model.name)}"
         yield Static(Content.assemble(("llmtop", "bold $text-primary"), words), id="search-head")
         yield Static(id="grid", markup=False)
         yield KeyFooter()
