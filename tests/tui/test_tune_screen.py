@@ -70,7 +70,9 @@ async def test_without_a_search_the_ranking_is_shown_and_s_begins_one(
         shown = await wait_for_text(pilot, "may fit", "predicted", "nothing was measured yet", "s begins")
         rows = shown.splitlines()
         assert len(rows) <= size[1] and all(len(row) <= size[0] for row in rows)
-        assert sum(row.lstrip().startswith("· ") for row in rows) >= 3
+        offered = [" ".join(row.split()) for row in rows if row.lstrip().startswith("· ")]
+        assert len(set(offered)) == len(offered) >= 3, "no two look alike"
+        assert "measured" not in shown.replace("nothing was measured", ""), "no empty column"
         await pilot.press("x")
         await wait_for_text(pilot, "No search goes on.")
         await pilot.press("s")
@@ -95,10 +97,21 @@ async def test_a_search_is_shown_as_it_goes_and_the_best_is_taken(root: Path) ->
             began = replace(ended(4, None, attention="eager"), event="began", outcome=None)
             deeds.tune.append(began)
             shown = await wait_for_text(
-                pilot, "▸ attention eager", "★ micro 2, liger on", "500 ms ± 10.0 ms", "2,000",
-                "out of memory", "2.00x as fast as the plan", "goes on, 3 trials so far", "as it is",
+                pilot, "best: micro 2, liger on", "500 ms ± 10.0 ms", "2,000", "out of memory",
+                "2.00x as fast as the plan", "goes on, 3 trials so far", "* the plan as it is",
             )  # fmt: skip
-            assert shown.index("★") < shown.index("✓ the plan as it is") < shown.index("✗ micro 1")
+            marks = {row.strip()[:2].strip(): row.split() for row in shown.splitlines() if row.strip()}
+            heads = next(row.split() for row in shown.splitlines() if "predicted " in row)
+            at = {head: heads.index(head) + 1 for head in ("micro", "attn", "liger")}
+            told = {mark: {head: row[place] for head, place in at.items()} for mark, row in marks.items()
+                    if mark[:1] in "★✓✗▸"}  # fmt: skip
+            assert told == {
+                "▸": {"micro": "4", "attn": "eager", "liger": "off"},
+                "★": {"micro": "2", "attn": "sdpa", "liger": "on"},
+                "✗": {"micro": "1", "attn": "sdpa", "liger": "off"},
+                "✓*": {"micro": "4", "attn": "sdpa", "liger": "off"},
+            }
+            assert shown.index("★") < shown.index("✓*") < shown.index("✗")
             await pilot.press("x")
             await wait_for_text(pilot, "it ends with its trial")
             assert deeds.ended == [deeds.tune.tune_id]
@@ -127,7 +140,7 @@ async def test_a_search_of_before_is_found_again_and_a_failed_setting_is_not_tak
         await pilot.press("s")
         await wait_for(pilot, lambda: deeds.tune is not None)
         assert deeds.tune is not None and deeds.tune.path == tune.path, "it goes on, no other begins"
-        await pilot.press("escape")
+        await pilot.press("escape", "escape")  # the first may only take the note away
         await wait_for(pilot, lambda: isinstance(app.screen, PlanScreen))
 
 

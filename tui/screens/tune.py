@@ -36,7 +36,7 @@ from llmtop.tui.feeds.searching import last_words, search_for
 from llmtop.tui.keys import MOVE_KEYS, TUNE_KEYS, bindings
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import fit, harmless, wrapped
-from llmtop.tui.widgets.tunerows import TuneRow, head, painted, rows_of, summary
+from llmtop.tui.widgets.tunerows import OWN, TuneRow, head, painted, rows_of, summary, table_of
 
 _POLL_SECONDS = 0.5
 _LEAST_CELLS = 20
@@ -165,16 +165,18 @@ class TuneScreen(ModalScreen[Change | None]):
         start = choice_of(self._spec, space.knobs)
         self._rows = rows_of(seen.state, space, seen.following, start)
         top = [row for text in summary(seen.state, space, start) for row in wrapped(text, width)]
-        top_text = Content("\n").join(
-            [*map(Content, top), Content.styled(fit(head(width - 1), width - 1).rstrip(), "$muted")]
-        )
+        table = table_of(self._rows, start, width - 1)
+        top += wrapped(f"all with {table.same}", width) if table.same else []
+        title = Content.styled(fit(head(table), width - 1).rstrip(), "$muted")
+        top_text = Content("\n").join([*map(Content, top), title])
         self.query_one("#tune-top", Static).update(top_text)
         listed = self.query_one(OptionList)
         at = listed.highlighted
         listed.clear_options()
-        listed.add_options([Option(painted(row, width - 1)) for row in self._rows])
+        listed.add_options([Option(painted(row, table)) for row in self._rows])
         listed.highlighted = min(at or 0, len(self._rows) - 1) if self._rows else None
-        notes = [row for text in _notes(seen) for row in wrapped(harmless(text), width)]
+        told = [f"* {OWN}"] if any(row.own for row in self._rows) else []
+        notes = [row for text in (*told, *_notes(seen)) for row in wrapped(harmless(text), width)]
         self.query_one("#tune-notes", Static).update(Content.styled("\n".join(notes), "$muted"))
 
     # --- keys ------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -27,16 +27,29 @@ _MARKS: dict[Kind, tuple[str, str]] = {
     "running": ("▸", "bold $text-accent"),
     "next": ("·", "$muted"),
 }
-_PREDICTED, _STEP, _RATE = 9, 18, 9
-_LEAST_WORDS = 16
+_HEADS = {
+    "offload_optimizer": "opt",
+    "offload_param": "params",
+    "micro_batch": "micro",
+    "checkpointing": "ckpt",
+    "attention": "attn",
+}
+_MILLION = 10**6
+OWN = "the plan as it is"
+_MARK_CELLS = 3
+_PREDICTED = 11
+_RESULTS = ((18, 10), (10, 10), (15, 0))
+"""Cells of the measured step and of its rate, as there is room: with the error, without, without a rate."""
 
 
 class TuneRow(Struct, frozen=True, kw_only=True):
     """One setting."""
 
     kind: Kind
-    words: str
+    choice: Mapping[str, Any]
     change: Change
+    own: bool
+    """Whether it is the plan as it is."""
     predicted_seconds: float | None = None
     line: Line | None = None
     """As measured."""
@@ -50,12 +63,12 @@ def rows_of(
     found: list[TuneRow] = []
     running = state.running if state.going else None
     if running is not None:
-        words = words_of(running.choice, start)
         predicted = running.predicted_step_seconds
         found.append(
             TuneRow(
                 kind="running",
-                words=words,
+                choice=running.choice,
+                own=running.choice == start,
                 change=running.change,
                 predicted_seconds=predicted,
                 doing=_doing(state),
@@ -69,7 +82,8 @@ def rows_of(
         found.append(
             TuneRow(
                 kind=kind,
-                words=words_of(line.choice, start),
+                choice=line.choice,
+                own=line.choice == start,
                 change=line.change,
                 predicted_seconds=line.predicted_step_seconds,
                 line=line,
@@ -80,7 +94,8 @@ def rows_of(
         found.append(
             TuneRow(
                 kind="next",
-                words=words_of(one.choice, start),
+                choice=one.choice,
+                own=one.choice == start,
                 change=one.change,
                 predicted_seconds=one.brief.step_seconds,
             )
@@ -90,15 +105,19 @@ def rows_of(
 
 def words_of(choice: Mapping[str, Any], start: Mapping[str, Any]) -> str:
     """What a setting changes of the plan's."""
-    changed = [(key, value) for key, value in choice.items() if start.get(key) != value]
-    parts = [f"{SHORT.get(key, key.rpartition('.')[2])} {_value(value)}" for key, value in changed]
-    return ", ".join(parts) or "the plan as it is"
+    return _told(choice, [key for key, value in choice.items() if start.get(key) != value]) or OWN
+
+
+def _told(choice: Mapping[str, Any], keys: Iterable[str]) -> str:
+    return ", ".join(f"{SHORT.get(key, key.rpartition('.')[2])} {_value(choice[key])}" for key in keys)
 
 
 def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
-    return "as given" if value is None else value_text(value)
+    if type(value) is int and value >= _MILLION:
+        return f"{value / _MILLION:g}M"
+    return "given" if value is None else value_text(value).replace("flash_attention_", "flash")
 
 
 def _doing(state: SearchState) -> str:
@@ -111,31 +130,73 @@ def _doing(state: SearchState) -> str:
     return stages[-1].stage.replace("_", " ") if stages else "starting"
 
 
-def head(width: int) -> str:
+class TuneTable(Struct, frozen=True, kw_only=True):
+    """What the rows are drawn in: a column for each option in which they differ."""
+
+    columns: tuple[tuple[str, int], ...]
+    """Option and cells, with the space after it."""
+    room: int
+    """Cells of all of them."""
+    results: tuple[int, int]
+    """Of the measured step and of its rate; none while nothing is or was tried."""
+    same: str
+    """What all rows change of the plan alike; empty where there is nothing."""
+
+
+def table_of(rows: Sequence[TuneRow], start: Mapping[str, Any], width: int) -> TuneTable:
+    """For lines of `width` columns."""
+    choices = [row.choice for row in rows]
+    keys = list(choices[0]) if choices else []
+    differ = [key for key in keys if any(one.get(key) != choices[0][key] for one in choices)]
+    cells = [max(len(_value(one.get(key))) for one in choices) for key in differ]
+    cells = [max(len(_head_of(key)), most) for key, most in zip(differ, cells, strict=True)]
+    room = width - _MARK_CELLS - _PREDICTED
+    results = (0, 0)
+    if any(row.kind != "next" for row in rows):
+        least = sum(cells) + len(cells)
+        results = next((pair for pair in _RESULTS if least + sum(pair) <= room), _RESULTS[-1])
+    room -= sum(results)
+    space = 2 if sum(cells) + 2 * len(cells) <= room else 1
+    same = [key for key in keys if key not in differ and choices[0][key] != start.get(key)]
+    return TuneTable(
+        columns=tuple((key, most + space) for key, most in zip(differ, cells, strict=True)),
+        room=max(0, min(room, sum(cells) + space * len(cells))),
+        results=results,
+        same=_told(choices[0], same) if same else "",
+    )
+
+
+def _head_of(key: str) -> str:
+    return _HEADS.get(key, key.rpartition(".")[2])
+
+
+def head(table: TuneTable) -> str:
     """Titles over the rows."""
-    titles = (("predicted", _PREDICTED), ("measured", _STEP), ("tokens/s", _RATE))
-    return f"  {fit('setting', _words_width(width))}" + "".join(fit_right(*title) for title in titles)
+    words = "".join(fit(_head_of(key), cells) for key, cells in table.columns).rstrip()
+    titles = (("predicted", _PREDICTED), ("measured", table.results[0]), ("tokens/s", table.results[1]))
+    results = "".join(fit_right(*title) for title in titles if title[1])
+    return " " * _MARK_CELLS + fit(words, table.room) + results
 
 
-def painted(row: TuneRow, width: int) -> Content:
-    """One line of at most `width` columns."""
+def painted(row: TuneRow, table: TuneTable) -> Content:
+    """One line."""
     mark, style = _MARKS[row.kind]
-    words = fit(harmless(row.words), _words_width(width))
+    own = "* " if row.own else "  "
+    words = "".join(fit(_value(row.choice.get(key)), cells) for key, cells in table.columns)
     predicted = fit_right(format_seconds(row.predicted_seconds), _PREDICTED)
-    line = row.line
-    if row.kind == "failed" and line is not None:
-        outcome = harmless((line.outcome or "failed").replace("_", " "))
-        end = fit_right(outcome, _STEP + _RATE)
-    elif line is not None:
-        step = f"{format_seconds(line.step_seconds)} ± {format_seconds(line.error_seconds)}"
-        end = fit_right(step, _STEP) + fit_right(f"{line.tokens_per_second or 0:,.0f}", _RATE)
-    else:
-        end = fit_right(row.doing, _STEP + _RATE)
-    return Content.assemble((f"{mark} ", style), (words, style), predicted, (end, style))
+    told = fit(harmless(words.rstrip()), table.room)
+    return Content.assemble((mark + own, style), (told, style), predicted, (_result(row, table), style))
 
 
-def _words_width(width: int) -> int:
-    return max(_LEAST_WORDS, width - 2 - _PREDICTED - _STEP - _RATE)
+def _result(row: TuneRow, table: TuneTable) -> str:
+    line, (step_cells, rate_cells) = row.line, table.results
+    if line is None or row.kind == "failed":
+        words = row.doing if line is None else harmless((line.outcome or "failed").replace("_", " "))
+        return fit_right(words, step_cells + rate_cells)
+    step = format_seconds(line.step_seconds)
+    if step_cells == _RESULTS[0][0]:
+        step += f" ± {format_seconds(line.error_seconds)}"
+    return fit_right(step, step_cells) + fit_right(f"{line.tokens_per_second or 0:,.0f}", rate_cells)
 
 
 def summary(state: SearchState, space: Space, start: Mapping[str, Any]) -> Iterator[str]:
