@@ -20,6 +20,7 @@ from llmtop.profiler.units import (
     format_joules,
     format_moment,
     format_percent,
+    format_range,
     format_seconds,
     format_tokens_rate,
 )
@@ -53,8 +54,8 @@ def _head(report: Report, width: int) -> Iterator[str]:
     if report.command:
         yield from hanging("command", report.command, width)
     if report.not_predicted:
-        yield from hanging("prediction", f"none: {report.not_predicted}", width)
         yield from hanging("model", model_line(report), width)
+        yield from hanging("prediction", f"none: {report.not_predicted}", width)
         yield f"  began {_began(report)}, {took_words(report)}"
         return
     settings = settings_words(report)
@@ -68,7 +69,6 @@ def _head(report: Report, width: int) -> Iterator[str]:
         yield from hanging(name, getattr(report.inputs, name), width)
 
 
-def took_words(report: Report) -> str:
 def settings_words(report: Report) -> str:
     """Of a script only what was seen of it."""
     told = (
@@ -86,6 +86,7 @@ def model_line(report: Report) -> str:
     return f"{report.model} on {report.world_size} x {report.gpu}" + (f": {told}" if told else "")
 
 
+def took_words(report: Report) -> str:
     paused = format_seconds(report.paused_seconds)
     return f"{format_seconds(report.seconds)} in all" + (
         f", without {paused} between an end and going on" if report.paused_seconds >= 1 else ""
@@ -162,9 +163,9 @@ def _utilisation(report: Report) -> str:
         reason = (
             "a CPU's peak is not known" if report.device_kind == "cpu" else "this GPU's peak is not known"
         )
-        return f"{NOT_AVAILABLE}, {reason}"
         if report.not_predicted:
             reason = "the shape of its model is not known"
+        return f"{NOT_AVAILABLE}, {reason}"
     peak = report.peak_flops_per_second / 1e12
     if report.mfu_percent is None:
         return f"{NOT_AVAILABLE} of {peak:,.0f} TFLOP/s"
@@ -353,8 +354,9 @@ def _median(report: Report) -> str:
 def _spread(report: Report) -> str:
     if report.step_spread is None:
         return ""
-    low, high = report.step_spread.low_seconds, report.step_spread.high_seconds
-    return f", half of them {format_seconds(low)} to {format_seconds(high)}"
+    spread = report.step_spread
+    between = format_range(format_seconds(spread.low_seconds), format_seconds(spread.high_seconds))
+    return f", half of them {between}"
 
 
 def _number(value: float | None) -> str:

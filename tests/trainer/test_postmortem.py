@@ -173,6 +173,8 @@ def test_a_dead_worker_of_a_data_loader_is_told_with_the_memory_that_is_known(me
         )
     )
     assert end.state == "failed" and "num_workers" in end.fix and "/dev/shm" in end.fix
+    # What looks like an option of llmtop would be told as one.
+    assert "--" not in end.fix
     assert full.words in end.reason and "rank 0 3.00 GiB of host memory" in end.reason
     silent = name_end(story(exited(0, 1), failed={0: failed("IndexError: 7")}, oom_evidence=full))
     assert full.words not in silent.reason

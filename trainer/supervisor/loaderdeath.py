@@ -15,7 +15,7 @@ DIED = r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:exited unexpectedly|is
 """torch 2.x `utils/data/dataloader.py` and `csrc/DataLoader.cpp`."""
 FIX = (
     "most often host memory or /dev/shm was full: fewer num_workers or a smaller prefetch_factor, more memory,"
-    " a larger /dev/shm (docker run --shm-size 8g); dmesg names a process that the kernel killed"
+    " a larger /dev/shm (shm-size of a container); dmesg names a process that the kernel killed"
 )
 _DIED = re.compile(DIED, re.IGNORECASE)
 
