@@ -156,8 +156,8 @@ def test_known_messages_have_their_mend(message: str, word: str) -> None:
     [
         "DataLoader worker (pid(s) 4711, 4712) exited unexpectedly",
         "DataLoader worker (pid 4711) is killed by signal: Killed.",
-        "DataLoader worker (pid 4711) is killed by signal: Bus error. It is possible that dataloader's workers"
-        " are out of shared memory. Please try to raise your shared memory limit.",
+        "DataLoader worker (pid 4711) is killed by signal: Bus error. It is possible that dataloader's"
+        " workers are out of shared memory. Please try to raise your shared memory limit.",
     ],
 )
 def test_a_dead_worker_of_a_data_loader_is_told_with_the_memory_that_is_known(message: str) -> None:
