@@ -164,10 +164,11 @@ class Crew:
             self._log(f"the hosts cannot be told to leave: {error}")
         left: dict[str, str] = {}
         for member in self.members.all:
-            answered = member.ended is not None and not _is_on_its_way_out(member)
+            is_leaving = _is_on_its_way_out(member)
+            answered = member.ended is not None and not is_leaving
             was_there = member.ended is not None or not self._gathering.never_reached(member)
-            reason = member.ended.reason if member.ended is not None else silence(member)
-            reason = STILL_LEAVING if _is_on_its_way_out(member) else reason
+            told = member.ended.reason if member.ended is not None else silence(member)
+            reason = STILL_LEAVING if is_leaving else told
             if was_there and not answered:
                 left[member.name] = reason
             self._write(HostLeft(host=member.name, reason=reason, answered=answered, was_there=was_there))
