@@ -29,6 +29,7 @@ from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.imported import imported_words
 from llmtop.profiler.record.rundir import HARDWARE, SUPERVISOR, RunDir
 from llmtop.profiler.report.changes import ChangeReport, changes_of
+from llmtop.profiler.report.earlier import with_earlier
 from llmtop.profiler.report.hosts import hosts_found
 from llmtop.profiler.report.quantized import QuantizedReport, quantized_of
 from llmtop.profiler.report.snapshots import SnapshotReport, snapshots_of
@@ -230,7 +231,7 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
     tokens_per_second = mean_rate(steady)
     share = utilisation(spec, tokens_per_second)
     end = ending(state)
-    hosts = hosts_found(run, state, findings(state, spec, prediction))
+    hosts = hosts_found(run, state, with_earlier(run, state, findings(state, spec, prediction)))
     # The clock of another host may be far from that of the one that began and ended the run.
     ended = state.ended.t if state.ended is not None else state.now
     return Report(

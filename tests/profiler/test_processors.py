@@ -21,8 +21,12 @@ from llmtop.profiler.hardware.counters import GroupCounter
 from llmtop.profiler.hardware.cpulimit import CpuLimit, CpuLimitReader
 from llmtop.profiler.hardware.others import OthersCounter
 from llmtop.profiler.hardware.processes import Running, all_running, thread_waits
+from llmtop.profiler.record.changeevents import ChangeApplied, ChangeAsked
 from llmtop.profiler.record.deviceevents import HostSample, OtherWork, ProcessSample
+from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import AnyEvent, HardwareSampled, RunEnded, StepFinished
+from llmtop.profiler.record.rundir import HARDWARE, SUPERVISOR, RunDir
+from llmtop.profiler.report.build import build_report
 from tests.profiler.test_host import V2_MOUNT, FakeCgroups
 from tests.recorded_spec import GIB, Kind, recorded_prediction, recorded_spec
 
@@ -230,3 +234,29 @@ def test_what_others_call_their_programs_moves_no_cursor() -> None:
     for seconds in (0.0, 1.0):
         work = counter.advance({7: Running(1, name, 5, seconds)}, (), seconds)
     assert [one.name for one in work] == ["?]0;x??[/b"]
+
+
+def test_what_stood_out_before_a_late_change_is_in_the_report_with_when(tmp_path: Path) -> None:
+    """A learning rate that was changed six steps before the end hides nothing."""
+    specs = [recorded_spec("cpu", ranks=1), recorded_spec("cpu", ranks=1, learning_rate=1e-5)]
+    run = RunDir.create(tmp_path, specs[0], recorded_prediction(specs[0]), {})
+    run.add_setting(specs[1], recorded_prediction(specs[1]), {})
+    work = (replace(FFMPEG, cpu_percent=480.0),)
+    host = HostSample(cpu_count=8, cpu_percent=87.0, other_work=work)
+    process = ProcessSample(rank=0, rss_bytes=GIB, cpu_percent=100.0, cpu_wait_percent=50.0)
+    with (
+        EventWriter(run.events_path(SUPERVISOR), SUPERVISOR) as supervisor,
+        EventWriter(run.events_path(HARDWARE), HARDWARE) as hardware,
+        EventWriter(run.events_path(0), "rank0") as rank,
+    ):
+        supervisor.write(ChangeAsked(t=1.0, setting=1, changes=()))
+        for at in range(STEPS + 6):
+            if at == STEPS:
+                rank.write(ChangeApplied(t=float(at), setting=1, step=at + 1))
+            hardware.write(HardwareSampled(t=at + 0.5, host=host, processes=(process,)))
+            rank.write(StepFinished(t=at + 1.0, step=at + 1, loss=2.0, step_seconds=1.0))
+        supervisor.write(RunEnded(t=STEPS + 7.0, state="completed", reason="done"))
+    told = {found.key: found for found in build_report(run).findings}["other_work"]
+    assert (
+        told.evidence.startswith(f"in steps 1 to {STEPS}: they take 6.0 of 8 processors") and not told.command
+    )
