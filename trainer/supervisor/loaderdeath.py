@@ -14,8 +14,8 @@ SHARED = Path("/dev/shm")
 DIED = r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:exited unexpectedly|is killed by signal)"
 """torch 2.x `utils/data/dataloader.py` and `csrc/DataLoader.cpp`."""
 FIX = (
-    "most often host memory or /dev/shm was full: fewer num_workers or a smaller prefetch_factor, more"
-    " memory, a larger /dev/shm (shm-size of a container); dmesg names a process that the kernel killed"
+    "most often host memory or /dev/shm was full: fewer num_workers, a smaller prefetch_factor, more memory,"
+    " or a larger /dev/shm (shm-size of a container); dmesg names what the kernel killed"
 )
 _DIED = re.compile(DIED, re.IGNORECASE)
 
