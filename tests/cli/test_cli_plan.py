@@ -331,6 +331,22 @@ def test_what_is_reserved_is_told_once_where_both_ends_are_written_alike(llmtop:
     assert len(ends) == 1 and f"  peak reserved   {ends.pop()}\n" in llmtop(*asked).out
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_verdict_on_a_machine_without_gpus_is_explained_by_parts_that_add_up(
+    llmtop: Llmtop, ranks: int
+) -> None:
+    asked = ("plan", "lora", "--model", "qwen2.5-3b", "--gpu", "cpu", "--gpus", str(ranks))
+    found, told = llmtop(*asked, "--json").json(), one_line(llmtop(*asked).out)
+    peak, (likely, most) = found["peak_allocated_bytes"], found["peak_reserved_bytes"]
+    assert found["needed_bytes"] == ranks * most
+    of_each = "" if ranks == 1 else " of each of 2 processes"
+    assert (
+        f"The verdict counts {format_bytes(most)}{of_each}: the peak of the table below,"
+        f" {format_bytes(likely - peak)} of freed memory that the heap keeps in pieces" in told
+    )
+    assert f"and {format_bytes(most - likely)} of margin." in told
+
+
 def test_ways_to_make_it_fit_say_what_the_verdict_compares(llmtop: Llmtop) -> None:
     """And that it is the GPU's memory which falls, not the host's."""
     asked = ("plan", "--model", "llama-3.1-8b", "--gpu", "rtx-4090", "--seq-len", "131072")

@@ -151,12 +151,25 @@ def _verdict(
     if need is not None and most > need and not spec.on_cpu:
         pieces = _in_pieces(prediction)
         yield from wrapped(f"{_COUNTED} {f'{_BEYOND} {pieces}.' if pieces else _CACHE}", "  ", width)
+    if need is not None and spec.on_cpu:
+        yield from wrapped(_kept_by_the_heap(spec, prediction), "  ", width)
     if prediction.step_seconds is None or prediction.tokens_per_second is None:
         yield "  time            n/a"
         return
     yield (
         f"  time            {format_seconds(prediction.step_seconds)} a step,"
         f" {prediction.tokens_per_second:,.0f} tokens a second"
+    )
+
+
+def _kept_by_the_heap(spec: RunSpec, prediction: Prediction) -> str:
+    """What lies between the table of a process and the verdict on the machine."""
+    likely, most = prediction.peak_reserved_bytes
+    kept = format_bytes(likely - prediction.peak_allocated_bytes)
+    ranks = "" if spec.options.gpus == 1 else f" of each of {spec.options.gpus} processes"
+    return (
+        f"The verdict counts {format_bytes(most)}{ranks}: the peak of the table below, {kept} of freed memory"
+        f" that the heap keeps in pieces, which the table leaves out, and {format_bytes(most - likely)} of margin."
     )
 
 
