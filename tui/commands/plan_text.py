@@ -169,7 +169,8 @@ def _kept_by_the_heap(spec: RunSpec, prediction: Prediction) -> str:
     ranks = "" if spec.options.gpus == 1 else f" of each of {spec.options.gpus} processes"
     return (
         f"The verdict counts {format_bytes(most)}{ranks}: the peak of the table below, {kept} of freed memory"
-        f" that the heap keeps in pieces, which the table leaves out, and {format_bytes(most - likely)} of margin."
+        " that the heap keeps in pieces, which the table leaves out, and"
+        f" {format_bytes(most - likely)} of margin."
     )
 
 
