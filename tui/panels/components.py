@@ -14,7 +14,8 @@ from llmtop.tui.widgets.paint import Segment, fit, fit_right, lines, stacked
 from llmtop.tui.widgets.palette import component
 from llmtop.tui.widgets.panel import Panel
 
-_VALUE_CELLS = 9
+_PREDICTED_CELLS, _ACTUAL_CELLS = 9, 10
+"""What is unexplained may be below zero: its minus sign stands apart from the column before."""
 _ERROR_CELLS = 6
 _MOST_LABEL_CELLS = 20
 _NOTABLE_PERCENT = 10
@@ -51,16 +52,16 @@ class ComponentsPanel(Panel):
 
     def draw(self, view: RunView, width: int, height: int) -> Content:
         found = view.breakdown
-        label_cells = min(width - 2 - 2 * _VALUE_CELLS - _ERROR_CELLS, _MOST_LABEL_CELLS)
+        label_cells = min(width - 2 - _PREDICTED_CELLS - _ACTUAL_CELLS - _ERROR_CELLS, _MOST_LABEL_CELLS)
         peak = _row("", "peak", found.predicted_peak_bytes, found.actual_peak_bytes, label_cells, "bold")
         rows = [
-            _component_row(r, found, label_cells)
+            component_row(r, found, label_cells)
             for r in sorted(found.rows, key=lambda r: -max(r.predicted_bytes or 0, r.actual_bytes or 0))
         ]
         head = Content.styled(
             " " * (2 + label_cells)
-            + fit_right("predicted", _VALUE_CELLS)
-            + fit_right("actual", _VALUE_CELLS)
+            + fit_right("predicted", _PREDICTED_CELLS)
+            + fit_right("actual", _ACTUAL_CELLS)
             + fit_right("error", _ERROR_CELLS),
             "$muted",
         )
@@ -85,7 +86,8 @@ class ComponentsPanel(Panel):
         return bars
 
 
-def _component_row(row: BreakdownRow, found: Breakdown, label_cells: int) -> Content:
+def component_row(row: BreakdownRow, found: Breakdown, label_cells: int) -> Content:
+    """Letter, label, both sizes, and how far they are apart."""
     swatch = component(row.component)
     label = swatch.label if len(swatch.label) <= label_cells else _BRIEF.get(swatch.label, swatch.label)
     return _row(swatch.letter, label, *_pair(row, found), label_cells, "")
@@ -104,8 +106,8 @@ def _row(
     return Content.assemble(
         (fit(letter, 2), "$muted"),
         (fit(label, label_cells), style),
-        (fit_right(format_bytes(predicted), _VALUE_CELLS), style),
-        (fit_right(format_bytes(actual), _VALUE_CELLS), style),
+        (fit_right(format_bytes(predicted), _PREDICTED_CELLS), style),
+        (fit_right(format_bytes(actual), _ACTUAL_CELLS), style),
         (fit_right(words, _ERROR_CELLS), words_style),
     )
 
