@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,17 @@ async def test_a_recipe_is_predicted_at_once(root: Path) -> None:
         assert "llama-3.1-8b  2 x h200" in shown and "of 140 GiB" in shown
         for word in ("Edit", "Reset", "Launch", "Quit", "Runs", "Help"):
             assert word in shown.splitlines()[-1]
+
+
+async def test_without_gpus_what_the_parts_add_up_to_and_what_the_verdict_counts_are_told(root: Path) -> None:
+    app = plan_app(root, recipe="cpu-demo")
+    async with app.run_test(size=SMALL) as pilot:
+        shown = await wait_for_text(pilot, "peak at")
+    held = re.search(r"each holds ([\d.]+) MiB to ([\d.]+) MiB", shown)
+    assert held is not None, shown
+    parts = re.findall(r"│ [A-Z] \S.*? ([\d.]+) MiB +\d+%", shown)
+    assert sum(map(float, parts)) == pytest.approx(float(held[1]), rel=0.01), shown
+    assert re.search(rf"needs up to {2 * float(held[2]) / 1024:.2f} GiB", shown), shown
 
 
 async def test_arrows_change_the_value_and_the_verdict(root: Path) -> None:

@@ -13,7 +13,13 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.result import MOMENT_WORDS, Component, Prediction, Suggestion, is_short
-from llmtop.profiler.units import format_bytes, format_count, format_seconds, format_tokens_rate
+from llmtop.profiler.units import (
+    format_bytes,
+    format_count,
+    format_range,
+    format_seconds,
+    format_tokens_rate,
+)
 from llmtop.tui.plans.place import Place
 from llmtop.tui.plans.planning import Plan
 from llmtop.tui.widgets.inputrows import input_rows
@@ -151,12 +157,23 @@ def _peak(
         ),
         Content.assemble(("peak at ", "$muted"), MOMENT_WORDS[prediction.peak_moment]),
     ]
+    held = _held_rows(spec, prediction)
+    rows, room = [*rows, *held], max(room - len(held), _FEWEST_COMPONENTS)
     ordered = sorted(parts.items(), key=lambda part: -part[1])
     rows += [_component_row(name, size, total, width) for name, size in ordered[:room]]
     if len(ordered) > room:
         rest = sum(size for _, size in ordered[room - 1 :])
         rows[-1] = Content.styled(f"  {len(ordered) - room + 1} more, {format_bytes(rest)}", "$muted")
     return rows
+
+
+def _held_rows(spec: RunSpec, prediction: Prediction) -> list[Content]:
+    """On the CPU kind: what the parts add up to, with what a process's heap keeps, and with the margin what
+    the verdict counts of each."""
+    if not spec.on_cpu:
+        return []
+    low, high = map(format_bytes, prediction.peak_reserved_bytes)
+    return [Content.assemble(("each holds ", "$muted"), format_range(low, high))]
 
 
 def _component_row(name: str, size: int, total: int, width: int) -> Content:
