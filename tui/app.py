@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from textual import work
+from textual import events, work
 from textual.actions import ActionParseResult, parse
 from textual.binding import BindingType
 from textual.command import Provider
@@ -145,6 +145,19 @@ class LlmtopApp(Answering):
         from llmtop.tui.screens.help import HelpScreen
 
         self.push_screen(HelpScreen(getattr(self.screen, "HELP_TITLE", ""), read_only=self.read_only))
+
+    def clear_notifications(self) -> None:
+        super().clear_notifications()
+        # What held a note keeps its rows otherwise, and the next note stands below them.
+        for holder in self.screen.query("ToastHolder") if self.screen_stack else ():
+            holder.remove()
+
+    async def on_event(self, event: events.Event) -> None:
+        """Esc takes away notes that lie over the screen, whatever else it does there."""
+        is_escape = isinstance(event, events.Key) and event.key == "escape" and not event.is_forwarded
+        if is_escape and self.screen_stack and self.screen.query("Toast"):
+            self.clear_notifications()
+        await super().on_event(event)
 
     # --- looking on --------------------------------------------------------------------------------
 

@@ -74,6 +74,8 @@ class RunState(Struct, frozen=True, kw_only=True):
     """Wall clock, as in all events that of the launching machine."""
     paused_seconds: float = 0.0
     """Between its ends and its going on after them: no part of the time that it took."""
+    went_on: float | None = None
+    """Wall clock at which it was gone on with after its newest end; None: it never was."""
     ended: RunEnded | None = None
     memory_returned: MemoryReturned | None = None
     """What its GPUs have in use since no process of it is left."""
@@ -190,6 +192,23 @@ class RunState(Struct, frozen=True, kw_only=True):
         if self.started is None or wall is None:
             return None
         return max(0.0, wall - self.started - self.paused_seconds)
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether it goes on, and has made no step since it was launched or gone on with."""
+        newest = self.recent_steps[-1].t if self.recent_steps else None
+        made = newest is not None and (self.went_on is None or newest >= self.went_on)
+        return self.status not in ENDED and not made and (self.went_on is not None or not self.steps_finished)
+
+    @property
+    def present_step(self) -> int | None:
+        """The one that it stands at: where it was gone on with from an earlier one, that; None until the
+        ranks have told which."""
+        if not self.is_beginning or self.went_on is None:
+            is_again = self.went_on is not None and bool(self.recent_steps)
+            return self.recent_steps[-1].step if is_again else self.steps_finished
+        loaded = self.first.checkpoint_loaded if self.first is not None else None
+        return loaded.step if loaded is not None else None
 
     @property
     def ranks_here(self) -> range:

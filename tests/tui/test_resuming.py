@@ -11,7 +11,9 @@ from textual.widgets import Input
 
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.record.checkpointevents import CheckpointLoaded
 from llmtop.profiler.record.feed import read_state
+from llmtop.profiler.record.logmarks import mark_new_process
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.control import SetParams
 from llmtop.tui.app import LlmtopApp
@@ -19,7 +21,7 @@ from llmtop.tui.asking import deeds as deeds_of_app
 from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.asking.resuming import ResumeWish, preview_resume
 from llmtop.tui.widgets.resumeform import ResumeForm
-from tests.recorded import make_recorded_run
+from tests.recorded import BEGAN, Recorder, make_recorded_run
 from tests.tui.test_fixing import as_script
 from tests.tui.tuiruns import LiveRun, screen_text, wait_for, wait_for_text
 
@@ -68,10 +70,17 @@ async def test_a_key_goes_on_from_the_newest_checkpoint(stopped: RunDir, root: P
         shown = await wait_for_text(pilot, "Go on with this run", "goes on after step 4 of 60")
         assert "predicted: needs up to" in shown and f"llmtop resume {stopped.run_id}" in shown
         assert sum(isinstance(screen, ResumeForm) for screen in app.screen_stack) == 1
+        assert "⏎ starts it" in shown and "shows what it comes to" not in shown
+        await pilot.press(*"steps=30")  # words are asked about once more
+        await wait_for_text(pilot, "⏎ shows what it comes to", "of 30, from")
         await pilot.press("enter")
         await wait_for_text(pilot, "Go on with this run so?", "⏎ starts it")
         await pilot.press("y")  # nothing is lost, so there is nothing to say it to
         assert isinstance(app.screen, ResumeForm) and asked.wishes == []
+        await pilot.press("escape")
+        await wait_for_text(pilot, "⏎ shows what it comes to")
+        app.screen.query_one(Input).value = ""
+        await wait_for_text(pilot, "⏎ starts it", "after step 4 of 60")
         await pilot.press("enter")
         await wait_for(pilot, lambda: asked.wishes == [ResumeWish()], "the wish")
         await wait_for(pilot, lambda: app.screen is not before, "the monitor of the run that goes on")
@@ -223,3 +232,30 @@ async def test_a_command_of_ones_own_says_how_it_is_started_again(stopped: RunDi
         await pilot.press("R")
         await wait_for_text(pilot, "it is a command of your own", "llmtop run -- python")
         assert "Go on with this run" not in screen_text(app)
+
+
+async def test_the_monitor_of_a_run_that_goes_on_shows_its_new_start(stopped: RunDir, root: Path) -> None:
+    """Also where it was resumed from elsewhere while its monitor was open."""
+    recorder = Recorder(stopped, stopped.spec(), BEGAN + 900)
+    (root / "aside").mkdir()
+    recorder.run = RunDir(root / "aside")  # it would begin the log of rank 0 anew
+    app = LlmtopApp("monitor", stopped, root)
+    async with app.run_test(size=WIDE) as pilot:
+        await wait_for_text(pilot, "stopped", "step 4 loss")
+        stopped.write_supervisor_pid()
+        recorder.start()
+        with stopped.log_path(0).open("a") as log:
+            log.write("its last words, cut")
+        mark_new_process(stopped.log_path(0))
+        shown = await wait_for_text(pilot, "goes on, starting", "Start-up", "hand over", "a new one began")
+        assert "last words" not in shown and "left n/a" in shown and "3 Loss" not in shown
+        for writer in recorder.ranks:
+            writer.write(
+                CheckpointLoaded(step=2, path="step-2", bytes_read=1, seconds=1.0, zero=2, world_size=2)
+            )
+        await wait_for_text(pilot, "step 2/60", "left n/a")
+        recorder.step(3)
+        await wait_for_text(pilot, "step 3/60", "running", "3 Loss")
+        await pilot.press("8")
+        await wait_for_text(pilot, "its last words, cut", "what is above is of an earlier process")
+    recorder.close()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from llmtop.presets.spec import Script
 from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
@@ -16,7 +19,9 @@ from llmtop.profiler.record.events import (
     RunStarted,
     StageBegan,
     StageFinished,
+    StepFinished,
 )
+from llmtop.profiler.record.scriptevents import RunDescribed
 from llmtop.tui.feeds.view import RunView
 from llmtop.tui.panels.startup import StartupPanel
 from tests.recorded_spec import recorded_prediction, recorded_spec
@@ -32,12 +37,14 @@ def stage(name: Any, rank: int, began: float, seconds: float | None = None) -> l
     return events
 
 
-def drawn(*batches: list[AnyEvent], zoomed: bool = False, now: float = 30.0) -> list[str]:
+def drawn(
+    *batches: list[AnyEvent], zoomed: bool = False, now: float = 30.0, script: Script | None = None
+) -> list[str]:
     started = RunStarted(run_id="r", name="n", pid=1, host="h", world_size=2, llmtop_version="1", t=1.0)
     ranks = [RankStarted(rank=rank, pid=2 + rank, t=1.0) for rank in (0, 1)]
     events = [event for batch in batches for event in batch]
     state = fold(RunState(), [started, *ranks, *events, HardwareSampled(t=now, src="hardware")])
-    spec = recorded_spec("cuda")
+    spec = msgspec.structs.replace(recorded_spec("cuda"), script=script)
     prediction = recorded_prediction(spec)
     view = RunView(
         state=state, spec=spec, prediction=prediction, breakdown=breakdown(state, spec, prediction)
@@ -98,6 +105,17 @@ def test_a_measured_drive_is_shown() -> None:
 
 def test_alone_on_the_screen_it_shows_each_rank() -> None:
     assert any("rank 0 4.0" in line and "rank 1 9.0" in line for line in drawn(IMPORTED, zoomed=True))
+
+
+def test_of_a_script_only_what_is_seen_of_it_is_told() -> None:
+    script = Script(command=("python", "train.py"), folder="/")
+    step = StepFinished(step=1, t=20.0, src="rank0")
+    rows = [drawn(*batch, script=script) for batch in ([], [[RunDescribed(setting=0, t=9.0)]], [[step]])]
+    assert rows[0] == ["✓ 2 ranks seen", "· its model and settings", "· first step"]
+    assert rows[1] == ["✓ 2 ranks seen", "✓ its model and settings are read", "· first step"]
+    assert rows[2][-1] == "✓ first step"
+    problem = drawn([RunDescribed(problem="no model is known", t=9.0)], script=script)
+    assert problem[-1].strip() == "no model is known"
 
 
 def test_nothing_is_wider_than_the_panel() -> None:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.hardware.processes import descendants
 from llmtop.profiler.record.events import RankExited
+from llmtop.profiler.record.logmarks import mark_new_process
 from llmtop.trainer.supervisor.scarcity import is_scarcity
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -97,6 +98,8 @@ class Ranks:
         It stays in this session but leads a process group, so that what it starts can be signalled with it.
         """
         try:
+            if not standby:  # the process before it still writes
+                mark_new_process(log)
             pid = self._launch(command, environment, log)
         except OSError as error:
             raise LlmtopError(

@@ -13,6 +13,7 @@ from textual.reactive import reactive
 from textual.widgets import Input
 
 from llmtop.profiler.fold.runstate import ENDED
+from llmtop.profiler.record.logmarks import of_newest_process
 from llmtop.tui.feeds.view import LogText, RunView
 from llmtop.tui.keys import LOG_KEYS, bindings
 from llmtop.tui.widgets.logsearch import LEVEL_WORDS, Level, following_match, marked, matches, of_level
@@ -74,7 +75,8 @@ class LogPanel(Panel):
             return Content.styled(_nothing(view, shown), "$muted")
         if not self.zoomed:
             # Wrapped, as the newest figures stand at the end of a line.
-            rows = [row for line in shown.lines[-max(height, 1) :] for row in wrapped(line, width)]
+            newest = of_newest_process(shown.lines)
+            rows = [row for line in newest[-max(height, 1) :] for row in wrapped(line, width)]
             return lines([Content(row) for row in rows[-max(height, 1) :]])
         kept, _ = self._kept()
         if not kept:

@@ -10,7 +10,7 @@ from llmtop.profiler.cost.nvme import nvme_words
 from llmtop.profiler.findings.startup import stage_hint
 from llmtop.profiler.fold.rankstate import RankState, StageTime
 from llmtop.profiler.fold.runstate import ENDED
-from llmtop.profiler.units import format_seconds
+from llmtop.profiler.units import counted, format_seconds
 from llmtop.tui.feeds.view import RunView
 from llmtop.tui.widgets.inputrows import input_rows
 from llmtop.tui.widgets.paint import fit, fit_right, harmless, lines
@@ -49,6 +49,8 @@ class StartupPanel(Panel):
         ranks = [view.state.ranks[rank] for rank in sorted(view.state.ranks)]
         if not ranks:
             return Content.styled("waiting for the first rank", "$muted")
+        if view.spec.script is not None:
+            return lines([row.truncate(width, ellipsis=True) for row in _script_rows(view, width)])
         begun = {time.stage for rank in ranks for time in rank.stages}
         left_out = _PASSED_OVER | {"model" if view.spec.weights_dir else "weights"}
         rows: list[Content] = []
@@ -72,6 +74,28 @@ class StartupPanel(Panel):
             )
         rows += input_rows(view.spec, brief=True)[: max(0, height - len(rows))]
         return lines([row.truncate(width, ellipsis=True) for row in rows])
+
+
+def _script_rows(view: RunView, width: int) -> list[Content]:
+    """Of a command of the user's own, which tells no stages: what has been seen of it so far."""
+    state = view.state
+    seen = sum(rank.pid is not None for rank in state.ranks.values())
+    described = state.description
+    told = (
+        (f"{counted(seen, 'rank')} seen", "of its processes nothing was seen yet", seen > 0),
+        ("its model and settings are read", "its model and settings", described is not None),
+        ("first step", "first step", bool(state.steps_finished) and not state.is_beginning),
+    )
+    rows = []
+    for words, before, is_done in told:
+        mark, style = ("✓", "$text-success") if is_done else ("·", "$muted")
+        rows.append(Content.styled(f"{mark} {words if is_done else before}", style))
+    if described is not None and described.problem:
+        rows += [
+            Content.styled(f"    {row}", "$text-warning")
+            for row in textwrap.wrap(harmless(described.problem), max(20, width - 4))
+        ]
+    return rows
 
 
 def _stage_row(name: str, words: str, ranks: list[RankState], view: RunView) -> Content:

@@ -119,7 +119,7 @@ class MonitorScreen(Screen[None]):
         with Container(id="panels"):
             for name, kind in PANELS:
                 if name == "startup" and not self.has_class("-starting"):
-                    continue  # a run starts once: from then on only its key shows it
+                    continue  # made when its key is pressed, or the run is gone on with
                 panel = kind(id=name).data_bind(MonitorScreen.view)
                 if isinstance(panel, LogPanel):
                     panel.data_bind(MonitorScreen.log_text)
@@ -152,7 +152,10 @@ class MonitorScreen(Screen[None]):
         for found in self.query(f"#{name}").results(Panel):
             return found
         panel = (dict(PANELS).get(name) or opened_panel(name))(id=name)
-        await self.query_one("#panels").mount(panel)
+        if name == "startup":
+            await self.query_one("#panels").mount(panel, before="#loss")
+        else:
+            await self.query_one("#panels").mount(panel)
         for value in ("view", *_OWN_VALUES.get(name, ())):
             panel.watch(self, value, partial(setattr, panel, value))
         return panel
@@ -213,6 +216,8 @@ class MonitorScreen(Screen[None]):
         # Once for all of them: the styles of every widget are looked up anew.
         if self.classes != before:
             self.update_node_styles()
+        if self.has_class("-starting") and not self.query("#startup"):
+            self.call_later(self._panel, "startup")
 
     @work(thread=True, exclusive=True, group="others")
     def _read_others(self, host: str) -> None:
@@ -256,6 +261,8 @@ class MonitorScreen(Screen[None]):
             return self.view is not None and may_go_on(self.view)
         if action == "fix":
             return self.view is not None and may_be_fixed(self.view.state)
+        if action == "change" and self.view is not None and self.view.spec.script is not None:
+            return False  # it is nobody's but its own
         if action in ("stop", "leave", "change", "snapshot"):
             return self.view is None or self.view.state.status not in ENDED
         return True
@@ -273,6 +280,10 @@ class MonitorScreen(Screen[None]):
                 self.action_fix()  # what it is refused with says where to call it
             return
         action = _ENDING_KEYS.get(event.key)
+        if action == "change" and self.view is not None and self.view.state.status not in ENDED:
+            if not self.check_action(action, ()):
+                self.action_change()  # what it is refused with says how it is changed
+            return
         if action is not None and not self.check_action(action, ()):
             more = "\nR goes on with it." if self.check_action("resume", ()) else ""
             self.notify(f"It has ended already.{more}")
@@ -370,7 +381,7 @@ def _panel_classes(view: RunView) -> dict[str, bool]:
     """A small overview of a run on GPUs shows these in place of the host, unless it offloads to it."""
     options, state = view.spec.options, view.state
     return {
-        "-starting": state.steps_finished == 0 and state.status not in ENDED,
+        "-starting": state.is_beginning,
         "-gpu": not view.spec.on_cpu,
         "-offload": options.offload_optimizer != "none" or options.offload_param != "none",
     }

@@ -139,11 +139,12 @@ def _progress(view: RunView, width: int, now: float, cost: OwnCost | None) -> Co
     # Its steps carry the times of the machine that it is on.
     now += remote.ahead_seconds if remote is not None else 0.0
     elapsed = state.seconds_until(now)
-    done = state.steps_finished
+    done = state.present_step
     words = [("elapsed ", "$muted"), (clock_text(elapsed), "")]
-    pace = state.present_series.step_seconds[-_RECENT_STEPS:]
+    # Of steps that an earlier process made, too little is true of this one before it has made any.
+    pace = [] if state.is_beginning else state.present_series.step_seconds[-_RECENT_STEPS:]
     if planned is not None:
-        left = clock_text(median(pace) * (planned - done)) if pace else "n/a"
+        left = clock_text(median(pace) * (planned - done)) if pace and done is not None else "n/a"
         words += [("  left ", "$muted"), (left, "")]
     notes: list[tuple[str, str]] = []
     if away:
@@ -155,6 +156,9 @@ def _progress(view: RunView, width: int, now: float, cost: OwnCost | None) -> Co
     elif state.compiling:
         notes = [(f"  compiling {harmless(state.compiling)}", "$text-accent")]
     tail = Content.assemble(*words, *notes)
+    if done is None:
+        told = Content.styled("goes on, starting", "$text-accent")
+        return Content.assemble(told, "  ", tail).truncate(width, ellipsis=True)
     share = None if planned is None else done / planned
     percent = "" if share is None else f" {share:4.0%} "
     head = Content.assemble(("step ", "$muted"), (format_progress(done, planned), "bold"), percent)

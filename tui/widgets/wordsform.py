@@ -20,6 +20,7 @@ from llmtop.tui.widgets.paint import harmless
 Wanted = TypeVar("Wanted")
 
 _TYPING = "⏎ shows what it comes to   Esc goes back"
+_BACK = "Esc goes back"
 
 
 class Question(NamedTuple, Generic[Wanted]):
@@ -36,7 +37,7 @@ class WordsForm(ModalScreen[Wanted], Generic[Wanted]):
     """Ends with what is wanted, or with None.
 
     Enter on the words asks: only what has been shown can be said yes to, by a key of its own where it is not
-    what one would want without knowing.
+    what one would want without knowing. Where no words are needed, what is shown at first is the question.
     """
 
     ASKS: ClassVar[str]
@@ -59,6 +60,8 @@ class WordsForm(ModalScreen[Wanted], Generic[Wanted]):
         super().__init__()
         self._asking: Question[Wanted] | None = None
         """What is to be said yes to; None while the words are typed."""
+        self._told: Question[Wanted] | None = None
+        """What is shown below no words at all, where Enter alone is a yes to it."""
 
     @abstractmethod
     def question(self, words: tuple[str, ...]) -> Question[Wanted] | None:
@@ -68,7 +71,6 @@ class WordsForm(ModalScreen[Wanted], Generic[Wanted]):
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog", classes="-form") as box:
             box.border_title = Content(self.ASKS)
-            box.border_subtitle = Content(_TYPING)
             yield Input(placeholder=self.PLACEHOLDER, compact=True, select_on_focus=False)
             with VerticalScroll(id="change-area", can_focus=False):
                 yield Static(Content("\n".join(self.HINT)), markup=False, id="change-preview")
@@ -79,12 +81,20 @@ class WordsForm(ModalScreen[Wanted], Generic[Wanted]):
 
     @on(Input.Changed)
     def _typed(self) -> None:
+        self._told = None
         try:
             found = self.question(self._words())
         except LlmtopError as error:
             self._show(str(error), "$text-warning")
-            return
-        self._show("\n".join(self.HINT if found is None else found.lines))
+        else:
+            self._show("\n".join(self.HINT if found is None else found.lines))
+            if found is not None and not found.warning and not self._words():
+                self._told = found
+        self._say_keys()
+
+    def _say_keys(self) -> None:
+        keys = _TYPING if self._told is None else f"⏎ {self.DOES}   {_BACK}"
+        self.query_one("#dialog", Vertical).border_subtitle = Content(keys)
 
     @on(Input.Submitted)
     def _entered(self) -> None:
@@ -93,7 +103,9 @@ class WordsForm(ModalScreen[Wanted], Generic[Wanted]):
         except LlmtopError as error:
             self._show(str(error), "$text-error")
             return
-        if found is not None:
+        if found is not None and found == self._told:
+            self.dismiss(found.wanted)
+        elif found is not None:
             self._ask(found)
 
     def _ask(self, found: Question[Wanted]) -> None:
@@ -111,9 +123,8 @@ class WordsForm(ModalScreen[Wanted], Generic[Wanted]):
             self.dismiss(None)
             return
         self._asking = None
-        box = self.query_one("#dialog", Vertical)
-        box.border_title = Content(self.ASKS)
-        box.border_subtitle = Content(_TYPING)
+        self.query_one("#dialog", Vertical).border_title = Content(self.ASKS)
+        self._say_keys()
         self._turn(self.query_one(Input), self.query_one("#change-area"))
 
     def _turn(self, to: Widget, away: Widget) -> None:

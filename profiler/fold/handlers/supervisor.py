@@ -49,9 +49,22 @@ def _run_started(batch: Batch, event: RunStarted) -> None:
     ended = batch.state.ended
     if (left := _left_at(batch)) is not None and event.t > left:
         batch.set(paused_seconds=batch.state.paused_seconds + event.t - left)
+        if ended is None:
+            _go_on(batch, event.t)  # it was lost
     if ended is not None and event.t >= ended.t:
-        # It is gone on with after its end.
-        batch.set(status="starting", ended=None, memory_returned=None)
+        _go_on(batch, event.t)
+
+
+def _go_on(batch: Batch, t: float) -> None:
+    """After its end, in new processes: nothing of the old ones is true of them."""
+    batch.set(status="starting", ended=None, memory_returned=None, went_on=t)
+    batch.set(hang_seconds=None, hang_at=None, compiling=None, compiling_at=None)
+    for number in batch.rank_numbers:
+        batch.set_rank(_new_process(batch.rank(number)))
+
+
+def _new_process(rank: RankState) -> RankState:
+    return RankState(rank=rank.rank, setting=rank.setting, setting_peaks=rankstate.peaks_so_far(rank))
 
 
 def _left_at(batch: Batch) -> float | None:
@@ -65,8 +78,7 @@ def _left_at(batch: Batch) -> float | None:
 def _rank_started(batch: Batch, event: RankStarted) -> None:
     rank = batch.rank(event.rank)
     if rank.exited is not None and rank.exited.pid != event.pid:
-        # A new process in the place of one that ended: nothing of the old one is true of it.
-        rank = RankState(rank=event.rank, setting_peaks=rankstate.peaks_so_far(rank))
+        rank = _new_process(rank)  # in the place of one that ended
     batch.set_rank(replace(rank, pid=event.pid, setting=event.setting))
 
 
