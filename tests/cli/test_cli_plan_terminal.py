@@ -29,8 +29,17 @@ def test_a_terminal_ends_with_the_verdict_and_the_peak(
 def test_what_speaks_against_a_verdict_stands_beside_it(llmtop: Llmtop) -> None:
     """More was to be reserved than the GPU has, "which the allocator gives back": its pieces it cannot."""
     offload = ("--zero", "3", "--offload-optimizer", "cpu", "--offload-param", "cpu")
-    more = ("--liger", "--gradient-checkpointing", "--micro-batch", "4", "--precision", "bf16")
-    words = ("plan", "--model", "llama-3.1-70b", "--gpu", "a10g", *offload, *more)
+    more = (
+        "--liger",
+        "--gradient-checkpointing",
+        "--micro-batch",
+        "6",
+        "--seq-len",
+        "3000",
+        "--precision",
+        "bf16",
+    )
+    words = ("plan", "--model", "llama-3.1-70b", "--gpu", "a100-40gb", *offload, *more)
     plan = llmtop(*words, "--json").json()
     assert plan["fits"] and plan["peak_reserved_bytes"][0] > plan["device_memory_bytes"]
     sections = [" ".join(section.split()) for section in llmtop(*words).out.split("\n\n")]
