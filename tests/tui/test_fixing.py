@@ -166,7 +166,7 @@ async def test_a_script_is_not_changed_and_is_stopped_by_a_signal(live: LiveRun,
     deeds = Deeds(change=lambda run, asked: pytest.fail(), stop=lambda run, save: None)
     app = LlmtopApp("monitor", RunDir(live.run.path), root, deeds=deeds)
     async with app.run_test(size=WIDE, notifications=True) as pilot:
-        await wait_for_text(pilot, "step 20", "c Change")
+        assert "c Change" not in await wait_for_text(pilot, "step 20", "s Stop")
         await pilot.press("c")
         assert "Change this run" not in await wait_for_text(
             pilot, "does not change it", "llmtop run -- python"
