@@ -73,6 +73,8 @@ def with_engine(model: torch.nn.Module) -> None:
     if engine.global_rank == 0:
         sys.stdout.write(f"rates {rates[:8]}\n")
         sys.stdout.flush()
+    # A rank that ends while another's collective is not over may be aborted by gloo, as that one may.
+    torch.distributed.barrier()
 
 
 if WITH_ENGINE:
