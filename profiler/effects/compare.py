@@ -130,7 +130,7 @@ def _read(run: RunDir) -> _Read:
         run=run,
         spec=spec,
         state=state,
-        report=report_of(run, state),
+        report=report_of(run, state, stands_out=False),
         reserved_bytes=found.reserved_bytes,
     )
 
@@ -175,8 +175,8 @@ def _side(read: _Read) -> Side:
         gpu=report.gpu,
         world_size=report.world_size,
         host=report.host,
-        data=spec.options.data if spec.knows("data") else None,
-        seq_len=spec.options.seq_len if spec.knows("seq_len") else None,
+        data=_value(spec, "data"),
+        seq_len=_value(spec, "seq_len"),
         command=report.command,
         tokens_per_step=report.tokens_per_step,
         steps_finished=report.steps_finished,

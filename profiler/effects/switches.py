@@ -299,7 +299,7 @@ def _candidates(run: RunDir) -> dict[str, list[RunDir]]:
 def _measured_on(run: RunDir, host: str) -> Measured | None:
     """What a run measured; None where that was on another machine, is nothing, or cannot be read."""
     try:
-        measured = measure(run.run_id, run.spec(), read_state(run), run.prediction())
+        measured = measure(run.run_id, run.spec(), read_state(run, looks_for_left=False), run.prediction())
     except LlmtopError:
         return None
     has_figures = measured.step_seconds is not None or measured.peak_bytes is not None

@@ -10,6 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
@@ -101,7 +102,7 @@ class RunStream:
         self._cursor = Cursor(paths, place, clocks=self._clocks)
         self._began_bytes = self._cursor.offset_bytes
 
-    @property
+    @cached_property
     def begin(self) -> RunState:
         """Before the first event."""
         return state_before(self._run, self._clocks)
@@ -186,9 +187,13 @@ def anew(run: RunDir) -> tuple[RunStream, RunState]:
 class RunReader:
     """The state of a run as far as its logs go. `poll` returns the same object while nothing changes."""
 
-    def __init__(self, run: RunDir, *, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, run: RunDir, *, wall: Callable[[], float] = time.time, looks_for_left: bool = True
+    ) -> None:
+        """`looks_for_left`: among all processes of the machine, where the run is found lost."""
         self.run = run
         self._wall = wall
+        self._looks_for_left = looks_for_left
         self._stream, self._folded = open_stream(run)
         self._fresh_starts = FreshStarts(run)
         self._shown = self._of_origin(self._folded)
@@ -223,7 +228,8 @@ class RunReader:
 
     def _left(self) -> Left | None:
         """None for a run that is or was another machine's."""
-        if self.run.is_imported or self._folded.elsewhere or self._unended != "lost":
+        is_ours = not self.run.is_imported and not self._folded.elsewhere and self._unended == "lost"
+        if not is_ours or not self._looks_for_left:
             return None
         if self._leftovers is None:
             self._leftovers = Leftovers(self.run)
@@ -278,6 +284,6 @@ def unwritable_words(folder: Path) -> str:
     return "its disk has no room for another file" if status.f_files and not status.f_favail else ""
 
 
-def read_state(run: RunDir) -> RunState:
-    """Everything that the logs of a run say now."""
-    return RunReader(run).poll()
+def read_state(run: RunDir, *, looks_for_left: bool = True) -> RunState:
+    """Everything that the logs of a run say now; `looks_for_left` as of `RunReader`."""
+    return RunReader(run, looks_for_left=looks_for_left).poll()

@@ -30,7 +30,7 @@ from llmtop.profiler.record.imported import imported_words
 from llmtop.profiler.record.rundir import HARDWARE, SUPERVISOR, RunDir
 from llmtop.profiler.report.changes import ChangeReport, changes_of
 from llmtop.profiler.report.earlier import with_earlier
-from llmtop.profiler.report.hosts import hosts_found
+from llmtop.profiler.report.hosts import HostsFound, hosts_found
 from llmtop.profiler.report.quantized import QuantizedReport, quantized_of
 from llmtop.profiler.report.snapshots import SnapshotReport, snapshots_of
 
@@ -220,8 +220,11 @@ def build_report(run: RunDir) -> Report:
     return report_of(run, state, read_others(run, state.host))
 
 
-def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -> Report:
-    """`others` are the runs that its switches are compared with."""
+def report_of(
+    run: RunDir, state: RunState, others: tuple[Measured, ...] = (), *, stands_out: bool = True
+) -> Report:
+    """`others` are the runs that its switches are compared with. What stands out, and each host, may be left
+    out: for them the record is read once more, and that of the hosts."""
     setting = state.changes.setting
     spec, prediction = run.spec(setting), run.prediction(setting)
     found = breakdown(state, spec, prediction)
@@ -231,7 +234,9 @@ def report_of(run: RunDir, state: RunState, others: tuple[Measured, ...] = ()) -
     tokens_per_second = mean_rate(steady)
     share = utilisation(spec, tokens_per_second)
     end = ending(state)
-    hosts = hosts_found(run, state, with_earlier(run, state, findings(state, spec, prediction)))
+    hosts = HostsFound()
+    if stands_out:
+        hosts = hosts_found(run, state, with_earlier(run, state, findings(state, spec, prediction)))
     # The clock of another host may be far from that of the one that began and ended the run.
     ended = state.ended.t if state.ended is not None else state.now
     return Report(

@@ -172,7 +172,7 @@ def _line(found: rundir.RunDir) -> RunLine:
         from llmtop.profiler.fleet.part import telling_part
         from llmtop.profiler.record.feed import read_state  # the whole fold
 
-        state = bookmark.summary_of(read_state(telling_part(found)))
+        state = bookmark.summary_of(read_state(telling_part(found), looks_for_left=False))
     return RunLine(
         run_id=found.run_id,
         name=spec.name,

@@ -267,7 +267,7 @@ class RunsFeed:
     def _read(self, run: RunDir) -> None:
         left = LeftRun(run)  # before it is read: what comes meanwhile is news at the next look
         try:
-            reader = self._readers.get(run.run_id) or RunReader(telling_part(run))
+            reader = self._readers.get(run.run_id) or RunReader(telling_part(run), looks_for_left=False)
             row = run_row(run, reader.poll())
         except LlmtopError as error:
             row = RunRow(run_id=run.run_id, name=run.run_id, status="lost", problem=error.what)
