@@ -142,8 +142,7 @@ def _began_before(pid: int, run: RunDir) -> bool:
     told = [at for path in run.rank_events().values() if (at := written_at(path)) is not None]
     if identity is None or made is None:
         return False
-    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return boot + identity.started_ticks / os.sysconf("SC_CLK_TCK") <= max([made, *told])
+    return identity.began <= max([made, *told])
 
 
 def _by_py_spy(pid: int) -> tuple[str, str]:

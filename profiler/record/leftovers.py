@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import time
 from pathlib import Path
 
 from msgspec import Struct
@@ -67,10 +66,4 @@ def marked_pids(run_id: str, proc: Path = Path("/proc")) -> list[int]:
 def _began_before(one: ProcessIdentity, run: RunDir) -> bool:
     """Whether it was there when the run was made: a later process may have been given its number."""
     made = run.created()
-    return made is not None and _began(one) <= made
-
-
-def _began(one: ProcessIdentity) -> float:
-    """Wall clock, by the kernel's ticks since the machine was started."""
-    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return boot + one.started_ticks / os.sysconf("SC_CLK_TCK")
+    return made is not None and one.began <= made

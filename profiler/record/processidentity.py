@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 from msgspec import Struct
@@ -19,6 +21,12 @@ class ProcessIdentity(Struct, frozen=True, kw_only=True):
     def alive(self) -> bool:
         """Whether it is still there, and not another one with its pid."""
         return process_identity(self.pid) == self
+
+    @property
+    def began(self) -> float:
+        """Wall clock, by the kernel's ticks since the machine was started."""
+        boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        return boot + self.started_ticks / os.sysconf("SC_CLK_TCK")
 
 
 def process_identity(pid: int) -> ProcessIdentity | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import socket
 import time
 from contextlib import suppress
@@ -13,11 +12,12 @@ import psutil
 from llmtop.presets.errors import ExitCode, JobFailedError, LlmtopError
 from llmtop.profiler.fold.ending import memory_words, unsaved_words
 from llmtop.profiler.fold.runstate import ENDED, RunState
-from llmtop.profiler.hardware.aside import Aside
+from llmtop.profiler.hardware.aside import ask_once
 from llmtop.profiler.hardware.nvml import NvmlReader
 from llmtop.profiler.record import rundir
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.hosts import read_hosts
+from llmtop.profiler.record.leftovers import marked_pids
 from llmtop.profiler.record.remote import command_there, name_here, read_remote
 from llmtop.profiler.units import format_bytes, format_seconds
 from llmtop.trainer import control
@@ -25,7 +25,6 @@ from llmtop.trainer.change.restagefolder import keep_states
 from llmtop.trainer.hosts.left import hosts_left_open, hosts_never_there
 from llmtop.trainer.statefile import newest_in
 from llmtop.trainer.supervisor.patience import Graces
-from llmtop.trainer.supervisor.rankenv import RUN_ID
 from llmtop.tui.asking.deeds import ANSWER_SECONDS
 from llmtop.tui.asking.stopping import at_the_latest, stop_words
 from llmtop.tui.commandline.arguments import RUN_ANYWHERE_HELP
@@ -234,7 +233,7 @@ def _end_lost(found: rundir.RunDir, state: RunState, args: argparse.Namespace) -
     """What a supervisor that is gone cannot do any more: end processes, look at the GPUs, keep a state."""
     _end_leftovers(found, args.wait if args.save else min(args.wait, TERM_SECONDS))
     # The driver may be why the supervisor is gone.
-    told = Aside(_DRIVER_SECONDS).ask(lambda: memory_now(state, NvmlReader()), _DRIVER_SILENT)
+    told = ask_once(lambda: memory_now(state, NvmlReader()), _DRIVER_SILENT, _DRIVER_SECONDS)
     if told:
         print(told)
     for kept in keep_states(found):
@@ -293,11 +292,7 @@ def _marked_processes(found: rundir.RunDir) -> list[psutil.Process]:
     marked: list[psutil.Process] = []
     if found.is_imported:
         return marked  # the run that it was may be going on here under the same id
-    for process in psutil.process_iter():
-        try:
-            is_marked = process.environ().get(RUN_ID) == found.run_id
-            if is_marked and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                marked.append(process)
-        except psutil.Error:
-            continue  # another user's process, or one that has just ended
+    for pid in marked_pids(found.run_id):
+        with suppress(psutil.Error):  # it has just ended
+            marked.append(psutil.Process(pid))
     return marked
