@@ -24,7 +24,7 @@ from llmtop.presets.foreign import decode_json
 from llmtop.profiler.record.hosts import lead_beat_path
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.wholefile import random_hex, write_atomic
-from llmtop.trainer.hosts.link import ROUND_TRIPS, Clock
+from llmtop.trainer.hosts.link import Clock, RoundTrips
 
 BEAT_SECONDS = 5.0
 _SIGNS_KNOWN = 64
@@ -122,8 +122,12 @@ class SignClock:
     def __init__(self, lead: LeadBeat, wall: Callable[[], float] = time.time) -> None:
         self._lead, self._wall = lead, wall
         self._seen = b""
-        self._trips: deque[Clock] = deque(maxlen=ROUND_TRIPS)
-        self.clock: Clock | None = None
+        self._trips = RoundTrips()
+
+    @property
+    def clock(self) -> Clock | None:
+        """None until a sign repeats one of the lead's."""
+        return self._trips.best
 
     def see(self, content: bytes) -> None:
         """The host's newest sign, as it was seen just now."""
@@ -135,9 +139,5 @@ class SignClock:
         except msgspec.MsgspecError:
             return
         given = self._lead.given_at(sign.heard)
-        # Where the clock here was set meanwhile, nothing follows.
-        if given is not None and given <= now:
-            self._trips.append(
-                Clock(offset_seconds=sign.t - (given + now) / 2, error_seconds=(now - given) / 2)
-            )
-            self.clock = min(self._trips, key=lambda trip: trip.error_seconds)
+        if given is not None:
+            self._trips.add(given, sign.t, now)

@@ -27,7 +27,7 @@ _DEAD_SECONDS = 20.0
 """Nothing heard for so long: begin again."""
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 10.0
-ROUND_TRIPS = 8
+_ROUND_TRIPS = 8
 _PIPE_BYTES = 1 << 20
 _MOST_WAITING_BYTES = 4 << 20
 _MOST_BYTES = 4 << 30
@@ -39,6 +39,21 @@ class Clock(Struct, frozen=True, kw_only=True):
 
     offset_seconds: float
     error_seconds: float
+
+
+class RoundTrips:
+    """The newest measurements of a host's clock; the shortest says most."""
+
+    def __init__(self) -> None:
+        self._trips: deque[Clock] = deque(maxlen=_ROUND_TRIPS)
+        self.best: Clock | None = None
+
+    def add(self, sent: float, far: float, now: float) -> None:
+        """Sent and come back by the clock here, and what the one there said in between."""
+        if now < sent:
+            return  # the clock here was set meanwhile
+        self._trips.append(Clock(offset_seconds=far - (sent + now) / 2, error_seconds=(now - sent) / 2))
+        self.best = min(self._trips, key=lambda trip: trip.error_seconds)
 
 
 class Link:
@@ -101,8 +116,7 @@ class Link:
         self.heard_at = time.monotonic()
         self.synced = 0
         """Number of the newest `sync` that was answered: the folder here has what the far one had then."""
-        self.clock: Clock | None = None
-        self._trips: deque[Clock] = deque(maxlen=ROUND_TRIPS)
+        self._trips = RoundTrips()
         self._pings: dict[int, float] = {}
         self._ping = 0
         self._asked_sync = 0
@@ -230,12 +244,15 @@ class Link:
         self._pings = {self._ping: self._wall()}
         return {"do": "ping", "n": self._ping}
 
+    @property
+    def clock(self) -> Clock | None:
+        """None until an answer has come."""
+        return self._trips.best
+
     def _measure(self, number: int, far: float) -> None:
-        sent, now = self._pings.pop(number, None), self._wall()
-        if sent is None or now < sent:
-            return  # an answer to an earlier connection's, or the clock was set meanwhile
-        self._trips.append(Clock(offset_seconds=far - (sent + now) / 2, error_seconds=(now - sent) / 2))
-        self.clock = min(self._trips, key=lambda trip: trip.error_seconds)
+        sent = self._pings.pop(number, None)
+        if sent is not None:  # else an answer to an earlier connection's
+            self._trips.add(sent, far, self._wall())
 
 
 class _Connection:

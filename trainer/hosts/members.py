@@ -34,9 +34,6 @@ class Told(Struct, frozen=True):
     event: AnyEvent
 
 
-STILL_LEAVING = "its ranks have ended, and its supervisor is still on its way out"
-
-
 class Member:
     """One host."""
 

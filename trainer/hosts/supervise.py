@@ -236,19 +236,19 @@ class HostSupervisor:
             nvme_bytes = run.prediction(order.setting).nvme_bytes
             preflight_here(spec, nvme_bytes=nvme_bytes, ranks=len(self.host.slots))
             environment[STANDBY] = str(order.setting)
+        extensions, command = extensions_dir(self.environment), worker_command(run, environment)
         for rank in self.host.ranks:
             variables = rank_environment(
                 run,
                 rank,
                 port=order.master_port,
-                extensions=extensions_dir(self.environment),
+                extensions=extensions,
                 environment=environment,
                 setting=order.setting,
                 address=order.master_address,
                 first_rank=self.host.first_rank,
                 local_ranks=len(self.host.slots),
             )
-            command = worker_command(run, environment)
             pid = self.ranks.start(rank, command, variables, run.log_path(rank), standby=order.standby)
             if not order.standby:
                 self.events.write(RankStarted(rank=rank, pid=pid, setting=order.setting))

@@ -27,7 +27,7 @@ def start_ranks(
     Raises LlmtopError where one cannot be started.
     """
     spec = run.spec(setting)
-    port, command = free_port(), worker_command(run, environment)
+    port, command, extensions = free_port(), worker_command(run, environment), extensions_dir(environment)
     usual = mended(environment, None if spec.on_cpu else torch_cuda())
     if standby:
         usual = {**usual, STANDBY: str(setting)}
@@ -36,7 +36,7 @@ def start_ranks(
             run,
             rank,
             port=port,
-            extensions=extensions_dir(environment),
+            extensions=extensions,
             environment=usual,
             setting=setting,
         )
