@@ -196,17 +196,20 @@ class RunState(Struct, frozen=True, kw_only=True):
     @property
     def is_beginning(self) -> bool:
         """Whether it goes on, and has made no step since it was launched or gone on with."""
-        newest = self.recent_steps[-1].t if self.recent_steps else None
-        made = newest is not None and (self.went_on is None or newest >= self.went_on)
-        return self.status not in ENDED and not made and (self.went_on is not None or not self.steps_finished)
+        if self.status in ENDED:
+            return False
+        if self.went_on is None:
+            return not self.steps_finished and not self.recent_steps
+        return not self.recent_steps or self.recent_steps[-1].t < self.went_on
 
     @property
     def present_step(self) -> int | None:
         """The one that it stands at: where it was gone on with from an earlier one, that; None until the
         ranks have told which."""
-        if not self.is_beginning or self.went_on is None:
-            is_again = self.went_on is not None and bool(self.recent_steps)
-            return self.recent_steps[-1].step if is_again else self.steps_finished
+        if self.went_on is None:
+            return self.steps_finished
+        if not self.is_beginning:
+            return self.recent_steps[-1].step if self.recent_steps else self.steps_finished
         loaded = self.first.checkpoint_loaded if self.first is not None else None
         return loaded.step if loaded is not None else None
 

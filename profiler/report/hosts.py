@@ -15,7 +15,7 @@ from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.hosts import read_hosts
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.wrapping import hanging
-from llmtop.profiler.units import counted, format_bytes, format_percent, format_seconds
+from llmtop.profiler.units import counted, format_bytes, format_percent, format_range, format_seconds
 
 _MOST_LINES = 16
 """Of more hosts the worst are told."""
@@ -80,8 +80,7 @@ def _shown(rows: tuple[HostRow, ...]) -> tuple[HostRow, ...]:
 
 
 def _ranks(row: HostRow) -> str:
-    last = row.first_rank + row.ranks - 1
-    return str(last) if row.ranks == 1 else f"{row.first_rank} to {last}"
+    return format_range(str(row.first_rank), str(row.first_rank + row.ranks - 1))
 
 
 def _words(row: HostRow) -> str:

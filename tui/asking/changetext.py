@@ -138,9 +138,9 @@ def side_by_side(
     old, new = plan.old_prediction, plan.new_prediction
     per = "a rank" if plan.new.on_cpu else "per GPU"
     need = "needs in all" if plan.new.on_cpu else "needs per GPU"
-    measured = measured_peak_bytes
+    peak = format_bytes(measured_peak_bytes) if measured_peak_bytes else ""
     rows = [
-        (f"peak {per}", _bytes(old), _bytes(new), format_bytes(measured) if measured else ""),
+        (f"peak {per}", _bytes(old), _bytes(new), peak),
         (need, format_bytes(old.needed_bytes), format_bytes(new.needed_bytes), ""),
         ("host memory", format_bytes(old.host_bytes), format_bytes(new.host_bytes), ""),
         ("verdict", fit_words(old.fits), fit_words(new.fits), ""),

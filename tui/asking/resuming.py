@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
 from msgspec import Struct
 
 from llmtop.profiler.fold.runstate import RunState
-from llmtop.profiler.record.remote import name_here
+from llmtop.profiler.record.remote import command_here
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import counted
 from llmtop.trainer.change.afterend import anew_words
@@ -91,4 +90,4 @@ def _lines(
 
 def _command(run: RunDir, wish: ResumeWish) -> str:
     more = [*(["--anew"] if wish.anew else []), *(["--force"] if wish.force else [])]
-    return shlex.join(("llmtop", "resume", name_here(run.path), *wish.words, *more))
+    return command_here(run.path, "resume", *wish.words, *more)

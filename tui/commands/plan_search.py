@@ -185,7 +185,7 @@ def nowhere_words(row: WhereRow, *, brief: bool = False) -> str:
     if brief:
         return f"short by {short} even on {_tried(row)}"
     return (
-        f"{row.why}: closest is {_tried(row)} with {setting_words(row.settings)}, which needs"
+        f"{row.why}: closest is {_tried(row)} with {_setting_words(row.settings)}, which needs"
         f" {format_bytes(row.brief.needed_bytes)} a GPU of {format_bytes(row.gpu_memory_bytes)},"
         f" short by {short}"
     )
@@ -195,7 +195,7 @@ def _tried(row: WhereRow) -> str:
     return counted(row.tried_gpus or 0, "GPU")
 
 
-def setting_words(settings: Change) -> str:
+def _setting_words(settings: Change) -> str:
     """Each that was searched, by its short name."""
     return ", ".join(f"{_head(key)} {_value(value)}" for key, value in settings.items() if key not in _HIDDEN)
 

@@ -109,10 +109,12 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 def _instead(found: RunDir, state: RunState, words: list[str]) -> str:
     """What makes the change after the end: from the newest checkpoint, or anew where nothing was saved."""
-    has_all_steps = state.status == "completed" and state.unsaved is None
-    if has_all_steps and not state.checkpoints:
+    from llmtop.trainer.change.goingon import has_all_steps  # only for a run that has ended
+
+    complete = has_all_steps(state)
+    if complete and not state.checkpoints:
         return "start another one: llmtop run"
-    steps = ("steps=N",) if has_all_steps else ()
+    steps = ("steps=N",) if complete else ()
     if state.steps_finished and state.last_saved is None:
         return f"{command_here(found.path, 'resume', *words, '--anew')} begins anew with it"
     return f"{command_here(found.path, 'resume', *steps, *words)} goes on with it"

@@ -248,10 +248,8 @@ def _process_table(view: RunView) -> list[Content]:
             format_bytes(peaks.get(process.rank)),
             format_bytes(process.pss_bytes),
             format_bytes(view.state.peak_pss_bytes.get(process.rank)),
-            *(
-                "n/a" if percent is None else f"{percent:.0f}%"
-                for percent in (process.cpu_percent, process.cpu_wait_percent)
-            ),
+            format_percent(process.cpu_percent, digits=0),
+            format_percent(process.cpu_wait_percent, digits=0),
         )
         rows.append(
             Content(fit(str(process.rank), 6) + "".join(fit_right(cell, _PROCESS_CELLS) for cell in cells))

@@ -72,7 +72,7 @@ class StepsPanel(Panel):
                 _rates(view),
                 *_skipped(view),
                 *_phase_table(view, phases),
-                *_rank_rows(view, width),
+                *_rank_rows(view, phases, width),
                 Content("step seconds:"),
             ]
             return lines(rows)
@@ -189,8 +189,9 @@ def _shares(phases: dict[str, float], seconds: float, width: int) -> Content:
 
 def _spread(view: RunView) -> Content:
     steady = _steady(view)
-    ends = (format_seconds(min(steady)), format_seconds(max(steady))) if steady else None
-    spread = format_range(*ends) if ends else NOT_AVAILABLE
+    spread = NOT_AVAILABLE
+    if steady:
+        spread = format_range(format_seconds(min(steady)), format_seconds(max(steady)))
     words = f"{spread} after warm-up"
     return Content.styled(words, "$muted")
 
@@ -215,19 +216,20 @@ def _phase_table(view: RunView, phases: dict[str, float]) -> list[Content]:
     return rows
 
 
-def _rank_rows(view: RunView, width: int) -> list[Content]:
-    """Each rank's phases in a step after warm-up; the rank that all wait for is named."""
+def _rank_rows(view: RunView, phases: dict[str, float], width: int) -> list[Content]:
+    """Each rank's phases in a step after warm-up; the rank that all wait for is named. `phases` are those
+    that are told of the first rank, and `rest`."""
     means = {number: _means(rank) for number, rank in sorted(view.state.ranks.items())}
-    means = {number: phases for number, phases in means.items() if phases}
+    means = {number: spent for number, spent in means.items() if spent}
     if len(means) < 2:
         return []
-    names = _told(view)
+    names = [name for name in phases if name != "rest"]
     by_itself = [name for name in names if name in (*BEFORE_FORWARD, "forward")]
-    alone = {n: sum(phases.get(name, 0.0) for name in by_itself) for n, phases in means.items()}
+    alone = {n: sum(spent.get(name, 0.0) for name in by_itself) for n, spent in means.items()}
     what = f"what a rank does alone ({', '.join(by_itself)})"
     slow = max(alone, key=lambda r: alone[r])
     fast = min((r for r in alone if r != slow), key=lambda r: alone[r])
-    scale = max(sum(phases.values()) for phases in means.values())
+    scale = max(sum(spent.values()) for spent in means.values())
     spread = format_seconds(alone[slow] - alone[fast])
     behind = f"{spread} behind rank {fast} in {what}"
     if alone[slow] > alone[fast]:
@@ -238,13 +240,13 @@ def _rank_rows(view: RunView, width: int) -> list[Content]:
     head = fit("rank", _RANK_CELLS) + "".join(fit_right(_SHORT[name], _TIME_CELLS) for name in names)
     rows.append(Content.styled(head, "$muted"))
     bar_cells = width - _RANK_CELLS - _TIME_CELLS * len(names) - 1
-    for number, phases in means.items():
-        cells = "".join(fit_right(format_seconds(phases.get(name)), _TIME_CELLS) for name in names)
+    for number, spent in means.items():
+        cells = "".join(fit_right(format_seconds(spent.get(name)), _TIME_CELLS) for name in names)
         mark = "$text-warning" if number == slow and _apart(alone, slow) else "$foreground"
         rows.append(
             Content.assemble(
                 (fit(str(number), _RANK_CELLS) + cells + " ", mark),
-                stacked(_segments(phases), scale, bar_cells) if bar_cells >= _FEWEST_BAR_CELLS else "",
+                stacked(_segments(spent), scale, bar_cells) if bar_cells >= _FEWEST_BAR_CELLS else "",
             )
         )
     return rows

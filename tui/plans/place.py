@@ -19,8 +19,11 @@ class Place(Struct, frozen=True, kw_only=True):
 
     @property
     def host_limit_bytes(self) -> int | None:
-        """What a run can use of its memory; None for a plan that is not for this machine."""
-        return self.machine.host_memory_bytes if self.machine is not None else None
+        """What a run can use of its memory; None for a plan that is not for this machine, and on the CPU
+        kind, whose verdict is about that memory already."""
+        if self.machine is None or self.machine.gpu == "cpu":
+            return None
+        return self.machine.host_memory_bytes
 
 
 def still_chosen(spec: RunSpec | None, devices: tuple[GpuUse, ...]) -> tuple[GpuUse, ...]:

@@ -382,9 +382,8 @@ class PlanScreen(Screen[None]):
             command = launch_command(plan.draft, plan.spec, visible)
             place = self.query_one(PredictedPane).place
             notes = crowded_words(plan.prediction, place.gpus)
-            limit = None if plan.spec.on_cpu else place.host_limit_bytes
             asked = (plan.spec, plan.prediction, command, visible, notes)
-            self.post_message(LaunchAsked(*asked, host_limit_bytes=limit))
+            self.post_message(LaunchAsked(*asked, host_limit_bytes=place.host_limit_bytes))
 
 
 def _title(spec: RunSpec) -> str:

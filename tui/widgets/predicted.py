@@ -43,13 +43,7 @@ def verdict(plan: Plan, host_limit_bytes: int | None = None) -> tuple[str, str]:
         return "✗ not valid", "bold $text-error"
     if plan.refusals:
         return "✗ cannot run", "bold $text-error"
-    # On the CPU the verdict is about that memory already.
-    off_host = plan.spec is not None and not plan.spec.on_cpu
-    if (
-        off_host
-        and plan.prediction.fits is not False
-        and is_short(plan.prediction.host_bytes, host_limit_bytes)
-    ):
+    if plan.prediction.fits is not False and is_short(plan.prediction.host_bytes, host_limit_bytes):
         return "✗ host memory is short", "bold $text-error"
     return _fits_words(plan.prediction)
 
