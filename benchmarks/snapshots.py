@@ -59,9 +59,7 @@ def measure(run: RunDir, asked: SnapshotParams, patience_seconds: float) -> Row:
     """One snapshot of rank 0, from the request to some steps after it."""
     wait_for_steps(run, _STEPS_BETWEEN, patience_seconds)
     log = EventTail(run.events_path(0))
-    usual = [event.step_seconds for event in log.poll() if isinstance(event, StepFinished)][
-        -2 * _STEPS_BETWEEN :
-    ]
+    usual = [event.step_seconds for event in log.poll() if isinstance(event, StepFinished)]
     began = time.monotonic()
     request = control.snapshot(run, asked)
     taken, steps = None, []

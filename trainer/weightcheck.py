@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from llmtop.presets.errors import UsageError
@@ -10,6 +9,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.presets.tensorfile import BrokenWeights
 from llmtop.presets.weightfiles import bin_files, check_bin, safetensors_files, stored_tensors
 from llmtop.profiler.hardware.machine import torch_version
+from llmtop.trainer.toolchain import release
 
 _SAFE_TORCH = (2, 10)
 """The first in which `weights_only` reads weights alone."""
@@ -57,8 +57,8 @@ def check_weights(spec: RunSpec) -> None:
 def _require_safe_torch(folder: Path) -> None:
     """Raise UsageError: what torch.save wrote is a pickle, and older ones run what it says."""
     version = torch_version()
-    parts = re.match(r"(\d+)\.(\d+)", version or "")
-    if parts is None or (int(parts[1]), int(parts[2])) >= _SAFE_TORCH:
+    known = release(version or "")
+    if known is None or known >= _SAFE_TORCH:
         return
     raise UsageError(
         f"the weights in {folder} are pickles, which torch {version} does not read safely",

@@ -187,7 +187,7 @@ def _strata(evidence: Evidence) -> Iterator[str]:
             stratum = half.get(key)
             cells += ["n/a", "", ""] if stratum is None else _of_stratum(stratum.errors)
         met = all(half[key].met for half in found if key in half)
-        rows.append((*key, *cells, "met" if met else "**missed**"))
+        rows.append((*key, *cells, _held(met)))
     yield table(("axis", "level", "held-out mean", "worst", "n", "tuned mean", "worst", "n", ""), rows)
 
 
@@ -259,7 +259,7 @@ def _after_calibration() -> Iterator[str]:
     yield (
         f"After `llmtop calibrate`, 9 to 11 s on the same H200, the middle step of {seen.count} supervised "
         f"runs of 25 steps: mean {seen.mean:.2f} %, p95 {seen.p95:.2f} % (goal mean <= {MEAN_GOAL:g} %, "
-        f"p95 <= {P95_GOAL:g} %: {'met' if met else '**missed**'}). They are few, and not held out: that a "
+        f"p95 <= {P95_GOAL:g} %: {_held(met)}). They are few, and not held out: that a "
         "calibration has to tell the host's speed too was learned from the first four of them, and how much "
         "of it a step takes is measured on a CPU (`benchmarks.host_operations`)."
     )

@@ -95,8 +95,4 @@ class OneQuestion:
 
 def ask_once(question: Callable[[], _T], unanswered: _T, wait_seconds: float = OPEN_SECONDS) -> _T:
     """One question, after which no thread is left, unless it was not answered. Raises what it raises."""
-    aside = Aside(wait_seconds)
-    try:
-        return aside.ask(question, unanswered)
-    finally:
-        aside.close()
+    return OneQuestion().ask(question, unanswered, wait_seconds)
