@@ -11,8 +11,8 @@ from functools import lru_cache
 from msgspec import Struct
 
 from llmtop.presets.spec import ModelShape
-from llmtop.profiler.cost.shape import tensors
 from llmtop.profiler.memory.sizes import Sizes
+from llmtop.profiler.memory.tape.weights import of_block
 
 
 class Fill(Struct, frozen=True):
@@ -28,13 +28,7 @@ class Fill(Struct, frozen=True):
 
 def fills(sizes: Sizes) -> tuple[Fill, ...]:
     """The first reduction and the largest one, which come while blocks are differentiated."""
-    if sizes.stage != 3 or sizes.lora_rank:
-        return ()
-    found, _ = _filled(sizes)
-    if not found:
-        return ()
-    largest = max(found, key=lambda fill: fill.elements)
-    return (found[0],) if largest == found[0] else (found[0], largest)
+    return () if sizes.stage != 3 or sizes.lora_rank else _filled(sizes)[0]
 
 
 def before_embedding_elements(sizes: Sizes) -> tuple[int, bool]:
@@ -45,7 +39,7 @@ def before_embedding_elements(sizes: Sizes) -> tuple[int, bool]:
     return held, held + sizes.head_params <= sizes.zero.reduce_bucket_size
 
 
-def _filled(sizes: Sizes) -> tuple[list[Fill], int]:
+def _filled(sizes: Sizes) -> tuple[tuple[Fill, ...], int]:
     model = sizes.model
     head = 0 if model.tied_embeddings or not sizes.head_trained else sizes.head_params
     return _walked(_matrices(model), model.num_layers, head, sizes.zero.reduce_bucket_size)
@@ -53,18 +47,16 @@ def _filled(sizes: Sizes) -> tuple[list[Fill], int]:
 
 @lru_cache(maxsize=64)
 def _matrices(model: ModelShape) -> tuple[int, ...]:
-    """Elements of a block's weights, the last one first."""
-    return tuple(
-        group.numel
-        for group in reversed(tensors(model))
-        if group.per_layer and len(group.shape) > 1
-        for _ in range(group.count // model.num_layers)
-    )
+    """Elements of the last block's weights, the last one first; where first blocks are dense it is one with
+    experts, as most are."""
+    last = of_block(model, model.num_layers - 1)
+    return tuple(group.numel for group in reversed(last) if len(group.shape) > 1)
 
 
 @lru_cache(maxsize=256)
-def _walked(matrices: tuple[int, ...], layers: int, head: int, bucket: int) -> tuple[list[Fill], int]:
-    """All reductions before the embedding's gradient comes, and what the bucket then holds."""
+def _walked(matrices: tuple[int, ...], layers: int, head: int, bucket: int) -> tuple[tuple[Fill, ...], int]:
+    """The first reduction and the largest one before the embedding's gradient comes, and what the bucket
+    then holds."""
     found: list[Fill] = []
     held, block = head if head <= bucket else 0, sum(matrices)
     largest = held
@@ -77,4 +69,6 @@ def _walked(matrices: tuple[int, ...], layers: int, head: int, bucket: int) -> t
                 held = largest = 0
             held, largest = held + elements, max(largest, elements)
             left -= elements
-    return found, held
+    most = max(found, key=lambda fill: fill.elements, default=None)
+    told = () if most is None else (found[0],) if most == found[0] else (found[0], most)
+    return told, held

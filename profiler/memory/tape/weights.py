@@ -54,7 +54,8 @@ def of_block(shape: ModelShape, layer: int) -> list[TensorGroup]:
     for group in tensors(shape):
         if not group.per_layer:
             continue
-        if group.name.startswith(_SPARSE):
+        # Of a traced model no name says which blocks it is in.
+        if shape.moe is not None and group.name.startswith(_SPARSE):
             found += [] if is_dense else [group]
         elif group.name.startswith(_DENSE):
             found += [group] * (group.count // dense) if is_dense else []
