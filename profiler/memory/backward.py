@@ -14,7 +14,6 @@ from llmtop.profiler.memory.flatcopy import Fill, fills
 from llmtop.profiler.memory.mlp import experts_backward, experts_gradient, mlp_copies
 from llmtop.profiler.memory.pool import OWN_BLOCKS, block_end
 from llmtop.profiler.memory.reduction import end_of_backward, to_host_bytes
-from llmtop.profiler.memory.result import Component
 from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks
 from llmtop.profiler.memory.states import StateBytes
 from llmtop.profiler.memory.walk import (
@@ -124,6 +123,12 @@ def _kept_bucket(walk: Walk) -> int:
     return 0
 
 
+def _recomputed(walk: Walk) -> int:
+    """What the recomputation of a block saves: all but its input, which was kept."""
+    block = walk.block
+    return (block.saved - block.input_saved) * walk.sizes.tokens + block.saved_weights
+
+
 class _BlockAlive(Struct, frozen=True, kw_only=True):
     """The worst point of one block's backward."""
 
@@ -144,7 +149,7 @@ def _block_alive(walk: Walk, index: int) -> _BlockAlive:
     block, tokens = walk.block, walk.sizes.tokens
     kept, workspace = _kept(walk, index + 1) + walk.constant + walk.mask, block.gradient * tokens
     if _is_checkpointed(walk.sizes, index):
-        kept += (block.saved - block.input_saved) * tokens + block.saved_weights
+        kept += _recomputed(walk)
         if walk.spec.options.checkpointing_reentrant:
             workspace += block.gradient * tokens  # the reentrant form also holds the recomputed output
     matrix = 0 if walk.sizes.lora_rank else _last_matrix(walk) * walk.sizes.dtype_bytes
@@ -268,26 +273,25 @@ def _at_fill(walk: Walk, fill: Fill) -> Bytes:
     sizes, width, layers = walk.sizes, walk.sizes.dtype_bytes, walk.spec.model.num_layers
     index = layers - 1 - fill.blocks_done
     again = _is_checkpointed(sizes, index)
-    inputs = walk.block.input_saved if again else 0
-    of_block = (walk.block.saved - inputs) * sizes.tokens + walk.block.saved_weights
+    block = walk.block
+    of_block = _recomputed(walk) if again else block.saved * sizes.tokens + block.saved_weights
     kept = _kept(walk, index + 1) + walk.constant + walk.mask
     kept += round(of_block * (fill.left - (0 if again else 1)))
     offloaded = walk.spec.options.offload_optimizer != "none"
     to_host = to_host_bytes(sizes, fill.largest) if offloaded else 0
     # The reentrant form holds the recomputed output beside its gradient.
     widths = 2 if again and walk.spec.options.checkpointing_reentrant else 1
-    found = with_resident(
+    # Gathered is at most what the blocks that are left, and the embedding, still need.
+    left = (index + 1) * sizes.layer_params + sizes.head_params
+    return with_resident(
         walk,
         activations=kept,
-        workspace=widths * walk.block.gradient * sizes.tokens + to_host,
+        workspace=widths * block.gradient * sizes.tokens + to_host,
         gradients=tied_head_gradient(walk) + _last_matrix(walk) * width,
         buffers=fill.elements * width,
         rounding=_block_ends(walk, index + 1),
+        gathered=left * width,
     )
-    # Gathered is at most what the blocks that are left, and the embedding, still need.
-    left = (index + 1) * sizes.layer_params + sizes.head_params
-    found[Component.PARAMETERS] -= max(0, walk.states.gathered - left * width)
-    return found
 
 
 def _head_to_host(walk: Walk) -> list[Bytes]:
@@ -301,17 +305,17 @@ def _head_to_host(walk: Walk) -> list[Bytes]:
     kept = _kept(walk, last + 1) + walk.constant + walk.mask
     if fused and _is_checkpointed(sizes, last):
         # A fused loss makes it before the norm's: the gradient that comes next is of the last block.
-        kept += (walk.block.saved - walk.block.input_saved) * sizes.tokens + walk.block.saved_weights
+        kept += _recomputed(walk)
+    # The head was gathered within the same limit, and is released; a fused loss reads it by itself, and it
+    # stays.
+    without_head = max(0, walk.states.gathered - width * sizes.head_params)
     found = with_resident(
         walk,
         activations=kept,
         workspace=walk.block.gradient * sizes.tokens + to_host_bytes(sizes, sizes.head_params),
         gradients=width * sizes.head_params,
+        gathered=None if fused else without_head,
     )
-    if fused:
-        return [found]  # which reads the head by itself: it stays gathered
-    # The head was gathered within the same limit, and is released.
-    found[Component.PARAMETERS] -= min(walk.states.gathered, width * sizes.head_params)
     return [found]
 
 

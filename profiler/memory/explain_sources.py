@@ -105,6 +105,7 @@ RULES: dict[str, Rule] = {
     "walk.bucket_bytes": Rule("reduce bucket", f"{_ZERO12}: reduce_bucket_size, overlap_comm"),
     "backward._bucket_at": Rule("reduce bucket, as far as it is touched", _ZERO12),
     "backward._block_alive": Rule("one block's backward", _WALK),
+    "backward._recomputed": Rule("one block's backward", _WALK),
     "backward._at_fill": Rule("while the bucket is copied together", _FLAT_COPY),
     "backward._head_to_host": Rule("the head's gradient on its way to the host", _FLAT_COPY),
     "reduction._last_reduced": Rule("the bucket's last flat copy", _FLAT_COPY),

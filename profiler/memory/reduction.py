@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from llmtop.profiler.memory.flatcopy import before_embedding_elements
-from llmtop.profiler.memory.result import Component
 from llmtop.profiler.memory.sizes import Sizes
 from llmtop.profiler.memory.walk import (
     Bytes,
@@ -60,21 +59,16 @@ def _at_embedding(walk: Walk) -> Bytes:
     elif sizes.stage < 3 and not offloaded and _others_exceed_bucket(walk):
         gradients = sizes.dtype_bytes * sizes.held_gradients
     passing = walk.block.gradient * sizes.tokens
-    found = with_resident(
+    return with_resident(
         walk,
         activations=walk.constant,
         gradients=earlier + gradients + embedding * (2 if tied else 1),
         workspace=passing if in_place or not tied else max(passing, embedding),
         buffers=bucket_bytes(walk.spec, sizes),
+        # ZeRO-3 releases a weight after its last use of a step (deepspeed 0.19.8,
+        # `zero/partitioned_param_coordinator.py:release_sub_module`).
+        gathered=sizes.head_params * sizes.dtype_bytes,
     )
-    return _released(walk, found, sizes.head_params * sizes.dtype_bytes)
-
-
-def _released(walk: Walk, found: Bytes, kept_bytes: int) -> Bytes:
-    """ZeRO-3 releases a weight after its last use of a step: of what it gathered so much is still there
-    (deepspeed 0.19.8, `zero/partitioned_param_coordinator.py:release_sub_module`)."""
-    found[Component.PARAMETERS] -= max(0, walk.states.gathered - kept_bytes)
-    return found
 
 
 def _at_reduction(walk: Walk) -> Bytes:
@@ -121,14 +115,14 @@ def _last_reduced(walk: Walk) -> Bytes:
         if embedding > sizes.zero.reduce_bucket_size:
             second += width * embedding
         passing, gradients, flat = (beside, width * embedding, held) if first >= second else (second, 0, 0)
-    found = with_resident(
+    return with_resident(
         walk,
         activations=walk.constant,
         gradients=walk.accumulated + gradients,
         workspace=passing,
         buffers=bucket_bytes(walk.spec, sizes) + width * flat,
+        gathered=0,
     )
-    return _released(walk, found, 0)
 
 
 def _reduced_gradients(walk: Walk) -> tuple[int, int]:

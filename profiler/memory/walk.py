@@ -121,10 +121,13 @@ def with_resident(
     workspace: int = 0,
     buffers: int = 0,
     rounding: int = 0,
+    gathered: int | None = None,
 ) -> Bytes:
+    """`gathered`: of the weights that ZeRO-3 gathered at most so much is still there; None: all."""
     states = walk.states
+    held = states.gathered if gathered is None else min(states.gathered, gathered)
     found = {
-        Component.PARAMETERS: states.parameters + states.gathered + states.secondary,
+        Component.PARAMETERS: states.parameters + held + states.secondary,
         Component.GRADIENTS: states.gradients_resident + gradients,
         Component.OPTIMIZER_STATE: states.optimizer,
         Component.MASTER_PARAMETERS: states.master,
