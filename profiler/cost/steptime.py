@@ -7,14 +7,17 @@ Operations are those that the model needs (`flops.py`) and what is recomputed of
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from msgspec import Struct
 
-from llmtop.presets.spec import MachineFigures, RunOptions, RunSpec
+from llmtop.presets.spec import MachineFigures, ModelShape, RunOptions, RunSpec
 from llmtop.profiler.cost.flops import active_weights, head_weights, model_flops
 from llmtop.profiler.cost.links import LINK_EFFICIENCY, PCIE_FALLBACK, Links, links_of
 from llmtop.profiler.cost.nvme import nvme_traffic, traffic_seconds, uses_nvme
 from llmtop.profiler.cost.shape import Role, tensors
 from llmtop.profiler.memory.blocks import SOFTMAX_AS_IT_IS, block_bytes, eager_square, plain_attention
+from llmtop.profiler.memory.lora import linear
 from llmtop.profiler.memory.qat import rounding_traffic
 from llmtop.profiler.memory.secondary import group_ranks
 from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks, quantized_weights, sizes_of
@@ -177,20 +180,22 @@ def _host_seconds(spec: RunSpec, again: float) -> float:
 
 
 def _block_operations(spec: RunSpec) -> float:
-    if spec.options.lora_rank:
-        return ADAPTER_OPERATIONS
-    groups = [group for group in tensors(spec.model) if group.per_layer]
+    return ADAPTER_OPERATIONS if spec.options.lora_rank else _model_operations(spec.model)
+
+
+@lru_cache(maxsize=256)
+def _model_operations(model: ModelShape) -> float:
+    """Of a block whose weights are trained, in the mean."""
+    groups = [group for group in tensors(model) if group.per_layer]
     # Experts lie in two tensors, however many they are (transformers 5).
-    held = sum(group.count for group in groups if group.role != Role.EXPERT) / spec.model.num_layers
+    held = sum(group.count for group in groups if group.role != Role.EXPERT) / model.num_layers
     held += 2 if any(group.role == Role.EXPERT for group in groups) else 0
     return BLOCK_OPERATIONS + PARAMETER_OPERATIONS * held
 
 
 def _packed_in_block(spec: RunSpec) -> float:
     """Matrices of a block that are packed, in the mean."""
-    roles = (Role.ATTENTION, Role.MLP)
-    packed = [group.count for group in tensors(spec.model) if group.per_layer and group.role in roles]
-    return sum(packed) / spec.model.num_layers
+    return sum(group.count for group in linear(spec.model)) / spec.model.num_layers
 
 
 def _optimizer_seconds(options: RunOptions, bandwidth: float) -> float:
