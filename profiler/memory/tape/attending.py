@@ -25,7 +25,6 @@ from llmtop.profiler.memory.tape.special import Parts
 
 _PARTIAL = frozenset({"glm", "glm4"})
 """Families that turn a part of each head, with queries, keys and values projected apart."""
-_NORMS_LAST = frozenset({"gemma3", "gemma3_text"})
 
 
 def attention(parts: Parts) -> Attention | JoinedAttention:
@@ -60,7 +59,7 @@ def attention(parts: Parts) -> Attention | JoinedAttention:
         form=AttentionForm(
             rotary=rotary,
             scales_query=shape.family == "opt",
-            norms_last=shape.family in _NORMS_LAST,
+            norms_last=shape.family == "gemma3_text",
             rotary_in_fp32=shape.family in POST_NORM,
             views_last=shape.family in POST_NORM,
             copied=in_part and _output_copied(parts, rotary),

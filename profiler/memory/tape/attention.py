@@ -98,14 +98,11 @@ class EagerKernel:
         for step in ("scaled", "divided", "tanh", "multiplied", "masked"):
             if step not in ("scaled", "masked") and not self.capped:
                 continue
-            following = machine.new(heads.scores)
-            machine.drop(scores)
-            scores = following
+            scores = machine.made_from(scores, heads.scores)
             if step == "tanh":
                 capped = save(scores)
         wide = machine.new(self.softmax_bytes) if self.casts_before else None
-        softmax = machine.new(self.softmax_bytes)
-        machine.drop(wide)
+        softmax = machine.made_from(wide, self.softmax_bytes)
         kept = (*kept, *save(softmax))
         weights = machine.new(heads.scores) if self.casts else machine.keep(softmax)
         # Python's name holds the scores until the line is done.
@@ -134,24 +131,19 @@ class EagerKernel:
     def backward(self, gradient: Tensor, kept: Kept) -> tuple[Tensor, Tensor, Tensor]:
         machine, heads = self.frame.machine, self.heads
         queries, keys, softmax, weights, values, *others = kept
-        copied = machine.new(heads.output) if heads.several else machine.keep(gradient)
-        machine.drop(gradient)
+        copied = machine.made_from(gradient, heads.output) if heads.several else gradient
         of_values = machine.new(heads.output)
         of_scores = machine.new(heads.scores)
         machine.drop(copied, values, weights)
         if self.dropout is not None:
             of_scores = self.dropout.backward(of_scores, (others.pop(),))
         if self.casts:
-            wide = machine.new(self.softmax_bytes)
-            machine.drop(of_scores)
-            of_scores = wide
+            of_scores = machine.made_from(of_scores, self.softmax_bytes)
         result = machine.new(self.softmax_bytes if self.casts_before or not self.casts else heads.scores)
         product = machine.new(self.softmax_bytes)
         machine.drop(product, of_scores, softmax)
         if self.casts_before:
-            narrow = machine.new(heads.scores)
-            machine.drop(result)
-            result = narrow
+            result = machine.made_from(result, heads.scores)
         # Through the cap (multiplied, tanh, divided) and the scale.
         for tanh in (None, *others, None, None) if self.capped else (None,):
             passed = machine.new(heads.scores)
@@ -166,9 +158,7 @@ class EagerKernel:
     def _of_group(self, of_repeated: Tensor) -> Tensor:
         if not self.heads.grouped:
             return of_repeated
-        summed = self.frame.machine.new(self.heads.kv)
-        self.frame.machine.drop(of_repeated)
-        return summed
+        return self.frame.machine.made_from(of_repeated, self.heads.kv)
 
 
 class MathKernel:
@@ -189,15 +179,12 @@ class MathKernel:
         attended = machine.new(heads.query)
         kept = self.frame.save(values, queries, keys, softmax)
         machine.drop(scaled, scaled_key, queries, keys, values, softmax)
-        y = machine.new(heads.query)
-        machine.drop(attended)
-        return y, kept
+        return machine.made_from(attended, heads.query), kept
 
     def backward(self, gradient: Tensor, kept: Kept) -> tuple[Tensor, Tensor, Tensor]:
         machine, heads = self.frame.machine, self.heads
         values, queries, keys, softmax = kept
-        copied = machine.new(heads.query)
-        machine.drop(gradient)
+        copied = machine.made_from(gradient, heads.query)
         of_values, of_softmax = machine.new(heads.query), machine.new(heads.scores)
         machine.drop(copied, values)
         of_scores = machine.new(heads.scores)
@@ -205,12 +192,9 @@ class MathKernel:
         machine.drop(of_softmax, softmax)
         of_queries, of_keys = machine.new(heads.query), machine.new(heads.query)
         machine.drop(of_scores, queries, keys)
-        of_query = machine.new(heads.query)
-        machine.drop(of_queries)
-        of_value = machine.new(heads.kv)
-        machine.drop(of_values)
-        of_key = machine.new(heads.kv)
-        machine.drop(of_keys)
+        of_query = machine.made_from(of_queries, heads.query)
+        of_value = machine.made_from(of_values, heads.kv)
+        of_key = machine.made_from(of_keys, heads.kv)
         return of_query, of_key, of_value
 
 
@@ -267,7 +251,7 @@ class Attention:
         machine = self.frame.machine
         query, of_query = self.query.forward(x)
         if self.form.scales_query:
-            query = self._scaled(query)
+            query = machine.made_from(query, self.heads.query)
         query_norm: Kept = ()
         if not self.form.norms_last:
             query, query_norm = self._normed(self.query_norm, query)
@@ -282,9 +266,7 @@ class Attention:
         turned, turned_key, tables = self._turned(query, key)
         attended, of_kernel = self.kernel.forward(turned, turned_key, value)
         if self.form.copied:
-            rows = machine.new(self.heads.query)
-            machine.drop(attended)
-            attended = rows
+            attended = machine.made_from(attended, self.heads.query)
         y, of_output = self.output.forward(attended)
         machine.drop(attended, turned, turned_key, value)
         return y, [of_query, query_norm, of_key, key_norm, of_value, tables, of_kernel, of_output]
@@ -325,9 +307,7 @@ class Attention:
             key = self.key_norm.backward(key, key_norm)
             query = self.query_norm.backward(query, query_norm)
         if isinstance(self.kernel, EagerKernel):
-            rows = machine.new(self.heads.kv)
-            machine.drop(value)
-            value = rows
+            value = machine.made_from(value, self.heads.kv)
         if self.form.views_last:
             key = self._in_rows(key, self.heads.kv)
             query = self._in_rows(query, self.heads.query)
@@ -343,7 +323,7 @@ class Attention:
         if not self.form.views_last:
             query = self._in_rows(query, self.heads.query)
         if self.form.scales_query:
-            query = self._scaled(query)
+            query = machine.made_from(query, self.heads.query)
         return self.query.backward(query, of_query, of_input)
 
     def _turned_back(self, query: Tensor, key: Tensor, tables: Kept) -> tuple[Tensor, Tensor]:
@@ -360,21 +340,12 @@ class Attention:
             return key, query
         machine, wide = self.frame.machine, []
         for gradient, rotary in ((key, self.key_rotary), (query, self.query_rotary)):
-            wide.append(machine.new(rotary.product_bytes))
-            machine.drop(gradient)
+            wide.append(machine.made_from(gradient, rotary.product_bytes))
         return wide[0], wide[1]
-
-    def _scaled(self, query: Tensor) -> Tensor:
-        """Of the queries or of their gradient, which the scale alone leaves to itself."""
-        product = self.frame.machine.new(self.heads.query)
-        self.frame.machine.drop(query)
-        return product
 
     def _in_rows(self, gradient: Tensor, size: int) -> Tensor:
         """Plain rotary code leaves gradients head by head, and so do plain products where nothing is turned;
         the projection's wants rows."""
         if not self.turns_in_copies and not self.leaves_heads:
             return gradient
-        rows = self.frame.machine.new(size)
-        self.frame.machine.drop(gradient)
-        return rows
+        return self.frame.machine.made_from(gradient, size)

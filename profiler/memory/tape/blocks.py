@@ -141,8 +141,7 @@ class PlainMlp(_AtOnce):
                 if cubed is not inner:
                     machine.drop(cubed)
                 cubed = following
-            tanh = machine.new(self.bytes)
-            machine.drop(cubed)
+            tanh = machine.made_from(cubed, self.bytes)
             raised = machine.new(self.bytes)
             active = machine.new(self.bytes)
             of_active = save(inner, half, tanh, raised)
@@ -165,8 +164,7 @@ class PlainMlp(_AtOnce):
             machine.drop(active, half, raised)
             of_tanh = machine.new(self.bytes)
             machine.drop(of_raised, tanh)
-            of_sum = machine.new(self.bytes)
-            machine.drop(of_tanh)
+            of_sum = machine.made_from(of_tanh, self.bytes)
             of_cube = machine.new(self.bytes)
             power, tripled, cubed = (machine.new(self.bytes) for _ in range(3))
             machine.drop(of_cube, power, tripled, inner, cubed)
@@ -297,15 +295,9 @@ class Block:
 
     def _sum(self, branch: Tensor) -> Tensor:
         if not self.scaled:
-            return self._passed(branch)
+            return self.frame.machine.made_from(branch, self.hidden_bytes)
         product = self.frame.machine.new(self.hidden_bytes)
-        total = self._passed(product)
-        self.frame.machine.drop(branch)
-        return total
-
-    def _passed(self, branch: Tensor) -> Tensor:
-        """A new tensor in its place."""
-        total = self.frame.machine.new(self.hidden_bytes)
+        total = self.frame.machine.made_from(product, self.hidden_bytes)
         self.frame.machine.drop(branch)
         return total
 
@@ -351,7 +343,7 @@ class Block:
         """From the sum's gradient, which stays, to that of what attention or MLP gave."""
         branch = self.frame.machine.keep(gradient)
         if self.scaled:
-            branch = self._passed(branch)
+            branch = self.frame.machine.made_from(branch, self.hidden_bytes)
         return branch if after is None else after.backward(branch, kept)
 
     def _joined(self, gradient: Tensor, branch: Tensor, before: Norm | None, kept: Kept) -> Tensor:

@@ -53,7 +53,6 @@ FAMILIES = frozenset(
         "glm",
         "glm4",
         "granite",
-        "gemma3",
         "gemma3_text",
         "starcoder2",
         "mixtral",
@@ -66,7 +65,7 @@ FAMILIES = frozenset(
 """Those whose blocks are of the forms that this package has."""
 
 
-_WEIGHT_SECOND = frozenset({"gemma", "gemma2", "gemma3", "gemma3_text"})
+_WEIGHT_SECOND = frozenset({"gemma", "gemma2", "gemma3_text"})
 """Families whose norms multiply by their weight from the right."""
 _SCALED_EMBEDDING = _WEIGHT_SECOND | {"granite"}
 
@@ -323,7 +322,7 @@ class Builder:
         if shape.learned_positions:
             return 0
         if shape.mla is None:
-            kinds = 2 if shape.family in ("gemma3", "gemma3_text") else 1
+            kinds = 2 if shape.family == "gemma3_text" else 1
             return kinds * 2 * shape.head_dim * width * self.sizes.seq_len
         each = 4 if shape.family == "deepseek_v2" else 2 * width
         return each * shape.mla.qk_rope_head_dim * self.sizes.seq_len

@@ -88,8 +88,7 @@ class GroupedExperts:
         if not ending:
             machine.drop(*local, weighted, back)
             return None, kept
-        again = machine.new(sizes.weighted)
-        machine.drop(weighted)
+        again = machine.made_from(weighted, sizes.weighted)
         summed = machine.new(sizes.summed)
         y = machine.new(sizes.hidden) if self.is_wide else machine.keep(summed)
         machine.drop(*local, again, back, summed)  # in the order of the code's names
@@ -118,9 +117,7 @@ class GroupedExperts:
         self.begun = None
         of_weight, rows = machine.new(sizes.weighted), machine.new(sizes.weighted)
         if self.is_wide:
-            narrow = machine.new(sizes.rows)
-            machine.drop(rows)
-            rows = narrow
+            rows = machine.made_from(rows, sizes.rows)
         machine.drop(of_weight, again, *of_out)
         product = self._product(rows, of_down, sizes.inner, sizes.down_elements)
         up, active = machine.new(sizes.inner), machine.new(sizes.inner)
@@ -246,9 +243,7 @@ class ExpertsMlp:
         elif shared is not None:
             of_gate = save(x, shared) if self.router.trained else save(shared)
             if ending:
-                product = machine.new(self.hidden_bytes)
-                machine.drop(shared)
-                shared = product
+                shared = machine.made_from(shared, self.hidden_bytes)
         if self.shared is not None:
             y = self._sum(y, shared, ending=ending)
         machine.drop(routed.logits, routed.places, routed.weights)

@@ -41,9 +41,7 @@ class JoinedAttention:
         query, key, tables = self._turned(joined)
         attended, of_kernel = self.kernel.forward(query, key, joined)
         if self.form.copied:
-            rows = machine.new(self.heads.query)
-            machine.drop(attended)
-            attended = rows
+            attended = machine.made_from(attended, self.heads.query)
         y, of_output = self.output.forward(attended)
         machine.drop(attended, query, key, joined)
         return y, [of_joined, tables, of_kernel, of_output]
@@ -72,29 +70,22 @@ class JoinedAttention:
     def _rows(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Plain products leave gradients head by head, and so does what turned queries and keys."""
         eager, turned = isinstance(self.kernel, EagerKernel), self.form.rotary == "plain"
-        value = self._row(value, self.heads.value) if eager else value
-        key = self._row(key, self.heads.kv) if turned else key
-        return self._row(query, self.heads.query) if turned or eager else query, key, value
-
-    def _row(self, gradient: Tensor, size: int) -> Tensor:
-        rows = self.frame.machine.new(size)
-        self.frame.machine.drop(gradient)
-        return rows
+        made_from = self.frame.machine.made_from
+        value = made_from(value, self.heads.value) if eager else value
+        key = made_from(key, self.heads.kv) if turned else key
+        return made_from(query, self.heads.query) if turned or eager else query, key, value
 
     def _together(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         machine, size = self.frame.machine, self.joined.out_bytes
         if not self.form.by_heads:
             query, key, value = self._rows(query, key, value)
         if self.form.sliced:
-            whole = machine.new(size)
-            machine.drop(value)
+            whole = machine.made_from(value, size)
             for part in (key, query):
                 machine.drop(part, machine.new(size))
             return whole
         whole = machine.new(size)
         machine.drop(query, key, value)
         if self.form.by_heads:
-            rows = machine.new(size)
-            machine.drop(whole)
-            whole = rows
+            whole = machine.made_from(whole, size)
         return whole

@@ -75,9 +75,7 @@ class LatentAttention:
         attended, of_kernel = self.kernel.forward(query, key, value)
         machine.drop(value)
         if self.copied:
-            rows = machine.new(self.sizes.value)
-            machine.drop(attended)
-            attended = rows
+            attended = machine.made_from(attended, self.sizes.value)
         y, of_output = self.output.forward(attended)
         machine.drop(attended, raw, *turned, compressed, normed, query, key, expanded)
         return y, [of_compress, of_norm, of_expand, of_kernel, of_output, *of_queries]
@@ -109,9 +107,7 @@ class LatentAttention:
         wide = machine.new(sizes.wide_query), machine.new(sizes.wide_key)
         turned = []
         for size, narrow in ((sizes.wide_query, sizes.turned_query), (sizes.wide_key, sizes.turned_key)):
-            product = machine.new(size)
-            turned.append(machine.new(narrow))
-            machine.drop(product)
+            turned.append(machine.made_from(machine.new(size), narrow))
         machine.drop(*wide)
         return turned[0], turned[1]
 
@@ -130,19 +126,14 @@ class LatentAttention:
         of_compress, of_norm, of_expand, of_kernel, of_output, *of_queries = kept
         attended = self.output.backward(gradient, of_output)
         if self.padded:
-            whole = machine.new(sizes.query)
-            machine.drop(attended)
-            attended = whole
+            attended = machine.made_from(attended, sizes.query)
         query, key, value = self.kernel.backward(attended, of_kernel)
         if self.padded:
-            cropped = machine.new(sizes.value)
-            machine.drop(value)
-            value = cropped
+            value = machine.made_from(value, sizes.value)
         shared, plain = self._taken_apart(key)
         whole = machine.new(sizes.expanded)
         machine.drop(plain, value)
-        rows = machine.new(sizes.expanded)
-        machine.drop(whole)
+        rows = machine.made_from(whole, sizes.expanded)
         of_latent = self.expand.backward(rows, of_expand)
         key, turned = self._turned_back(shared)
         of_latent = self.norm.backward(of_latent, of_norm)
@@ -151,8 +142,7 @@ class LatentAttention:
         of_input = self.compress.backward(compressed, of_compress)
         whole = machine.new(sizes.query)
         machine.drop(query, turned)
-        rows = machine.new(sizes.query)
-        machine.drop(whole)
+        rows = machine.made_from(whole, sizes.query)
         return self._of_queries(rows, of_queries, of_input)
 
     def _of_queries(self, rows: Tensor, kept: list[Kept], held: Tensor) -> Tensor:
@@ -173,8 +163,7 @@ class LatentAttention:
         second = machine.new(sizes.query)
         plain = machine.new(sizes.plain)
         machine.drop(second, first)
-        shared = machine.new(sizes.turned_key)
-        machine.drop(turned)
+        shared = machine.made_from(turned, sizes.turned_key)
         return shared, plain
 
     def _turned_back(self, shared: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,8 +183,7 @@ class LatentAttention:
             return products[0], products[1]
         narrowed = []
         for size, product in zip((sizes.turned_key, sizes.turned_query), products, strict=True):
-            narrowed.append(machine.new(size))
-            machine.drop(product)
+            narrowed.append(machine.made_from(product, size))
         return narrowed[0], narrowed[1]
 
     def _halves_turned_back(self, shared: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,8 +199,7 @@ class LatentAttention:
             halves.append((first, second))
         whole = []
         for size, (first, second) in zip((sizes.turned_key, sizes.turned_query), halves, strict=True):
-            even = machine.new(size)
-            machine.drop(second)
+            even = machine.made_from(second, size)
             odd = machine.new(size)
             machine.drop(first, odd)
             whole.append(even)

@@ -170,9 +170,7 @@ class Linear:
         whole = machine.new(self.out_bytes // frame.width * 4)
         y = machine.new(self.out_bytes)
         if frame.casts_to_half:
-            cast = machine.new(self.out_bytes)
-            machine.drop(y)
-            y = cast
+            y = machine.made_from(y, self.out_bytes)
         machine.drop(whole, quantized)
         if frame.graph is not None:
             frame.graph.append(machine.keep(x))
@@ -293,8 +291,7 @@ class RmsNorm:
             product = machine.new(self.wide_bytes)
             if self.weight_first:  # which is a line of its own
                 machine.drop(scaled)
-            y = machine.new(self.bytes) if self.casts else machine.keep(product)
-            machine.drop(product)
+            y = machine.made_from(product, self.bytes) if self.casts else product
             if not self.weight_first:
                 machine.drop(scaled)
             return y, kept
@@ -309,9 +306,7 @@ class RmsNorm:
     def backward(self, gradient: Tensor, kept: Kept) -> Tensor:
         machine = self.frame.machine
         if self.fp32_weight and self.casts:
-            wide = machine.new(self.wide_bytes)
-            machine.drop(gradient)
-            gradient = wide
+            gradient = machine.made_from(gradient, self.wide_bytes)
         size = self.wide_bytes if self.fp32_weight else self.bytes
         product = machine.new(size) if self.trained and self.weight_first else None
         of_scaled = machine.new(size)
@@ -323,9 +318,7 @@ class RmsNorm:
         if self.trained:
             self.frame.ready(self.columns, machine.new(self.columns * self.frame.width))
         if self.casts and not self.fp32_weight:
-            wide = machine.new(self.wide_bytes)
-            machine.drop(of_scaled)
-            of_scaled = wide
+            of_scaled = machine.made_from(of_scaled, self.wide_bytes)
         of_rstd, of_wide = machine.new(self.wide_bytes), machine.new(self.wide_bytes)
         machine.drop(of_rstd, of_scaled)
         spread, power = machine.new(self.wide_bytes), machine.new(self.wide_bytes)
@@ -334,9 +327,7 @@ class RmsNorm:
         machine.drop(doubled, power, spread, kept[0], of_square)
         if not self.casts:
             return of_wide
-        of_input = machine.new(self.bytes)
-        machine.drop(of_wide)
-        return of_input
+        return machine.made_from(of_wide, self.bytes)
 
 
 class FusedNorm:

@@ -26,13 +26,11 @@ class PlainLoss:
         logits, of_head = self.head.forward(x)
         machine.drop(x)
         if self.scaled:
-            logits = self._divided(logits)
+            logits = machine.made_from(logits, self.bytes)
         tanh: Tensor | None = None
         if self.capped:  # divided, tanh (kept), multiplied
-            divided = machine.new(self.bytes)
-            machine.drop(logits)
-            tanh = machine.new(self.bytes)
-            machine.drop(divided)
+            divided = machine.made_from(logits, self.bytes)
+            tanh = machine.made_from(divided, self.bytes)
             logits = machine.new(self.bytes)
         wide = machine.new(self.wide_bytes) if self.casts else machine.keep(logits)
         gradient = self._fused(wide, logits) if self.fused else self._plain(wide, logits)
@@ -42,13 +40,8 @@ class PlainLoss:
                 machine.drop(gradient, held)
                 gradient = passed
         if self.scaled:
-            gradient = self._divided(gradient)
+            gradient = machine.made_from(gradient, self.bytes)
         return self.head.backward(gradient, of_head), []
-
-    def _divided(self, logits: Tensor) -> Tensor:
-        quotient = self.frame.machine.new(self.bytes)
-        self.frame.machine.drop(logits)
-        return quotient
 
     def _plain(self, wide: Tensor, logits: Tensor) -> Tensor:
         machine = self.frame.machine
@@ -68,10 +61,7 @@ class PlainLoss:
     def _narrowed(self, wide: Tensor) -> Tensor:
         if not self.casts:
             return wide
-        machine = self.frame.machine
-        narrow = machine.new(self.bytes)
-        machine.drop(wide)
-        return narrow
+        return self.frame.machine.made_from(wide, self.bytes)
 
 
 class ChunkedLoss:

@@ -31,6 +31,12 @@ class Machine(Pool):
         tensor.is_view = True
         return tensor
 
+    def made_from(self, tensor: Tensor | None, size: int) -> Tensor:
+        """A new tensor, whose source goes when it is there."""
+        made = self.new(size)
+        self.drop(tensor)
+        return made
+
     def keep(self, tensor: Tensor) -> Tensor:
         """One holder more."""
         tensor.holders += 1

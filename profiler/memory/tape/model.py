@@ -70,9 +70,7 @@ class Model:
             self.frame.gathering.release(0)
         frame.enter()  # positions
         if self.embedding.positions or self.embedding.scaled:
-            summed = machine.new(self.embedding.hidden_bytes)
-            machine.drop(embedded)
-            embedded = summed
+            embedded = machine.made_from(embedded, self.embedding.hidden_bytes)
         machine.multiply()  # of positions and frequencies
         constant, mask = machine.new(self.constant_bytes), machine.new(self.mask_bytes)
         x = machine.keep(embedded)
@@ -157,9 +155,7 @@ class Model:
     def _embedding_backward(self, gradient: Tensor) -> None:
         machine, embedding, gathering = self.frame.machine, self.embedding, self.frame.gathering
         if embedding.scaled:
-            product = machine.new(embedding.hidden_bytes)
-            machine.drop(gradient)
-            gradient = product
+            gradient = machine.made_from(gradient, embedding.hidden_bytes)
         if gathering is not None:
             self._at(-1)
             gathering.fetch(0)
@@ -167,8 +163,7 @@ class Model:
         if not embedding.trained:
             machine.drop(gradient)
             return
-        dense = machine.new(embedding.weight_bytes)
-        machine.drop(gradient)
+        dense = machine.made_from(gradient, embedding.weight_bytes)
         if self.head_gradient is not None:
             dense = machine.added(self.head_gradient, dense, embedding.weight_bytes)
             self.head_gradient = None

@@ -24,26 +24,27 @@ class Rotary:
             return machine.keep(x)
         by_cosine = machine.new(self.product_bytes)
         negated = machine.new(self.bytes // 2)
-        turned = machine.new(self.bytes)
-        machine.drop(negated)
-        by_sine = machine.new(self.product_bytes)
-        machine.drop(turned)
+        turned = machine.made_from(negated, self.bytes)
+        by_sine = machine.made_from(turned, self.product_bytes)
         y = machine.new(self.product_bytes)
         machine.drop(by_cosine, by_sine)
         return y
 
-    def backward(self, gradient: Tensor) -> Tensor:
+    def backward(
+        self, gradient: Tensor | None, cosines: Tensor | None = None, sines: Tensor | None = None
+    ) -> Tensor:
+        """Drops the gradient and each table after its last use; None: it stays."""
         machine = self.frame.machine
-        if self.fused:
+        if self.fused and gradient is not None:
             return gradient
         by_sine = self._product()
+        machine.drop(sines)
         negated = machine.new(self.bytes // 2)
-        of_input = machine.new(self.bytes)
-        machine.drop(negated)
+        of_input = machine.made_from(negated, self.bytes)
         other_half = machine.new(self.bytes)
         machine.drop(by_sine, other_half)
         by_cosine = self._product()
-        machine.drop(gradient, by_cosine)
+        machine.drop(gradient, cosines, by_cosine)
         return of_input
 
     def _product(self) -> Tensor:
@@ -51,9 +52,7 @@ class Rotary:
         product = self.frame.machine.new(self.product_bytes)
         if not self.is_cast:
             return product
-        narrow = self.frame.machine.new(self.bytes)
-        self.frame.machine.drop(product)
-        return narrow
+        return self.frame.machine.made_from(product, self.bytes)
 
 
 class PartialRotary:
@@ -66,64 +65,35 @@ class PartialRotary:
         joined before the keys are turned (Phi-3)."""
         self.part, self.at_once = part, at_once
         self.frame, self.query, self.key, self.table = frame, query, key, table
-        self.query_part, self.key_part = round(part * query), round(part * key)
+        self.query_rotary = Rotary(frame, round(part * query), fused=False)
+        self.key_rotary = Rotary(frame, round(part * key), fused=False)
 
     def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Kept]:
         """Drops both."""
         machine = self.frame.machine
         cosines, sines = machine.new(self.table), machine.new(self.table)
-        query_part = self._turned(self.query_part)
-        turned = self._joined(query_part, self.query) if self.at_once else None
-        key_part = self._turned(self.key_part)
-        turned = turned or self._joined(query_part, self.query)
-        turned_key = self._joined(key_part, self.key)
+        query_part = self.query_rotary.forward(query)
+        turned = machine.made_from(query_part, self.query) if self.at_once else None
+        key_part = self.key_rotary.forward(key)
+        turned = turned or machine.made_from(query_part, self.query)
+        turned_key = machine.made_from(key_part, self.key)
         kept = self.frame.save(cosines, sines)
         machine.drop(cosines, sines, query, key)
         return turned, turned_key, kept
 
-    def _joined(self, part: Tensor, size: int) -> Tensor:
-        whole = self.frame.machine.new(size)
-        self.frame.machine.drop(part)
-        return whole
-
-    def _turned(self, part: int) -> Tensor:
-        machine = self.frame.machine
-        by_cosine, negated = machine.new(part), machine.new(part // 2)
-        turned = machine.new(part)
-        machine.drop(negated)
-        by_sine = machine.new(part)
-        machine.drop(turned)
-        whole = machine.new(part)
-        machine.drop(by_cosine, by_sine)
-        return whole
-
     def backward(self, query: Tensor, key: Tensor, kept: Kept) -> tuple[Tensor, Tensor]:
         """The keys' first; the tables go with their last use, the queries'."""
         cosines, sines = kept
-        key_part = self._turned_back(self.key_part, None, None)
-        query_part = self._turned_back(self.query_part, cosines, sines)
+        key_part = self.key_rotary.backward(None)
+        query_part = self.query_rotary.backward(None, cosines, sines)
         key = self._whole(key, key_part, self.key)
         return self._whole(query, query_part, self.query), key
-
-    def _turned_back(self, part: int, cosines: Tensor | None, sines: Tensor | None) -> Tensor:
-        machine = self.frame.machine
-        by_sine = machine.new(part)
-        machine.drop(sines)
-        negated = machine.new(part // 2)
-        of_part = machine.new(part)
-        machine.drop(negated)
-        other_half = machine.new(part)
-        machine.drop(by_sine, other_half)
-        by_cosine = machine.new(part)
-        machine.drop(cosines, by_cosine)
-        return of_part
 
     def _whole(self, gradient: Tensor, of_part: Tensor, size: int) -> Tensor:
         """The gradients of the part and of the rest, each as large as the whole, and their sum; a part that
         is the whole is no slice."""
         machine = self.frame.machine
-        rest = machine.new(size)
-        machine.drop(gradient)
+        rest = machine.made_from(gradient, size)
         whole = machine.new(size) if self.part < 1 else None
         machine.drop(of_part, whole)
         return rest

@@ -95,9 +95,7 @@ class Router:
         machine = self.frame.machine
         casts = self.narrow_logits and not self.form.fused_cast
         wide = machine.new(self.wide_score_bytes) if casts else None
-        scores = machine.new(self.wide_score_bytes)
-        machine.drop(wide)
-        return scores
+        return machine.made_from(wide, self.wide_score_bytes)
 
     def _corrected(self) -> tuple[Tensor, ...]:
         """Copies of the scores with some groups masked, which are gone when the choice is made."""
@@ -105,8 +103,7 @@ class Router:
         corrected = machine.new(self.wide_score_bytes)
         best = machine.new(2 * _PLACE_BYTES * self.frame.tokens * self.form.groups)
         mask = machine.new(self.wide_score_bytes)
-        masked = machine.new(self.wide_score_bytes)
-        machine.drop(corrected)
+        masked = machine.made_from(corrected, self.wide_score_bytes)
         return masked, best, mask
 
     def backward(self, kept: list[Kept]) -> Tensor:
@@ -118,25 +115,19 @@ class Router:
         scores = machine.new(self.score_bytes if self.form.fused_cast else self.wide_score_bytes)
         machine.drop(spread, *of_scores)
         if self.narrow_logits and not self.form.fused_cast:
-            narrow = machine.new(self.score_bytes)
-            machine.drop(scores)
-            scores = narrow
+            scores = machine.made_from(scores, self.score_bytes)
         if frame.gathering is not None:
             frame.gathering.fetch(self.slot)
         weight, of_input = self._products()
         machine.drop(scores, *of_logits)
         if self.casts_input and weight is not None:
-            narrow = machine.new(self.elements * frame.width)
-            machine.drop(weight)
-            weight = narrow
+            weight = machine.made_from(weight, self.elements * frame.width)
         if frame.gathering is not None:
             frame.gathering.release(self.slot)
         if weight is not None:
             frame.ready(self.elements, weight)
         if self.casts_input:
-            narrow = machine.new(self.in_bytes)
-            machine.drop(of_input)
-            of_input = narrow
+            of_input = machine.made_from(of_input, self.in_bytes)
         return of_input
 
     def _products(self) -> tuple[Tensor | None, Tensor]:
