@@ -46,7 +46,7 @@ class PhaseTimer(Protocol):
 
 
 def phase_timer(device: torch.device) -> PhaseTimer:
-    return CudaPhaseTimer() if device.type == "cuda" else CpuPhaseTimer()
+    return CudaPhaseTimer(device) if device.type == "cuda" else CpuPhaseTimer()
 
 
 class _ClockTimes(Struct, frozen=True):
@@ -94,16 +94,23 @@ class CpuPhaseTimer:
         return _ClockTimes(self._began, self._borders[:], perf_counter())
 
 
+_Event = torch._C._CudaEventBase
+"""What `torch.cuda.Event` wraps: between two phases each frame of Python counts."""
+
+
 class _EventTimes:
+    """Gives its events back when nobody can read them any more, in whatever thread that is."""
+
     def __init__(
-        self,
-        began: torch.cuda.Event,
-        borders: list[tuple[Phase | None, torch.cuda.Event]],
-        ended: torch.cuda.Event,
+        self, began: _Event, borders: list[tuple[Phase | None, _Event]], ended: _Event, unused: list[_Event]
     ) -> None:
         self._began = began
         self._borders = borders
         self._ended = ended
+        self._unused = unused
+
+    def __del__(self) -> None:
+        self._unused += (self._began, *(at for _, at in self._borders), self._ended)
 
     def step_seconds(self) -> float:
         return _elapsed_seconds(self._began, self._ended)
@@ -122,18 +129,24 @@ class CudaPhaseTimer:
     """Marks the current stream and never waits for it: the reader asks a step later.
 
     A phase's time is the device's: what the host does while the device is still busy costs nothing.
+    An event is used again once its times were read: to make one takes the driver longer than to record it.
     """
 
-    def __init__(self) -> None:
-        self._stream: torch.cuda.Stream | None = None
+    def __init__(self, device: torch.device) -> None:
+        self._index = torch.cuda.current_device() if device.index is None else device.index
+        self._raw_stream = torch._C._cuda_getCurrentRawStream(self._index)
+        self._stream = torch.cuda.current_stream(self._index)
         self._began = _new_event()
-        self._borders: list[tuple[Phase | None, torch.cuda.Event]] = []
+        self._borders: list[tuple[Phase | None, _Event]] = []
         """As of the clock."""
+        self._unused: list[_Event] = []
 
     def start_step(self) -> None:
         self._borders.clear()
-        # Asked for once a step: to ask costs more than to mark it.
-        self._stream = torch.cuda.current_stream()
+        # Asked for once a step, and by its handle: to make a stream's object costs more than to mark it.
+        raw = torch._C._cuda_getCurrentRawStream(self._index)
+        if raw != self._raw_stream:
+            self._raw_stream, self._stream = raw, torch.cuda.current_stream(self._index)
         self._began = self._marked()
 
     def start(self) -> None:
@@ -146,18 +159,18 @@ class CudaPhaseTimer:
         return self._borders.append, self._marked
 
     def finish_step(self) -> StepTimes:
-        return _EventTimes(self._began, self._borders[:], self._marked())
+        return _EventTimes(self._began, self._borders[:], self._marked(), self._unused)
 
-    def _marked(self) -> torch.cuda.Event:
-        event = _new_event()
+    def _marked(self) -> _Event:
+        unused = self._unused
+        event = unused.pop() if unused else _new_event()
         event.record(self._stream)
         return event
 
 
-def _new_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+def _new_event() -> _Event:
+    return torch._C._CudaEventBase(enable_timing=True)
 
 
-def _elapsed_seconds(began: torch.cuda.Event, ended: torch.cuda.Event) -> float:
-    milliseconds: float = began.elapsed_time(ended)
-    return milliseconds / 1000.0
+def _elapsed_seconds(began: _Event, ended: _Event) -> float:
+    return began.elapsed_time(ended) / 1000.0

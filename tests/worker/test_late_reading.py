@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from llmtop.profiler.probes import hostcopy
-from llmtop.profiler.probes.phases import PHASES, CudaPhaseTimer
+from llmtop.profiler.probes.phases import PHASES, CudaPhaseTimer, StepTimes
 from llmtop.profiler.probes.stepreading import StepReading
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import AnyEvent, Phase, StepFinished
@@ -25,6 +25,7 @@ from llmtop.trainer.worker.stages import StageLog
 from llmtop.trainer.worker.stopping import StopRequest
 
 STEPS = 5
+CUDA = torch.device("cuda", 0)
 
 
 class Device:
@@ -33,6 +34,8 @@ class Device:
     def __init__(self) -> None:
         self.queued: list[Any] = []
         self.done = 0
+        self.events = 0
+        """Made so far."""
 
     def ask(self, work: Any = None) -> int:
         self.queued.append(work)
@@ -58,7 +61,7 @@ class Probes:
     """The timer of CUDA, as the probes use it."""
 
     def __init__(self) -> None:
-        self._timer = CudaPhaseTimer()
+        self._timer = CudaPhaseTimer(CUDA)
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
@@ -103,6 +106,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     class Event:
         def __init__(self, enable_timing: bool = False) -> None:
             self.place = 0
+            device.events += 1
 
         def record(self, stream: Any = None) -> None:
             self.place = device.ask()
@@ -144,7 +148,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         return OnDevice(loss_sum / micro_batches, 1, agreement._Asked(0, 0, 0))
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch._C, "_CudaEventBase", Event)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "synchronize", Number._refuse)
     monkeypatch.setattr(agreement.Agreement, "post", post)
     monkeypatch.setattr(loop, "send_to_host", send)
@@ -221,6 +227,31 @@ def test_each_late_reading_lands_on_its_own_step_and_waits_for_no_later_one(
     assert all(event.step_seconds > 0 and len(event.phase_seconds) == 4 for event in steps)
 
 
+def test_events_are_used_again_when_nobody_can_read_them_and_not_before(device: Device) -> None:
+    timer = CudaPhaseTimer(CUDA)
+
+    def step(work: int) -> StepTimes:
+        timer.start_step()
+        for phase in PHASES:
+            for _ in range(work):
+                device.ask()
+            timer.stop(phase)
+        return timer.finish_step()
+
+    unread = [step(work) for work in range(4)]
+    made = device.events
+    device.reach(len(device.queued))
+    last = unread.pop()
+    unread.clear()
+    for work in range(10, 20):
+        times = step(work)
+        device.reach(len(device.queued))
+        assert times.phase_seconds() == dict.fromkeys(PHASES, (work + 1) / 1000), "of this step alone"
+        assert times.step_seconds() == ((work + 1) * len(PHASES) + 1) / 1000
+    assert device.events == made, "those of the steps that are over do for the coming ones"
+    assert last.phase_seconds() == dict.fromkeys(PHASES, 4 / 1000), "whoever still reads finds his own"
+
+
 @pytest.mark.parametrize(("loss", "told"), [(6.0, 2.0), (float("nan"), None)])
 def test_one_rank_agrees_with_itself_without_a_collective(loss: float, told: float | None) -> None:
     """There is no process group here."""
@@ -259,7 +290,7 @@ def test_on_a_gpu_a_number_is_there_after_its_mark() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_times_are_read_by_the_thread_that_writes() -> None:
     """It has no device of its own set, and must not wait for what was asked for later."""
-    timer = CudaPhaseTimer()
+    timer = CudaPhaseTimer(torch.device("cuda"))
     timer.start_step()
     for phase in PHASES:
         torch.cuda._sleep(10_000_000)  # type: ignore[no-untyped-call]
