@@ -9,8 +9,8 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -44,23 +44,41 @@ from llmtop.trainer.worker.session import (
 from llmtop.trainer.worker.stages import StageLog
 from llmtop.trainer.worker.stopping import StopRequest
 
+_REPORTS = 2
+"""Callbacks that tell of a step: `make_reports`."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+# Made once: what stands in for the probes is taken off their time, and should have none of its own.
+_NOTHING = nullcontext()
+_NOTHING_READ = StepReading(times=None, phase_memory={})
 
 
 class NoProbes:
     """Looks like the probes and does nothing."""
 
-    @contextmanager
-    def step(self, step: int) -> Iterator[None]:
-        yield
+    def step(self, step: int) -> AbstractContextManager[None]:
+        return _NOTHING
 
-    @contextmanager
-    def phase(self, phase: Phase, *, last: bool) -> Iterator[None]:
-        yield
+    def phase(self, phase: Phase, *, last: bool) -> AbstractContextManager[None]:
+        return _NOTHING
 
     def finish_step(self) -> StepReading:
-        return StepReading(times=None, phase_memory={})
+        return _NOTHING_READ
+
+
+class NoReport:
+    """A callback that does nothing."""
+
+    def after_step(self, step: int) -> None:
+        """Nothing."""
+
+    def after_outcome(self, outcome: StepOutcome) -> None:
+        """Nothing."""
+
+    def at_end(self, step: int, *, save_asked: bool) -> None:
+        """Nothing."""
 
 
 class Inside(Struct, frozen=True, kw_only=True):
@@ -74,6 +92,17 @@ class Inside(Struct, frozen=True, kw_only=True):
     CPU, where there is nothing to wait for."""
     parts: dict[str, float]
     """The work by call."""
+
+
+class Nothing(Struct, frozen=True, kw_only=True):
+    """Seconds a step that the clock takes around calls that do nothing, by call.
+
+    After a wait the clock's own code is as cold as what it measures, so there is one for each case.
+    """
+
+    idle: dict[str, float]
+    """Where the device is waited for before each call."""
+    running: dict[str, float]
 
 
 class Stopwatch:
@@ -195,25 +224,32 @@ class Bench:
         callbacks = make_reports(spec, self._place, self.events.hold, lambda line: _write(log, line))
         return Arm(probes=probes, callbacks=callbacks, hooks=self._hooks())
 
-    def nothing_seconds(self, steps: int) -> dict[str, float]:
+    def nothing_seconds(self, steps: int) -> Nothing:
         """What the clock itself takes around calls that do nothing, by call, for one step."""
-        return self._inside(self.bare(), steps)[0]
+        bare = replace(self.bare(), callbacks=(NoReport(),) * _REPORTS)
+        idle, running = self._inside(bare, steps, self._settle)[0], self._inside(bare, steps)[0]
+        return Nothing(idle=idle, running=running)
 
-    def inside_seconds(self, watched: Arm, steps: int, nothing: Mapping[str, float]) -> Inside:
+    def inside_seconds(self, watched: Arm, steps: int, nothing: Nothing) -> Inside:
         """Processor time a step inside the calls of probes and reports, over a block of `steps`.
 
         With an idle device before each call there is nothing to wait for, so that is the calls' work.
         `nothing` is what to take off: `nothing_seconds`.
         """
-        on_cuda = self.device.type == "cuda"
-        busy, beside = self._inside(watched, steps, self._wait if on_cuda else None)
-        waits = self._inside(watched, steps)[0] if on_cuda else None
+        idle, beside = self._inside(watched, steps, self._settle)
+        work = sum(idle.values()) - sum(nothing.idle.values())
+        running = None if self._settle is None else self._inside(watched, steps)[0]
+        whole = None if running is None else sum(running.values()) - sum(nothing.running.values())
         return Inside(
-            work=sum(busy.values()) - sum(nothing.values()),
+            work=work,
             beside=beside,
-            waits=None if waits is None else sum(waits.values()) - sum(busy.values()),
-            parts={name: seconds - nothing.get(name, 0.0) for name, seconds in busy.items()},
+            waits=None if whole is None else whole - work,
+            parts={name: seconds - nothing.idle.get(name, 0.0) for name, seconds in idle.items()},
         )
+
+    @property
+    def _settle(self) -> Callable[[], None] | None:
+        return self._wait if self.device.type == "cuda" else None
 
     def _inside(
         self, arm: Arm, steps: int, settle: Callable[[], None] | None = None
