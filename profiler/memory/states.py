@@ -195,7 +195,7 @@ def _stage12(spec: RunSpec, sizes: Sizes) -> StateBytes:
         master=0 if offloaded else 4 * shard,
         optimizer=optimizer,
         gradients_resident=0,
-        bucket_resident=2 * sizes.largest_tensor if offloaded else 0,
+        bucket_resident=width * sizes.largest_tensor if offloaded else 0,
         workspace=cublas_workspace(spec),
         outside_allocator=outside,
         step_fp32_gradients=0 if offloaded else 4 * shard,

@@ -273,9 +273,10 @@ class Engine:
         self.share, self.buckets = None, []
 
     def _allreduce(self) -> None:
-        """Stage 0 flattens gradients in pieces to reduce them (`runtime/engine.py:allreduce_bucket`)."""
+        """Stage 0 flattens gradients in pieces, in the model's order, to reduce them
+        (`runtime/engine.py:allreduce_no_retain`)."""
         filled = 0
-        for elements, _ in self.whole:
+        for elements in self.plan.trained:
             filled += elements
             if filled > ALLREDUCE_ELEMENTS:
                 self.machine.passing(filled * self.plan.width)

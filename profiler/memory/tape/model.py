@@ -128,10 +128,9 @@ class Model:
         normed, of_norm = self.final_norm.forward(x)
         machine.drop(x, embedded, mask)
         gradient, of_head = self.loss.run(normed)
-        gradient = self.final_norm.backward(gradient, of_norm)
-        for tensor in of_head:
+        for tensor in of_head:  # autograd hands a weight its gradient before it goes on
             self.hold_head(self.embedding.elements, tensor)
-        return gradient
+        return self.final_norm.backward(gradient, of_norm)
 
     def _block_backward(self, block: Block, gradient: Tensor, kept: BlockKept | Tensor) -> Tensor:
         if isinstance(kept, BlockKept):
