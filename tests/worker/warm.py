@@ -207,6 +207,8 @@ def become(order: Order) -> int:
     from llmtop.trainer.worker.seats import redirect
 
     die_with_parent()
+    # What this process's libraries do at an exit is not the copy's to do, should it run exit functions.
+    atexit._clear()
     os.environ.clear()
     os.environ.update(order.environment)
     redirect(Path(order.log))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import deepspeed
 import torch
+from leaving import leave  # type: ignore[import-not-found]
 from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments
 
 from llmtop.profiler.probes.callback import LlmtopCallback
@@ -46,3 +47,5 @@ def main() -> None:
 
 
 main()
+if "ds" in sys.argv:
+    leave()
