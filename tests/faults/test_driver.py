@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,9 +24,10 @@ from llmtop.trainer import control
 from llmtop.trainer.script.unseen import unseen_spec
 from llmtop.tui.cli import main
 from tests.fake_nvml import NOT_SUPPORTED, FakeGpu, FakeNvml
+from tests.hosts.lab import wait_for
 from tests.recorded_spec import recorded_prediction, recorded_spec
-from tests.trainer.fakedriver import stand_in_for_the_driver
-from tests.trainer.supervised import GRACES, Supervised, cleaned_up, worker_command
+from tests.trainer.fakedriver import shut_until, stand_in_for_the_driver
+from tests.trainer.supervised import GRACES, TIMEOUT_SECONDS, Supervised, cleaned_up, worker_command
 
 _HARM = """
 import pynvml
@@ -46,21 +46,6 @@ class Harmed(FakeNvml):
 FakeNvml = Harmed
 """
 """GPUs to which something happens once there is a file `harm` in the run."""
-
-_SHUT = """
-import pynvml, time
-run = Path(sys.orig_argv[-1])
-gpus = [FakeGpu(uuid=f"GPU-{number}") for number in range(2)]
-
-class Shut(FakeNvml):
-    def nvmlInit(self):
-        while not (run / "opens").exists():
-            time.sleep(0.02)
-        super().nvmlInit()
-
-FakeNvml = Shut
-"""
-"""GPUs whose driver does not answer before there is a file `opens` in the run."""
 
 Start = Callable[[str], Supervised]
 
@@ -160,15 +145,16 @@ def test_a_driver_that_hangs_holds_up_neither_the_run_nor_its_stop(start: Start)
 
 
 def test_a_driver_that_hangs_when_it_is_opened_holds_up_no_rank(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLMTOP_GRACES", f"{GRACES},driver=0.2")
-    run = start(_SHUT)
+    opens = tmp_path / "opens"
+    run = start(shut_until(opens, gpus=2))
     run.wait_for_step(2)
     run.wait_for(lambda: bool(run.events("hardware")))
     assert newest(run).driver_silent and newest(run).devices == ()
     assert newest(run).host.memory_total_bytes
-    (run.run.path / "opens").touch()
+    opens.touch()
     run.wait_for(lambda: len(newest(run).devices) == 2 and not newest(run).driver_silent)
     run.wait_for(lambda: bool(run.of(TopologySeen)))
     assert "driver of the GPUs does not answer" in run.log() and "answers again" in run.log()
@@ -201,25 +187,26 @@ def test_who_reads_the_gpus_once_is_told_that_the_driver_hangs(monkeypatch: pyte
         opened.set()
     # The one that hung holds the library until it is answered.
     assert NvmlReader(FakeNvml(FakeGpu()), waits=True).problem is None
-    while NvmlReader(FakeNvml(FakeGpu())).is_silent:
-        time.sleep(0.01)
+    wait_for(lambda: not NvmlReader(FakeNvml(FakeGpu())).is_silent)
 
 
 def test_a_driver_that_hangs_while_it_is_read_is_asked_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    goes_on = threading.Event()
+    is_read, goes_on = threading.Event(), threading.Event()
 
     class Stuck(FakeNvml):
         def _begin(self, name: str, gpu: FakeGpu) -> None:
             if name == "nvmlDeviceGetUtilizationRates":
+                is_read.set()
                 goes_on.wait()
             super()._begin(name, gpu)
 
     silent = "the driver of the GPUs does not answer"
     monkeypatch.setattr(gpuuse, "OPEN_SECONDS", 0.1)
-    monkeypatch.setattr(nvml, "OPEN_SECONDS", 0.1)
     try:
         # The first is at the reading, the second at the opening of a library that is taken.
         assert gpus_in_use(Stuck(FakeGpu())) == GpusInUse(problem=silent, is_silent=True)
+        assert is_read.wait(TIMEOUT_SECONDS)
+        monkeypatch.setattr(nvml, "OPEN_SECONDS", 0.1)
         assert "NVML: " in gpus_in_use(Stuck(FakeGpu())).problem
         threads = threading.active_count()
         for _ in range(3):
@@ -228,8 +215,7 @@ def test_a_driver_that_hangs_while_it_is_read_is_asked_by_one_thread(monkeypatch
         assert threading.active_count() == threads
     finally:
         goes_on.set()
-    while gpus_in_use(FakeNvml(FakeGpu())).problem:
-        time.sleep(0.01)
+    wait_for(lambda: not gpus_in_use(FakeNvml(FakeGpu())).problem)
 
 
 def test_a_plan_takes_no_machine_whose_driver_hangs_for_one_without_gpus(

@@ -28,7 +28,7 @@ from llmtop.trainer.script.unseen import unseen_prediction, unseen_spec
 from llmtop.trainer.supervisor.rankenv import RUN_ID
 from llmtop.tui.cli import main
 from tests.script.watching import SECONDS, leave_nothing, of, output, watched
-from tests.trainer.fakedriver import stand_in_for_the_driver
+from tests.trainer.fakedriver import shut_until, stand_in_for_the_driver
 
 pytestmark = pytest.mark.slow
 
@@ -166,25 +166,11 @@ def test_why_nothing_is_predicted_is_in_the_record(
     assert isinstance(of(run, SUPERVISOR, RunEnded)[-1], RunEnded)
 
 
-_SHUT = """
-import time
-gpus = [FakeGpu()]
-
-class Shut(FakeNvml):
-    def nvmlInit(self):
-        while not Path(OPENS).exists():
-            time.sleep(0.02)
-        super().nvmlInit()
-
-FakeNvml = Shut
-"""
-
-
 def test_what_was_seen_while_the_driver_hung_is_predicted_once_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opens = tmp_path / "opens"
-    stand_in_for_the_driver(monkeypatch, tmp_path / "driver", _SHUT.replace("OPENS", repr(str(opens))))
+    stand_in_for_the_driver(monkeypatch, tmp_path / "driver", shut_until(opens))
     monkeypatch.setenv("LLMTOP_GRACES", "driver=0.2")
     silent = Machine(gpu="unknown", gpus=1, host_memory_bytes=None, driver_silent=True)
     run = RunDir.create(tmp_path, unseen_spec(code(WAITS), tmp_path, silent), unseen_prediction(), {})

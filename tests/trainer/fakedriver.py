@@ -25,6 +25,24 @@ sys.modules["pynvml"] = FakeNvml(*gpus)
 """
 """Stands before the real binding on the path, and puts GPUs where it has none."""
 
+_SHUT = """
+import time
+gpus = [FakeGpu(uuid=f"GPU-{number}") for number in range(GPU_COUNT)]
+
+class Shut(FakeNvml):
+    def nvmlInit(self):
+        while not Path(OPENS).exists():
+            time.sleep(0.02)
+        super().nvmlInit()
+
+FakeNvml = Shut
+"""
+
+
+def shut_until(opens: Path, gpus: int = 1) -> str:
+    """GPUs whose driver does not answer before there is a file `opens`."""
+    return _SHUT.replace("GPU_COUNT", str(gpus)).replace("OPENS", repr(str(opens)))
+
 
 def stand_in_for_the_driver(monkeypatch: pytest.MonkeyPatch, folder: Path, gpus: str) -> None:
     """From now on processes that are started see what the code `gpus` puts into the list `gpus`."""
