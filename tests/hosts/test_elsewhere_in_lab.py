@@ -14,7 +14,7 @@ from llmtop.presets.errors import ExitCode
 from llmtop.profiler.record.rundir import RunDir, list_runs
 from tests.hosts.in_lab import IN_LAB
 from tests.hosts.lab import Lab, wait_for
-from tests.trainer.supervised import worker_command
+from tests.trainer.supervised import TIMEOUT_SECONDS, worker_command
 
 pytestmark = [pytest.mark.slow, IN_LAB]
 GRACES = "peers=0.3,kill=5,stop=5,stop_kill=3,save=60,finish=30,host=90"
@@ -73,7 +73,7 @@ class Watching:
         return "".join(self.lines[-20:])
 
     def end(self) -> int:
-        code = self.process.wait(60)
+        code = self.process.wait(TIMEOUT_SECONDS)
         self._reader.join(10)
         assert self.process.stdout is not None
         self.process.stdout.close()

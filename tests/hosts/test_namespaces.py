@@ -10,6 +10,7 @@ from llmtop.profiler.record.hostevents import ClockMeasured, HostFound, HostLeft
 from llmtop.trainer import control
 from tests.hosts.in_lab import GRACES, IN_LAB, fake, launch
 from tests.hosts.lab import Lab, wait_for
+from tests.trainer.supervised import TIMEOUT_SECONDS
 
 pytestmark = [pytest.mark.slow, IN_LAB]
 
@@ -62,7 +63,7 @@ def test_a_host_ends_its_ranks_by_itself_when_its_cable_stays_out(lab: Lab) -> N
     stopped = lab.llmtop("stop", run.run.run_id, check=False)
     assert stopped.returncode != 0 and "not known to have ended: host h2" in stopped.stderr
     # The other host's ranks still train: it has not heard of the end.
-    end = control.wait_for_end(run.run, 60.0)
+    end = control.wait_for_end(run.run, TIMEOUT_SECONDS)
     assert end is not None and end.state == "stopped"
     wait_for(lambda: b"run_ended" in run.far_bytes("h2", "hosts/h2/supervisor.jsonl"))
     assert b"the launching machine was not heard of for 20 s" in run.far_bytes(

@@ -31,6 +31,7 @@ from llmtop.trainer.launch import resume_run
 from llmtop.tui.commands import stop
 from tests.hosts.lab import wait_for
 from tests.hosts.over_hosts import GRACES, OverHosts, Start
+from tests.trainer.supervised import TIMEOUT_SECONDS
 
 
 @pytest.mark.parametrize("launcher", ["ssh", "srun", "pdsh"])
@@ -78,10 +79,10 @@ def test_changes_reach_all_hosts_between_steps_and_by_a_relaunch(start: Start) -
     run = start("changes")
     run.wait_for_step(2)
     hot = control.change(run.run, control.SetParams(words=("learning_rate=0.001",)))
-    answer = control.wait_until_settled(run.run, hot, 60)
+    answer = control.wait_until_settled(run.run, hot, TIMEOUT_SECONDS)
     assert answer is not None and answer.answer == "done"
     cold = control.change(run.run, control.SetParams(words=("zero=1",)))
-    answer = control.wait_until_settled(run.run, cold, 60)
+    answer = control.wait_until_settled(run.run, cold, TIMEOUT_SECONDS)
     assert answer is not None and answer.answer == "done", answer
     assert len(run.of(Restaged)) == 1
     assert run.run.in_force().setting == 2
@@ -96,7 +97,7 @@ def test_a_setting_that_fails_on_one_host_leaves_the_run_on_the_old_one(start: S
     (run.run.path / "fails-on").write_text("1")
     run.wait_for_step(2)
     asked = control.change(run.run, control.SetParams(words=("zero=1",)))
-    answer = control.wait_until_settled(run.run, asked, 60)
+    answer = control.wait_until_settled(run.run, asked, TIMEOUT_SECONDS)
     assert answer is not None and answer.answer == "refused" and "back on its old setting" in answer.reason
     assert run.run.in_force().setting == 0
     control.stop(run.run, save=False)
@@ -118,7 +119,7 @@ def test_a_host_whose_supervisor_is_killed_is_named_also_to_whoever_waits_for_a_
     identity = run.host("h2").supervisor_identity()
     assert identity is not None
     os.kill(identity.pid, signal.SIGKILL)
-    answer = control.wait_until_settled(run.run, asked, 60)
+    answer = control.wait_until_settled(run.run, asked, TIMEOUT_SECONDS)
     assert answer is not None and answer.answer == "refused", answer
     assert "made ready (host h2: its supervisor" in answer.reason
     end = run.end()

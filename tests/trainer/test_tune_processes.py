@@ -24,10 +24,9 @@ from llmtop.trainer.tune.edgefolder import edge_folder
 from llmtop.trainer.tune.journal import Line, TuneDir, list_tunes
 from llmtop.trainer.tune.trial import end_run
 from tests.recorded_spec import recorded_prediction, recorded_spec
-from tests.trainer.supervised import GRACES
+from tests.trainer.supervised import GRACES, TIMEOUT_SECONDS
 from tests.trainer.trial_rank import HOLDS, worker_command
 
-TIMEOUT_SECONDS = 60.0
 SMALL = ("cpu-demo", "--gpus", "1", "--micro-batch", "1", "--grad-accum", "2", "--fix", "zero",
          "--fix", "attention", "--fix", "checkpointing")  # fmt: skip
 """Two settings: micro-batch 1 and 2."""

@@ -14,10 +14,8 @@ from llmtop.presets.spec import RunSpec, ValueSource
 from llmtop.profiler.record.rundir import list_runs
 from llmtop.trainer.tune.state import SearchState, TuneReader
 from llmtop.tui.feeds import searching
-from tests.trainer.supervised import GRACES
+from tests.trainer.supervised import GRACES, TIMEOUT_SECONDS
 from tests.trainer.trial_rank import HOLDS, worker_command
-
-TIMEOUT_SECONDS = 60.0
 
 
 def small() -> RunSpec:
