@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from llmtop.tui.cli import main
-from tests.trainer.supervised import Supervised, cleaned_up, graces_for, worker_command
+from tests.trainer.supervised import Supervised, cleaned_up, fake_ranks
 
 
 class Answer(NamedTuple):
@@ -54,8 +54,7 @@ def start(runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def begin(scenario: str, **options: Any) -> Supervised:
-        monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command(scenario))
-        monkeypatch.setenv("LLMTOP_GRACES", graces_for(scenario))
+        fake_ranks(monkeypatch, scenario)
         supervised = Supervised(runs_root, **options)
         started.append(supervised)
         supervised.start()

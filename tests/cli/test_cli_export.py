@@ -20,7 +20,7 @@ from llmtop.trainer.launch import resume_run
 from llmtop.trainer.supervisor.rankenv import RUN_ID
 from tests.cli.conftest import Llmtop
 from tests.recorded import make_recorded_run
-from tests.trainer.supervised import GRACES, worker_command
+from tests.trainer.supervised import fake_ranks
 
 
 def test_there_and_back(
@@ -136,8 +136,7 @@ def test_a_place_that_cannot_be_written_is_told_by_what_is_wrong_with_it(number:
 def test_a_launched_run_is_mirrored_to_its_end(
     llmtop: Llmtop, runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command("finishes"))
-    monkeypatch.setenv("LLMTOP_GRACES", GRACES)
+    fake_ranks(monkeypatch, "finishes")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_TOKEN", "hf_" + "aB3d" * 8)
     answer = llmtop("run", "cpu-demo", "--headless", "--tensorboard", str(tmp_path / "tb"))

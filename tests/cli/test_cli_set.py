@@ -19,15 +19,14 @@ from llmtop.trainer.change.restagefolder import restage_folders
 from tests.cli.conftest import Llmtop
 from tests.hosts.lab import wait_for
 from tests.recorded_spec import recorded_prediction, recorded_spec
-from tests.trainer.supervised import SHORT_GRACES, Supervised, worker_command
+from tests.trainer.supervised import SHORT_GRACES, Supervised, fake_ranks
 
 
 @pytest.fixture
 def run(runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervised]:
     """A run that does what is asked of it, after its first step."""
-    monkeypatch.setenv("LLMTOP_GRACES", SHORT_GRACES)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command("changes"))
+    fake_ranks(monkeypatch, "changes", SHORT_GRACES)
     supervised = Supervised(runs_root, micro_batch=4, grad_accum=2)
     supervised.start()
     supervised.wait_for_step(1)

@@ -15,14 +15,13 @@ from llmtop.profiler.report.build import Report, build_report
 from llmtop.profiler.report.text import render
 from llmtop.trainer import control
 from tests.cli.conftest import Llmtop
-from tests.trainer.supervised import GRACES, TIMEOUT_SECONDS, Supervised, worker_command
+from tests.trainer.supervised import TIMEOUT_SECONDS, Supervised, fake_ranks
 
 
 @pytest.fixture
 def run(runs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervised]:
-    monkeypatch.setenv("LLMTOP_GRACES", GRACES)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command("looks_closer"))
+    fake_ranks(monkeypatch, "looks_closer")
     started = Supervised(runs_root, steps=1_000_000)
     started.start()
     started.wait_for_step(1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.supervised import Supervised, cleaned_up, graces_for, worker_command
+from tests.trainer.supervised import Supervised, cleaned_up, fake_ranks
 
 Start = Callable[..., Supervised]
 
@@ -19,8 +19,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
 
     def begin(scenario: str, root: Path | None = None, *, graces: str = "", **options: object) -> Supervised:
-        monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command(scenario))
-        monkeypatch.setenv("LLMTOP_GRACES", graces or graces_for(scenario))
+        fake_ranks(monkeypatch, scenario, graces)
         supervised = Supervised(root or tmp_path / "runs", **options)  # type: ignore[arg-type]
         started.append(supervised)
         supervised.start()

@@ -19,7 +19,8 @@ from llmtop.trainer.hosts.left import hosts_left_open
 from llmtop.trainer.hosts.start import start_over_hosts
 from tests.hosts.lab import wait_for
 from tests.recorded_spec import recorded_prediction, recorded_spec
-from tests.trainer.supervised import Supervised, worker_command
+from tests.trainer import supervised
+from tests.trainer.supervised import Supervised
 
 GRACES = "peers=0.3,kill=5,stop=30,stop_kill=5,save=30,finish=30,host=60"
 VARIABLES = ("LLMTOP_WORKER_COMMAND", "LLMTOP_GRACES")
@@ -138,8 +139,7 @@ Start = Callable[..., OverHosts]
 
 
 def fake_ranks(monkeypatch: pytest.MonkeyPatch, scenario: str, graces: str = GRACES) -> None:
-    monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command(scenario))
-    monkeypatch.setenv("LLMTOP_GRACES", graces)
+    supervised.fake_ranks(monkeypatch, scenario, graces)
 
 
 def quoted(path: Path) -> str:

@@ -17,7 +17,7 @@ from llmtop.trainer.hosts import following
 from llmtop.trainer.hosts.following import Following, remote_name
 from tests.hosts.lab import wait_for
 from tests.hosts.over_hosts import stand_in
-from tests.trainer.supervised import GRACES, Supervised, cleaned_up, worker_command
+from tests.trainer.supervised import TIMEOUT_SECONDS, Supervised, cleaned_up, fake_ranks
 
 FAR = "export LLMTOP_RUNS_DIR={runs}"
 
@@ -28,12 +28,11 @@ def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[s
     monkeypatch.setenv("LLMTOP_RUNS_DIR", str(tmp_path / "near-runs"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv(following.PYTHON, sys.executable)
-    monkeypatch.setenv("LLMTOP_GRACES", GRACES)
     stand_in(tmp_path, monkeypatch, more=FAR.format(runs=tmp_path / "far-runs"))
     with cleaned_up() as started:
 
         def make(scenario: str) -> Supervised:
-            monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command(scenario))
+            fake_ranks(monkeypatch, scenario)
             run = Supervised(tmp_path / "far-runs")
             started.append(run)
             run.start()
@@ -74,10 +73,10 @@ def test_a_run_on_another_machine_is_followed_and_asked(
         assert here.supervisor_alive()
         wait_for(lambda: read_state(here).steps_finished >= 3)
         asked = control.change(here, control.SetParams(words=("learning_rate=0.001",)))
-        answer = control.wait_until_settled(here, asked, 60)
+        answer = control.wait_until_settled(here, asked, TIMEOUT_SECONDS)
         assert answer is not None and answer.answer == "done"
         control.stop(here, save=False)
-        ended = control.wait_for_end(here, 60)
+        ended = control.wait_for_end(here, TIMEOUT_SECONDS)
         assert ended is not None and ended.state == "stopped"
         wait_for(lambda: not here.supervisor_alive())
         assert run.end().state == "stopped"

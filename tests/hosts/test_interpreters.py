@@ -16,9 +16,9 @@ from llmtop.profiler.record.events import RankStarted, StepFinished
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.hostevents import ClockMeasured
 from llmtop.trainer import control
-from tests.hosts import over_hosts
 from tests.hosts.over_hosts import Start
-from tests.trainer.supervised import worker_command
+from tests.trainer import supervised
+from tests.trainer.supervised import TIMEOUT_SECONDS, worker_command
 
 
 def interpreter_of_its_own(folder: Path, line: str = "pass") -> tuple[Path, Path]:
@@ -54,7 +54,7 @@ def test_a_host_whose_clock_is_hours_off_is_shown_with_the_others(
     ahead = 3 * 3600.0
     python, _ = interpreter_of_its_own(tmp_path, f"time.time = lambda now=time.time: now() + {ahead}")
     monkeypatch.setattr(
-        over_hosts, "worker_command", lambda named: worker_command(named).replace(sys.executable, str(python))
+        supervised, "worker_command", lambda named: worker_command(named).replace(sys.executable, str(python))
     )
     run = start("changes", python=str(python))
     live = RunReader(run.run)
@@ -68,7 +68,7 @@ def test_a_host_whose_clock_is_hours_off_is_shown_with_the_others(
     assert set(state.clocks) == {"h2"}
     assert abs(state.clocks["h2"][0].ahead_seconds - ahead) <= state.clocks["h2"][0].error_seconds + 0.01
     asked = control.change(run.run, control.SetParams(words=("zero=1",)))
-    answer = control.wait_until_settled(run.run, asked, 60)
+    answer = control.wait_until_settled(run.run, asked, TIMEOUT_SECONDS)
     assert answer is not None and answer.answer == "done", answer
     down = run.of(Restaged)[0].down_seconds
     assert down is not None and 0.0 <= down < ahead / 2, "between a step of one host and one of the other"

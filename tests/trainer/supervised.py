@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+import pytest
 
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import AnyEvent, RankStarted, RunEnded
@@ -37,6 +38,12 @@ def graces_for(scenario: str) -> str:
 def worker_command(scenario: str) -> str:
     """What LLMTOP_WORKER_COMMAND has to be for a scenario of `fake_rank`."""
     return shlex.join([sys.executable, str(FAKE_RANK), scenario])
+
+
+def fake_ranks(monkeypatch: pytest.MonkeyPatch, scenario: str, graces: str = "") -> None:
+    """From now on runs that are started have ranks of this scenario; by default with its graces."""
+    monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command(scenario))
+    monkeypatch.setenv("LLMTOP_GRACES", graces or graces_for(scenario))
 
 
 _Kind = TypeVar("_Kind")

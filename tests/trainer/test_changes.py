@@ -32,7 +32,7 @@ from llmtop.trainer.supervisor.progress import Progress
 from llmtop.trainer.supervisor.ranks import Ranks
 from llmtop.trainer.supervisor.underway import Phase, UnderWay
 from tests.hosts.lab import wait_for
-from tests.trainer.supervised import GRACES, SHORT_GRACES, TIMEOUT_SECONDS, Supervised, worker_command
+from tests.trainer.supervised import GRACES, SHORT_GRACES, TIMEOUT_SECONDS, Supervised, fake_ranks
 
 Start = Callable[..., Supervised]
 
@@ -42,10 +42,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts a run whose ranks do what is asked of them; whatever is left at the end is killed."""
     started: list[Supervised] = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command("changes"))
 
     def begin(*, graces: str = "", **files: int) -> Supervised:
-        monkeypatch.setenv("LLMTOP_GRACES", graces or (SHORT_GRACES if "hangs_on" in files else GRACES))
+        fake_ranks(monkeypatch, "changes", graces or (SHORT_GRACES if "hangs_on" in files else ""))
         run = Supervised(tmp_path / "runs", micro_batch=4, grad_accum=2)
         started.append(run)
         for name, setting in files.items():

@@ -15,18 +15,17 @@ from llmtop.profiler.record.events import RankStarted
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import InForce
 from llmtop.trainer import control
-from tests.trainer.supervised import GRACES, Supervised, cleaned_up, worker_command
+from tests.trainer.supervised import TIMEOUT_SECONDS, Supervised, cleaned_up, fake_ranks
 
 Start = Callable[..., Supervised]
 
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    monkeypatch.setenv("LLMTOP_GRACES", GRACES)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def begin(scenario: str, **options: object) -> Supervised:
-        monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command(scenario))
+        fake_ranks(monkeypatch, scenario)
         run = Supervised(tmp_path / "runs", **options)  # type: ignore[arg-type]
         started.append(run)
         run.start()
@@ -54,7 +53,7 @@ def test_a_step_that_the_ranks_have_healed_is_a_setting_of_the_run(start: Start)
     assert told in found["healed"].evidence and "--micro-batch 2 --grad-accum 4" in found["healed"].change
     # A change by a person goes on from there.
     asked = control.change(run.run, control.SetParams(words=("zero=2",)))
-    answer = control.wait_for_answer(run.run, asked, 60.0)
+    answer = control.wait_for_answer(run.run, asked, TIMEOUT_SECONDS)
     assert answer is not None and "nothing would change" in answer.reason
     control.stop(run.run, save=False)
     assert run.end().state == "stopped"

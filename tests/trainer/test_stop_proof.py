@@ -25,7 +25,7 @@ from tests.fake_nvml import GIB
 from tests.hosts.lab import wait_for
 from tests.recorded_spec import recorded_prediction, recorded_spec
 from tests.trainer.fakedriver import stand_in_for_the_driver
-from tests.trainer.supervised import SHORT_GRACES, Supervised, cleaned_up, worker_command
+from tests.trainer.supervised import SHORT_GRACES, Supervised, cleaned_up, fake_ranks
 
 HELD = """
 from llmtop.profiler.record.processidentity import process_identity
@@ -53,13 +53,12 @@ Start = Callable[[str], Supervised]
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    monkeypatch.setenv("LLMTOP_GRACES", SHORT_GRACES)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("LLMTOP_RUNS_DIR", str(tmp_path / "runs"))
 
     def begin(scenario: str) -> Supervised:
         stand_in_for_the_driver(monkeypatch, tmp_path / "driver", HELD)
-        monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command(scenario))
+        fake_ranks(monkeypatch, scenario, SHORT_GRACES)
         supervised = Supervised(tmp_path / "runs")
         spec = recorded_spec("cuda", ranks=2, sample_seconds=0.1)
         supervised.run = RunDir.create(tmp_path / "runs", spec, recorded_prediction(spec), {})

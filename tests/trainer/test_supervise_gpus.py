@@ -13,7 +13,7 @@ from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from tests.recorded_spec import recorded_prediction, recorded_spec
 from tests.trainer.fakedriver import stand_in_for_the_driver
-from tests.trainer.supervised import GRACES, Supervised, cleaned_up, worker_command
+from tests.trainer.supervised import Supervised, cleaned_up, fake_ranks
 
 TWO_GPUS = """
 gpus = [FakeGpu(uuid=f"GPU-{number}") for number in range(2)]
@@ -27,13 +27,12 @@ Start = Callable[[str, list[int]], Supervised]
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    monkeypatch.setenv("LLMTOP_GRACES", GRACES)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def begin(scenario: str, xids: list[int]) -> Supervised:
         stand_in_for_the_driver(monkeypatch, tmp_path / "driver", TWO_GPUS.replace("XIDS", repr(xids)))
-        monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command(scenario))
+        fake_ranks(monkeypatch, scenario)
         supervised = Supervised(tmp_path / "runs")
         spec = recorded_spec("cuda", ranks=2, sample_seconds=0.1)
         supervised.run = RunDir.create(tmp_path / "runs", spec, recorded_prediction(spec), {})
