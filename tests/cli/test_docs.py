@@ -11,13 +11,14 @@ import pytest
 from tests.cli.conftest import Llmtop
 
 ROOT = Path(__file__).parents[2]
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 _SHOWN = re.compile(r"```sh\n(?P<commands>[^`]*)```\n\n```\n(?P<answer>[^`]*)```")
 
 
-def shown_answers() -> list[tuple[list[str], str]]:
-    """Commands and the answer that a document shows below them, of those that only predict."""
-    texts = [path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
-    blocks = [block for text in texts for block in _SHOWN.finditer(text)]
+def shown_answers(*paths: Path) -> list[tuple[list[str], str]]:
+    """Commands and the answer that a document shows below them, of those that only predict; by default of
+    all documents."""
+    blocks = [block for path in paths or DOCUMENTS for block in _SHOWN.finditer(path.read_text())]
     found = [(block["commands"].strip().splitlines(), block["answer"]) for block in blocks]
     return [(commands, answer) for commands, answer in found if all(map(_only_predicts, commands))]
 
@@ -39,11 +40,12 @@ def test_the_documents_show_what_the_program_says(commands: list[str], answer: s
 
 
 def test_the_tuning_guide_reckons_with_the_figures_of_its_answers(llmtop: Llmtop) -> None:
-    (planned, _), (_, answer), _ = shown_answers()
+    guide = ROOT / "docs" / "tuning.md"
+    (planned, _), (_, answer), _ = shown_answers(guide)
     fix = llmtop(*shlex.split(planned[0])[1:], "--offload-optimizer", "cpu", "--json").json()
     before = fix["tokens_per_second"]
     after = int(re.findall(r"([\d,]+)$", answer.splitlines()[3])[0].replace(",", ""))
-    text = " ".join((ROOT / "docs" / "tuning.md").read_text().split())
+    text = " ".join(guide.read_text().split())
     assert f"{after:,} instead of {before:,.0f} tokens/s, {after / before:.2f} times as fast" in text
     left = fix["device_memory_bytes"] - fix["needed_bytes"]
     assert f"The fix left {left / 2**30:.0f} GiB of each card unused" in text

@@ -141,13 +141,19 @@ def test_what_the_far_side_cannot_write_waits_and_is_written_in_its_order(
     wait_for(lambda: link.problem == "")
 
 
+def far_in(root: Path, sign: str = "") -> Far:
+    """A far end whose folder is `root`, without its streams: what it says stays in `_write`."""
+    far = Far.__new__(Far)
+    far._root, far._sign, far._unable, far._write = root, sign, "", bytearray()
+    far._unwritten, far._stuck, far._write_at = deque(), {}, 0.0
+    return far
+
+
 def test_orders_do_not_wait_for_ever_for_a_file_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that cannot be told to stop is worse than an order that names what it lacks."""
-    far = Far.__new__(Far)
-    far._root, far._sign, far._unable, far._write = tmp_path, "", "", bytearray()
-    far._unwritten, far._stuck, far._write_at = deque(), {}, 0.0
+    far = far_in(tmp_path)
     (tmp_path / "spec").mkdir()
     far._do({"do": "put", "path": "spec"}, b"never")
     far._do({"do": "append", "path": "orders", "at": 0}, b"1\n")
@@ -168,9 +174,7 @@ def test_orders_wait_for_each_file_that_cannot_be_written_also_after_another(
 ) -> None:
     now = 1000.0
     monkeypatch.setattr("llmtop.trainer.hosts.remote.time.monotonic", lambda: now)
-    far = Far.__new__(Far)
-    far._root, far._sign, far._unable, far._write = tmp_path, "", "", bytearray()
-    far._unwritten, far._stuck, far._write_at = deque(), {}, 0.0
+    far = far_in(tmp_path)
     (tmp_path / "spec").mkdir()
     far._do({"do": "put", "path": "spec"}, b"never")
     now += 2 * remote._ORDERS_WAIT_SECONDS
@@ -204,8 +208,7 @@ def test_a_full_disk_silences_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     path = tmp_path / "lead.json"
     give_sign(path, {"n": 1})
-    watch, far = SignWatch(path), Far.__new__(Far)
-    far._root, far._sign, far._unable, far._write = tmp_path, path.name, "", bytearray()
+    watch, far = SignWatch(path), far_in(tmp_path, path.name)
     watch.quiet_seconds()
     monkeypatch.setattr(beat, "write_atomic", full)
     monkeypatch.setattr(remote, "_replace", full)
