@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from textual.pilot import Pilot
 from textual.widgets import Input
 
 from llmtop.profiler.record.changeevents import (
@@ -117,24 +119,60 @@ async def test_words_and_enter_at_one_go_change_nothing(
         assert asked.changes == [SetParams(words=("zero=3",))]
 
 
+async def asked_with_a_key_of_its_own(
+    pilot: Pilot[Any], asked: Asked, words: str, *, told: str, warning: str
+) -> SetParams:
+    """The change that the words come to, against which something is told: enter alone asks for none."""
+    await pilot.press("c")
+    await wait_for_text(pilot, "Change this run")
+    pilot.app.screen.query_one(Input).value = words
+    await wait_for_text(pilot, told)
+    await pilot.press("enter")
+    await wait_for_text(pilot, warning)
+    await pilot.press("enter", "enter")
+    await pilot.pause()
+    assert isinstance(pilot.app.screen, ChangeForm) and asked.changes == []
+    await pilot.press("y")
+    await wait_for(pilot, lambda: bool(asked.changes))
+    (change,) = asked.changes
+    return change
+
+
 async def test_one_that_is_not_predicted_to_fit_takes_a_key_of_its_own(live: LiveRun, root: Path) -> None:
     asked = Asked()
     app = app_of(live, root, asked)
     async with app.run_test(size=(100, 30)) as pilot:
         await wait_for_text(pilot, "20/60")
-        await pilot.press("c")
-        await wait_for_text(pilot, "Change this run")
-        app.screen.query_one(Input).value = "micro_batch=20000 keep_global_batch=no"
-        await wait_for_text(pilot, "does not fit")
-        await pilot.press("enter")
-        await wait_for_text(pilot, "y changes it all the same")
-        await pilot.press("enter", "enter")
-        await pilot.pause()
-        assert isinstance(app.screen, ChangeForm) and asked.changes == []
-        await pilot.press("y")
-        await wait_for(pilot, lambda: bool(asked.changes))
-        (change,) = asked.changes
+        change = await asked_with_a_key_of_its_own(
+            pilot,
+            asked,
+            "micro_batch=20000 keep_global_batch=no",
+            told="does not fit",
+            warning="y changes it all the same",
+        )
         assert change == SetParams(words=("micro_batch=20000",), keep_global_batch=False, force=True)
+
+
+async def test_host_memory_that_is_short_takes_a_key_of_its_own(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmtop.tui.asking.changetext.host_memory_bytes", lambda: 64 << 20)
+    live = LiveRun(root, kind="cuda")
+    live.start()
+    live.steps(1, 4)
+    asked = Asked()
+    app = app_of(live, root, asked)
+    async with app.run_test(size=(110, 40), notifications=True) as pilot:
+        await wait_for_text(pilot, "4/60")
+        change = await asked_with_a_key_of_its_own(
+            pilot,
+            asked,
+            "offload_optimizer=cpu",
+            told="of host memory, and there is 64.0 MiB here",
+            warning="too little host memory: y changes it all the same",
+        )
+        assert change == SetParams(words=("offload_optimizer=cpu",), force=True)
+    live.close()
 
 
 def ask(setting: int, key: str, old: object, new: object, *, restage: bool = False) -> ChangeAsked:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from llmtop.profiler.record.checkpointevents import CheckpointLoaded
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.logmarks import mark_new_process
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.trainer.control import SetParams
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.asking import deeds as deeds_of_app
 from llmtop.tui.asking.deeds import Deeds
@@ -50,9 +48,7 @@ def stopped(root: Path) -> RunDir:
     live = LiveRun(root)
     live.start()
     live.steps(1, 4)
-    folder = live.run.checkpoints_dir / "step-4"
-    folder.mkdir(parents=True)
-    (folder / "llmtop.json").write_text(json.dumps({"step": 4, "position": {}, "world_size": 2}))
+    live.save(4)
     live.end("stopped", "asked to")
     live.close()
     live.run.supervisor_pid_path.unlink()
@@ -138,30 +134,14 @@ async def test_one_key_says_yes_to_no_more_than_is_named(stopped: RunDir, root: 
             assert asked.wishes == [ResumeWish(words=tuple(words.split()), **more)]
 
 
-async def test_host_memory_that_is_short_takes_a_key_of_its_own(
+def test_host_memory_that_is_short_takes_a_key_of_its_own(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llmtop.tui.asking.changetext.host_memory_bytes", lambda: 64 << 20)
     live = LiveRun(root, kind="cuda")
     live.start()
     live.steps(1, 4)
-    changes: list[SetParams] = []
-    deeds = Deeds(change=lambda run, params: changes.append(params))
-    app = LlmtopApp("monitor", live.run, root, deeds=deeds)
-    async with app.run_test(size=WIDE, notifications=True) as pilot:
-        await wait_for_text(pilot, "4/60")
-        await pilot.press("c")
-        await wait_for_text(pilot, "Change this run")
-        app.screen.query_one(Input).value = "offload_optimizer=cpu"
-        await wait_for_text(pilot, "of host memory, and there is 64.0 MiB here")
-        await pilot.press("enter")
-        await wait_for_text(pilot, "too little host memory: y changes it all the same")
-        await pilot.press("enter", "y")
-        await wait_for(pilot, lambda: bool(changes))
-        assert changes == [SetParams(words=("offload_optimizer=cpu",), force=True)]
-    folder = live.run.checkpoints_dir / "step-4"
-    folder.mkdir(parents=True)
-    (folder / "llmtop.json").write_text(json.dumps({"step": 4, "position": {}, "world_size": 2}))
+    live.save(4)
     live.end("stopped", "asked to")
     live.close()
     found = preview_resume(live.run, read_state(live.run), ("offload_optimizer=cpu",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,13 @@ class LiveRun:
         for number in range(first, last + 1):
             self.recorder.step(number)
 
+    def save(self, step: int) -> None:
+        """A checkpoint of so many steps, as far as its marker tells."""
+        folder = self.run.checkpoints_dir / f"step-{step}"
+        folder.mkdir(parents=True)
+        marker = {"step": step, "position": {}, "world_size": self.spec.world_size}
+        (folder / "llmtop.json").write_text(json.dumps(marker))
+
     def log(self, rank: int, text: str) -> None:
         with self.run.log_path(rank).open("a", encoding="utf-8") as file:
             file.write(text)
@@ -68,6 +76,12 @@ async def wait_for(
             return
         await asyncio.sleep(ROUND_SECONDS)
     raise AssertionError(f"never came: {what}\n{screen_text(pilot.app)}")
+
+
+async def without_notes(pilot: Pilot[Any]) -> None:
+    """Until no note lies over the screen: Esc takes notes away before anything else."""
+    pilot.app.clear_notifications()
+    await wait_for(pilot, lambda: not pilot.app.screen.query("Toast"), "no note")
 
 
 async def wait_for_text(pilot: Pilot[Any], *words: str, rounds: int = WAIT_ROUNDS) -> str:
