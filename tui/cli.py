@@ -9,25 +9,33 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from llmtop.tui.commandline import quickly, streams
 
 if TYPE_CHECKING:
     import argparse
+    from typing import Protocol
 
     from llmtop.presets.errors import ExitCode, LlmtopError
 
+    class CommandModule(Protocol):
+        """What each module in `tui/commands/` provides."""
 
-class Command(NamedTuple):
-    """One row of the table of commands."""
+        def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
-    name: str
-    usage: str
-    help: str
-    example: str
-    module: str = ""
-    """In `tui/commands/`, where it cannot be called as its command is (`import` is a keyword)."""
+        def run(self, args: argparse.Namespace) -> ExitCode: ...
+
+
+class Command:
+    """One row of the table of commands. To make a class of a form that Python knows would take longer than
+    to make all the rows."""
+
+    __slots__ = ("example", "help", "module", "name", "usage")
+
+    def __init__(self, name: str, usage: str, help: str, example: str, module: str = "") -> None:  # noqa: A002
+        """`module`: in `tui/commands/`, where that cannot have its name (`import` is a keyword)."""
+        self.name, self.usage, self.help, self.example, self.module = name, usage, help, example, module
 
 
 COMMANDS: tuple[Command, ...] = (
@@ -205,14 +213,6 @@ _COLLECT_AFTER = 150_000
 """Objects more than before: more than the app makes until its first screen stands. Python has 700."""
 
 
-class CommandModule(Protocol):
-    """What each module in `tui/commands/` provides."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
-
-    def run(self, args: argparse.Namespace) -> ExitCode: ...
-
-
 def help_text() -> str:
     """`llmtop --help`, made without argparse because that alone costs more than the whole answer."""
     lines = [
@@ -273,7 +273,7 @@ def _loaded(row: Command) -> CommandModule:
 
     quickly.import_msgspec()
     quickly.import_argparse()
-    module = cast(CommandModule, import_module(f"llmtop.tui.commands.{row.module or row.name}"))
+    module = cast("CommandModule", import_module(f"llmtop.tui.commands.{row.module or row.name}"))
     _collect_again()
     return module
 

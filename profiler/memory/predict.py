@@ -12,7 +12,6 @@ from llmtop.profiler.memory import allocator
 from llmtop.profiler.memory.assume import assumptions
 from llmtop.profiler.memory.backward import pass_bytes
 from llmtop.profiler.memory.bound import upper_bytes
-from llmtop.profiler.memory.cpu import cpu_prediction
 from llmtop.profiler.memory.host import host_bytes
 from llmtop.profiler.memory.lora import check_targets
 from llmtop.profiler.memory.result import (
@@ -112,14 +111,17 @@ def predict_brief(spec: RunSpec) -> Brief:
     if not spec.on_cpu:
         return _cuda_brief(spec)
     sizes = sizes_of(spec)
-    whole = cpu_prediction(spec, sizes, state_bytes(spec, sizes), in_words=False)
+    whole = predict_counted(spec, sizes, state_bytes(spec, sizes), in_words=False)
     return Brief(**{name: getattr(whole, name) for name in Brief.__struct_fields__})
 
 
 def predict_counted(spec: RunSpec, sizes: Sizes, states: StateBytes, *, in_words: bool) -> Prediction:
     """The prediction from counts that are already taken."""
-    predicted = cpu_prediction if spec.on_cpu else _cuda_prediction
-    return predicted(spec, sizes, states, in_words=in_words)
+    if not spec.on_cpu:
+        return _cuda_prediction(spec, sizes, states, in_words=in_words)
+    from llmtop.profiler.memory.cpu import cpu_prediction  # most runs are on a GPU
+
+    return cpu_prediction(spec, sizes, states, in_words=in_words)
 
 
 def predict_with_suggestions(spec: RunSpec) -> Prediction:

@@ -143,12 +143,12 @@ _WITH_VALUES = {
     "cpu": "--gpu cpu",
 }
 """Switches of other programs, as an option here with its value."""
-_STAGE = re.compile(r"(?:deepspeed-)?(?:ds-)?zero(?:-?stage)?-?([0-3])")
+_STAGE = r"(?:deepspeed-)?(?:ds-)?zero(?:-?stage)?-?([0-3])"
 
 
 def _with_value(word: str, known: Sequence[str]) -> str:
     """`--zero 3` for `--zero3`; empty for what is no switch elsewhere, or none of this command."""
     name = word.lower().replace("_", "-").lstrip("-")
-    stage = _STAGE.fullmatch(name)
+    stage = re.fullmatch(_STAGE, name)
     meant = f"--zero {stage[1]}" if stage else _WITH_VALUES.get(name, "")
     return meant if meant.split(" ", 1)[0] in known else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from llmtop.profiler.memory.blocks import (
     POST_NORM,
     ROTARY_BY_CONCATENATION,
@@ -18,10 +20,12 @@ from llmtop.profiler.memory.tape.attention import (
     Kernel,
     MathKernel,
 )
-from llmtop.profiler.memory.tape.joined import JoinedAttention, JoinedForm
 from llmtop.profiler.memory.tape.layers import Norm
 from llmtop.profiler.memory.tape.rotary import PartialRotary
-from llmtop.profiler.memory.tape.special import Parts
+
+if TYPE_CHECKING:
+    from llmtop.profiler.memory.tape.joined import JoinedAttention, JoinedForm
+    from llmtop.profiler.memory.tape.special import Parts
 
 _PARTIAL = frozenset({"glm", "glm4"})
 """Families that turn a part of each head, with queries, keys and values projected apart."""
@@ -36,6 +40,8 @@ def attention(parts: Parts) -> Attention | JoinedAttention:
     rotary = "fused" if "rope" in sizes.liger else "none" if shape.learned_positions else "plain"
     output = parts.linear("o_proj", hidden, query_columns, bias=shape.output_bias)
     if shape.fused_qkv:
+        from llmtop.profiler.memory.tape.joined import JoinedAttention  # most models have none
+
         return JoinedAttention(
             parts.frame,
             heads,
@@ -99,6 +105,8 @@ def _norms(parts: Parts) -> tuple[Norm | None, Norm | None]:
 
 
 def _joined_form(parts: Parts, rotary: str) -> JoinedForm:
+    from llmtop.profiler.memory.tape.joined import JoinedForm
+
     family, config = parts.shape.family, parts.spec.hf_config
     part = config.get("partial_rotary_factor", config.get("rotary_pct", 1.0))
     return JoinedForm(

@@ -31,7 +31,6 @@ from llmtop.profiler.memory.tape.layers import Frame, FusedNorm, Linear, Norm, R
 from llmtop.profiler.memory.tape.loss import ChunkedLoss, Loss, PlainLoss
 from llmtop.profiler.memory.tape.machine import Machine, Tensor
 from llmtop.profiler.memory.tape.model import Embedding, Model
-from llmtop.profiler.memory.tape.postnorm import PostNormBlock
 from llmtop.profiler.memory.tape.stage3 import HEAD, Coordinator, Stage3, Weight
 from llmtop.profiler.memory.tape.weights import STORED, is_packed, of_block, weights_of
 
@@ -243,6 +242,8 @@ class Builder:
         attention, mlp, norms = self.attention(), self.mlp(layer), self._norms()
         hidden_bytes = sizes.tokens * shape.hidden_size * sizes.dtype_bytes
         if shape.family in POST_NORM:
+            from llmtop.profiler.memory.tape.postnorm import PostNormBlock  # most models have none
+
             assert isinstance(attention, Attention) and isinstance(mlp, GatedMlp)
             return PostNormBlock(
                 self.frame, norms=norms, attention=attention, mlp=mlp, hidden_bytes=hidden_bytes
