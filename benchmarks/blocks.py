@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from benchmarks.cells import Planned, make_run
 from benchmarks.stats import BlockTime
 from llmtop.profiler.probes.outside import OutsideProbe
+from llmtop.profiler.probes.phases import Marks
 from llmtop.profiler.probes.stepreading import StepReading
 from llmtop.profiler.record.eventlog import FLUSHER, EventWriter
 from llmtop.profiler.record.events import Phase
@@ -52,14 +53,15 @@ _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 # Made once: what stands in for the probes is taken off their time, and should have none of its own.
 _NOTHING = nullcontext()
+_NOTHING_MARKED: Marks = (deque[Any](maxlen=0).append, float)
 _NOTHING_READ = StepReading(times=None, phase_memory={})
 
 
 class NoProbes:
     """Looks like the probes and does nothing."""
 
-    def step(self, step: int) -> AbstractContextManager[None]:
-        return _NOTHING
+    def begin_step(self, step: int) -> Marks:
+        return _NOTHING_MARKED
 
     def phase(self, phase: Phase, *, last: bool) -> AbstractContextManager[None]:
         return _NOTHING
@@ -113,14 +115,22 @@ class Stopwatch:
         self.seconds: dict[str, float] = defaultdict(float)
         """By call."""
         self._settle = settle
+        self._began = 0.0
+
+    def start(self) -> None:
+        if self._settle is not None:
+            self._settle()
+        self._began = time.thread_time()
+
+    def stop(self, name: str) -> None:
+        ended = time.thread_time()
+        self.seconds[name] += ended - self._began
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        if self._settle is not None:
-            self._settle()
-        began = time.thread_time()
+        self.start()
         yield
-        self.seconds[name] += time.thread_time() - began
+        self.stop(name)
 
 
 class TimedProbes:
@@ -130,8 +140,10 @@ class TimedProbes:
         self._probes = probes
         self._watch = watch
 
-    def step(self, step: int) -> AbstractContextManager[None]:
-        return self._around("step", lambda: self._probes.step(step))
+    def begin_step(self, step: int) -> Marks | None:
+        with self._watch("step"):
+            marks = self._probes.begin_step(step)
+        return None if marks is None else self._timed(*marks)
 
     def phase(self, phase: Phase, *, last: bool) -> AbstractContextManager[None]:
         return self._around(phase, lambda: self._probes.phase(phase, last=last))
@@ -139,6 +151,20 @@ class TimedProbes:
     def finish_step(self) -> StepReading:
         with self._watch("finish"):
             return self._probes.finish_step()
+
+    def _timed(self, keep: Callable[[tuple[Phase, Any]], None], mark: Callable[[], Any]) -> Marks:
+        """A border is a mark that is kept at once."""
+        start, stop = self._watch.start, self._watch.stop
+
+        def timed_mark() -> Any:
+            start()
+            return mark()
+
+        def timed_keep(border: tuple[Phase, Any]) -> None:
+            keep(border)
+            stop(border[0])
+
+        return timed_keep, timed_mark
 
     @contextmanager
     def _around(self, name: str, made: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:

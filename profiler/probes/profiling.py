@@ -19,6 +19,7 @@ import torch
 from msgspec.structs import replace
 
 from llmtop.profiler.probes.nearlimit import NearLimit, near_limit_of
+from llmtop.profiler.probes.phases import Marks
 from llmtop.profiler.probes.snapshotting import MAKERS, Recording, Writing
 from llmtop.profiler.probes.stepreading import PlainSteps, StepReading
 from llmtop.profiler.probes.training import TrainingProbes, is_classified
@@ -122,11 +123,12 @@ class Profiling:
 
     # --- around a step ----------------------------------------------------------------------------
 
-    def step(self, step: int) -> AbstractContextManager[None]:
+    def begin_step(self, step: int) -> Marks | None:
         self._step = step
         if self._request is not None and step == self._first and self._recording is None:
             self._begin(self._request)
-        return self._probes.step(step)
+        marks = self._probes.begin_step(step)
+        return marks if self._recording is None else None
 
     def phase(self, phase: Phase, *, last: bool) -> AbstractContextManager[None]:
         if self._recording is None:

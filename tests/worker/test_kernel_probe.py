@@ -63,18 +63,18 @@ def train(
     ids = torch.arange(32).reshape(2, 16)
     marks = []
     for step in range(1, steps + 1):
-        with probes.step(step):
-            for micro in range(grad_accum):
-                last = micro == grad_accum - 1
-                with probes.phase("forward", last=last):
-                    loss = model(input_ids=ids, labels=ids).loss
-                with probes.phase("backward", last=last):
-                    loss.backward()
-                with probes.phase("optimizer", last=last):
-                    if last:
-                        optimizer.step()
-                        optimizer.zero_grad()
-            marks.append(probes.finish_step().profiled)
+        probes.begin_step(step)
+        for micro in range(grad_accum):
+            last = micro == grad_accum - 1
+            with probes.phase("forward", last=last):
+                loss = model(input_ids=ids, labels=ids).loss
+            with probes.phase("backward", last=last):
+                loss.backward()
+            with probes.phase("optimizer", last=last):
+                if last:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        marks.append(probes.finish_step().profiled)
     return events, marks
 
 

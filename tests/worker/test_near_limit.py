@@ -67,7 +67,7 @@ class Rank:
         for step in range(first, last + 1):
             if seen := self.profiling.seen():
                 self.profiling.take(seen, step)
-            self.profiling.step(step)
+            self.profiling.begin_step(step)
             with self.profiling.phase("forward", last=True):
                 pass
             self.profiling.finish_step()
@@ -194,7 +194,7 @@ def test_a_device_that_is_nearly_full_is_written_down(tmp_path: Path) -> None:
         emit=told.append,  # type: ignore[arg-type]
     )
     for step in (3, 4, 5):
-        profiling.step(step)
+        profiling.begin_step(step)
         with profiling.phase("forward", last=True):
             pass
         profiling.finish_step()

@@ -244,7 +244,8 @@ def test_probes_are_closed_in_the_middle_of_a_trace() -> None:
     probes = TrainingProbes(
         engine, device=CPU, vocab_size=SHAPE.vocab, classify_every=0, tracer=tracer, emit=lambda _: None
     )
-    with probes.step(1), probes.phase("data", last=True):
+    probes.begin_step(1)
+    with probes.phase("data", last=True):
         recording = tracer.recording
         assert recording and module._forward_pre_hooks
     probes.close()

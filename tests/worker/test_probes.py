@@ -6,6 +6,7 @@ import itertools
 import logging
 import os
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -193,15 +194,15 @@ def test_the_process_can_be_read() -> None:
 
 def train_steps(probes: TrainingProbes, engine: Any, steps: int, first: int = 1) -> Iterator[StepReading]:
     for step in range(first, first + steps):
-        with probes.step(step):
-            with probes.phase("forward", last=True):
-                loss = engine.module(torch.ones(2, 16)).sum()
-            with probes.phase("backward", last=True):
-                loss.backward()
-            with probes.phase("optimizer", last=True):
-                engine.basic_optimizer.step()
-                engine.basic_optimizer.zero_grad()
-            yield probes.finish_step()
+        probes.begin_step(step)
+        with probes.phase("forward", last=True):
+            loss = engine.module(torch.ones(2, 16)).sum()
+        with probes.phase("backward", last=True):
+            loss.backward()
+        with probes.phase("optimizer", last=True):
+            engine.basic_optimizer.step()
+            engine.basic_optimizer.zero_grad()
+        yield probes.finish_step()
 
 
 PHASES = {"forward", "backward", "optimizer"}
@@ -228,14 +229,14 @@ def test_a_phase_lasts_from_the_end_of_the_one_before_in_every_step(monkeypatch:
     engine = bare_engine(torch.nn.Linear(16, 8))
     probes = TrainingProbes(engine, device=CPU, vocab_size=99, classify_every=8, emit=lambda _: None)
     for step in range(1, 10):
-        with probes.step(step):
-            now[0] += 3.0
-            with probes.phase("forward", last=True):
-                now[0] += 4.0
-            now[0] += 5.0
-            with probes.phase("backward", last=True):
-                pass
-            times = probes.finish_step().times
+        probes.begin_step(step)
+        now[0] += 3.0
+        with probes.phase("forward", last=True):
+            now[0] += 4.0
+        now[0] += 5.0
+        with probes.phase("backward", last=True):
+            pass
+        times = probes.finish_step().times
         assert times is not None
         assert times.phase_seconds() == {"forward": 7.0, "backward": 5.0}, step
 
@@ -278,21 +279,64 @@ def test_where_nothing_but_times_is_taken_marks_do_for_phases() -> None:
     list(train_steps(probes, engine, 8))
     marked = []
     for step in range(9, 40):
-        with probes.step(step):
-            plain = probes.plain()
-            if plain is None:
-                with probes.phase("forward", last=True):
-                    pass
-            else:
-                keep, mark = plain.marks
-                keep(("data", mark()))
-                keep(("forward", mark()))
-            reading = probes.finish_step()
+        probes.begin_step(step)
+        plain = probes.plain()
+        if plain is None:
+            with probes.phase("forward", last=True):
+                pass
+        else:
+            keep, mark = plain.marks
+            keep(("data", mark()))
+            keep(("forward", mark()))
+        reading = probes.finish_step()
         assert bool(reading.phase_memory) == (plain is None), step
         assert reading.times is not None
         assert reading.times.phase_seconds().keys() == ({"forward"} if plain is None else {"data", "forward"})
         marked.append(plain is not None)
     assert any(marked)
+
+
+def test_a_step_that_is_only_timed_has_marks_until_something_else_is_to_be_taken() -> None:
+    """As the worker's loop makes its steps, saves between two of them, and is changed."""
+    engine, seen = bare_engine(torch.nn.Linear(16, 8)), list[AnyEvent]()
+    probes = TrainingProbes(engine, device=CPU, vocab_size=99, classify_every=1000, emit=seen.append)
+    list(train_steps(probes, engine, 8))
+    between = {10: probes.settle, 20: partial(probes.change, classify_every=7)}
+    marked = list[int]()
+    for step in range(9, 40):
+        between.get(step, lambda: None)()
+        marks = probes.begin_step(step)
+        if marks is None:
+            with probes.phase("forward", last=True):
+                pass
+        else:
+            keep, mark = marks
+            keep(("forward", mark()))
+            marked.append(step)
+        reading = probes.finish_step()
+        assert bool(reading.phase_memory) == (marks is None), step
+        assert reading.times is not None and reading.times.phase_seconds().keys() == {"forward"}, step
+    assert {9, 11, 19, 22, 23} <= set(marked) and not {10, 20, 21, 28, 35} & set(marked)
+    classified = {event.step for event in seen if isinstance(event, MemoryClassified)}
+    assert classified == {1, 2, 20, 21, 28, 35}
+
+
+def test_a_clock_that_fails_between_two_steps_leaves_them_without_times(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = bare_engine(torch.nn.Linear(16, 8))
+    probes = TrainingProbes(engine, device=CPU, vocab_size=99, classify_every=0, emit=lambda _: None)
+    list(train_steps(probes, engine, 8))
+    assert probes.begin_step(9) is not None and probes.finish_step().times is not None
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no clock")
+
+    monkeypatch.setattr(CpuPhaseTimer, "start_step", broken)
+    with caplog.at_level(logging.ERROR):
+        assert [probes.begin_step(step) for step in (10, 11, 12)] == [None] * 3
+        assert all(reading.times is None for reading in train_steps(probes, engine, 3, first=13))
+    assert caplog.text.count("the probe of times failed in step 10 and is off from here on") == 1
 
 
 def test_plain_steps_last_until_one_is_looked_at_and_nobody_is_asked_between() -> None:
@@ -301,7 +345,7 @@ def test_plain_steps_last_until_one_is_looked_at_and_nobody_is_asked_between() -
     list(train_steps(probes, engine, 8))
     step, looked_at, passed = 9, list[int](), 0
     while step < 64:
-        probes.step(step)
+        probes.begin_step(step)
         plain = probes.plain()
         if plain is None:
             with probes.phase("forward", last=True):

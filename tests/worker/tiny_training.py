@@ -65,15 +65,15 @@ def token_ids(shape: Shape, device: torch.device) -> torch.Tensor:
 
 def train_step(probes: TrainingProbes, engine: Any, step: int, device: torch.device) -> StepReading:
     """A step of `engine.module`, a `Tiny`, inside the probes as the loop has them."""
-    with probes.step(step):
-        with probes.phase("data", last=True):
-            ids = token_ids(engine.module.shape, device)
-        with probes.phase("forward", last=True):
-            loss = engine.module(input_ids=ids)
-        with probes.phase("backward", last=True):
-            loss.backward()
-        del loss
-        with probes.phase("optimizer", last=True):
-            engine.basic_optimizer.step()
-            engine.basic_optimizer.zero_grad()
-        return probes.finish_step()
+    probes.begin_step(step)
+    with probes.phase("data", last=True):
+        ids = token_ids(engine.module.shape, device)
+    with probes.phase("forward", last=True):
+        loss = engine.module(input_ids=ids)
+    with probes.phase("backward", last=True):
+        loss.backward()
+    del loss
+    with probes.phase("optimizer", last=True):
+        engine.basic_optimizer.step()
+        engine.basic_optimizer.zero_grad()
+    return probes.finish_step()

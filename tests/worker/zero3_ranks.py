@@ -140,16 +140,16 @@ def train(
     seen: list[tuple[int, int]] = []
     for step in range(1, STEPS + 1):
         gathered.most = 0
-        with probes.step(step):
-            ids = torch.randint(VOCAB, (2, 8))
-            with probes.phase("forward", last=True):
-                loss = engine(input_ids=ids)
-            at_end = gathered.now()
-            with probes.phase("backward", last=True):
-                engine.backward(loss)
-            with probes.phase("optimizer", last=True):
-                engine.step()
-            probes.finish_step()
+        probes.begin_step(step)
+        ids = torch.randint(VOCAB, (2, 8))
+        with probes.phase("forward", last=True):
+            loss = engine(input_ids=ids)
+        at_end = gathered.now()
+        with probes.phase("backward", last=True):
+            engine.backward(loss)
+        with probes.phase("optimizer", last=True):
+            engine.step()
+        probes.finish_step()
         seen.append((at_end, gathered.most))
     traced = [event for event in peaks if isinstance(event, PeakClassified)]
     return {

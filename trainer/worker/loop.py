@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from llmtop.presets.spec import RunOptions
 from llmtop.profiler.probes.enginefacts import learning_rate, loss_scale
 from llmtop.profiler.probes.hostcopy import send_to_host
+from llmtop.profiler.probes.phases import Marks
 from llmtop.profiler.probes.stepreading import StepReading
 from llmtop.profiler.record.events import Phase
 from llmtop.trainer.worker.agreement import Agreed, Agreement, Pending
@@ -28,7 +29,7 @@ from llmtop.trainer.worker.stopping import StopRequest
 class Probes(Protocol):
     """What watches the loop: `TrainingProbes`, or nothing at all where the loop itself is measured."""
 
-    def step(self, step: int) -> AbstractContextManager[None]: ...
+    def begin_step(self, step: int) -> Marks | None: ...
 
     def phase(self, phase: Phase, *, last: bool) -> AbstractContextManager[None]: ...
 
@@ -179,33 +180,26 @@ class Loop:
     def _train_step(self, step: int, grad_accum: int) -> None:
         engine, probes, stages = self._engine, self._probes, self._stages
         loss_sum = torch.zeros((), device=self._device)
-        with probes.step(step):
-            for micro in range(grad_accum):
-                last = micro == grad_accum - 1
-                stages.current = "data"
-                stages.micro_batch = micro + 1 if grad_accum > 1 else None
-                with probes.phase("data", last=last):
-                    ids = self._next_ids()
-                # Said for each micro-batch: DeepSpeed's own count goes wrong when grad_accum changes.
-                engine.set_gradient_accumulation_boundary(last)
-                stages.current = "forward"
-                with probes.phase("forward", last=last):
-                    loss = engine(input_ids=ids, labels=ids).loss
-                stages.current = "backward"
-                with probes.phase("backward", last=last):
-                    engine.backward(loss)
-                loss_sum += loss.detach()
-                del loss
-                rate = learning_rate(engine)
-                bare_norm = _bare_gradient_norm(engine) if last else None
-                if last:
-                    self._healing.before_update()
-                stages.current = "optimizer"
+        marks = probes.begin_step(step)
+        for micro in range(grad_accum):
+            last = micro == grad_accum - 1
+            stages.micro_batch = micro + 1 if grad_accum > 1 else None
+            loss_sum += self._watched_loss(last) if marks is None else self._marked_loss(last, marks)
+            rate = learning_rate(engine)
+            bare_norm = _bare_gradient_norm(engine) if last else None
+            if last:
+                self._healing.before_update()
+            stages.current = "optimizer"
+            if marks is None:
                 with probes.phase("optimizer", last=last):
                     engine.step()
-            asked = (self._stop, self._seen_change(), self._seen_save(), self._seen_snapshot())
-            pending = self._agreement.post(loss_sum, grad_accum, *asked)
-            reading = probes.finish_step()
+            else:
+                engine.step()
+                keep, mark = marks
+                keep(("optimizer", mark()))
+        asked = (self._stop, self._seen_change(), self._seen_save(), self._seen_snapshot())
+        pending = self._agreement.post(loss_sum, grad_accum, *asked)
+        reading = probes.finish_step()
         grad_norm = send_to_host(bare_norm if bare_norm is not None else engine.get_global_grad_norm())
         # After the last of what is read with it: the norm's copy and the probes' last event.
         pending.mark()
@@ -227,6 +221,38 @@ class Loop:
             self._exact_steps -= 1
             if not self._exact_steps:
                 keep_freed_memory()
+
+    def _watched_loss(self, last: bool) -> torch.Tensor:
+        """Of the next micro-batch, forward and backward; each phase within what watches it."""
+        engine, probes, stages = self._engine, self._probes, self._stages
+        stages.current = "data"
+        with probes.phase("data", last=last):
+            ids = self._next_ids()
+        # Said for each micro-batch: DeepSpeed's own count goes wrong when grad_accum changes.
+        engine.set_gradient_accumulation_boundary(last)
+        stages.current = "forward"
+        with probes.phase("forward", last=last):
+            loss: torch.Tensor = engine(input_ids=ids, labels=ids).loss
+        stages.current = "backward"
+        with probes.phase("backward", last=last):
+            engine.backward(loss)
+        return loss.detach()
+
+    def _marked_loss(self, last: bool, marks: Marks) -> torch.Tensor:
+        """The same in a step of which only times are taken: to be around a phase costs more than they do."""
+        engine, stages = self._engine, self._stages
+        keep, mark = marks
+        stages.current = "data"
+        ids = self._next_ids()
+        keep(("data", mark()))
+        engine.set_gradient_accumulation_boundary(last)
+        stages.current = "forward"
+        loss: torch.Tensor = engine(input_ids=ids, labels=ids).loss
+        keep(("forward", mark()))
+        stages.current = "backward"
+        engine.backward(loss)
+        keep(("backward", mark()))
+        return loss.detach()
 
     def _next_ids(self) -> torch.Tensor:
         ids = torch.from_numpy(self._batches.next_micro_batch())
