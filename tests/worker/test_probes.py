@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -301,10 +301,11 @@ def test_a_step_that_is_only_timed_has_marks_until_something_else_is_to_be_taken
     engine, seen = bare_engine(torch.nn.Linear(16, 8)), list[AnyEvent]()
     probes = TrainingProbes(engine, device=CPU, vocab_size=99, classify_every=1000, emit=seen.append)
     list(train_steps(probes, engine, 8))
-    between = {10: probes.settle, 20: partial(probes.change, classify_every=7)}
+    between: dict[int, Callable[[], None]] = {10: probes.settle, 20: partial(probes.change, classify_every=7)}
     marked = list[int]()
     for step in range(9, 40):
-        between.get(step, lambda: None)()
+        if step in between:
+            between[step]()
         marks = probes.begin_step(step)
         if marks is None:
             with probes.phase("forward", last=True):
