@@ -38,7 +38,7 @@ from llmtop.trainer.supervisor.postmortem import Story, name_end
 from llmtop.trainer.supervisor.progress import Progress
 from llmtop.trainer.supervisor.rankenv import free_port, rank_environment
 from llmtop.trainer.supervisor.ranks import RankExit, adopt_orphans, signal_name
-from llmtop.trainer.worker.forking import end_after, forget_nvml, restart_nvml
+from llmtop.trainer.worker.forking import end_after, forget_nvml, let_torchao_in, restart_nvml
 from llmtop.trainer.worker.seats import redirect
 
 WORKER = "llmtop.trainer.worker.__main__:main"
@@ -276,6 +276,7 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)
     zygote = Zygote(os.dup(0), answers)
+    let_torchao_in(False)
     loaded = preload(frozenset(options.leave), options.seconds)
     if loaded.touched:
         sys.stderr.write(f"not ready after {loaded.words}\n")

@@ -39,3 +39,25 @@ def test_a_rank_off_the_device_leaves_them_out() -> None:
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.split()[-2:] == ["False", "True"], found.stderr[-800:]
+
+
+@pytest.mark.slow
+def test_torchao_is_loaded_by_who_rounds_alone() -> None:
+    pytest.importorskip("torchao")
+    program = (
+        "import sys\n"
+        "from tests.worker.launching import tiny_spec\n"
+        "from llmtop.trainer.worker.session import import_libraries\n"
+        "def torchao():\n"
+        "    import transformers.quantizers.auto, peft\n"
+        "    return sum(name.startswith('torchao.') for name in sys.modules) > 0\n"
+        "import_libraries(tiny_spec(lora_rank=4), off_device=True)\n"
+        "standing_by = torchao()\n"
+        "import_libraries(tiny_spec(lora_rank=4))\n"
+        "training = torchao()\n"
+        "import_libraries(tiny_spec(qat='int4-weight-only'))\n"
+        "import torchao.quantization.qat\n"
+        "print(standing_by, training)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.split()[-2:] == ["False", "False"], found.stderr[-800:]

@@ -31,6 +31,16 @@ def cuda_touched() -> str:
     return ""
 
 
+def let_torchao_in(needed: bool) -> None:
+    """Only where it is needed: its import makes a context on the device (torchao 0.18.0, `utils.py`,
+    `is_sm_at_least_89`), and transformers and peft import it wherever it is installed.
+    """
+    if not needed:
+        sys.modules.setdefault("torchao", None)  # type: ignore[arg-type]  # documented: the import is refused
+    elif sys.modules.get("torchao", ...) is None:
+        del sys.modules["torchao"]
+
+
 def forget_nvml() -> None:
     """Undo each nvmlInit of an import (torch counts devices with it), so that ranks start their own."""
     if any("libnvidia-ml" in line for line in Path("/proc/self/maps").read_text().splitlines()):

@@ -27,7 +27,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.trainer import supervise
 from llmtop.trainer.tune.nest import Answer
-from llmtop.trainer.worker.forking import cuda_touched, end_after, forget_nvml
+from llmtop.trainer.worker.forking import cuda_touched, end_after, forget_nvml, let_torchao_in
 from llmtop.trainer.worker.seats import Seat, SeatedRanks, redirect
 
 _TURN_SECONDS = 0.2
@@ -41,6 +41,7 @@ def load(spec: RunSpec) -> None:
     from llmtop.trainer.worker.session import quiet_libraries
 
     quiet_libraries()
+    let_torchao_in(False)
     import_model_code(spec, off_device=not spec.on_cpu)
     for name in _OF_OTHER_SETTINGS:
         if importlib.util.find_spec(name.partition(".")[0]) is not None:

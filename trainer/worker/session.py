@@ -37,6 +37,7 @@ from llmtop.trainer.worker.callbacks import (
     write_line,
 )
 from llmtop.trainer.worker.data import Batches
+from llmtop.trainer.worker.forking import let_torchao_in
 from llmtop.trainer.worker.heal import Healing, can_heal
 from llmtop.trainer.worker.live import LiveChanges
 from llmtop.trainer.worker.livesettings import restore_options
@@ -70,6 +71,7 @@ _VERSIONED = (
 def import_libraries(spec: RunSpec, *, off_device: bool = False) -> None:
     """Everything that is loaded whatever the model's size; `off_device` but for what takes device memory."""
     quiet_libraries()
+    let_torchao_in(spec.options.qat != "none" and not off_device)
     import_model_code(spec, off_device=off_device)
     if spec.on_cpu:
         warm_up_math(DTYPES[spec.options.precision])
