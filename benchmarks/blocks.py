@@ -34,6 +34,7 @@ from llmtop.trainer.worker.loop import Probes
 from llmtop.trainer.worker.opbuild import build_ops
 from llmtop.trainer.worker.place import place_from_environment
 from llmtop.trainer.worker.process_group import join_process_group
+from llmtop.trainer.worker.profiling import Profiling
 from llmtop.trainer.worker.session import (
     build_engine,
     import_libraries,
@@ -243,12 +244,23 @@ class Bench:
         spec = replace(self.spec, options=replace(self.spec.options, classify_every=classify_every))
         emit = self.events.write
         outside = None if spec.on_cpu else OutsideProbe(self._place.local_rank, emit)
+        first = self._step + 1
         probes = make_probes(
-            self.engine, spec, self._place, self.device, emit, first_step=self._step + 1, outside=outside
+            self.engine, spec, self._place, self.device, emit, first_step=first, outside=outside
+        )
+        watching = Profiling(
+            self.run_dir,
+            probes,
+            self.engine,
+            rank=self._place.rank,
+            device=self.device,
+            kernel_step=None,
+            first_step=first,
+            emit=emit,
         )
         log = os.open(self.run_dir.log_path(0), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         callbacks = make_reports(spec, self._place, self.events.hold, lambda line: _write(log, line))
-        return Arm(probes=probes, callbacks=callbacks, hooks=self._hooks())
+        return Arm(probes=watching, callbacks=callbacks, hooks=self._hooks())
 
     def nothing_seconds(self, steps: int) -> Nothing:
         """What the clock itself takes around calls that do nothing, by call, for one step."""

@@ -152,7 +152,8 @@ class Profiling:
         reading = self._probes.finish_step()
         if self._writing:
             self._tell_written()
-        if self._request is None and self._near_limit is not None:
+        # Most steps are neither read nor asked for: between two of them each call counts.
+        if reading.phase_memory and self._request is None and self._near_limit is not None:
             self._look_at_room(self._near_limit, reading)
         request = self._request
         if request is None or self._step < self._first:
