@@ -9,10 +9,8 @@ import math
 import os
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
-from importlib import import_module
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
@@ -30,38 +28,14 @@ _LISTED = "llmtop plan --help lists the options; a key of DeepSpeed goes below d
 _SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-class _FieldTypes(Mapping[str, Any]):
-    """Each made out of its annotation when it is asked for: all at once would take half a millisecond."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, Any] = {}
-
-    def __getitem__(self, key: str) -> Any:
-        if key not in self._known:
-            names = vars(import_module(RunOptions.__module__))
-            alone = type("Alone", (), {"__annotations__": {key: RunOptions.__annotations__[key]}})
-            self._known[key] = get_type_hints(alone, names, include_extras=True)[key]
-        return self._known[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in RunOptions.__annotations__
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(RunOptions.__struct_fields__)
-
-    def __len__(self) -> int:
-        return len(RunOptions.__struct_fields__)
-
-
-@cache
 def field_types() -> Mapping[str, Any]:
     """Option name to its annotated type."""
-    return _FieldTypes()
+    return RunOptions.__annotations__
 
 
 def is_switch(key: str) -> bool:
     """Whether the option is true or false."""
-    return bool(RunOptions.__annotations__[key] == "bool")
+    return field_types()[key] is bool
 
 
 def defaults() -> dict[str, Any]:
@@ -235,7 +209,7 @@ def check_raw(value: Any, where: str, path: str = "deepspeed", depth: int = 0) -
 
 def _is_text(text: str) -> bool:
     """Whether it can be written: JSON can spell half of a pair."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def merge(weaker: dict[str, Any], stronger: dict[str, Any]) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 `RunOptions` holds one field per option of the command line; a recipe TOML uses the same names.
 `RunSpec` is the resolved whole that prediction, launch and every view read.
-"""
 
-from __future__ import annotations
+Annotations are evaluated here, and not put off: whoever reads a preset needs them, and msgspec would evaluate
+each of them by itself, which takes ten times as long.
+"""
 
 from enum import StrEnum
 from typing import Annotated, Any, Literal

@@ -134,7 +134,7 @@ def tell_bug(kind: type[BaseException], error: BaseException, trace: TracebackTy
 
 def is_text(word: str) -> bool:
     """Whether it can be written in UTF-8: an argument or a variable of other bytes cannot."""
-    return not any(ord(character) in _HALVES for character in word)
+    return word.isascii() or not any(ord(character) in _HALVES for character in word)
 
 
 def can_draw() -> bool:
