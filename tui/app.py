@@ -153,10 +153,11 @@ class LlmtopApp(Answering):
             holder.remove()
 
     async def on_event(self, event: events.Event) -> None:
-        """Esc takes away notes that lie over the screen, whatever else it does there."""
+        """Esc takes away notes that lie over the screen; what it does there, it does where there are none."""
         is_escape = isinstance(event, events.Key) and event.key == "escape" and not event.is_forwarded
         if is_escape and self.screen_stack and self.screen.query("Toast"):
             self.clear_notifications()
+            return
         await super().on_event(event)
 
     # --- looking on --------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from llmtop.tui.widgets.gpupicker import GpuPicker, is_free
 from llmtop.tui.widgets.placebars import gpu_bars
 from tests.recorded_spec import GIB, recorded_prediction, recorded_spec
 from tests.tui.planapp import cursor_to
-from tests.tui.tuiruns import MACHINE, wait_for, wait_for_text
+from tests.tui.tuiruns import MACHINE, wait_for, wait_for_text, without_notes
 
 SMALL = (80, 24)
 TOTAL = 150_754_820_096
@@ -167,6 +167,7 @@ async def test_readings_change_while_it_is_open_and_kinds_are_not_mixed(
         await wait_for_text(pilot, "of several kinds")
         bench.in_use = GpusInUse(gpus=(gpu(0, ADA, used=61 * GIB), gpu(1, preset="a100-80gb")))
         await wait_for_text(pilot, "ada", "busy 97%")
+        await without_notes(pilot)
         await pilot.press("escape")
         await wait_for(pilot, lambda: isinstance(bench.app.screen, PlanScreen))
 

@@ -19,7 +19,7 @@ from llmtop.tui.screens.runs import RunsScreen
 from llmtop.tui.widgets.replaybar import replay_row
 from tests.cli.conftest import Llmtop, llmtop, runs_root  # noqa: F401 - fixtures
 from tests.recorded import make_recorded_run
-from tests.tui.tuiruns import LiveRun, screen_text, wait_for, wait_for_text
+from tests.tui.tuiruns import LiveRun, screen_text, wait_for, wait_for_text, without_notes
 
 SMALL = (80, 24)
 
@@ -151,6 +151,7 @@ async def test_from_the_runs_and_back_and_nothing_is_asked(root: Path) -> None:
         await wait_for_text(pilot, "REPLAY")
         await pilot.press("s")
         await wait_for_text(pilot, "This is a replay")
+        await without_notes(pilot)
         await pilot.press("1")
         await wait_for(pilot, lambda: app.screen.zoomed is not None)  # type: ignore[attr-defined]
         await pilot.press("escape", "escape")

@@ -19,7 +19,7 @@ from llmtop.tui.widgets.columns import Order
 from llmtop.tui.widgets.runcolumns import COLUMNS, holds, ordered
 from tests.cli.conftest import Llmtop, llmtop, runs_root  # noqa: F401 - fixtures
 from tests.recorded import make_recorded_run
-from tests.tui.tuiruns import LiveRun, screen_text, wait_for, wait_for_text
+from tests.tui.tuiruns import LiveRun, screen_text, wait_for, wait_for_text, without_notes
 
 SMALL = (80, 24)
 
@@ -119,13 +119,15 @@ async def test_compares_the_marked_run_with_another(live: LiveRun, root: Path) -
         await wait_for_text(pilot, "● running", "✓ completed")
         await pilot.press("c")
         await wait_for_text(pilot, "Mark one run with space")
-        app.notify("a note that stays", timeout=600)
-        await wait_for_text(pilot, "a note that stays")
-        await pilot.press("escape")
-        await wait_for(pilot, lambda: "a note that stays" not in screen_text(app))
         await pilot.press("space")
         first = shown(app)[0]
         await wait_for_text(pilot, f"{first[-4:]}*", f"* {first[-4:]}")
+        app.notify("a note that stays", timeout=600)
+        await wait_for_text(pilot, "a note that stays")
+        await pilot.press("escape")  # takes the note away, and no mark
+        await wait_for(pilot, lambda: "a note that stays" not in screen_text(app))
+        await pilot.pause()
+        assert f"* {first[-4:]}" in screen_text(app)
         await pilot.press("c")
         await wait_for_text(pilot, f"{first} is marked,", "on it: go to another one")
         app.clear_notifications()
@@ -155,6 +157,7 @@ async def test_deletes_a_run_that_has_ended_after_saying_what_goes(live: LiveRun
             pilot, "Delete this run?", ended.run_id, "checkpoints", "cannot be got back"
         )
         assert "2.86 MiB of them checkpoints" in text
+        await without_notes(pilot)
         await pilot.press("escape")
         await wait_for(pilot, lambda: "Delete this run?" not in screen_text(app))
         assert ended.path.is_dir()
