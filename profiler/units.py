@@ -77,8 +77,10 @@ def figures(value: float) -> str:
     return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:.3g}"
 
 
-def format_progress(done: int, planned: int | None) -> str:
-    """Steps made, of those planned where that is known: `12/100`, `12`."""
+def format_progress(done: int | None, planned: int | None) -> str:
+    """Steps made, of those planned where that is known: `12/100`, `12`; `n/a` where the first are not."""
+    if done is None:
+        return NOT_AVAILABLE
     return str(done) if planned is None else f"{done}/{planned}"
 
 

@@ -86,7 +86,8 @@ class RunState(Struct, frozen=True, kw_only=True):
     recent_steps: tuple[StepFinished, ...] = ()
     """The newest `RECENT_STEPS` of the first rank whole, the oldest first."""
     steps_finished: int = 0
-    """Largest step that the first rank finished."""
+    """Largest step that the first rank finished; of a run that was gone on with from an earlier one, since
+    then, as soon as it has made one."""
     skipped_steps: int = 0
     first_loss: float | None = None
     last_loss: float | None = None

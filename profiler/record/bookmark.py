@@ -54,7 +54,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     """What a list of runs shows of the state."""
 
     status: str
-    steps_finished: int = 0
+    step: int | None = None
+    """At which it stands; None while it goes on and has not told from where."""
     last_loss: float | None = None
     started: float | None = None
     unsaved: bool = False
@@ -166,7 +167,7 @@ def write_bookmark(run: RunDir, bookmark: Bookmark) -> bool:
 def summary_of(state: RunState) -> Summary:
     return Summary(
         status=state.status,
-        steps_finished=state.steps_finished,
+        step=state.present_step,
         last_loss=state.last_loss,
         started=state.started,
         unsaved=state.unsaved is not None,

@@ -13,13 +13,18 @@ from msgspec.structs import replace
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.fold.rankstate import RankState, StageTime
 from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.supervisor import rankenv
 from llmtop.tui.commands import stop
 from llmtop.tui.commands.follow import QUIET_SECONDS, Narrator
+from llmtop.tui.commands.plain import PlainTeller
+from llmtop.tui.feeds.feed import run_row
+from llmtop.tui.widgets.runcolumns import COLUMNS
 from tests.cli.conftest import Llmtop
 from tests.recorded import make_recorded_run
 from tests.recorded_spec import recorded_spec
+from tests.tui.tuiruns import LiveRun
 
 
 @pytest.fixture
@@ -207,6 +212,51 @@ def test_report_json_has_predicted_and_actual_by_component(llmtop: Llmtop, compl
     actual = sum(row["actual_bytes"] for row in inside)
     assert actual + report["unexplained_bytes"] == report["actual_peak_bytes"]
     assert completed.run_id in llmtop("report", "latest").out
+
+
+def test_a_run_that_goes_on_stands_where_its_new_processes_stand(llmtop: Llmtop, runs_root: Path) -> None:
+    """In lists, in lines, for who follows it and for a snapshot: where it had been counts no more."""
+    live = LiveRun(runs_root)
+    live.start()
+    live.steps(1, 9)
+    live.save(4)
+    live.end("stopped", "asked to")
+    narrator, teller = Narrator(live.spec), PlainTeller(live.run)
+
+    def listed() -> tuple[object, int | None, str]:
+        (line,) = llmtop("ls", "--json").json()["runs"]
+        row = run_row(live.run, read_state(live.run))
+        (shown,) = (column.text(row, 0.0) for column in COLUMNS if column.title == "step")
+        assert row.step == line["step"]
+        assert shown in llmtop("ls").out
+        return line["status"], row.step, shown
+
+    def told() -> tuple[str, list[str]]:
+        state = read_state(live.run)
+        return next(iter(teller.lines(state, 0.0))), list(narrator.lines(state, 0.0))
+
+    assert listed() == ("stopped", 9, "9/60")
+    assert "step 9/60" in told()[0]
+    live.go_on()
+    assert listed() == ("starting", None, "n/a")
+    plain, followed = told()
+    assert "step n/a  loss n/a  memory" in plain
+    assert followed == ["starting: first step"]
+    live.load(4)
+    assert listed() == ("starting", 4, "4/60")
+    # One of before the steps that it had made would be refused by where it had been.
+    assert llmtop("snapshot", "latest", "--what", "modules", "--step", "7", "--dry-run").code == ExitCode.DONE
+    assert "step 4/60  loss n/a" in told()[0]
+    live.steps(5, 5)
+    assert listed() == ("running", 5, "5/60")
+    plain, followed = told()
+    assert "step 5/60  loss 6." in plain
+    assert [line.partition("  ")[0] for line in followed] == ["step 5/60"]
+    live.steps(6, 6)
+    live.end("stopped", "asked to")
+    assert listed() == ("stopped", 6, "6/60")
+    assert llmtop("report", "latest", "--json").json()["steps_finished"] == 6
+    live.close()
 
 
 def test_the_narrator_says_each_thing_once() -> None:

@@ -258,7 +258,7 @@ def test_a_bookmark_is_written_now_and_then_and_at_the_end(tmp_path: Path, small
     keeper.finish()
     summary = ended_summary(run)
     assert summary is not None
-    assert (summary.status, summary.steps_finished, summary.started) == ("completed", step, BEGAN)
+    assert (summary.status, summary.step, summary.started) == ("completed", step, BEGAN)
 
 
 def test_a_bookmark_is_taken_instead_of_the_log(tmp_path: Path) -> None:

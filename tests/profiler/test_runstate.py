@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from llmtop.profiler.fold import series
 from llmtop.profiler.fold.folding import _HANDLERS, fold
@@ -346,3 +347,21 @@ def test_the_steps_of_a_host_are_those_of_its_first_rank() -> None:
     assert state.nonfinite_losses == 0
     assert state.first is not None and state.first.rank == 8
     assert list(state.ranks_here) == list(range(8, 16))
+
+
+def test_of_a_run_that_goes_on_the_steps_count_that_it_has_made_since() -> None:
+    def made(number: int, t: float) -> StepFinished:
+        return StepFinished(t=t, src="rank0", step=number, loss=2.0, step_seconds=1.0)
+
+    def started(t: float) -> RunStarted:
+        return RunStarted(t=t, run_id="id", name="n", pid=1, host="h", world_size=1, llmtop_version="0")
+
+    ended = RunEnded(t=20.0, state="stopped", reason="asked")
+    state = fold(RunState(), [started(0.0), made(8, 8.0), made(9, 9.0), ended, started(30.0)])
+    assert (state.steps_finished, state.present_step) == (9, None), "nobody knows yet where it goes on"
+    state = fold(state, [made(10, 10.0)])
+    assert state.steps_finished == 10, "a late line of the process before"
+    # Also where its end is read before its step.
+    state = fold(state, [replace(ended, t=40.0), made(5, 35.0)])
+    assert (state.steps_finished, state.present_step) == (5, 5)
+    assert fold(state, [made(6, 36.0)]).steps_finished == 6

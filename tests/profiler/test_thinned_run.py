@@ -114,7 +114,7 @@ def test_the_end_of_a_run_of_several_files_is_known_without_them(run: RunDir) ->
     thin_all(run)
     Bookmarker(run).finish()
     summary = ended_summary(run)
-    assert summary is not None and (summary.status, summary.steps_finished) == ("completed", 300)
+    assert summary is not None and (summary.status, summary.step) == ("completed", 300)
     add(run, 301, 1)
     assert ended_summary(run) is None
 

@@ -32,8 +32,7 @@ from tests.trainer.supervised import (
     TIMEOUT_SECONDS,
     Supervised,
     cleaned_up,
-    graces_for,
-    worker_command,
+    fake_ranks,
 )
 
 Start = Callable[..., Supervised]
@@ -46,8 +45,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
 
     def begin(scenario: str, *, graces: str = "", **options: object) -> Supervised:
-        monkeypatch.setenv("LLMTOP_WORKER_COMMAND", worker_command(scenario))
-        monkeypatch.setenv("LLMTOP_GRACES", graces or graces_for(scenario))
+        fake_ranks(monkeypatch, scenario, graces)
         supervised = Supervised(tmp_path / "runs", **options)  # type: ignore[arg-type]
         started.append(supervised)
         supervised.start()
@@ -76,7 +74,7 @@ def test_a_run_that_has_ended_is_known_without_its_logs(start: Start) -> None:
     end = run.end()
     summary = ended_summary(run.run)
     assert summary is not None
-    assert (summary.status, summary.steps_finished) == (end.state, 3)
+    assert (summary.status, summary.step) == (end.state, 3)
     with_bookmark = read_state(run.run)
     run.run.bookmark_path.unlink()
     assert read_state(run.run) == with_bookmark

@@ -144,7 +144,7 @@ def test_runs_feed_reads_a_run_that_goes_on_after_its_end(root: Path) -> None:
     os.utime(run.run.spec_path, (0, 0))  # it was made long ago
     feed = RunsFeed(root)
 
-    def told() -> tuple[str, int]:
+    def told() -> tuple[str, int | None]:
         *_, (row,) = feed.scan()
         return row.status, row.step
 

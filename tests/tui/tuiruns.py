@@ -12,6 +12,7 @@ from textual.app import App
 from textual.pilot import Pilot
 
 from llmtop.presets.resolve import Machine
+from llmtop.profiler.record.checkpointevents import CheckpointLoaded
 from llmtop.profiler.record.events import RunEnded
 from llmtop.profiler.record.rundir import RunDir
 from tests.recorded import BEGAN, Recorder
@@ -56,6 +57,24 @@ class LiveRun:
     def end(self, state: str, reason: str, fix: str = "", rank: int | None = None) -> None:
         end = RunEnded(state=state, reason=reason, fix=fix, rank=rank)  # type: ignore[arg-type]
         self.recorder.supervisor.write(end)
+
+    def go_on(self) -> None:
+        """After its end, in new processes; they have not told from where."""
+        self.recorder.time.advance(60.0)
+        self.recorder.start()
+
+    def load(self, step: int) -> None:
+        """The new processes go on from the checkpoint of that step."""
+        loaded = CheckpointLoaded(
+            step=step,
+            path=f"step-{step}",
+            bytes_read=1,
+            seconds=1.0,
+            zero=self.spec.options.zero,
+            world_size=self.spec.world_size,
+        )
+        for writer in self.recorder.ranks:
+            writer.write(loaded)
 
     def close(self) -> None:
         self.recorder.close()

@@ -46,7 +46,7 @@ def choices(run: RunDir, state: RunState) -> tuple[Choice, ...]:
                 run,
                 spec,
                 params,
-                last_step=state.steps_finished,
+                last_step=state.present_step or 0,
                 world_size=state.world_size if spec.script else None,
             )
         except LlmtopError as error:

@@ -65,7 +65,9 @@ class Narrator:
         for refused in state.checkpoints_refused[self._refused :]:
             yield f"step {refused.step:,}: the checkpoint is refused: {refused.why}"
         self._refused = len(state.checkpoints_refused)
-        step = state.steps_finished
+        step = 0 if state.is_beginning else state.steps_finished
+        if step < self._said_step:
+            self._said_step = 0  # it was gone on with, from an earlier one
         due = step - self._said_step >= self._every or now - self._said_time >= QUIET_SECONDS
         if step > self._said_step and (self._said_step == 0 or due or step == self._planned):
             self._said_step, self._said_time = step, now
@@ -76,7 +78,7 @@ class Narrator:
             self._nvme_told = True
             yield nvme_words(state.nvme)
         rank = state.first
-        if rank is None or not rank.stages or state.steps_finished:
+        if rank is None or not rank.stages or not state.is_beginning:
             return
         stage = rank.stages[-1].stage
         if stage != self._stage:

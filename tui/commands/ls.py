@@ -31,7 +31,8 @@ class RunLine(msgspec.Struct, frozen=True, kw_only=True):
     """As in the monitor, or `unreadable` for a folder that another version made or that is damaged."""
     name: str | None = None
     """The recipe."""
-    step: int = 0
+    step: int | None = None
+    """At which it stands; null while it goes on and has not told from where."""
     steps: int | None = None
     """Asked for; null for a script, which alone knows."""
     world_size: int | None = None
@@ -179,7 +180,7 @@ def _line(found: rundir.RunDir) -> RunLine:
         steps=spec.steps_planned,
         world_size=spec.world_size,
         status=state.status,
-        step=state.steps_finished,
+        step=state.step,
         last_loss=state.last_loss,
         started=state.started,
         path=path,

@@ -47,10 +47,12 @@ class PlainTeller:
         parts = [state.status.replace("_", " ")]
         if state.status == "starting" and (rank := state.first) is not None and rank.stages:
             parts.append(rank.stages[-1].stage.replace("_", " "))
-        loss = NOT_AVAILABLE if state.last_loss is None else f"{state.last_loss:.4f}"
-        rates = state.series.tokens_per_second
+        # What an earlier process has measured is not true of one that goes on.
+        known = None if state.is_beginning else state.last_loss
+        loss = NOT_AVAILABLE if known is None else f"{known:.4f}"
+        rates = () if state.is_beginning else state.series.tokens_per_second
         parts += [
-            f"step {format_progress(state.steps_finished, planned)}",
+            f"step {format_progress(state.present_step, planned)}",
             f"loss {loss}",
             # Of the first steps, and of a script whose batches are no tokens, there is none.
             *([format_tokens_rate(rates[-1])] if rates and rates[-1] is not None else []),

@@ -125,7 +125,7 @@ def _preview(found: RunDir, state: RunState, asked: SnapshotParams) -> Answer:
     """Says what it costs. Raises UsageError where it cannot be taken."""
     spec = found.spec()
     world_size = state.world_size if spec.script else None
-    check_snapshot(found, spec, asked, last_step=state.steps_finished, world_size=world_size)
+    check_snapshot(found, spec, asked, last_step=state.present_step or 0, world_size=world_size)
     cost = estimate_snapshot(spec, asked)
     tell(f"{asked.what}: {cost.in_words}")
     return Answer(

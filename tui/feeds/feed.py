@@ -290,7 +290,7 @@ def run_row(run: RunDir, state: RunState) -> RunRow:
         model=model_name(spec, state),
         device=f"{spec.world_size}x{spec.gpu.name}",
         status=state.status,
-        step=state.steps_finished,
+        step=state.present_step,
         steps=spec.steps_planned,
         loss=state.last_loss,
         tokens_per_second=steady_speed(state.present_series),

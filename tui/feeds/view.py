@@ -51,7 +51,8 @@ class RunRow(Struct, frozen=True, kw_only=True):
     status: Status
     model: str = ""
     device: str = ""
-    step: int = 0
+    step: int | None = None
+    """At which it stands; not known while it goes on and has not told from where."""
     steps: int | None = None
     loss: float | None = None
     tokens_per_second: float | None = None

@@ -114,7 +114,9 @@ def _step_of_run(batch: Batch, event: StepFinished) -> None:
     batch.set(energy=state.energy.with_step(event))
     state = batch.state
     changes: dict[str, Any] = {
-        "steps_finished": max(state.steps_finished, event.step),
+        "steps_finished": event.step
+        if _is_first_since_it_went_on(state, event)
+        else max(state.steps_finished, event.step),
         "last_loss": event.loss,
         "recent_steps": (*state.recent_steps[1 - RECENT_STEPS :], event),
     }
@@ -130,6 +132,13 @@ def _step_of_run(batch: Batch, event: StepFinished) -> None:
     if state.first_loss_scale is None and event.loss_scale is not None:
         changes["first_loss_scale"] = event.loss_scale
     batch.set(**changes)
+
+
+def _is_first_since_it_went_on(state: RunState, event: StepFinished) -> bool:
+    """Not where a line of the process before comes late."""
+    if state.went_on is None or event.t < state.went_on:
+        return False
+    return not state.recent_steps or state.recent_steps[-1].t < state.went_on
 
 
 def _nonfinite(state: RunState, event: StepFinished) -> dict[str, Any]:
