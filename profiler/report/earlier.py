@@ -1,8 +1,10 @@
-"""What stood out on an earlier setting of a run, for a good part of it, and is not to be seen at its end."""
+"""What stood out for a good part of a run, on an earlier setting or on the one in force, and does no more."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -11,50 +13,155 @@ from llmtop.profiler.findings.finding import Finding, worst_first
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.feed import LateLine, RunStream
+from llmtop.profiler.record.recording import logs_size_bytes
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.units import format_bytes
 
 GOOD_PART = 0.25
-"""Of the steps: a setting that made fewer is not looked at again."""
+"""Of the steps: what stood out for fewer, and a setting that made fewer, is not told of."""
+LEAST_STEPS = 20
+"""What stood out for fewer may have been chance."""
+LOOKS = 16
+"""Over a whole run."""
+_MOST_LOOKS = 2 * LOOKS
+"""With those at the ends of settings there are fewer, unless the record is damaged."""
+MOST_BYTES = 256 << 20
+"""Of a record that is read once more for what may have faded on one setting: about two seconds."""
 _PASSING = frozenset({"hang", "host_memory_grows", "lost", "failed"})
 """Keys of what is of one moment alone, or of the end."""
 
 
+class _Look(NamedTuple):
+    """At what stood out when a step was finished."""
+
+    at: float
+    """Wall clock."""
+    setting: int
+    first: int
+    """Step from which on it tells."""
+    last: int
+    ends: bool
+    """Of the last step of a setting: it tells of all of it."""
+
+
+class _Seen(NamedTuple):
+    look: _Look
+    found: tuple[Finding, ...]
+
+
+class _Stretch(NamedTuple):
+    """Of looks in a row that have found the same."""
+
+    first: int
+    last: int
+    made: int
+    """Steps in it."""
+    finding: Finding
+
+
 def with_earlier(run: RunDir, state: RunState, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """`found` is what stands out at the end. What stood out before says of which steps; what it would have
-    changed then is told, and no command, for another setting is in force."""
+    changed then is told, and no command, for another time or setting is in force."""
+    looks = sorted((*_ends(state), *_within(state)))[:_MOST_LOOKS]
+    if not looks:
+        return found
+    size_bytes = logs_size_bytes(run.event_logs())
+    if size_bytes > MOST_BYTES and not any(look.ends for look in looks):
+        return worst_first((*found, _not_looked_for(state, size_bytes)))
+    seen = tuple(_look_again(run, looks))
     known = {one.key for one in found} | _PASSING
     more = []
-    for first, last, setting in _long_ones(state):
-        then = _state_at(run, state, last)
-        if then is None:
-            continue
-        for one in findings(then, run.spec(setting), run.prediction(setting)):
+    for told in (_at_ends(seen), _faded(seen, GOOD_PART * _steps(state))):
+        for first, last, one in told:
             if one.key not in known:
                 known.add(one.key)
-                told = f"in steps {first:,} to {last:,}: {one.evidence}"
+                evidence = f"in steps {first:,} to {last:,}: {one.evidence}"
                 severity = "warning" if one.severity == "critical" else one.severity
-                more.append(replace(one, severity=severity, evidence=told, command=""))
+                more.append(replace(one, severity=severity, evidence=evidence, command=""))
     return worst_first((*found, *more)) if more else found
 
 
-def _long_ones(state: RunState) -> Iterator[tuple[int, int, int]]:
-    """First and last step and number of each earlier setting that made a good part of the steps."""
+def _not_looked_for(state: RunState, size_bytes: int) -> Finding:
+    return Finding(
+        key="record_too_long",
+        severity="info",
+        title="what stood out for a while is not told",
+        evidence=f"the record has {format_bytes(size_bytes)}: above {format_bytes(MOST_BYTES)} it is not read"
+        " again for that",
+        change=f"{state.command('replay')} shows it: n goes from one finding to the next",
+    )
+
+
+def _ends(state: RunState) -> Iterator[_Look]:
+    """The last step of each earlier setting that made a good part of the steps."""
     spans = state.changes.spans
     for span, after in zip(spans, spans[1:], strict=False):
-        if after.first_step - span.first_step >= GOOD_PART * state.steps_finished > 0:
-            yield span.first_step, after.first_step - 1, span.setting
+        last = after.first_step - 1
+        times = [t for n, t in _rows(state) if n <= last]
+        if times and after.first_step - span.first_step >= GOOD_PART * _steps(state):
+            yield _Look(times[-1], span.setting, span.first_step, last, ends=True)
 
 
-def _state_at(run: RunDir, state: RunState, step: int) -> RunState | None:
-    """As the record told when that step was finished; None where its oldest part is not whole any more."""
-    times = [t for n, t in zip(state.series.steps, state.series.times, strict=True) if n <= step]
-    if not times:
-        return None
+def _within(state: RunState) -> Iterator[_Look]:
+    """Steps at about equal distances; where a setting is new, from its first one."""
+    if _steps(state) < LEAST_STEPS:
+        return
+    apart = _steps(state) / LOOKS
+    spans = state.changes.spans
+    for span, end in zip(spans, [*(after.first_step for after in spans[1:]), None], strict=True):
+        first = span.first_step
+        for n, t in _rows(state):
+            if n >= first + apart - 1 and (end is None or n < end):
+                yield _Look(t, span.setting, first, n, ends=False)
+                first = n + 1
+
+
+def _steps(state: RunState) -> int:
+    """How far it came, also where it was gone on with from an earlier step since."""
+    steps = state.series.steps
+    return max(steps) + 1 - min(steps) if steps else 0
+
+
+def _rows(state: RunState) -> Iterator[tuple[int, float]]:
+    """Steps, and when they were finished."""
+    return zip(state.series.steps, state.series.times, strict=True)
+
+
+def _look_again(run: RunDir, looks: list[_Look]) -> Iterator[_Seen]:
+    """As the record told at each of the times, read once; none after where its oldest part is not whole."""
     stream = RunStream(run)
     then = stream.begin
-    try:
-        for batch in stream.batches(until=times[-1]):
-            then = fold(then, batch)
-    except LateLine:
-        return None
-    return then if then.ended is None else None
+    for look in looks:
+        try:
+            then = fold(then, chain.from_iterable(stream.batches(until=look.at)))
+        except LateLine:
+            return
+        if then.ended is None:
+            yield _Seen(look, findings(then, run.spec(look.setting), run.prediction(look.setting)))
+
+
+def _at_ends(seen: tuple[_Seen, ...]) -> Iterator[tuple[int, int, Finding]]:
+    for look, found in seen:
+        if look.ends:
+            yield from ((look.first, look.last, one) for one in found)
+
+
+def _faded(seen: tuple[_Seen, ...], least_steps: float) -> Iterator[tuple[int, int, Finding]]:
+    """What looks in a row have found over so many steps, as it was at the last of them; each key once, where
+    it held longest."""
+    running: dict[str, _Stretch] = {}
+    longest: dict[str, _Stretch] = {}
+    for look, found in seen:
+        if look.ends:
+            continue
+        before, running = running, {}
+        for one in found:
+            stretch = before.get(one.key, _Stretch(look.first, 0, 0, one))
+            made = stretch.made + look.last + 1 - look.first
+            running.setdefault(one.key, _Stretch(stretch.first, look.last, made, one))
+        for key, stretch in running.items():
+            if stretch.made > longest.get(key, stretch._replace(made=0)).made:
+                longest[key] = stretch
+    for stretch in longest.values():
+        if stretch.made >= max(least_steps, LEAST_STEPS):
+            yield stretch.first, stretch.last, stretch.finding

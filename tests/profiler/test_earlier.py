@@ -1,0 +1,112 @@
+"""What stood out for a while and had faded by the end is in the report, with its steps."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtop.profiler.findings.finding import Finding
+from llmtop.profiler.record.changeevents import ChangeApplied, ChangeAsked
+from llmtop.profiler.record.eventlog import EventWriter
+from llmtop.profiler.record.events import RunEnded, RunStarted, StepFinished
+from llmtop.profiler.record.feed import RunStream
+from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
+from llmtop.profiler.report.build import build_report
+from tests.recorded_spec import recorded_prediction, recorded_spec
+
+RANKS = 3
+
+
+def recorded(
+    root: Path, steps: int, slow: range, settings: tuple[int, ...] = (), ends: bool = True
+) -> RunDir:
+    """Rank 1 is slow in some steps; `settings` are the first steps of the later ones."""
+    spec = recorded_spec("cpu", ranks=RANKS)
+    run = RunDir.create(root, spec, recorded_prediction(spec), {})
+    with ExitStack() as opened:
+
+        def writer(name: Any, source: str) -> EventWriter:
+            return opened.enter_context(EventWriter(run.events_path(name), source))
+
+        supervisor, ranks = writer(SUPERVISOR, SUPERVISOR), [writer(n, f"rank{n}") for n in range(RANKS)]
+        started = RunStarted(
+            t=0.0, run_id=run.run_id, name="n", pid=1, host="h", world_size=RANKS, llmtop_version="0"
+        )
+        supervisor.write(started)
+        for step in range(1, steps + 1):
+            if step in settings:
+                number = run.add_setting(spec, recorded_prediction(spec), {})
+                supervisor.write(ChangeAsked(t=step - 0.5, setting=number, changes=()))
+            for number, rank in enumerate(ranks):
+                if step in settings:
+                    rank.write(ChangeApplied(t=step - 0.4, setting=settings.index(step) + 1, step=step))
+                forward = 0.5 if number == 1 and step in slow else 0.3
+                phases: dict[str, float | None] = {
+                    "data": 0.01,
+                    "forward": forward,
+                    "backward": 0.6,
+                    "optimizer": 0.09,
+                }
+                rank.write(
+                    StepFinished(t=float(step), step=step, loss=2.0, step_seconds=1.0, phase_seconds=phases)
+                )
+        supervisor.write(RunEnded(t=steps + 1.0, state="completed", reason="done"))
+    return run
+
+
+def told(run: RunDir) -> dict[str, Finding]:
+    return {one.key: one for one in build_report(run).findings}
+
+
+def test_what_stood_out_for_a_good_part_of_one_setting_is_told_with_its_steps(tmp_path: Path) -> None:
+    found = told(recorded(tmp_path, 160, range(41, 111)))["straggler"]
+    assert found.title == "all ranks wait for rank 1"
+    assert found.evidence.startswith("in steps 41 to 110: ")
+    assert "510 ms, the others 310 ms" in found.evidence
+
+
+@pytest.mark.parametrize("slow", [range(41, 61), range(0)])
+def test_what_stood_out_for_a_few_steps_is_not(slow: range, tmp_path: Path) -> None:
+    assert "straggler" not in told(recorded(tmp_path, 160, slow))
+
+
+def test_what_stands_out_at_the_end_is_told_once_as_it_is_then(tmp_path: Path) -> None:
+    told = build_report(recorded(tmp_path, 160, range(41, 161))).findings
+    (found,) = (one for one in told if one.key == "straggler")
+    assert not found.evidence.startswith("in steps")
+
+
+def test_at_the_end_of_a_setting_it_is_told_of_all_of_that(tmp_path: Path) -> None:
+    found = told(recorded(tmp_path, 160, range(91, 141), settings=(121,)))["straggler"]
+    assert found.evidence.startswith("in steps 1 to 120: ")
+
+
+def test_the_record_is_read_once_more_for_all_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[RunDir] = []
+
+    class Counted(RunStream):
+        def __init__(self, run: RunDir) -> None:
+            opened.append(run)
+            super().__init__(run)
+
+    monkeypatch.setattr("llmtop.profiler.report.earlier.RunStream", Counted)
+    run = recorded(tmp_path, 160, range(1, 91), settings=(51, 101))
+    assert told(run)["straggler"].evidence.startswith("in steps 1 to 50: ")
+    assert len(opened) == 1
+
+
+def test_a_long_record_is_not_read_again_for_that_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmtop.profiler.report.earlier.MOST_BYTES", 1000)
+    run = recorded(tmp_path, 160, range(41, 111))
+    found = told(run)
+    assert "straggler" not in found
+    assert found["record_too_long"].change == (
+        f"llmtop replay {run.run_id} shows it: n goes from one finding to the next"
+    )
