@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from llmtop.profiler.record.events import RunEnd
 from tests.cli.conftest import Llmtop
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +59,12 @@ def test_the_guide_to_quantizing_tells_what_a_model_would_need(llmtop: Llmtop) -
     text = (ROOT / "docs" / "quantization.md").read_text()
     told = f"Llama-3.1-8B at Q8_0 is {row['weights_bytes'] / 1e9:.2f} GB, and with 8,192 tokens it fits a T4"
     assert told in text and "t4" in row["fits_on"]
+
+
+def test_the_guide_to_scripts_tells_each_way_in_which_they_end() -> None:
+    _, _, told = (ROOT / "docs" / "scripts.md").read_text().partition("## How it ends")
+    section = told.partition("\n## ")[0]
+    assert [end for end in get_args(RunEnd) if f"`{end}`" not in section] == []
 
 
 def test_the_readme_tells_the_accuracy_that_was_measured() -> None:
