@@ -5,6 +5,7 @@ Needs torch and DeepSpeed. The process is rank 0 of a run of one; it must end wh
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -21,8 +22,8 @@ from msgspec.structs import replace
 from benchmarks.cells import Planned, make_run
 from benchmarks.stats import BlockTime
 from llmtop.profiler.probes.outside import OutsideProbe
-from llmtop.profiler.probes.phases import Marks
-from llmtop.profiler.probes.stepreading import StepReading
+from llmtop.profiler.probes.phases import Marks, StepTimes
+from llmtop.profiler.probes.stepreading import PlainSteps, StepReading
 from llmtop.profiler.record.eventlog import FLUSHER, EventWriter
 from llmtop.profiler.record.events import Phase
 from llmtop.trainer.ops import ops_of
@@ -54,15 +55,18 @@ _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 # Made once: what stands in for the probes is taken off their time, and should have none of its own.
 _NOTHING = nullcontext()
-_NOTHING_MARKED: Marks = (deque[Any](maxlen=0).append, float)
 _NOTHING_READ = StepReading(times=None, phase_memory={})
+_NO_TIMES: Any = float
+_NOTHING_TAKEN = PlainSteps(
+    (deque[Any](maxlen=0).append, float), _NO_TIMES, lambda: None, math.inf, _NOTHING_READ
+)
 
 
 class NoProbes:
     """Looks like the probes and does nothing."""
 
-    def begin_step(self, step: int) -> Marks:
-        return _NOTHING_MARKED
+    def begin_step(self, step: int) -> PlainSteps:
+        return _NOTHING_TAKEN
 
     def phase(self, phase: Phase, *, last: bool) -> AbstractContextManager[None]:
         return _NOTHING
@@ -141,10 +145,18 @@ class TimedProbes:
         self._probes = probes
         self._watch = watch
 
-    def begin_step(self, step: int) -> Marks | None:
+    def begin_step(self, step: int) -> PlainSteps | None:
         with self._watch("step"):
-            marks = self._probes.begin_step(step)
-        return None if marks is None else self._timed(*marks)
+            plain = self._probes.begin_step(step)
+        if plain is None:
+            return None
+
+        def finish_step() -> StepTimes:
+            with self._watch("finish"):
+                return plain.finish_step()
+
+        marks = self._timed(*plain.marks)
+        return PlainSteps(marks, finish_step, plain.start_step, plain.until, plain.reading)
 
     def phase(self, phase: Phase, *, last: bool) -> AbstractContextManager[None]:
         return self._around(phase, lambda: self._probes.phase(phase, last=last))

@@ -19,7 +19,6 @@ import torch
 from msgspec.structs import replace
 
 from llmtop.profiler.probes.nearlimit import NearLimit, near_limit_of
-from llmtop.profiler.probes.phases import Marks
 from llmtop.profiler.probes.snapshotting import MAKERS, Recording, Writing
 from llmtop.profiler.probes.stepreading import PlainSteps, StepReading
 from llmtop.profiler.probes.training import TrainingProbes, is_classified
@@ -123,23 +122,20 @@ class Profiling:
 
     # --- around a step ----------------------------------------------------------------------------
 
-    def begin_step(self, step: int) -> Marks | None:
+    def begin_step(self, step: int) -> PlainSteps | None:
+        """As of the probes; None while a snapshot is waited for, taken or written."""
         self._step = step
         if self._request is not None and step == self._first and self._recording is None:
             self._begin(self._request)
-        marks = self._probes.begin_step(step)
-        return marks if self._recording is None else None
+        plain = self._probes.begin_step(step)
+        if self._request is not None or self._recording is not None or self._writing:
+            return None
+        return plain
 
     def phase(self, phase: Phase, *, last: bool) -> AbstractContextManager[None]:
         if self._recording is None:
             return self._probes.phase(phase, last=last)
         return self._recorded(self._recording, phase, last=last)
-
-    def plain(self) -> PlainSteps | None:
-        """As of the probes, once a step has begun; none while a snapshot is waited for, taken or written."""
-        if self._request is not None or self._recording is not None or self._writing:
-            return None
-        return self._probes.plain()
 
     @contextmanager
     def _recorded(self, recording: Recording, phase: Phase, *, last: bool) -> Iterator[None]:

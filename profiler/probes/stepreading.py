@@ -24,10 +24,10 @@ class StepReading(Struct, frozen=True, kw_only=True):
 
 
 class PlainSteps(Struct, frozen=True):
-    """The step under way and those after it in which nothing but times is taken, for a loop that is not ours.
+    """The step under way and those after it in which nothing but times is taken.
 
     Around the engine's own calls all runs on caches that the training has swept, where a frame costs more
-    than a microsecond. So the clock itself is handed out, and nobody is asked again before `until`.
+    than a microsecond. So the clock itself is handed out, and nobody has to be asked again before `until`.
     """
 
     marks: Marks

@@ -26,7 +26,7 @@ from llmtop.profiler.probes.heap import read_heap
 from llmtop.profiler.probes.kernels import KernelRecorder
 from llmtop.profiler.probes.outside import OutsideProbe
 from llmtop.profiler.probes.peaks import PeakProbe, hidden_size_of
-from llmtop.profiler.probes.phases import PHASES, Marks, StepTimes, phase_timer
+from llmtop.profiler.probes.phases import PHASES, StepTimes, phase_timer
 from llmtop.profiler.probes.readings import MemoryReadings, counted_every
 from llmtop.profiler.probes.stepreading import AtItsEnd, PlainSteps, StepReading
 from llmtop.profiler.probes.tracer import CudaTracer, Tracer
@@ -98,12 +98,11 @@ class TrainingProbes:
         """What classifying took of this step."""
         self._counted: deque[float] = deque(maxlen=_REMEMBERED)
         self._timer = phase_timer(device)
-        self._marks = self._timer.marks()
         self._memory = MemoryReadings(memory_meter(device))
         self._closely = True
         """Whether more than times is taken of this step."""
-        self._plain_until: float = 0
-        """Of the steps before this one nothing but times is taken."""
+        self._plain: PlainSteps | None = None
+        """What `begin_step` answers of the steps before its last."""
         self._timed = {phase: AtItsEnd(phase, self._timer.stop, self._turn_off) for phase in PHASES}
         self._read = {phase: AtItsEnd(phase, self._stop_read, self._turn_off) for phase in PHASES}
         self._activations = ActivationCounter(vocab_size)
@@ -130,22 +129,24 @@ class TrainingProbes:
         """The engine's, in a step whose tensors are classified; a script may change them between two."""
         self._optimizer_hook = self._watch_optimizer_step()
 
-    def begin_step(self, step: int) -> Marks | None:
-        """A step begins now. Where nothing but times is taken of it, what may end its phases instead of
-        `phase`: a failed mark is a device that has failed, which ends the training by itself."""
-        if step >= self._plain_until:
-            self._begin_step(step)
+    def begin_step(self, step: int) -> PlainSteps | None:
+        """A step begins now. Where nothing but times is taken of it, what may be used instead of `phase` and
+        `finish_step`: that can only fail with the device, and the training with it. It goes for later steps
+        too where the caller neither settles nor changes anything before it calls this again.
+        """
+        # A step that fails leaves its recording on: to end it waits for the device, which may never come.
+        if self._plain is None or step >= self._plain.until:
+            self._plain = self._begin_step(step)
         self._step = step
         try:
             if "times" not in self._broken:
                 self._timer.start_step()
         except Exception:  # noqa: BLE001 - shown in full by what it calls
             self._turn_off("times")
-        # A step that fails leaves its recording on: to end it waits for the device, which may never come.
-        return self._marks if step < self._plain_until else None
+        return self._plain
 
-    def _begin_step(self, step: int) -> None:
-        """One that has to be looked at more closely, to be asked whether it has."""
+    def _begin_step(self, step: int) -> PlainSteps | None:
+        """One that has to be looked at more closely, or to be asked whether it has."""
         self._step = step
         self._first_step = self._first_step or step
         if self._changed:
@@ -160,32 +161,24 @@ class TrainingProbes:
             self._guarded("memory", self._memory.start_step)
         else:
             self._memory.pass_step()
-        self._plain_until = 0 if self._closely or "times" in self._broken else self._next_close_step(step)
-
-    def _next_close_step(self, step: int) -> float:
-        """The first after `step`, which is under way, of which more than times may be taken."""
-        return min(
+        if self._closely or "times" in self._broken:
+            return None
+        until = min(
             self._memory.next_due(step),
             _next_classified(step, self.classify_every, self._first_step),
             math.inf if self._kernel_step is None or self._kernel_step <= step else self._kernel_step,
         )
+        timer, seen = (
+            self._timer,
+            StepReading(times=None, phase_memory={}, memory_every=self._memory.rate.every),
+        )
+        return PlainSteps(timer.marks(), timer.finish_step, timer.start_step, until, seen)
 
     def phase(self, phase: Phase, *, last: bool) -> AbstractContextManager[None]:
         """One phase of one micro-batch; `last` marks the micro-batch that ends with the optimizer step."""
         if self.sampled or self.profiled:
             return self._watched(phase, last=last)
         return (self._read if self._closely else self._timed).get(phase, _NOTHING)
-
-    def plain(self) -> PlainSteps | None:
-        """From the step under way on; None where `phase` and `finish_step` must be used.
-
-        Only for a caller that neither settles nor changes anything before it calls `step` again.
-        """
-        timer, until = self._timer, self._plain_until
-        if self._step >= until:
-            return None
-        seen = StepReading(times=None, phase_memory={}, memory_every=self._memory.rate.every)
-        return PlainSteps(self._marks, timer.finish_step, timer.start_step, until, seen)
 
     def _stop_read(self, phase: Phase) -> None:
         """In a step of which memory is read, and nothing else than that and times."""
@@ -231,13 +224,13 @@ class TrainingProbes:
 
     def settle(self) -> None:
         """Call before what takes memory of its own between two steps: it is no step's."""
-        self._plain_until = 0
+        self._plain = None
         self._guarded("memory", self._memory.settle)
 
     def change(self, *, classify_every: int) -> None:
         """Between two steps, after the run was changed: the coming step is classified, whatever the rate."""
         self.classify_every = classify_every
-        self._changed, self._plain_until = True, 0
+        self._changed, self._plain = True, None
         self._guarded("memory", self._memory.change)
 
     def abandon_step(self) -> None:
@@ -412,7 +405,7 @@ class TrainingProbes:
         """In the handler of what it raised."""
         self._broken.add(probe)
         if probe == "times":
-            self._timed, self._plain_until = {}, 0
+            self._timed, self._plain = {}, None
         if probe == "peak" and self._peaks is not None:
             self._peaks.abandon()
         logger.exception("the probe of %s failed in step %d and is off from here on", probe, self._step)

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from llmtop.profiler.probes import hostcopy
-from llmtop.profiler.probes.phases import PHASES, CudaPhaseTimer, Marks, StepTimes
-from llmtop.profiler.probes.stepreading import StepReading
+from llmtop.profiler.probes.phases import PHASES, CudaPhaseTimer, StepTimes
+from llmtop.profiler.probes.stepreading import PlainSteps, StepReading
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import AnyEvent, Phase, StepFinished
 from llmtop.trainer.worker import agreement, loop
@@ -63,10 +63,14 @@ class Probes:
     def __init__(self) -> None:
         self._timer = CudaPhaseTimer(CUDA)
 
-    def begin_step(self, step: int) -> Marks | None:
-        """Every other one in which nothing but times is taken."""
-        self._timer.start_step()
-        return self._timer.marks() if step % 2 else None
+    def begin_step(self, step: int) -> PlainSteps | None:
+        """In every other one nothing but times is taken."""
+        timer = self._timer
+        timer.start_step()
+        if step % 2 == 0:
+            return None
+        seen = StepReading(times=None, phase_memory={})
+        return PlainSteps(timer.marks(), timer.finish_step, timer.start_step, step + 1, seen)
 
     @contextmanager
     def phase(self, phase: Phase, *, last: bool) -> Iterator[None]:

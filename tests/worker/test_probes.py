@@ -272,31 +272,7 @@ def test_a_script_s_tensors_are_counted_less_often_where_that_takes_much_of_a_st
     assert {event.step for event in seen if isinstance(event, MemoryClassified)} == {1, 2}
 
 
-def test_where_nothing_but_times_is_taken_marks_do_for_phases() -> None:
-    """As a loop that is not ours ends its phases."""
-    engine = bare_engine(torch.nn.Linear(16, 8))
-    probes = TrainingProbes(engine, device=CPU, vocab_size=99, classify_every=0, emit=lambda _: None)
-    list(train_steps(probes, engine, 8))
-    marked = []
-    for step in range(9, 40):
-        probes.begin_step(step)
-        plain = probes.plain()
-        if plain is None:
-            with probes.phase("forward", last=True):
-                pass
-        else:
-            keep, mark = plain.marks
-            keep(("data", mark()))
-            keep(("forward", mark()))
-        reading = probes.finish_step()
-        assert bool(reading.phase_memory) == (plain is None), step
-        assert reading.times is not None
-        assert reading.times.phase_seconds().keys() == ({"forward"} if plain is None else {"data", "forward"})
-        marked.append(plain is not None)
-    assert any(marked)
-
-
-def test_a_step_that_is_only_timed_has_marks_until_something_else_is_to_be_taken() -> None:
+def test_where_nothing_but_times_is_taken_marks_do_until_something_else_is_to_be_taken() -> None:
     """As the worker's loop makes its steps, saves between two of them, and is changed."""
     engine, seen = bare_engine(torch.nn.Linear(16, 8)), list[AnyEvent]()
     probes = TrainingProbes(engine, device=CPU, vocab_size=99, classify_every=1000, emit=seen.append)
@@ -306,17 +282,21 @@ def test_a_step_that_is_only_timed_has_marks_until_something_else_is_to_be_taken
     for step in range(9, 40):
         if step in between:
             between[step]()
-        marks = probes.begin_step(step)
-        if marks is None:
+        plain = probes.begin_step(step)
+        if plain is None:
             with probes.phase("forward", last=True):
                 pass
+            reading = probes.finish_step()
+            times = reading.times
         else:
-            keep, mark = marks
+            keep, mark = plain.marks
+            keep(("data", mark()))
             keep(("forward", mark()))
+            times, reading = plain.finish_step(), plain.reading
             marked.append(step)
-        reading = probes.finish_step()
-        assert bool(reading.phase_memory) == (marks is None), step
-        assert reading.times is not None and reading.times.phase_seconds().keys() == {"forward"}, step
+        assert bool(reading.phase_memory) == (plain is None), step
+        assert times is not None
+        assert times.phase_seconds().keys() == ({"forward"} if plain is None else {"data", "forward"})
     assert {9, 11, 19, 22, 23} <= set(marked) and not {10, 20, 21, 28, 35} & set(marked)
     classified = {event.step for event in seen if isinstance(event, MemoryClassified)}
     assert classified == {1, 2, 20, 21, 28, 35}
@@ -346,8 +326,7 @@ def test_plain_steps_last_until_one_is_looked_at_and_nobody_is_asked_between() -
     list(train_steps(probes, engine, 8))
     step, looked_at, passed = 9, list[int](), 0
     while step < 64:
-        probes.begin_step(step)
-        plain = probes.plain()
+        plain = probes.begin_step(step)
         if plain is None:
             with probes.phase("forward", last=True):
                 pass

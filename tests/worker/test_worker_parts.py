@@ -202,6 +202,7 @@ def outcome(step: int, loss: float | None = 5.25) -> StepOutcome:
         grad_norm=None,
         loss_scale=None,
         skipped=loss is None,
+        times=None,
         reading=StepReading(times=None, phase_memory={}),
     )
 
@@ -219,7 +220,7 @@ class DeviceFailed:
 def test_steps_made_before_a_device_failed_are_told_without_their_times(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failed = replace(outcome(7), reading=StepReading(times=DeviceFailed(), phase_memory={}))
+    failed = replace(outcome(7), times=DeviceFailed())
     with EventWriter(tmp_path / "log", "rank0") as events:
         reporter = StepReporter(tiny_spec(), 0, events.hold)
         for each in (outcome(6), failed):

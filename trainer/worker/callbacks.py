@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets.spec import RunOptions, RunSpec
+from llmtop.profiler.probes.phases import StepTimes
 from llmtop.profiler.probes.stepreading import StepReading
 from llmtop.profiler.record.checkpointevents import CheckpointRefused, CheckpointSaved
 from llmtop.profiler.record.events import AnyEvent, StepFinished
@@ -45,7 +46,10 @@ class StepOutcome(Struct, frozen=True, kw_only=True):
     """A float, or a tensor on the host: one on the device would be waited for."""
     loss_scale: float | None
     skipped: bool
+    times: StepTimes | None
+    """To be read when the device has got there."""
     reading: StepReading
+    """All but the times."""
     in_use_only: bool = False
     """The process kept nothing that was freed (CPU kind)."""
     options: RunOptions | None = None
@@ -105,7 +109,7 @@ class StepReporter:
 
     def _times(self, outcome: StepOutcome) -> tuple[float, dict[str, float | None]]:
         """Of the step and of its phases; nothing where the device has failed since, and tells no times."""
-        times = outcome.reading.times
+        times = outcome.times
         if times is None:
             return 0.0, {}
         try:
@@ -148,7 +152,7 @@ class StepLog:
             logger.exception("step %d could not be written to the log", step)
 
     def _line(self, outcome: StepOutcome) -> str:
-        loss, times = outcome.agreed.loss, outcome.reading.times
+        loss, times = outcome.agreed.loss, outcome.times
         words = "not finite" if loss is None else f"{loss:.4f}"
         skipped = ", skipped" if outcome.skipped else ""
         scale = "" if outcome.loss_scale is None else f", loss scale {outcome.loss_scale:g}"

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from llmtop.presets.spec import RunOptions
 from llmtop.profiler.probes.enginefacts import learning_rate, loss_scale
 from llmtop.profiler.probes.hostcopy import send_to_host
-from llmtop.profiler.probes.phases import Marks
-from llmtop.profiler.probes.stepreading import StepReading
+from llmtop.profiler.probes.phases import Marks, StepTimes
+from llmtop.profiler.probes.stepreading import PlainSteps, StepReading
 from llmtop.profiler.record.events import Phase
 from llmtop.trainer.worker.agreement import Agreed, Agreement, Pending
 from llmtop.trainer.worker.callbacks import Callback, StepOutcome
@@ -29,7 +29,7 @@ from llmtop.trainer.worker.stopping import StopRequest
 class Probes(Protocol):
     """What watches the loop: `TrainingProbes`, or nothing at all where the loop itself is measured."""
 
-    def begin_step(self, step: int) -> Marks | None: ...
+    def begin_step(self, step: int) -> PlainSteps | None: ...
 
     def phase(self, phase: Phase, *, last: bool) -> AbstractContextManager[None]: ...
 
@@ -77,7 +77,9 @@ class _Unread(Struct, frozen=True, kw_only=True):
     grad_norm: float | torch.Tensor | None
     loss_scale: float | None
     skipped: bool
+    times: StepTimes | None
     reading: StepReading
+    """All but the times."""
     in_use_only: bool
     options: RunOptions | None
 
@@ -180,26 +182,30 @@ class Loop:
     def _train_step(self, step: int, grad_accum: int) -> None:
         engine, probes, stages = self._engine, self._probes, self._stages
         loss_sum = torch.zeros((), device=self._device)
-        marks = probes.begin_step(step)
+        plain = probes.begin_step(step)
         for micro in range(grad_accum):
             last = micro == grad_accum - 1
             stages.micro_batch = micro + 1 if grad_accum > 1 else None
-            loss_sum += self._watched_loss(last) if marks is None else self._marked_loss(last, marks)
+            loss_sum += self._watched_loss(last) if plain is None else self._marked_loss(last, plain.marks)
             rate = learning_rate(engine)
             bare_norm = _bare_gradient_norm(engine) if last else None
             if last:
                 self._healing.before_update()
             stages.current = "optimizer"
-            if marks is None:
+            if plain is None:
                 with probes.phase("optimizer", last=last):
                     engine.step()
             else:
                 engine.step()
-                keep, mark = marks
+                keep, mark = plain.marks
                 keep(("optimizer", mark()))
         asked = (self._stop, self._seen_change(), self._seen_save(), self._seen_snapshot())
         pending = self._agreement.post(loss_sum, grad_accum, *asked)
-        reading = probes.finish_step()
+        if plain is None:
+            reading = probes.finish_step()
+            times = reading.times
+        else:
+            times, reading = plain.finish_step(), plain.reading
         grad_norm = send_to_host(bare_norm if bare_norm is not None else engine.get_global_grad_norm())
         # After the last of what is read with it: the norm's copy and the probes' last event.
         pending.mark()
@@ -212,6 +218,7 @@ class Loop:
                 grad_norm=grad_norm,
                 loss_scale=loss_scale(engine),
                 skipped=not engine.was_step_applied(),
+                times=times,
                 reading=reading,
                 in_use_only=self._exact_steps > 0,
                 options=None if self._live is None else self._live.options,
@@ -272,6 +279,7 @@ class Loop:
                 grad_norm=unread.grad_norm,
                 loss_scale=unread.loss_scale,
                 skipped=unread.skipped,
+                times=unread.times,
                 reading=unread.reading,
                 in_use_only=unread.in_use_only,
                 options=unread.options,

@@ -256,8 +256,7 @@ class Steps:
         self._probes.close()
 
     def _begin_step(self, step: int) -> None:
-        self._profiling.begin_step(step)
-        self._plain = self._profiling.plain()
+        self._plain = self._profiling.begin_step(step)
         self._marks = None if self._plain is None else self._plain.marks
 
     def _look_for_requests(self, coming_step: int) -> bool:
