@@ -186,34 +186,33 @@ class Pool:
         if self.allocated_bytes + taken > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.allocated_bytes + taken
 
-    def free(self, *blocks: Block | None) -> None:
-        """One holder less of each; a block without holders is free, and joined to its free neighbours."""
-        for block in blocks:
-            if block is None:
-                continue
-            block.holders -= 1
-            if block.holders:
-                continue
-            size, shelf = block.size, block.shelf
-            keys = shelf.keys
-            self.allocated_bytes -= size
-            after, before = block.next, block.previous
-            if after.key:
-                key = after.key
-                del keys[bisect_left(keys, key)], shelf.blocks[key]
-                size += after.size
-                after = block.next = after.next
-                after.previous = block
-            if before.key:
-                key = before.key
-                del keys[bisect_left(keys, key)], shelf.blocks[key]
-                size += before.size
-                before.next, after.previous = after, before
-                block = before
-            block.size = size
-            block.key = key = (size << _PLACE_BITS) + block.place
-            insort(keys, key)
-            shelf.blocks[key] = block
+    def free(self, block: Block | None) -> None:
+        """One holder less; a block without holders is free, and joined to its free neighbours."""
+        if block is None:
+            return
+        block.holders -= 1
+        if block.holders:
+            return
+        size, shelf = block.size, block.shelf
+        keys = shelf.keys
+        self.allocated_bytes -= size
+        after, before = block.next, block.previous
+        if after.key:
+            key = after.key
+            del keys[bisect_left(keys, key)], shelf.blocks[key]
+            size += after.size
+            after = block.next = after.next
+            after.previous = block
+        if before.key:
+            key = before.key
+            del keys[bisect_left(keys, key)], shelf.blocks[key]
+            size += before.size
+            before.next, after.previous = after, before
+            block = before
+        block.size = size
+        block.key = key = (size << _PLACE_BITS) + block.place
+        insort(keys, key)
+        shelf.blocks[key] = block
 
     def release_cached(self) -> None:
         """Give whole free segments back to the driver, as `torch.cuda.empty_cache` does."""

@@ -60,11 +60,10 @@ class RecordingMachine(Machine):
             self.asked.append(size)
         return tensor
 
-    def drop(self, *tensors: Tensor | None) -> None:
-        for tensor in tensors:
-            if tensor is not None and tensor.holders == 1:
-                self.asked.append(-self._sizes[id(tensor)])
-            super().drop(tensor)
+    def drop(self, tensor: Tensor | None) -> None:
+        if tensor is not None and tensor.holders == 1:
+            self.asked.append(-self._sizes[id(tensor)])
+        super().drop(tensor)
 
     def passing(self, size: int) -> None:
         self.drop(self.new(size))

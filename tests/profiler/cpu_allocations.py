@@ -115,12 +115,11 @@ class _Recording(Machine):
             self.asked.append((size, len(self.asked)))
         return tensor
 
-    def drop(self, *tensors: Tensor | None) -> None:
-        for tensor in tensors:
-            if tensor is not None and tensor.holders == 1 and id(tensor) in self._numbers:
-                size, number = self._numbers.pop(id(tensor))
-                self.asked.append((-size, number))
-            super().drop(tensor)
+    def drop(self, tensor: Tensor | None) -> None:
+        if tensor is not None and tensor.holders == 1 and id(tensor) in self._numbers:
+            size, number = self._numbers.pop(id(tensor))
+            self.asked.append((-size, number))
+        super().drop(tensor)
 
     def passing(self, size: int) -> None:
         """Leaves nothing."""

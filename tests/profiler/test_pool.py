@@ -59,7 +59,7 @@ def test_a_block_is_free_when_nobody_holds_it() -> None:
     pool = Pool()
     block = pool.allocate(32 * MIB)
     block.holders += 1
-    pool.free(block, None)
+    pool.free(block)
     assert pool.allocated_bytes == 32 * MIB
     pool.free(block)
     assert pool.allocated_bytes == 0 and pool.allocate(32 * MIB) is block

@@ -64,7 +64,7 @@ class FusedKernel:
         machine, heads = self.frame.machine, self.heads
         of_query, of_key, of_value = machine.new(heads.query), machine.new(heads.kv), machine.new(heads.value)
         buffers = [machine.new(size) for size in self.buffers]
-        machine.drop(*reversed(buffers), gradient, *kept)
+        machine.drop_all(*reversed(buffers), gradient, *kept)
         return of_query, of_key, of_value
 
 
@@ -92,7 +92,7 @@ class EagerKernel:
         keys = machine.keep(keys) if heads.in_order else self._taken(keys, heads.query)
         scores = machine.new(heads.scores)
         kept = save(queries, keys)
-        machine.drop(queries, keys)
+        machine.drop_all(queries, keys)
         # Scaled, capped (divided, tanh, multiplied), masked.
         capped: Kept = ()
         for step in ("scaled", "divided", "tanh", "multiplied", "masked"):
@@ -106,7 +106,7 @@ class EagerKernel:
         kept = (*kept, *save(softmax))
         weights = machine.new(heads.scores) if self.casts else machine.keep(softmax)
         # Python's name holds the scores until the line is done.
-        machine.drop(softmax, scores)
+        machine.drop_all(softmax, scores)
         dropped: Kept = ()
         if self.dropout is not None:
             weights, dropped = self.dropout.forward(weights)
@@ -115,7 +115,7 @@ class EagerKernel:
         attended = machine.new(heads.output)
         machine.drop(values)
         y = machine.new(heads.output)
-        machine.drop(attended, *repeated)
+        machine.drop_all(attended, *repeated)
         self.returned = weights
         return y, kept
 
@@ -134,23 +134,23 @@ class EagerKernel:
         copied = machine.made_from(gradient, heads.output) if heads.several else gradient
         of_values = machine.new(heads.output)
         of_scores = machine.new(heads.scores)
-        machine.drop(copied, values, weights)
+        machine.drop_all(copied, values, weights)
         if self.dropout is not None:
             of_scores = self.dropout.backward(of_scores, (others.pop(),))
         if self.casts:
             of_scores = machine.made_from(of_scores, self.softmax_bytes)
         result = machine.new(self.softmax_bytes if self.casts_before or not self.casts else heads.scores)
         product = machine.new(self.softmax_bytes)
-        machine.drop(product, of_scores, softmax)
+        machine.drop_all(product, of_scores, softmax)
         if self.casts_before:
             result = machine.made_from(result, heads.scores)
         # Through the cap (multiplied, tanh, divided) and the scale.
         for tanh in (None, *others, None, None) if self.capped else (None,):
             passed = machine.new(heads.scores)
-            machine.drop(result, tanh)
+            machine.drop_all(result, tanh)
             result = passed
         of_keys, of_query = machine.new(heads.query), machine.new(heads.query)
-        machine.drop(result, keys, queries)
+        machine.drop_all(result, keys, queries)
         # The heads were repeated before all products.
         of_value = self._of_group(of_values)
         return of_query, self._of_group(of_keys), of_value
@@ -178,7 +178,7 @@ class MathKernel:
         machine.drop(scores)
         attended = machine.new(heads.query)
         kept = self.frame.save(values, queries, keys, softmax)
-        machine.drop(scaled, scaled_key, queries, keys, values, softmax)
+        machine.drop_all(scaled, scaled_key, queries, keys, values, softmax)
         return machine.made_from(attended, heads.query), kept
 
     def backward(self, gradient: Tensor, kept: Kept) -> tuple[Tensor, Tensor, Tensor]:
@@ -186,12 +186,12 @@ class MathKernel:
         values, queries, keys, softmax = kept
         copied = machine.made_from(gradient, heads.query)
         of_values, of_softmax = machine.new(heads.query), machine.new(heads.scores)
-        machine.drop(copied, values)
+        machine.drop_all(copied, values)
         of_scores = machine.new(heads.scores)
         machine.passing(heads.scores)
-        machine.drop(of_softmax, softmax)
+        machine.drop_all(of_softmax, softmax)
         of_queries, of_keys = machine.new(heads.query), machine.new(heads.query)
-        machine.drop(of_scores, queries, keys)
+        machine.drop_all(of_scores, queries, keys)
         of_query = machine.made_from(of_queries, heads.query)
         of_value = machine.made_from(of_values, heads.kv)
         of_key = machine.made_from(of_keys, heads.kv)
@@ -268,7 +268,7 @@ class Attention:
         if self.form.copied:
             attended = machine.made_from(attended, self.heads.query)
         y, of_output = self.output.forward(attended)
-        machine.drop(attended, turned, turned_key, value)
+        machine.drop_all(attended, turned, turned_key, value)
         return y, [of_query, query_norm, of_key, key_norm, of_value, tables, of_kernel, of_output]
 
     def _turned(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Kept]:
@@ -279,9 +279,9 @@ class Attention:
         turned, turned_key = self.query_rotary.forward(query), self.key_rotary.forward(key)
         if self.query_rotary.is_cast:
             narrow, narrow_key = machine.new(self.heads.query), machine.new(self.heads.kv)
-            machine.drop(turned, turned_key)
+            machine.drop_all(turned, turned_key)
             turned, turned_key = narrow, narrow_key
-        machine.drop(query, key)
+        machine.drop_all(query, key)
         return turned, turned_key, ()
 
     def leave(self) -> None:

@@ -31,7 +31,7 @@ class GatedMlp(_AtOnce):
             up, of_up = self.up.forward(x)
             product = machine.new(self.bytes)
             of_product = save(gate, up)
-            machine.drop(gate, up)
+            machine.drop_all(gate, up)
         else:
             self.frame.enter()
             active = machine.new(self.bytes)
@@ -40,7 +40,7 @@ class GatedMlp(_AtOnce):
             up, of_up = self.up.forward(x)
             product = machine.new(self.bytes)
             of_product = (*of_active, *save(active, up))
-            machine.drop(active, up)
+            machine.drop_all(active, up)
         y, of_down = self.down.forward(product) if ending else (None, self.down.recompute(product))
         machine.drop(product)
         return y, [of_gate, of_up, of_product, of_down]
@@ -57,11 +57,11 @@ class GatedMlp(_AtOnce):
             return self.gate.backward(gate, of_gate, of_input)
         gate, active, up = of_product
         up_gradient, active_gradient = machine.new(self.bytes), machine.new(self.bytes)
-        machine.drop(product, up, active)
+        machine.drop_all(product, up, active)
         of_input = self.up.backward(up_gradient, of_up, held)
         self.frame.enter()
         gate_gradient = machine.new(self.bytes)
-        machine.drop(active_gradient, gate)
+        machine.drop_all(active_gradient, gate)
         return self.gate.backward(gate_gradient, of_gate, of_input)
 
 
@@ -79,7 +79,7 @@ class JoinedMlp(_AtOnce):
             gate, up = machine.new(self.bytes), machine.new(self.bytes)
             product = machine.new(self.bytes)
             of_product = save(gate, up)
-            machine.drop(gate, up, joined)
+            machine.drop_all(gate, up, joined)
         else:
             self.frame.enter()
             active = machine.new(self.bytes)
@@ -88,7 +88,7 @@ class JoinedMlp(_AtOnce):
             machine.drop(active)
         y, of_down = self.down.forward(product) if ending else (None, self.down.recompute(product))
         # A name for the gate, which is a view of both, is there to the end.
-        machine.drop(product, None if self.fused else joined)
+        machine.drop_all(product, None if self.fused else joined)
         return y, [of_joined, of_product, of_down]
 
     def backward(self, gradient: Tensor, kept: list[Kept]) -> Tensor:
@@ -101,11 +101,11 @@ class JoinedMlp(_AtOnce):
         else:
             joined, kept_active = of_product
             active, up = machine.new(self.bytes), machine.new(self.bytes)
-            machine.drop(product, kept_active)
+            machine.drop_all(product, kept_active)
             gate = machine.new(self.bytes)
-            machine.drop(active, joined)
+            machine.drop_all(active, joined)
         whole = machine.new(2 * self.bytes)
-        machine.drop(gate, up)
+        machine.drop_all(gate, up)
         return self.joined.backward(whole, of_joined)
 
 
@@ -145,7 +145,7 @@ class PlainMlp(_AtOnce):
             raised = machine.new(self.bytes)
             active = machine.new(self.bytes)
             of_active = save(inner, half, tanh, raised)
-            machine.drop(half, tanh, raised)
+            machine.drop_all(half, tanh, raised)
         else:
             active = machine.new(self.bytes)
             of_active = save(active) if self.in_place else save(inner)
@@ -161,18 +161,18 @@ class PlainMlp(_AtOnce):
         if self.python_gelu:
             inner, half, tanh, raised = of_active
             of_raised, of_half = machine.new(self.bytes), machine.new(self.bytes)
-            machine.drop(active, half, raised)
+            machine.drop_all(active, half, raised)
             of_tanh = machine.new(self.bytes)
-            machine.drop(of_raised, tanh)
+            machine.drop_all(of_raised, tanh)
             of_sum = machine.made_from(of_tanh, self.bytes)
             of_cube = machine.new(self.bytes)
             power, tripled, cubed = (machine.new(self.bytes) for _ in range(3))
-            machine.drop(of_cube, power, tripled, inner, cubed)
+            machine.drop_all(of_cube, power, tripled, inner, cubed)
             scaled = machine.new(self.bytes)
-            machine.drop(of_half, scaled)
+            machine.drop_all(of_half, scaled)
             return self.up.backward(of_sum, of_up)
         of_inner = machine.new(self.bytes)
-        machine.drop(active, *of_active)
+        machine.drop_all(active, *of_active)
         return self.up.backward(of_inner, of_up)
 
 
@@ -269,10 +269,10 @@ class Block:
             out, of_last = self._after(norms.after_mlp, out)
         kept = BlockKept([of_first, of_second, of_third, of_last], of_dropouts, of_attention, of_mlp)
         if not ending or out is None:
-            machine.drop(out, middle, held)
+            machine.drop_all(out, middle, held)
             return None, kept
         y = self._sum(out)
-        machine.drop(middle, held)
+        machine.drop_all(middle, held)
         return y, kept
 
     def _before(self, norm: Norm | None, x: Tensor) -> tuple[Tensor, Kept]:
@@ -313,7 +313,7 @@ class Block:
         machine.drop(normed)
         partial = machine.new(self.hidden_bytes)
         y = machine.new(self.hidden_bytes)
-        machine.drop(partial, out, attended)
+        machine.drop_all(partial, out, attended)
         return y, BlockKept([of_first, (), kept, ()], [], of_attention, of_mlp)
 
     def begin(self) -> None:

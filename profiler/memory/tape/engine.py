@@ -117,7 +117,7 @@ class Engine:
         machine.passing(max(plan.trained) * plan.width)
         machine.release_cached()
         machine.new(total * plan.width)
-        machine.drop(*weights)
+        machine.drop_all(*weights)
         share = plan.share
         if plan.width == 4:
             copy = machine.new(4 * share)
@@ -145,8 +145,8 @@ class Engine:
             return
         clones = [machine.new(elements * plan.width) for elements in plan.trained]
         machine.new(total * plan.width)
-        machine.drop(*reversed(clones))
-        machine.drop(*weights)
+        machine.drop_all(*reversed(clones))
+        machine.drop_all(*weights)
         narrow = machine.new(total * plan.width)
         machine.new(4 * total)
         machine.drop(narrow)
@@ -163,7 +163,7 @@ class Engine:
             machine.drop(narrow)
         zeros = [machine.new(elements * width) for width in (plan.width, 4) for elements in plan.trained]
         self._make_moments_by_tensor()
-        machine.drop(*zeros)
+        machine.drop_all(*zeros)
 
     def _make_moments_by_tensor(self) -> None:
         machine, rules = self.machine, self.plan.rules
@@ -172,7 +172,7 @@ class Engine:
             for elements in self.plan.trained
             for each in rules.state_widths
         ]
-        machine.drop(*[machine.new(rules.temporary_bytes * elements) for elements in self.plan.trained])
+        machine.drop_all(*[machine.new(rules.temporary_bytes * elements) for elements in self.plan.trained])
 
     # Gradients
 
@@ -269,7 +269,7 @@ class Engine:
         self._flush()
         if self.accumulated is None:
             self.accumulated, self.share = self.share, None
-        machine.drop(self.share, *self.buckets)
+        machine.drop_all(self.share, *self.buckets)
         self.share, self.buckets = None, []
 
     def _allreduce(self) -> None:
@@ -323,23 +323,23 @@ class Engine:
         elif not plan.rules.fused:
             wide = [machine.new(4 * elements) for elements in plan.trained]
             self._foreach()
-            machine.drop(*wide)
+            machine.drop_all(*wide)
         else:
             wide = [machine.new(4 * elements) for elements in plan.trained]
             flat = machine.new(4 * total)
-            machine.drop(*reversed(wide))
-            machine.drop(*(gradient for _, gradient in self.whole))
+            machine.drop_all(*reversed(wide))
+            machine.drop_all(*(gradient for _, gradient in self.whole))
             self.whole = []
             self._make_moments(total)
             machine.passing(plan.rules.temporary_bytes * total)
             machine.drop(flat)
-        machine.drop(*(gradient for _, gradient in self.whole))
+        machine.drop_all(*(gradient for _, gradient in self.whole))
         self.whole = []
 
     def _foreach(self) -> None:
         """torch's AdamW makes a temporary of every tensor before it drops the first."""
         machine, rules = self.machine, self.plan.rules
-        machine.drop(*[machine.new(rules.temporary_bytes * elements) for elements in self.plan.trained])
+        machine.drop_all(*[machine.new(rules.temporary_bytes * elements) for elements in self.plan.trained])
 
 
 def _overlapping(weights: Sequence[int], own: range) -> tuple[int, list[int]]:

@@ -74,7 +74,7 @@ class GroupedExperts:
         of_active = save(joined)
         product = machine.new(sizes.inner)
         of_product = save(active)
-        machine.drop(active, joined)
+        machine.drop_all(active, joined)
         out = machine.new(sizes.rows)
         of_down = save(product) if self.trained else ()
         machine.drop(product)
@@ -86,12 +86,12 @@ class GroupedExperts:
         kept = [of_rows, of_weights, of_joined, of_active, of_product, of_down, of_out, of_back]
         local = (sorted_places, order, rows, weights, out)
         if not ending:
-            machine.drop(*local, weighted, back)
+            machine.drop_all(*local, weighted, back)
             return None, kept
         again = machine.made_from(weighted, sizes.weighted)
         summed = machine.new(sizes.summed)
         y = machine.new(sizes.hidden) if self.is_wide else machine.keep(summed)
-        machine.drop(*local, again, back, summed)  # in the order of the code's names
+        machine.drop_all(*local, again, back, summed)  # in the order of the code's names
         if frame.gathering is not None:
             for slot in self.slots:
                 frame.gathering.release(slot)
@@ -113,23 +113,23 @@ class GroupedExperts:
             self.begin()
         machine.drop(gradient)
         again = machine.new(sizes.weighted)
-        machine.drop(self.begun, *of_back)
+        machine.drop_all(self.begun, *of_back)
         self.begun = None
         of_weight, rows = machine.new(sizes.weighted), machine.new(sizes.weighted)
         if self.is_wide:
             rows = machine.made_from(rows, sizes.rows)
-        machine.drop(of_weight, again, *of_out)
+        machine.drop_all(of_weight, again, *of_out)
         product = self._product(rows, of_down, sizes.inner, sizes.down_elements)
         up, active = machine.new(sizes.inner), machine.new(sizes.inner)
-        machine.drop(product, *of_product)
+        machine.drop_all(product, *of_product)
         gate = machine.new(sizes.inner)
-        machine.drop(active, *of_active)
+        machine.drop_all(active, *of_active)
         joined = machine.new(2 * sizes.inner)
-        machine.drop(gate, up)
+        machine.drop_all(gate, up)
         rows = self._product(joined, of_joined, sizes.rows, sizes.joined_elements)
-        machine.drop(*of_weights)
+        machine.drop_all(*of_weights)
         of_input = machine.new(sizes.hidden)
-        machine.drop(rows, *of_rows)
+        machine.drop_all(rows, *of_rows)
         if frame.gathering is not None:
             for slot in self.slots:
                 frame.gathering.release(slot)
@@ -141,7 +141,7 @@ class GroupedExperts:
         weight = machine.new(elements * self.frame.width) if self.trained else None
         machine.multiply()
         of_input = machine.new(input_bytes)
-        machine.drop(gradient, *kept)
+        machine.drop_all(gradient, *kept)
         if weight is not None:
             self.frame.ready(elements, weight)
         return of_input
@@ -171,7 +171,7 @@ class FusedExperts:
         rows = machine.new(sizes.rows)
         y = machine.new(sizes.hidden)
         kept = frame.save(x, joined, *orders)
-        machine.drop(joined, product, rows, places, *orders)
+        machine.drop_all(joined, product, rows, places, *orders)
         if frame.gathering is not None:
             for slot in self.slots:
                 frame.gathering.release(slot)
@@ -191,7 +191,7 @@ class FusedExperts:
         rows = machine.new(sizes.rows)
         of_input = machine.new(sizes.hidden)
         both = machine.new(sizes.joined_elements * frame.width)
-        machine.drop(joined, product, rows, gradient, *kept[0])
+        machine.drop_all(joined, product, rows, gradient, *kept[0])
         if frame.gathering is not None:
             for slot in self.slots:
                 frame.gathering.release(slot)
@@ -199,7 +199,7 @@ class FusedExperts:
             frame.ready(sizes.joined_elements, both)
             frame.ready(sizes.down_elements, down)
         else:
-            machine.drop(both, down)
+            machine.drop_all(both, down)
         return of_input
 
     def _tune(self, *, backward: bool) -> None:
@@ -246,7 +246,7 @@ class ExpertsMlp:
                 shared = machine.made_from(shared, self.hidden_bytes)
         if self.shared is not None:
             y = self._sum(y, shared, ending=ending)
-        machine.drop(routed.logits, routed.places, routed.weights)
+        machine.drop_all(routed.logits, routed.places, routed.weights)
         return y, [*of_router, of_gate, *of_experts, *of_shared]
 
     def begin(self) -> None:
@@ -256,7 +256,7 @@ class ExpertsMlp:
 
     def _sum(self, y: Tensor | None, shared: Tensor | None, *, ending: bool) -> Tensor | None:
         total = self.frame.machine.new(self.hidden_bytes) if ending else None
-        self.frame.machine.drop(y, shared)
+        self.frame.machine.drop_all(y, shared)
         return total
 
     def backward(self, gradient: Tensor, kept: list[Kept]) -> Tensor:
@@ -269,9 +269,9 @@ class ExpertsMlp:
             held = self.shared.backward(machine.keep(gradient), of_shared)
         elif self.shared is not None:
             of_product = machine.new(self.hidden_bytes)
-            machine.drop(*of_gate[-1:])
+            machine.drop_all(*of_gate[-1:])
             held = machine.new(self.hidden_bytes)
-            machine.drop(*of_gate[:-1])
+            machine.drop_all(*of_gate[:-1])
         held = machine.added(held, self.experts.backward(gradient, of_experts), self.hidden_bytes)
         held = machine.added(held, self.router.backward(of_router), self.hidden_bytes)
         if self.shared is not None and of_product is not None:

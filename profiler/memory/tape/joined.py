@@ -43,7 +43,7 @@ class JoinedAttention:
         if self.form.copied:
             attended = machine.made_from(attended, self.heads.query)
         y, of_output = self.output.forward(attended)
-        machine.drop(attended, query, key, joined)
+        machine.drop_all(attended, query, key, joined)
         return y, [of_joined, tables, of_kernel, of_output]
 
     def leave(self) -> None:
@@ -82,10 +82,10 @@ class JoinedAttention:
         if self.form.sliced:
             whole = machine.made_from(value, size)
             for part in (key, query):
-                machine.drop(part, machine.new(size))
+                machine.drop_all(part, machine.new(size))
             return whole
         whole = machine.new(size)
-        machine.drop(query, key, value)
+        machine.drop_all(query, key, value)
         if self.form.by_heads:
             whole = machine.made_from(whole, size)
         return whole

@@ -77,7 +77,7 @@ class LatentAttention:
         if self.copied:
             attended = machine.made_from(attended, self.sizes.value)
         y, of_output = self.output.forward(attended)
-        machine.drop(attended, raw, *turned, compressed, normed, query, key, expanded)
+        machine.drop_all(attended, raw, *turned, compressed, normed, query, key, expanded)
         return y, [of_compress, of_norm, of_expand, of_kernel, of_output, *of_queries]
 
     def leave(self) -> None:
@@ -108,7 +108,7 @@ class LatentAttention:
         turned = []
         for size, narrow in ((sizes.wide_query, sizes.turned_query), (sizes.wide_key, sizes.turned_key)):
             turned.append(machine.made_from(machine.new(size), narrow))
-        machine.drop(*wide)
+        machine.drop_all(*wide)
         return turned[0], turned[1]
 
     def _turned_in_halves(self, size: int) -> Tensor:
@@ -116,9 +116,9 @@ class LatentAttention:
         for _ in range(2):
             by_cosine, by_sine = machine.new(size // 2), machine.new(size // 2)
             halves.append(machine.new(size // 2))
-            machine.drop(by_cosine, by_sine)
+            machine.drop_all(by_cosine, by_sine)
         y = machine.new(size)
-        machine.drop(*reversed(halves))
+        machine.drop_all(*reversed(halves))
         return y
 
     def backward(self, gradient: Tensor, kept: list[Kept]) -> Tensor:
@@ -132,16 +132,16 @@ class LatentAttention:
             value = machine.made_from(value, sizes.value)
         shared, plain = self._taken_apart(key)
         whole = machine.new(sizes.expanded)
-        machine.drop(plain, value)
+        machine.drop_all(plain, value)
         rows = machine.made_from(whole, sizes.expanded)
         of_latent = self.expand.backward(rows, of_expand)
         key, turned = self._turned_back(shared)
         of_latent = self.norm.backward(of_latent, of_norm)
         compressed = machine.new(sizes.latent)
-        machine.drop(of_latent, key)
+        machine.drop_all(of_latent, key)
         of_input = self.compress.backward(compressed, of_compress)
         whole = machine.new(sizes.query)
-        machine.drop(query, turned)
+        machine.drop_all(query, turned)
         rows = machine.made_from(whole, sizes.query)
         return self._of_queries(rows, of_queries, of_input)
 
@@ -162,7 +162,7 @@ class LatentAttention:
         machine.drop(key)
         second = machine.new(sizes.query)
         plain = machine.new(sizes.plain)
-        machine.drop(second, first)
+        machine.drop_all(second, first)
         shared = machine.made_from(turned, sizes.turned_key)
         return shared, plain
 
@@ -178,7 +178,7 @@ class LatentAttention:
                 machine.drop(narrow)
             table = machine.new(sizes.table)
             products.append(machine.new(size))
-            machine.drop(table, wide)
+            machine.drop_all(table, wide)
         if not self.casts:
             return products[0], products[1]
         narrowed = []
@@ -193,14 +193,14 @@ class LatentAttention:
             first, second = machine.new(size // 2), machine.new(size // 2)
             negated = machine.new(size // 2)
             added = machine.new(size // 2)
-            machine.drop(negated, added)
+            machine.drop_all(negated, added)
             other = machine.new(size // 2)
-            machine.drop(given, other)
+            machine.drop_all(given, other)
             halves.append((first, second))
         whole = []
         for size, (first, second) in zip((sizes.turned_key, sizes.turned_query), halves, strict=True):
             even = machine.made_from(second, size)
             odd = machine.new(size)
-            machine.drop(first, odd)
+            machine.drop_all(first, odd)
             whole.append(even)
         return whole[0], whole[1]

@@ -125,9 +125,9 @@ class Linear:
         self._release(_UP)
         scaled = machine.new(self.out_bytes)
         kept = self.frame.save(x, low)
-        machine.drop(raised, low)
+        machine.drop_all(raised, low)
         total = machine.new(self.out_bytes)
-        machine.drop(y, scaled)
+        machine.drop_all(y, scaled)
         return total, kept
 
     def _fetch(self, adapter: int) -> None:
@@ -140,24 +140,28 @@ class Linear:
 
     def _base(self, x: Tensor) -> Tensor:
         """The product with the base weight, whatever that is packed in."""
-        machine = self.frame.machine
         if self.bits == 8:
             return self._in_8_bits(x)
-        self._hold_packed()
-        unpacked = machine.new(self.weight_bytes) if self.bits == 4 else None
+        if self.bits == 4:
+            return self._in_4_bits()
+        machine = self.frame.machine
+        y = machine.new(self.out_bytes)
+        machine.multiply()
+        return y
+
+    def _in_4_bits(self) -> Tensor:
+        """bitsandbytes 0.50 `autograd/_functions.py:MatMul4Bit` keeps its weight as a plain attribute, so
+        that one which ZeRO-3 gathered outlives its release."""
+        machine, gathering, graph = self.frame.machine, self.frame.gathering, self.frame.graph
+        if gathering is not None and graph is not None:
+            held = gathering.gathered(self.slot)
+            if held is not None:
+                graph.append(machine.keep(held))
+        unpacked = machine.new(self.weight_bytes)
         y = machine.new(self.out_bytes)
         machine.multiply()
         machine.drop(unpacked)
         return y
-
-    def _hold_packed(self) -> None:
-        """bitsandbytes 0.50 `autograd/_functions.py:MatMul4Bit` keeps its weight as a plain attribute, so
-        that one which ZeRO-3 gathered outlives its release."""
-        gathering, graph = self.frame.gathering, self.frame.graph
-        if self.bits == 4 and gathering is not None and graph is not None:
-            held = gathering.gathered(self.slot)
-            if held is not None:
-                graph.append(self.frame.machine.keep(held))
 
     def _in_8_bits(self, x: Tensor) -> Tensor:
         """bitsandbytes 0.50 `autograd/_functions.py:MatMul8bitLt`: the input quantized by way of fp16, its
@@ -166,12 +170,12 @@ class Linear:
         in_half = machine.new(self.in_bytes) if frame.casts_to_half else None
         quantized = machine.new(self.in_bytes // frame.width)
         sizes, outliers = machine.new(self.in_bytes), machine.new(self.in_bytes // frame.width)
-        machine.drop(sizes, outliers, in_half)
+        machine.drop_all(sizes, outliers, in_half)
         whole = machine.new(self.out_bytes // frame.width * 4)
         y = machine.new(self.out_bytes)
         if frame.casts_to_half:
             y = machine.made_from(y, self.out_bytes)
-        machine.drop(whole, quantized)
+        machine.drop_all(whole, quantized)
         if frame.graph is not None:
             frame.graph.append(machine.keep(x))
         return y
@@ -186,7 +190,7 @@ class Linear:
         low = machine.new(self.low_bytes)
         self._release(_DOWN)
         kept = self.frame.save(x, low)
-        machine.drop(low, y)
+        machine.drop_all(low, y)
         return kept
 
     def backward(self, gradient: Tensor, kept: Kept, held: Tensor | None = None) -> Tensor:
@@ -200,7 +204,7 @@ class Linear:
         weight, of_input = self._products()
         if self.bias and self.trained:
             machine.passing(sum_buffer_bytes(self.frame.tokens, self.rows))
-        machine.drop(gradient, *kept)
+        machine.drop_all(gradient, *kept)
         if gathering is not None:
             gathering.release(self.slot)
         if weight is not None and self.is_joined:
@@ -236,13 +240,13 @@ class Linear:
         weight = machine.new(self.rows * self.rank * self.frame.width)
         machine.multiply()
         of_low = machine.new(self.low_bytes)
-        machine.drop(raised, low)
+        machine.drop_all(raised, low)
         self._release(_UP)
         ready(self.rows * self.rank, weight)
         self._fetch(_DOWN)
         weight = machine.new(self.columns * self.rank * self.frame.width)
         of_input = machine.view(self.in_bytes)
-        machine.drop(of_low, x)
+        machine.drop_all(of_low, x)
         self._release(_DOWN)
         held = machine.added(held, of_input, self.in_bytes)
         ready(self.columns * self.rank, weight)
@@ -251,7 +255,7 @@ class Linear:
             gathering.fetch(self.slot)
         unpacked = machine.new(self.weight_bytes) if self.bits < 16 else None
         of_input = machine.view(self.in_bytes)
-        machine.drop(unpacked, gradient)
+        machine.drop_all(unpacked, gradient)
         if gathering is not None:
             gathering.release(self.slot)
         return machine.added(held, of_input, self.in_bytes)
@@ -300,7 +304,7 @@ class RmsNorm:
         narrow = machine.new(self.bytes) if self.casts else machine.keep(scaled)
         y = machine.new(self.bytes)
         kept += self.frame.save(narrow) if self.trained else ()
-        machine.drop(narrow, scaled)
+        machine.drop_all(narrow, scaled)
         return y, kept
 
     def backward(self, gradient: Tensor, kept: Kept) -> Tensor:
@@ -314,17 +318,17 @@ class RmsNorm:
             product = product or machine.new(size)
             machine.passing(self.buffer_bytes)
             machine.drop(product)
-        machine.drop(gradient, *kept[1:])
+        machine.drop_all(gradient, *kept[1:])
         if self.trained:
             self.frame.ready(self.columns, machine.new(self.columns * self.frame.width))
         if self.casts and not self.fp32_weight:
             of_scaled = machine.made_from(of_scaled, self.wide_bytes)
         of_rstd, of_wide = machine.new(self.wide_bytes), machine.new(self.wide_bytes)
-        machine.drop(of_rstd, of_scaled)
+        machine.drop_all(of_rstd, of_scaled)
         spread, power = machine.new(self.wide_bytes), machine.new(self.wide_bytes)
         doubled = machine.new(self.wide_bytes)
         of_square = machine.new(self.wide_bytes)
-        machine.drop(doubled, power, spread, kept[0], of_square)
+        machine.drop_all(doubled, power, spread, kept[0], of_square)
         if not self.casts:
             return of_wide
         return machine.made_from(of_wide, self.bytes)
@@ -345,7 +349,7 @@ class FusedNorm:
         machine = self.frame.machine
         of_input = gradient if self.in_place else machine.new(self.bytes)
         machine.passing(self.partial_bytes)
-        machine.drop(*kept)
+        machine.drop_all(*kept)
         if self.in_place:
             gradient.is_view = True
         else:
@@ -375,5 +379,5 @@ class Dropout:
 
     def backward(self, gradient: Tensor, kept: Kept) -> Tensor:
         of_input = self.frame.machine.new(self.bytes)
-        self.frame.machine.drop(gradient, *kept)
+        self.frame.machine.drop_all(gradient, *kept)
         return of_input

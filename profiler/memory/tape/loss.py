@@ -37,7 +37,7 @@ class PlainLoss:
         if self.capped:
             for held in (None, tanh, None):
                 passed = machine.new(self.bytes)
-                machine.drop(gradient, held)
+                machine.drop_all(gradient, held)
                 gradient = passed
         if self.scaled:
             gradient = machine.made_from(gradient, self.bytes)
@@ -46,11 +46,11 @@ class PlainLoss:
     def _plain(self, wide: Tensor, logits: Tensor) -> Tensor:
         machine = self.frame.machine
         softmax = machine.new(self.wide_bytes)
-        machine.drop(wide, logits)
+        machine.drop_all(wide, logits)
         machine.in_backward = True
         of_softmax = machine.new(self.wide_bytes)
         of_wide = machine.new(self.wide_bytes)
-        machine.drop(of_softmax, softmax)
+        machine.drop_all(of_softmax, softmax)
         return self._narrowed(of_wide)
 
     def _fused(self, wide: Tensor, logits: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class ChunkedLoss:
         made = machine.view if self.watched else machine.new
         of_head = [made(self.head.weight_bytes)] if self.head.trained else []
         machine.passing(self.chunk_bytes)
-        machine.drop(x, gathered)
+        machine.drop_all(x, gathered)
         if gathering is not None:
             gathering.release(self.head.slot)
         machine.in_backward = True

@@ -25,6 +25,11 @@ class Machine(Pool):
 
     new, drop = Pool.allocate, Pool.free
 
+    def drop_all(self, *tensors: Tensor | None) -> None:
+        """One holder less of each, in this order."""
+        for tensor in tensors:
+            self.drop(tensor)
+
     def view(self, size: int) -> Tensor:
         """A new tensor of which the result is only a view, as matrix products of three dimensions return."""
         tensor = self.new(size)
@@ -55,7 +60,7 @@ class Machine(Pool):
             return new
         if held.is_view or held.holders > 1:
             total = self.new(size)
-            self.drop(held, new)
+            self.drop_all(held, new)
             return total
         self.drop(new)
         return held

@@ -90,7 +90,7 @@ class Model:
         for index in reversed(range(len(self.blocks))):
             self._at(index)
             gradient = self._block_backward(self.blocks[index], gradient, kept.pop())
-        machine.drop(constant, mask if self.checkpoint_every else None)
+        machine.drop_all(constant, mask if self.checkpoint_every else None)
         self._embedding_backward(gradient)
         self._drop_graph(0)
 
@@ -108,7 +108,7 @@ class Model:
     def _drop_graph(self, first: int) -> None:
         graph = self.frame.graph
         if graph is not None:
-            self.frame.machine.drop(*graph[first:])
+            self.frame.machine.drop_all(*graph[first:])
             del graph[first:]
 
     def _is_checkpointed(self, index: int) -> bool:
@@ -123,10 +123,10 @@ class Model:
         machine = self.frame.machine
         self._at(len(self.blocks))
         if self.final_norm is None:
-            machine.drop(mask, embedded)
+            machine.drop_all(mask, embedded)
             return self.loss.run(x)[0]
         normed, of_norm = self.final_norm.forward(x)
-        machine.drop(x, embedded, mask)
+        machine.drop_all(x, embedded, mask)
         gradient, of_head = self.loss.run(normed)
         for tensor in of_head:  # autograd hands a weight its gradient before it goes on
             self.hold_head(self.embedding.elements, tensor)
@@ -143,12 +143,12 @@ class Model:
         if not self.reentrant:
             self._drop_graph(first)
             before = block.backward(gradient, of_block)
-            machine.drop(y, kept)
+            machine.drop_all(y, kept)
             return before
         # The outer pass holds the gradient and the output while the inner one runs.
         before = block.backward(machine.keep(gradient), of_block)
         self._drop_graph(first)
-        machine.drop(y, kept, gradient)
+        machine.drop_all(y, kept, gradient)
         return before
 
     def _embedding_backward(self, gradient: Tensor) -> None:

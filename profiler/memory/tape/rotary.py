@@ -27,7 +27,7 @@ class Rotary:
         turned = machine.made_from(negated, self.bytes)
         by_sine = machine.made_from(turned, self.product_bytes)
         y = machine.new(self.product_bytes)
-        machine.drop(by_cosine, by_sine)
+        machine.drop_all(by_cosine, by_sine)
         return y
 
     def backward(
@@ -42,9 +42,9 @@ class Rotary:
         negated = machine.new(self.bytes // 2)
         of_input = machine.made_from(negated, self.bytes)
         other_half = machine.new(self.bytes)
-        machine.drop(by_sine, other_half)
+        machine.drop_all(by_sine, other_half)
         by_cosine = self._product()
-        machine.drop(gradient, cosines, by_cosine)
+        machine.drop_all(gradient, cosines, by_cosine)
         return of_input
 
     def _product(self) -> Tensor:
@@ -78,7 +78,7 @@ class PartialRotary:
         turned = turned or machine.made_from(query_part, self.query)
         turned_key = machine.made_from(key_part, self.key)
         kept = self.frame.save(cosines, sines)
-        machine.drop(cosines, sines, query, key)
+        machine.drop_all(cosines, sines, query, key)
         return turned, turned_key, kept
 
     def backward(self, query: Tensor, key: Tensor, kept: Kept) -> tuple[Tensor, Tensor]:
@@ -95,5 +95,5 @@ class PartialRotary:
         machine = self.frame.machine
         rest = machine.made_from(gradient, size)
         whole = machine.new(size) if self.part < 1 else None
-        machine.drop(of_part, whole)
+        machine.drop_all(of_part, whole)
         return rest

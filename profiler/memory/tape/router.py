@@ -73,7 +73,7 @@ class Router:
         places = machine.new(self.place_bytes)
         weights = machine.new(self.weight_bytes)
         of_places = frame.save(places)
-        machine.drop(*corrected, scores)
+        machine.drop_all(*corrected, scores)
         if frame.gathering is not None:
             frame.gathering.release(self.slot)
         return Routed(logits, places, weights), [of_logits, of_scores, of_places]
@@ -88,7 +88,7 @@ class Router:
         logits = machine.new(self.wide_score_bytes)
         machine.multiply()
         kept = save(weight, wide) if self.trained else save(weight)
-        machine.drop(wide, weight)
+        machine.drop_all(wide, weight)
         return logits, kept
 
     def _scores(self, logits: Tensor) -> Tensor:
@@ -111,15 +111,15 @@ class Router:
         machine, frame = self.frame.machine, self.frame
         of_logits, of_scores, of_places = kept
         spread = machine.new(self.wide_score_bytes)
-        machine.drop(*of_places)
+        machine.drop_all(*of_places)
         scores = machine.new(self.score_bytes if self.form.fused_cast else self.wide_score_bytes)
-        machine.drop(spread, *of_scores)
+        machine.drop_all(spread, *of_scores)
         if self.narrow_logits and not self.form.fused_cast:
             scores = machine.made_from(scores, self.score_bytes)
         if frame.gathering is not None:
             frame.gathering.fetch(self.slot)
         weight, of_input = self._products()
-        machine.drop(scores, *of_logits)
+        machine.drop_all(scores, *of_logits)
         if self.casts_input and weight is not None:
             weight = machine.made_from(weight, self.elements * frame.width)
         if frame.gathering is not None:

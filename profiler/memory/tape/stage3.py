@@ -88,7 +88,7 @@ class Coordinator:
             self._index_uses()
         self.at = self.queued = self.available = 0
         if self.external is not None:
-            self._use(self.external)
+            self._use([self.external])
 
     def learn(self, slot: int) -> None:
         """In the first pass a module's code reads a weight that is not its own: the whole model's, which from
@@ -109,7 +109,7 @@ class Coordinator:
         weights = [weight for weight in map(self.weight, slots) if not weight.is_persistent]
         if self.recording:
             self.uses += [weight.index for weight in weights]
-        self._use(*weights)
+        self._use(weights)
 
     def _gather_persistent(self) -> None:
         machine = self.machine
@@ -121,12 +121,14 @@ class Coordinator:
         """The whole weight, if it is there."""
         return self.weight(slot).tensor
 
-    def _use(self, *weights: Weight) -> None:
-        missing = [each for each in weights if each.tensor is None and each.index not in self.inflight]
+    def _use(self, weights: list[Weight]) -> None:
+        inflight = self.inflight
+        missing = [each for each in weights if each.tensor is None and each.index not in inflight]
         if missing:
             self._gather(missing)
         for weight in weights:
-            self._wait(weight)
+            if weight.index in inflight:
+                self._wait(weight)
         self.at += len(weights)
         self.enter()
 
@@ -138,27 +140,22 @@ class Coordinator:
 
     def _gather(self, weights: list[Weight]) -> None:
         machine = self.machine
-        for weight in weights:
-            self.available += weight.elements
+        self.available += sum([weight.elements for weight in weights])
         machine.on_stream(GATHER)
         if self.plan.ranks == 1:  # from the host, each by itself
             for weight in weights:
                 weight.tensor = machine.new(weight.bytes)
         else:
             flat = machine.new(sum([weight.bytes for weight in weights]))
+            flat.holders += len(weights) - 1
             gather = Gather(flat, weights)
             for weight in weights:
-                machine.keep(flat)
                 self.inflight[weight.index] = gather
-            machine.drop(flat)
         machine.on_stream(0)
 
     def _wait(self, weight: Weight) -> None:
         """The first use of a gather of several takes it apart into a tensor for each."""
-        gather = self.inflight.pop(weight.index, None)
-        if gather is None:
-            return
-        machine = self.machine
+        gather, machine = self.inflight.pop(weight.index), self.machine
         if len(gather.weights) == 1:
             weight.tensor = gather.flat
             return
@@ -171,17 +168,18 @@ class Coordinator:
         machine.drop(gather.flat)
 
     def _prefetch(self) -> None:
-        settings = self.plan.gathering
-        self.queued = max(self.queued, self.at)
+        settings, uses = self.plan.gathering, self.uses
+        queued = max(self.queued, self.at)
         room = min(settings.max_live - self.available, settings.prefetch_bucket)
         wanted: list[Weight] = []
         total = 0
-        while self.queued < len(self.uses) and total < room:
-            weight = self.weights[self.uses[self.queued]]
-            self.queued += 1
+        while queued < len(uses) and total < room:
+            weight = self.weights[uses[queued]]
+            queued += 1
             if weight.tensor is None and weight.index not in self.inflight and weight not in wanted:
                 wanted.append(weight)
                 total += weight.elements
+        self.queued = queued
         if wanted:
             self._gather(wanted)
 
@@ -252,7 +250,7 @@ class Stage3:
         """Weights are sharded one by one; then the trained shards are laid out anew, through the host."""
         machine, plan = self.machine, self.plan
         width = plan.width
-        machine.drop(*self._shards())
+        machine.drop_all(*self._shards())
         machine.release_cached()
         if not plan.params_away:
             machine.new(plan.share * width)
@@ -336,7 +334,7 @@ class Stage3:
             if self.boundary:
                 machine.passing(8 * min(part, NORM_ELEMENTS))
                 machine.passing(4 * part if plan.width != 4 else 0)
-        machine.drop(before, flat, self.large)
+        machine.drop_all(before, flat, self.large)
         machine.on_stream(0)
         self.large = None
         self.filled, self.filled_elements = [], 0
