@@ -56,14 +56,15 @@ def torch_version() -> str | None:
         return None
 
 
-def detect_machine(pynvml: ModuleType | Any | None = None) -> Machine:
+def detect_machine(pynvml: ModuleType | Any | None = None, *, open_seconds: float | None = None) -> Machine:
     """The GPUs that CUDA would use here (those like the first), else this machine as CPU.
 
     Where the driver hangs, one GPU of an unknown kind: `driver_silent` says that nobody knows.
+    `open_seconds`: how long it may take to open, as of `NvmlReader`.
     """
     from llmtop.profiler.hardware.nvml import NvmlReader  # nothing to load for a plan of a named GPU
 
-    reader = NvmlReader(pynvml)
+    reader = NvmlReader(pynvml, open_seconds=open_seconds)
     try:
         visible = [reader.devices[index] for index in reader.visible_indices()]
         silent = reader.is_silent

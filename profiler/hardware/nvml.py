@@ -72,8 +72,10 @@ class NvmlReader:
         *,
         clock: Callable[[], float] = time.monotonic,
         waits: bool = False,
+        open_seconds: float | None = None,
     ) -> None:
-        """`waits` for a driver however long it takes to open; else one that takes `OPEN_SECONDS` hangs."""
+        """`waits` for a driver however long it takes to open; else one that takes `open_seconds` hangs, by
+        default `OPEN_SECONDS`."""
         self.problem: str | None = None
         """Why there are no devices; None when NVML works."""
         self.is_silent = False
@@ -92,8 +94,9 @@ class NvmlReader:
             self.problem = f"nvidia-ml-py cannot be imported: {error}"
             return
         self._calls = calls = NvmlCalls(nvml)
-        hangs = _Opened(problem=f"NVML: the driver does not answer within {OPEN_SECONDS:g} s", silent=True)
-        opened = _open(calls) if waits else _OPENING.ask(partial(_open, calls), hangs, OPEN_SECONDS)
+        patience = OPEN_SECONDS if open_seconds is None else open_seconds
+        hangs = _Opened(problem=f"NVML: the driver does not answer within {patience:g} s", silent=True)
+        opened = _open(calls) if waits else _OPENING.ask(partial(_open, calls), hangs, patience)
         self._handles, self.devices, self.problem = list(opened.handles), opened.devices, opened.problem
         self.is_silent = opened.silent
 

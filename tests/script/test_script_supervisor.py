@@ -15,18 +15,18 @@ import pytest
 from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode, UsageError
-from llmtop.presets.resolve import Machine
+from llmtop.profiler.hardware import nvml
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import ControlAnswered, HardwareSampled, RankFailed, RunEnded
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import HARDWARE, SUPERVISOR, RunDir
 from llmtop.profiler.record.scriptevents import BatchSeen, FoundModel, RankAttached, RunDescribed
 from llmtop.trainer import control, stacks
-from llmtop.trainer.launch import start_supervisor
+from llmtop.trainer.script import start
 from llmtop.trainer.script.start import observe, start_script
-from llmtop.trainer.script.unseen import unseen_prediction, unseen_spec
 from llmtop.trainer.supervisor.rankenv import RUN_ID
 from llmtop.tui.cli import main
+from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.script.watching import SECONDS, leave_nothing, of, output, watched
 from tests.trainer.fakedriver import shut_until, stand_in_for_the_driver
 
@@ -169,13 +169,21 @@ def test_why_nothing_is_predicted_is_in_the_record(
 def test_what_was_seen_while_the_driver_hung_is_predicted_once_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its launch waits less long for the driver than who needs an answer."""
     opens = tmp_path / "opens"
     stand_in_for_the_driver(monkeypatch, tmp_path / "driver", shut_until(opens))
     monkeypatch.setenv("LLMTOP_GRACES", "driver=0.2")
-    silent = Machine(gpu="unknown", gpus=1, host_memory_bytes=None, driver_silent=True)
-    run = RunDir.create(tmp_path, unseen_spec(code(WAITS), tmp_path, silent), unseen_prediction(), {})
-    start_supervisor(run)
+
+    class Shut(FakeNvml):
+        def nvmlInit(self) -> None:
+            until(opens.exists)
+
+    monkeypatch.setitem(sys.modules, "pynvml", Shut(FakeGpu()))
+    monkeypatch.setattr(nvml, "OPEN_SECONDS", 3600.0)
+    monkeypatch.setattr(start, "DRIVER_SECONDS", 0.1)
+    run = start_script(code(WAITS), root=tmp_path)
     try:
+        assert run.spec().gpu.name == "unknown" and not run.spec().on_cpu
         writer = EventWriter(run.events_path(0), "rank0")
         attached = RankAttached(pid=os.getpid(), world_size=1, framework="deepspeed", hf_config=_LLAMA)
         writer.write(replace(attached, found=FoundModel(optimizer="adamw", precision="bf16")))
@@ -188,6 +196,7 @@ def test_what_was_seen_while_the_driver_hung_is_predicted_once_it_answers(
         assert told.setting is not None and run.spec(told.setting).gpu.name == "h200"
         assert run.prediction(told.setting).is_known
     finally:
+        opens.touch()
         leave_nothing(run)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from llmtop.presets.errors import UsageError
+from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.hardware.machine import detect_machine
 from llmtop.profiler.record.hosts import Hosts
@@ -19,6 +20,10 @@ from llmtop.trainer.launch import start_supervisor
 from llmtop.trainer.script.job import command_line
 from llmtop.trainer.script.unseen import unseen_prediction, unseen_spec
 
+DRIVER_SECONDS = 5.0
+"""That a launch waits for the driver of the GPUs to open: the command needs no answer of it, and the
+supervisor asks again when something is to be predicted."""
+
 
 def start_script(command: tuple[str, ...], *, root: Path | None = None) -> RunDir:
     """Launch `command` in this folder and return at once; its supervisor and its run's folder stay.
@@ -26,7 +31,7 @@ def start_script(command: tuple[str, ...], *, root: Path | None = None) -> RunDi
     Raises UsageError for a program that is not there, JobFailedError when the supervisor does not start.
     """
     _check(command)
-    return _begun(unseen_spec(command, Path.cwd(), detect_machine()), root)
+    return _begun(unseen_spec(command, Path.cwd(), _machine()), root)
 
 
 def start_script_over(
@@ -49,7 +54,7 @@ def start_script_over(
     check_over_hosts(command, hosts)
     # A shell that ssh starts may not find it.
     found = shutil.which(command[0]) or command[0]
-    spec = unseen_spec((found, *command[1:]), Path.cwd(), detect_machine(), hosts=hosts, gpu=gpu)
+    spec = unseen_spec((found, *command[1:]), Path.cwd(), _machine(), hosts=hosts, gpu=gpu)
     run = RunDir.create(root or runs_root(), spec, unseen_prediction(), {})
     start_over_hosts(run, hosts, variables)
     return run
@@ -64,9 +69,13 @@ def observe(pid: int, *, root: Path | None = None) -> RunDir:
     command = command_line(pid)
     if process_identity(pid) is None or not command:
         raise UsageError(f"there is no process {pid}", fix="see ps -ef | grep python for its number")
-    spec = unseen_spec(command, Path.cwd(), detect_machine())
+    spec = unseen_spec(command, Path.cwd(), _machine())
     assert spec.script is not None
     return _begun(replace(spec, script=replace(spec.script, pid=pid)), root)
+
+
+def _machine() -> Machine:
+    return detect_machine(open_seconds=DRIVER_SECONDS)
 
 
 def _begun(spec: RunSpec, root: Path | None) -> RunDir:
