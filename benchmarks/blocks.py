@@ -42,13 +42,11 @@ from llmtop.trainer.worker.session import (
     make_batches,
     make_loop,
     make_probes,
-    make_reports,
+    make_report,
 )
 from llmtop.trainer.worker.stages import StageLog
 from llmtop.trainer.worker.stopping import StopRequest
 
-_REPORTS = 2
-"""Callbacks that tell of a step: `make_reports`."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
@@ -271,12 +269,12 @@ class Bench:
             emit=emit,
         )
         log = os.open(self.run_dir.log_path(0), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        callbacks = make_reports(spec, self._place, self.events.hold, lambda line: _write(log, line))
-        return Arm(probes=watching, callbacks=callbacks, hooks=self._hooks())
+        report = make_report(spec, self._place, self.events.hold, lambda line: _write(log, line))
+        return Arm(probes=watching, callbacks=(report,), hooks=self._hooks())
 
     def nothing_seconds(self, steps: int) -> Nothing:
         """What the clock itself takes around calls that do nothing, by call, for one step."""
-        bare = replace(self.bare(), callbacks=(NoReport(),) * _REPORTS)
+        bare = replace(self.bare(), callbacks=(NoReport(),))
         idle, running = self._inside(bare, steps, self._settle)[0], self._inside(bare, steps)[0]
         return Nothing(idle=idle, running=running)
 

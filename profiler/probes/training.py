@@ -168,10 +168,8 @@ class TrainingProbes:
             _next_classified(step, self.classify_every, self._first_step),
             math.inf if self._kernel_step is None or self._kernel_step <= step else self._kernel_step,
         )
-        timer, seen = (
-            self._timer,
-            StepReading(times=None, phase_memory={}, memory_every=self._memory.rate.every),
-        )
+        timer = self._timer
+        seen = StepReading(times=None, phase_memory={}, memory_every=self._memory.rate.every)
         return PlainSteps(timer.marks(), timer.finish_step, timer.start_step, until, seen)
 
     def phase(self, phase: Phase, *, last: bool) -> AbstractContextManager[None]:

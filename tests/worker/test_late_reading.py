@@ -20,7 +20,7 @@ from llmtop.profiler.probes.stepreading import PlainSteps, StepReading
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import AnyEvent, Phase, StepFinished
 from llmtop.trainer.worker import agreement, loop
-from llmtop.trainer.worker.callbacks import StepOutcome, StepReporter
+from llmtop.trainer.worker.callbacks import StepLog, StepOutcome, StepReporter
 from llmtop.trainer.worker.stages import StageLog
 from llmtop.trainer.worker.stopping import StopRequest
 
@@ -215,7 +215,7 @@ def test_each_late_reading_lands_on_its_own_step_and_waits_for_no_later_one(
             world_size=1,
             grad_accum=grad_accum,
             probes=Probes(),
-            callbacks=(StepReporter(spec, 0, lambda make: told.append(make())), ahead),
+            callbacks=(StepReporter(spec, 0, lambda make: told.append(make()), StepLog(STEPS, 0)), ahead),
             stages=StageLog(events),
             stop=StopRequest(),
         )

@@ -222,7 +222,7 @@ def test_steps_made_before_a_device_failed_are_told_without_their_times(
 ) -> None:
     failed = replace(outcome(7), times=DeviceFailed())
     with EventWriter(tmp_path / "log", "rank0") as events:
-        reporter = StepReporter(tiny_spec(), 0, events.hold)
+        reporter = StepReporter(tiny_spec(), 0, events.hold, StepLog(9, 0))
         for each in (outcome(6), failed):
             reporter.after_outcome(each)
         events.write(RankFailed(error_type="RuntimeError", message="CUDA error"))
@@ -239,7 +239,7 @@ def test_rank_0_logs_its_first_every_tenth_and_last_step(capfd: pytest.CaptureFi
     for rank in (0, 1):
         log = StepLog(25, rank)
         for step in range(3, 26):
-            log.after_outcome(outcome(step, None if step == 20 else 5.25))
+            log.tell(outcome(step, None if step == 20 else 5.25), None if step == 3 else 0.25)
     lines = capfd.readouterr().out.splitlines()
     assert [line.split(",")[0] for line in lines] == ["step 3/25", "step 10/25", "step 20/25", "step 25/25"]
     assert lines[0] == "step 3/25, loss 5.2500, step time n/a"
@@ -247,7 +247,7 @@ def test_rank_0_logs_its_first_every_tenth_and_last_step(capfd: pytest.CaptureFi
 
 
 def test_the_log_tells_the_scale_of_a_loss_in_fp16(capfd: pytest.CaptureFixture[str]) -> None:
-    StepLog(25, 0).after_outcome(replace(outcome(1, None), loss_scale=65536.0))
+    StepLog(25, 0).tell(replace(outcome(1, None), loss_scale=65536.0), 0.25)
     assert capfd.readouterr().out.rstrip().endswith("loss scale 65536, skipped")
 
 
@@ -255,5 +255,5 @@ def test_a_full_disk_under_the_log_ends_no_training(caplog: pytest.LogCaptureFix
     def full(line: str) -> None:
         raise OSError(28, "No space left on device")
 
-    StepLog(25, 0, full).after_outcome(outcome(1))
+    StepLog(25, 0, full).tell(outcome(1), 0.25)
     assert "step 1 could not be written" in caplog.text

@@ -70,58 +70,6 @@ class Callback(Protocol):
         ...
 
 
-class StepReporter:
-    """One event for each step."""
-
-    def __init__(self, spec: RunSpec, rank: int, hold: Hold) -> None:
-        self._spec = spec
-        self._rank = rank
-        self._hold = hold
-
-    def after_step(self, step: int) -> None:
-        """Nothing: the numbers are not known yet."""
-
-    def after_outcome(self, outcome: StepOutcome) -> None:
-        # Made when it is written, with others: between two steps every line of Python runs on cold caches.
-        self._hold(partial(self._event, outcome))
-
-    def _event(self, outcome: StepOutcome) -> StepFinished:
-        step_seconds, phase_seconds = self._times(outcome)
-        norm = None if outcome.grad_norm is None else float(outcome.grad_norm)
-        options = outcome.options or self._spec.options
-        return StepFinished(
-            step=outcome.step,
-            loss=outcome.agreed.loss if self._rank == 0 else None,
-            learning_rate=outcome.learning_rate,
-            grad_norm=norm if norm is not None and math.isfinite(norm) else None,
-            loss_scale=outcome.loss_scale,
-            skipped=outcome.skipped,
-            tokens=options.micro_batch * options.grad_accum * options.seq_len * self._spec.world_size,
-            micro_batch=options.micro_batch,
-            grad_accum=options.grad_accum,
-            step_seconds=step_seconds,
-            phase_seconds=phase_seconds,
-            phase_memory=outcome.reading.phase_memory,
-            memory_every=outcome.reading.memory_every,
-            profiled=outcome.reading.profiled,
-            in_use_only=outcome.in_use_only,
-        )
-
-    def _times(self, outcome: StepOutcome) -> tuple[float, dict[str, float | None]]:
-        """Of the step and of its phases; nothing where the device has failed since, and tells no times."""
-        times = outcome.times
-        if times is None:
-            return 0.0, {}
-        try:
-            return times.step_seconds(), times.phase_seconds()
-        except RuntimeError as error:
-            logger.warning("the times of step %d cannot be read: %s", outcome.step, error)
-            return 0.0, {}
-
-    def at_end(self, step: int, *, save_asked: bool) -> None:
-        """Nothing more to say."""
-
-
 def write_line(line: str) -> None:
     """To the rank's log at once: what stays in a buffer is lost with a rank that is killed."""
     os.write(_STDOUT, f"{line}\n".encode())
@@ -136,28 +84,77 @@ class StepLog:
         self._write = write
         self._begun = False
 
-    def after_step(self, step: int) -> None:
-        """Nothing: the numbers are not known yet."""
-
-    def after_outcome(self, outcome: StepOutcome) -> None:
+    def tell(self, outcome: StepOutcome, step_seconds: float | None) -> None:
+        """Of each step, in their order."""
         step = outcome.step
         due = not self._begun or step % LOG_EVERY_STEPS == 0 or step == self._steps
         if self._rank != 0 or not due:
             return
         self._begun = True
         try:
-            self._write(self._line(outcome))
+            self._write(self._line(outcome, step_seconds))
         except OSError:
             # A full disk must not end a training.
             logger.exception("step %d could not be written to the log", step)
 
-    def _line(self, outcome: StepOutcome) -> str:
-        loss, times = outcome.agreed.loss, outcome.times
+    def _line(self, outcome: StepOutcome, step_seconds: float | None) -> str:
+        loss = outcome.agreed.loss
         words = "not finite" if loss is None else f"{loss:.4f}"
         skipped = ", skipped" if outcome.skipped else ""
         scale = "" if outcome.loss_scale is None else f", loss scale {outcome.loss_scale:g}"
-        seconds = format_seconds(times.step_seconds() if times else None)
+        seconds = format_seconds(step_seconds)
         return f"step {outcome.step}/{self._steps}, loss {words}, step time {seconds}{scale}{skipped}"
+
+
+class StepReporter:
+    """One event for each step, and now and then a line of the log."""
+
+    def __init__(self, spec: RunSpec, rank: int, hold: Hold, log: StepLog) -> None:
+        self._spec = spec
+        self._rank = rank
+        self._hold = hold
+        self._log = log
+
+    def after_step(self, step: int) -> None:
+        """Nothing: the numbers are not known yet."""
+
+    def after_outcome(self, outcome: StepOutcome) -> None:
+        # Made when it is written, with others: between two steps every line of Python runs on cold caches.
+        self._hold(partial(self._event, outcome))
+
+    def _event(self, outcome: StepOutcome) -> StepFinished:
+        step_seconds, phase_seconds = self._times(outcome)
+        self._log.tell(outcome, step_seconds)
+        norm = None if outcome.grad_norm is None else float(outcome.grad_norm)
+        options = outcome.options or self._spec.options
+        return StepFinished(
+            step=outcome.step,
+            loss=outcome.agreed.loss if self._rank == 0 else None,
+            learning_rate=outcome.learning_rate,
+            grad_norm=norm if norm is not None and math.isfinite(norm) else None,
+            loss_scale=outcome.loss_scale,
+            skipped=outcome.skipped,
+            tokens=options.micro_batch * options.grad_accum * options.seq_len * self._spec.world_size,
+            micro_batch=options.micro_batch,
+            grad_accum=options.grad_accum,
+            step_seconds=step_seconds or 0.0,
+            phase_seconds=phase_seconds,
+            phase_memory=outcome.reading.phase_memory,
+            memory_every=outcome.reading.memory_every,
+            profiled=outcome.reading.profiled,
+            in_use_only=outcome.in_use_only,
+        )
+
+    def _times(self, outcome: StepOutcome) -> tuple[float | None, dict[str, float | None]]:
+        """Of the step and of its phases; nothing where the device has failed since, and tells no times."""
+        times = outcome.times
+        if times is None:
+            return None, {}
+        try:
+            return times.step_seconds(), times.phase_seconds()
+        except RuntimeError as error:
+            logger.warning("the times of step %d cannot be read: %s", outcome.step, error)
+            return None, {}
 
     def at_end(self, step: int, *, save_asked: bool) -> None:
         """Nothing more to say."""

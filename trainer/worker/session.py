@@ -177,7 +177,7 @@ def train_in_group(
         device,
         probes=profiling,
         healing=healing,
-        callbacks=(*make_reports(spec, place, events.hold), checkpointer),
+        callbacks=(make_report(spec, place, events.hold), checkpointer),
         stages=stages,
         stop=stop,
         exact_steps=EXACT_STEPS if spec.on_cpu and return_freed_memory() else 0,
@@ -301,11 +301,11 @@ def make_probes(
     )
 
 
-def make_reports(
+def make_report(
     spec: RunSpec, place: Place, hold: Hold, write: Callable[[str], None] = write_line
-) -> tuple[Callback, ...]:
+) -> Callback:
     """What tells of each step: an event, and now and then a line of the log."""
-    return StepReporter(spec, place.rank, hold), StepLog(spec.options.steps, place.rank, write)
+    return StepReporter(spec, place.rank, hold, StepLog(spec.options.steps, place.rank, write))
 
 
 def make_loop(
