@@ -197,8 +197,11 @@ class RunState(Struct, frozen=True, kw_only=True):
     @property
     def is_beginning(self) -> bool:
         """Whether it goes on, and has made no step since it was launched or gone on with."""
-        if self.status in ENDED:
-            return False
+        return self.status not in ENDED and self.has_made_none
+
+    @property
+    def has_made_none(self) -> bool:
+        """Whether it has made no step since it was launched or gone on with."""
         if self.went_on is None:
             return not self.steps_finished and not self.recent_steps
         return not self.recent_steps or self.recent_steps[-1].t < self.went_on

@@ -255,6 +255,11 @@ def test_a_run_that_goes_on_stands_where_its_new_processes_stand(llmtop: Llmtop,
     live.steps(6, 6)
     live.end("stopped", "asked to")
     assert listed() == ("stopped", 6, "6/60")
+    told()
+    live.go_on()
+    live.end("failed", "no room")
+    assert listed() == ("failed", 6, "6/60")
+    assert not [line for line in told()[1] if line.startswith("step ")], "it has made none"
     assert llmtop("report", "latest", "--json").json()["steps_finished"] == 6
     live.close()
 

@@ -113,10 +113,10 @@ def _step_of_run(batch: Batch, event: StepFinished) -> None:
     batch.add_point(event)
     batch.set(energy=state.energy.with_step(event))
     state = batch.state
+    # A line of the process before may come late.
+    is_first = state.went_on is not None and event.t >= state.went_on and state.has_made_none
     changes: dict[str, Any] = {
-        "steps_finished": event.step
-        if _is_first_since_it_went_on(state, event)
-        else max(state.steps_finished, event.step),
+        "steps_finished": event.step if is_first else max(state.steps_finished, event.step),
         "last_loss": event.loss,
         "recent_steps": (*state.recent_steps[1 - RECENT_STEPS :], event),
     }
@@ -132,13 +132,6 @@ def _step_of_run(batch: Batch, event: StepFinished) -> None:
     if state.first_loss_scale is None and event.loss_scale is not None:
         changes["first_loss_scale"] = event.loss_scale
     batch.set(**changes)
-
-
-def _is_first_since_it_went_on(state: RunState, event: StepFinished) -> bool:
-    """Not where a line of the process before comes late."""
-    if state.went_on is None or event.t < state.went_on:
-        return False
-    return not state.recent_steps or state.recent_steps[-1].t < state.went_on
 
 
 def _nonfinite(state: RunState, event: StepFinished) -> dict[str, Any]:
