@@ -14,6 +14,7 @@ from llmtop.profiler.memory.flatcopy import Fill, fills
 from llmtop.profiler.memory.mlp import experts_backward, experts_gradient, mlp_copies
 from llmtop.profiler.memory.pool import OWN_BLOCKS, block_end
 from llmtop.profiler.memory.reduction import end_of_backward, to_host_bytes
+from llmtop.profiler.memory.result import Component
 from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks
 from llmtop.profiler.memory.states import StateBytes
 from llmtop.profiler.memory.walk import (
@@ -56,7 +57,10 @@ def _kept(walk: Walk, blocks: int) -> int:
         # Nothing before the first adapter needs a gradient, so the first norm keeps nothing.
         first_norm = hidden * 4
     kept = inputs * hidden * sizes.dtype_bytes + (blocks - inputs) * walk.block.saved - first_norm
-    return kept * sizes.tokens + (blocks - inputs) * walk.block.saved_weights
+    done = walk.spec.model.num_layers - blocks
+    done -= checkpointed_blocks(walk.spec.model.num_layers, sizes.checkpoint_every) - inputs
+    left = done * walk.packed_inputs  # of blocks that are done, and that no checkpoint counts
+    return kept * sizes.tokens + (blocks - inputs) * walk.block.saved_weights + left
 
 
 def _block_ends(walk: Walk, blocks: int) -> int:
@@ -98,7 +102,7 @@ def _forward_end(walk: Walk) -> Bytes:
 def _loss_backward(walk: Walk) -> Bytes:
     layers = walk.spec.model.num_layers
     before = _kept(walk, layers) + walk.final_norm + walk.constant + walk.mask
-    return with_resident(
+    found = with_resident(
         walk,
         activations=before + walk.loss.peak_activations,
         logits=walk.loss.peak_logits,
@@ -107,6 +111,22 @@ def _loss_backward(walk: Walk) -> Bytes:
         buffers=_kept_bucket(walk),
         rounding=_block_ends(walk, layers),
     )
+    return _in_first_pass(walk, found)
+
+
+def _in_first_pass(walk: Walk, later: Bytes) -> Bytes:
+    """The loss of the first pass, if that is more: no optimizer state is there yet, but ZeRO-3 on one rank,
+    which has nothing to gather, makes a whole head for a fused loss that reads it by itself.
+
+    deepspeed 0.19.8, `zero/parameter_offload.py:ZeROOrderedDict`.
+    """
+    sizes = walk.sizes
+    head = sizes.head_params * sizes.dtype_bytes
+    if sizes.stage != 3 or not walk.loss.reads_head or walk.states.gathered or head <= walk.states.optimizer:
+        return later
+    first = {**later, Component.OPTIMIZER_STATE: 0}
+    first[Component.PARAMETERS] += head
+    return first
 
 
 def _bucket_at(walk: Walk, blocks_done: int) -> int:
@@ -303,9 +323,6 @@ def _head_to_host(walk: Walk) -> list[Bytes]:
         return []
     last, fused = walk.spec.model.num_layers - 1, "fused_linear_cross_entropy" in sizes.liger
     kept = _kept(walk, last + 1) + walk.constant + walk.mask
-    if fused and _is_checkpointed(sizes, last):
-        # A fused loss makes it before the norm's: the gradient that comes next is of the last block.
-        kept += _recomputed(walk)
     # The head was gathered within the same limit, and is released; a fused loss reads it by itself, and it
     # stays.
     without_head = max(0, walk.states.gathered - width * sizes.head_params)

@@ -12,7 +12,7 @@ from msgspec import Struct
 from llmtop.presets.spec import DTYPE_BYTES, ModelShape, RunSpec, Traced, TracedCost
 from llmtop.profiler.cost.flops import windowed_layers
 from llmtop.profiler.memory.latent import latent_output_copied
-from llmtop.profiler.memory.mlp import fused_experts, mlp_backward, mlp_saved
+from llmtop.profiler.memory.mlp import fused_experts, mlp_backward, mlp_saved, product_width
 from llmtop.profiler.memory.qat import qat_bytes
 from llmtop.profiler.memory.sizes import Sizes
 
@@ -112,8 +112,12 @@ def _unmasked_attention(spec: RunSpec, sizes: Sizes, query: int, kv: int) -> int
         # Keys and values are repeated to every head. With sinks a head has one score more, and the place of
         # its largest is kept (transformers 5.24, `modeling_gpt_oss.py:eager_attention_forward`).
         sinks = heads * (width + 8) if model.attention_sinks else 0
+        # The values of one sequence alone are no copy: they keep the whole projection alive.
+        whole = 2 * query if model.family in ("gpt_neox", "phi3") and kv == query else 0
+        whole = whole * width if sizes.micro_batch == 1 else 0
         in_fp32 = 2 * query * (4 - width) if model.family in ("gptj", "codegen") and width < 4 else 0
-        return 4 * query * width + in_fp32 + heads * sizes.seq_len * eager_square(spec, width) + sinks
+        square = heads * sizes.seq_len * eager_square(spec, width)
+        return 4 * query * width + whole + in_fp32 + square + sinks
     values = kv
     if model.fused_qkv and model.family not in ("gpt2", "gpt_bigcode", "codegen"):
         values = query + 2 * kv  # the values are a view that keeps the whole projection alive
@@ -343,6 +347,8 @@ def block_bytes(spec: RunSpec, sizes: Sizes) -> BlockBytes:
         in_softmax, given_back = _softmax_backward(spec, sizes)
         # By then the MLP half of the block has given its memory back.
         given_back += mlp + norm + hidden
+        if spec.options.quantization == "int8":
+            given_back -= hidden + product_width(model) * width  # inputs of its matrices
         if in_softmax - given_back > extra - freed:
             extra, freed, in_attention, after_mlp_first = in_softmax, given_back, True, False
     return BlockBytes(

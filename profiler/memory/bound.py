@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.memory.mlp import product_width
 from llmtop.profiler.memory.secondary import second_ranks
 from llmtop.profiler.memory.sizes import Sizes
-from llmtop.profiler.memory.states import unreleased_bytes
+from llmtop.profiler.memory.states import overgathered_bytes, unreleased_bytes
 
 MARGIN, CONSTANT_BYTES = 1.008, 90_000_000
 """What block ends, unlike ranks and small temporaries add. Of 200 runs on H200 that are not held out none was
@@ -33,9 +34,24 @@ def is_measured(spec: RunSpec) -> bool:
 
 def upper_bytes(spec: RunSpec, sizes: Sizes, peak_bytes: int, init_bytes: int) -> int:
     """No rank allocates more, at any time; `init_bytes` is the peak before the first step."""
+    # An 8-bit matrix quantizes its input by way of copies: simulated, in no recorded run at the peak.
+    in_half = 2 * product_width(spec.model) * sizes.tokens if spec.options.quantization == "int8" else 0
+    return _with_margin(spec, sizes, peak_bytes, init_bytes, overgathered_bytes(spec, sizes) + in_half)
+
+
+def closer_upper_bytes(
+    spec: RunSpec, sizes: Sizes, peak_bytes: int, simulated_bytes: int, init_bytes: int
+) -> int:
+    """The same where the first steps were simulated: how far ZeRO-3's prefetching comes is known then, and
+    what was simulated is within the bound."""
+    return _with_margin(spec, sizes, max(peak_bytes, simulated_bytes), init_bytes, 0)
+
+
+def _with_margin(spec: RunSpec, sizes: Sizes, peak_bytes: int, init_bytes: int, thin_bytes: int) -> int:
     margin, constant = WIDE_MARGIN, WIDE_CONSTANT_BYTES
     if spec.model.traced is not None:
         margin, constant = TRACED_MARGIN, TRACED_CONSTANT_BYTES
     elif is_measured(spec):
         margin, constant = MARGIN, CONSTANT_BYTES
-    return round(max(peak_bytes * margin, init_bytes)) + constant + unreleased_bytes(spec, sizes)
+    beyond = max(unreleased_bytes(spec, sizes), thin_bytes)
+    return round(max(peak_bytes * margin, init_bytes)) + constant + beyond

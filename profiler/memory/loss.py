@@ -21,6 +21,8 @@ class LossBytes(Struct, frozen=True, kw_only=True):
     """Alive at the worst point of its backward."""
     head_gradient: int
     """The head's gradient where the forward already makes it (Liger); 0 otherwise."""
+    reads_head: bool = False
+    """Whether the loss multiplies by the head itself (Liger), which is not the loss's own module."""
     peak_activations: int = 0
     """Of the worst point of all: the gradient of the head's input, which Liger's fused loss keeps."""
     peak_workspace: int = 0
@@ -57,6 +59,7 @@ def loss_bytes(spec: RunSpec, sizes: Sizes) -> LossBytes:
             forward_peak=forward,
             backward_peak=input_gradient,
             head_gradient=head_gradient,
+            reads_head=True,
             peak_activations=input_gradient,
             peak_workspace=input_gradient,
         )

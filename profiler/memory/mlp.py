@@ -34,8 +34,8 @@ def mlp_saved(spec: RunSpec, sizes: Sizes) -> int:
     """What the MLP keeps; of a model with dense and sparse blocks the mean."""
     model, width = spec.model, sizes.dtype_bytes
     copies = mlp_copies(model, sizes)
-    if not sizes.mlp_adapted:
-        copies -= 1  # the product is kept only for the gradient of the last matrix
+    if not sizes.mlp_adapted and model.activation != "relu":
+        copies -= 1  # the product is kept only for the gradient of the last matrix; ReLU's for its own
     dense = copies * model.intermediate_size * width
     if model.moe is None:
         return dense
@@ -111,6 +111,11 @@ def fused_experts(model: ModelShape, sizes: Sizes) -> bool:
     return model.moe is not None and "glu" in sizes.liger and model.family in FUSED_EXPERTS
 
 
+def product_width(model: ModelShape) -> int:
+    """Inputs of the MLP's last matrix, of the shared expert's in a block with experts."""
+    return model.intermediate_size if model.moe is None else model.moe.shared_intermediate_size
+
+
 def _mlp_width(model: ModelShape) -> int:
     """The widest intermediate that exists at once for a token."""
     if model.moe is None:
@@ -131,7 +136,11 @@ def mlp_backward(spec: RunSpec, sizes: Sizes) -> tuple[int, int]:
     model, width = spec.model, sizes.dtype_bytes
     inner = _mlp_width(model) * width
     if sizes.lora_rank:
-        return 2 * inner, 0
+        # Of adapter and base the gradients of the input, and their sum. That input itself is gone by then,
+        # but where the graph of 8-bit matrices keeps it, which non-reentrant checkpoints do not recompute.
+        options = spec.options
+        recomputed = bool(sizes.checkpoint_every) and not options.checkpointing_reentrant
+        return (3 if options.quantization == "int8" and not recomputed else 2) * inner, 0
     if not model.gated_mlp:
         return inner, 0
     if fused_experts(model, sizes):

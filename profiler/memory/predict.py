@@ -11,7 +11,7 @@ from llmtop.profiler.cost.steptime import predict_step_seconds
 from llmtop.profiler.memory import allocator
 from llmtop.profiler.memory.assume import assumptions
 from llmtop.profiler.memory.backward import pass_bytes
-from llmtop.profiler.memory.bound import upper_bytes
+from llmtop.profiler.memory.bound import closer_upper_bytes, upper_bytes
 from llmtop.profiler.memory.host import host_bytes
 from llmtop.profiler.memory.lora import check_targets
 from llmtop.profiler.memory.result import (
@@ -42,19 +42,28 @@ def predict(spec: RunSpec) -> Prediction:
 
 
 def predict_closely(spec: RunSpec) -> Prediction:
-    """The same with the allocator of the first steps simulated, tensor by tensor: what is reserved, and what
-    NVML will read. A call takes 10 to 100 ms. Raises as `predict` does."""
+    """The same with the allocator of the first steps simulated, tensor by tensor: what is reserved, what
+    NVML will read, and an upper bound that the simulation is within. A call takes 10 to 100 ms. Raises as
+    `predict` does."""
     prediction = predict(spec)
     found = simulated(spec, prediction)
     if found is None:
         return prediction
     peak, context = prediction.peak_allocated_bytes, _context(spec)
     likely = max(found.peak_reserved_bytes, peak)
+    upper = closer_upper_bytes(
+        spec, sizes_of(spec), peak, found.peak_allocated_bytes, prediction.moments[0].total_bytes
+    )
+    needed, memory = upper + context, spec.gpu.memory_bytes
+    fits = None if memory is None else needed <= memory
     told = prediction.assumptions
-    if prediction.fits and found.missing_bytes:
+    if fits and found.missing_bytes:
         told = (_in_pieces(found.missing_bytes), *told)
     return replace(
         prediction,
+        fits=fits,
+        needed_bytes=needed,
+        peak_allocated_upper_bytes=upper,
         peak_reserved_bytes=allocator.reserved_range(
             likely, peak, _room(spec, peak, context), allocator.SIMULATED
         ),

@@ -85,9 +85,6 @@ def _at_reduction(walk: Walk) -> Bytes:
         gradients, workspace = _reduced_gradients(walk)
     else:
         return _last_reduced(walk)
-    if sizes.stage and walk.spec.options.offload_optimizer != "none":
-        # Norms are taken in fp64, tensor by tensor, on the way to the host.
-        workspace = max(workspace, 8 * sizes.largest_tensor)
     return with_resident(
         walk, activations=walk.constant, gradients=gradients, workspace=workspace, buffers=buffers
     )
@@ -121,27 +118,57 @@ def _last_reduced(walk: Walk) -> Bytes:
         gradients=walk.accumulated + gradients,
         workspace=passing,
         buffers=bucket_bytes(walk.spec, sizes) + width * flat,
-        gathered=0,
+        # A head that the loss reads by itself stays gathered to the end.
+        gathered=sizes.head_params * width if walk.loss.reads_head else 0,
     )
 
 
 def _reduced_gradients(walk: Walk) -> tuple[int, int]:
     """Gradients beside the bucket of stages 1 and 2 when it is reduced, and what passes then."""
     sizes, width = walk.sizes, walk.sizes.dtype_bytes
-    share = 0 if walk.spec.options.offload_optimizer != "none" else width * sizes.held_gradients
-    everything_fits = sizes.trainable <= sizes.zero.reduce_bucket_size
-    gradients = walk.accumulated
+    offloaded = walk.spec.options.offload_optimizer != "none"
+    share = 0 if offloaded else width * sizes.held_gradients
+    # Norms are taken in fp64, tensor by tensor, on the way to the host.
+    norm = 8 * sizes.largest_tensor if offloaded else 0
     if not reduces_at_once(walk):
         # All gradients are reduced now. When the bucket is full for the first time, what it holds is gone
         # from the full gradients, and room for the whole share is made beside them.
-        gradients = _whole_gradients(walk) - width * sizes.first_bucket
-    elif sizes.head_trained and not everything_fits and (share or _exceeds_bucket(sizes)):
-        gradients += width * sizes.head_params  # the embedding's, for which the bucket is emptied
-    if sizes.ranks > 1 and everything_fits:
-        # The parts of all ranks are made one tensor to be reduced, before room for the share is made.
-        passing = width * sizes.trainable
-        return (gradients, passing) if passing > share else (gradients + share, 0)
-    return gradients + share, 0
+        gradients = _whole_gradients(walk) - width * sizes.first_bucket + share
+        return _with_flat(walk, gradients, share, norm) if _everything_fits(sizes) else (gradients, norm)
+    if not sizes.head_trained or _everything_fits(sizes):
+        return _with_flat(walk, walk.accumulated + share, share, norm)
+    waiting = walk.accumulated + width * sizes.head_params
+    before, flat = _for_embedding(sizes)
+    if offloaded:
+        others = norm if _exceeds_bucket(sizes) else 8 * sizes.wide_linear
+        beside, alone = max(flat, others), norm - width * sizes.head_params
+        return waiting, max(beside, alone)
+    return (waiting + share, flat) if before else (waiting + max(share, flat), 0)
+
+
+def _everything_fits(sizes: Sizes) -> bool:
+    return sizes.trainable <= sizes.zero.reduce_bucket_size
+
+
+def _with_flat(walk: Walk, gradients: int, share: int, norm: int) -> tuple[int, int]:
+    """The parts of all ranks are made one tensor to be reduced, before room for the share, which is among the
+    gradients, is made."""
+    sizes = walk.sizes
+    flat = sizes.dtype_bytes * sizes.trainable if sizes.ranks > 1 and _everything_fits(sizes) else 0
+    if flat <= share:
+        return gradients, norm
+    return gradients - share, max(flat, norm)
+
+
+def _for_embedding(sizes: Sizes) -> tuple[bool, int]:
+    """Whether the bucket was reduced before it is emptied for the embedding's gradient, and the bytes of the
+    one flat tensor that the parts of several ranks in it then are."""
+    bucket, embedding = sizes.zero.reduce_bucket_size, sizes.head_params
+    others = sizes.trainable - embedding
+    before = others > bucket
+    held = others % bucket if before else others
+    spans = embedding // sizes.shard != (embedding + held - 1) // sizes.shard
+    return before, sizes.dtype_bytes * held if sizes.ranks > 1 and spans else 0
 
 
 def _reduced_on_cpu(walk: Walk) -> Bytes:

@@ -117,6 +117,32 @@ def unreleased_bytes(spec: RunSpec, sizes: Sizes) -> int:
     return max(0, min(beyond, sizes.largest_tensor + 4 * sizes.layer_params)) * sizes.dtype_bytes
 
 
+def overgathered_bytes(spec: RunSpec, sizes: Sizes) -> int:
+    """Weights that ZeRO-3 may hold beyond the gathered ones, by how far its prefetching has come: in an upper
+    bound only.
+
+    The last weight that is gathered ahead may pass `max_live_parameters` by all of itself; adapters, modules
+    of their own, have that happen. Weights that are gathered at once, as small ones with a large one or a
+    block's experts, lie in one flat tensor beside their copies (deepspeed 0.19.8,
+    `partition_parameters.py:AllGatherCoalescedHandle`). Packed weights that the graph still holds are
+    gathered again.
+    """
+    if sizes.stage != 3 or (sizes.ranks == 1 and spec.options.offload_param == "none"):
+        return 0
+    width, kept = sizes.dtype_bytes, persistent(spec, sizes)
+    bucket = min(sizes.zero.prefetch_bucket_size, sizes.trainable + sizes.frozen)
+    if sizes.packed_bytes:
+        again = min(sizes.packed_bytes, sizes.zero.max_live_parameters * sizes.packed_bytes // sizes.frozen)
+        embedding = 0 if spec.model.tied_embeddings else sizes.head_params
+        return again + width * (embedding + max(sizes.head_params, sizes.experts) + bucket)
+    if not sizes.lora_rank and not sizes.experts:
+        return width * (sizes.wide_linear + bucket)
+    left = sizes.trainable + sizes.frozen - kept.trained - kept.frozen
+    beyond = max(0, width * left - _gathered_bytes(spec, sizes, kept))
+    flat = width * _one_module(sizes)
+    return flat + min(beyond, flat)
+
+
 def gathered_elements(sizes: Sizes, whole: int = 0) -> int:
     """Weights that stage 3 holds gathered from the second step on: `max_live_parameters` bounds it.
 
@@ -127,9 +153,13 @@ def gathered_elements(sizes: Sizes, whole: int = 0) -> int:
     if sizes.ranks == 1:
         return 0
     live = max(sizes.zero.max_live_parameters, sizes.zero.max_reuse_distance // 2)
-    one_module = max(sizes.head_params, sizes.wide_linear, sizes.experts)
     overshoot = round(1.2 * sizes.model.hidden_size**2)
-    return min(everything, max(live + overshoot, one_module))
+    return min(everything, max(live + overshoot, _one_module(sizes)))
+
+
+def _one_module(sizes: Sizes) -> int:
+    """Elements of the module with the largest weights, which are gathered at once whatever the limit."""
+    return max(sizes.head_params, sizes.wide_linear, sizes.experts)
 
 
 def _optimizer_temporary(spec: RunSpec) -> int:
@@ -237,7 +267,7 @@ def _gathered_bytes(spec: RunSpec, sizes: Sizes, kept: Persistent) -> int:
     # With the weights on the host, one rank too gathers what it uses. Without recomputation as much as the
     # largest tensor was seen beside it (H200), with it nothing.
     everything = sizes.trainable + sizes.frozen - whole
-    gathered = min(everything, sizes.zero.max_live_parameters)
+    gathered = min(everything, max(sizes.zero.max_live_parameters, _one_module(sizes)))
     beside = 0 if sizes.checkpoint_every == 1 else min(sizes.largest_tensor, everything - gathered)
     return width * (gathered + beside)
 

@@ -8,6 +8,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.blocks import BlockBytes, block_bytes, final_norm_saved
 from llmtop.profiler.memory.loss import LossBytes, loss_bytes
 from llmtop.profiler.memory.mask import mask_bytes
+from llmtop.profiler.memory.mlp import product_width
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks
 from llmtop.profiler.memory.states import StateBytes
@@ -29,6 +30,8 @@ class Walk(Struct, frozen=True, kw_only=True):
     """Of eager attention, which checkpoints hold until the first block is done."""
     accumulated: int
     """Gradients of earlier micro-batches of the same step."""
+    packed_inputs: int
+    """Inputs of one block's 8-bit matrices, which the end of its backward does not free."""
 
 
 def walk_of(spec: RunSpec, sizes: Sizes, states: StateBytes) -> Walk:
@@ -43,6 +46,7 @@ def walk_of(spec: RunSpec, sizes: Sizes, states: StateBytes) -> Walk:
         constant=_before_blocks(spec, sizes) + _kept_inputs(spec, sizes),
         mask=mask_bytes(spec, sizes) if sizes.checkpoint_every else 0,
         accumulated=_accumulated(spec, sizes),
+        packed_inputs=_packed_inputs(spec, sizes),
     )
 
 
@@ -58,22 +62,24 @@ def _before_blocks(spec: RunSpec, sizes: Sizes) -> int:
     return rotary + (8 + embedding) * sizes.tokens
 
 
-def _kept_inputs(spec: RunSpec, sizes: Sizes) -> int:
-    """Inputs of 8-bit matrices that checkpointing cannot free.
+def _packed_inputs(spec: RunSpec, sizes: Sizes) -> int:
+    """Inputs of a block's 8-bit matrices, which are there until the whole graph is gone.
 
-    bitsandbytes 0.50 `autograd/_functions.py:MatMul8bitLt` keeps them as plain attributes, which the hooks of
-    non-reentrant checkpointing do not see, until the whole graph is gone.
+    bitsandbytes 0.50 `autograd/_functions.py:MatMul8bitLt` keeps them as plain attributes, which neither
+    autograd frees nor the hooks of non-reentrant checkpointing see.
     """
-    options, model = spec.options, spec.model
-    if (
-        options.quantization != "int8"
-        or not options.gradient_checkpointing
-        or options.checkpointing_reentrant
-    ):
+    model = spec.model
+    if spec.options.quantization != "int8":
         return 0
-    columns = 2 * model.hidden_size + model.num_heads * model.head_dim + model.intermediate_size
-    blocks = checkpointed_blocks(model.num_layers, sizes.checkpoint_every)
-    return blocks * columns * sizes.dtype_bytes * sizes.tokens
+    columns = 2 * model.hidden_size + model.num_heads * model.head_dim + product_width(model)
+    return columns * sizes.dtype_bytes * sizes.tokens
+
+
+def _kept_inputs(spec: RunSpec, sizes: Sizes) -> int:
+    """Of those, what checkpointing cannot free."""
+    if spec.options.checkpointing_reentrant:
+        return 0
+    return checkpointed_blocks(spec.model.num_layers, sizes.checkpoint_every) * _packed_inputs(spec, sizes)
 
 
 def _accumulated(spec: RunSpec, sizes: Sizes) -> int:

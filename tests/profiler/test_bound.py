@@ -21,7 +21,7 @@ def spec(**values: Any) -> RunSpec:
 @pytest.mark.parametrize(
     ("values", "measured"),
     [
-        ({"model": "llama-3.2-1b"}, True),
+        ({"model": "llama-3.2-1b", "zero": 2}, True),
         ({"model": "llama-3.2-1b", "attention": "flash_attention_3"}, False),
         ({"model": "llama-3.2-1b", "offload_optimizer": "nvme", "nvme_path": "/tmp"}, False),
         ({"model": "mixtral-8x7b"}, False),
