@@ -29,6 +29,15 @@ MOST_BYTES = 256 << 20
 """Of a record that is read once more for what may have faded on one setting: about two seconds."""
 _PASSING = frozenset({"hang", "host_memory_grows", "lost", "failed"})
 """Keys of what is of one moment alone, or of the end."""
+FADING = frozenset(
+    {
+        *("straggler", "input_bound", "between_steps", "throttled", "host_bound", "communication_bound"),
+        *("offload_bound_pcie", "offload_bound_cpu_adam", "nvme_bound", "other_work", "processor_limit"),
+        *("gpu_hot", "nvlink_errors", "driver_silent", "loss_scale", "steps_skipped"),
+    }
+)
+"""Keys of what a run may have for a while. The others follow from all that is known of it, as its peaks, and
+fade because more is."""
 
 
 class _Look(NamedTuple):
@@ -155,7 +164,7 @@ def _faded(seen: tuple[_Seen, ...], least_steps: float) -> Iterator[tuple[int, i
         if look.ends:
             continue
         before, running = running, {}
-        for one in found:
+        for one in (one for one in found if one.key in FADING):
             stretch = before.get(one.key, _Stretch(look.first, 0, 0, one))
             made = stretch.made + look.last + 1 - look.first
             running.setdefault(one.key, _Stretch(stretch.first, look.last, made, one))

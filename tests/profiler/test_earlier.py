@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import pytest
 
 from llmtop.profiler.findings.finding import Finding
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.changeevents import ChangeApplied, ChangeAsked
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import RunEnded, RunStarted, StepFinished
 from llmtop.profiler.record.feed import RunStream
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.report.build import build_report
+from llmtop.profiler.report.earlier import FADING
 from tests.recorded_spec import recorded_prediction, recorded_spec
 
 RANKS = 3
@@ -98,6 +101,23 @@ def test_the_record_is_read_once_more_for_all_settings(
     run = recorded(tmp_path, 160, range(1, 91), settings=(51, 101))
     assert told(run)["straggler"].evidence.startswith("in steps 1 to 50: ")
     assert len(opened) == 1
+
+
+def test_what_more_knowledge_has_mended_did_not_fade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peak that came late is no sign that memory was unused before."""
+
+    def found(state: RunState, *_: object) -> tuple[Finding, ...]:
+        keys = ("gpu_hot", "memory_unused") if state.steps_finished <= 60 else ()
+        return tuple(Finding(key=key, severity="info", title="", evidence="so", change="") for key in keys)
+
+    monkeypatch.setattr("llmtop.profiler.report.earlier.findings", found)
+    (one,) = build_report(recorded(tmp_path, 160, range(0))).findings
+    assert (one.key, one.evidence) == ("gpu_hot", "in steps 1 to 60: so")
+
+
+def test_what_may_fade_is_what_rules_find() -> None:
+    rules = "".join(path.read_text() for path in Path(inspect.getfile(Finding)).parent.glob("*.py"))
+    assert [key for key in FADING if f'"{key}"' not in rules] == []
 
 
 def test_a_long_record_is_not_read_again_for_that_and_says_so(
