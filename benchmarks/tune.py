@@ -2,6 +2,7 @@
 
     python -m benchmarks.tune --cells llama-1b,qwen-0.5b,llama-8b-lora --minutes 9
     python -m benchmarks.tune --sweep llama-1b --minutes 9       # again until all of its settings have a row
+    python -m benchmarks.tune --cells qwen-0.5b --then-sweep --built --minutes 9
     python -m benchmarks.tune --gpus 8 --cells llama-8b --minutes 9
     python -m benchmarks.tune --cpu; python -m benchmarks.tune --peer    # beside DeepSpeed's autotuner
     python -m benchmarks.tune --summary benchmarks/results/tune.jsonl
@@ -105,7 +106,7 @@ class Bench:
         self.machine: Machine = machine_of(options)
         self.log = RowLog(options.out)
         self._deadline = time.monotonic() + 60 * options.minutes
-        self._warm = False
+        self._warm: bool = options.built
 
     def left_seconds(self) -> float:
         left: float = self._deadline - time.monotonic()
@@ -369,6 +370,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--cells", default="", metavar="NAMES", help=f"searches: {', '.join(CASES)}")
     parser.add_argument("--sweep", default="", metavar="NAMES", help="sweeps of these instead")
+    parser.add_argument(
+        "--then-sweep", action="store_true", help="after each search its sweep, in the minutes left"
+    )
+    parser.add_argument(
+        "--built", action="store_true", help="DeepSpeed's ops are built: no run before the first"
+    )
     parser.add_argument("--peer", action="store_true", help="DeepSpeed's autotuner on the case cpu instead")
     parser.add_argument("--cpu", action="store_true", help="the case cpu, whatever devices there are")
     parser.add_argument("--gpus", type=int, default=1)
@@ -384,7 +391,9 @@ def main() -> None:
         return
     options.cpu = options.cpu or options.peer
     options.out = options.out or RESULTS / ("tune_cpu.jsonl" if options.cpu else "tune.jsonl")
-    act = peer if options.peer else sweep if options.sweep else search
+    acts = [peer] if options.peer else [sweep] if options.sweep else [search]
+    if options.then_sweep and not options.peer and not options.sweep:
+        acts.append(sweep)
     names = (options.sweep or options.cells or ("cpu" if options.cpu else "llama-1b")).split(",")
     bench = Bench(options)
     faulthandler.dump_traceback_later(60 * options.minutes + _FIRST_SECONDS, repeat=True)
@@ -392,7 +401,8 @@ def main() -> None:
     try:
         with interruptible():
             for name in names:
-                act(bench, name, root)
+                for act in acts:
+                    act(bench, name, root)
     finally:
         shutil.rmtree(root, ignore_errors=True)
     print(summary(read_rows(options.out)))

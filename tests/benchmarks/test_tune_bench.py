@@ -33,7 +33,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tune.Bench:
     monkeypatch.setattr(tune, "host_memory_bytes", lambda: H200.host_memory_bytes)
     monkeypatch.setattr(tune, "lacking", lambda: lambda run: "")
     out = tmp_path / "rows.jsonl"
-    return tune.Bench(argparse.Namespace(out=out, minutes=1.0, gpus=1, fresh=False))
+    return tune.Bench(argparse.Namespace(out=out, minutes=1.0, gpus=1, fresh=False, built=False))
 
 
 @pytest.mark.parametrize("name", [name for name in tune.CASES if name != "cpu"])
