@@ -172,10 +172,10 @@ def steps_skipped(seen: Seen) -> Iterator[Finding]:
     scale = rank.last_step.loss_scale if is_fp16 and rank and rank.last_step else None
     falling = _halvings(seen) if is_fp16 else 0
     collapsed = scale is not None and scale <= 1.0 and (state.first_loss_scale or 0.0) > 1.0
-    many = state.skipped_steps >= SKIPPED_FLOOR and state.skipped_steps > SKIPPED_SHARE * state.steps_finished
+    many = state.skipped_steps >= SKIPPED_FLOOR and state.skipped_steps > SKIPPED_SHARE * state.steps_made
     if not collapsed and not many and falling < COLLAPSE_HALVINGS:
         return
-    share = format_percent(100 * state.skipped_steps / max(1, state.steps_finished))
+    share = format_percent(100 * state.skipped_steps / max(1, state.steps_made))
     scales = f"; the loss scale went from {state.first_loss_scale:g} to {scale:g}" if scale else ""
     if falling >= COLLAPSE_HALVINGS:
         scales += f", halved {falling} times in the last {COLLAPSE_STEPS} steps"
@@ -183,7 +183,7 @@ def steps_skipped(seen: Seen) -> Iterator[Finding]:
         key="loss_scale" if is_fp16 else "steps_skipped",
         severity="critical" if collapsed else "warning",
         title=f"{'fp16 overflows' if is_fp16 else 'gradients are not finite'}; steps are skipped",
-        evidence=f"{state.skipped_steps} of {state.steps_finished} steps skipped ({share}){scales}",
+        evidence=f"{state.skipped_steps} of {state.steps_made} steps skipped ({share}){scales}",
         change="use --precision bf16, or lower --learning-rate" if is_fp16 else _steadier(options),
     )
 

@@ -88,7 +88,10 @@ class RunState(Struct, frozen=True, kw_only=True):
     steps_finished: int = 0
     """Largest step that the first rank finished; of a run that was gone on with from an earlier one, since
     then, as soon as it has made one."""
+    steps_made: int = 0
+    """By the first rank: also those that it made again, where it was gone on with from an earlier one."""
     skipped_steps: int = 0
+    """Of those made."""
     first_loss: float | None = None
     last_loss: float | None = None
     """Of the newest step; None when that one is not finite, and where rank 0 is not, which alone tells it."""

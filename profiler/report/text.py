@@ -118,7 +118,7 @@ def _scale(value: float | None) -> str:
 
 def _training(report: Report, width: int) -> Iterator[str]:
     yield "Training"
-    skipped = f", {report.skipped_steps} of them skipped" if report.skipped_steps else ""
+    skipped = f", {report.skipped_steps} skipped" if report.skipped_steps else ""
     planned = "" if report.steps_planned is None else f" of {report.steps_planned}"
     yield f"  {'steps':<16}{report.steps_finished}{planned}{skipped}"
     yield f"  {'loss':<16}{_number(report.first_loss)} -> {_number(report.last_loss)}{_fall(report)}"

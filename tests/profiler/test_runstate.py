@@ -363,5 +363,5 @@ def test_of_a_run_that_goes_on_the_steps_count_that_it_has_made_since() -> None:
     assert state.steps_finished == 10, "a late line of the process before"
     # Also where its end is read before its step.
     state = fold(state, [replace(ended, t=40.0), made(5, 35.0)])
-    assert (state.steps_finished, state.present_step) == (5, 5)
+    assert (state.steps_finished, state.present_step, state.steps_made) == (5, 5, 4)
     assert fold(state, [made(6, 36.0)]).steps_finished == 6

@@ -129,7 +129,7 @@ def _skipped_row(view: RunView) -> list[Content]:
     numbers = [step for step, skipped in zip(series.steps, series.skipped, strict=True) if skipped]
     named = ", ".join(map(str, numbers[-_NAMED_SKIPS:]))
     more = "the last of them " if view.state.skipped_steps > len(numbers[-_NAMED_SKIPS:]) else ""
-    words = f"{view.state.skipped_steps} of {view.state.steps_finished} steps skipped (x in the plot)"
+    words = f"{view.state.skipped_steps} of {view.state.steps_made} steps skipped (x in the plot)"
     return [Content.styled(words + (f": {more}{named}" if named else ""), "$text-warning")]
 
 

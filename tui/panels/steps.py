@@ -101,7 +101,7 @@ def _phases(view: RunView) -> dict[str, float]:
         known = {name: totals[name].seconds / totals[name].steps if name in totals else 0.0 for name in names}
         seconds = mean(steady)
     else:
-        known = {name: rank.last_step.phase_seconds.get(name) or 0.0 for name in names}
+        known = {name: rank.phase_seconds.get(name) or 0.0 for name in names}
         seconds = rank.last_step.step_seconds
     return {**known, "rest": max(0.0, seconds - sum(known.values()))}
 
@@ -172,7 +172,7 @@ def _skipped(view: RunView) -> list[Content]:
     scale = last.loss_scale if last is not None else None
     if not state.skipped_steps and scale is None:
         return []
-    words = f"{state.skipped_steps} of {state.steps_finished} steps skipped"
+    words = f"{state.skipped_steps} of {state.steps_made} steps skipped"
     style = "$text-warning" if last is not None and last.skipped else "$muted"
     return [Content.styled(words + ("" if scale is None else f", loss scale {scale:,.10g}"), style)]
 
@@ -200,10 +200,10 @@ def _phase_table(view: RunView, phases: dict[str, float]) -> list[Content]:
     whole = sum(phases.values()) or 1.0
     labels = {**{name: swatch.label for name, swatch in PHASES.items()}, "rest": "rest"}
     letters = {**{name: swatch.letter for name, swatch in PHASES.items()}, "rest": REST.letter}
-    last = view.state.first.last_step if view.state.first is not None else None
+    known = view.state.first.phase_seconds if view.state.first is not None else {}
     rows = []
     for name, seconds in phases.items():
-        missing = name != "rest" and (last is None or last.phase_seconds.get(name) is None)
+        missing = name != "rest" and known.get(name) is None
         shown = "n/a" if missing else format_seconds(seconds)
         rows.append(
             Content.assemble(
@@ -259,8 +259,8 @@ def _apart(alone: dict[int, float], slow: int) -> bool:
 
 
 def _means(rank: RankState) -> dict[str, float]:
-    """Seconds of each phase; of the newest step while none after warm-up is there."""
+    """Seconds of each phase; of the newest step that tells them while none after warm-up is there."""
     steady = {name: t.seconds / t.steps for name, t in rank.phase_totals.items() if t.steps}
-    if steady or rank.last_step is None:
+    if steady:
         return steady
-    return {name: seconds for name, seconds in rank.last_step.phase_seconds.items() if seconds is not None}
+    return {name: seconds for name, seconds in rank.phase_seconds.items() if seconds is not None}

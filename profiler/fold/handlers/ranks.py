@@ -115,12 +115,13 @@ def _step_of_run(batch: Batch, event: StepFinished) -> None:
     state = batch.state
     # A line of the process before may come late.
     is_first = state.went_on is not None and event.t >= state.went_on and state.has_made_none
+    left_out = event.left_out
     changes: dict[str, Any] = {
+        "steps_made": state.steps_made + 1 + (left_out.steps if left_out is not None else 0),
         "steps_finished": event.step if is_first else max(state.steps_finished, event.step),
         "last_loss": event.loss,
         "recent_steps": (*state.recent_steps[1 - RECENT_STEPS :], event),
     }
-    left_out = event.left_out
     skipped = int(event.skipped) + (left_out.skipped if left_out is not None else 0)
     if skipped:
         changes["skipped_steps"] = state.skipped_steps + skipped
