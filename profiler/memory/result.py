@@ -1,7 +1,5 @@
 """The vocabulary that prediction and measurement share, and the prediction that `plan --json` prints."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from msgspec import Struct

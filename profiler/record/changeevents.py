@@ -4,8 +4,6 @@ Every setting of a run has a number: 0 is the one that it was launched with, and
 leads to the next one, whether it stays or not.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from msgspec import Struct, field

@@ -1,7 +1,5 @@
 """Events of checkpoints: written, refused and read."""
 
-from __future__ import annotations
-
 from llmtop.profiler.record.eventbase import Event
 
 

@@ -3,8 +3,6 @@
 Like the events themselves these are only added to: an optional field may be new, none changes its meaning.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from msgspec import Meta, Struct

@@ -1,7 +1,5 @@
 """What is seen when no process of a run is left."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from msgspec import Struct

@@ -1,6 +1,8 @@
-"""What every event carries, whoever wrote it."""
+"""What every event carries, whoever wrote it.
 
-from __future__ import annotations
+Annotations of events, and of the structs in them, are evaluated where they stand and not put off: msgspec
+would evaluate each by itself, in ten times the time, whenever a program that reads a record starts.
+"""
 
 from functools import lru_cache
 

@@ -6,8 +6,6 @@ Kinds are past tense. A reader skips and counts kinds and versions that it does 
 and optional fields may be added; none may change its meaning.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from msgspec import Struct, field

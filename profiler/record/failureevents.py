@@ -1,7 +1,5 @@
 """Memory that ran out, or is about to: an allocation that failed, and host memory that fills up."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from msgspec import Struct

@@ -1,7 +1,5 @@
 """Events of a run over hosts: a host joins, is lost and found again, leaves; how its clock differs."""
 
-from __future__ import annotations
-
 from llmtop.profiler.record.eventbase import Event
 
 # --- written by the lead, the supervisor on the launching machine ----------------------------------

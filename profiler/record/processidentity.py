@@ -1,7 +1,5 @@
 """Tells a process from a later one that was given its pid."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

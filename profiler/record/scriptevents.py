@@ -1,7 +1,5 @@
 """Events of a training command of the user's own: what was found in its processes, and what that means."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -12,20 +10,6 @@ from llmtop.profiler.record.eventbase import Event
 HOOKED_RUN = "LLMTOP_SCRIPT_RUN"
 """In the environment of a script: the folder of the run that watches. The hook does nothing without it; its
 `sitecustomize` has the name once more, because it imports nothing."""
-
-
-class RankAttached(Event, frozen=True, kw_only=True, tag="rank_attached"):
-    """A process of a script is watched from here on: it has an engine or an optimizer."""
-
-    pid: int
-    world_size: WorldSize
-    framework: Literal["deepspeed", "torch"]
-    """`deepspeed`: an engine; `torch`: a torch optimizer without one."""
-    deepspeed: dict[str, Any] | None = None
-    """The engine's own configuration."""
-    hf_config: dict[str, Any] | None = None
-    """Of the model; None where it has none."""
-    found: FoundModel | None = None
 
 
 class FoundModel(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -42,6 +26,20 @@ class FoundModel(Struct, frozen=True, kw_only=True, omit_defaults=True):
     lora_rank: int = 0
     lora_targets: str = ""
     quantization: str | None = None
+
+
+class RankAttached(Event, frozen=True, kw_only=True, tag="rank_attached"):
+    """A process of a script is watched from here on: it has an engine or an optimizer."""
+
+    pid: int
+    world_size: WorldSize
+    framework: Literal["deepspeed", "torch"]
+    """`deepspeed`: an engine; `torch`: a torch optimizer without one."""
+    deepspeed: dict[str, Any] | None = None
+    """The engine's own configuration."""
+    hf_config: dict[str, Any] | None = None
+    """Of the model; None where it has none."""
+    found: FoundModel | None = None
 
 
 class BatchSeen(Event, frozen=True, kw_only=True, tag="batch_seen"):

@@ -1,7 +1,5 @@
 """Events of a snapshot or a trace that somebody asked of a live run."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from msgspec import Struct

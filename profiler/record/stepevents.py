@@ -3,8 +3,6 @@
 Like the other events these are only added to: an optional field may be new, none changes its meaning.
 """
 
-from __future__ import annotations
-
 from msgspec import Struct, field
 
 from llmtop.profiler.record.eventbase import Event
@@ -68,7 +66,8 @@ class StepFinished(Event, frozen=True, kw_only=True, tag="step_finished"):
     """Wall clock of its end on the device, where that is not when the line was written: a step is read
     while the next one is under way."""
     phase_seconds: dict[str, float | None] = field(default_factory=dict)
-    """Keys are `Phase`; summed over the step's micro-batches. `BETWEEN` may be beside them."""
+    """Keys are `Phase`; summed over the step's micro-batches. `BETWEEN` may be beside them. Empty for a step
+    whose borders were not marked: on a GPU that takes time, and is done in one of five short steps."""
     phase_memory: dict[str, PhaseMemory] = field(default_factory=dict)
     """By phase; empty for a step that was not read. `UNREAD_STEPS` may be beside the phases."""
     memory_every: int = 1

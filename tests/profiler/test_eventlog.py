@@ -10,6 +10,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -65,6 +66,17 @@ def test_every_line_carries_version_times_source_and_kind(tmp_path: Path) -> Non
     first, second = (msgspec.json.decode(line) for line in (tmp_path / "log").read_bytes().splitlines())
     assert first == {"kind": "compiling", "v": 1, "t": BEGAN, "m": 1000.0, "src": "rank3", "what": "cpu_adam"}
     assert (second["t"], second["m"]) == (BEGAN + 2.5, 1002.5)
+
+
+def test_no_annotation_of_an_event_is_left_to_be_evaluated() -> None:
+    """It would be at each start of a program that reads a record, and slowly."""
+    left = [
+        f"{kind.__name__}.{name}"
+        for kind in get_args(AnyEvent)
+        for name, annotation in kind.__annotations__.items()
+        if isinstance(annotation, str)
+    ]
+    assert left == []
 
 
 def test_what_is_written_is_read_back_once(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ class Painted(Static):
     def __init__(self, text: str = "", *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002
         super().__init__(Content(text), markup=False, id=id, classes=classes)
         self.painted: Content | None = None
+        self._lines: list[Content] | None = None
+        """Of what is painted, where each is a row; None where one is wrapped."""
         self._painted_width = 0
         self._rows = -1
 
@@ -25,23 +27,26 @@ class Painted(Static):
         before = self.painted if width == self._painted_width else None
         if before is not None and before.is_same(content):
             return
-        self.painted, self._painted_width = content, width
-        rows = content.get_height(self.styles.get_rules(), width) if content else 0
+        old, lines = self._lines, rows_of(content, width)
+        self.painted, self._painted_width, self._lines = content, width, lines
+        rows = content.get_height(self.styles.get_rules(), width) if lines is None else len(lines)
         if rows != self._rows:
             self._rows, before = rows, None
             self.styles.height = rows
-        changed = _changed_rows(before, content, width) if before is not None else None
+        changed: list[int] = []
+        if before is not None and old is not None and lines is not None:
+            pairs = enumerate(zip(old, lines, strict=True))
+            changed = [row for row, (first, second) in pairs if not first.is_same(second)]
         # Of a row that is painted anew every cell goes to the terminal, so the others are left alone.
-        self.refresh(*(Region(0, row, width, 1) for row in changed or ()))
+        self.refresh(*(Region(0, row, width, 1) for row in changed))
 
     def render(self) -> RenderResult:
         return self.painted if self.painted is not None else super().render()
 
 
-def _changed_rows(before: Content, after: Content, width: int) -> list[int] | None:
-    """Rows that differ; None where a row is not a line of the text, or nothing can be left alone."""
-    old, new = (text.split("\n", allow_blank=True) for text in (before, after))
-    if len(old) != len(new) or any(line.cell_length > width for line in (*old, *new)):
+def rows_of(content: Content, width: int) -> list[Content] | None:
+    """The lines of the text; None where one of them takes more than a row, or is of unknown width."""
+    if "\t" in content.plain:
         return None
-    pairs = enumerate(zip(old, new, strict=True))
-    return [row for row, (first, second) in pairs if not first.is_same(second)]
+    lines = content.split("\n", allow_blank=True) if content else []
+    return None if any(line.cell_length > width for line in lines) else list(lines)

@@ -14,7 +14,7 @@ from textual.widget import Widget
 from llmtop.profiler.units import figures
 
 if TYPE_CHECKING:
-    from textual_plotext import PlotextPlot
+    from llmtop.tui.widgets.figure import Figure
 
 BLUE = (122, 162, 214)
 ORANGE = (217, 166, 108)
@@ -44,7 +44,7 @@ class LinePlot(Widget):
         super().__init__(id=id)
         self._shown: tuple[Curve, ...] = ()
         self._x_axis = True
-        self._figure: PlotextPlot | None = None
+        self._figure: Figure | None = None
 
     def render(self) -> RenderResult:
         return ""
@@ -63,15 +63,15 @@ class LinePlot(Widget):
     def _open(self) -> None:
         if self._figure is not None or not self.is_attached:
             return
-        from textual_plotext import PlotextPlot
+        from llmtop.tui.widgets.figure import Figure
 
-        self._figure = figure = PlotextPlot()
+        self._figure = figure = Figure()
         figure.plt.frame(False)
         figure.plt.yaxes(True, False)
         self.mount(figure)
         self._draw(figure)
 
-    def _draw(self, figure: PlotextPlot) -> None:
+    def _draw(self, figure: Figure) -> None:
         figure.plt.clear_data()
         for curve in self._shown:
             if curve.dots:
@@ -86,7 +86,7 @@ class LinePlot(Widget):
             self._set_ticks(self._figure)
             self._figure.refresh()
 
-    def _set_ticks(self, figure: PlotextPlot) -> None:
+    def _set_ticks(self, figure: Figure) -> None:
         if not self._shown:
             return
         xs = [x for curve in self._shown for x in (curve.xs[0], curve.xs[-1])]
