@@ -35,8 +35,9 @@ class Pace(Struct, frozen=True, kw_only=True):
         return pace
 
     def began(self, bucket: int) -> int:
-        """About the first step of a bucket; steps that are left out of a pace make it earlier."""
-        return self.first_step + bucket * self.stride
+        """About the first step of a bucket, as if those that are counted lay evenly."""
+        apart = (self.last_step - self.first_step) / max(1, self.steps - 1)
+        return self.first_step + round(bucket * self.stride * apart)
 
 
 class PaceBuilder:

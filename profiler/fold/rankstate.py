@@ -57,6 +57,8 @@ class RankState(Struct, frozen=True, kw_only=True):
     baseline: BaselineMeasured | None = None
     model: ModelBuilt | None = None
     last_step: StepFinished | None = None
+    phase_seconds: dict[str, float | None] = field(default_factory=dict)
+    """Of the newest step that tells its phases."""
     steps_seen: int = 0
     """Steps since this process started."""
     peaks: dict[str, PhaseMemory] = field(default_factory=dict)

@@ -18,6 +18,7 @@ class StepFolder:
     def __init__(self, rank: RankState) -> None:
         self._rank = rank
         self._last: StepFinished | None = None
+        self._phases = rank.phase_seconds
         self._seen = rank.steps_seen
         self._peaks = _opened(rank.peaks)
         self._in_use = _opened(rank.peaks_in_use)
@@ -30,6 +31,7 @@ class StepFolder:
         if event.left_out is not None:
             self._add_left_out(event.left_out)
         self._last = event
+        self._phases = event.phase_seconds or self._phases
         _raise(self._peaks, event.phase_memory)
         if not event.profiled:
             # The record of kernels takes memory and time of its own.
@@ -63,6 +65,7 @@ class StepFolder:
         return replace(
             self._rank,
             last_step=self._last if self._last is not None else self._rank.last_step,
+            phase_seconds=self._phases,
             steps_seen=self._seen,
             peaks=_closed(self._peaks),
             peaks_in_use=_closed(self._in_use),

@@ -90,8 +90,7 @@ def _info(seen: Seen) -> Samples:
 
 def _phases(seen: Seen) -> Samples:
     rank = seen.state.first
-    step = rank.last_step if rank is not None else None
-    for phase, seconds in (step.phase_seconds if step is not None else {}).items():
+    for phase, seconds in (rank.phase_seconds if rank is not None else {}).items():
         yield (phase,), seconds
 
 
@@ -159,7 +158,12 @@ FAMILIES: tuple[Family, ...] = (
     Family(name="llmtop_grad_norm", help="Of the newest step", read=_series("grad_norms")),
     Family(name="llmtop_step_seconds", help="Of the newest step", read=_series("step_seconds")),
     Family(name="llmtop_tokens_per_second", help="Of the newest step", read=_series("tokens_per_second")),
-    Family(name="llmtop_phase_seconds", help="Of rank 0's newest step", read=_phases, labels=("phase",)),
+    Family(
+        name="llmtop_phase_seconds",
+        help="Of rank 0's newest step that tells them",
+        read=_phases,
+        labels=("phase",),
+    ),
     Family(
         name="llmtop_peak_memory_bytes",
         help="Peak of a step: of the rank that held the most, and predicted",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Protocol
@@ -14,9 +15,17 @@ from llmtop.profiler.record.events import Phase
 PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "optimizer")
 
 
+BORDERS_EVERY = 5
+"""On CUDA the borders between phases are marked in one of so many short steps, those whose number it divides:
+on caches that the training has swept an event takes 20 to 30 us (`benchmarks/probe_calls.py`)."""
+SHORT_STEP_SECONDS = 0.25
+"""In longer ones they are marked in every step, of which they are nothing: phases are told every 1.25 s."""
+
 Marks = tuple[Callable[[tuple[Phase, Any]], None], Callable[[], Any]]
 """What keeps a border, the phase that ends there and its mark; and what makes a mark: `stop` without its
 frame."""
+NO_MARKS: Marks = (deque[Any](maxlen=0).append, float)
+"""Keeps nothing of a step whose borders are not marked."""
 
 
 class StepTimes(Protocol):
@@ -30,7 +39,14 @@ class StepTimes(Protocol):
 class PhaseTimer(Protocol):
     """A phase begins where the one before it ends, or the step: one mark a border."""
 
+    borders_every: int
+    """Of so many short steps one is worth the marks of its borders."""
+
     def start_step(self) -> None: ...
+
+    def go_on(self) -> None:
+        """Instead of `start_step`, where nothing was done since the last step ended."""
+        ...
 
     def start(self) -> None:
         """The phase that comes begins only now: what was done since the last mark is none of it."""
@@ -72,6 +88,8 @@ class _ClockTimes(Struct, frozen=True):
 class CpuPhaseTimer:
     """On the CPU work is done when the call returns, so a clock is exact."""
 
+    borders_every = 1
+
     def __init__(self) -> None:
         self._began = 0.0
         self._borders: list[tuple[Phase | None, float]] = []
@@ -80,6 +98,8 @@ class CpuPhaseTimer:
     def start_step(self) -> None:
         self._borders.clear()
         self._began = perf_counter()
+
+    go_on = start_step
 
     def start(self) -> None:
         self._borders.append((None, perf_counter()))
@@ -98,11 +118,27 @@ _Event = torch._C._CudaEventBase
 """What `torch.cuda.Event` wraps: between two phases each frame of Python counts."""
 
 
-class _EventTimes:
-    """Gives its events back when nobody can read them any more, in whatever thread that is."""
+class _StepEnd:
+    """An event that two steps may read. It gives the event back when nobody can read it any more, as
+    `_EventTimes` does those of the borders, in whatever thread that is."""
 
+    __slots__ = ("event", "unused")
+
+    def __init__(self, event: _Event, unused: list[_Event]) -> None:
+        self.event = event
+        self.unused = unused
+
+    def __del__(self) -> None:
+        self.unused.append(self.event)
+
+
+class _EventTimes:
     def __init__(
-        self, began: _Event, borders: list[tuple[Phase | None, _Event]], ended: _Event, unused: list[_Event]
+        self,
+        began: _StepEnd,
+        borders: list[tuple[Phase | None, _Event]],
+        ended: _StepEnd,
+        unused: list[_Event],
     ) -> None:
         self._began = began
         self._borders = borders
@@ -110,14 +146,14 @@ class _EventTimes:
         self._unused = unused
 
     def __del__(self) -> None:
-        self._unused += (self._began, *(at for _, at in self._borders), self._ended)
+        self._unused += [at for _, at in self._borders]
 
     def step_seconds(self) -> float:
-        return _elapsed_seconds(self._began, self._ended)
+        return _elapsed_seconds(self._began.event, self._ended.event)
 
     def phase_seconds(self) -> dict[str, float | None]:
         seconds: dict[str, float | None] = {}
-        before = self._began
+        before = self._began.event
         for phase, at in self._borders:
             if phase is not None:
                 seconds[phase] = (seconds.get(phase) or 0.0) + _elapsed_seconds(before, at)
@@ -129,17 +165,19 @@ class CudaPhaseTimer:
     """Marks the current stream and never waits for it: the reader asks a step later.
 
     A phase's time is the device's: what the host does while the device is still busy costs nothing.
-    An event is used again once its times were read: to make one takes the driver longer than to record it.
+    An event is used again once its times were read: to make one takes as long as to record it.
     """
+
+    borders_every = BORDERS_EVERY
 
     def __init__(self, device: torch.device) -> None:
         self._index = torch.cuda.current_device() if device.index is None else device.index
         self._raw_stream = torch._C._cuda_getCurrentRawStream(self._index)
         self._stream = torch.cuda.current_stream(self._index)
-        self._began = _new_event()
+        self._unused: list[_Event] = []
+        self._began = self._ended = _StepEnd(_new_event(), self._unused)
         self._borders: list[tuple[Phase | None, _Event]] = []
         """As of the clock."""
-        self._unused: list[_Event] = []
 
     def start_step(self) -> None:
         self._borders.clear()
@@ -147,7 +185,14 @@ class CudaPhaseTimer:
         raw = torch._C._cuda_getCurrentRawStream(self._index)
         if raw != self._raw_stream:
             self._raw_stream, self._stream = raw, torch.cuda.current_stream(self._index)
-        self._began = self._marked()
+        self._began = _StepEnd(self._marked(), self._unused)
+
+    def go_on(self) -> None:
+        if torch._C._cuda_getCurrentRawStream(self._index) != self._raw_stream:
+            self.start_step()
+            return
+        self._borders.clear()
+        self._began = self._ended
 
     def start(self) -> None:
         self._borders.append((None, self._marked()))
@@ -159,7 +204,8 @@ class CudaPhaseTimer:
         return self._borders.append, self._marked
 
     def finish_step(self) -> StepTimes:
-        return _EventTimes(self._began, self._borders[:], self._marked(), self._unused)
+        self._ended = _StepEnd(self._marked(), self._unused)
+        return _EventTimes(self._began, self._borders[:], self._ended, self._unused)
 
     def _marked(self) -> _Event:
         unused = self._unused

@@ -26,7 +26,7 @@ from llmtop.profiler.probes.heap import read_heap
 from llmtop.profiler.probes.kernels import KernelRecorder
 from llmtop.profiler.probes.outside import OutsideProbe
 from llmtop.profiler.probes.peaks import PeakProbe, hidden_size_of
-from llmtop.profiler.probes.phases import PHASES, StepTimes, phase_timer
+from llmtop.profiler.probes.phases import NO_MARKS, PHASES, SHORT_STEP_SECONDS, StepTimes, phase_timer
 from llmtop.profiler.probes.readings import MemoryReadings, counted_every
 from llmtop.profiler.probes.stepreading import AtItsEnd, PlainSteps, StepReading
 from llmtop.profiler.probes.tracer import CudaTracer, Tracer
@@ -39,6 +39,8 @@ Answer = TypeVar("Answer")
 
 _ALWAYS_CLASSIFIED = 2
 """The first steps of each process: the optimizer's states are there from the second on."""
+_ALWAYS_MARKED = 20
+"""Steps of each process, and after each change, in which the borders between phases are marked."""
 _REMEMBERED = 5
 """Costs of classifying."""
 _OUTSIDE_AFTER: dict[int, OutsideMoment] = {1: "first_step", 2: "second_step"}
@@ -102,7 +104,15 @@ class TrainingProbes:
         self._closely = True
         """Whether more than times is taken of this step."""
         self._plain: PlainSteps | None = None
-        """What `begin_step` answers of the steps before its last."""
+        """What `begin_step` answers of the steps before its `until`."""
+        self._plain_until: float = 0
+        """Of the steps before this one nothing but times is taken."""
+        self._seen = StepReading(times=None, phase_memory={})
+        """Of each of them."""
+        self._marked_until = 0
+        """The borders of all steps before this one are marked, however short they are."""
+        self._follows = False
+        """Whether the step before was one of those, and nothing was done since."""
         self._timed = {phase: AtItsEnd(phase, self._timer.stop, self._turn_off) for phase in PHASES}
         self._read = {phase: AtItsEnd(phase, self._stop_read, self._turn_off) for phase in PHASES}
         self._activations = ActivationCounter(vocab_size)
@@ -136,21 +146,42 @@ class TrainingProbes:
         """
         # A step that fails leaves its recording on: to end it waits for the device, which may never come.
         if self._plain is None or step >= self._plain.until:
-            self._plain = self._begin_step(step)
+            if step >= self._plain_until:
+                self._ask_of_step(step)
+            self._plain = self._plain_steps(step) if step < self._plain_until else None
         self._step = step
         try:
             if "times" not in self._broken:
-                self._timer.start_step()
+                if self._follows and self._plain is not None:
+                    self._timer.go_on()
+                else:
+                    self._timer.start_step()
         except Exception:  # noqa: BLE001 - shown in full by what it calls
             self._turn_off("times")
+        self._follows = self._plain is not None
         return self._plain
 
-    def _begin_step(self, step: int) -> PlainSteps | None:
-        """One that has to be looked at more closely, or to be asked whether it has."""
+    def _plain_steps(self, step: int) -> PlainSteps:
+        """Those from `step` on whose borders are marked, or of which none is."""
+        timer, until, every = self._timer, self._plain_until, self._timer.borders_every
+        marks = timer.marks()
+        if every > 1 and self._memory.rate.step_seconds < SHORT_STEP_SECONDS:
+            if step < self._marked_until:
+                until = min(until, self._marked_until)
+            elif step % every == 0:
+                until = step + 1
+            else:
+                marks, until = NO_MARKS, min(until, (step // every + 1) * every)
+        return PlainSteps(marks, timer.finish_step, timer.go_on, until, self._seen)
+
+    def _ask_of_step(self, step: int) -> None:
+        """What is to be taken of one that begins, and of those after it."""
         self._step = step
-        self._first_step = self._first_step or step
+        if not self._first_step:
+            self._first_step, self._marked_until = step, step + _ALWAYS_MARKED
         if self._changed:
             self._changed, self._changed_step = False, step
+            self._marked_until = step + _ALWAYS_MARKED
         self._inside_step = None
         self.sampled = step == self._changed_step or is_classified(
             step, self.classify_every, self._first_step
@@ -162,15 +193,18 @@ class TrainingProbes:
         else:
             self._memory.pass_step()
         if self._closely or "times" in self._broken:
-            return None
-        until = min(
+            self._plain_until = 0
+            return
+        self._plain_until = min(
             self._memory.next_due(step),
             _next_classified(step, self.classify_every, self._first_step),
             math.inf if self._kernel_step is None or self._kernel_step <= step else self._kernel_step,
         )
-        timer = self._timer
-        seen = StepReading(times=None, phase_memory={}, memory_every=self._memory.rate.every)
-        return PlainSteps(timer.marks(), timer.finish_step, timer.start_step, until, seen)
+        self._seen = StepReading(times=None, phase_memory={}, memory_every=self._memory.rate.every)
+
+    def _ask_again(self) -> None:
+        """Of the coming step, and begin it by itself."""
+        self._plain, self._plain_until, self._follows = None, 0, False
 
     def phase(self, phase: Phase, *, last: bool) -> AbstractContextManager[None]:
         """One phase of one micro-batch; `last` marks the micro-batch that ends with the optimizer step."""
@@ -204,6 +238,7 @@ class TrainingProbes:
 
     def finish_step(self) -> StepReading:
         """Call at the end of a step, after its last phase."""
+        self._follows = False
         # First, so that what the probes do now is not part of the step.
         times: StepTimes | None = None
         if "times" not in self._broken:
@@ -222,17 +257,19 @@ class TrainingProbes:
 
     def settle(self) -> None:
         """Call before what takes memory of its own between two steps: it is no step's."""
-        self._plain = None
+        self._ask_again()
         self._guarded("memory", self._memory.settle)
 
     def change(self, *, classify_every: int) -> None:
         """Between two steps, after the run was changed: the coming step is classified, whatever the rate."""
         self.classify_every = classify_every
-        self._changed, self._plain = True, None
+        self._changed = True
+        self._ask_again()
         self._guarded("memory", self._memory.change)
 
     def abandon_step(self) -> None:
         """After a step that was broken off and is to be made again: nothing that was begun in it goes on."""
+        self._follows = False
         if self._peaks is not None:
             self._peaks.abandon()
         self._activations.forget_observer()
@@ -403,7 +440,8 @@ class TrainingProbes:
         """In the handler of what it raised."""
         self._broken.add(probe)
         if probe == "times":
-            self._timed, self._plain = {}, None
+            self._timed = {}
+            self._ask_again()
         if probe == "peak" and self._peaks is not None:
             self._peaks.abandon()
         logger.exception("the probe of %s failed in step %d and is off from here on", probe, self._step)

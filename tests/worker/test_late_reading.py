@@ -234,8 +234,8 @@ def test_each_late_reading_lands_on_its_own_step_and_waits_for_no_later_one(
 def test_events_are_used_again_when_nobody_can_read_them_and_not_before(device: Device) -> None:
     timer = CudaPhaseTimer(CUDA)
 
-    def step(work: int) -> StepTimes:
-        timer.start_step()
+    def step(work: int, *, begin: Callable[[], None] = timer.start_step) -> StepTimes:
+        begin()
         for phase in PHASES:
             for _ in range(work):
                 device.ask()
@@ -253,6 +253,19 @@ def test_events_are_used_again_when_nobody_can_read_them_and_not_before(device: 
         assert times.phase_seconds() == dict.fromkeys(PHASES, (work + 1) / 1000), "of this step alone"
         assert times.step_seconds() == ((work + 1) * len(PHASES) + 1) / 1000
     assert device.events == made, "those of the steps that are over do for the coming ones"
+    ended = times
+    device.ask()
+    for work in range(20, 40):
+        before, times = times, step(work, begin=timer.go_on)
+        device.reach(len(device.queued))
+        # From the end of the one before, which goes on telling its own.
+        seconds = [((asked + 1) * len(PHASES) + 1 + (asked == 20)) / 1000 for asked in (work - 1, work)]
+        assert [before.step_seconds(), times.step_seconds()] == seconds
+        assert times.phase_seconds()["data"] == (work + 1 + (work == 20)) / 1000
+        if work == 24:
+            made = device.events
+    assert device.events == made, "an end that is a beginning too comes back once"
+    assert ended.step_seconds() == (20 * len(PHASES) + 1) / 1000
     assert last.phase_seconds() == dict.fromkeys(PHASES, 4 / 1000), "whoever still reads finds his own"
 
 

@@ -302,6 +302,45 @@ def test_where_nothing_but_times_is_taken_marks_do_until_something_else_is_to_be
     assert classified == {1, 2, 20, 21, 28, 35}
 
 
+@pytest.mark.parametrize("asks_always", [True, False], ids=["worker", "script"])
+def test_marks_that_cost_much_are_made_in_some_of_the_short_steps(
+    monkeypatch: pytest.MonkeyPatch, asks_always: bool
+) -> None:
+    """As on CUDA: in the first steps of a process and after a change, then in every fifth."""
+    monkeypatch.setattr(CpuPhaseTimer, "borders_every", 5)
+    engine = bare_engine(torch.nn.Linear(16, 8))
+    probes = TrainingProbes(engine, device=CPU, vocab_size=99, classify_every=0, emit=lambda _: None)
+
+    def told(steps: range) -> set[int]:
+        """Those whose phases are; each tells its own time."""
+        found, plain = set[int](), None
+        for step in steps:
+            if plain is not None and step < plain.until and not asks_always:
+                plain.start_step()
+            else:
+                plain = probes.begin_step(step)
+            if plain is None:
+                with probes.phase("forward", last=True):
+                    pass
+                times = probes.finish_step().times
+            else:
+                keep, mark = plain.marks
+                keep(("forward", mark()))
+                times = plain.finish_step()
+            assert times is not None and times.step_seconds() > 0
+            if times.phase_seconds():
+                assert (times.phase_seconds()["forward"] or 0) > 0
+                found.add(step)
+        return found
+
+    fifths = set(range(0, 200, 5))
+    assert told(range(3, 60)) == {*range(3, 23), *fifths & {*range(23, 60)}}, "20 from the first on"
+    probes.change(classify_every=0)
+    assert told(range(60, 99)) == {*range(60, 80), *fifths & {*range(80, 99)}}
+    monkeypatch.setattr(training, "SHORT_STEP_SECONDS", 0.0)
+    assert told(range(100, 120)) == {*range(100, 120)}, "of a long step marks are nothing"
+
+
 def test_a_clock_that_fails_between_two_steps_leaves_them_without_times(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
