@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmtop.profiler.cost.nvme import uses_nvme
-from llmtop.profiler.cost.steptime import CPU_ADAM_BYTES_PER_SECOND, step_time
 from llmtop.profiler.findings.finding import Finding, Rule, Seen, set_command
 from llmtop.profiler.findings.pace import mean_of, mean_phases, steady_devices, step_seconds
 from llmtop.profiler.findings.speed import INPUT_SHARE, straggler
@@ -170,6 +168,8 @@ def offload_bound(seen: Seen) -> Iterator[Finding]:
         return
     if options.offload_optimizer == "none" and options.offload_param == "none":
         return
+    from llmtop.profiler.cost.nvme import uses_nvme  # which loads much of the prediction
+
     devices = steady_devices(seen.state)
     pcie = max((_pcie_share(device) for device in _means(devices)), default=0.0)
     change, words = _less_offload(seen)
@@ -204,6 +204,8 @@ def offload_bound(seen: Seen) -> Iterator[Finding]:
 
 def _possible(seen: Seen, optimizer: float) -> str:
     """The measured optimizer beside what the host's memory would take for its bytes."""
+    from llmtop.profiler.cost.steptime import CPU_ADAM_BYTES_PER_SECOND, step_time  # seldom needed
+
     predicted = step_time(seen.spec)
     if predicted is None or not predicted.offload:
         return ""

@@ -6,7 +6,6 @@ import textwrap
 
 from textual.content import Content
 
-from llmtop.profiler.cost.nvme import nvme_words
 from llmtop.profiler.findings.startup import stage_hint
 from llmtop.profiler.fold.rankstate import RankState, StageTime
 from llmtop.profiler.fold.runstate import ENDED
@@ -61,6 +60,8 @@ class StartupPanel(Panel):
             hints = _hint_rows(name, ranks, view, width)
             rows += hints if self.zoomed else hints[:_HINT_ROWS]
         if view.state.nvme is not None:
+            from llmtop.profiler.cost.nvme import nvme_words  # which loads much of the prediction
+
             rows += [
                 Content.styled(row, "$muted") for row in textwrap.wrap(nvme_words(view.state.nvme), width)
             ]
