@@ -238,13 +238,15 @@ def test_host_memory_that_is_full_before_the_run_ends() -> None:
 # --- one rank -------------------------------------------------------------------------------------
 
 
-def paced(slow_from: int, count: int = 200, odd: int = 0) -> list[AnyEvent]:
-    """Four ranks; rank 2 is slow from a step on, or in the one step `odd`."""
+def paced(slow_from: int, count: int = 200, odd: int = 0, every: int = 1) -> list[AnyEvent]:
+    """Four ranks; rank 2 is slow from a step on, or in the one step `odd`. After 20 steps one of `every` tells
+    its phases."""
     events: list[AnyEvent] = []
     for n in range(1, count + 1):
         for rank in range(4):
             slow = rank == 2 and (n >= slow_from or n == odd)
-            events.append(step(n, rank, phase_seconds={**HEALTHY, "forward": 0.5 if slow else 0.33}))
+            phases = {**HEALTHY, "forward": 0.5 if slow else 0.33}
+            events.append(step(n, rank, phase_seconds=phases if n <= 20 or n % every == 0 else {}))
     return events
 
 
@@ -254,6 +256,14 @@ def test_a_straggler_is_named_with_how_much_and_since_when() -> None:
     since = int(told.evidence.split("since about step ")[1].split(";")[0])
     assert 95 <= since <= 125
     assert "since the first steps" in found(paced(1))["straggler"].evidence
+
+
+def test_a_straggler_is_named_where_few_steps_tell_their_phases() -> None:
+    """As on a GPU, where marks take time."""
+    told = found(paced(500, count=1000, every=5))["straggler"]
+    assert told.title == "all ranks wait for rank 2" and "170 ms a step" in told.evidence
+    since = int(told.evidence.split("since about step ")[1].split(";")[0])
+    assert 440 <= since <= 600
 
 
 def test_one_odd_step_is_no_straggler() -> None:

@@ -260,6 +260,9 @@ def test_phase_times_leave_out_warm_up() -> None:
     totals = state.ranks[0].phase_totals
     assert (totals["forward"].seconds, totals["forward"].steps) == (4.0, 2)
     assert "data" not in totals
+    later = fold(state, [step(5, phase_seconds={})])
+    assert later.ranks[0].phase_totals == totals and later.ranks[0].step_total.steps == 3
+    assert later.ranks[0].phase_seconds == seconds, "of the newest step that tells them"
 
 
 def test_stages_show_what_goes_on_and_how_long_it_took() -> None:
