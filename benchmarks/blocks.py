@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -92,11 +92,12 @@ class Inside(Struct, frozen=True, kw_only=True):
     work: float
     beside: float
     """Of the thread that writes what was held, while the training goes on."""
-    waits: float | None
-    """For the device, by spinning: what the calls take more where it is not idle when they come. None on the
-    CPU, where there is nothing to wait for."""
+    running: float | None
+    """The same in a training that nothing holds up, waits for the device included: what a step has more. None
+    on the CPU, where there is nothing to wait for."""
     parts: dict[str, float]
     """The work by call."""
+    running_parts: dict[str, float] | None
 
 
 class Nothing(Struct, frozen=True, kw_only=True):
@@ -285,14 +286,14 @@ class Bench:
         `nothing` is what to take off: `nothing_seconds`.
         """
         idle, beside = self._inside(watched, steps, self._settle)
-        work = sum(idle.values()) - sum(nothing.idle.values())
-        running = None if self._settle is None else self._inside(watched, steps)[0]
-        whole = None if running is None else sum(running.values()) - sum(nothing.running.values())
+        parts = _less(idle, nothing.idle)
+        running = None if self._settle is None else _less(self._inside(watched, steps)[0], nothing.running)
         return Inside(
-            work=work,
+            work=sum(parts.values()),
             beside=beside,
-            waits=None if whole is None else whole - work,
-            parts={name: seconds - nothing.idle.get(name, 0.0) for name, seconds in idle.items()},
+            running=None if running is None else sum(running.values()),
+            parts=parts,
+            running_parts=running,
         )
 
     @property
@@ -369,6 +370,10 @@ class Bench:
             if list(table) != list(wanted):
                 table.clear()
                 table.update(wanted)
+
+
+def _less(seconds: Mapping[str, float], nothing: Mapping[str, float]) -> dict[str, float]:
+    return {name: taken - nothing.get(name, 0.0) for name, taken in seconds.items()}
 
 
 def _flusher_seconds() -> float:

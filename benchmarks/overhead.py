@@ -7,8 +7,9 @@ anything (`bare`), with the worker's probes and reports (`watched`), and with on
 all tensors in the block (`classified`). A second series compares bare blocks with and without the hardware
 sampler of a supervisor running in its own process. Differences are taken within a round; the interval
 is a bootstrap of their trimmed mean over the rounds. On a machine with other work that is wide; so the
-processor time inside the probes' own calls is measured first, their work apart from their waits for the
-device, without and with that of the thread that writes what they tell (`--inside` measures nothing else).
+processor time inside the probes' own calls is measured first, without and with that of the thread that
+writes what they tell (`--inside` measures nothing else). On a GPU that is done twice: as the training runs, and
+with an idle device before each call, where there is nothing to wait for.
 
 Each series has its time (`--seconds` for what is inside the calls, `--minutes` for the others), is a row of
 its own as soon as it is done, and every block of the first says its figures. Before all that come the
@@ -31,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,13 +59,13 @@ _BLOCK_SECONDS = 0.5
 _SAMPLED_BLOCK_SECONDS = 2.0
 """The sampler reads once a second."""
 _SHORTEST_BLOCK = 5
-_WARM_UP_STEPS = 12
-"""Until the probes know what their readings cost."""
+_WARM_UP_STEPS = 26
+"""Until the probes know what their readings cost, and mark as many borders as ever after."""
 _INSIDE_BLOCKS = 6
 """As long as there is time."""
 _FEWEST_BLOCKS = 2
-_INSIDE_STEPS = 20
-"""Some of what is told by steps is told of every tenth or twentieth."""
+_INSIDE_STEPS = 50
+"""Some of what is told by steps is told of every twentieth or fiftieth."""
 _READY_SECONDS = 400.0
 """For imports, compiling an op, the model and some first steps."""
 _FIXED_STEPS = 1000
@@ -226,7 +227,7 @@ def measure(bench: Bench, seconds: float, minutes: float, tell: Tell) -> None:
 def _inside(
     bench: Bench, steps: int, step_seconds: float, seconds: float, say: Callable[[str], object]
 ) -> Row:
-    """Work and waits of the probes' own calls."""
+    """What the probes' own calls take."""
     deadline = time.monotonic() + seconds
     steps = max(steps, _INSIDE_STEPS)
     nothing = bench.nothing_seconds(steps)
@@ -241,20 +242,32 @@ def _inside(
     figures = {
         "work inside the probes' calls": [each.work for each in found],
         "that and the writer's thread": [each.work + each.beside for each in found],
-        "waits inside the probes' calls": [each.waits for each in found if each.waits is not None],
+        "inside the probes' calls as it runs": [each.running for each in found if each.running is not None],
     }
-    parts = {name: statistics.fmean(each.parts[name] for each in found) for name in found[0].parts}
-    by_call = ", ".join(f"{name} {1e3 * seconds:.4f}" for name, seconds in parts.items())
+    parts = _means([each.parts for each in found])
+    running_parts = _means([each.running_parts for each in found if each.running_parts is not None])
     return {
         "inside_milliseconds": [1e3 * each.work for each in found],
-        "parts_milliseconds": {name: 1e3 * seconds for name, seconds in parts.items()},
+        "parts_milliseconds": parts,
         "beside_milliseconds": [1e3 * each.beside for each in found],
-        "waits_milliseconds": [1e3 * each.waits for each in found if each.waits is not None],
+        "running_milliseconds": [1e3 * each.running for each in found if each.running is not None],
+        "running_parts_milliseconds": running_parts,
         "text": [
             *(inside_text(what, seconds, step_seconds) for what, seconds in figures.items() if seconds),
-            f"work by call in ms: {by_call}",
+            f"work by call in ms: {_by_call(parts)}",
+            *([f"as it runs, by call in ms: {_by_call(running_parts)}"] if running_parts else []),
         ],
     }
+
+
+def _means(blocks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Milliseconds by call, over the blocks."""
+    names = blocks[0] if blocks else ()
+    return {name: 1e3 * statistics.fmean(block.get(name, 0.0) for block in blocks) for name in names}
+
+
+def _by_call(milliseconds: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {spent:.4f}" for name, spent in milliseconds.items())
 
 
 def _probes(bench: Bench, bare: Arm, steps: int, minutes: float) -> Row:

@@ -239,8 +239,8 @@ def test_host_memory_that_is_full_before_the_run_ends() -> None:
 
 
 def paced(slow_from: int, count: int = 200, odd: int = 0, every: int = 1) -> list[AnyEvent]:
-    """Four ranks; rank 2 is slow from a step on, or in the one step `odd`. After 20 steps one of `every` tells
-    its phases."""
+    """Four ranks; rank 2 is slow from a step on, or in the one step `odd`. After 20 steps one of `every` has
+    phases."""
     events: list[AnyEvent] = []
     for n in range(1, count + 1):
         for rank in range(4):
