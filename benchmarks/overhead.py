@@ -8,8 +8,8 @@ all tensors in the block (`classified`). A second series compares bare blocks wi
 sampler of a supervisor running in its own process. Differences are taken within a round; the interval
 is a bootstrap of their trimmed mean over the rounds. On a machine with other work that is wide; so the
 processor time inside the probes' own calls is measured first, without and with that of the thread that
-writes what they tell (`--inside` measures nothing else). On a GPU that is done twice: as the training runs, and
-with an idle device before each call, where there is nothing to wait for.
+writes what they tell (`--inside` measures nothing else). On a GPU that is done twice: with an idle device
+before each call, where there is nothing to wait for, and as the training runs.
 
 Each series has its time (`--seconds` for what is inside the calls, `--minutes` for the others), is a row of
 its own as soon as it is done, and every block of the first says its figures. Before all that come the

@@ -99,8 +99,9 @@ class Worked(Struct, frozen=True, kw_only=True):
 
     work: float
     beside: float
-    waits: float | None
+    running: float | None
     parts: dict[str, float]
+    running_parts: dict[str, float] | None
 
 
 def test_costs_come_from_differences_within_a_round() -> None:
@@ -136,8 +137,9 @@ def test_arms_take_turns_in_an_order_that_the_seed_decides() -> None:
 class TimedBench:
     """Blocks that take what they are told to, on a clock by hand."""
 
-    def __init__(self, clock: ManualClock, block_seconds: float) -> None:
+    def __init__(self, clock: ManualClock, block_seconds: float, on_cuda: bool = False) -> None:
         self.clock, self.block_seconds, self.blocks = clock, block_seconds, 0
+        self.running = 4e-5 if on_cuda else None
 
     def bare(self) -> str:
         return "bare"
@@ -155,7 +157,10 @@ class TimedBench:
         assert nothing == {"step": 1e-6}
         self.clock.advance(self.block_seconds)
         self.blocks += 1
-        return Worked(work=5e-5, beside=1e-5, waits=None, parts={"step": 5e-5})
+        by_call = None if self.running is None else {"step": self.running}
+        return Worked(
+            work=5e-5, beside=1e-5, running=self.running, parts={"step": 5e-5}, running_parts=by_call
+        )
 
 
 @pytest.mark.parametrize(("block_seconds", "blocks"), [(1.0, 6), (15.0, 3), (500.0, 2)])
@@ -171,6 +176,18 @@ def test_what_is_inside_the_calls_is_measured_within_its_time_and_says_each_bloc
     assert row["series"] == "inside" and len(row["inside_milliseconds"]) == blocks == bench.blocks - 1
     assert said[0] == "0.1 s", "before the series its limit is set"
     assert sum(words.startswith("block ") for words in said) == blocks
+    assert "running_milliseconds" in row and not row["running_milliseconds"], "nothing to wait for"
+
+
+def test_on_a_gpu_the_cost_is_told_with_an_idle_device_and_as_the_training_runs() -> None:
+    kept = list[dict[str, Any]]()
+    tell = overhead.Tell(ready=lambda step: None, say=lambda words: None, keep=kept.append)
+    overhead.measure(TimedBench(ManualClock(), 1.0, on_cuda=True), 0.0, 0.0, tell)  # type: ignore[arg-type]
+    (row,) = kept
+    assert row["parts_milliseconds"] == {"step": pytest.approx(0.05)}
+    assert row["running_parts_milliseconds"] == {"step": pytest.approx(0.04)}
+    assert any("as it runs" in words and "0.0400" in words for words in row["text"])
+    assert any("calls as it runs" in words and "within the goal" in words for words in row["text"])
 
 
 def test_a_summary_covers_every_stratum_of_the_recorded_matrix() -> None:
