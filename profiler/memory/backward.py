@@ -10,13 +10,21 @@ from __future__ import annotations
 from msgspec import Struct
 
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.memory.flatcopy import Fill, fills
-from llmtop.profiler.memory.mlp import experts_backward, experts_gradient, mlp_copies
-from llmtop.profiler.memory.pool import OWN_BLOCKS, block_end
-from llmtop.profiler.memory.reduction import end_of_backward, to_host_bytes
+from llmtop.profiler.memory.flush import blocks_before_flush, flush_points
+from llmtop.profiler.memory.mlp import experts_backward, experts_gradient
+from llmtop.profiler.memory.reduction import end_of_backward
 from llmtop.profiler.memory.result import Component
-from llmtop.profiler.memory.sizes import Sizes, checkpointed_blocks
+from llmtop.profiler.memory.sharded import sharded_points
+from llmtop.profiler.memory.sizes import Sizes
 from llmtop.profiler.memory.states import StateBytes
+from llmtop.profiler.memory.waiting import (
+    block_ends,
+    bucket_at,
+    is_checkpointed,
+    kept_bytes,
+    last_matrix,
+    recomputed_bytes,
+)
 from llmtop.profiler.memory.walk import (
     Bytes,
     Walk,
@@ -48,60 +56,29 @@ def pass_bytes(spec: RunSpec, sizes: Sizes, states: StateBytes) -> PassBytes:
     )
 
 
-def _kept(walk: Walk, blocks: int) -> int:
-    """Activations of the lowest `blocks` blocks that wait for their backward."""
-    sizes, hidden = walk.sizes, walk.spec.model.hidden_size
-    inputs = checkpointed_blocks(blocks, sizes.checkpoint_every)
-    first_norm = 0
-    if sizes.lora_rank and blocks and not sizes.checkpoint_every:
-        # Nothing before the first adapter needs a gradient, so the first norm keeps nothing.
-        first_norm = hidden * 4
-    kept = inputs * hidden * sizes.dtype_bytes + (blocks - inputs) * walk.block.saved - first_norm
-    done = walk.spec.model.num_layers - blocks
-    done -= checkpointed_blocks(walk.spec.model.num_layers, sizes.checkpoint_every) - inputs
-    left = done * walk.packed_inputs  # of blocks that are done, and that no checkpoint counts
-    return kept * sizes.tokens + (blocks - inputs) * walk.block.saved_weights + left
-
-
-def _block_ends(walk: Walk, blocks: int) -> int:
-    """What the allocator's blocks hold beyond the activations of the lowest `blocks` blocks."""
-    if walk.spec.on_cpu:
-        return 0
-    sizes, model = walk.sizes, walk.spec.model
-    inputs = checkpointed_blocks(blocks, sizes.checkpoint_every)
-    hidden = block_end(model.hidden_size * sizes.dtype_bytes * sizes.tokens)
-    wide = block_end(model.intermediate_size * sizes.dtype_bytes * sizes.tokens)
-    ends = (blocks - inputs) * mlp_copies(model, sizes) * wide + inputs * hidden
-    return round(ends * OWN_BLOCKS)
-
-
-def _is_checkpointed(sizes: Sizes, index: int) -> bool:
-    return bool(sizes.checkpoint_every) and index % sizes.checkpoint_every == 0
-
-
 def _forward_end(walk: Walk) -> Bytes:
     layers = walk.spec.model.num_layers
-    kept = _kept(walk, layers) + walk.final_norm + walk.constant + walk.mask
+    kept = kept_bytes(walk, layers) + walk.final_norm + walk.constant + walk.mask
     if "fused_linear_cross_entropy" in walk.sizes.liger:
         # The fused loss keeps its gradients for backward, and no logits.
         return with_resident(
             walk,
             activations=kept + walk.loss.kept,
             gradients=walk.accumulated + walk.loss.head_gradient,
-            rounding=_block_ends(walk, layers),
+            rounding=block_ends(walk, layers),
         )
     return with_resident(
         walk,
         activations=kept,
         logits=walk.loss.kept,
         gradients=walk.accumulated,
-        rounding=_block_ends(walk, layers),
+        rounding=block_ends(walk, layers),
     )
 
 
 def _loss_backward(walk: Walk) -> Bytes:
     layers = walk.spec.model.num_layers
-    before = _kept(walk, layers) + walk.final_norm + walk.constant + walk.mask
+    before = kept_bytes(walk, layers) + walk.final_norm + walk.constant + walk.mask
     found = with_resident(
         walk,
         activations=before + walk.loss.peak_activations,
@@ -109,7 +86,7 @@ def _loss_backward(walk: Walk) -> Bytes:
         gradients=walk.accumulated + walk.loss.head_gradient,
         workspace=walk.loss.peak_workspace,
         buffers=_kept_bucket(walk),
-        rounding=_block_ends(walk, layers),
+        rounding=block_ends(walk, layers),
     )
     return _in_first_pass(walk, found)
 
@@ -129,24 +106,11 @@ def _in_first_pass(walk: Walk, later: Bytes) -> Bytes:
     return first
 
 
-def _bucket_at(walk: Walk, blocks_done: int) -> int:
-    whole = bucket_bytes(walk.spec, walk.sizes)
-    if not walk.spec.on_cpu:
-        return whole
-    return min(whole, blocks_done * walk.sizes.layer_params * walk.sizes.dtype_bytes)
-
-
 def _kept_bucket(walk: Walk) -> int:
     """ZeRO-1 keeps its bucket from one micro-batch of a step to the next."""
     if walk.sizes.stage == 1 and walk.spec.options.grad_accum > 1:
         return bucket_bytes(walk.spec, walk.sizes)
     return 0
-
-
-def _recomputed(walk: Walk) -> int:
-    """What the recomputation of a block saves: all but its input, which was kept."""
-    block = walk.block
-    return (block.saved - block.input_saved) * walk.sizes.tokens + block.saved_weights
 
 
 class _BlockAlive(Struct, frozen=True, kw_only=True):
@@ -167,12 +131,12 @@ class _BlockAlive(Struct, frozen=True, kw_only=True):
 def _block_alive(walk: Walk, index: int) -> _BlockAlive:
     """Of block `index`, counted from 0."""
     block, tokens = walk.block, walk.sizes.tokens
-    kept, workspace = _kept(walk, index + 1) + walk.constant + walk.mask, block.gradient * tokens
-    if _is_checkpointed(walk.sizes, index):
-        kept += _recomputed(walk)
+    kept, workspace = kept_bytes(walk, index + 1) + walk.constant + walk.mask, block.gradient * tokens
+    if is_checkpointed(walk.sizes, index):
+        kept += recomputed_bytes(walk)
         if walk.spec.options.checkpointing_reentrant:
             workspace += block.gradient * tokens  # the reentrant form also holds the recomputed output
-    matrix = 0 if walk.sizes.lora_rank else _last_matrix(walk) * walk.sizes.dtype_bytes
+    matrix = 0 if walk.sizes.lora_rank else last_matrix(walk) * walk.sizes.dtype_bytes
     product = _first_product(walk) * tokens
     if block.saved_weights:
         # Passed back through the copies of a weight its gradient is there twice, the product's input gone.
@@ -199,28 +163,10 @@ def _in_experts(walk: Walk, kept: int, workspace: int) -> _BlockAlive | None:
     )
 
 
-def _last_matrix(walk: Walk) -> int:
-    """Weights of the MLP's matrix that is differentiated first; gate and up in one are wider."""
-    model = walk.spec.model
-    return min(walk.sizes.wide_linear, model.hidden_size * max(model.intermediate_size, 1))
-
-
 def _first_product(walk: Walk) -> int:
     """Bytes per token of the gradient of the MLP's product, made while everything is still kept."""
     model = walk.spec.model
     return max(model.intermediate_size, 1) * walk.sizes.dtype_bytes
-
-
-def _blocks_before_flush(walk: Walk) -> int:
-    """Blocks whose gradients fit the bucket before it is reduced for the first time; -1 where a head is
-    larger than the bucket, so that the next gradient of all, the last norm's, has it reduced."""
-    sizes = walk.sizes
-    room = sizes.zero.reduce_bucket_size
-    if sizes.head_trained and not walk.spec.model.tied_embeddings:
-        if sizes.head_params > room:
-            return -1
-        room -= sizes.head_params
-    return room // max(1, sizes.layer_params)
 
 
 def _gradients_after(walk: Walk, blocks_done: int, *, flushed: bool) -> int:
@@ -266,7 +212,7 @@ def _until_checkpoint(done: int, last: int, sizes: Sizes) -> set[int]:
 def _largest_block(walk: Walk) -> Bytes:
     last = walk.spec.model.num_layers - 1
     points = [(done, False) for done in _turns(last + 1, walk.sizes.checkpoint_every)]
-    before = _blocks_before_flush(walk)
+    before = blocks_before_flush(walk)
     if reduces_at_once(walk) and before <= last:
         # After the flush gradients stay as they are, so what comes later is smaller: all but a recomputed
         # block of the reentrant form, with its output, below one that is not.
@@ -277,102 +223,8 @@ def _largest_block(walk: Walk) -> Bytes:
             # The first flush comes with a gradient of the block's MLP, before the attention's peak.
             points.append((before, True))
     candidates = [_at_block(walk, done, flushed=flushed) for done, flushed in points]
-    if reduces_at_once(walk) and before < 0:
-        candidates.append(_head_reduced(walk))
-    if not walk.spec.on_cpu:
-        candidates += [_at_fill(walk, fill) for fill in fills(walk.sizes)]
-        candidates += _head_to_host(walk)
-    if walk.sizes.stage == 3 and walk.sizes.ranks > 1 and walk.sizes.experts:
-        candidates.append(_experts_gathered(walk))
+    candidates += flush_points(walk) + sharded_points(walk)
     return max(candidates, key=lambda components: sum(components.values()))
-
-
-def _at_fill(walk: Walk, fill: Fill) -> Bytes:
-    """What ZeRO-3's bucket holds is copied together to be reduced when a matrix of a block has its gradient:
-    the products of that block are done."""
-    sizes, width, layers = walk.sizes, walk.sizes.dtype_bytes, walk.spec.model.num_layers
-    index = layers - 1 - fill.blocks_done
-    again = _is_checkpointed(sizes, index)
-    block = walk.block
-    of_block = _recomputed(walk) if again else block.saved * sizes.tokens + block.saved_weights
-    kept = _kept(walk, index + 1) + walk.constant + walk.mask
-    kept += round(of_block * (fill.left - (0 if again else 1)))
-    offloaded = walk.spec.options.offload_optimizer != "none"
-    to_host = to_host_bytes(sizes, fill.largest) if offloaded else 0
-    # The reentrant form holds the recomputed output beside its gradient.
-    widths = 2 if again and walk.spec.options.checkpointing_reentrant else 1
-    # Gathered is at most what the blocks that are left, and the embedding, still need.
-    left = (index + 1) * sizes.layer_params + sizes.head_params
-    return with_resident(
-        walk,
-        activations=kept,
-        workspace=widths * block.gradient * sizes.tokens + to_host,
-        gradients=tied_head_gradient(walk) + _last_matrix(walk) * width,
-        buffers=fill.elements * width,
-        rounding=_block_ends(walk, index + 1),
-        gathered=left * width,
-    )
-
-
-def _head_to_host(walk: Walk) -> list[Bytes]:
-    """ZeRO-3's head larger than the bucket, on its way to the host as soon as the last norm's gradient comes:
-    its part is copied out, and the norm taken in fp64 or, if that is more, all of it cast."""
-    sizes, width = walk.sizes, walk.sizes.dtype_bytes
-    offloaded = walk.spec.options.offload_optimizer != "none"
-    if sizes.stage != 3 or not offloaded or _blocks_before_flush(walk) >= 0:
-        return []
-    last, fused = walk.spec.model.num_layers - 1, "fused_linear_cross_entropy" in sizes.liger
-    kept = _kept(walk, last + 1) + walk.constant + walk.mask
-    # The head was gathered within the same limit, and is released; a fused loss reads it by itself, and it
-    # stays.
-    without_head = max(0, walk.states.gathered - width * sizes.head_params)
-    found = with_resident(
-        walk,
-        activations=kept,
-        workspace=walk.block.gradient * sizes.tokens + to_host_bytes(sizes, sizes.head_params),
-        gradients=width * sizes.head_params,
-        gathered=None if fused else without_head,
-    )
-    return [found]
-
-
-def _experts_gathered(walk: Walk) -> Bytes:
-    """Before the last block's experts are differentiated ZeRO-3 gathers them in one flat tensor, which lies
-    beside them until each is copied out of it (deepspeed 0.19.8,
-    `zero/partition_parameters.py:AllGatherCoalescedHandle.wait`)."""
-    sizes, block, layers = walk.sizes, walk.block, walk.spec.model.num_layers
-    kept = _kept(walk, layers) + walk.constant + walk.mask
-    if _is_checkpointed(sizes, layers - 1):
-        kept += (block.saved - block.input_saved) * sizes.tokens
-    return with_resident(
-        walk,
-        activations=kept,
-        workspace=block.gradient * sizes.tokens,
-        gradients=walk.accumulated + tied_head_gradient(walk),
-        buffers=sizes.experts * sizes.dtype_bytes,
-        rounding=_block_ends(walk, layers),
-    )
-
-
-def _head_reduced(walk: Walk) -> Bytes:
-    """A head larger than the bucket is reduced as it is; then the rank's share is made, or before that one
-    flat tensor of the parts of several ranks (deepspeed 0.19.8, `zero/stage_1_and_2.py:reduce_ipg_grads`).
-
-    On the way to the host its norm is taken in fp64 instead of a share.
-    """
-    sizes, layers = walk.sizes, walk.spec.model.num_layers
-    offloaded = walk.spec.options.offload_optimizer != "none"
-    share = 0 if offloaded else sizes.held_gradients
-    beside = max(share, sizes.head_params if sizes.ranks > 1 else 0)
-    norm = 8 * min(sizes.head_params, sizes.shard) if offloaded else 0
-    return with_resident(
-        walk,
-        activations=_kept(walk, layers) + walk.constant + walk.mask,
-        workspace=walk.block.gradient * sizes.tokens + max(0, norm - sizes.dtype_bytes * beside),
-        gradients=walk.accumulated + sizes.dtype_bytes * (sizes.head_params + beside),
-        buffers=_bucket_at(walk, 0),
-        rounding=_block_ends(walk, layers),
-    )
 
 
 def _at_block(walk: Walk, blocks_done: int, *, flushed: bool) -> Bytes:
@@ -383,6 +235,6 @@ def _at_block(walk: Walk, blocks_done: int, *, flushed: bool) -> Bytes:
         activations=alive.activations,
         workspace=alive.workspace,
         gradients=walk.accumulated + tied_head_gradient(walk) + held,
-        buffers=_bucket_at(walk, blocks_done),
-        rounding=_block_ends(walk, walk.spec.model.num_layers - blocks_done),
+        buffers=bucket_at(walk, blocks_done),
+        rounding=block_ends(walk, walk.spec.model.num_layers - blocks_done),
     )

@@ -349,6 +349,8 @@ def block_bytes(spec: RunSpec, sizes: Sizes) -> BlockBytes:
         given_back += mlp + norm + hidden
         if spec.options.quantization == "int8":
             given_back -= hidden + product_width(model) * width  # inputs of its matrices
+        if model.parallel_block:
+            in_softmax += hidden  # the gradient of the MLP's input waits for attention's
         if in_softmax - given_back > extra - freed:
             extra, freed, in_attention, after_mlp_first = in_softmax, given_back, True, False
     return BlockBytes(

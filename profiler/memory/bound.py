@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.mlp import product_width
+from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.memory.secondary import second_ranks
 from llmtop.profiler.memory.sizes import Sizes
 from llmtop.profiler.memory.states import overgathered_bytes, unreleased_bytes
@@ -39,12 +40,12 @@ def upper_bytes(spec: RunSpec, sizes: Sizes, peak_bytes: int, init_bytes: int) -
     return _with_margin(spec, sizes, peak_bytes, init_bytes, overgathered_bytes(spec, sizes) + in_half)
 
 
-def closer_upper_bytes(
-    spec: RunSpec, sizes: Sizes, peak_bytes: int, simulated_bytes: int, init_bytes: int
-) -> int:
-    """The same where the first steps were simulated: how far ZeRO-3's prefetching comes is known then, and
-    what was simulated is within the bound."""
-    return _with_margin(spec, sizes, max(peak_bytes, simulated_bytes), init_bytes, 0)
+def closer_upper_bytes(spec: RunSpec, sizes: Sizes, prediction: Prediction, simulated_bytes: int) -> int:
+    """The bound of a prediction whose first steps were simulated: how far ZeRO-3's prefetching comes is known
+    then, and what was simulated is within it."""
+    peak_bytes = max(prediction.peak_allocated_bytes, simulated_bytes)
+    closer = _with_margin(spec, sizes, peak_bytes, prediction.moments[0].total_bytes, 0)
+    return max(simulated_bytes, min(prediction.peak_allocated_upper_bytes, closer))
 
 
 def _with_margin(spec: RunSpec, sizes: Sizes, peak_bytes: int, init_bytes: int, thin_bytes: int) -> int:

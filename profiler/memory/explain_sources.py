@@ -97,19 +97,21 @@ RULES: dict[str, Rule] = {
     "walk._before_blocks": Rule(
         "rotary tables, token ids, labels, the embedding's", "transformers 5.x modelling code"
     ),
-    "walk._kept_inputs": Rule(
+    "walk._packed_inputs": Rule(
         "inputs of 8-bit matrices", "bitsandbytes 0.50 autograd/_functions.py:MatMul8bitLt"
     ),
-    "backward._kept": Rule("checkpoints: the blocks' inputs", "torch utils/checkpoint.py"),
+    "waiting.kept_bytes": Rule("checkpoints: the blocks' inputs", "torch utils/checkpoint.py"),
     "walk._accumulated": Rule("gradients of earlier micro-batches", _ZERO12),
     "walk.bucket_bytes": Rule("reduce bucket", f"{_ZERO12}: reduce_bucket_size, overlap_comm"),
-    "backward._bucket_at": Rule("reduce bucket, as far as it is touched", _ZERO12),
+    "waiting.bucket_at": Rule("reduce bucket, as far as it is touched", _ZERO12),
     "backward._block_alive": Rule("one block's backward", _WALK),
-    "backward._recomputed": Rule("one block's backward", _WALK),
-    "backward._at_fill": Rule("while the bucket is copied together", _FLAT_COPY),
-    "backward._head_to_host": Rule("the head's gradient on its way to the host", _FLAT_COPY),
+    "waiting.recomputed_bytes": Rule("one block's backward", _WALK),
+    "sharded._at_fill": Rule("while the bucket is copied together", _FLAT_COPY),
+    "sharded._head_to_host": Rule("the head's gradient on its way to the host", _FLAT_COPY),
     "reduction._last_reduced": Rule("the bucket's last flat copy", _FLAT_COPY),
     "reduction.to_host_bytes": Rule("a gradient on its way to the host", _FLAT_COPY),
+    "flush._head_reduced": Rule("the head's gradient, reduced as it is", _ZERO12),
+    "flush._at_block": Rule("the bucket is emptied", _ZERO12),
     "backward._first_product": Rule("gradient of the MLP's product", _WALK),
     "walk.tied_head_gradient": Rule("gradient of the tied head", _WALK),
     "backward._gradients_after": Rule("gradients so far", _WALK),
@@ -137,6 +139,9 @@ MODULES: dict[str, Rule] = {
     "loss": Rule("", "transformers 5.x loss/loss_utils.py:ForCausalLMLoss"),
     "backward": Rule("", _WALK),
     "walk": Rule("", _WALK),
+    "waiting": Rule("", _WALK),
+    "flush": Rule("", _ZERO12),
+    "sharded": Rule("", _FLAT_COPY),
     "reduction": Rule("", _ZERO12),
     "mask": Rule("", "transformers 5.x masking_utils.py"),
     "predict": Rule("", "sum of the moments; margins measured on H200"),

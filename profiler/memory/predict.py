@@ -43,17 +43,15 @@ def predict(spec: RunSpec) -> Prediction:
 
 def predict_closely(spec: RunSpec) -> Prediction:
     """The same with the allocator of the first steps simulated, tensor by tensor: what is reserved, what
-    NVML will read, and an upper bound that the simulation is within. A call takes 10 to 100 ms. Raises as
-    `predict` does."""
+    NVML will read, and a closer upper bound, which the simulation is within. A call takes 10 to 100 ms.
+    Raises as `predict` does."""
     prediction = predict(spec)
     found = simulated(spec, prediction)
     if found is None:
         return prediction
     peak, context = prediction.peak_allocated_bytes, _context(spec)
     likely = max(found.peak_reserved_bytes, peak)
-    upper = closer_upper_bytes(
-        spec, sizes_of(spec), peak, found.peak_allocated_bytes, prediction.moments[0].total_bytes
-    )
+    upper = closer_upper_bytes(spec, sizes_of(spec), prediction, found.peak_allocated_bytes)
     needed, memory = upper + context, spec.gpu.memory_bytes
     fits = None if memory is None else needed <= memory
     told = prediction.assumptions

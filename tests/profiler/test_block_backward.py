@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from llmtop.presets import catalog
 from llmtop.presets.spec import GpuSpec, RunOptions, RunSpec
-from llmtop.profiler.memory.backward import _block_alive, _kept
+from llmtop.profiler.memory.backward import _block_alive
 from llmtop.profiler.memory.sizes import sizes_of
 from llmtop.profiler.memory.states import state_bytes
+from llmtop.profiler.memory.waiting import kept_bytes
 from llmtop.profiler.memory.walk import walk_of
 from llmtop.profiler.probes import trace_model
 from llmtop.profiler.probes.trace_sizes import blocks_of
@@ -63,5 +64,5 @@ def _predicted(spec: RunSpec) -> int:
     """Beyond what is kept and the gradient of the block's output."""
     sizes = sizes_of(spec)
     walk = walk_of(spec, sizes, state_bytes(spec, sizes))
-    begun = _kept(walk, LAYERS) + walk.constant + walk.mask + walk.block.gradient * sizes.tokens
+    begun = kept_bytes(walk, LAYERS) + walk.constant + walk.mask + walk.block.gradient * sizes.tokens
     return _block_alive(walk, LAYERS - 1).total - begun

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from llmtop.presets.catalog import LoadedModel, load_gpu, load_model
 from llmtop.presets.rules import refusals
 from llmtop.presets.spec import RunOptions, RunSpec
-from llmtop.profiler.memory.predict import predict, predict_brief
+from llmtop.profiler.memory.predict import predict, predict_brief, simulated
 from llmtop.profiler.memory.result import Component, Moment, Prediction
 
 STATES = (Component.PARAMETERS, Component.MASTER_PARAMETERS, Component.OPTIMIZER_STATE)
@@ -101,6 +101,52 @@ def specs(draw: st.DrawFn, /, **fixed: Any) -> RunSpec:
 
 def between_steps(prediction: Prediction) -> dict[Component, int]:
     return next(moment.components for moment in prediction.moments if moment.name is Moment.STEADY)
+
+
+_OFFLOAD, _AWAY = {"offload_optimizer": "cpu"}, {"offload_optimizer": "cpu", "offload_param": "cpu"}
+_CHECKPOINTS = {"gradient_checkpointing": True}
+_REENTRANT = {**_CHECKPOINTS, "checkpointing_reentrant": True}
+BEYOND: tuple[dict[str, Any], ...] = (
+    {"model": "llama-3.2-1b", "zero": 2, "precision": "fp32", "liger": True, **_OFFLOAD},
+    {"model": "gemma-2b", "zero": 3, "liger": True, "lora_rank": 64, **_OFFLOAD, **_CHECKPOINTS},
+    {"model": "opt-1.3b", "micro_batch": 3, "lora_rank": 64, "lora_targets": "attention"},
+    {
+        **{"model": "gemma-2-2b", "micro_batch": 6, "seq_len": 4096, "attention": "flash_attention_2"},
+        **{"liger": True, "lora_rank": 8, "quantization": "int8", "checkpointing_every": 3, **_REENTRANT},
+    },
+    {"model": "llama-3.1-8b", "zero": 3, "gpus": 8, "lora_rank": 16, "liger": True, **_CHECKPOINTS},
+    {
+        **{"model": "olmo-2-7b", "zero": 3, "gpus": 8, "lora_rank": 16, "quantization": "nf4"},
+        **{"liger": True, "micro_batch": 3, "seq_len": 128, **_CHECKPOINTS},
+    },
+    {"model": "mixtral-8x7b", "zero": 3, "lora_rank": 16, "offload_param": "cpu", "precision": "fp32"},
+    {"model": "deepseek-v3", "zero": 3, "gpus": 2, "micro_batch": 7, **_AWAY, **_REENTRANT},
+    {"model": "qwen3-0.6b", "zero": 2, "gpus": 8, "precision": "fp32", **_OFFLOAD},
+    {"model": "opt-1.3b", "zero": 2, "gpus": 2, "precision": "fp32", **_CHECKPOINTS},
+    {"model": "olmo-2-7b", "zero": 2, "micro_batch": 3, **_OFFLOAD},
+    {
+        **{"model": "gpt2", "zero": 1, "precision": "fp32", "lora_rank": 64, "lora_targets": "attention"},
+        **{"micro_batch": 5, "grad_accum": 3, "seq_len": 1024},
+    },
+)
+"""Each was beyond its upper bound by a cause of its own."""
+
+
+def within_bound(spec: RunSpec) -> bool:
+    told = predict(spec)
+    run = simulated(spec, told)
+    return run is None or run.peak_allocated_bytes <= told.peak_allocated_upper_bytes
+
+
+@pytest.mark.parametrize("options", BEYOND, ids=str)
+def test_no_simulated_run_allocates_more_than_its_upper_bound(options: dict[str, Any]) -> None:
+    assert within_bound(spec_of(**{"seq_len": 640, **options}))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(specs())
+def test_nor_does_any_other(spec: RunSpec) -> None:
+    assert within_bound(spec)
 
 
 @settings(max_examples=80, deadline=None)

@@ -17,6 +17,7 @@ from llmtop.profiler.cost.steptime import predict_step_seconds
 from llmtop.profiler.effects.switches import SWITCHES
 from llmtop.profiler.memory import backward
 from llmtop.profiler.memory.backward import pass_bytes
+from llmtop.profiler.memory.flush import blocks_before_flush
 from llmtop.profiler.memory.loss import loss_bytes
 from llmtop.profiler.memory.mask import mask_bytes
 from llmtop.profiler.memory.predict import predict, predict_with_suggestions
@@ -148,7 +149,7 @@ def test_no_block_needs_more_than_the_largest_that_was_looked_at(spec: RunSpec) 
     sizes = sizes_of(spec)
     states = state_bytes(spec, sizes)
     walk = walk_of(spec, sizes, states)
-    before = backward._blocks_before_flush(walk)
+    before = blocks_before_flush(walk)
     totals = [
         sum(backward._at_block(walk, done, flushed=sizes.stage == 2 and done > before).values())
         for done in range(spec.model.num_layers)

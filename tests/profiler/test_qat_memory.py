@@ -13,13 +13,14 @@ from llmtop.presets import catalog
 from llmtop.presets.hf.canonical import canonical
 from llmtop.presets.hf.config import read_shape
 from llmtop.presets.spec import GpuSpec, RunOptions, RunSpec
-from llmtop.profiler.memory.backward import _block_alive, _kept
+from llmtop.profiler.memory.backward import _block_alive
 from llmtop.profiler.memory.blocks import block_bytes
 from llmtop.profiler.memory.predict import predict, predict_closely
 from llmtop.profiler.memory.qat import qat_scales
 from llmtop.profiler.memory.result import Component, Moment
 from llmtop.profiler.memory.sizes import sizes_of
 from llmtop.profiler.memory.states import state_bytes
+from llmtop.profiler.memory.waiting import kept_bytes as waiting_bytes
 from llmtop.profiler.memory.walk import walk_of
 from llmtop.profiler.probes import trace_model
 from llmtop.profiler.probes.trace_model import trace
@@ -112,7 +113,7 @@ def test_a_blocks_backward_needs_what_the_formulas_say(name: str, kind: Any, len
     )
     sizes = sizes_of(spec)
     walk = walk_of(spec, sizes, state_bytes(spec, sizes))
-    begun = _kept(walk, BLOCKS) + walk.constant + walk.mask + walk.block.gradient * sizes.tokens
+    begun = waiting_bytes(walk, BLOCKS) + walk.constant + walk.mask + walk.block.gradient * sizes.tokens
     assert _block_alive(walk, BLOCKS - 1).total - begun == pytest.approx(followed, rel=0.03)
 
 

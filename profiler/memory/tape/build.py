@@ -8,9 +8,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets.spec import ModelShape, RunSpec
-from llmtop.profiler.cost.shape import tensors
 from llmtop.profiler.memory.blocks import FP32_NORMALIZED, POST_NORM, masked_blocks
-from llmtop.profiler.memory.lora import adapted, module_name
+from llmtop.profiler.memory.lora import adapted
 from llmtop.profiler.memory.mask import mask_bytes
 from llmtop.profiler.memory.mlp import PYTHON_GELU
 from llmtop.profiler.memory.secondary import second_ranks
@@ -106,7 +105,7 @@ class Builder:
         self.slots: dict[str, int] = {}
         """Of the matrices of the block that is being made, by name."""
         names = adapted(self.shape, spec.options.lora_targets) if sizes.lora_rank else ()
-        self.adapted = {module_name(self.shape, group) for group in names}
+        self.adapted = {group.name for group in names}
         self.coordinator = self._coordinator(engine) if isinstance(engine, Stage3) else None
         self.frame = Frame(
             machine,
@@ -120,7 +119,6 @@ class Builder:
             by_function=sizes.stage == 3 and spec.options.quantization == "none",
         )
         self.full = sizes.lora_rank == 0
-        self.groups = {group.name: group for group in tensors(self.shape) if group.per_layer}
 
     def _coordinator(self, engine: Stage3) -> Coordinator | None:
         """What gathers weights; one rank has all of them."""
@@ -148,7 +146,7 @@ class Builder:
                 continue
             each = packed if packed is not None and is_packed(group) else width
             yield _Matrix(group.name, group.numel, round(group.numel * each))
-            if rank and module_name(self.shape, group) in self.adapted and is_packed(group):
+            if rank and group.name in self.adapted:
                 for side in (group.shape[1], group.shape[0]):
                     yield _Matrix(f"{group.name}.adapter", rank * side, rank * side * width)
 
@@ -156,15 +154,13 @@ class Builder:
         return self.slots.get(name, 0)
 
     def linear(self, name: str, rows: int, columns: int, *, bias: bool = False) -> Linear:
-        group = self.groups.get(name)
-        has = group is not None and module_name(self.shape, group) in self.adapted
         return Linear(
             self.frame,
             rows,
             columns,
             bias=bias,
             trained=self.full,
-            rank=self.sizes.lora_rank if has else 0,
+            rank=self.sizes.lora_rank if name in self.adapted else 0,
             bits=_BITS[self.spec.options.quantization],
             slot=self.slot(name),
         )
