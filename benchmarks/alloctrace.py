@@ -37,7 +37,7 @@ def record(arguments: list[str]) -> NoReturn:
     import llmtop.trainer.worker.__main__ as worker
 
     # The probes' own recording would end this one.
-    training.is_classified = lambda step, every, first_step=1: False
+    vars(training)["is_classified"] = lambda step, every, first_step=1: False
     history: Any = memory._record_memory_history
     history("all", context=None, stacks="python", max_entries=_MOST_ENTRIES)
     leave = worker._leave

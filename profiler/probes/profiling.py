@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
+from llmtop.profiler.probes.due import is_classified
 from llmtop.profiler.probes.nearlimit import NearLimit, near_limit_of
 from llmtop.profiler.probes.snapshotting import MAKERS, Recording, Writing
 from llmtop.profiler.probes.stepreading import PlainSteps, StepReading
-from llmtop.profiler.probes.training import TrainingProbes, is_classified
+from llmtop.profiler.probes.training import TrainingProbes
 from llmtop.profiler.record.events import AnyEvent, Phase
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.snapshotevents import SnapshotFile, SnapshotParams, SnapshotTaken

@@ -22,6 +22,14 @@ from llmtop.profiler.memory.result import Component, Moment
 from llmtop.profiler.probes.activations import ActivationCounter
 from llmtop.profiler.probes.allocator import Peaks, memory_meter
 from llmtop.profiler.probes.classify import buffer_tensors, classify, modules_of
+from llmtop.profiler.probes.due import (
+    ALWAYS_MARKED,
+    Alike,
+    alike_from,
+    is_classified,
+    is_first,
+    next_classified,
+)
 from llmtop.profiler.probes.heap import read_heap
 from llmtop.profiler.probes.kernels import KernelRecorder
 from llmtop.profiler.probes.outside import OutsideProbe
@@ -37,31 +45,10 @@ logger = logging.getLogger(__name__)
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
-_ALWAYS_CLASSIFIED = 2
-"""The first steps of each process: the optimizer's states are there from the second on."""
-_ALWAYS_MARKED = 20
-"""Steps of each process, and after each change, in which the borders between phases are marked."""
 _REMEMBERED = 5
 """Costs of classifying."""
 _OUTSIDE_AFTER: dict[int, OutsideMoment] = {1: "first_step", 2: "second_step"}
 """Steps since this process began: kernels are loaded when they are first used."""
-
-
-def is_classified(step: int, every: int, first_step: int = 1) -> bool:
-    """Whether a step's tensors are counted: in the first two of a process, which began at `first_step`, and
-    every so many."""
-    return _is_first(step, first_step) or (every > 0 and step % every == 0)
-
-
-def _next_classified(step: int, every: int, first_step: int) -> float:
-    """The first after `step` whose tensors are counted."""
-    if _is_first(step + 1, first_step):
-        return step + 1
-    return (step // every + 1) * every if every > 0 else math.inf
-
-
-def _is_first(step: int, first_step: int) -> bool:
-    return 0 <= step - first_step < _ALWAYS_CLASSIFIED
 
 
 _NOTHING = nullcontext()
@@ -148,7 +135,7 @@ class TrainingProbes:
         if self._plain is None or step >= self._plain.until:
             if step >= self._plain_until:
                 self._ask_of_step(step)
-            self._plain = self._plain_steps(step) if step < self._plain_until else None
+            self._plain = self._following(step) if step < self._plain_until else None
         self._step = step
         try:
             if "times" not in self._broken:
@@ -161,27 +148,25 @@ class TrainingProbes:
         self._follows = self._plain is not None
         return self._plain
 
-    def _plain_steps(self, step: int) -> PlainSteps:
-        """Those from `step` on whose borders are marked, or of which none is."""
-        timer, until, every = self._timer, self._plain_until, self._timer.borders_every
-        marks = timer.marks()
-        if every > 1 and self._memory.rate.step_seconds < SHORT_STEP_SECONDS:
-            if step < self._marked_until:
-                until = min(until, self._marked_until)
-            elif step % every == 0:
-                until = step + 1
-            else:
-                marks, until = NO_MARKS, min(until, (step // every + 1) * every)
-        return PlainSteps(marks, timer.finish_step, timer.go_on, until, self._seen)
+    def _following(self, step: int) -> PlainSteps:
+        """Those from `step` on that are alike."""
+        timer, until = self._timer, self._plain_until
+        if step < self._marked_until:
+            alike = Alike(marked=True, until=min(until, self._marked_until))
+        else:
+            short = self._memory.rate.step_seconds < SHORT_STEP_SECONDS
+            alike = alike_from(step, until, timer.borders_every if short else 1)
+        marks = timer.marks() if alike.marked else NO_MARKS
+        return PlainSteps(marks, timer.finish_step, timer.go_on, alike.until, self._seen)
 
     def _ask_of_step(self, step: int) -> None:
         """What is to be taken of one that begins, and of those after it."""
         self._step = step
         if not self._first_step:
-            self._first_step, self._marked_until = step, step + _ALWAYS_MARKED
+            self._first_step, self._marked_until = step, step + ALWAYS_MARKED
         if self._changed:
             self._changed, self._changed_step = False, step
-            self._marked_until = step + _ALWAYS_MARKED
+            self._marked_until = step + ALWAYS_MARKED
         self._inside_step = None
         self.sampled = step == self._changed_step or is_classified(
             step, self.classify_every, self._first_step
@@ -197,7 +182,7 @@ class TrainingProbes:
             return
         self._plain_until = min(
             self._memory.next_due(step),
-            _next_classified(step, self.classify_every, self._first_step),
+            next_classified(step, self.classify_every, self._first_step),
             math.inf if self._kernel_step is None or self._kernel_step <= step else self._kernel_step,
         )
         self._seen = StepReading(times=None, phase_memory={}, memory_every=self._memory.rate.every)
@@ -327,7 +312,7 @@ class TrainingProbes:
             return
         # Once a step: a trace that began in its middle would not know what earlier phases made.
         self._asked_step = self._step
-        always = _is_first(self._step, self._first_step) or self._step == self._changed_step
+        always = is_first(self._step, self._first_step) or self._step == self._changed_step
         if always or probe.is_due(self._memory.highest_phase_peak_bytes):
             probe.begin(self._step)
 

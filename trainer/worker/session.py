@@ -14,11 +14,12 @@ from msgspec import Struct
 from llmtop.presets.spec import RunOptions, RunSpec
 from llmtop.profiler.probes.allocator import Peaks
 from llmtop.profiler.probes.baseline import baseline, device_used_bytes
+from llmtop.profiler.probes.due import is_classified
 from llmtop.profiler.probes.heap import read_heap
 from llmtop.profiler.probes.inmodules import model_built
 from llmtop.profiler.probes.kernels import profiled_step
 from llmtop.profiler.probes.outside import OutsideProbe, first_collective, make_context
-from llmtop.profiler.probes.training import TrainingProbes, is_classified
+from llmtop.profiler.probes.training import TrainingProbes
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import ModelBuilt, RankFinished
 from llmtop.profiler.record.rundir import RunDir
