@@ -9,7 +9,7 @@ import math
 import os
 import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from benchmarks.cells import Planned, make_run
 from benchmarks.stats import BlockTime
 from llmtop.profiler.probes.outside import OutsideProbe
-from llmtop.profiler.probes.phases import Marks, StepTimes
+from llmtop.profiler.probes.phases import NO_MARKS, Marks, StepTimes
 from llmtop.profiler.probes.stepreading import PlainSteps, StepReading
 from llmtop.profiler.record.eventlog import FLUSHER, EventWriter
 from llmtop.profiler.record.events import Phase
@@ -55,9 +55,7 @@ _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _NOTHING = nullcontext()
 _NOTHING_READ = StepReading(times=None, phase_memory={})
 _NO_TIMES: Any = float
-_NOTHING_TAKEN = PlainSteps(
-    (deque[Any](maxlen=0).append, float), _NO_TIMES, lambda: None, math.inf, _NOTHING_READ
-)
+_NOTHING_TAKEN = PlainSteps(NO_MARKS, 1, _NO_TIMES, lambda: None, math.inf, _NOTHING_READ)
 
 
 class NoProbes:
@@ -154,8 +152,9 @@ class TimedProbes:
             with self._watch("finish"):
                 return plain.finish_step()
 
-        marks = self._timed(*plain.marks)
-        return PlainSteps(marks, finish_step, plain.start_step, plain.until, plain.reading)
+        # Timed in every step, as those that do nothing are: the clock's own time is taken off.
+        marks = self._timed(*(NO_MARKS if step % plain.marked_every else plain.marks))
+        return PlainSteps(marks, 1, finish_step, plain.start_step, plain.until, plain.reading)
 
     def phase(self, phase: Phase, *, last: bool) -> AbstractContextManager[None]:
         return self._around(phase, lambda: self._probes.phase(phase, last=last))

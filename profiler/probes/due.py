@@ -1,9 +1,8 @@
-"""Which steps are looked at closely, and which of the others have the borders between their phases marked."""
+"""Which steps of a process are looked at more closely than others."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 ALWAYS_CLASSIFIED = 2
 """The first steps of each process: the optimizer's states are there from the second on."""
@@ -27,22 +26,3 @@ def next_classified(step: int, every: int, first_step: int) -> float:
 def is_first(step: int, first_step: int) -> bool:
     """Whether it is one of the first of a process, which began at `first_step`."""
     return 0 <= step - first_step < ALWAYS_CLASSIFIED
-
-
-class Alike(NamedTuple):
-    """Steps that follow each other."""
-
-    marked: bool
-    """Whether their borders are marked."""
-    until: float
-    """The first after them."""
-
-
-def alike_from(step: int, until: float, every: int) -> Alike:
-    """Those from `step` on and before `until` that are as it is, where of `every` steps one is marked: those
-    whose number it divides, so that ranks mark the same ones."""
-    if every == 1:
-        return Alike(marked=True, until=until)
-    if step % every == 0:
-        return Alike(marked=True, until=step + 1)
-    return Alike(marked=False, until=min(until, (step // every + 1) * every))

@@ -31,7 +31,9 @@ class PlainSteps(Struct, frozen=True):
     """
 
     marks: Marks
-    """What ends a phase."""
+    """What ends a phase: in the steps whose number `marked_every` divides, so that ranks mark the same ones.
+    The others have no phases, and `NO_MARKS` will do."""
+    marked_every: int
     finish_step: Callable[[], StepTimes]
     start_step: Callable[[], None]
     """The next step begins, if it is one of these."""

@@ -24,8 +24,6 @@ from llmtop.profiler.probes.allocator import Peaks, memory_meter
 from llmtop.profiler.probes.classify import buffer_tensors, classify, modules_of
 from llmtop.profiler.probes.due import (
     ALWAYS_MARKED,
-    Alike,
-    alike_from,
     is_classified,
     is_first,
     next_classified,
@@ -34,7 +32,7 @@ from llmtop.profiler.probes.heap import read_heap
 from llmtop.profiler.probes.kernels import KernelRecorder
 from llmtop.profiler.probes.outside import OutsideProbe
 from llmtop.profiler.probes.peaks import PeakProbe, hidden_size_of
-from llmtop.profiler.probes.phases import NO_MARKS, PHASES, SHORT_STEP_SECONDS, StepTimes, phase_timer
+from llmtop.profiler.probes.phases import PHASES, SHORT_STEP_SECONDS, StepTimes, phase_timer
 from llmtop.profiler.probes.readings import MemoryReadings, counted_every
 from llmtop.profiler.probes.stepreading import AtItsEnd, PlainSteps, StepReading
 from llmtop.profiler.probes.tracer import CudaTracer, Tracer
@@ -92,10 +90,6 @@ class TrainingProbes:
         """Whether more than times is taken of this step."""
         self._plain: PlainSteps | None = None
         """What `begin_step` answers of the steps before its `until`."""
-        self._plain_until: float = 0
-        """Of the steps before this one nothing but times is taken."""
-        self._seen = StepReading(times=None, phase_memory={})
-        """Of each of them."""
         self._marked_until = 0
         """The borders of all steps before this one are marked, however short they are."""
         self._follows = False
@@ -133,9 +127,7 @@ class TrainingProbes:
         """
         # A step that fails leaves its recording on: to end it waits for the device, which may never come.
         if self._plain is None or step >= self._plain.until:
-            if step >= self._plain_until:
-                self._ask_of_step(step)
-            self._plain = self._following(step) if step < self._plain_until else None
+            self._plain = self._ask_of_step(step)
         self._step = step
         try:
             if "times" not in self._broken:
@@ -148,18 +140,7 @@ class TrainingProbes:
         self._follows = self._plain is not None
         return self._plain
 
-    def _following(self, step: int) -> PlainSteps:
-        """Those from `step` on that are alike."""
-        timer, until = self._timer, self._plain_until
-        if step < self._marked_until:
-            alike = Alike(marked=True, until=min(until, self._marked_until))
-        else:
-            short = self._memory.rate.step_seconds < SHORT_STEP_SECONDS
-            alike = alike_from(step, until, timer.borders_every if short else 1)
-        marks = timer.marks() if alike.marked else NO_MARKS
-        return PlainSteps(marks, timer.finish_step, timer.go_on, alike.until, self._seen)
-
-    def _ask_of_step(self, step: int) -> None:
+    def _ask_of_step(self, step: int) -> PlainSteps | None:
         """What is to be taken of one that begins, and of those after it."""
         self._step = step
         if not self._first_step:
@@ -178,18 +159,22 @@ class TrainingProbes:
         else:
             self._memory.pass_step()
         if self._closely or "times" in self._broken:
-            self._plain_until = 0
-            return
-        self._plain_until = min(
+            return None
+        until = min(
             self._memory.next_due(step),
             next_classified(step, self.classify_every, self._first_step),
             math.inf if self._kernel_step is None or self._kernel_step <= step else self._kernel_step,
         )
-        self._seen = StepReading(times=None, phase_memory={}, memory_every=self._memory.rate.every)
+        timer, rate = self._timer, self._memory.rate
+        every = timer.borders_every if rate.step_seconds < SHORT_STEP_SECONDS else 1
+        if every > 1 and step < self._marked_until:
+            every, until = 1, min(until, self._marked_until)
+        seen = StepReading(times=None, phase_memory={}, memory_every=rate.every)
+        return PlainSteps(timer.marks(), every, timer.finish_step, timer.go_on, until, seen)
 
     def _ask_again(self) -> None:
         """Of the coming step, and begin it by itself."""
-        self._plain, self._plain_until, self._follows = None, 0, False
+        self._plain, self._follows = None, False
 
     def phase(self, phase: Phase, *, last: bool) -> AbstractContextManager[None]:
         """One phase of one micro-batch; `last` marks the micro-batch that ends with the optimizer step."""

@@ -70,7 +70,7 @@ class Probes:
         if step % 2 == 0:
             return None
         seen = StepReading(times=None, phase_memory={})
-        return PlainSteps(timer.marks(), timer.finish_step, timer.start_step, step + 1, seen)
+        return PlainSteps(timer.marks(), 1, timer.finish_step, timer.start_step, step + 1, seen)
 
     @contextmanager
     def phase(self, phase: Phase, *, last: bool) -> Iterator[None]:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from llmtop.presets.spec import RunOptions
 from llmtop.profiler.probes.enginefacts import learning_rate, loss_scale
 from llmtop.profiler.probes.hostcopy import send_to_host
-from llmtop.profiler.probes.phases import Marks, StepTimes
+from llmtop.profiler.probes.phases import NO_MARKS, Marks, StepTimes
 from llmtop.profiler.probes.stepreading import PlainSteps, StepReading
 from llmtop.profiler.record.events import Phase
 from llmtop.trainer.worker.agreement import Agreed, Agreement, Pending
@@ -183,21 +183,22 @@ class Loop:
         engine, probes, stages = self._engine, self._probes, self._stages
         loss_sum = torch.zeros((), device=self._device)
         plain = probes.begin_step(step)
+        marks = None if plain is None else NO_MARKS if step % plain.marked_every else plain.marks
         for micro in range(grad_accum):
             last = micro == grad_accum - 1
             stages.micro_batch = micro + 1 if grad_accum > 1 else None
-            loss_sum += self._watched_loss(last) if plain is None else self._marked_loss(last, plain.marks)
+            loss_sum += self._watched_loss(last) if marks is None else self._marked_loss(last, marks)
             rate = learning_rate(engine)
             bare_norm = _bare_gradient_norm(engine) if last else None
             if last:
                 self._healing.before_update()
             stages.current = "optimizer"
-            if plain is None:
+            if marks is None:
                 with probes.phase("optimizer", last=last):
                     engine.step()
             else:
                 engine.step()
-                keep, mark = plain.marks
+                keep, mark = marks
                 keep(("optimizer", mark()))
         asked = (self._stop, self._seen_change(), self._seen_save(), self._seen_snapshot())
         pending = self._agreement.post(loss_sum, grad_accum, *asked)

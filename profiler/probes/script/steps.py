@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from llmtop.profiler.probes.allocator import Peaks
 from llmtop.profiler.probes.hostcopy import send_to_host
-from llmtop.profiler.probes.phases import Marks, StepTimes
+from llmtop.profiler.probes.phases import NO_MARKS, Marks, StepTimes
 from llmtop.profiler.probes.profiling import Profiling
 from llmtop.profiler.probes.script.loader import Fetches, told_apart
 from llmtop.profiler.probes.script.shapes import BatchShape
@@ -240,6 +240,7 @@ class Steps:
             plain = None
         if plain is not None and step < plain.until:
             plain.start_step()
+            self._marks = NO_MARKS if step % plain.marked_every else plain.marks
         else:
             self._begin_step(step)
 
@@ -256,8 +257,8 @@ class Steps:
         self._probes.close()
 
     def _begin_step(self, step: int) -> None:
-        self._plain = self._profiling.begin_step(step)
-        self._marks = None if self._plain is None else self._plain.marks
+        self._plain = plain = self._profiling.begin_step(step)
+        self._marks = None if plain is None else NO_MARKS if step % plain.marked_every else plain.marks
 
     def _look_for_requests(self, coming_step: int) -> bool:
         """Whether a snapshot is asked for; it is to begin with the coming step, at the earliest."""
