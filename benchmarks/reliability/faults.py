@@ -129,7 +129,8 @@ FAULTS: tuple[Fault, ...] = (
         "nobody waits for it: its readings are n/a, which is told, the rest is read on; the training starts,"
         " goes on and is ended by a stop; once it answers it is read again. A command that looks at the GPUs"
         " is told after 30 s, and at once while it still hangs; no plan takes the machine for one"
-        " without GPUs, and what is seen of a script meanwhile is predicted once it answers",
+        " without GPUs, and which GPUs a script has that was launched meanwhile is told, and what is seen of"
+        " it predicted, once it answers",
         (
             f"{_DRIVER}::test_a_driver_that_hangs_holds_up_neither_the_run_nor_its_stop",
             f"{_DRIVER}::test_a_driver_that_hangs_when_it_is_opened_holds_up_no_rank",
@@ -138,6 +139,8 @@ FAULTS: tuple[Fault, ...] = (
             f"{_DRIVER}::test_a_plan_takes_no_machine_whose_driver_hangs_for_one_without_gpus",
             "tests/script/test_script_supervisor.py"
             "::test_what_was_seen_while_the_driver_hung_is_predicted_once_it_answers",
+            "tests/script/test_script_supervisor.py"
+            "::test_which_gpus_there_are_is_told_once_a_slow_driver_answers",
         ),
     ),
     Fault(

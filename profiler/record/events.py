@@ -41,7 +41,13 @@ from llmtop.profiler.record.hostevents import (
     OrderCarriedOut,
     StandbyEnded,
 )
-from llmtop.profiler.record.scriptevents import BatchSeen, RankAttached, RankDetached, RunDescribed
+from llmtop.profiler.record.scriptevents import (
+    BatchSeen,
+    DevicesFound,
+    RankAttached,
+    RankDetached,
+    RunDescribed,
+)
 from llmtop.profiler.record.snapshotevents import SnapshotAsked, SnapshotTaken
 from llmtop.profiler.record.stepevents import UNREAD_STEPS as UNREAD_STEPS
 from llmtop.profiler.record.stepevents import PhaseMemory as PhaseMemory
@@ -420,6 +426,7 @@ AnyEvent = (
     | RankAttached
     | RankDetached
     | BatchSeen
+    | DevicesFound
     | RunDescribed
     | SnapshotAsked
     | SnapshotTaken

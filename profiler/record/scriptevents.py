@@ -59,6 +59,13 @@ class RankDetached(Event, frozen=True, kw_only=True, tag="rank_detached"):
     step: int = 0
 
 
+class DevicesFound(Event, frozen=True, kw_only=True, tag="devices_found"):
+    """Written by the supervisor of a command whose launch had no answer of the GPUs' driver: from here on the
+    run's spec names its GPUs."""
+
+    setting: int
+
+
 class RunDescribed(Event, frozen=True, kw_only=True, tag="run_described"):
     """Written by the supervisor: from here on the run's spec and prediction are those of what was seen."""
 

@@ -20,6 +20,7 @@ from llmtop.profiler.fold.modelname import model_words
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
 from llmtop.profiler.fold.runstate import RunState, Status
 from llmtop.profiler.fold.series import MiddleHalf, mean_rate, middle_half, steady_steps
+from llmtop.profiler.gpuwords import gpu_words
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.oom.diagnosis import OutOfMemory, diagnose
 from llmtop.profiler.oom.message import short_message
@@ -250,7 +251,7 @@ def report_of(
         model=model_words(spec, state),
         params=built.params if built else prediction.params,
         trainable_params=built.trainable_params if built else prediction.trainable_params,
-        gpu=spec.gpu.name,
+        gpu=gpu_words(spec),
         device_kind=spec.gpu.kind,
         world_size=spec.world_size,
         zero=spec.options.zero if spec.knows("zero") else None,

@@ -17,15 +17,29 @@ from msgspec.structs import replace
 from llmtop.presets.errors import ExitCode, UsageError
 from llmtop.profiler.hardware import nvml
 from llmtop.profiler.record.eventlog import EventWriter
-from llmtop.profiler.record.events import ControlAnswered, HardwareSampled, RankFailed, RunEnded
+from llmtop.profiler.record.events import (
+    ControlAnswered,
+    HardwareSampled,
+    RankFailed,
+    RunEnded,
+    TopologySeen,
+)
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import HARDWARE, SUPERVISOR, RunDir
-from llmtop.profiler.record.scriptevents import BatchSeen, FoundModel, RankAttached, RunDescribed
+from llmtop.profiler.record.scriptevents import (
+    BatchSeen,
+    DevicesFound,
+    FoundModel,
+    RankAttached,
+    RunDescribed,
+)
 from llmtop.trainer import control, stacks
 from llmtop.trainer.script import start
 from llmtop.trainer.script.start import observe, start_script
 from llmtop.trainer.supervisor.rankenv import RUN_ID
 from llmtop.tui.cli import main
+from llmtop.tui.feeds.feed import MonitorFeed, RunsFeed
+from llmtop.tui.widgets.runheader import _identity
 from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.script.watching import SECONDS, leave_nothing, of, output, watched
 from tests.trainer.fakedriver import shut_until, stand_in_for_the_driver
@@ -166,24 +180,64 @@ def test_why_nothing_is_predicted_is_in_the_record(
     assert isinstance(of(run, SUPERVISOR, RunEnded)[-1], RunEnded)
 
 
-def test_what_was_seen_while_the_driver_hung_is_predicted_once_it_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its launch waits less long for the driver than who needs an answer."""
+@pytest.fixture
+def opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file; before there is one the driver of the GPUs does not answer, and a launch does not wait long."""
     opens = tmp_path / "opens"
     stand_in_for_the_driver(monkeypatch, tmp_path / "driver", shut_until(opens))
-    monkeypatch.setenv("LLMTOP_GRACES", "driver=0.2")
 
     class Shut(FakeNvml):
         def nvmlInit(self) -> None:
             until(opens.exists)
 
     monkeypatch.setitem(sys.modules, "pynvml", Shut(FakeGpu()))
+    # Whoever waits for it as one who needs an answer waits for ever.
+    monkeypatch.setenv("LLMTOP_GRACES", "driver=3600")
     monkeypatch.setattr(nvml, "OPEN_SECONDS", 3600.0)
     monkeypatch.setattr(start, "DRIVER_SECONDS", 0.1)
+    yield opens
+    opens.touch()
+
+
+def test_which_gpus_there_are_is_told_once_a_slow_driver_answers(
+    tmp_path: Path, opens: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LLMTOP_RUNS_DIR", str(tmp_path))
+    run = start_script(code(WAITS), root=tmp_path)
+    feed = MonitorFeed(run)
+
+    def shown() -> tuple[str, ...]:
+        """In the table of runs, in the report, and in the head of the monitor."""
+        (row,) = (row for rows in RunsFeed(tmp_path).scan() for row in rows if row.run_id == run.run_id)
+        assert main(["report", run.run_id]) == ExitCode.DONE
+        view = feed.poll()
+        assert view is not None
+        return row.device, capsys.readouterr().out, _identity(view, 120).plain
+
+    try:
+        until(lambda: "ready" in output(run))
+        assert run.spec().gpu.name == "unknown" and not run.spec().on_cpu
+        listed, *told = shown()
+        assert listed == "no answer"
+        assert all("1 x unknown (the driver has not answered)" in text for text in told)
+        opens.touch()
+        until(lambda: of(run, SUPERVISOR, DevicesFound))
+        listed, *told = shown()
+        assert listed == "1xh200" and all("1 x h200" in text for text in told)
+        state = read_state(run)
+        assert state.description is None and run.spec(state.changes.setting).gpu.name == "h200"
+        until(lambda: of(run, SUPERVISOR, TopologySeen))
+    finally:
+        opens.touch()
+        leave_nothing(run)
+    assert len(of(run, SUPERVISOR, DevicesFound)) == len(of(run, SUPERVISOR, TopologySeen)) == 1
+
+
+def test_what_was_seen_while_the_driver_hung_is_predicted_once_it_answers(
+    tmp_path: Path, opens: Path
+) -> None:
     run = start_script(code(WAITS), root=tmp_path)
     try:
-        assert run.spec().gpu.name == "unknown" and not run.spec().on_cpu
         writer = EventWriter(run.events_path(0), "rank0")
         attached = RankAttached(pid=os.getpid(), world_size=1, framework="deepspeed", hf_config=_LLAMA)
         writer.write(replace(attached, found=FoundModel(optimizer="adamw", precision="bf16")))

@@ -22,7 +22,7 @@ from llmtop.trainer.script.unseen import unseen_prediction, unseen_spec
 
 DRIVER_SECONDS = 5.0
 """That a launch waits for the driver of the GPUs to open: the command needs no answer of it, and the
-supervisor asks again when something is to be predicted."""
+supervisor goes on asking and tells which GPUs there are once it answers."""
 
 
 def start_script(command: tuple[str, ...], *, root: Path | None = None) -> RunDir:

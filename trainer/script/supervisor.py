@@ -10,16 +10,15 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 
-from msgspec.structs import replace
-
 from llmtop.presets.errors import LlmtopError
-from llmtop.presets.resolve import machine_gpu
-from llmtop.profiler.hardware.machine import UNKNOWN, detect_machine
+from llmtop.presets.resolve import Machine
+from llmtop.profiler.hardware.aside import WAIT_SECONDS
+from llmtop.profiler.hardware.machine import detect_machine
 from llmtop.profiler.hardware.processes import ignores
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.record.events import RankStarted, RunEnded
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
-from llmtop.profiler.record.scriptevents import RankAttached, RunDescribed
+from llmtop.profiler.record.scriptevents import DevicesFound, RankAttached, RunDescribed
 from llmtop.profiler.record.snapshotrequest import forget_snapshots
 from llmtop.trainer import control
 from llmtop.trainer.script.describe import described, require_tokens
@@ -27,6 +26,7 @@ from llmtop.trainer.script.end import ScriptStory, name_script_end
 from llmtop.trainer.script.follow import ScriptProgress
 from llmtop.trainer.script.job import COMMAND, Job, job_of
 from llmtop.trainer.script.unchangeable import UNCHANGEABLE
+from llmtop.trainer.script.unseen import unseen_prediction, with_devices
 from llmtop.trainer.supervisor.bookmarkwatch import BookmarkWatch
 from llmtop.trainer.supervisor.folderwatch import FolderWatch
 from llmtop.trainer.supervisor.hardwarewatch import HardwareWatch
@@ -76,7 +76,9 @@ class ScriptSupervisor:
         )
         self._trouble = Trouble(None, self._spec.options, self.events.write, log)
         self._oom = OomWatch()
-        self._hardware = HardwareWatch(run, self.events.write, log, open_seconds=self._graces.driver)
+        # Where the launch has waited for the driver in vain, the command does not wait for it again.
+        open_seconds = self._graces.driver if self._spec.knows("gpu") else 0.0
+        self._hardware = HardwareWatch(run, self.events.write, log, open_seconds=open_seconds)
         self._bookmark = BookmarkWatch(run, log)
         self._thinning = ThinWatch(run, log)
         self._folder = FolderWatch(run, self._graces.folder)
@@ -153,8 +155,26 @@ class ScriptSupervisor:
             if rank not in self._started:
                 self._started.add(rank)
                 self.events.write(RankStarted(rank=rank, pid=attached.pid))
+        if not self._spec.knows("gpu"):
+            self._find_devices()
         if self._progress.take_news() or self._describe_due:
             self._describe()
+
+    def _machine(self) -> Machine | None:
+        """None while the driver does not answer: to wait for it would hold up a stop."""
+        machine = None if self._hardware.driver_silent else detect_machine(open_seconds=WAIT_SECONDS)
+        return None if machine is None or machine.driver_silent else machine
+
+    def _find_devices(self) -> None:
+        """What the launch would have told of the machine, had its driver answered then."""
+        machine = self._machine()
+        if machine is None:
+            return
+        spec, run = with_devices(self._spec, machine), self._run
+        setting = run.add_setting(spec, unseen_prediction(), {})
+        run.put_in_force(setting)
+        self.events.write(DevicesFound(setting=setting))
+        self._spec = spec
 
     def _describe(self) -> None:
         """What was seen of model, engine and batch becomes the run's spec, with a prediction."""
@@ -164,16 +184,13 @@ class ScriptSupervisor:
         if batch is None:
             self._tell_why_not(attached)
             return
-        # To ask for the machine while the driver hangs would hold up a stop.
-        machine = None if self._hardware.driver_silent else detect_machine()
-        if machine is None or machine.driver_silent:
+        machine = self._machine()
+        if machine is None or not self._spec.knows("gpu"):
             if not self._describe_due:
                 self.events.write(RunDescribed(problem="the driver of the GPUs does not answer"))
             self._describe_due = True
             return
         self._describe_due = False
-        if self._spec.gpu.name == UNKNOWN:
-            self._spec = replace(self._spec, gpu=machine_gpu(machine))
         try:
             spec = described(self._spec, attached, batch, machine, self._run.path / "model")
             prediction = predict_with_suggestions(spec)

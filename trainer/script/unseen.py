@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from llmtop.presets.catalog import load_gpu
 from llmtop.presets.resolve import Machine, machine_gpu
 from llmtop.presets.spec import UNSEEN, ModelShape, Provenance, RunOptions, RunSpec, Script, ValueSource
@@ -18,12 +20,10 @@ def unseen_spec(
 ) -> RunSpec:
     """What holds until the script's processes tell of themselves: the machine or the hosts, and the command.
 
-    `gpu` is the preset of what the hosts have; by default as this machine. Raises UsageError for none.
+    `gpu` is the preset of what the hosts have; by default as this machine, which is no GPU that the spec
+    `knows` while its driver does not answer. Raises UsageError for none.
     """
-    chosen, from_ = (
-        machine_gpu(machine),
-        Provenance(source=ValueSource.MACHINE, detail="what this machine has"),
-    )
+    chosen, from_ = machine_gpu(machine), _from_machine(machine)
     if gpu != "auto":
         chosen, from_ = load_gpu(gpu), Provenance(source=ValueSource.COMMAND_LINE, detail=f"--gpu {gpu}")
     counts = [len(host.slots) for host in hosts.hosts] if hosts is not None else [1]
@@ -55,6 +55,23 @@ def unseen_spec(
         provenance={"gpu": from_},
         script=Script(command=command, folder=str(folder)),
     )
+
+
+def with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
+    """The same once the machine's driver has answered."""
+    gpu = machine_gpu(machine)
+    return replace(
+        spec,
+        options=replace(spec.options, gpu=gpu.name),
+        gpu=gpu,
+        provenance={**spec.provenance, "gpu": _from_machine(machine)},
+    )
+
+
+def _from_machine(machine: Machine) -> Provenance:
+    if machine.driver_silent:
+        return Provenance(source=ValueSource.DEFAULT, detail="the driver of the GPUs has not answered")
+    return Provenance(source=ValueSource.MACHINE, detail="what this machine has")
 
 
 def named_after(command: tuple[str, ...]) -> str:

@@ -140,8 +140,10 @@ class HardwareWatch:
             self._log(f"the driver of the GPUs {told}")
 
     def _write_topology(self, sampler: Sampler) -> None:
+        silent = sampler.driver_silent
         topology = sampler.topology()
-        self._topology_due = sampler.driver_silent
+        # It may have answered meanwhile, too late for this.
+        self._topology_due = not topology.devices and (silent or sampler.driver_silent)
         if topology.devices:
             self._write(TopologySeen(topology=topology))
 

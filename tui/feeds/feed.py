@@ -22,6 +22,7 @@ from llmtop.profiler.findings.find import findings
 from llmtop.profiler.fleet.part import telling_part
 from llmtop.profiler.fold.modelname import model_name
 from llmtop.profiler.fold.runstate import ENDED, RunState
+from llmtop.profiler.gpuwords import NO_ANSWER
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.remote import Remote, read_remote
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, list_runs
@@ -288,7 +289,7 @@ def run_row(run: RunDir, state: RunState) -> RunRow:
         run_id=run.run_id,
         name=spec.name,
         model=model_name(spec, state),
-        device=f"{spec.world_size}x{spec.gpu.name}",
+        device=f"{spec.world_size}x{spec.gpu.name}" if spec.knows("gpu") else NO_ANSWER,
         status=state.status,
         step=state.present_step,
         steps=spec.steps_planned,

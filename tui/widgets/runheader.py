@@ -15,6 +15,7 @@ from llmtop.profiler.changewords import down_words, under_way_words
 from llmtop.profiler.fold.ending import ending, memory_words
 from llmtop.profiler.fold.modelname import model_name
 from llmtop.profiler.fold.runstate import ENDED
+from llmtop.profiler.gpuwords import gpu_words
 from llmtop.profiler.units import format_bytes, format_percent, format_progress, format_seconds
 from llmtop.tui.feeds.owncost import CostMeter, OwnCost
 from llmtop.tui.feeds.view import STATUS_MARKS, RunView
@@ -96,7 +97,7 @@ def _identity(view: RunView, width: int, badge: tuple[str, str] | None = None) -
     mark, word, colour = STATUS_MARKS[state.status]
     right = Content.assemble((f"{mark} {word}", f"bold ${colour}"))
     model, run_id = harmless(model_name(spec, state)), harmless(state.run_id)
-    devices = f"{spec.world_size} x {harmless(spec.gpu.name)}"
+    devices = f"{spec.world_size} x {harmless(gpu_words(spec))}"
     # Of a script nobody knows whether there is an engine before it is seen.
     zero = (f"ZeRO-{spec.options.zero}",) if spec.knows("zero") else ()
     if state.host_ranks is not None:

@@ -8,7 +8,13 @@ from llmtop.profiler.fold import changestate
 from llmtop.profiler.fold.batch import Batch
 from llmtop.profiler.fold.handlers.handler import Handler
 from llmtop.profiler.record.eventbase import rank_of
-from llmtop.profiler.record.scriptevents import BatchSeen, RankAttached, RankDetached, RunDescribed
+from llmtop.profiler.record.scriptevents import (
+    BatchSeen,
+    DevicesFound,
+    RankAttached,
+    RankDetached,
+    RunDescribed,
+)
 
 
 def _attached(batch: Batch, event: RankAttached) -> None:
@@ -25,6 +31,10 @@ def _detached(batch: Batch, event: RankDetached) -> None:
         batch.set_rank(replace(batch.rank(number), detached=event))
 
 
+def _devices_found(batch: Batch, event: DevicesFound) -> None:
+    batch.set(changes=changestate.describe(batch.state.changes, event.setting))
+
+
 def _described(batch: Batch, event: RunDescribed) -> None:
     """The steps before were made on what is known only now: it is the setting of all of them."""
     batch.set(description=event)
@@ -39,6 +49,7 @@ def _batch_seen(batch: Batch, event: BatchSeen) -> None:
 HANDLERS: dict[type, Handler] = {
     RankAttached: _attached,
     RankDetached: _detached,
+    DevicesFound: _devices_found,
     RunDescribed: _described,
     BatchSeen: _batch_seen,
 }
