@@ -7,7 +7,6 @@ Only the file that is asked for is read. A user's preset lies in
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +26,7 @@ Kind = Literal["models", "gpus", "recipes"]
 
 BUILT_IN = Path(__file__).resolve().parent
 """The folder of the presets that come with the program."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_LONGEST_NAME = 100
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.safetensors.index.json", "pytorch_model*.index.json")
 """An index whose files are not there is a folder of weights that is not whole."""
 _MODEL_KEYS = ("description", "source", "license", "config")
@@ -35,7 +34,6 @@ _GPU_KEYS = (*GpuSpec.__struct_fields__, "description", "alias_of")
 _RATES = tuple(name for name in GpuSpec.__struct_fields__ if name.endswith("_bytes_per_second"))
 _MIN_RATE, _MAX_RATE = 1e6, 1e21
 """Per second: outside of these a figure is a slip of the hand."""
-_CAPABILITY = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 _MODEL_MARKS = {"model_type", "architectures", "text_config"}
 _DEEPSPEED_MARKS = {
@@ -101,8 +99,14 @@ def _names(kind: Kind) -> list[str]:
     return sorted({path.stem for folder in _folders(kind) for path in folder.glob("*.toml")})
 
 
+def _is_name(text: str) -> bool:
+    """Letters, digits and, behind the first, `.`, `_` and `-`; a pattern would take longer to compile."""
+    is_short = 0 < len(text) <= _LONGEST_NAME and text.isascii() and text[0].isalnum()
+    return is_short and all(letter.isalnum() or letter in "._-" for letter in text)
+
+
 def _find(kind: Kind, name: str) -> Path | None:
-    if not _NAME.fullmatch(name):
+    if not _is_name(name):
         return None
     for folder in _folders(kind):
         for spelling in dict.fromkeys((name, name.lower())):
@@ -119,7 +123,7 @@ def has(kind: Kind, name: str) -> bool:
 
 def _unknown(kind: Kind, name: str, why: str = "") -> UsageError:
     word = {"models": "model", "gpus": "GPU", "recipes": "recipe"}[kind]
-    names = [known for known in _names(kind) if _NAME.fullmatch(known)]
+    names = [known for known in _names(kind) if _is_name(known)]
     lists = f"`llmtop presets {kind}` lists the {word}s"
     other = _of_another_kind(kind, name)
     other = other or (_of_a_file(name) if kind == "recipes" else None)
@@ -340,9 +344,16 @@ def _check_figures(file: TomlFile, values: dict[str, Any]) -> None:
         if isinstance(value, (int, float)) and not _MIN_RATE <= value <= _MAX_RATE:
             raise bad_value(file.where(key), key, value, f"a number from {_MIN_RATE:g} to {_MAX_RATE:g}")
     capability = values.get("compute_capability")
-    if isinstance(capability, str) and not _CAPABILITY.fullmatch(capability):
+    if isinstance(capability, str) and not _is_capability(capability):
         where = file.where("compute_capability")
         raise bad_value(where, "compute_capability", capability, 'two numbers as in "9.0"')
+
+
+def _is_capability(text: str) -> bool:
+    """Two numbers of at most three and two digits, as in 12.0."""
+    major, point, minor = text.partition(".")
+    digits = text.isascii() and major.isdigit() and minor.isdigit()
+    return digits and bool(point) and len(major) <= 3 and len(minor) <= 2
 
 
 def _no_recipe_file(ref: str, path: Path) -> UsageError:
@@ -402,7 +413,7 @@ def _own_recipe(path: Path) -> Recipe:
 
 def _base_path(file: TomlFile, base: str, seen: tuple[Path, ...]) -> Path:
     """A recipe may refine the built-in one of its own name, but never lead back to itself."""
-    built_in = BUILT_IN / "recipes" / f"{base}.toml" if _NAME.fullmatch(base) else None
+    built_in = BUILT_IN / "recipes" / f"{base}.toml" if _is_name(base) else None
     for path in (_find("recipes", base), built_in):
         if path is not None and path.is_file() and path not in seen:
             return path

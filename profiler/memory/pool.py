@@ -137,9 +137,10 @@ class Pool:
 
     def on_stream(self, stream: int) -> None:
         """What is allocated from here on is for this stream: each has free blocks of its own."""
-        if stream not in self._shelves:
-            self._shelves[stream] = Shelf(stream, small=True), Shelf(stream, small=False)
-        self._small, self._large = self._shelves[stream]
+        both = self._shelves.get(stream)
+        if both is None:
+            both = self._shelves[stream] = Shelf(stream, small=True), Shelf(stream, small=False)
+        self._small, self._large = both
 
     def allocate(self, size: int) -> Block:
         """A block with one holder."""

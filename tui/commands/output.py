@@ -41,6 +41,8 @@ def short_path(path: str) -> str:
 
 def wrapped(text: str, lead: str, width: int) -> list[str]:
     """Lines of at most `width` columns, save for a word that is longer itself; later ones are indented."""
+    if text and text.isprintable() and not text.endswith(" ") and len(lead) + len(text) <= width:
+        return [lead + text]  # as most are: what follows would find the same, in ten times the time
     import textwrap
 
     return textwrap.wrap(

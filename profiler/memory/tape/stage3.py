@@ -24,7 +24,7 @@ HEAD = -1
 class Weight:
     """One sharded tensor."""
 
-    __slots__ = ("bytes", "elements", "index", "is_persistent", "tensor")
+    __slots__ = ("bytes", "elements", "gather", "index", "is_persistent", "tensor")
 
     def __init__(self, index: int, elements: int, bytes_: int) -> None:
         self.index, self.elements, self.bytes = index, elements, bytes_
@@ -32,6 +32,8 @@ class Weight:
         """Whether it is so small that each rank keeps it whole."""
         self.tensor: Tensor | None = None
         """Its gathered form."""
+        self.gather: Gather | None = None
+        """With which it comes, until it is used."""
 
 
 class Gather:
@@ -69,8 +71,6 @@ class Coordinator:
         """Elements that are gathered, less those of earlier steps."""
         self.external: Weight | None = None
         """What the whole model's own code reads."""
-        self.inflight: dict[int, Gather] = {}
-        """By weight, until that is used."""
         self.persistent: list[Tensor] = []
         """Small weights, whole from their first use on."""
 
@@ -106,9 +106,13 @@ class Coordinator:
 
     def fetch(self, *slots: int) -> None:
         """A module with these weights of its own is entered."""
-        weights = [weight for weight in map(self.weight, slots) if not weight.is_persistent]
-        if self.recording:
-            self.uses += [weight.index for weight in weights]
+        weights: list[Weight] = []
+        for slot in slots:
+            weight = self.weight(slot)
+            if not weight.is_persistent:
+                weights.append(weight)
+                if self.recording:
+                    self.uses.append(weight.index)
         self._use(weights)
 
     def _gather_persistent(self) -> None:
@@ -122,13 +126,12 @@ class Coordinator:
         return self.weight(slot).tensor
 
     def _use(self, weights: list[Weight]) -> None:
-        inflight = self.inflight
-        missing = [each for each in weights if each.tensor is None and each.index not in inflight]
+        missing = [each for each in weights if each.tensor is None and each.gather is None]
         if missing:
             self._gather(missing)
         for weight in weights:
-            if weight.index in inflight:
-                self._wait(weight)
+            if weight.gather is not None:
+                self._wait(weight, weight.gather)
         self.at += len(weights)
         self.enter()
 
@@ -140,22 +143,26 @@ class Coordinator:
 
     def _gather(self, weights: list[Weight]) -> None:
         machine = self.machine
-        self.available += sum([weight.elements for weight in weights])
         machine.on_stream(GATHER)
         if self.plan.ranks == 1:  # from the host, each by itself
             for weight in weights:
+                self.available += weight.elements
                 weight.tensor = machine.new(weight.bytes)
         else:
-            flat = machine.new(sum([weight.bytes for weight in weights]))
+            size = 0
+            for weight in weights:
+                self.available += weight.elements
+                size += weight.bytes
+            flat = machine.new(size)
             flat.holders += len(weights) - 1
             gather = Gather(flat, weights)
             for weight in weights:
-                self.inflight[weight.index] = gather
+                weight.gather = gather
         machine.on_stream(0)
 
-    def _wait(self, weight: Weight) -> None:
+    def _wait(self, weight: Weight, gather: Gather) -> None:
         """The first use of a gather of several takes it apart into a tensor for each."""
-        gather, machine = self.inflight.pop(weight.index), self.machine
+        machine, weight.gather = self.machine, None
         if len(gather.weights) == 1:
             weight.tensor = gather.flat
             return
@@ -176,7 +183,7 @@ class Coordinator:
         while queued < len(uses) and total < room:
             weight = self.weights[uses[queued]]
             queued += 1
-            if weight.tensor is None and weight.index not in self.inflight and weight not in wanted:
+            if weight.tensor is None and weight.gather is None and weight not in wanted:
                 wanted.append(weight)
                 total += weight.elements
         self.queued = queued
@@ -211,7 +218,7 @@ class Coordinator:
     def end(self) -> None:
         """All is released at the end of a micro-batch."""
         for weight in self.weights:
-            gather = self.inflight.pop(weight.index, None)
+            gather, weight.gather = weight.gather, None
             if gather is not None and (gather.is_apart or len(gather.weights) > 1):
                 self.machine.drop(gather.flat)
             elif gather is not None:
