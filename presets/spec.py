@@ -170,6 +170,9 @@ class ModelShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     logit_softcap: PositiveFloat | None = None
     attention_softcap: PositiveFloat | None = None
     dropout: NonNegativeFloat = 0.0
+    """Of the hidden state, after attention and after the MLP."""
+    score_dropout: NonNegativeFloat = 0.0
+    """Of attention's scores."""
     moe: MoeShape | None = None
     mla: MlaShape | None = None
     traced: Traced | None = None

@@ -107,7 +107,8 @@ def _common_shape(reader: ConfigReader, family: Family, name: str) -> ModelShape
         sliding_window=_sliding_window(reader, family),
         logit_softcap=final_softcap,
         attention_softcap=attention_softcap,
-        dropout=max((reader.number(key, family.dropout) or 0.0 for key in keys.dropouts), default=0.0),
+        dropout=0.0 if keys.dropout is None else reader.number(keys.dropout, family.dropout) or 0.0,
+        score_dropout=reader.number(keys.score_dropout, family.score_dropout) or 0.0,
     )
 
 

@@ -31,7 +31,10 @@ class Keys(Struct, frozen=True, kw_only=True):
     """None: always four times the hidden size."""
     positions: str | None = "max_position_embeddings"
     activation: tuple[str, ...] = ("hidden_act",)
-    dropouts: tuple[str, ...] = ("attention_dropout",)
+    dropout: str | None = None
+    """Of the hidden state, after attention and after the MLP; None: there is none."""
+    score_dropout: str = "attention_dropout"
+    """Of attention's scores."""
 
 
 class Family(Struct, frozen=True, kw_only=True):
@@ -53,6 +56,7 @@ class Family(Struct, frozen=True, kw_only=True):
     tied: bool = False
     activation: str = "silu"
     dropout: float = 0.0
+    score_dropout: float = 0.0
     gated: bool = True
     fused_gate_up: bool = False
     fused_qkv: bool = False

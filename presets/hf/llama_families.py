@@ -94,9 +94,7 @@ LLAMA_FAMILIES: dict[str, Family] = {
         qk_norm="head",
         softcaps=(None, None),
     ),
-    "phi3": Family(
-        keys=Keys(dropouts=("resid_pdrop", "attention_dropout")), fused_qkv=True, fused_gate_up=True
-    ),
+    "phi3": Family(keys=Keys(dropout="resid_pdrop"), fused_qkv=True, fused_gate_up=True),
     "phimoe": replace(
         _ATTENTION_BIAS_ONLY,
         kv_heads_default=8,
@@ -115,7 +113,7 @@ LLAMA_FAMILIES: dict[str, Family] = {
         finish=details.gpt_oss_experts,
     ),
     "stablelm": Family(
-        keys=Keys(head_dim=None, dropouts=("hidden_dropout", "attention_dropout")),
+        keys=Keys(head_dim=None, dropout="hidden_dropout"),
         kv_heads_default=32,
         norm="layer",
         parallel=("use_parallel_residual", False),
@@ -183,10 +181,11 @@ LLAMA_FAMILIES: dict[str, Family] = {
         _ATTENTION_BIAS_ONLY, gated=False, activation="relu2", norm="layer", mlp_bias=MLP_BIAS
     ),
     "seed_oss": Family(
-        keys=Keys(dropouts=("residual_dropout", "attention_dropout")),
+        keys=Keys(dropout="residual_dropout"),
         kv_heads_default=8,
         head_dim_default=128,
         dropout=0.1,
+        score_dropout=0.1,
         qkv_bias=("attention_bias", True),
         output_bias=("attention_out_bias", False),
         mlp_bias=MLP_BIAS,

@@ -197,20 +197,12 @@ def eager_square(spec: RunSpec, width: int) -> int:
     """
     model = spec.model
     capped = width if model.attention_softcap else 0
-    dropped = 1 + width if score_dropout(spec) else 0
+    dropped = 1 + width if model.score_dropout else 0
     if _one_key_for_many_heads(spec):
         return 4
     if model.family in SOFTMAX_AS_IT_IS:
         return width + dropped
     return capped + 4 + (dropped or (width if width < 4 else 0))
-
-
-def score_dropout(spec: RunSpec) -> bool:
-    """Whether dropout applies to attention's scores; absent keys as in transformers 5.24."""
-    model, config = spec.model, spec.hf_config
-    if model.family in ("gpt2", "gpt_bigcode"):
-        return bool(config.get("attn_pdrop", model.dropout))
-    return bool(config.get("attention_dropout", 0.1 if model.family == "seed_oss" else 0.0))
 
 
 def _softmax_backward(spec: RunSpec, sizes: Sizes) -> tuple[int, int]:

@@ -57,7 +57,7 @@ def _before_blocks(spec: RunSpec, sizes: Sizes) -> int:
         return 0  # part of what was seen outside of all blocks
     rotary = 0 if model.learned_positions else 2 * model.head_dim * sizes.dtype_bytes * sizes.seq_len
     embedding = model.hidden_size * sizes.dtype_bytes if model.embedding_norm else 0
-    if config.get("embd_pdrop", model.dropout if model.family in ("gpt2", "gpt_bigcode") else 0):
+    if config.get("embd_pdrop", 0.1 if model.family in ("gpt2", "gpt_bigcode") else 0):
         embedding += model.hidden_size  # the mask of its dropout
     return rotary + (8 + embedding) * sizes.tokens
 

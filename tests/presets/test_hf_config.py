@@ -163,6 +163,28 @@ def test_window_and_softcaps() -> None:
 
 
 @pytest.mark.parametrize(
+    ("family", "change", "dropouts"),
+    [
+        ("opt", {}, (0.1, 0.0)),
+        ("opt", {"dropout": 0.0}, (0.0, 0.0)),
+        ("opt", {"attention_dropout": 0.2}, (0.1, 0.2)),
+        ("gpt2", {"resid_pdrop": 0.0}, (0.0, 0.1)),
+        ("gpt_neo", {}, (0.0, 0.0)),
+        ("seed_oss", {"attention_dropout": 0.0}, (0.1, 0.0)),
+        ("llama", {"attention_dropout": 0.3}, (0.0, 0.3)),
+    ],
+)
+def test_each_dropout_is_read_from_its_own_key(
+    family: str, change: dict[str, Any], dropouts: tuple[float, float]
+) -> None:
+    """Of the hidden state and of attention's scores; an absent one is its class's own."""
+    keys = ("dropout", "attention_dropout", "resid_pdrop", "attn_pdrop", "resid_dropout", "residual_dropout")
+    case = {key: value for key, value in CASES[family].items() if key not in keys}
+    found = shape({**case, **change})
+    assert (found.dropout, found.score_dropout) == dropouts
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"hidden_size": 50}, ("hidden_size = 50", "num_attention_heads = 6")),

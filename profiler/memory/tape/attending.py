@@ -9,7 +9,6 @@ from llmtop.profiler.memory.blocks import (
     ROTARY_BY_CONCATENATION,
     SOFTMAX_AS_IT_IS,
     plain_attention,
-    score_dropout,
 )
 from llmtop.profiler.memory.tape.attention import (
     Attention,
@@ -87,7 +86,7 @@ def kernel(parts: Parts, heads: Heads) -> Kernel:
         capped=bool(shape.attention_softcap),
         half_to_float=options.precision == "fp16",
         upcast=shape.family not in SOFTMAX_AS_IT_IS,
-        dropout=score_dropout(parts.spec),
+        dropout=bool(parts.shape.score_dropout),
     )
 
 
