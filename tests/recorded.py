@@ -147,7 +147,7 @@ class Recorder:
     def pid(self, rank: int) -> int:
         return 4242 + rank
 
-    def start(self) -> None:
+    def start(self, goes_on_after: int | None = None) -> None:
         self.supervisor.write(
             RunStarted(
                 run_id=self.run.run_id,
@@ -156,6 +156,7 @@ class Recorder:
                 host="testhost",
                 world_size=self.spec.world_size,
                 llmtop_version="0.1.0",
+                goes_on_after=goes_on_after,
             )
         )
         for rank in range(self.spec.world_size):

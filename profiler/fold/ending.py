@@ -13,7 +13,7 @@ from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.endevents import DeviceReturn
 from llmtop.profiler.record.leftovers import Left
 from llmtop.profiler.record.remote import as_called_here
-from llmtop.profiler.units import format_bytes
+from llmtop.profiler.units import counted, format_bytes
 
 GONE = "its supervisor is gone and wrote no end"
 _WHY_GONE = "it was killed, or the machine was restarted"
@@ -68,7 +68,14 @@ def unsaved_words(state: RunState) -> str:
     if refused is None:
         return ""
     there = f"the newest is of step {state.checkpoints[-1].step:,}" if state.checkpoints else "there is none"
-    return f"the checkpoint of step {refused.step:,} could not be saved, {there}: {refused.why}"
+    lost = f", {_lost_since_words(state)}" if state.status in ENDED and state.checkpoints else ""
+    return f"the checkpoint of step {refused.step:,} could not be saved, {there}{lost}: {refused.why}"
+
+
+def _lost_since_words(state: RunState) -> str:
+    """How many steps an ended run has made after its newest checkpoint."""
+    since = state.steps_finished - state.checkpoints[-1].step
+    return f"and the {counted(since, 'step')} since {'is' if since == 1 else 'are'} lost"
 
 
 def not_saved_words(state: RunState, spec: RunSpec) -> str:
@@ -84,9 +91,12 @@ def not_saved_words(state: RunState, spec: RunSpec) -> str:
         return ""
     if state.checkpoints:
         newest = state.checkpoints[-1].step
-        return f"the last step, {last:,}, was not saved: the newest checkpoint is of step {newest:,}"
+        return f"the newest checkpoint is of step {newest:,}, {_lost_since_words(state)}"
     why = ": checkpoint_every is 0 and save_at_end false" if spec.saves_nothing else ""
-    return f"nothing was saved{why}"
+    if state.status == "completed":
+        return f"nothing was saved{why}"
+    lost = f"all {last:,} steps are" if last > 1 else "its one step is"
+    return f"nothing was saved{why}; {lost} lost"
 
 
 def memory_words(state: RunState) -> str:

@@ -76,6 +76,8 @@ class RunState(Struct, frozen=True, kw_only=True):
     """Between its ends and its going on after them: no part of the time that it took."""
     went_on: float | None = None
     """Wall clock at which it was gone on with after its newest end; None: it never was."""
+    goes_on_after: int | None = None
+    """The step that its supervisor found to go on after when it started, 0 for none; None: not known."""
     ended: RunEnded | None = None
     memory_returned: MemoryReturned | None = None
     """What its GPUs have in use since no process of it is left."""
@@ -211,14 +213,14 @@ class RunState(Struct, frozen=True, kw_only=True):
 
     @property
     def present_step(self) -> int | None:
-        """The one that it stands at: where it was gone on with from an earlier one, that; None until the
-        ranks have told which."""
+        """The one that it stands at: where it was gone on with from an earlier one, that; None where nobody
+        has told which."""
         if self.went_on is None:
             return self.steps_finished
         if not self.is_beginning:
             return self.recent_steps[-1].step if self.recent_steps else self.steps_finished
         loaded = self.first.checkpoint_loaded if self.first is not None else None
-        return loaded.step if loaded is not None else None
+        return loaded.step if loaded is not None else self.goes_on_after
 
     @property
     def ranks_here(self) -> range:

@@ -75,6 +75,8 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     world_size: WorldSize
     """Ranks of the whole job."""
     llmtop_version: str
+    goes_on_after: int | None = None
+    """Step of the newest state in its folder, 0 where there is none; None: not looked for."""
 
 
 class RankStarted(Event, frozen=True, kw_only=True, tag="rank_started"):

@@ -392,12 +392,12 @@ def _devices(state: RunState) -> tuple[DeviceReport, ...]:
             total_bytes=device.memory_total_bytes,
             energy_joules=state.energy.joules.get(device.index),
         )
-        for device in (state.hardware.devices if state.hardware else ())
+        for device in (state.hardware_history[-1].devices if state.hardware_history else ())
     )
 
 
 def _host(state: RunState, prediction: Prediction) -> HostReport:
-    host = state.hardware.host if state.hardware else None
+    host = state.hardware_history[-1].host if state.hardware_history else None
     return HostReport(
         predicted_bytes=prediction.host_bytes if prediction.is_known else None,
         ranks_pss_bytes=sum(state.peak_pss_bytes.values()) if state.peak_pss_bytes else None,

@@ -246,7 +246,7 @@ def test_a_run_that_goes_on_stands_where_its_new_processes_stand(llmtop: Llmtop,
     assert listed() == ("starting", 4, "4/60")
     # One of before the steps that it had made would be refused by where it had been.
     assert llmtop("snapshot", "latest", "--what", "modules", "--step", "7", "--dry-run").code == ExitCode.DONE
-    assert "step 4/60  loss n/a" in told()[0]
+    assert "after step 4/60  loss n/a" in told()[0]
     live.steps(5, 5)
     assert listed() == ("running", 5, "5/60")
     plain, followed = told()
@@ -256,7 +256,9 @@ def test_a_run_that_goes_on_stands_where_its_new_processes_stand(llmtop: Llmtop,
     live.end("stopped", "asked to")
     assert listed() == ("stopped", 6, "6/60")
     told()
-    live.go_on()
+    live.go_on(after=4)
+    assert listed() == ("starting", 4, "4/60")
+    assert "after step 4/60  loss n/a" in told()[0], "its supervisor has found that one"
     live.end("failed", "no room")
     assert listed() == ("failed", 6, "6/60")
     assert not [line for line in told()[1] if line.startswith("step ")], "it has made none"

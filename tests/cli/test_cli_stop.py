@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from llmtop.presets.errors import ExitCode
+from llmtop.profiler.record.events import RunEnd
+from llmtop.profiler.record.feed import read_state
 from llmtop.trainer import control
 from llmtop.tui.commands import stop
 from tests.cli.conftest import Llmtop, Start
@@ -96,6 +98,40 @@ def test_a_run_that_was_not_to_be_saved_says_so_at_its_end(start: Start, llmtop:
     assert attached.code == ExitCode.DONE and words in attached.err
     assert f"checkpoints {words}" in " ".join(llmtop("report", "latest").out.split())
     assert llmtop("report", "latest", "--json").json()["not_saved"] == words
+
+
+@pytest.mark.parametrize("end", ["stopped", "failed"])
+@pytest.mark.parametrize(
+    ("every", "words"),
+    [
+        (5, "the newest checkpoint is of step 10, and the 2 steps since are lost"),
+        (11, "the newest checkpoint is of step 11, and the 1 step since is lost"),
+        (0, "nothing was saved: checkpoint_every is 0 and save_at_end false; all 12 steps are lost"),
+    ],
+)
+def test_every_end_says_what_is_lost(
+    end: RunEnd, every: int, words: str, llmtop: Llmtop, runs_root: Path
+) -> None:
+    make_recorded_run(runs_root, steps=12, end=end, checkpoint_every=every)
+    for command in ("stop", "attach --headless", "attach --plain"):
+        assert words in llmtop(*command.split(), "latest").err, command
+    assert words in " ".join(llmtop("report", "latest").out.split())
+
+
+def test_whose_last_step_is_saved_says_nothing_of_it(llmtop: Llmtop, runs_root: Path) -> None:
+    make_recorded_run(runs_root, steps=12, end="stopped", checkpoint_every=6)
+    for command in ("stop", "attach --headless", "report"):
+        answer = llmtop(*command.split(), "latest")
+        assert "the newest checkpoint" not in answer.err + answer.out, command
+
+
+def test_a_stop_says_how_many_steps_are_lost(start: Start, llmtop: Llmtop) -> None:
+    run = start("trains")
+    run.wait_for_step(2)
+    answer = llmtop("stop", "latest")
+    made = read_state(run.run).steps_finished
+    assert answer.code == ExitCode.DONE
+    assert f"nothing was saved: checkpoint_every is 0 and save_at_end false; all {made} steps" in answer.err
 
 
 def test_a_run_that_ends_without_its_checkpoint_is_a_failure(start: Start, llmtop: Llmtop) -> None:

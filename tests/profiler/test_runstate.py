@@ -40,6 +40,7 @@ from llmtop.profiler.record.events import (
     WeightsLoaded,
     WeightsRead,
 )
+from llmtop.profiler.record.failureevents import HostMemoryRunsOut
 from llmtop.profiler.record.feed import RunStream
 from tests.recorded import make_recorded_run
 
@@ -356,9 +357,6 @@ def test_of_a_run_that_goes_on_the_steps_count_that_it_has_made_since() -> None:
     def made(number: int, t: float) -> StepFinished:
         return StepFinished(t=t, src="rank0", step=number, loss=2.0, step_seconds=1.0)
 
-    def started(t: float) -> RunStarted:
-        return RunStarted(t=t, run_id="id", name="n", pid=1, host="h", world_size=1, llmtop_version="0")
-
     ended = RunEnded(t=20.0, state="stopped", reason="asked")
     state = fold(RunState(), [started(0.0), made(8, 8.0), made(9, 9.0), ended, started(30.0)])
     assert (state.steps_finished, state.present_step) == (9, None), "nobody knows yet where it goes on"
@@ -368,3 +366,48 @@ def test_of_a_run_that_goes_on_the_steps_count_that_it_has_made_since() -> None:
     state = fold(state, [replace(ended, t=40.0), made(5, 35.0)])
     assert (state.steps_finished, state.present_step, state.steps_made) == (5, 5, 4)
     assert fold(state, [made(6, 36.0)]).steps_finished == 6
+
+
+def started(t: float, goes_on_after: int | None = None) -> RunStarted:
+    """Of the supervisor of one rank."""
+    return RunStarted(
+        t=t,
+        run_id="id",
+        name="n",
+        pid=1,
+        host="h",
+        world_size=1,
+        llmtop_version="0",
+        goes_on_after=goes_on_after,
+    )
+
+
+def test_nothing_of_the_processes_before_is_true_of_a_run_that_goes_on() -> None:
+    sample = HardwareSampled(
+        t=5.0,
+        src="supervisor",
+        devices=(DeviceSample(index=0, memory_used_bytes=9, is_lost=True),),
+        processes=(ProcessSample(rank=0, rss_bytes=7, pss_bytes=6),),
+    )
+    full = HostMemoryRunsOut(
+        t=6.0,
+        src="supervisor",
+        seconds=60.0,
+        used_bytes=1,
+        limit_bytes=2,
+        limit="machine",
+        bytes_per_second=1.0,
+    )
+    ended = RunEnded(t=20.0, state="failed", reason="killed")
+    before = fold(RunState(), [started(0.0), sample, full, ended])
+    assert before.hardware == sample and before.lost_devices == {0} and before.memory_runs_out == full
+    assert (before.peak_device_bytes, before.peak_rss_bytes, before.peak_pss_bytes) == (
+        {0: 9},
+        {0: 7},
+        {0: 6},
+    )
+    state = fold(before, [started(30.0, goes_on_after=72)])
+    assert (state.hardware, state.lost_devices, state.memory_runs_out) == (None, frozenset(), None)
+    assert (state.peak_device_bytes, state.peak_rss_bytes, state.peak_pss_bytes) == ({}, {}, {})
+    assert state.hardware_history == (sample,), "what was before is history"
+    assert state.present_step == 72

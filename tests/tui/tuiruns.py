@@ -58,10 +58,11 @@ class LiveRun:
         end = RunEnded(state=state, reason=reason, fix=fix, rank=rank)  # type: ignore[arg-type]
         self.recorder.supervisor.write(end)
 
-    def go_on(self) -> None:
-        """After its end, in new processes; they have not told from where."""
+    def go_on(self, after: int | None = None) -> None:
+        """After its end, in new processes; they have not told from where, and their supervisor has only where
+        it found a state."""
         self.recorder.time.advance(60.0)
-        self.recorder.start()
+        self.recorder.start(goes_on_after=after)
 
     def load(self, step: int) -> None:
         """The new processes go on from the checkpoint of that step."""

@@ -8,7 +8,10 @@ import socket
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.version import llmtop_version
 from llmtop.profiler.record.events import RunEnded, RunStarted
+from llmtop.profiler.record.hosts import read_hosts
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
+from llmtop.trainer.change.restagefolder import restage_folders
+from llmtop.trainer.statefile import newest_in
 
 
 def run_started(run: RunDir, name: str, world_size: int) -> RunStarted:
@@ -20,7 +23,16 @@ def run_started(run: RunDir, name: str, world_size: int) -> RunStarted:
         host=socket.gethostname(),
         world_size=world_size,
         llmtop_version=llmtop_version(),
+        goes_on_after=_goes_on_after(run),
     )
+
+
+def _goes_on_after(run: RunDir) -> int | None:
+    """The step of the newest state, where the ranks look too; those of hosts have their own folders."""
+    if read_hosts(run) is not None:
+        return None
+    saved = newest_in((run.checkpoints_dir, *restage_folders(run)))
+    return 0 if saved is None else saved[0].step
 
 
 def supervisor_failed(run: RunDir, error: BaseException) -> RunEnded:

@@ -173,14 +173,21 @@ def require_success(run: RunDir, state: RunState) -> ExitCode:
             fix=f"make room, then {_again(run, state)}",
         )
     if state.status in ("completed", "stopped", "gone", "exported"):
-        if unsaved:
-            tell(f"warning: {unsaved}")
-        elif not_saved := not_saved_words(state, run.spec(state.changes.setting)):
-            tell(not_saved)
+        tell_unsaved(run, state)
         return ExitCode.DONE
     error = OutOfMemoryError if state.status == "out_of_memory" else JobFailedError
     fix = ending(state).fix or f"llmtop logs {name_here(run.path)}"
-    raise error(f"run {run.run_id} {end_in_words(state)}", fix=fix)
+    not_saved = unsaved or not_saved_words(state, run.spec(state.changes.setting))
+    lost = f"; {not_saved}" if not_saved else ""
+    raise error(f"run {run.run_id} {end_in_words(state)}{lost}", fix=fix)
+
+
+def tell_unsaved(run: RunDir, state: RunState) -> None:
+    """What an ended run has made after its newest checkpoint, and why that is not saved."""
+    if unsaved := unsaved_words(state):
+        tell(f"warning: {unsaved}")
+    elif not_saved := not_saved_words(state, run.spec(state.changes.setting)):
+        tell(f"warning: {not_saved}" if state.checkpoints else not_saved)
 
 
 def _again(run: RunDir, state: RunState) -> str:

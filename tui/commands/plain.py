@@ -52,7 +52,7 @@ class PlainTeller:
         loss = NOT_AVAILABLE if known is None else f"{known:.4f}"
         rates = () if state.is_beginning else state.series.tokens_per_second
         parts += [
-            f"step {format_progress(state.present_step, planned)}",
+            self._step(state, planned),
             f"loss {loss}",
             # Of the first steps, and of a script whose batches are no tokens, there is none.
             *([format_tokens_rate(rates[-1])] if rates and rates[-1] is not None else []),
@@ -61,6 +61,12 @@ class PlainTeller:
         if state.hang_seconds is not None:
             parts.append(f"no step for {format_seconds(state.hang_seconds)}")
         return "  ".join(parts)
+
+    def _step(self, state: RunState, planned: int | None) -> str:
+        step = state.present_step
+        if state.is_beginning and step:
+            return f"after step {format_progress(step, planned)}"  # it is not made again
+        return f"step {format_progress(step, planned)}"
 
     def _memory(self, state: RunState, setting: int) -> str:
         """Of each GPU, or on the CPU kind of each rank's process."""

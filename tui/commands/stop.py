@@ -30,7 +30,7 @@ from llmtop.tui.asking.stopping import at_the_latest, stop_words
 from llmtop.tui.commandline.arguments import RUN_ANYWHERE_HELP
 from llmtop.tui.commandline.runs import find_run
 from llmtop.tui.commandline.telling import tell
-from llmtop.tui.commands.follow import end_in_words
+from llmtop.tui.commands.follow import end_in_words, tell_unsaved
 
 WAIT_SECONDS = 600.0
 """A step of a large model and its checkpoint take minutes."""
@@ -105,8 +105,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     _tell_what_is_left(found, state, time.monotonic() - began)
     if args.save:
         _tell_what_is_saved(found, state, refusal)
-    elif unsaved := unsaved_words(state):
-        tell(f"warning: {unsaved}")
+    else:
+        tell_unsaved(found, state)
     return ExitCode.DONE
 
 
@@ -119,6 +119,7 @@ def _had_ended(found: rundir.RunDir, state: RunState, args: argparse.Namespace) 
     if state.status == "lost":
         _require_none_left(found)
         print("no process is left")
+    tell_unsaved(found, state)
     return ExitCode.DONE
 
 

@@ -19,12 +19,12 @@ _WHOLE = "whole, as its times were not recorded"
 
 def log_bytes(state: RunState, source: int | str) -> int | None:
     """How long a log was by the newest sample of a state; None: the record does not tell."""
-    if state.hardware is None:
+    if not state.hardware_history:
         return 0
     if source == SUPERVISOR:
-        return state.hardware.host.log_bytes
+        return state.hardware_history[-1].host.log_bytes
     # A rank that has ended is in no sample any more.
-    for sample in (state.hardware, *reversed(state.hardware_history)):
+    for sample in reversed(state.hardware_history):
         for process in sample.processes:
             if process.rank == source:
                 return process.log_bytes

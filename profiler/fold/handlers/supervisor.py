@@ -45,6 +45,7 @@ def _run_started(batch: Batch, event: RunStarted) -> None:
         world_size=event.world_size,
         llmtop_version=event.llmtop_version,
         started=event.t if batch.state.started is None else batch.state.started,
+        goes_on_after=event.goes_on_after,
     )
     ended = batch.state.ended
     if (left := _left_at(batch)) is not None and event.t > left:
@@ -58,7 +59,9 @@ def _run_started(batch: Batch, event: RunStarted) -> None:
 def _go_on(batch: Batch, t: float) -> None:
     """After its end, in new processes: nothing of the old ones is true of them."""
     batch.set(status="starting", ended=None, memory_returned=None, went_on=t)
-    batch.set(hang_seconds=None, hang_at=None, compiling=None, compiling_at=None)
+    batch.set(hang_seconds=None, hang_at=None, compiling=None, compiling_at=None, memory_runs_out=None)
+    batch.set(hardware=None, lost_devices=frozenset(), peak_device_bytes={})
+    batch.set(peak_rss_bytes={}, peak_pss_bytes={})
     for number in batch.rank_numbers:
         batch.set_rank(_new_process(batch.rank(number)))
 
