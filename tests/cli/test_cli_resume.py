@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -30,25 +31,33 @@ def save_state(run: RunDir, step: int) -> None:
 
 
 def test_a_stopped_run_goes_on_in_its_folder(start: Start, llmtop: Llmtop) -> None:
-    first = start("trains")
+    far = 500_000
+    first = start("trains", steps=2 * far)
     first.wait_for_step(1)
     assert llmtop("stop", "latest").code == ExitCode.DONE
     assert read_state(first.run).status == "stopped"
-    save_state(first.run, 1)
+    save_state(first.run, far)
     answer = llmtop("resume", "--detach", "latest")
     assert (answer.code, answer.out.strip()) == (ExitCode.DONE, first.run.run_id), answer.err
-    assert "goes on after step 1, from " in answer.err
+    assert "goes on after step 500,000, from " in answer.err
     # From the first moment it is a run that goes on, whatever its record says of an earlier end.
     assert read_state(first.run).status in ("starting", "running")
     with pytest.raises(UsageError, match="is going on"):
         deeds.going_on(first.run)
+    first.wait_for_step(far + 1)
     assert llmtop("stop", "latest").code == ExitCode.DONE
     assert read_state(first.run).status == "stopped"
-    # The same from inside the app.
+    # The same from inside the app, and from a step that is long past.
+    shutil.rmtree(first.run.checkpoints_dir)
+    save_state(first.run, 1)
     deeds.resume(first.run, deeds.going_on(first.run), ResumeWish())
     assert first.run.supervisor_alive()
-    assert llmtop("stop", "latest").code == ExitCode.DONE
-    assert read_state(first.run).status == "stopped"
+    first.wait_for(lambda: not read_state(first.run).is_beginning)
+    # The steps that were made before it went on are none that its checkpoint lacks.
+    saved = llmtop("stop", "--save", "latest")
+    assert (saved.code, saved.out.splitlines()[-1]) == (ExitCode.DONE, "checkpoint: checkpoints/x"), saved.err
+    state = read_state(first.run)
+    assert state.status == "stopped" and 1 < state.checkpoints[-1].step == state.steps_finished < far
 
 
 def test_what_cannot_be_gone_on_with_is_refused(start: Start, llmtop: Llmtop) -> None:

@@ -83,7 +83,7 @@ def tell(name: str, text: str = "") -> None:
 def trains() -> None:
     """Steps until told to stop, as the worker does."""
     listen()
-    number = 0
+    number = next_step() - 1
     end = time.monotonic() + BOUND_SECONDS
     while time.monotonic() < end and not ASKED:
         number += 1
