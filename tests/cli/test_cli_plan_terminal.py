@@ -33,9 +33,9 @@ def test_what_speaks_against_a_verdict_stands_beside_it(llmtop: Llmtop) -> None:
         "--liger",
         "--gradient-checkpointing",
         "--micro-batch",
-        "6",
+        "8",
         "--seq-len",
-        "3000",
+        "2500",
         "--precision",
         "bf16",
     )
