@@ -305,6 +305,36 @@ def test_on_a_gpu_a_number_is_there_after_its_mark() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_steps_that_follow_each_other_share_an_event_and_fill_the_time() -> None:
+    timer = CudaPhaseTimer(torch.device("cuda"))
+    first = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    last = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    first.record()
+    timer.start_step()
+    steps: list[StepTimes] = []
+    for number in range(6):
+        if number:
+            timer.go_on()
+        torch.cuda._sleep(10_000_000)  # type: ignore[no-untyped-call]
+        if number % 2:
+            timer.stop("forward")
+        steps.append(timer.finish_step())
+    last.record()
+    torch.cuda.synchronize()
+    whole = first.elapsed_time(last) / 1000
+    assert sum(times.step_seconds() for times in steps) == pytest.approx(whole, rel=0.05)
+    assert [list(times.phase_seconds()) for times in steps] == [[], ["forward"]] * 3
+    kept = steps[0].step_seconds()
+    del steps[1:]
+    for _ in range(6):
+        timer.start_step()
+        timer.finish_step()
+    torch.cuda.synchronize()
+    assert steps[0].step_seconds() == kept, "an event in use was recorded again"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_times_are_read_by_the_thread_that_writes() -> None:
     """It has no device of its own set, and must not wait for what was asked for later."""
     timer = CudaPhaseTimer(torch.device("cuda"))
