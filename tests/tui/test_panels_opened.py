@@ -197,6 +197,22 @@ async def test_the_slowest_rank_is_named_with_its_phases(root: Path) -> None:
     live.close()
 
 
+async def test_phases_that_few_steps_tell_stay_and_say_of_how_many_they_are(root: Path) -> None:
+    live = LiveRun(root, kind="cuda", ranks=1)
+    live.start()
+    for number in range(1, 24):
+        step = replace(phased(0, number, 0.3), loss=2.0)
+        live.recorder.ranks[0].write(step if number % 5 == 0 else replace(step, phase_seconds={}))
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=(100, 40)) as pilot:
+        await wait_for_text(pilot, "23/60")
+        await pilot.press("4")
+        shown = await wait_for_text(pilot, "phases: of 4 of ", "lately")
+        row = next(line.split() for line in shown.splitlines() if line.split()[1:2] == ["forward"])
+        assert row[2:4] == ["300", "ms"]
+    live.close()
+
+
 def linked(t: float, sent: float) -> HardwareSampled:
     return HardwareSampled(t=t, devices=(DeviceSample(index=0, nvlink_tx_bytes_per_second=sent),))
 

@@ -72,6 +72,7 @@ class StepsPanel(Panel):
                 _rates(view),
                 *_skipped(view),
                 *_phase_table(view, phases),
+                *_marked(view),
                 *_rank_rows(view, phases, width),
                 Content("step seconds:"),
             ]
@@ -194,6 +195,16 @@ def _spread(view: RunView) -> Content:
         spread = format_range(format_seconds(min(steady)), format_seconds(max(steady)))
     words = f"{spread} after warm-up"
     return Content.styled(words, "$muted")
+
+
+def _marked(view: RunView) -> list[Content]:
+    """Of how many steps the phases are, where not all tell them."""
+    rank = view.state.first
+    told = max((total.steps for total in rank.phase_totals.values()), default=0) if rank is not None else 0
+    if rank is None or not 0 < told < rank.step_total.steps:
+        return []
+    words = f"phases: of {told:,} of {rank.step_total.steps:,} steps; marking every one would take time"
+    return [Content.styled(words, "$muted")]
 
 
 def _phase_table(view: RunView, phases: dict[str, float]) -> list[Content]:
