@@ -73,8 +73,9 @@ def step_profile(
         _lay(table, sample, first / step.step_seconds, last / step.step_seconds, columns)
     if used < FEWEST_SAMPLES:
         return None
-    newest = alike[-1]
-    began = ends[-1] - newest.step_seconds
+    # Not every step tells its phases.
+    newest = next((step for step in reversed(alike) if step.phase_seconds), alike[-1])
+    began = _end(newest) - newest.step_seconds
     return StepProfile(
         stretches=tuple(Stretch(s.began - began, s.ended - began, s.phase) for s in stretches(newest)),
         step_seconds=newest.step_seconds,

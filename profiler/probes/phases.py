@@ -119,8 +119,7 @@ _Event = torch._C._CudaEventBase
 
 
 class _StepEnd:
-    """An event that two steps may read. It gives the event back when nobody can read it any more, as
-    `_EventTimes` does those of the borders, in whatever thread that is."""
+    """An event that two steps may read, given back as those of `_EventTimes` are."""
 
     __slots__ = ("event", "unused")
 
@@ -133,6 +132,8 @@ class _StepEnd:
 
 
 class _EventTimes:
+    """Gives the events of its borders back when nobody can read them any more, in whatever thread that is."""
+
     def __init__(
         self,
         began: _StepEnd,

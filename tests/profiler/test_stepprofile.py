@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from llmtop.profiler.fold.stepprofile import step_profile
 from llmtop.profiler.record.deviceevents import DeviceSample
@@ -43,6 +44,14 @@ def test_rates_stand_under_the_phases_that_carried_them() -> None:
     assert [round(stretch.ended, 3) for stretch in found.stretches if stretch.ended > stretch.began] == [
         *(0.4, 0.9, 1.0)
     ]
+
+
+def test_the_phases_are_of_the_newest_step_that_tells_them() -> None:
+    made = [step if step.step % 5 == 0 else replace(step, phase_seconds={}) for step in steps(7)]
+    found = step_profile(samples(0.05, 150), made, COLUMNS)
+    assert found is not None and found.steps == 7, "rates are of all steps"
+    ended = [round(stretch.ended, 3) for stretch in found.stretches if stretch.ended > stretch.began]
+    assert ended == [0.4, 0.9, 1.0]
 
 
 def test_each_micro_batch_has_its_own_stretches() -> None:
