@@ -75,7 +75,8 @@ class AllocatorCounters(Struct, frozen=True, kw_only=True):
 
 def read_counters(device: torch.device) -> AllocatorCounters:
     """One read for all: the counters are the host's, and `torch.cuda.memory_allocated` reads them all too."""
-    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    # What `memory_stats_as_nested_dict` calls, without its Python: between two phases each frame counts.
+    stats = torch._C._cuda_memoryStats(_index(device))
     allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
     requested, count = stats["requested_bytes"]["all"], stats["allocation"]["all"]
     # A block leaves the allocated ones when its free is asked for and the active ones when it is completed.
@@ -89,6 +90,10 @@ def read_counters(device: torch.device) -> AllocatorCounters:
         requested_peak_bytes=requested["peak"],
         events=count["allocated"] + count["freed"] + completed,
     )
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 class CudaMemoryMeter:
@@ -132,7 +137,7 @@ class CudaMemoryMeter:
     def _read_and_reset(self) -> AllocatorCounters:
         counters = read_counters(self._device)
         self._keep_peaks(counters)
-        torch.cuda.reset_peak_memory_stats(self._device)
+        torch._C._cuda_resetPeakMemoryStats(_index(self._device))
         return counters
 
     def _keep_peaks(self, counters: AllocatorCounters) -> None:

@@ -64,7 +64,7 @@ class FakeAllocator:
         self.allocations, self.frees, self.completed = 40, 30, 28
         self.calls: list[str] = []
 
-    def stats(self, device: torch.device) -> dict[str, Any]:
+    def stats(self, device: int) -> dict[str, Any]:
         self.calls.append("stats")
         size = {"current": self.allocated, "peak": self.peak}
         count = {"current": 10, "peak": 12, "allocated": self.allocations, "freed": self.frees}
@@ -73,7 +73,7 @@ class FakeAllocator:
         bytes_ = {name: {"all": size} for name in names}
         return {**bytes_, "allocation": {"all": count}, "active": {"all": active}}
 
-    def reset(self, device: torch.device) -> None:
+    def reset(self, device: int) -> None:
         self.calls.append("reset")
         self.peak = self.allocated
 
@@ -84,8 +84,8 @@ class FakeAllocator:
 @pytest.fixture
 def allocator(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
     fake = FakeAllocator()
-    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", fake.stats)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", fake.reset)
+    monkeypatch.setattr(torch._C, "_cuda_memoryStats", fake.stats, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_resetPeakMemoryStats", fake.reset, raising=False)
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", fake.record)
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: snapshot())
     return fake
