@@ -53,6 +53,10 @@ def stacks_recorded() -> Iterator[None]:
     torch 2.11 drops the exception under way when it gathers a stack (pytorch/pytorch#179536, mended by
     #175196), and a recomputation that stops early ends by one, which frees tensors: on an H200 the step that
     was recorded died of it. So frees get no stack, and that step's recomputations run to their end.
+
+    Not for weights in shards: DeepSpeed gathers a module's in the backward pass before its recomputation
+    begins, and one that runs to its end lets go of them again, so that the backward pass finds them empty
+    (0.19.8, on an H200). Such a training is refused stacks.
     """
     with set_checkpoint_early_stop(False):
         cuda_memory._record_memory_history("all", context="alloc", stacks="python", max_entries=_MOST_EVENTS)

@@ -19,6 +19,7 @@ from llmtop.profiler.record.snapshotevents import SnapshotKind
 from llmtop.profiler.record.snapshotrequest import SnapshotRequest
 from llmtop.profiler.record.wholefile import document, write_atomic
 from llmtop.profiler.snapshots import reduce
+from llmtop.profiler.snapshots.estimate import STACKS_END_IT
 from llmtop.profiler.snapshots.modules import ModuleTable
 
 
@@ -160,6 +161,14 @@ class ModulesRecording:
         self._watch.abandon()
 
 
+def _recomputes_shards(engine: Any) -> bool:
+    """Whether weights in shards are gathered for recomputations, as far as Hugging Face's layers tell."""
+    stage = getattr(engine, "zero_optimization_stage", None)
+    if stage is None or stage() != 3:
+        return False
+    return any(getattr(one, "gradient_checkpointing", False) for one in engine.module.modules())
+
+
 class StateRecording:
     """The allocator's blocks at the end of the last forward pass, which holds all activations; with stacks at
     the end of the step, with all that happened in it."""
@@ -169,6 +178,8 @@ class StateRecording:
     ) -> None:
         if device.type != "cuda":
             raise ValueError("there is no CUDA allocator on the CPU kind")
+        if request.with_stacks and _recomputes_shards(engine):
+            raise ValueError(STACKS_END_IT)
         # Where CUDA is not, none of this is needed.
         from llmtop.profiler.probes import snapshotmemory
 

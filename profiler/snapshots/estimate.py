@@ -66,6 +66,13 @@ def estimate_snapshot(spec: RunSpec, params: SnapshotParams) -> SnapshotCost:
     return SnapshotCost(kept_bytes=ranks * size, aside_bytes=0, stall_seconds=0.1 + size / 50e6)
 
 
+STACKS_END_IT = (
+    "torch loses the exception by which a recomputation stops early while it gathers stacks, and at ZeRO-3"
+    " one that runs on lets go of weights that its backward pass needs"
+)
+"""pytorch/pytorch#179536, and `probes.snapshotmemory.stacks_recorded`."""
+
+
 def check_snapshot(
     run: RunDir,
     spec: RunSpec,
@@ -93,6 +100,15 @@ def check_snapshot(
         )
     if params.with_stacks and params.what != "state":
         raise UsageError("stacks belong to a memory snapshot", fix="use --what state --with-stacks")
+    options = spec.options
+    # A command of the user's own is judged by its ranks, who see its modules.
+    stops_early = options.gradient_checkpointing and not options.checkpointing_reentrant
+    if params.with_stacks and options.zero == 3 and stops_early and spec.script is None:
+        raise UsageError(
+            "a snapshot with stacks would end this training",
+            why=STACKS_END_IT,
+            fix="the same without stacks: llmtop snapshot RUN --what state",
+        )
     # When a command of the user's own ends, it alone knows.
     _check_steps(params, None if spec.script else spec.options.steps, last_step)
     cost = estimate_snapshot(spec, params)

@@ -7,13 +7,14 @@ import json
 import re
 import shutil
 from collections import namedtuple
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from llmtop.presets.errors import LlmtopError
+from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.snapshotevents import SnapshotFile, SnapshotParams, SnapshotTaken
 from llmtop.profiler.snapshots import reduce
@@ -296,6 +297,27 @@ def run(tmp_path: Path) -> RunDir:
 def test_what_cannot_be_taken_is_refused_in_words(run: RunDir, asked: dict[str, Any], told: str) -> None:
     with pytest.raises(LlmtopError, match=told):
         check_snapshot(run, run.spec(), SnapshotParams(**{"what": "trace", **asked}), last_step=9)
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({"zero": 3, "gradient_checkpointing": True}, True),
+        ({"zero": 3, "gradient_checkpointing": True, "checkpointing_reentrant": True}, False),
+        ({"zero": 3}, False),
+        ({"zero": 2, "gradient_checkpointing": True}, False),
+    ],
+)
+def test_stacks_are_refused_where_they_would_end_the_training(
+    tmp_path: Path, options: dict[str, Any], refused: bool
+) -> None:
+    spec = recorded_spec("cuda", ranks=2, steps=100)
+    spec = msgspec.structs.replace(spec, options=msgspec.structs.replace(spec.options, **options))
+    run = RunDir.create(tmp_path, spec, recorded_prediction(spec), {})
+    asked = SnapshotParams(what="state", with_stacks=True)
+    with pytest.raises(UsageError, match="would end this training") if refused else nullcontext():
+        check_snapshot(run, spec, asked, last_step=9)
+    check_snapshot(run, spec, SnapshotParams(what="state"), last_step=9)
 
 
 def test_a_disk_without_room_is_refused(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -240,6 +240,21 @@ def test_recomputations_of_a_step_with_stacks_end_by_no_exception(monkeypatch: p
     assert len(recorded) == 2 and recorded[1] == {}
 
 
+@pytest.mark.parametrize(
+    ("stage", "recomputes", "refused"), [(3, True, True), (3, False, False), (2, True, False)]
+)
+def test_a_rank_refuses_stacks_that_would_end_the_training(
+    tmp_path: Path, stage: int, recomputes: bool, refused: bool
+) -> None:
+    block = torch.nn.Linear(2, 2)
+    block.gradient_checkpointing = recomputes  # type: ignore[assignment]
+    engine = SimpleNamespace(module=torch.nn.Sequential(block), zero_optimization_stage=lambda: stage)
+    request = SnapshotRequest(number=1, what="state", ranks=(0,), with_stacks=True)
+    device = torch.device("cuda", 0)
+    with pytest.raises(ValueError, match="lets go of weights") if refused else nullcontext():
+        snapshotting.StateRecording(engine, device, 0, request, tmp_path / "a")
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("stacks", [False, True])
