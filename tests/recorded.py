@@ -193,6 +193,7 @@ class Recorder:
                     params=params,
                     trainable_params=params,
                     attention=self.spec.options.attention,
+                    weights_type=self.spec.options.precision,
                     optimizer="AdamW" if self.spec.on_cpu else "FusedAdam",
                     engine_optimizer="DeepSpeedZeroOptimizer",
                     versions={"torch": "2.13.0", "deepspeed": "0.19.8", "transformers": "5.24.0"},

@@ -215,8 +215,20 @@ def grad_accum(spec: RunSpec, rank: RankState | None) -> Evidence:
     )
 
 
-def untold(spec: RunSpec, rank: RankState | None) -> Evidence:  # noqa: ARG001 - one shape for all
-    return Evidence(on=None, words="nothing that is recorded tells it")
+def precision(spec: RunSpec, rank: RankState | None) -> Evidence:
+    if rank is None or rank.model is None:
+        return _NOTHING
+    built = rank.model.weights_type
+    if built is None:
+        return Evidence(on=None, words="the type of the weights was not recorded")
+    # Under autocast the products have another type than the weights.
+    told = built == spec.options.precision or not (spec.script is not None or _autocasts(spec))
+    return Evidence(on=built == spec.options.precision if told else None, words=f"the weights are {built}")
+
+
+def _autocasts(spec: RunSpec) -> bool:
+    autocast = spec.options.deepspeed.get("torch_autocast")
+    return isinstance(autocast, dict) and autocast.get("enabled") is True
 
 
 def attention_words(kernel: str) -> str:

@@ -101,7 +101,12 @@ SWITCHES: tuple[SwitchRow, ...] = (
         {"offload_optimizer": "none", "offload_param": "none"},
     ),
     SwitchRow(
-        "precision", "precision", ("precision",), _option("precision"), evidence.untold, {"precision": "fp32"}
+        "precision",
+        "precision",
+        ("precision",),
+        _option("precision"),
+        evidence.precision,
+        {"precision": "fp32"},
     ),
     SwitchRow(
         "attention",

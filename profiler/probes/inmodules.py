@@ -33,6 +33,7 @@ _ROPE = "rotary_pos_emb"
 """Part of the name of each of Liger's rotary functions."""
 
 
+_TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _ROUNDING_LAYER = "FakeQuantizedLinear"
 """Of torchao 0.18, `quantization/qat/linear.py`."""
 
@@ -57,8 +58,19 @@ def model_built(model: Any, optimizer: Any, wrapper: Any, packages: Iterable[str
         liger=liger_kernels_in(model),
         qat=qat_in(rounding),
         rounding_layers=len(rounding),
+        weights_type=weights_type_in(model),
         versions=package_versions(packages),
     )
+
+
+def weights_type_in(model: torch.nn.Module) -> str | None:
+    """Of most of the weights that are not packed, in the words of the option `precision`; None for others."""
+    elements: dict[torch.dtype, int] = {}
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            elements[parameter.dtype] = elements.get(parameter.dtype, 0) + _elements(parameter)
+    most = max(elements, key=lambda dtype: elements[dtype], default=None)
+    return None if most is None else _TYPES.get(most)
 
 
 def qat_in(layers: list[Any]) -> str | None:

@@ -277,6 +277,8 @@ class ModelBuilt(Event, frozen=True, kw_only=True, tag="model_built"):
     """What the modules' fake quantization is for, in the words of the option; None without any."""
     rounding_layers: int = 0
     """Layers that have it."""
+    weights_type: str | None = None
+    """Of most of the weights that are not packed, in the words of the option `precision`; None for others."""
     versions: dict[str, str] = field(default_factory=dict)
     """Of torch, deepspeed, transformers and the kernels in use."""
 

@@ -287,7 +287,7 @@ def switch_table(report: Report) -> Markup:
     for switch in report.switches:
         if switch.is_off and switch.compared_run is None and switch.on is not False:
             continue
-        on = {True: "on", False: "NOT ON", None: "not known"}[switch.on]
+        on = {True: "on", False: "NOT ON", None: "not confirmed"}[switch.on]
         change = "not measured"
         if switch.compared_run is not None:
             change = (

@@ -248,7 +248,7 @@ def _switches(report: Report, width: int) -> Iterator[str]:
         return
     yield "Switches"
     for switch in told:
-        on = {True: "on", False: "NOT ON", None: "not known whether on"}[switch.on]
+        on = {True: "on", False: "NOT ON", None: "not confirmed"}[switch.on]
         parts = [f"{switch.asked}: {on} ({switch.evidence})", *_switch_change(switch)]
         yield from hanging(switch.label, "; ".join(parts), width)
 

@@ -191,6 +191,16 @@ def test_what_ran_decides_and_where_nothing_was_seen_the_modules_do() -> None:
     assert seen(flash, {"attention": "flash_attention_2"}, ran)["attention"] is True
 
 
+def test_the_weights_tell_the_precision() -> None:
+    bf16 = recorded_spec("cuda", precision="bf16")
+    assert seen(bf16)["precision"] is None
+    assert seen(bf16, {})["precision"] is None
+    assert seen(bf16, {"weights_type": "bf16"})["precision"] is True
+    assert seen(bf16, {"weights_type": "fp32"})["precision"] is False
+    autocast = replace(bf16.options, deepspeed={"torch_autocast": {"enabled": True}})
+    assert seen(replace(bf16, options=autocast), {"weights_type": "fp32"})["precision"] is None
+
+
 def test_a_profiler_that_did_not_look_is_not_one_that_saw_nothing() -> None:
     spec = recorded_spec(kind="cuda")
     model = ModelBuilt(params=100, trainable_params=100, attention=spec.options.attention)

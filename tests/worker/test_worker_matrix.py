@@ -202,6 +202,7 @@ def test_the_event_names_what_really_runs(matrix: Matrix, case: str, wrapper: st
     built = matrix.built(case)
     assert (built.engine_optimizer, built.optimizer) == (wrapper, optimizer)
     assert built.attention == "sdpa"
+    assert built.weights_type == ("bf16" if case == "bf16_zero0" else "fp32")
     assert matrix.built("eager").attention == "eager"
     assert {"torch", "deepspeed", "transformers"} <= set(built.versions)
 

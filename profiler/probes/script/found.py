@@ -7,9 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
-from llmtop.profiler.probes.inmodules import attention_in, liger_kernels_in
+from llmtop.profiler.probes.inmodules import attention_in, liger_kernels_in, weights_type_in
 from llmtop.profiler.record.scriptevents import FoundModel
 
 _OPTIMIZERS = {
@@ -24,7 +22,6 @@ _OPTIMIZERS = {
     "PagedAdamW": "paged_adamw_32bit",
 }
 """Class to option: deepspeed 0.19.8 `ops/adam`, torch, bitsandbytes 0.50.2 `optim/adamw.py`."""
-_DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _MOST_WRAPPERS = 8
 
 
@@ -84,12 +81,7 @@ def _precision(model: Any) -> str | None:
     # accelerate keeps the bare forward pass there where autocast wraps it (accelerate 1.10 `accelerator.py`).
     if hasattr(model, "_original_forward"):
         return "autocast"
-    elements: dict[torch.dtype, int] = {}
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            elements[parameter.dtype] = elements.get(parameter.dtype, 0) + parameter.numel()
-    most = max(elements, key=lambda dtype: elements[dtype], default=None)
-    return None if most is None else _DTYPES.get(most)
+    return weights_type_in(model)
 
 
 def _reentrant(model: Any) -> bool:
