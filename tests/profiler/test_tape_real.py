@@ -55,6 +55,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
         **dict.fromkeys(("bos_token_id", "eos_token_id"), 0),
     },
+    "bloom": {
+        "vocab_size": 1000,
+        "hidden_size": 256,
+        "n_layer": 2,
+        "n_head": 4,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+    },
     "opt": {
         "vocab_size": 1000,
         "hidden_size": 256,
@@ -83,9 +91,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 CASES = [
     *((family, 2, False) for family in CONFIGS if family != "gpt2"),
-    *((family, 2, True) for family in ("mixtral", "qwen2_moe", "deepseek_v2", "olmo2", "glm4", "opt")),
+    *(
+        (family, 2, True)
+        for family in ("mixtral", "qwen2_moe", "deepseek_v2", "olmo2", "glm4", "opt", "bloom")
+    ),
     # The gradient of learned positions is summed up over sequences, which is not simulated.
-    *((family, 1, False) for family in ("llama", "deepseek_v3", "gpt2")),
+    *((family, 1, False) for family in ("llama", "deepseek_v3", "gpt2", "bloom")),
 ]
 
 

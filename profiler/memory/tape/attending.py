@@ -23,14 +23,15 @@ from llmtop.profiler.memory.tape.layers import Norm
 from llmtop.profiler.memory.tape.rotary import PartialRotary
 
 if TYPE_CHECKING:
-    from llmtop.profiler.memory.tape.joined import JoinedAttention, JoinedForm
+    from llmtop.profiler.memory.tape.blocks import Attending
+    from llmtop.profiler.memory.tape.joined import JoinedForm
     from llmtop.profiler.memory.tape.special import Parts
 
 _PARTIAL = frozenset({"glm", "glm4"})
 """Families that turn a part of each head, with queries, keys and values projected apart."""
 
 
-def attention(parts: Parts) -> Attention | JoinedAttention:
+def attention(parts: Parts) -> Attending:
     """With projections of its own for queries, keys and values, or with one for all."""
     shape, sizes = parts.shape, parts.sizes
     query_columns, kv_columns = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
@@ -38,6 +39,11 @@ def attention(parts: Parts) -> Attention | JoinedAttention:
     hidden, bias = shape.hidden_size, shape.qkv_bias
     rotary = "fused" if "rope" in sizes.liger else "none" if shape.learned_positions else "plain"
     output = parts.linear("o_proj", hidden, query_columns, bias=shape.output_bias)
+    if shape.family == "bloom":
+        from llmtop.profiler.memory.tape.bloom import BloomAttention  # most models have none
+
+        joined = parts.linear("qkv_proj", query_columns + 2 * kv_columns, hidden, bias=bias)
+        return BloomAttention(parts.frame, heads, joined=joined, output=output)
     if shape.fused_qkv:
         from llmtop.profiler.memory.tape.joined import JoinedAttention  # most models have none
 

@@ -316,6 +316,12 @@ class Block:
         machine.drop_all(partial, out, attended)
         return y, BlockKept([of_first, (), kept, ()], [], of_attention, of_mlp)
 
+    def end_forward(self) -> None:
+        """The code that called the blocks one after another has ended."""
+
+    def begin_reentrant(self) -> None:
+        """What a reentrant checkpoint does before its block is recomputed."""
+
     def begin(self) -> None:
         """What the backward pass does before it asks for anything that was kept."""
         self.mlp.begin()

@@ -44,6 +44,7 @@ FAMILIES = frozenset(
         "gemma",
         "gemma2",
         "gpt2",
+        "bloom",
         "gpt_neox",
         "phi3",
         "opt",
@@ -77,6 +78,7 @@ def is_covered(spec: RunSpec) -> bool:
         and options.qat == "none"
         and "nvme" not in (options.offload_optimizer, options.offload_param)
         and second_ranks(spec) == 1
+        and not (spec.model.family == "bloom" and (spec.model.dropout or options.attention != "eager"))
         and not masked_blocks(spec)  # whose keys and masks are copied for the kernel
     )
 
@@ -203,10 +205,16 @@ class Builder:
             )
         if shape.gated_mlp:
             return self.gated_mlp(inner)
+        up = self.linear("up_proj", inner, hidden, bias=bias)
+        down = self.linear("down_proj", hidden, inner, bias=bias)
+        if shape.family == "bloom":
+            from llmtop.profiler.memory.tape.bloom import BloomMlp  # most models have none
+
+            return BloomMlp(self.frame, up=up, down=down)
         return PlainMlp(
             self.frame,
-            up=self.linear("up_proj", inner, hidden, bias=bias),
-            down=self.linear("down_proj", hidden, inner, bias=bias),
+            up=up,
+            down=down,
             python_gelu=shape.activation in PYTHON_GELU,
             in_place=shape.activation == "relu",
             inline=shape.family == "opt",
@@ -244,7 +252,12 @@ class Builder:
             return PostNormBlock(
                 self.frame, norms=norms, attention=attention, mlp=mlp, hidden_bytes=hidden_bytes
             )
-        return Block(
+        kind = Block
+        if shape.family == "bloom":
+            from llmtop.profiler.memory.tape.bloom import BloomBlock  # most models have none
+
+            kind = BloomBlock
+        return kind(
             self.frame,
             norms=norms,
             attention=attention,
@@ -303,6 +316,7 @@ class Builder:
                 scaled=shape.family in _SCALED_EMBEDDING,
             ),
             blocks=self._blocks(),
+            embedding_norm=self.norm(hidden) if shape.embedding_norm else None,
             final_norm=self.norm(hidden) if shape.final_norm else None,
             loss=loss,
             constant_bytes=self._positions_bytes(),
@@ -318,6 +332,8 @@ class Builder:
         shape, width = self.shape, self.sizes.dtype_bytes
         if shape.learned_positions:
             return 0
+        if shape.family == "bloom":  # slopes
+            return self.sizes.tokens * shape.num_heads * width
         if shape.mla is None:
             kinds = 2 if shape.family == "gemma3_text" else 1
             return kinds * 2 * shape.head_dim * width * self.sizes.seq_len

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from llmtop.profiler.memory.tape.blocks import Block, BlockKept
-from llmtop.profiler.memory.tape.layers import Frame, Norm
+from llmtop.profiler.memory.tape.layers import Frame, Kept, Norm
 from llmtop.profiler.memory.tape.loss import Loss
 from llmtop.profiler.memory.tape.machine import Tensor
 
@@ -35,6 +35,7 @@ class Model:
         *,
         embedding: Embedding,
         blocks: Sequence[Block],
+        embedding_norm: Norm | None,
         final_norm: Norm | None,
         loss: Loss,
         constant_bytes: int,
@@ -45,6 +46,7 @@ class Model:
     ) -> None:
         self.frame, self.embedding, self.blocks = frame, embedding, blocks
         self.final_norm, self.loss, self.constant_bytes = final_norm, loss, constant_bytes
+        self.embedding_norm = embedding_norm
         self.mask_bytes = mask_bytes
         self.checkpoint_every, self.reentrant = checkpoint_every, reentrant
         self.head_gradient: Tensor | None = None
@@ -72,8 +74,12 @@ class Model:
         if self.embedding.positions or self.embedding.scaled:
             embedded = machine.made_from(embedded, self.embedding.hidden_bytes)
         machine.multiply()  # of positions and frequencies
+        of_embedding: Kept = ()
+        if self.embedding_norm is None:
+            x = machine.keep(embedded)
+        else:
+            x, of_embedding = self.embedding_norm.forward(embedded)
         constant, mask = machine.new(self.constant_bytes), machine.new(self.mask_bytes)
-        x = machine.keep(embedded)
         kept: list[BlockKept | Tensor] = []
         for index, block in enumerate(self.blocks):
             self._at(index)
@@ -91,6 +97,8 @@ class Model:
             self._at(index)
             gradient = self._block_backward(self.blocks[index], gradient, kept.pop())
         machine.drop_all(constant, mask if self.checkpoint_every else None)
+        if self.embedding_norm is not None:
+            gradient = self.embedding_norm.backward(gradient, of_embedding)
         self._embedding_backward(gradient)
         self._drop_graph(0)
 
@@ -126,6 +134,7 @@ class Model:
             machine.drop_all(mask, embedded)
             return self.loss.run(x)[0]
         normed, of_norm = self.final_norm.forward(x)
+        self.blocks[-1].end_forward()
         machine.drop_all(x, embedded, mask)
         gradient, of_head = self.loss.run(normed)
         for tensor in of_head:  # autograd hands a weight its gradient before it goes on
@@ -137,7 +146,9 @@ class Model:
             return block.backward(gradient, kept)
         machine = self.frame.machine
         first = 0 if self.frame.graph is None else len(self.frame.graph)
-        if not self.reentrant:
+        if self.reentrant:
+            block.begin_reentrant()
+        else:
             block.begin()
         y, of_block = block.forward(kept, ending=self.reentrant)
         if not self.reentrant:
