@@ -28,6 +28,8 @@ class Machine(Struct, frozen=True, kw_only=True):
     """Whether the installed torch was built with CUDA: its libraries fill a CPU rank's process too."""
     driver_silent: bool = False
     """Whether the driver hangs: the machine may have GPUs that nobody can count, and is not one without."""
+    named: GpuSpec | None = None
+    """What the preset `gpu` says, where somebody has read it already."""
 
 
 class Layer(Struct, frozen=True):
@@ -44,8 +46,14 @@ def resolve(layers: Iterable[Layer], *, name: str, machine: Machine) -> RunSpec:
     """The run that the layers describe; raises UsageError for the first thing wrong with it."""
     spec = assemble(layers, name=name, machine=machine)
     for refusal in rules.refusals(spec):
-        raise UsageError(refusal.what, why=refusal.why, fix=refusal.fix)
+        raise UsageError(_unasked_cpu(spec, refusal.what), why=refusal.why, fix=refusal.fix)
     return spec
+
+
+def _unasked_cpu(spec: RunSpec, what: str) -> str:
+    """With how it came to the CPU, where nobody chose that."""
+    unasked = spec.on_cpu and spec.provenance["gpu"].source is ValueSource.MACHINE
+    return f"this machine has no GPU: {what}" if unasked and "CPU" in what else what
 
 
 def assemble(layers: Iterable[Layer], *, name: str, machine: Machine) -> RunSpec:
@@ -165,7 +173,8 @@ def _gpu(values: dict[str, Any], provenance: dict[str, Provenance], machine: Mac
             provenance["gpus"] = from_machine
         gpu = machine_gpu(machine)
     else:
-        gpu = catalog.load_gpu(values["gpu"])
+        known = machine.named if machine.gpu == values["gpu"] else None
+        gpu = known if known is not None else catalog.load_gpu(values["gpu"])
     values["gpu"] = gpu.name
     return _with_host(gpu, machine)
 

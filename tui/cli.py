@@ -115,7 +115,7 @@ COMMANDS: tuple[Command, ...] = (
         "resume",
         "RUN [KEY=VALUE ...] [--fix N] [--anew] [--force] [--detach|--headless]",
         "go on with a run that has ended, from its newest checkpoint",
-        "llmtop resume latest",
+        "llmtop resume latest\n  llmtop resume latest steps=1000",
     ),
     Command(
         "set",
@@ -269,11 +269,9 @@ def _run_command(words: Sequence[str]) -> int:
 
 def _loaded(row: Command) -> CommandModule:
     """The command's module, and all that it imports, as fast as they can be had."""
-    from importlib import import_module
-
     quickly.import_msgspec()
     quickly.import_argparse()
-    module = cast("CommandModule", import_module(f"llmtop.tui.commands.{row.module or row.name}"))
+    module = cast("CommandModule", quickly.module(f"llmtop.tui.commands.{row.module or row.name}"))
     _collect_again()
     return module
 

@@ -19,7 +19,7 @@ from llmtop.presets.errors import UsageError
 from llmtop.presets.liger import KERNELS
 from llmtop.presets.option_values import defaults, is_switch, raw_text
 from llmtop.presets.paths import expand_user, is_file
-from llmtop.presets.spec import RunSpec, ValueSource
+from llmtop.presets.spec import GpuSpec, RunSpec, ValueSource
 from llmtop.tui.commandline.layering import absolute, check_raw_keys, deepspeed_layer, strongest
 from llmtop.tui.commandline.telling import tell
 
@@ -338,8 +338,10 @@ def _command_line_layers(args: argparse.Namespace) -> list[resolve.Layer]:
 def _machine(layers: Sequence[resolve.Layer]) -> resolve.Machine:
     """What this machine has, asked only as far as the run depends on it."""
     gpu = strongest(layers, "gpu")
-    if gpu not in (None, "auto") and not _is_cpu(str(gpu)):
-        return resolve.Machine(gpu=str(gpu), gpus=1, host_memory_bytes=None)
+    named = _named(str(gpu)) if gpu not in (None, "auto") else None
+    # Of the CPU kind memory and torch are this machine's own.
+    if gpu not in (None, "auto") and (named is None or named.kind != "cpu"):
+        return resolve.Machine(gpu=str(gpu), gpus=1, host_memory_bytes=None, named=named)
     from llmtop.profiler.hardware import hostmemory, machine  # nothing of it is asked for a named GPU
 
     if gpu in (None, "auto"):
@@ -352,9 +354,9 @@ def _machine(layers: Sequence[resolve.Layer]) -> resolve.Machine:
     )
 
 
-def _is_cpu(gpu: str) -> bool:
-    """Whether the preset is of the CPU kind, whose memory and torch are this machine's own."""
+def _named(gpu: str) -> GpuSpec | None:
+    """The preset of that name."""
     try:
-        return catalog.load_gpu(gpu).kind == "cpu"
+        return catalog.load_gpu(gpu)
     except UsageError:
-        return False  # told in its turn, when the run is put together
+        return None  # told in its turn, when the run is put together

@@ -60,6 +60,12 @@ def _ngettext(one: str, many: str, count: int) -> str:
     return one if count == 1 else many
 
 
+def module(name: str) -> ModuleType:
+    """The module of that name, without `importlib`, whose package takes longer to load than most of ours."""
+    __import__(name)
+    return sys.modules[name]
+
+
 def leaver() -> Callable[[int], None]:
     """What is told the exit code: the process ends with it as soon as all that waits for its end is done.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -57,7 +57,11 @@ def wrapped(text: str, lead: str, width: int) -> list[str]:
 
 def option_lines(text: str, lead: str, width: int) -> list[str]:
     """Command-line words, an option never parted from its value."""
-    glued = re.sub(r"(--\S+) (?!--)", "\\1\u00a0", text)
+    words = text.split(" ")
+    glued = words[0]
+    for before, word in pairwise(words):
+        is_value = len(before) > 2 and before.startswith("--") and not word.startswith("--")
+        glued += ("\u00a0" if is_value else " ") + word
     return [line.replace("\u00a0", " ") for line in wrapped(glued, lead, width)]
 
 
