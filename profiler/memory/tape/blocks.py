@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from llmtop.profiler.memory.tape.layers import Dropout, Frame, Kept, Linear, Norm
 from llmtop.profiler.memory.tape.machine import Tensor
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Mlp(Protocol):
+        """`GatedMlp`, `JoinedMlp`, `PlainMlp` and `ExpertsMlp`."""
+
+        def forward(self, x: Tensor, *, ending: bool = True) -> tuple[Tensor | None, list[Kept]]: ...
+        def begin(self) -> None: ...
+        def backward(self, gradient: Tensor, kept: list[Kept]) -> Tensor: ...
+
+    class Attending(Protocol):
+        """`Attention`, `JoinedAttention` and `LatentAttention`."""
+
+        def forward(self, x: Tensor) -> tuple[Tensor, list[Kept]]: ...
+        def backward(self, gradient: Tensor, kept: list[Kept]) -> Tensor: ...
+        def leave(self) -> None: ...
 
 
 class _AtOnce:
@@ -174,22 +191,6 @@ class PlainMlp(_AtOnce):
         of_inner = machine.new(self.bytes)
         machine.drop_all(active, *of_active)
         return self.up.backward(of_inner, of_up)
-
-
-class Mlp(Protocol):
-    """`GatedMlp`, `JoinedMlp`, `PlainMlp` and `ExpertsMlp`."""
-
-    def forward(self, x: Tensor, *, ending: bool = True) -> tuple[Tensor | None, list[Kept]]: ...
-    def begin(self) -> None: ...
-    def backward(self, gradient: Tensor, kept: list[Kept]) -> Tensor: ...
-
-
-class Attending(Protocol):
-    """`Attention`, `JoinedAttention` and `LatentAttention`."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, list[Kept]]: ...
-    def backward(self, gradient: Tensor, kept: list[Kept]) -> Tensor: ...
-    def leave(self) -> None: ...
 
 
 class BlockKept(Struct, frozen=True):

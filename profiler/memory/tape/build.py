@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,22 +17,18 @@ from llmtop.profiler.memory.secondary import second_ranks
 from llmtop.profiler.memory.sizes import Sizes
 from llmtop.profiler.memory.tape.attending import attention, kernel
 from llmtop.profiler.memory.tape.attention import Attention, Heads, Kernel
-from llmtop.profiler.memory.tape.blocks import (
-    Attending,
-    Block,
-    GatedMlp,
-    JoinedMlp,
-    Mlp,
-    Places,
-    PlainMlp,
-)
-from llmtop.profiler.memory.tape.engine import Engine, GatherRules, Plan, StepRules
+from llmtop.profiler.memory.tape.blocks import Block, GatedMlp, JoinedMlp, Places, PlainMlp
 from llmtop.profiler.memory.tape.layers import Frame, FusedNorm, Linear, Norm, RmsNorm
 from llmtop.profiler.memory.tape.loss import ChunkedLoss, Loss, PlainLoss
 from llmtop.profiler.memory.tape.machine import Machine, Tensor
 from llmtop.profiler.memory.tape.model import Embedding, Model
+from llmtop.profiler.memory.tape.plan import GatherRules, Plan, StepRules
 from llmtop.profiler.memory.tape.stage3 import HEAD, Coordinator, Stage3, Weight
 from llmtop.profiler.memory.tape.weights import STORED, is_packed, of_block, weights_of
+
+if TYPE_CHECKING:
+    from llmtop.profiler.memory.tape.blocks import Attending, Mlp
+    from llmtop.profiler.memory.tape.engine import Engine
 
 _BITS = {"none": 16, "int8": 8, "nf4": 4}
 FAMILIES = frozenset(

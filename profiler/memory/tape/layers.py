@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -20,14 +20,17 @@ Ready = Callable[[int, Tensor], None]
 """Called with the elements of a weight and its gradient, when that is complete."""
 
 
-class Gathering(Protocol):
-    """What ZeRO-3 does before a weight is used, and behind its last use for now."""
+if TYPE_CHECKING:
+    from typing import Protocol
 
-    def fetch(self, *slots: int) -> None: ...
-    def release(self, slot: int) -> None: ...
-    def enter(self, modules: int = 1) -> None: ...
-    def learn(self, slot: int) -> None: ...
-    def gathered(self, slot: int) -> Tensor | None: ...
+    class Gathering(Protocol):
+        """What ZeRO-3 does before a weight is used, and behind its last use for now."""
+
+        def fetch(self, *slots: int) -> None: ...
+        def release(self, slot: int) -> None: ...
+        def enter(self, modules: int = 1) -> None: ...
+        def learn(self, slot: int) -> None: ...
+        def gathered(self, slot: int) -> Tensor | None: ...
 
 
 _MULTIPROCESSORS, _BLOCKS_EACH = 132, 16

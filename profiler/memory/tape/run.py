@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -9,9 +11,12 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.sizes import Sizes, sizes_of
 from llmtop.profiler.memory.states import cublas_workspace
 from llmtop.profiler.memory.tape.build import Builder, engine_plan, is_covered
-from llmtop.profiler.memory.tape.engine import Engine
 from llmtop.profiler.memory.tape.machine import Machine
+from llmtop.profiler.memory.tape.plan import Plan
 from llmtop.profiler.memory.tape.stage3 import Stage3
+
+if TYPE_CHECKING:
+    from llmtop.profiler.memory.tape.engine import Engine
 
 STEPS = 2
 """The optimizer's moments come in the first step; what they push aside is asked for again in the second."""
@@ -52,6 +57,14 @@ def machine_of(spec: RunSpec, room_bytes: int | None = None) -> Machine:
     return Machine(room_bytes, cublas_workspace(spec) // 2)
 
 
+def _engine_of(machine: Machine, plan: Plan) -> Engine | Stage3:
+    if plan.stage == 3:
+        return Stage3(machine, plan)
+    from llmtop.profiler.memory.tape.engine import Engine  # the larger of the two: loaded where it is needed
+
+    return Engine(machine, plan)
+
+
 def run_tape(
     spec: RunSpec,
     sizes: Sizes,
@@ -64,7 +77,7 @@ def run_tape(
     """One rank's run on a fresh machine, from the model's first weight on; `watched`: with the probes of a
     run's first two steps."""
     plan = engine_plan(spec, sizes, rank)
-    engine = Stage3(machine, plan) if sizes.stage == 3 else Engine(machine, plan)
+    engine = _engine_of(machine, plan)
     engine.start()
     model = Builder(spec, sizes, machine, engine, watched=watched).model()
     machine.peak_allocated_bytes = 0

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from llmtop.profiler.memory.reduction import NORM_ELEMENTS
-from llmtop.profiler.memory.tape.engine import Plan
 from llmtop.profiler.memory.tape.machine import Machine, Tensor
+from llmtop.profiler.memory.tape.plan import Plan
 
 GATHER, REDUCE = 1, 2
 """Streams."""
