@@ -26,6 +26,7 @@ def cautions(spec: RunSpec, *, launching: bool = False) -> tuple[str, ...]:
     """One sentence each. A launch refuses what is missing by itself, and has to say when nothing is saved."""
     return (
         *_positions(spec),
+        *_warm_up(spec),
         *_nodes(spec),
         *_idle(spec),
         *_own_head(spec),
@@ -47,6 +48,16 @@ def _positions(spec: RunSpec) -> Iterator[str]:
         yield (
             f"{spec.model.name} was made for {positions:,} positions, and a sequence has {asked:,} tokens:"
             f" it trains, on positions that it has not seen; --seq-len {positions} stays within"
+        )
+
+
+def _warm_up(spec: RunSpec) -> Iterator[str]:
+    options = spec.options
+    if spec.script is None and options.warmup_steps >= options.steps:
+        yield (
+            f"the warm-up takes {options.warmup_steps:,} steps, and the run has {options.steps:,}: the"
+            " learning rate grows until its end, and reaches its value at best in the last step;"
+            f" --warmup-steps {options.steps // 10} ends sooner"
         )
 
 

@@ -285,7 +285,7 @@ def _unlike_versions(one: dict[str, str], two: dict[str, str]) -> Iterator[str]:
 def _unfair(first: _Read, second: _Read, one: Side, two: Side) -> Iterator[str]:
     if one.run_id == two.run_id:
         yield "A and B are one run"
-        yield from _not_settled(first, one)
+        yield from _not_settled("A", first, one)
         return
     for what, left, right in (
         ("machines", one.host, two.host),
@@ -309,26 +309,29 @@ def _unfair(first: _Read, second: _Read, one: Side, two: Side) -> Iterator[str]:
     if None not in moments and moments[0] != moments[1]:
         named = " and ".join(str(moment).replace("_", " ") for moment in moments)
         yield f"different moments of the peak, and so components of different moments: {named}"
-    for read, side in ((first, one), (second, two)):
-        yield from _not_settled(read, side)
+    for letter, read, side in (("A", first, one), ("B", second, two)):
+        yield from _not_settled(letter, read, side)
 
 
-def _not_settled(read: _Read, side: Side) -> Iterator[str]:
+def _not_settled(letter: str, read: _Read, side: Side) -> Iterator[str]:
     if side.steps_finished == 0:
-        yield f"{side.run_id} has finished no step" + (
+        yield f"{letter} has finished no step" + (
             ": it is still starting" if side.status == "starting" else ""
         )
     elif side.timed_steps < FEW_STEPS:
         steps = counted(side.timed_steps, "step")
-        yield f"{side.run_id} has only {steps} after warm-up; small differences are noise"
+        yield (
+            f"{letter} has only {steps} to take times from, without the first {WARMUP_STEPS} and one whose"
+            " kernels were recorded; small differences are noise"
+        )
     if len(side.settings) > 1:
         last = side.settings[-1]
         yield (
-            f"{side.run_id} was changed while it ran: its options, memory and phases are those since step"
+            f"{letter} was changed while it ran: its options, memory and phases are those since step"
             f" {last.first_step:,}, and so is its step time"
         )
     if side.status in ("failed", "out_of_memory", "lost"):
-        yield f"{side.run_id} ended as {side.status.replace('_', ' ')}"
+        yield f"{letter} ended as {side.status.replace('_', ' ')}"
     if read.spec.on_cpu:
         return
     held = [
@@ -340,4 +343,4 @@ def _not_settled(read: _Read, side: Side) -> Iterator[str]:
         (device.process_count or 0) > 1 for sample in read.state.hardware_history for device in sample.devices
     )
     if crowded or (held and max(held) > DRIVER_RESERVE_BYTES + FOREIGN_BYTES):
-        yield f"other processes were on a device of {side.run_id}"
+        yield f"other processes were on a device of {letter}"

@@ -81,7 +81,12 @@ def _unfair(found: Comparison) -> Markup:
     if not found.unfair:
         return Markup("")
     reasons = (element("div", reason, kind="finding warning") for reason in found.unfair)
-    return joined((element("p", "Not a fair comparison, because", kind="warn"), *reasons))
+    return joined(
+        (
+            element("p", "Not a fair comparison, because (of two values the first is A's)", kind="warn"),
+            *reasons,
+        )
+    )
 
 
 def _options(found: Comparison) -> Markup:

@@ -11,6 +11,7 @@ from llmtop.presets.errors import written
 from llmtop.presets.spec import Provenance, RunOptions, ValueSource
 from llmtop.profiler.findings.finding import words
 from llmtop.profiler.findings.pace import mean_phases
+from llmtop.profiler.fold.rankstate import WARMUP_STEPS
 from llmtop.profiler.oom.words import evidence, fix_words, moment_words
 from llmtop.profiler.record.stepevents import BETWEEN
 from llmtop.profiler.report.build import ComponentReport, RankReport, Report
@@ -224,7 +225,11 @@ def rank_table(data: PageData) -> Markup:
     phases = [phase for phase in _PLAIN_PHASES if phase != BETWEEN or has_between]
     heads = ("rank", "pid", "last step", "peak", "RSS", "PSS", *phases, "end")
     rows = [_rank_row(rank, [means[rank.rank].get(phase) for phase in phases]) for rank in data.report.ranks]
-    note = element("p", "Phases: means over the steps after warm-up.", kind="dim") if rows else ""
+    note = (
+        element("p", f"Phases: means over the steps after the first {WARMUP_STEPS}.", kind="dim")
+        if rows
+        else ""
+    )
     return joined((table(heads, rows, right=range(len(heads) - 1)), note))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from llmtop.profiler.effects.switches import Switch
+from llmtop.profiler.fold.rankstate import WARMUP_STEPS
 from llmtop.profiler.oom.words import evidence, fix_words, moment_words
 from llmtop.profiler.report.build import RankReport, Report
 from llmtop.profiler.report.hosts import host_lines
@@ -347,8 +348,10 @@ _SECTIONS: tuple[Section, ...] = (
 
 def _median(report: Report) -> str:
     if report.step_seconds is None:
-        return f"{NOT_AVAILABLE}, too few steps after warm-up"
-    return f"{format_seconds(report.step_seconds)} median after warm-up{_spread(report)}"
+        return f"{NOT_AVAILABLE}, too few steps after the first {WARMUP_STEPS}"
+    return (
+        f"{format_seconds(report.step_seconds)} median after the first {WARMUP_STEPS} steps{_spread(report)}"
+    )
 
 
 def _spread(report: Report) -> str:

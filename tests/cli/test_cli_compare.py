@@ -21,7 +21,13 @@ def test_two_runs_by_part_of_their_ids(llmtop: Llmtop, runs_root: Path) -> None:
     two = make_recorded_run(runs_root, steps=12, zero=1)
     answer = llmtop("compare", one.run_id, "latest")
     assert answer.code == ExitCode.DONE and answer.err == ""
-    for words in (one.run_id, two.run_id, "zero: 2 (default) -> 1 (default)", "step time (median)", "B - A"):
+    for words in (
+        f"A is {one.run_id}",
+        f"B is {two.run_id}",
+        "zero: 2 (default) -> 1 (default)",
+        "step time (median)",
+        "B - A",
+    ):
         assert words in answer.out
     assert all(len(line) <= 100 for line in answer.out.splitlines())
     found = llmtop("compare", one.run_id[-4:], two.run_id[-4:], "--json").json()

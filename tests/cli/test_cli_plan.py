@@ -176,8 +176,16 @@ def test_plan_refuses_the_raw_keys_that_run_refuses(llmtop: Llmtop) -> None:
 def test_without_a_gpu_plan_says_what_it_planned_for(llmtop: Llmtop, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = Machine(gpu="cpu", gpus=1, host_memory_bytes=2**34)
     monkeypatch.setattr("llmtop.profiler.hardware.machine.detect_machine", lambda: bare)
-    assert "--gpu NAME" in llmtop("plan", "--model", "llama-3.1-8b").err
-    assert "--gpu" not in llmtop("plan", "--model", "llama-3.1-8b", "--gpu", "cpu").err
+    unasked, asked = (llmtop("plan", "--model", "llama-3.1-8b", *words) for words in ((), ("--gpu", "cpu")))
+    assert "--gpu NAME" in unasked.err and "--gpu" not in asked.err
+    assert "on 1 x cpu (this machine has no GPU)" in unasked.out.splitlines()[0]
+    assert "no GPU" not in asked.out.splitlines()[0]
+    # What a recipe asks for and a CPU has not is refused for that reason too.
+    refused = llmtop("plan", "long-context-16k", "--model", "llama-3.1-8b")
+    assert refused.code == ExitCode.USAGE and refused.err.startswith("error: this machine has no GPU: ")
+    assert llmtop(
+        "plan", "--model", "llama-3.1-8b", "--attention", "flash_attention_2", "--gpu", "cpu"
+    ).err.startswith("error: attention")
 
 
 def test_a_model_in_the_place_of_a_recipe(llmtop: Llmtop) -> None:

@@ -40,6 +40,7 @@ def test_a_stopped_run_goes_on_in_its_folder(start: Start, llmtop: Llmtop) -> No
     answer = llmtop("resume", "--detach", "latest")
     assert (answer.code, answer.out.strip()) == (ExitCode.DONE, first.run.run_id), answer.err
     assert "goes on after step 500,000, from " in answer.err
+    assert "note: nothing is saved: checkpoint_every is 0" in answer.err
     # From the first moment it is a run that goes on, whatever its record says of an earlier end.
     assert read_state(first.run).status in ("starting", "running")
     with pytest.raises(UsageError, match="is going on"):

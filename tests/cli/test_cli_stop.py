@@ -168,6 +168,11 @@ def test_without_waiting_a_run_is_still_stopping(start: Start, llmtop: Llmtop) -
     assert run.end().state == "stopped"
 
 
+def test_the_help_tells_how_long_it_waits(llmtop: Llmtop) -> None:
+    told = " ".join(llmtop("stop", "--help").out.split())
+    assert "(default: 600)" in told and "by force 7 s after it was asked" in told
+
+
 def test_nothing_is_no_run(start: Start, llmtop: Llmtop) -> None:
     run = start("trains")
     run.wait_for_step(1)

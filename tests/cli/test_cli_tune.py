@@ -22,6 +22,19 @@ def test_a_dry_run_ranks_and_starts_nothing(llmtop: Llmtop) -> None:
     assert {c["choice"]["zero"] for c in space["candidates"]} == {1}
 
 
+def test_without_predicted_times_it_is_no_ranking_by_speed(
+    llmtop: Llmtop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for words in (("cpu-demo",), ("cpu-demo", "--gpus", "1")):
+        told = one_line(llmtop("tune", *words, "--dry-run").out)
+        assert "fastest" not in told and "by how little work it is" in told and "llmtop calibrate" in told
+
+
+def test_the_help_says_what_is_tried_first(llmtop: Llmtop) -> None:
+    assert "the first of the starting setting" in one_line(llmtop("tune", "--help").out)
+
+
 def test_the_edges_by_prediction(llmtop: Llmtop) -> None:
     for question in ("--max-batch", "--max-length"):
         model = ("--model", "llama-3.2-1b", "--gpu", "h200", "--gradient-checkpointing")

@@ -54,6 +54,18 @@ def test_a_launch_says_when_nothing_will_be_saved(key: str) -> None:
     assert not any("nothing is saved" in note for note in cautions(own, launching=True))
 
 
+@pytest.mark.parametrize(
+    ("warmup", "steps", "fix"), [(100, 50, 5), (50, 50, 5), (49, 50, None), (0, 1, None)]
+)
+def test_a_warm_up_that_takes_the_whole_run_is_told(warmup: int, steps: int, fix: int | None) -> None:
+    given = {"model": "smollm2-135m", "precision": "fp32", "warmup_steps": warmup, "steps": steps}
+    spec = resolve.assemble([Layer(ValueSource.COMMAND_LINE, "test", given)], name="test", machine=BOX)
+    for launching in (False, True):
+        told = [note for note in cautions(spec, launching=launching) if "warm-up" in note]
+        assert bool(told) == (fix is not None)
+        assert all(note.endswith(f"; --warmup-steps {fix} ends sooner") for note in told)
+
+
 def test_a_broken_file_says_nothing_of_it(tmp_path: Path) -> None:
     write_folder(tmp_path, True, "model.embed_tokens.weight", "lm_head.weight")
     (tmp_path / "model.safetensors").write_bytes(b"abc")

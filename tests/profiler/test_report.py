@@ -124,7 +124,9 @@ def test_warm_up_is_not_in_the_step_time(tmp_path: Path) -> None:
     report = build_report(make_recorded_run(tmp_path, steps=3))
     assert report.step_seconds is not None and report.step_seconds < 0.42
     assert build_report(make_recorded_run(tmp_path, steps=2)).step_seconds is None
-    assert "n/a, too few steps after warm-up" in render(build_report(make_recorded_run(tmp_path, steps=2)))
+    assert "n/a, too few steps after the first 2" in render(
+        build_report(make_recorded_run(tmp_path, steps=2))
+    )
 
 
 def empty_run(root: Path) -> RunDir:

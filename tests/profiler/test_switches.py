@@ -313,4 +313,4 @@ def test_a_change_of_speed_smaller_than_steps_differ_is_noise(
     assert switches_of(run)["attention"].step_within_noise is noise
     text = " ".join(render(build_report(run)).split())
     assert ("(within noise)" in text) is noise
-    assert "median after warm-up, half of them" in text
+    assert "median after the first 2 steps, half of them" in text

@@ -203,6 +203,23 @@ def test_a_search_survives_bad_trials_and_interrupts_and_repeats_nothing(tmp_pat
     assert won.options == changed(spec, result.best.change).options
 
 
+def test_one_trial_compares_nothing(tmp_path: Path) -> None:
+    spec = spec_of()
+    space = small_space(spec)
+    tune = TuneDir.create(tmp_path, Asked(spec=spec))
+
+    def carry(run: RunSpec, seconds: float, best: float | None, show: Show) -> Measured:
+        return Measured(outcome="measured", step_seconds=1.0, spread_seconds=0.1, steps_measured=4)
+
+    for trials, words in (
+        (1, "only the starting setting was tried"),
+        (2, "no setting that was tried is faster"),
+    ):
+        Search(tune, spec, space, _Quiet(), carry).run(trials, 5)
+        why = found(tune, spec, choice_of(spec, space.knobs), "done").why
+        assert [words in one for one in why].count(True) == 1, why
+
+
 def test_a_recipe_keeps_raw_keys_of_any_depth() -> None:
     raw = {"zero_optimization": {"reduce_bucket_size": 7_000_000, "x y": [1, "a\nb"]}, "flag": True}
     text = recipe_text(replace(spec_of(), options=replace(spec_of().options, deepspeed=raw)), 'a "word"')

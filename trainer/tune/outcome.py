@@ -63,7 +63,7 @@ def found(tune: TuneDir, spec: RunSpec, start_choice: Mapping[str, Any], stopped
         best=best,
         start=start,
         runner_up=runner_up,
-        why=tuple(_why(best, start, runner_up)) if best is not None else (),
+        why=tuple(_why(best, start, runner_up, len(trials))) if best is not None else (),
         recipe=str(tune.path / RECIPE) if best is not None else None,
         deepspeed_config=str(tune.path / DEEPSPEED) if best is not None else None,
         lost=sum(line.step_seconds is None for line in lines),
@@ -79,10 +79,12 @@ def _described(best: Line, start: Line | None) -> str:
     return f"Found by llmtop tune: {rate}, {start.step_seconds / best.step_seconds:.2f}x its start"
 
 
-def _why(best: Line, start: Line | None, runner_up: Line | None) -> Iterator[str]:
+def _why(best: Line, start: Line | None, runner_up: Line | None, tried: int) -> Iterator[str]:
     runs = f" over {best.runs} runs" if best.runs > 1 else ""
     yield f"{_step(best)} a step{runs}, {best.tokens_per_second or 0:,.0f} tokens/s"
-    if start is best:
+    if start is best and tried == 1:
+        yield "only the starting setting was tried, so nothing tells whether another one is faster"
+    elif start is best:
         yield "no setting that was tried is faster than the starting one"
     elif start is not None:
         yield f"{_against(best, start)} the starting setting ({_step(start)}): {_differences(start, best)}"

@@ -74,15 +74,15 @@ def render(found: Comparison, width: int) -> Iterator[str]:
     yield from _ran(found, width)
     if found.unfair:
         yield ""
-        yield "Not a fair comparison, because"
+        yield "Not a fair comparison, because (of two values the first is A's)"
         for reason in found.unfair:
             yield from wrapped(reason, "! ", width)
 
 
 def _head(found: Comparison, width: int) -> Iterator[str]:
     for letter, side in (("A", found.first), ("B", found.second)):
-        yield from wrapped(f"{side.run_id}  {side.status.replace('_', ' ')}", f"{letter}  ", width)
-        yield from wrapped(side_words(side), "   ", width)
+        yield from wrapped(f"{side.run_id}  {side.status.replace('_', ' ')}", f"{letter} is ", width)
+        yield from wrapped(side_words(side), "     ", width)
 
 
 def _options(found: Comparison, width: int) -> Iterator[str]:

@@ -104,7 +104,9 @@ def _what(spec: RunSpec, prediction: Prediction, width: int) -> Iterator[str]:
     trained = "every weight trained"
     if prediction.trainable_params != prediction.params:
         trained = f"{format_count(prediction.trainable_params)} trained"
-    title = f"{spec.name}: {spec.model.name} on {gpus} x {spec.gpu.name}, ZeRO-{o.zero}"
+    here = spec.provenance["gpu"].source is ValueSource.MACHINE
+    none = " (this machine has no GPU)" if here and spec.on_cpu else ""
+    title = f"{spec.name}: {spec.model.name} on {gpus} x {spec.gpu.name}{none}, ZeRO-{o.zero}"
     yield from wrapped(title, "", width)
     extras: list[str] = [o.precision, o.attention, o.optimizer]
     extras += [f"lora rank {o.lora_rank}"] if o.lora_rank else []

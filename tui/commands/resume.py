@@ -23,14 +23,19 @@ from llmtop.trainer.launch import devices_for, resume_run
 from llmtop.tui.asking.changetext import change_lines
 from llmtop.tui.commandline.arguments import RUN_HELP
 from llmtop.tui.commandline.runs import find_run_here
-from llmtop.tui.commandline.telling import tell
+from llmtop.tui.commandline.telling import stderr_width, tell
 from llmtop.tui.commands.launching import add_how_to_watch, watch_as_asked
+from llmtop.tui.commands.output import WIDTH
+from llmtop.tui.commands.plan_text import caution_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
     parser.add_argument(
-        "words", nargs="*", metavar="KEY=VALUE", help="an option to go on with, as llmtop set takes it"
+        "words",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="an option to go on with, as llmtop set takes it: steps=1000 makes more steps",
     )
     parser.add_argument(
         "--fix",
@@ -65,6 +70,8 @@ def run(args: argparse.Namespace) -> ExitCode:
         tell(f"goes on after step {step:,}, from {found.checkpoints_dir / f'step-{step}'}")
     else:
         tell(anew_words(state))
+    for note in caution_lines(found.spec(), stderr_width() or WIDTH, launching=True):
+        tell(note)
     return watch_as_asked(found, args)
 
 

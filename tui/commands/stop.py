@@ -34,6 +34,7 @@ from llmtop.tui.commands.follow import end_in_words, tell_unsaved
 
 WAIT_SECONDS = 600.0
 """A step of a large model and its checkpoint take minutes."""
+_BY_FORCE_SECONDS = Graces().stop + Graces().stop_kill
 TERM_SECONDS = 5.0
 """For a process without supervisor to end when asked, before it is killed."""
 _LEAVE_SECONDS = 10.0
@@ -47,13 +48,16 @@ _MOST_NAMED = 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN_ANYWHERE_HELP)
-    parser.add_argument("--save", action="store_true", help="save a checkpoint first")
+    parser.add_argument(
+        "--save", action="store_true", help="save a checkpoint first, however long that takes"
+    )
     parser.add_argument(
         "--wait",
         type=float,
         default=WAIT_SECONDS,
         metavar="SECONDS",
-        help="how long to wait for the end; 0: only ask",
+        help=f"how long to wait for the end (default: {WAIT_SECONDS:g}); 0: only ask. Without --save it is"
+        f" ended by force {_BY_FORCE_SECONDS:g} s after it was asked",
     )
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 
 from msgspec import Struct
 
 from llmtop.presets.errors import ExitCode, JobFailedError, UsageError
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.cost.calibration import calibrated, find
 from llmtop.profiler.hardware.hostmemory import host_memory_bytes
+from llmtop.profiler.memory.predict import predict
 from llmtop.trainer.preflight import preflight
 from llmtop.trainer.tune.interrupt import interruptible
 from llmtop.trainer.tune.journal import Asked, Line, TuneDir, find_tune, tunes_root
@@ -28,6 +32,8 @@ from llmtop.tui.commands.tune_edge import find_edge
 from llmtop.tui.commands.tune_text import Progress, found_text, ranked_text, space_text, trials_text
 
 TRIALS, MINUTES = 12, 5.0
+_OF_TIME = "a step's time"
+"""How a prediction's words begin on why it has none."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the values that an option may take: zero, offload-optimizer, offload-param, micro-batch,"
         " checkpointing (none, all, every how many layers), attention, liger, buckets, or any other",
     )
-    search.add_argument("--trials", metavar="N", type=_whole, help=f"runs at most (default: {TRIALS})")
+    search.add_argument(
+        "--trials",
+        metavar="N",
+        type=_whole,
+        help=f"runs at most, the first of the starting setting (default: {TRIALS})",
+    )
     search.add_argument("--minutes", metavar="M", type=_positive, help=f"time at most (default: {MINUTES:g})")
     search.add_argument("--resume", metavar="ID", help="go on with a search: its id, or latest")
     search.add_argument("--dry-run", action="store_true", help="show what would be tried; starts nothing")
@@ -86,8 +97,10 @@ def run(args: argparse.Namespace) -> ExitCode:
     _require_candidates(space)
     if args.dry_run:
         width = text_width()
-        text = f"{space_text(space, width)}\n{ranked_text(space, untried(space.candidates, ()), width)}"
-        print_json(space) if args.json else print(text)
+        candidates = untried(space.candidates, ())
+        print_json(space) if args.json else print(
+            f"{space_text(space, width)}\n{_ranked(spec, space, candidates)}"
+        )
         return ExitCode.DONE
     preflight(trial_spec(spec))
     tune = TuneDir.create(tunes_root(), asked)
@@ -155,14 +168,27 @@ def _show(tune: TuneDir, space: Space, trials: int, *, as_json: bool) -> None:
     if lines:
         print(trials_text(pooled(lines), width))
     print(f"search {tune.tune_id}: {len(lines)} of {trials} trials made; nothing is started")
-    print(ranked_text(space, candidates, width, title="what comes next, by prediction and trials"))
+    print(_ranked(tune.asked().spec, space, candidates, title="what comes next, by prediction and trials"))
+
+
+def _ranked(spec: RunSpec, space: Space, candidates: Sequence[Candidate], *, title: str = "") -> str:
+    """As a table; without predicted times it is no ranking by speed."""
+    timed = any(one.brief.step_seconds is not None for one in candidates)
+    told = (one for one in predict(_measured(spec)).assumptions if one.startswith(_OF_TIME))
+    title = title or ("the fastest by prediction" if timed else "what comes first, by how little work it is")
+    return ranked_text(space, candidates, text_width(), title=title, untimed="" if timed else next(told, ""))
+
+
+def _measured(spec: RunSpec) -> RunSpec:
+    """With what `llmtop calibrate` has measured of this device."""
+    return calibrated(spec, find(spec))
 
 
 def _space(asked: Asked, *, here: bool) -> Space:
     """`here`: leave out what this machine has not got."""
     spec = asked.spec
     return space_of(
-        spec,
+        _measured(spec),
         knobs_of(spec, asked.fix, asked.allow),
         host_memory_bytes=host_memory_bytes() if here else None,
         lacks=lacking() if here else lambda _: "",

@@ -36,9 +36,14 @@ def space_text(space: Space, width: int) -> str:
 
 
 def ranked_text(
-    space: Space, candidates: Sequence[Candidate], width: int, *, title: str = "the fastest by prediction"
+    space: Space,
+    candidates: Sequence[Candidate],
+    width: int,
+    *,
+    title: str,
+    untimed: str = "",
 ) -> str:
-    """The first of the candidates."""
+    """The first of the candidates; `untimed` says why they have no predicted times, where they have none."""
     shown = candidates[:_BEST]
     varied = [knob.key for knob in space.knobs if len(knob.values) > 1]
     keys = [key for key in varied if len({str(one.choice[key]) for one in shown}) > 1]
@@ -46,7 +51,8 @@ def ranked_text(
     heads = [*map(_head, keys), "needs", "step", "tokens/s"]
     rows = [[*(_value(one.choice[k]) for k in keys), *_predicted(one)] for one in shown]
     lines = wrapped(f"{title}{', all with ' if alike else ''}{', '.join(alike)}", "", width)
-    return "\n".join([*lines, *fitted_table([heads, *rows], range(len(keys), len(heads)), width)])
+    lines += fitted_table([heads, *rows], range(len(keys), len(heads)), width)
+    return "\n".join([*lines, *wrapped(untimed, "", width)])
 
 
 def fitted_table(rows: Sequence[Sequence[str]], right: Sequence[int], width: int) -> list[str]:
