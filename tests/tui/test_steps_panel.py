@@ -16,7 +16,7 @@ async def test_a_run_of_one_step_has_no_speed(root: Path) -> None:
     run = make_recorded_run(root, steps=1)
     app = LlmtopApp("monitor", run, root)
     async with app.run_test(size=(120, 50)) as pilot:
-        shown = await wait_for_text(pilot, "a step, warming up", "n/a after warm-up")
+        shown = await wait_for_text(pilot, "a step so far", "n/a after the first 2")
         assert "tok/s" not in shown
 
 

@@ -128,7 +128,7 @@ def _speed(view: RunView, width: int) -> Content:
     share = utilisation(view.spec, steady_speed(view.state.present_series))
     mfu = "" if share is None else f"   MFU {format_percent(100 * share.mfu)}"
     seconds = median(steady) if steady else view.state.present_series.step_seconds[-1]
-    words = " a step" if steady else " a step, warming up"
+    words = " a step" if steady else " a step so far"
     # Of several ways the first that fits: what is left out stands in the opened panel.
     ways = (
         Content.assemble((format_seconds(seconds), "bold"), words, f"{mfu}   ", (foretold, "$muted")),
@@ -153,7 +153,7 @@ def _rates(view: RunView) -> Content:
     series = view.state.present_series
     whole = steady_speed(series)
     newest = [rate for rate in series.tokens_per_second[-_RECENT_STEPS:] if rate is not None]
-    words = f"{format_tokens_rate(whole)} after warm-up"
+    words = f"{format_tokens_rate(whole)} after the first {WARMUP_STEPS}"
     if newest:
         words += f", {format_tokens_rate(median(newest))} lately"
     predicted = view.prediction.tokens_per_second
@@ -193,7 +193,7 @@ def _spread(view: RunView) -> Content:
     spread = NOT_AVAILABLE
     if steady:
         spread = format_range(format_seconds(min(steady)), format_seconds(max(steady)))
-    words = f"{spread} after warm-up"
+    words = f"{spread} after the first {WARMUP_STEPS}"
     return Content.styled(words, "$muted")
 
 
