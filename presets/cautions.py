@@ -54,10 +54,13 @@ def _positions(spec: RunSpec) -> Iterator[str]:
 def _warm_up(spec: RunSpec) -> Iterator[str]:
     options = spec.options
     if spec.script is None and options.warmup_steps >= options.steps:
+        never = options.warmup_steps > options.steps
+        reached = "never reaches its value" if never else "reaches its value only at the end"
+        shorter = options.steps // 10
+        does = "is a tenth of the run" if shorter else "leaves it out"
         yield (
-            f"the warm-up takes {options.warmup_steps:,} steps, and the run has {options.steps:,}: the"
-            " learning rate grows until its end, and reaches its value at best in the last step;"
-            f" --warmup-steps {options.steps // 10} ends sooner"
+            f"the warm-up takes {options.warmup_steps:,} steps and the run has {options.steps:,}: the learning"
+            f" rate {reached}; --warmup-steps {shorter} {does}"
         )
 
 
