@@ -59,8 +59,8 @@ def _warm_up(spec: RunSpec) -> Iterator[str]:
         shorter = options.steps // 10
         does = "is a tenth of the run" if shorter else "leaves it out"
         yield (
-            f"the warm-up takes {options.warmup_steps:,} steps and the run has {options.steps:,}: the learning"
-            f" rate {reached}; --warmup-steps {shorter} {does}"
+            f"the warm-up takes {options.warmup_steps:,} steps and the run has {options.steps:,}:"
+            f" the learning rate {reached}; --warmup-steps {shorter} {does}"
         )
 
 

@@ -57,9 +57,9 @@ def test_a_launch_says_when_nothing_will_be_saved(key: str) -> None:
 @pytest.mark.parametrize(
     ("warmup", "steps", "end"),
     [
-        (100, 50, "the learning rate never reaches its value; --warmup-steps 5 is a tenth of the run"),
-        (50, 50, "the learning rate reaches its value only at the end; --warmup-steps 5 is a tenth of the run"),
-        (30, 4, "the learning rate never reaches its value; --warmup-steps 0 leaves it out"),
+        (100, 50, "never reaches its value; --warmup-steps 5 is a tenth of the run"),
+        (50, 50, "reaches its value only at the end; --warmup-steps 5 is a tenth of the run"),
+        (30, 4, "never reaches its value; --warmup-steps 0 leaves it out"),
         (49, 50, None),
         (0, 1, None),
     ],
@@ -69,7 +69,7 @@ def test_a_warm_up_that_takes_the_whole_run_is_told(warmup: int, steps: int, end
     spec = resolve.assemble([Layer(ValueSource.COMMAND_LINE, "test", given)], name="test", machine=BOX)
     for launching in (False, True):
         told = [note for note in cautions(spec, launching=launching) if "warm-up" in note]
-        begins = f"the warm-up takes {warmup} steps and the run has {steps}: "
+        begins = f"the warm-up takes {warmup} steps and the run has {steps}: the learning rate "
         assert told == ([] if end is None else [begins + end])
 
 
