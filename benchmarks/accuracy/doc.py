@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from benchmarks.accuracy.calibrated import MEAN_GOAL, P95_GOAL, calibrated_runs
 from benchmarks.accuracy.goals import LIMIT_PERCENTS, Judged, Spread, judged, spread, strata
+from benchmarks.accuracy.lengths import orders_of_a_row
 from benchmarks.accuracy.many import judged_on_many, words_on_many
 from benchmarks.accuracy.published import Case, LeftOut, Published, differences
 from benchmarks.accuracy.rivals import Compared
@@ -373,8 +374,9 @@ def _then(each: Published) -> str:
     if each.mended_percent is None or not each.row["differs"]:
         return ""
     low, high = each.mended_range or (0.0, 0.0)
+    error = f" ± {each.mended_error:.1f}" if each.mended_error is not None else ""
     between = f" ({low:+.0f} to {high:+.0f})" if each.mended_range else ""
-    return f"{each.mended_percent:+.1f} %{between}"
+    return f"{each.mended_percent:+.1f}{error} %{between}"
 
 
 def _published_goal(known: Sequence[Published], died: Sequence[Published]) -> str:
@@ -404,7 +406,8 @@ def _by_ranges(known: Sequence[Published]) -> str:
     outside = [_outside_range(each) for each in known if each.mended_percent is not None]
     p90 = percentile(outside, 0.9)
     return (
-        f"Of {len(ranged)} rows the samples came in an order that no page tells; {len(inside)} of their "
+        f"Of {len(ranged)} rows the samples came in an order that no page tells; each has the median of "
+        f"{orders_of_a_row()} simulated orders, with its standard error. {len(inside)} of their "
         "figures lie between the least and the most that the simulated orders held. Were such a row counted "
         f"by how far it lies outside that range, the 90th percentile would be {p90:.1f} %; the goal as it is "
         "worded is of single figures."

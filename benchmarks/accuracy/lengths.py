@@ -1,11 +1,12 @@
 """What an allocator holds after batches of many lengths, simulated for published rows that were made so.
 
     python -m benchmarks.accuracy.lengths
+    python -m benchmarks.accuracy.lengths --jobs 2
 
 A row's data is told by the mean, deviation, least and largest of its lengths; in which order they came is not
-known. So the simulated device of `profiler.memory.tape` is given several orders, drawn from two distributions
-with that mean and deviation, and each gives a figure. Adds rows to `results/lengths.jsonl` and skips those
-that are there. Minutes of one core; no GPU.
+known. So the simulated device of `profiler.memory.tape` is given many orders, drawn from two distributions
+with that mean and deviation, and each gives a figure: so many that their median is certain to a few percent.
+Adds rows to `results/lengths.jsonl` and skips those that are there. More than an hour of one core; no GPU.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 
 from msgspec import Struct
@@ -34,9 +37,13 @@ DATA = Path(__file__).parents[1] / "data"
 RESULTS = Path(__file__).parents[1] / "results" / "lengths.jsonl"
 MANY_LENGTHS = "many_lengths"
 """The difference that names such rows."""
-SEEDS = (1, 2, 3, 4, 5, 6)
+SEEDS = range(1, 36)
 MOST_BATCHES = 1000
 """Of an order. Of six orders tried none held more after 800 batches than it did before."""
+
+
+_FEWEST = 9
+"""Figures of which a median has an error that is told."""
 
 
 class Lengths(Struct, frozen=True, kw_only=True):
@@ -98,26 +105,46 @@ def held_bytes(spec: RunSpec, lengths: Sequence[int]) -> int:
     return machine.peak_reserved_bytes
 
 
-def simulated(row: Row, done: Collection[tuple[str, str, int]] = ()) -> Iterator[Row]:
-    """One result for each distribution and seed; those that are `done` are left out."""
+def simulated(row: Row, name: str, seed: int) -> Row:
+    """The result of one order of a published row."""
     told = Lengths(**row["lengths"])
     cell: Cell = row["cell"]
     machine = Machine(gpu=cell["gpu"], gpus=1, host_memory_bytes=None)
     model = str(cell["model"])
     located = str(DATA / model) if model.startswith("models/") else model
     spec = plan({**cell, "model": located}, machine, name="lengths").spec
-    for name, draw in DISTRIBUTIONS.items():
-        for seed in SEEDS:
-            if (row["id"], name, seed) in done:
-                continue
-            lengths = [*order(told, spec.options.seq_len, draw, seed)][:MOST_BATCHES]
-            key = {"id": row["id"], "distribution": name, "seed": seed}
-            yield {"cell": key, "batches": len(lengths), "reserved_bytes": held_bytes(spec, lengths)}
+    lengths = [*order(told, spec.options.seq_len, DISTRIBUTIONS[name], seed)][:MOST_BATCHES]
+    key = {"id": row["id"], "distribution": name, "seed": seed}
+    return {"cell": key, "batches": len(lengths), "reserved_bytes": held_bytes(spec, lengths)}
+
+
+def left(done: Collection[tuple[str, str, int]]) -> list[tuple[Row, str, int]]:
+    """The orders that are not `done`: row, distribution and seed; all rows of a seed before the next."""
+    rows = [row for row in read_rows(DATA / "published.jsonl") if MANY_LENGTHS in row["differs"]]
+    return [
+        (row, name, seed)
+        for seed in SEEDS
+        for row in rows
+        for name in DISTRIBUTIONS
+        if (row["id"], name, seed) not in done
+    ]
+
+
+@lru_cache(maxsize=1)
+def _all_reserved() -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for row in read_rows(RESULTS):
+        found.setdefault(row["cell"]["id"], []).append(row["reserved_bytes"])
+    return {name: sorted(sizes) for name, sizes in found.items()}
+
+
+def orders_of_a_row() -> int:
+    return len(SEEDS) * len(DISTRIBUTIONS)
 
 
 def reserved_of(published_id: str) -> list[int]:
     """Every figure that was simulated for a row, the smallest first."""
-    return sorted(row["reserved_bytes"] for row in read_rows(RESULTS) if row["cell"]["id"] == published_id)
+    return _all_reserved().get(published_id, [])
 
 
 def likely_bytes(published_id: str) -> int | None:
@@ -126,16 +153,30 @@ def likely_bytes(published_id: str) -> int | None:
     return round(statistics.median(found)) if found else None
 
 
+def likely_error_bytes(published_id: str) -> int | None:
+    """The standard error of that median, whatever the figures' distribution: half the distance between those
+    that are half a root of their number above and below it. None below nine figures."""
+    found = reserved_of(published_id)
+    if len(found) < _FEWEST:
+        return None
+    away = math.sqrt(len(found)) / 2
+    below, above = (math.floor(len(found) / 2 - away), math.ceil(len(found) / 2 + away) - 1)
+    return round((found[above] - found[below]) / 2)
+
+
+def _simulated(asked: tuple[Row, str, int]) -> Row:
+    return simulated(*asked)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--jobs", type=int, default=1, help="orders at a time")
     options = parser.parse_args()
     log = RowLog(options.out)
     done = {tuple(row["cell"].values()) for row in read_rows(options.out)}
-    for row in read_rows(DATA / "published.jsonl"):
-        if MANY_LENGTHS not in row["differs"]:
-            continue
-        for found in simulated(row, done):
+    with ProcessPoolExecutor(options.jobs) as workers:
+        for found in workers.map(_simulated, left(done)):
             log.add(found)
             print(found, flush=True)
 

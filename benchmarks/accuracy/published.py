@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from benchmarks.accuracy.differences import EXPANDABLE_SEGMENTS, added_bytes
-from benchmarks.accuracy.lengths import MANY_LENGTHS, likely_bytes, reserved_of
+from benchmarks.accuracy.lengths import MANY_LENGTHS, likely_bytes, likely_error_bytes, reserved_of
 from benchmarks.accuracy.score import percent, words
 from benchmarks.cells import DEFAULTS, Planned, plan
 from benchmarks.rows import Cell, Row, read_rows
@@ -41,6 +41,8 @@ class Published(Struct, frozen=True, kw_only=True):
     mended_range: tuple[float, float] | None = None
     """Of a row whose samples came in an order that is not known: the same of the least and the most that any
     of the simulated orders held."""
+    mended_error: float | None = None
+    """The standard error of such a row's `mended_percent`."""
 
 
 class Case(Struct, frozen=True, kw_only=True):
@@ -155,13 +157,14 @@ def _of_many_lengths(row: Row) -> Published:
     """By today's formulas of its limit alone, and what was simulated of its samples."""
     said = figure(_planned(row["cell"]).prediction, row["metric"])
     likely, held = likely_bytes(row["id"]), reserved_of(row["id"])
-    measured = row["measured_bytes"]
+    error, measured = likely_error_bytes(row["id"]), row["measured_bytes"]
     return Published(
         row=row,
         name=_name(row["cell"]),
         percent=None if said is None else percent(said, measured),
         mended_percent=None if likely is None else percent(likely, measured),
         mended_range=(percent(held[0], measured), percent(held[-1], measured)) if held else None,
+        mended_error=None if error is None else 100.0 * error / measured,
         refused=None,
     )
 
