@@ -243,7 +243,7 @@ async def test_no_screen_hands_on_what_a_record_holds(root: Path) -> None:
         assert drawn_acts(app) == set()
         app.action_runs()
         await wait_for(pilot, lambda: isinstance(app.screen, RunsScreen), "the list of runs")
-        await wait_for_text(pilot, "failed")
+        await wait_for_text(pilot, run.run_id[-4:], "1/4")
         assert drawn_acts(app) == set()
 
 
