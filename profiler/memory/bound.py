@@ -35,9 +35,16 @@ def is_measured(spec: RunSpec) -> bool:
 
 def upper_bytes(spec: RunSpec, sizes: Sizes, peak_bytes: int, init_bytes: int) -> int:
     """No rank allocates more, at any time; `init_bytes` is the peak before the first step."""
-    # An 8-bit matrix quantizes its input by way of copies: simulated, in no recorded run at the peak.
-    in_half = 2 * product_width(spec.model) * sizes.tokens if spec.options.quantization == "int8" else 0
-    return _with_margin(spec, sizes, peak_bytes, init_bytes, overgathered_bytes(spec, sizes) + in_half)
+    thin = overgathered_bytes(spec, sizes) + _while_packed(spec, sizes)
+    return _with_margin(spec, sizes, peak_bytes, init_bytes, thin)
+
+
+def _while_packed(spec: RunSpec, sizes: Sizes) -> int:
+    """What a product of a packed matrix makes and drops: a 4-bit one the whole weight, an 8-bit one copies of
+    its input. Simulated; in no recorded run it was at the peak."""
+    if spec.options.quantization == "nf4":
+        return sizes.wide_linear * sizes.dtype_bytes
+    return 2 * product_width(spec.model) * sizes.tokens if spec.options.quantization == "int8" else 0
 
 
 def closer_upper_bytes(spec: RunSpec, sizes: Sizes, prediction: Prediction, simulated_bytes: int) -> int:

@@ -125,6 +125,10 @@ BEYOND: tuple[dict[str, Any], ...] = (
     {"model": "opt-1.3b", "zero": 2, "gpus": 2, "precision": "fp32", **_CHECKPOINTS},
     {"model": "olmo-2-7b", "zero": 2, "micro_batch": 3, **_OFFLOAD},
     {
+        **{"model": "llama-3.1-8b", "precision": "fp32", "attention": "eager", "lora_rank": 16},
+        **{"quantization": "nf4", "liger": True, "grad_accum": 3, "seq_len": 128},
+    },
+    {
         **{"model": "gpt2", "zero": 1, "precision": "fp32", "lora_rank": 64, "lora_targets": "attention"},
         **{"micro_batch": 5, "grad_accum": 3, "seq_len": 1024},
     },
