@@ -19,6 +19,7 @@ from llmtop.profiler.memory.result import (
     Moment,
     MomentBytes,
     Prediction,
+    Suggestion,
     is_tight,
     moment_bytes,
 )
@@ -135,7 +136,22 @@ def predict_with_suggestions(spec: RunSpec) -> Prediction:
     """The close prediction, with changes that would make the run fit or use its room; each tried one costs a
     quick call."""
     prediction = predict_closely(spec)
-    return replace(prediction, suggestions=suggestions(spec, prediction, predict))
+    found = suggestions(spec, prediction, predict)
+    return replace(prediction, suggestions=tuple(_as_its_own_plan(spec, prediction, one) for one in found))
+
+
+def _as_its_own_plan(spec: RunSpec, now: Prediction, one: Suggestion) -> Suggestion:
+    """What is to make a run fit is told by the bound that its own plan goes by, and so is what is tight by
+    the quick one. Other ways to use the room are not worth the time: they fit by either."""
+    if now.fits and not one.tight:
+        return one
+    from llmtop.profiler.memory.changes import allowed  # no plan with room waits for it
+
+    changed = allowed(spec, one.change)
+    if changed is None:
+        return one
+    then = predict_closely(changed)
+    return replace(one, fits=then.fits, tight=then.tight, needed_bytes=then.needed_bytes)
 
 
 def moment_table(spec: RunSpec, sizes: Sizes, states: StateBytes) -> tuple[MomentBytes, ...]:
