@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.memory.host import GRADIENT_BYTES, STATE_BYTES, max_in_cpu
 from llmtop.profiler.memory.sizes import sizes_of
+from llmtop.profiler.memory.swapped import GRADIENT_BYTES, STATE_BYTES, max_in_cpu
 from llmtop.profiler.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:

@@ -14,8 +14,10 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.effects.kernelnames import ATTENTION_WORDS, FUSED_ATTENTION, AttentionKernel
 from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.memory.result import Component
-from llmtop.profiler.record.events import KernelsSeen
-from llmtop.profiler.units import counted
+from llmtop.profiler.memory.sizes import Sizes, sizes_of
+from llmtop.profiler.memory.swapped import SMALLEST_BYTES, kept_param_bytes, max_in_cpu, swaps_optimizer
+from llmtop.profiler.record.events import KernelsSeen, MemoryClassified
+from llmtop.profiler.units import counted, format_bytes
 
 OPTIMIZER_KERNELS: dict[str, str] = {
     "deepspeed_fused_adam": "DeepSpeed's fused Adam",
@@ -177,24 +179,59 @@ def zero(spec: RunSpec, rank: RankState | None) -> Evidence:
 
 def offload(spec: RunSpec, rank: RankState | None) -> Evidence:
     options = spec.options
-    seen = list(rank.classified.values()) if rank else []
-    if not seen or spec.on_cpu:
-        return Evidence(
-            on=None, words="no tensors were counted yet" if not spec.on_cpu else "all is in host RAM"
-        )
     wanted = {
         Component.OPTIMIZER_STATE: options.offload_optimizer,
         Component.PARAMETERS: options.offload_param,
     }
-    words, on = [], True
+    seen = list(rank.classified.values()) if rank else []
+    swaps = "nvme" in wanted.values()
+    if spec.on_cpu and not swaps:
+        return Evidence(on=None, words="all is in host RAM")
+    if not seen:
+        return Evidence(on=None, words="no tensors were counted yet")
+    drives = [event.drive_components for event in seen if event.drive_components is not None]
+    if swaps and not drives:
+        return Evidence(on=None, words="what lies on the drive was not recorded")
+    told = []
     for component, where in wanted.items():
-        held = max(event.host_components.get(component, 0) for event in seen)
         if where == "nvme":
-            words.append(f"{component.replace('_', ' ')} on NVMe")
-            continue
-        on = on and (held > 0) == (where == "cpu")
-        words.append(f"{component.replace('_', ' ')} {'partly or all ' if held else 'not '}in host RAM")
-    return Evidence(on=on, words=", ".join(words))
+            told.append(_on_drive(spec, component, max(drive.get(component, 0) for drive in drives)))
+        elif not spec.on_cpu:
+            told.append(_in_host_memory(component, where, seen))
+    # What DeepSpeed's own limits leave in memory is nothing that failed, unless it is everything.
+    known = [one.on for one in told if one.on is not None]
+    return Evidence(on=bool(known) and all(known), words=", ".join(one.words for one in told))
+
+
+def _in_host_memory(component: Component, where: str, seen: list[MemoryClassified]) -> Evidence:
+    held = max(event.host_components.get(component, 0) for event in seen)
+    words = f"{_plain(component)} {'partly or all ' if held else 'not '}in host RAM"
+    return Evidence(on=(held > 0) == (where == "cpu"), words=words)
+
+
+def _on_drive(spec: RunSpec, component: Component, held: int) -> Evidence:
+    """By the bytes of DeepSpeed's files of it; None where it leaves so few in memory."""
+    what, sizes = _plain(component), sizes_of(spec)
+    if held:
+        return Evidence(on=True, words=f"{what} on NVMe ({format_bytes(held)})")
+    if component is Component.PARAMETERS and sizes.shard <= max_in_cpu(spec):
+        why = f"offload_param.max_in_cpu leaves {max_in_cpu(spec):,} elements of each rank there"
+    elif _all_small(spec, sizes, component):
+        why = f"DeepSpeed swaps no tensor below {format_bytes(SMALLEST_BYTES)}"
+    else:
+        return Evidence(on=False, words=f"{what} not on NVMe")
+    return Evidence(on=None, words=f"{what} in host RAM: {why}")
+
+
+def _all_small(spec: RunSpec, sizes: Sizes, component: Component) -> bool:
+    """Whether nothing of it is large enough to be swapped."""
+    if component is Component.OPTIMIZER_STATE:
+        return not swaps_optimizer(spec, sizes)
+    return kept_param_bytes(spec, sizes) >= sizes.dtype_bytes * sizes.shard
+
+
+def _plain(component: Component) -> str:
+    return component.replace("_", " ")
 
 
 def micro_batch(spec: RunSpec, rank: RankState | None) -> Evidence:

@@ -7,14 +7,32 @@ steps a rank keeps freed memory for the next step, and its heap lies in pieces: 
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost.shape import param_count
 from llmtop.profiler.cost.steptime import predict_step_seconds
 from llmtop.profiler.memory.assume import assumptions
 from llmtop.profiler.memory.backward import pass_bytes
+from llmtop.profiler.memory.host import TORCH_ADAMW_BYTES
 from llmtop.profiler.memory.result import Component, HostBytes, Moment, MomentBytes, Prediction, moment_bytes
 from llmtop.profiler.memory.sizes import Sizes
-from llmtop.profiler.memory.states import StateBytes, components_in_optimizer
+from llmtop.profiler.memory.states import (
+    StateBytes,
+    components_in_optimizer,
+    state_bytes,
+    sub_group_elements,
+)
+from llmtop.profiler.memory.swapped import (
+    GRADIENT_BYTES,
+    MOMENT_BYTES,
+    STATE_BYTES,
+    kept_param_bytes,
+    on_drive_bytes,
+    optimizer_buffer_bytes,
+    param_buffer_bytes,
+    swaps_optimizer,
+)
 
 MIB = 1 << 20
 RUNTIME_BYTES = 447 * MIB
@@ -41,7 +59,7 @@ PASSES = (Moment.FORWARD_END, Moment.LOSS_BACKWARD, Moment.LAST_BLOCK_BACKWARD, 
 
 def cpu_prediction(spec: RunSpec, sizes: Sizes, states: StateBytes, *, in_words: bool) -> Prediction:
     """Predict the resident set of one rank's process, and the machine's total."""
-    moments = _moments(spec, sizes, states)
+    moments = _moments(spec, sizes, _in_process(spec, sizes, states))
     largest = max(moments[1:], key=lambda moment: moment.total_bytes)
     peak = largest.total_bytes
     upper = round(peak * UPPER_MARGIN)
@@ -52,7 +70,8 @@ def cpu_prediction(spec: RunSpec, sizes: Sizes, states: StateBytes, *, in_words:
     seconds = predict_step_seconds(spec, sizes)
     machine = ranks * held - (ranks - 1) * SHARED_BYTES
     memory = spec.gpu.memory_bytes
-    host = HostBytes(total_bytes=machine, pinned_bytes=0, nvme_bytes=0, components={"processes": machine})
+    nvme = ranks * on_drive_bytes(spec, sizes)
+    host = HostBytes(total_bytes=machine, pinned_bytes=0, nvme_bytes=nvme, components={"processes": machine})
     return Prediction(
         params=param_count(spec.model),
         trainable_params=sizes.trainable,
@@ -64,7 +83,7 @@ def cpu_prediction(spec: RunSpec, sizes: Sizes, states: StateBytes, *, in_words:
         peak_device_bytes=None,
         host_bytes=machine,
         pinned_bytes=0,
-        nvme_bytes=0,
+        nvme_bytes=nvme,
         step_seconds=seconds,
         tokens_per_second=spec.tokens_per_step / seconds if seconds else None,
         moments=moments,
@@ -108,23 +127,60 @@ def _moments(spec: RunSpec, sizes: Sizes, states: StateBytes) -> tuple[MomentByt
         }
         table.append(_moment(name, {**resident, **own}, runtime))
     steady = {Component.GRADIENTS: states.gradients_resident, Component.WORKSPACE: states.scales}
-    table.append(_moment(Moment.OPTIMIZER_STEP, {**resident, **step}, runtime))
+    table.append(_moment(Moment.OPTIMIZER_STEP, _in_step(spec, sizes, {**resident, **step}), runtime))
     table.append(_moment(Moment.STEADY, {**resident, **steady}, runtime))
     return tuple(table)
 
 
+def _in_process(spec: RunSpec, sizes: Sizes, states: StateBytes) -> StateBytes:
+    """States where they are: what offload takes off a device lies in the same process, or on a drive."""
+    options, width, shard = spec.options, sizes.dtype_bytes, sizes.shard
+    if options.offload_param != "none":
+        states = state_bytes(replace(spec, options=replace(options, offload_param="none")), sizes)
+    if options.offload_param == "nvme":
+        on_drive = width * shard - kept_param_bytes(spec, sizes)
+        states = replace(states, parameters=states.parameters - on_drive)
+    if options.offload_optimizer == "none":
+        return states
+    gradients = width * shard  # of stage 3's permanent buffer, or of the others' staging
+    if swaps_optimizer(spec, sizes):
+        return replace(states, gradients_resident=gradients)
+    return replace(
+        states, master=4 * shard, optimizer=MOMENT_BYTES * shard, gradients_resident=gradients + 4 * shard
+    )
+
+
 def _resident(spec: RunSpec, sizes: Sizes, states: StateBytes) -> Bytes:
-    """What stays from step to step; on the CPU kind offloaded states lie in the same process."""
-    optimizer, master = states.optimizer, states.master
-    if spec.options.offload_optimizer != "none":
-        optimizer += 8 * sizes.shard
-        # Master, its gradients and the staging buffer.
-        master += (8 + sizes.dtype_bytes) * sizes.shard
+    """What stays from step to step."""
+    buffers = optimizer_buffer_bytes(spec, sizes) + param_buffer_bytes(spec, sizes)
     return {
         Component.PARAMETERS: states.parameters,
-        Component.OPTIMIZER_STATE: optimizer,
-        Component.MASTER_PARAMETERS: master,
-        Component.COMMUNICATION_BUFFERS: _touched_bucket(sizes),
+        Component.OPTIMIZER_STATE: states.optimizer,
+        Component.MASTER_PARAMETERS: states.master,
+        Component.COMMUNICATION_BUFFERS: _touched_bucket(sizes) + buffers,
+    }
+
+
+def _in_step(spec: RunSpec, sizes: Sizes, held: Bytes) -> Bytes:
+    """`held` with what an offloaded optimizer has in its step.
+
+    One that is swapped has its sub-group in the buffers, but for the moments of the first step, which torch
+    makes beside them.
+    """
+    if spec.options.offload_optimizer == "none":
+        return held
+    group = sub_group_elements(sizes) if sizes.stage == 3 else sizes.shard
+    own = TORCH_ADAMW_BYTES * group
+    if not swaps_optimizer(spec, sizes):
+        return {**held, Component.WORKSPACE: held[Component.WORKSPACE] + own}
+    inside = (STATE_BYTES + GRADIENT_BYTES) * group
+    return {
+        **held,
+        Component.MASTER_PARAMETERS: 4 * group,
+        Component.OPTIMIZER_STATE: MOMENT_BYTES * group,
+        Component.GRADIENTS: held[Component.GRADIENTS] + GRADIENT_BYTES * group,
+        Component.COMMUNICATION_BUFFERS: max(0, held[Component.COMMUNICATION_BUFFERS] - inside),
+        Component.WORKSPACE: held[Component.WORKSPACE] + MOMENT_BYTES * group + own,
     }
 
 

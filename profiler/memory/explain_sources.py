@@ -18,6 +18,7 @@ class Rule(NamedTuple):
 
 _ZERO12 = "deepspeed 0.19.8 runtime/zero/stage_1_and_2.py"
 _ZERO3 = "deepspeed 0.19.8 runtime/zero/stage3.py, partition_parameters.py"
+_SWAP = "deepspeed 0.19.8 runtime/swap_tensor/, zero/stage3.py"
 _AUTOGRAD = "transformers 5.x modelling code and what torch's autograd saves of it"
 _QAT = "torchao 0.18 quantization/quant_primitives.py:_do_fake_quantize_affine"
 _MEASURED = "measured on H200 (torch 2.11)"
@@ -127,8 +128,11 @@ RULES: dict[str, Rule] = {
     ),
     "bound.upper_bytes": Rule("", "the peak, with the margin of H200 runs"),
     "cpu._moments": Rule("interpreter, torch, libraries", "measured with torch 2.13, deepspeed 0.19.8"),
-    "cpu._resident": Rule("", f"{_ZERO12}; with offload in the same process"),
+    "cpu._in_process": Rule("", f"{_ZERO12}, stage3.py; with offload in the same process"),
+    "cpu._in_step": Rule("", f"{_SWAP}; torch optim/adam.py:_single_tensor_adam"),
     "cpu._touched_bucket": Rule("reduce bucket, as far as it is touched", _ZERO3),
+    "swapped.optimizer_buffer_bytes": Rule("buffers of swapped states", _SWAP),
+    "swapped.param_buffer_bytes": Rule("buffers of swapped weights", _SWAP),
     "host._offloaded": Rule("", f"{_ZERO12}, stage3.py; blocks of powers of two: pytorch#95823"),
 }
 
@@ -147,6 +151,7 @@ MODULES: dict[str, Rule] = {
     "predict": Rule("", "sum of the moments; margins measured on H200"),
     "cpu": Rule("", "measured resident sets of CPU ranks (torch 2.13, deepspeed 0.19.8)"),
     "host": Rule("", "deepspeed 0.19.8 runtime/zero/; process size measured on H200"),
+    "swapped": Rule("", _SWAP),
     "sizes": Rule("", "the model's shape and deepspeed 0.19.8's partitioning"),
 }
 """For functions without a row of their own."""

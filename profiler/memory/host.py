@@ -6,7 +6,6 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from llmtop.presets.rules_deepspeed import raw
 from llmtop.presets.spec import ModelShape, RunSpec
 from llmtop.profiler.cost.shape import TensorGroup, tensors
 from llmtop.profiler.memory.lora import linear
@@ -14,6 +13,12 @@ from llmtop.profiler.memory.result import HostBytes
 from llmtop.profiler.memory.secondary import group_ranks
 from llmtop.profiler.memory.sizes import PACKED_BYTES, Sizes
 from llmtop.profiler.memory.states import sub_group_elements
+from llmtop.profiler.memory.swapped import (
+    kept_param_bytes,
+    on_drive_bytes,
+    optimizer_buffer_bytes,
+    param_buffer_bytes,
+)
 
 LIBRARY_BYTES = 600_000_000
 """Pages of libraries that the ranks of a node share, in whose PSS each has its part: what ranks that were
@@ -23,14 +28,6 @@ RANK_PROCESS_BYTES = 1_350_000_000
 LATER_BYTES = 700_000_000
 """Of that, what is not there yet when ZeRO-3 lays its shards out anew (eleven runs on H200: the host then
 held 1.25 GB and two bytes a weight)."""
-STATE_BYTES = 12
-"""Of an element in a swapped optimizer: the fp32 master and Adam's two moments."""
-GRADIENT_BYTES = 4
-"""Of an element: its fp32 gradient, written at the end of backward and read in the step."""
-NVME_BUFFERS = 4
-"""`offload_optimizer.buffer_count` of deepspeed 0.19.8."""
-MAX_IN_CPU = 1_000_000_000
-"""`offload_param.max_in_cpu` of deepspeed 0.19.8, in elements."""
 TORCH_ADAMW_BYTES = 8
 """Of an element: two fp32 temporaries of torch's AdamW on the CPU, which goes tensor by tensor."""
 
@@ -40,13 +37,6 @@ class _Kept(Struct, frozen=True):
 
     pinned: int
     pageable: int
-    nvme: int
-
-
-def max_in_cpu(spec: RunSpec) -> int:
-    """Elements of a rank's parameters that stay in host memory under `offload_param = nvme`."""
-    given = raw(spec, "zero_optimization.offload_param.max_in_cpu")
-    return int(given) if isinstance(given, int | float) else MAX_IN_CPU
 
 
 def pinned_block(size_bytes: int) -> int:
@@ -70,7 +60,7 @@ def host_bytes(spec: RunSpec, sizes: Sizes) -> HostBytes:
     return HostBytes(
         total_bytes=sum(parts.values()),
         pinned_bytes=parts["pinned"],
-        nvme_bytes=ranks * kept.nvme,
+        nvme_bytes=ranks * on_drive_bytes(spec, sizes),
         components={name: size for name, size in parts.items() if size},
     )
 
@@ -89,21 +79,19 @@ def _start(spec: RunSpec, sizes: Sizes, kept: _Kept) -> int:
 
 def _offloaded(spec: RunSpec, sizes: Sizes) -> _Kept:
     kept = _of_optimizer(spec, sizes)
-    weights, swapped = _of_parameters(spec, sizes)
-    return _Kept(kept.pinned + weights, kept.pageable, kept.nvme + swapped)
+    return _Kept(kept.pinned + _of_parameters(spec, sizes), kept.pageable)
 
 
 def _of_optimizer(spec: RunSpec, sizes: Sizes) -> _Kept:
     """Moments, master weights, gradients, and what carries them to and fro."""
     options, width, shard = spec.options, sizes.dtype_bytes, sizes.shard
     if options.offload_optimizer == "none":
-        return _Kept(0, 0, 0)
+        return _Kept(0, 0)
     group = sub_group_elements(sizes) if sizes.stage == 3 else shard
     blocks: list[int] = []
-    pageable = nvme = groups = 0
+    pageable = groups = 0
     if options.offload_optimizer == "nvme":
-        nvme = (STATE_BYTES + GRADIENT_BYTES) * shard
-        blocks += [NVME_BUFFERS * 4 * group, 4 * shard, width * shard]
+        blocks += [optimizer_buffer_bytes(spec, sizes), 4 * shard, width * shard]
     else:
         pageable = 8 * shard  # the two moments
         if options.optimizer == "adamw_torch":
@@ -121,12 +109,12 @@ def _of_optimizer(spec: RunSpec, sizes: Sizes) -> _Kept:
             if options.offload_param == "none":
                 pageable += width * group  # new weights in 16 bits on their way to the device
     if not sizes.zero.optimizer_pin_memory:
-        return _Kept(0, pageable + sum(blocks) + 4 * groups * group, nvme)
-    return _Kept(groups * pinned_block(4 * group) + sum(map(pinned_block, blocks)), pageable, nvme)
+        return _Kept(0, pageable + sum(blocks) + 4 * groups * group)
+    return _Kept(groups * pinned_block(4 * group) + sum(map(pinned_block, blocks)), pageable)
 
 
-def _of_parameters(spec: RunSpec, sizes: Sizes) -> tuple[int, int]:
-    """(pinned, NVMe) bytes of one rank's weights."""
+def _of_parameters(spec: RunSpec, sizes: Sizes) -> int:
+    """Pinned bytes of one rank's weights."""
     options, width, shard = spec.options, sizes.dtype_bytes, sizes.shard
     if options.offload_param == "cpu":
         packed = PACKED_BYTES.get(options.quantization, width)
@@ -134,11 +122,8 @@ def _of_parameters(spec: RunSpec, sizes: Sizes) -> tuple[int, int]:
         second = group_ranks(sizes)
         if second > 1:  # beside the first, where it lies
             one_by_one += _shard_blocks(spec.model, second, width, packed, is_whole=False)
-        return pinned_block(width * shard) + one_by_one, 0
-    if options.offload_param == "nvme":
-        kept = min(shard, max_in_cpu(spec))
-        return pinned_block(5 * 100_000_000 * width) + pinned_block(width * kept), width * shard
-    return 0, 0
+        return pinned_block(width * shard) + one_by_one
+    return pinned_block(param_buffer_bytes(spec, sizes)) + pinned_block(kept_param_bytes(spec, sizes))
 
 
 @lru_cache(maxsize=256)

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.probes.resident import resident_bytes
+from llmtop.profiler.probes.swapping import on_drive_bytes, swap_buffers
 
 # First match wins where two names share one storage, so views of a flat group count as the group.
 _PARAMETER_GROUPS = (
@@ -60,10 +61,11 @@ class Storage(NamedTuple):
 
 
 class Classified(Struct, frozen=True, kw_only=True):
-    """Bytes by component, on the device that computes and in host memory."""
+    """Bytes by component, on the device that computes, in host memory and on a drive."""
 
     device: dict[str, int]
     host: dict[str, int]
+    drive: dict[str, int]
     storages: tuple[Storage, ...] = ()
     """Those on the device that computes, whole."""
 
@@ -117,7 +119,14 @@ def classify(engine: Any, *, on_cpu: bool, modules: Sequence[torch.nn.Module] = 
     ledger.add(Component.COMMUNICATION_BUFFERS, _in_flight(wrapper))
     ledger.add(Component.GRADIENTS, _group_tensors(wrapper, _GRADIENT_GROUPS))
     ledger.add(Component.GRADIENTS, _gradients(parameters, inner))
-    return Classified(device=ledger.device, host=ledger.host, storages=tuple(ledger.storages))
+    # Last: what is in such a buffer now is there as what it is.
+    ledger.add(Component.COMMUNICATION_BUFFERS, swap_buffers(wrapper, parameters))
+    return Classified(
+        device=ledger.device,
+        host=ledger.host,
+        drive=on_drive_bytes(wrapper, parameters),
+        storages=tuple(ledger.storages),
+    )
 
 
 def buffer_tensors(engine: Any) -> Iterator[torch.Tensor]:

@@ -373,6 +373,7 @@ class TrainingProbes:
             moment=moment,
             components=components,
             host_components=found.host,
+            drive_components=found.drive,
             total_bytes=self._memory.meter.total_bytes(),
         )
 

@@ -293,6 +293,9 @@ class MemoryClassified(Event, frozen=True, kw_only=True, tag="memory_classified"
     """`Component` value to bytes on the device (on the CPU kind: in the process)."""
     host_components: dict[str, int] = field(default_factory=dict)
     """Under offload: bytes in host memory, by component."""
+    drive_components: dict[str, int] | None = None
+    """Under offload to NVMe: bytes of this rank's files, by component, without those that are written and not
+    read. None in records of older versions."""
     total_bytes: int | None = None
     """What the allocator (CUDA) or the kernel (CPU: resident set) says at that time."""
 

@@ -9,11 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from llmtop.presets.hf.config import read_shape
 from llmtop.presets.spec import GpuSpec, RunOptions, RunSpec
+from llmtop.profiler.memory.host import host_bytes
 from llmtop.profiler.memory.predict import predict
-from llmtop.profiler.memory.result import Component
+from llmtop.profiler.memory.result import Component, Moment
+from llmtop.profiler.memory.sizes import sizes_of
 
 MIB = 1 << 20
 CONFIG = {
@@ -70,3 +75,75 @@ def test_the_verdict_counts_all_ranks_of_the_machine() -> None:
     one = predict(spec_of({"gpus": 1})).peak_reserved_bytes[1]
     assert predict(spec_of({"gpus": 1}, memory_bytes=one)).fits is True
     assert predict(spec_of({"gpus": 2}, memory_bytes=one)).fits is False
+
+
+TINY = CONFIG | {
+    "vocab_size": 320,
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+}
+ON_DRIVE = {"offload_optimizer": "nvme"}
+BOTH = ON_DRIVE | {"offload_param": "nvme"}
+IN_RAM = {"offload_optimizer": "cpu", "offload_param": "cpu"}
+WHOLE = {"parameters": 3.33, "gradients": 9.99, "optimizer_state": 13.33, "master_parameters": 6.66}
+HALF = {"gradients": 5.0, "optimizer_state": 6.66, "master_parameters": 3.33}
+IN_STEP: list[tuple[dict[str, Any], dict[str, float]]] = [
+    ({"gpus": 1, **BOTH}, WHOLE),
+    ({"gpus": 1, **ON_DRIVE}, WHOLE),
+    ({"gpus": 1, **IN_RAM}, WHOLE),
+    ({"gpus": 2, **BOTH}, HALF),
+    ({"gpus": 2, **ON_DRIVE}, HALF),
+]
+"""What rank 0 of a Llama of 1.75 million weights held within its optimizer's step, in MiB: ZeRO-3, bf16, one
+micro-batch of 64 tokens, blocks recomputed."""
+MORE: list[tuple[dict[str, Any], float]] = [
+    ({"gpus": 1, **BOTH}, 1504.8 - 537.2),
+    ({"gpus": 1, **ON_DRIVE}, 551.0 - 537.2),
+    ({"gpus": 1, **IN_RAM}, 533.6 - 537.2),
+]
+"""How much larger its resident set was than that of the same run without offload, in MiB."""
+
+
+def tiny(**options: Any) -> RunSpec:
+    chosen = {"zero": 3, "precision": "bf16", "micro_batch": 1, "seq_len": 64, "nvme_path": "/nvme"}
+    spec = spec_of(chosen | {"gradient_checkpointing": True} | options)
+    return replace(spec, model=read_shape(TINY, "tiny", "test"))
+
+
+@pytest.mark.parametrize(("options", "held_mib"), IN_STEP, ids=str)
+def test_what_is_offloaded_is_in_the_process_or_its_swap_buffers(
+    options: dict[str, Any], held_mib: dict[str, float]
+) -> None:
+    (step,) = (m for m in predict(tiny(**options)).moments if m.name is Moment.OPTIMIZER_STEP)
+    held = {name: step.components[Component(name)] / MIB for name in held_mib}
+    assert held == pytest.approx(held_mib, abs=0.02)
+
+
+@pytest.mark.parametrize(("options", "more_mib"), MORE, ids=str)
+def test_what_an_offload_adds_to_the_peak(options: dict[str, Any], more_mib: float) -> None:
+    one, none = predict(tiny(**options)), predict(tiny(gpus=1))
+    assert (one.peak_allocated_bytes - none.peak_allocated_bytes) / MIB == pytest.approx(more_mib, abs=5)
+
+
+@given(
+    gpus=st.integers(1, 4),
+    optimizer=st.sampled_from(("none", "cpu", "nvme")),
+    param=st.sampled_from(("none", "cpu", "nvme")),
+    buffers=st.integers(1, 9),
+    elements=st.integers(1, 10**9),
+)
+def test_a_drive_and_its_buffers_are_counted_as_for_a_gpu(
+    gpus: int, optimizer: str, param: str, buffers: int, elements: int
+) -> None:
+    of_param = {"offload_param": {"buffer_count": buffers, "buffer_size": elements}}
+    raw = {"zero_optimization": of_param} if param == "nvme" else {}
+    spec = tiny(gpus=gpus, offload_optimizer=optimizer, offload_param=param, deepspeed=raw)
+    found = predict(spec)
+    assert found.nvme_bytes == host_bytes(spec, sizes_of(spec)).nvme_bytes
+    assert bool(found.nvme_bytes) == ("nvme" in (optimizer, param))
+    without = predict(tiny(gpus=gpus, offload_optimizer=optimizer))
+    more = found.peak_allocated_bytes - without.peak_allocated_bytes
+    assert more == (2 * buffers * elements if param == "nvme" else 0)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.effects.compare import compare
+from llmtop.profiler.effects.evidence import offload
 from llmtop.profiler.effects.kernelnames import AttentionKernel
 from llmtop.profiler.effects.load import others_percent
 from llmtop.profiler.effects.switches import (
@@ -28,7 +29,7 @@ from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.fold.series import steady_steps
-from llmtop.profiler.record.events import KernelsSeen, ModelBuilt, StepFinished
+from llmtop.profiler.record.events import KernelsSeen, MemoryClassified, ModelBuilt, StepFinished
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.build import build_report
@@ -189,6 +190,39 @@ def test_what_ran_decides_and_where_nothing_was_seen_the_modules_do() -> None:
     assert seen(flash, {"attention": "flash_attention_2"}, kernels())["attention"] is False
     ran = kernels(attention=AttentionKernel.FLASH_2)
     assert seen(flash, {"attention": "flash_attention_2"}, ran)["attention"] is True
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "drive", "on", "words"),
+    [
+        (
+            "cpu",
+            {"offload_param": "nvme"},
+            {"optimizer_state": 9 << 20},
+            True,
+            "optimizer state on NVMe (9.00 MiB)",
+        ),
+        ("cuda", {}, {"optimizer_state": 9 << 20}, True, "optimizer state on NVMe (9.00 MiB)"),
+        ("cuda", {}, {}, False, "optimizer state not on NVMe"),
+        ("cuda", {}, None, None, "what lies on the drive was not recorded"),
+        ("cpu", {"offload_optimizer": "cpu"}, None, None, "all is in host RAM"),
+        (
+            "cpu",
+            {"offload_optimizer": "none", "offload_param": "nvme"},
+            {},
+            False,
+            "max_in_cpu leaves 1,000,000,000",
+        ),
+    ],
+)
+def test_files_on_the_drive_tell_an_offload_to_it(
+    kind: Any, options: dict[str, Any], drive: dict[str, int] | None, on: bool | None, words: str
+) -> None:
+    asked = {"zero": 3, "offload_optimizer": "nvme", "nvme_path": "/nvme", **options}
+    event = MemoryClassified(step=1, moment="between_steps", components={}, drive_components=drive)
+    rank = RankState(rank=0, classified={event.moment: event})
+    found = offload(recorded_spec(kind, **asked), rank)
+    assert found.on is on and words in found.words
 
 
 def test_the_weights_tell_the_precision() -> None:

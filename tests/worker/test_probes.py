@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,6 +68,37 @@ def test_without_a_gpu_kind_host_tensors_are_offloaded_ones() -> None:
     engine = bare_engine(torch.nn.Linear(4, 4, bias=False))
     found = classify(engine, on_cpu=False)
     assert (found.device, found.host) == ({}, {"parameters": 64})
+
+
+def test_what_is_swapped_is_counted_in_its_buffers_and_files(tmp_path: Path) -> None:
+    """As deepspeed 0.19.8 keeps it: within the step the first buffer holds the fp32 weights."""
+    module = torch.nn.Linear(4, 4, bias=False)
+    files = {name: tmp_path / name for name in ("master", "exp_avg", "exp_avg_sq", "weight", "kept")}
+    for size, file in enumerate(files.values(), 1):
+        file.write_bytes(b"x" * size)
+    buffers = [torch.zeros(10), torch.zeros(10)]
+    tensors = [SimpleNamespace(swap_path=str(files[name])) for name in ("master", "exp_avg", "exp_avg_sq")]
+    tensors.append(SimpleNamespace(swap_path=str(tmp_path / "not yet")))
+    wrapper = SimpleNamespace(
+        optimizer_swapper=SimpleNamespace(
+            swap_buffer_manager=SimpleNamespace(all_buffers=buffers),
+            swap_params_info={"0_1": SimpleNamespace(tensors=tensors)},
+        ),
+        fp32_partitioned_groups_flat=[buffers[0][:6]],
+    )
+    weight: Any = module.weight
+    weight.ds_id, weight.ds_tensor = 7, torch.zeros(1)
+    weight.ds_tensor.final_location = "nvme"
+    weight.nvme_swapper = SimpleNamespace(
+        buffers=torch.zeros(100), partitioned_swap_buffer=None, id_to_path={7: str(files["weight"])}
+    )
+    engine = bare_engine(module)
+    engine.optimizer = wrapper
+    found = classify(engine, on_cpu=False)
+    assert found.host == {"parameters": 68, "master_parameters": 40, "communication_buffers": 440}
+    assert found.drive == {"parameters": 4, "master_parameters": 1, "optimizer_state": 5}
+    weight.ds_tensor.final_location = "not-nvme"
+    assert "parameters" not in classify(engine, on_cpu=False).drive
 
 
 def test_nested_holders_of_buckets_are_read() -> None:
