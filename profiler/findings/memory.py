@@ -163,7 +163,9 @@ def _own_host_bytes(seen: Seen, ended: bool) -> int | None:
     """What the ranks hold of the host's memory; None when nobody has looked."""
     state = seen.state
     if ended:
-        known = list((state.peak_pss_bytes or state.peak_rss_bytes).values())
+        # The ops are built before the rest is there: at most all of both at once.
+        peaks = state.peak_pss_bytes or state.peak_rss_bytes
+        known = [*peaks.values(), *state.peak_compiler_bytes.values()]
     else:
         processes = state.hardware.processes if state.hardware else ()
         held = (p.rss_bytes if p.pss_bytes is None else p.pss_bytes for p in processes)

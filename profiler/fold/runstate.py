@@ -115,8 +115,10 @@ class RunState(Struct, frozen=True, kw_only=True):
     peak_device_bytes: dict[int, int] = field(default_factory=dict)
     """Device index to the largest NVML reading."""
     peak_pss_bytes: dict[int, int] = field(default_factory=dict)
-    """Rank to its process tree's largest PSS."""
+    """Rank to its process tree's largest PSS, without compilers; so the next one."""
     peak_rss_bytes: dict[int, int] = field(default_factory=dict)
+    peak_compiler_bytes: dict[int, int] = field(default_factory=dict)
+    """Rank to the most that compilers of ops held below it."""
     peak_host_bytes: int | None = None
     """Largest use of the machine's memory: total minus available."""
     peak_cgroup_bytes: int | None = None

@@ -11,6 +11,10 @@ from msgspec import Struct
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+COMPILERS = frozenset({"ninja", "cc1plus", "cc1", "nvcc", "cicc", "ptxas", "cudafe++", "hipcc"})
+"""Programs that build an op, by the names that the kernel keeps: none has to do with training."""
+_TOOLCHAIN = COMPILERS | {"c++", "g++", "gcc", "cc", "clang", "clang++", "collect2", "ld", "as"}
+"""With those that call them and what they call, beside and below them in the tree."""
 
 
 class TreeMemory(Struct, frozen=True, kw_only=True):
@@ -23,6 +27,10 @@ class TreeMemory(Struct, frozen=True, kw_only=True):
     """Shared pages divided among those who share them; None where it was not asked for or not readable."""
     cpu_seconds: float | None = None
     """Processor time of the processes that live now."""
+    compiler_rss_bytes: int = 0
+    """Of the resident sets, those of compilers below the root, and of all that they started."""
+    compiler_pss_bytes: int = 0
+    """The same of the shares; 0 where they are not known."""
 
 
 class Running(NamedTuple):
@@ -103,28 +111,35 @@ def ignores(pid: int, number: int, *, proc: Path = Path("/proc")) -> bool:
 def tree_memory(
     pids: tuple[int, ...], *, with_pss: bool = True, proc: Path = Path("/proc")
 ) -> TreeMemory | None:
-    """Sums over known processes, the first of which is the root; None when the root is gone."""
+    """Sums over known processes, each after its parent and the root first; None when the root is gone."""
     alive: list[int] = []
-    resident, seconds = 0, 0.0
-    shares: list[int | None] = []
+    resident, compiling, seconds = 0, 0, 0.0
+    shares: dict[int, int | None] = {}
+    compilers: set[int] = set()
     for pid in pids:
         folder = proc / str(pid)
-        pages, fields = _resident_pages(folder), _stat(folder)
+        pages, (name, fields) = _resident_pages(folder), _named_stat(folder)
         if pages is None or fields is None:
             if pid == pids[0]:
                 return None
             continue
         alive.append(pid)
         resident += pages * _PAGE_BYTES
+        if pid != pids[0] and (name in _TOOLCHAIN or int(fields[1]) in compilers):
+            compilers.add(pid)
+            compiling += pages * _PAGE_BYTES
         seconds += (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
         if with_pss:
-            shares.append(_pss(folder))
-    known = [share for share in shares if share is not None]
+            shares[pid] = _pss(folder)
+    known = {pid: share for pid, share in shares.items() if share is not None}
+    all_known = bool(shares) and len(known) == len(shares)
     return TreeMemory(
         pids=tuple(alive),
         rss_bytes=resident,
-        pss_bytes=sum(known) if shares and len(known) == len(shares) else None,
+        pss_bytes=sum(known.values()) if all_known else None,
         cpu_seconds=seconds,
+        compiler_rss_bytes=compiling,
+        compiler_pss_bytes=sum(known[pid] for pid in compilers) if all_known else 0,
     )
 
 

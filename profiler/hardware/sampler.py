@@ -34,6 +34,7 @@ class _Tree(Struct):
     cpu: RateCounter
     wait: GroupCounter
     pss_bytes: int | None = None
+    compiler_pss_bytes: int = 0
     wait_percent: float | None = None
 
 
@@ -180,7 +181,7 @@ class Sampler:
         if memory is None:
             return ProcessSample(rank=rank, log_bytes=log_bytes)
         if slow:
-            tree.pss_bytes = memory.pss_bytes
+            tree.pss_bytes, tree.compiler_pss_bytes = memory.pss_bytes, memory.compiler_pss_bytes
             waiting = tree.wait.advance(thread_waits(memory.pids), self._clock())
             tree.wait_percent = None if waiting is None else 100.0 * waiting
         rate = tree.cpu.advance(memory.cpu_seconds, self._clock())
@@ -191,6 +192,8 @@ class Sampler:
             cpu_percent=None if rate is None else 100.0 * rate,
             cpu_wait_percent=tree.wait_percent,
             log_bytes=log_bytes,
+            compiler_rss_bytes=memory.compiler_rss_bytes,
+            compiler_pss_bytes=tree.compiler_pss_bytes,
         )
 
     def _log_bytes(self, source: int | str) -> int | None:

@@ -197,6 +197,18 @@ class ProcessSample(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     often, and repeated in between."""
     log_bytes: int | None = None
     """Of what the rank had written to its log by then, so that a replay shows no more of it."""
+    compiler_rss_bytes: int = 0
+    """Part of the tree's: compilers that build an op, which end before the training begins."""
+    compiler_pss_bytes: int = 0
+
+    @property
+    def own_rss_bytes(self) -> int | None:
+        """Without compilers: what is compared with a prediction."""
+        return None if self.rss_bytes is None else self.rss_bytes - self.compiler_rss_bytes
+
+    @property
+    def own_pss_bytes(self) -> int | None:
+        return None if self.pss_bytes is None else self.pss_bytes - self.compiler_pss_bytes
 
 
 class LeftOutSamples(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -207,8 +219,10 @@ class LeftOutSamples(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     """Device index to throttle reason to samples."""
     device_bytes: dict[int, int] = {}
     rss_bytes: dict[int, int] = {}
-    """By rank, as the next one."""
+    """By rank and without compilers, as the next one."""
     pss_bytes: dict[int, int] = {}
+    compiler_bytes: dict[int, int] = {}
+    """By rank: of compilers alone, resident."""
     host_bytes: int | None = None
     """In use on the machine."""
     cgroup_bytes: int | None = None

@@ -76,6 +76,8 @@ class HostReport(Struct, frozen=True, kw_only=True):
     """For this run on one node."""
     ranks_pss_bytes: int | None
     """Sum over the ranks of the largest PSS of each."""
+    compilers_peak_bytes: int | None = None
+    """Not part of it: the most that compilers of ops held below the ranks (RSS); None: none was seen."""
     peak_bytes: int | None
     """Largest use of the machine's memory by everybody."""
     total_bytes: int | None
@@ -401,6 +403,7 @@ def _host(state: RunState, prediction: Prediction) -> HostReport:
     return HostReport(
         predicted_bytes=prediction.host_bytes if prediction.is_known else None,
         ranks_pss_bytes=sum(state.peak_pss_bytes.values()) if state.peak_pss_bytes else None,
+        compilers_peak_bytes=sum(state.peak_compiler_bytes.values()) or None,
         peak_bytes=state.peak_host_bytes,
         total_bytes=host.memory_total_bytes if host else None,
         cgroup_peak_bytes=state.peak_cgroup_bytes,

@@ -279,6 +279,8 @@ def host_lines(report: Report) -> Markup:
             f"{format_bytes(host.ranks_pss_bytes)}, predicted {format_bytes(host.predicted_bytes)}",
         ),
     ]
+    if host.compilers_peak_bytes is not None:
+        rows.append(("compilers of ops, beside it", format_bytes(host.compilers_peak_bytes)))
     if host.cgroup_limit_bytes is not None:
         used = f"{format_bytes(host.cgroup_peak_bytes)} of {format_bytes(host.cgroup_limit_bytes)}"
         rows.append(("cgroup", used))

@@ -197,6 +197,8 @@ def _hardware(report: Report, width: int) -> Iterator[str]:
         f"  {'of this run':<16}{format_bytes(host.ranks_pss_bytes)} in the ranks (PSS), "
         f"predicted {format_bytes(host.predicted_bytes)}"
     )
+    if host.compilers_peak_bytes is not None:
+        yield f"  {'building ops':<16}{format_bytes(host.compilers_peak_bytes)} more at most, in compilers"
     if host.cgroup_limit_bytes is not None:
         yield (
             f"  {'cgroup':<16}{format_bytes(host.cgroup_peak_bytes)} of "

@@ -240,11 +240,19 @@ def test_a_process_tree_counts_its_children_and_ends_as_none() -> None:
     assert process_tree_memory(parent.pid) is None
 
 
-def fake_process(proc: Path, pid: int, parent: int, *, state: str = "S", pss_kib: int | None = 3) -> None:
+def fake_process(
+    proc: Path,
+    pid: int,
+    parent: int,
+    *,
+    name: str = "odd) name (x)",
+    state: str = "S",
+    pss_kib: int | None = 3,
+) -> None:
     folder = proc / str(pid)
     folder.mkdir(parents=True)
     rest = " ".join(["0"] * 9 + ["250", "50"] + ["0"] * 9)
-    (folder / "stat").write_text(f"{pid} (odd) name (x)) {state} {parent} {rest}\n")
+    (folder / "stat").write_text(f"{pid} ({name}) {state} {parent} {rest}\n")
     (folder / "statm").write_text("100 10 5 1 0 9 0\n")
     if pss_kib is not None:
         (folder / "smaps_rollup").write_text(f"0-1 ---p [rollup]\nRss: 9 kB\nPss:   {pss_kib} kB\n")
@@ -267,6 +275,22 @@ def test_trees_zombies_and_unreadable_shares(tmp_path: Path) -> None:
     assert unreadable is not None and unreadable.pss_bytes is None and unreadable.rss_bytes == 10 * page
     assert process_tree_memory(13, proc=tmp_path) is None
     assert process_tree_memory(99, proc=tmp_path) is None
+
+
+def test_compilers_are_told_from_the_processes_of_a_rank(tmp_path: Path) -> None:
+    tree = ((10, 1, "python"), (11, 10, "ninja"), (12, 11, "sh"), (13, 12, "x86_64-linux-gn"))
+    for pid, parent, name in (*tree, (14, 13, "cc1plus"), (15, 10, "python"), (16, 15, "ptxas")):
+        fake_process(tmp_path, pid, parent, name=name)
+    page = os.sysconf("SC_PAGE_SIZE")
+    memory = process_tree_memory(10, proc=tmp_path)
+    assert memory is not None and (memory.rss_bytes, memory.pss_bytes) == (70 * page, 21 * 1024)
+    assert (memory.compiler_rss_bytes, memory.compiler_pss_bytes) == (50 * page, 15 * 1024)
+    # A compiler that is itself looked at is what it is.
+    alone = process_tree_memory(14, proc=tmp_path)
+    assert alone is not None and alone.compiler_rss_bytes == 0
+    fake_process(tmp_path, 17, 10, pss_kib=None)
+    unread = process_tree_memory(10, proc=tmp_path)
+    assert unread is not None and (unread.pss_bytes, unread.compiler_pss_bytes) == (None, 0)
 
 
 @pytest.mark.parametrize(

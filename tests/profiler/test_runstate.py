@@ -243,12 +243,21 @@ def test_peaks_are_the_largest_readings_and_unknown_ones_do_not_count() -> None:
                 host=HostSample(memory_total_bytes=100),
                 processes=(ProcessSample(rank=1, rss_bytes=9),),
             ),
+            # An op is built: what its compilers take is no peak of the rank.
+            HardwareSampled(
+                processes=(
+                    ProcessSample(
+                        rank=1, rss_bytes=50, pss_bytes=40, compiler_rss_bytes=45, compiler_pss_bytes=38
+                    ),
+                ),
+            ),
             RankFinished(reason="completed", last_step=3, peak_rss_bytes=12, src="rank1"),
         ],
     )
     assert state.ranks[0].peaks == {"forward": PhaseMemory(allocated_bytes=7, peak_bytes=9)}
     assert state.peak_device_bytes == {0: 50}
     assert (state.peak_rss_bytes, state.peak_pss_bytes) == ({1: 12}, {1: 6})
+    assert state.peak_compiler_bytes == {1: 45}
     assert (state.peak_host_bytes, state.peak_cgroup_bytes, state.peak_swap_bytes) == (70, 4, None)
 
 
@@ -387,7 +396,7 @@ def test_nothing_of_the_processes_before_is_true_of_a_run_that_goes_on() -> None
         t=5.0,
         src="supervisor",
         devices=(DeviceSample(index=0, memory_used_bytes=9, is_lost=True),),
-        processes=(ProcessSample(rank=0, rss_bytes=7, pss_bytes=6),),
+        processes=(ProcessSample(rank=0, rss_bytes=9, pss_bytes=6, compiler_rss_bytes=2),),
     )
     full = HostMemoryRunsOut(
         t=6.0,
@@ -409,5 +418,6 @@ def test_nothing_of_the_processes_before_is_true_of_a_run_that_goes_on() -> None
     state = fold(before, [started(30.0, goes_on_after=72)])
     assert (state.hardware, state.lost_devices, state.memory_runs_out) == (None, frozenset(), None)
     assert (state.peak_device_bytes, state.peak_rss_bytes, state.peak_pss_bytes) == ({}, {}, {})
+    assert (before.peak_compiler_bytes, state.peak_compiler_bytes) == ({0: 2}, {})
     assert state.hardware_history == (sample,), "what was before is history"
     assert state.present_step == 72

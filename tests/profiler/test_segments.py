@@ -152,8 +152,13 @@ def samples(count: int) -> list[AnyEvent]:
             throttle_reasons=("sw_thermal",) if hot else (),
             is_lost=number == 17,
         )
+        compiling = chance.randrange(1 << 20) if number < 90 else 0
         process = ProcessSample(
-            rank=0, rss_bytes=chance.randrange(1 << 30), pss_bytes=chance.randrange(1 << 20)
+            rank=0,
+            rss_bytes=compiling + chance.randrange(1 << 30),
+            pss_bytes=compiling + chance.randrange(1 << 20),
+            compiler_rss_bytes=compiling,
+            compiler_pss_bytes=compiling,
         )
         found.append(replace(sample, devices=(first, sample.devices[1]), processes=(process,)))
     return found
@@ -210,7 +215,13 @@ def test_thinned_samples_fold_to_the_same_counts_and_peaks(rounds: int) -> None:
     full, thinned = fold(RunState(), events), fold(RunState(), kept)
     for name in (
         *("hardware_samples", "throttled_samples", "lost_devices", "peak_device_bytes", "peak_rss_bytes"),
-        *("peak_pss_bytes", "peak_host_bytes", "peak_swap_bytes", "first_ecc_uncorrected"),
+        *(
+            "peak_pss_bytes",
+            "peak_compiler_bytes",
+            "peak_host_bytes",
+            "peak_swap_bytes",
+            "first_ecc_uncorrected",
+        ),
     ):
         assert getattr(thinned, name) == getattr(full, name), name
     assert thinned.hardware is not None and full.hardware is not None

@@ -10,10 +10,9 @@ from importlib import metadata
 from pathlib import Path
 
 from llmtop.presets.paths import cache_dir
-from llmtop.profiler.hardware.processes import descendants
+from llmtop.profiler.hardware.processes import COMPILERS, descendants
 
 VARIABLE = "TORCH_EXTENSIONS_DIR"
-_COMPILERS = frozenset({"ninja", "cc1plus", "cc1", "nvcc", "cicc", "ptxas", "cudafe++", "hipcc"})
 _PACKAGES = ("torch", "deepspeed")
 
 
@@ -64,7 +63,7 @@ def compiling(pids: Iterable[int], *, proc: Path = Path("/proc")) -> str | None:
             if name == "ninja":
                 # Ninja works inside the folder of the op that it builds.
                 return _folder_name(proc / str(pid)) or name
-            if name in _COMPILERS:
+            if name in COMPILERS:
                 builders.append(name)
     return builders[0] if builders else None
 

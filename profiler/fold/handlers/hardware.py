@@ -36,8 +36,15 @@ def _hardware_sampled(batch: Batch, event: HardwareSampled) -> None:
         peak_device_bytes=raise_peaks(
             state.peak_device_bytes, ((d.index, d.memory_used_bytes) for d in event.devices)
         ),
-        peak_pss_bytes=raise_peaks(state.peak_pss_bytes, ((p.rank, p.pss_bytes) for p in event.processes)),
-        peak_rss_bytes=raise_peaks(state.peak_rss_bytes, ((p.rank, p.rss_bytes) for p in event.processes)),
+        peak_pss_bytes=raise_peaks(
+            state.peak_pss_bytes, ((p.rank, p.own_pss_bytes) for p in event.processes)
+        ),
+        peak_rss_bytes=raise_peaks(
+            state.peak_rss_bytes, ((p.rank, p.own_rss_bytes) for p in event.processes)
+        ),
+        peak_compiler_bytes=raise_peaks(
+            state.peak_compiler_bytes, ((p.rank, p.compiler_rss_bytes or None) for p in event.processes)
+        ),
         peak_host_bytes=larger(state.peak_host_bytes, used),
         peak_cgroup_bytes=larger(state.peak_cgroup_bytes, host.cgroup_used_bytes),
         peak_swap_bytes=larger(state.peak_swap_bytes, host.swap_used_bytes),
@@ -54,6 +61,7 @@ def _left_out(batch: Batch, left_out: LeftOutSamples) -> None:
         peak_device_bytes=raise_peaks(state.peak_device_bytes, left_out.device_bytes.items()),
         peak_pss_bytes=raise_peaks(state.peak_pss_bytes, left_out.pss_bytes.items()),
         peak_rss_bytes=raise_peaks(state.peak_rss_bytes, left_out.rss_bytes.items()),
+        peak_compiler_bytes=raise_peaks(state.peak_compiler_bytes, left_out.compiler_bytes.items()),
         peak_host_bytes=larger(state.peak_host_bytes, left_out.host_bytes),
         peak_cgroup_bytes=larger(state.peak_cgroup_bytes, left_out.cgroup_bytes),
         peak_swap_bytes=larger(state.peak_swap_bytes, left_out.swap_bytes),

@@ -61,7 +61,7 @@ def _go_on(batch: Batch, t: float) -> None:
     batch.set(status="starting", ended=None, memory_returned=None, went_on=t)
     batch.set(hang_seconds=None, hang_at=None, compiling=None, compiling_at=None, memory_runs_out=None)
     batch.set(hardware=None, lost_devices=frozenset(), peak_device_bytes={})
-    batch.set(peak_rss_bytes={}, peak_pss_bytes={})
+    batch.set(peak_rss_bytes={}, peak_pss_bytes={}, peak_compiler_bytes={})
     for number in batch.rank_numbers:
         batch.set_rank(_new_process(batch.rank(number)))
 
