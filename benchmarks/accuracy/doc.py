@@ -287,7 +287,9 @@ def _unseen(scores: Sequence[Score]) -> Iterator[str]:
         f"step now. Of {len(eight)} rows with 8-bit weights the scales of the weights' rows, up to 0.26 % of "
         "the weights, are predicted and were on the device, but in no component: the probe looked for them "
         "at the weight, from which bitsandbytes takes them in the first forward pass. It looks in both "
-        "places now; the rows are as they were recorded."
+        "places now, and their components were measured again: the peaks came out the same to the byte. "
+        "What lies outside the allocator is of the first runs (`memory_h200_before.jsonl`), which had "
+        "fewer others beside them."
     )
 
 
