@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.sizes import sizes_of
-from llmtop.profiler.memory.swapped import GRADIENT_BYTES, STATE_BYTES, max_in_cpu
+from llmtop.profiler.memory.swapped import GRADIENT_BYTES, STATE_BYTES, kept_param_bytes
 from llmtop.profiler.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def nvme_traffic(spec: RunSpec) -> NvmeTraffic:
         write += (STATE_BYTES + GRADIENT_BYTES) * sizes.shard
     if options.offload_param == "nvme":
         # The first elements stay in host memory, beside their copy on the drive.
-        weights = sizes.dtype_bytes * max(0, sizes.shard - max_in_cpu(spec))
+        weights = sizes.dtype_bytes * sizes.shard - kept_param_bytes(spec, sizes)
         frozen = -(-sizes.frozen_bytes // sizes.ranks)
         read += PARAM_PASSES * (weights + frozen) * options.grad_accum
         write += weights

@@ -14,7 +14,7 @@ from llmtop.profiler.memory.secondary import group_ranks
 from llmtop.profiler.memory.sizes import PACKED_BYTES, Sizes
 from llmtop.profiler.memory.states import sub_group_elements
 from llmtop.profiler.memory.swapped import (
-    kept_param_bytes,
+    flat_param_bytes,
     on_drive_bytes,
     optimizer_buffer_bytes,
     param_buffer_bytes,
@@ -79,7 +79,9 @@ def _start(spec: RunSpec, sizes: Sizes, kept: _Kept) -> int:
 
 def _offloaded(spec: RunSpec, sizes: Sizes) -> _Kept:
     kept = _of_optimizer(spec, sizes)
-    return _Kept(kept.pinned + _of_parameters(spec, sizes), kept.pageable)
+    # DeepSpeed locks its swap buffers itself, page by page (`csrc/pin_memory/page_alloc.cpp`).
+    locked = optimizer_buffer_bytes(spec, sizes) + param_buffer_bytes(spec, sizes)
+    return _Kept(kept.pinned + _of_parameters(spec, sizes) + locked, kept.pageable)
 
 
 def _of_optimizer(spec: RunSpec, sizes: Sizes) -> _Kept:
@@ -91,7 +93,7 @@ def _of_optimizer(spec: RunSpec, sizes: Sizes) -> _Kept:
     blocks: list[int] = []
     pageable = groups = 0
     if options.offload_optimizer == "nvme":
-        blocks += [optimizer_buffer_bytes(spec, sizes), 4 * shard, width * shard]
+        blocks += [4 * shard, width * shard]
     else:
         pageable = 8 * shard  # the two moments
         if options.optimizer == "adamw_torch":
@@ -123,7 +125,7 @@ def _of_parameters(spec: RunSpec, sizes: Sizes) -> int:
         if second > 1:  # beside the first, where it lies
             one_by_one += _shard_blocks(spec.model, second, width, packed, is_whole=False)
         return pinned_block(width * shard) + one_by_one
-    return pinned_block(param_buffer_bytes(spec, sizes)) + pinned_block(kept_param_bytes(spec, sizes))
+    return pinned_block(flat_param_bytes(spec, sizes))
 
 
 @lru_cache(maxsize=256)

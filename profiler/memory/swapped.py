@@ -49,18 +49,39 @@ def optimizer_buffer_bytes(spec: RunSpec, sizes: Sizes) -> int:
 
 
 def param_buffer_bytes(spec: RunSpec, sizes: Sizes) -> int:
-    """Of one rank: buffers in the model's precision through which its weights go, whatever their number."""
-    if spec.options.offload_param != "nvme":
+    """Of one rank: buffers in the model's precision through which its weights come, whatever their number,
+    and one through which those of a sub-group go back after the step."""
+    if not _swaps_weights(spec):
         return 0
     count = _given(spec, "offload_param.buffer_count", PARAM_BUFFERS)
-    return count * _given(spec, "offload_param.buffer_size", PARAM_BUFFER_ELEMENTS) * sizes.dtype_bytes
+    elements = count * _given(spec, "offload_param.buffer_size", PARAM_BUFFER_ELEMENTS)
+    if sizes.shard > max_in_cpu(spec):
+        elements += sub_group_elements(sizes)
+    return elements * sizes.dtype_bytes
+
+
+def flat_param_bytes(spec: RunSpec, sizes: Sizes) -> int:
+    """Of one rank: the buffer for weights that stay in host memory under `offload_param = nvme`."""
+    return sizes.dtype_bytes * min(sizes.shard, max_in_cpu(spec)) if _swaps_weights(spec) else 0
 
 
 def kept_param_bytes(spec: RunSpec, sizes: Sizes) -> int:
-    """Of one rank: weights that stay in host memory under `offload_param = nvme`."""
-    if spec.options.offload_param != "nvme":
+    """Of one rank: weights that stay in host memory under `offload_param = nvme`.
+
+    Sub-groups are in the flat buffer or not at all (`zero/stage3.py:
+    _create_fp16_partitions_with_defragmentation`); of the others the small weights stay too.
+    """
+    if not _swaps_weights(spec):
         return 0
-    return sizes.dtype_bytes * min(sizes.shard, max_in_cpu(spec) + _small_elements(spec.model, sizes))
+    group, most = sub_group_elements(sizes), max_in_cpu(spec)
+    if sizes.shard <= most:
+        return sizes.dtype_bytes * sizes.shard
+    whole = most // group * group
+    return sizes.dtype_bytes * min(sizes.shard, whole + _small_elements(spec.model, sizes))
+
+
+def _swaps_weights(spec: RunSpec) -> bool:
+    return spec.options.offload_param == "nvme"
 
 
 def _small_elements(model: ModelShape, sizes: Sizes) -> int:
@@ -78,7 +99,7 @@ def on_drive_bytes(spec: RunSpec, sizes: Sizes) -> int:
     """Of one rank: files on the drive. Weights that stay in memory were written there first."""
     options = spec.options
     states = (STATE_BYTES + GRADIENT_BYTES) * sizes.shard if options.offload_optimizer == "nvme" else 0
-    return states + (sizes.dtype_bytes * sizes.shard if options.offload_param == "nvme" else 0)
+    return states + (sizes.dtype_bytes * sizes.shard if _swaps_weights(spec) else 0)
 
 
 def _given(spec: RunSpec, key: str, usual: int) -> int:

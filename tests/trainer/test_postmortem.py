@@ -138,6 +138,8 @@ def test_device_memory_gets_the_predictions_advice() -> None:
     ("message", "word"),
     [
         ("OSError: [Errno 28] No space left on device", "free space"),
+        ("AssertionError: Not enough buffers 0 for swapping 1", "max_live_parameters=1000000"),
+        ("AssertionError: param 267 already assigned swap buffer id 1", "max_live_parameters=1000000"),
         ("Current loss scale already at minimum - cannot decrease scale anymore", "bf16"),
         ("CUDA_HOME does not exist, unable to compile", "adamw_torch"),
         ("what\n  why: because\n  fix: do this", "do this"),

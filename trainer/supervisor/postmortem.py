@@ -71,6 +71,12 @@ _MESSAGE_FIXES: tuple[tuple[str, str], ...] = (
     (r"can't open file .*no such file", "start it in the script's folder, or give the script's whole path"),
     (r"address already in use", "start the run again: it takes another port"),
     (r"libaio|async_io", "install libaio's headers (libaio-dev) for NVMe offload, or offload to cpu instead"),
+    (
+        r"not enough buffers \d+ for swapping|already assigned swap buffer|no swap buffers to allocate",
+        "DeepSpeed gathers more weights at once than it has buffers for those on NVMe: under --set"
+        " deepspeed.zero_optimization. give max_live_parameters=1000000, max_reuse_distance=1000000 and"
+        " prefetch_bucket_size=0, or a larger offload_param.max_in_cpu",
+    ),
     (r"not.*supported on your device", "choose a --precision that this device has"),
     (r"nccl", "set NCCL_DEBUG=INFO and start again: the rank's log then names the link that fails"),
 )
