@@ -69,6 +69,15 @@ def test_memory_is_told_at_each_moment_over_time_and_by_rank(tmp_path: Path) -> 
     assert [row.split()[0] for row in table[2:6]] == ["0", "1", "2", "3"]
 
 
+def test_compilers_below_a_rank_stand_beside_it(tmp_path: Path) -> None:
+    process = ProcessSample(rank=0, rss_bytes=7 * GIB, compiler_rss_bytes=5 * GIB)
+    state = fold(recorded(tmp_path, "cpu", 1), [HardwareSampled(t=9e9, processes=(process,))])
+    shown = text(MemoryPanel(), state, "cpu")
+    assert "2.00 GiB" in shown and "5.00 GiB more in compilers" in shown and "7.00 GiB" not in shown
+    table = text(opened(HostPanel), state, "cpu")
+    assert "7.00 GiB" in table and "5.00 GiB of it in compilers" in table
+
+
 def test_it_says_how_many_steps_were_read_and_what_the_others_reached(tmp_path: Path) -> None:
     peaks = {UNREAD_STEPS: PhaseMemory(peak_bytes=99 * GIB), "backward": PhaseMemory(peak_bytes=98 * GIB)}
     step = StepFinished(step=30, phase_memory=peaks, memory_every=10, src="rank0")

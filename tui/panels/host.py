@@ -254,4 +254,7 @@ def _process_table(view: RunView) -> list[Content]:
         rows.append(
             Content(fit(str(process.rank), 6) + "".join(fit_right(cell, _PROCESS_CELLS) for cell in cells))
         )
+        if process.compiler_rss_bytes:
+            words = f"{format_bytes(process.compiler_rss_bytes)} of it in compilers of ops, in no peak"
+            rows.append(Content.styled(fit("", 6) + words, "$muted"))
     return rows

@@ -161,7 +161,7 @@ def _shares(view: RunView) -> tuple[int, dict[str, tuple[float, float]]]:
         return 0, {}
     if view.spec.on_cpu:
         predicted = view.prediction.peak_reserved_bytes[0]
-        used = {f"r{p.rank}": p.rss_bytes for p in sample.processes}
+        used = {f"r{p.rank}": p.own_rss_bytes for p in sample.processes}
         full = dict.fromkeys(used, max([predicted, *(size or 0 for size in used.values())]) * 1.15)
     else:
         predicted = view.prediction.peak_device_bytes or view.prediction.peak_reserved_bytes[1]
@@ -178,26 +178,30 @@ def _process_rows(view: RunView, width: int) -> list[Content]:
     state, predicted = view.state, view.prediction.peak_reserved_bytes[0]
     peaks = process_peaks(state, view.spec)
     processes = state.hardware.processes if state.hardware else ()
-    held = [max(p.rss_bytes or 0, peaks.get(p.rank, 0)) for p in processes]
+    held = [max(p.own_rss_bytes or 0, peaks.get(p.rank, 0)) for p in processes]
     scale = max([predicted, *held]) * 1.15
     rows = []
     for process in processes:
         peak, rank = peaks.get(process.rank), state.ranks.get(process.rank)
         keeps = rank is not None and rank.in_use_unknown
         bar_cells = width - _LABEL_CELLS - 1 - _NUMBER_CELLS
-        if process.rss_bytes is None:
+        now = process.own_rss_bytes
+        if now is None:
             bar, share = gauge(None, bar_cells), ""
         else:
             mark = predicted / scale if predicted else None
-            bar = gauge(process.rss_bytes / scale, bar_cells, style="$primary", mark=mark)
+            bar = gauge(now / scale, bar_cells, style="$primary", mark=mark)
             # Of a process that keeps what another setting had freed it is no share of this one's prediction.
-            share = f" {process.rss_bytes / predicted:4.0%}" if predicted and not keeps else ""
-        numbers = fit_right(format_bytes(process.rss_bytes) + share, _NUMBER_CELLS)
+            share = f" {now / predicted:4.0%}" if predicted and not keeps else ""
+        numbers = fit_right(format_bytes(now) + share, _NUMBER_CELLS)
         rows.append(_row(f"rank{process.rank}", bar, numbers))
         if peak is not None and len(processes) <= 2:
             of = " of all settings" if keeps else ""
-            text = f"peak {format_bytes(peak)}{of}   PSS {format_bytes(process.pss_bytes)}"
+            text = f"peak {format_bytes(peak)}{of}   PSS {format_bytes(process.own_pss_bytes)}"
             rows.append(Content.styled(" " * _LABEL_CELLS + text, "$muted"))
+        if process.compiler_rss_bytes:
+            words = f"{format_bytes(process.compiler_rss_bytes)} more in compilers of ops"
+            rows.append(Content.styled(" " * _LABEL_CELLS + words, "$muted"))
     if rows and predicted:
         words = f"┼ {_mark_words(view)} {format_bytes(predicted)} a rank = 100%"
         rows.append(Content.styled(words, "$muted"))
