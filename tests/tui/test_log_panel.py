@@ -156,6 +156,8 @@ async def test_a_finding_is_chosen_and_its_command_copied(live: LiveRun, root: P
         await wait_for_text(pilot, "▸ i cpu_adam is being compiled")
         await pilot.press("y")
         await wait_for_text(pilot, "No command does it")
+        app.clear_notifications()  # Esc takes a note away first
+        await wait_for(pilot, lambda: not app.screen.query("Toast"))
         await pilot.press("down", "up", "escape")
         await wait_for_text(pilot, "1 Memory")
         assert not app.screen.query_one(FindingsPanel).zoomed
