@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.mlp import product_width
-from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.memory.secondary import second_ranks
 from llmtop.profiler.memory.sizes import Sizes
 from llmtop.profiler.memory.states import overgathered_bytes, unreleased_bytes
@@ -35,8 +34,14 @@ def is_measured(spec: RunSpec) -> bool:
 
 def upper_bytes(spec: RunSpec, sizes: Sizes, peak_bytes: int, init_bytes: int) -> int:
     """No rank allocates more, at any time; `init_bytes` is the peak before the first step."""
-    thin = overgathered_bytes(spec, sizes) + _while_packed(spec, sizes)
-    return _with_margin(spec, sizes, peak_bytes, init_bytes, thin)
+    margin, constant = WIDE_MARGIN, WIDE_CONSTANT_BYTES
+    if spec.model.traced is not None:
+        margin, constant = TRACED_MARGIN, TRACED_CONSTANT_BYTES
+    elif is_measured(spec):
+        margin, constant = MARGIN, CONSTANT_BYTES
+    within_a_pass = overgathered_bytes(spec, sizes) + _while_packed(spec, sizes)
+    beyond = max(unreleased_bytes(spec, sizes), within_a_pass)
+    return round(max(peak_bytes * margin, init_bytes)) + constant + beyond
 
 
 def _while_packed(spec: RunSpec, sizes: Sizes) -> int:
@@ -45,21 +50,3 @@ def _while_packed(spec: RunSpec, sizes: Sizes) -> int:
     if spec.options.quantization == "nf4":
         return sizes.wide_linear * sizes.dtype_bytes
     return 2 * product_width(spec.model) * sizes.tokens if spec.options.quantization == "int8" else 0
-
-
-def closer_upper_bytes(spec: RunSpec, sizes: Sizes, prediction: Prediction, simulated_bytes: int) -> int:
-    """The bound of a prediction whose first steps were simulated: how far ZeRO-3's prefetching comes is known
-    then, and what was simulated is within it."""
-    peak_bytes = max(prediction.peak_allocated_bytes, simulated_bytes)
-    closer = _with_margin(spec, sizes, peak_bytes, prediction.moments[0].total_bytes, 0)
-    return max(simulated_bytes, min(prediction.peak_allocated_upper_bytes, closer))
-
-
-def _with_margin(spec: RunSpec, sizes: Sizes, peak_bytes: int, init_bytes: int, thin_bytes: int) -> int:
-    margin, constant = WIDE_MARGIN, WIDE_CONSTANT_BYTES
-    if spec.model.traced is not None:
-        margin, constant = TRACED_MARGIN, TRACED_CONSTANT_BYTES
-    elif is_measured(spec):
-        margin, constant = MARGIN, CONSTANT_BYTES
-    beyond = max(unreleased_bytes(spec, sizes), thin_bytes)
-    return round(max(peak_bytes * margin, init_bytes)) + constant + beyond

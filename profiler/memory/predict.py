@@ -11,7 +11,7 @@ from llmtop.profiler.cost.steptime import predict_step_seconds
 from llmtop.profiler.memory import allocator
 from llmtop.profiler.memory.assume import assumptions
 from llmtop.profiler.memory.backward import pass_bytes
-from llmtop.profiler.memory.bound import closer_upper_bytes, upper_bytes
+from llmtop.profiler.memory.bound import upper_bytes
 from llmtop.profiler.memory.host import host_bytes
 from llmtop.profiler.memory.lora import check_targets
 from llmtop.profiler.memory.result import (
@@ -19,7 +19,6 @@ from llmtop.profiler.memory.result import (
     Moment,
     MomentBytes,
     Prediction,
-    Suggestion,
     is_tight,
     moment_bytes,
 )
@@ -43,26 +42,20 @@ def predict(spec: RunSpec) -> Prediction:
 
 
 def predict_closely(spec: RunSpec) -> Prediction:
-    """The same with the allocator of the first steps simulated, tensor by tensor: what is reserved, what
-    NVML will read, and a closer upper bound, which the simulation is within. A call takes 10 to 100 ms.
-    Raises as `predict` does."""
+    """The same with the allocator of the first steps simulated, tensor by tensor: what is reserved and what
+    NVML will read. The verdict is `predict`'s, so that a sweep, a way to fit and a plan say the same. A call
+    takes 10 to 100 ms. Raises as `predict` does."""
     prediction = predict(spec)
     found = simulated(spec, prediction)
     if found is None:
         return prediction
     peak, context = prediction.peak_allocated_bytes, _context(spec)
     likely = max(found.peak_reserved_bytes, peak)
-    upper = closer_upper_bytes(spec, sizes_of(spec), prediction, found.peak_allocated_bytes)
-    needed, memory = upper + context, spec.gpu.memory_bytes
-    fits = None if memory is None else needed <= memory
     told = prediction.assumptions
-    if fits and found.missing_bytes:
+    if prediction.fits and found.missing_bytes:
         told = (_in_pieces(found.missing_bytes), *told)
     return replace(
         prediction,
-        fits=fits,
-        needed_bytes=needed,
-        peak_allocated_upper_bytes=upper,
         peak_reserved_bytes=allocator.reserved_range(
             likely, peak, _room(spec, peak, context), allocator.SIMULATED
         ),
@@ -136,22 +129,7 @@ def predict_with_suggestions(spec: RunSpec) -> Prediction:
     """The close prediction, with changes that would make the run fit or use its room; each tried one costs a
     quick call."""
     prediction = predict_closely(spec)
-    found = suggestions(spec, prediction, predict)
-    return replace(prediction, suggestions=tuple(_as_its_own_plan(spec, prediction, one) for one in found))
-
-
-def _as_its_own_plan(spec: RunSpec, now: Prediction, one: Suggestion) -> Suggestion:
-    """What is to make a run fit is told by the bound that its own plan goes by, and so is what is tight by
-    the quick one. Other ways to use the room are not worth the time: they fit by either."""
-    if now.fits and not one.tight:
-        return one
-    from llmtop.profiler.memory.changes import allowed  # no plan with room waits for it
-
-    changed = allowed(spec, one.change)
-    if changed is None:
-        return one
-    then = predict_closely(changed)
-    return replace(one, fits=then.fits, tight=then.tight, needed_bytes=then.needed_bytes)
+    return replace(prediction, suggestions=suggestions(spec, prediction, predict))
 
 
 def moment_table(spec: RunSpec, sizes: Sizes, states: StateBytes) -> tuple[MomentBytes, ...]:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from llmtop.presets.rules import refusals
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.changes import apply, slower_changes
-from llmtop.profiler.memory.predict import predict, predict_closely, predict_with_suggestions
+from llmtop.profiler.memory.predict import predict, predict_with_suggestions
 from llmtop.profiler.memory.result import Prediction, Suggestion
 from llmtop.profiler.memory.suggest import suggestions
 from llmtop.profiler.memory.waysout import CANDIDATES
@@ -60,7 +60,7 @@ def test_a_change_has_the_figure_of_its_verdict_and_the_host_memory_that_it_take
     found = [(run, s) for run in _TOO_LARGE for s in predict_with_suggestions(run).suggestions]
     assert {s.fits for _, s in found} == {True, False}
     for spec, suggestion in found:
-        then = predict_closely(apply(spec, suggestion.change))
+        then = predict(apply(spec, suggestion.change))
         assert suggestion.needed_bytes == then.needed_bytes
         moved = "offload_optimizer" in suggestion.change
         assert suggestion.host_bytes == (then.host_bytes if moved else None)

@@ -191,15 +191,12 @@ def test_a_device_that_is_full_of_pieces_is_told_of() -> None:
 
 @settings(max_examples=5, deadline=None)
 @given(specs())
-def test_the_close_prediction_differs_in_what_is_held_and_in_its_bound(spec: RunSpec) -> None:
+def test_the_close_prediction_differs_in_what_is_held_alone(spec: RunSpec) -> None:
     quick, close = predict(spec), predict_closely(spec)
     low, high = close.peak_reserved_bytes
     assert close.peak_allocated_bytes <= low <= high
     assert close.peak_device_bytes is not None and close.peak_device_bytes > low
-    assert close.moments == quick.moments
-    assert close.needed_bytes is not None and quick.needed_bytes is not None
-    assert close.needed_bytes <= quick.needed_bytes
-    assert close.fits or not quick.fits
+    assert (close.moments, close.fits, close.needed_bytes) == (quick.moments, quick.fits, quick.needed_bytes)
 
 
 @pytest.mark.parametrize(
