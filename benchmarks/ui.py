@@ -228,8 +228,27 @@ def at_rest(root: Path, peers: Path | None, seconds: float = 40.0) -> Iterator[F
                 "rss_bytes": terminal.rss_bytes(),
                 "seconds": took,
             }
+    yield _least_at_rest(root, seconds)
     if peers is not None:
         yield from peers_at_rest(peers, root, environment(root), seconds)
+
+
+def _least_at_rest(root: Path, seconds: float) -> Figures:
+    """What the toolkit takes for as many panels of plain text: no app of its kind can take less."""
+    command = [sys.executable, str(HERE / "ui_minimal.py"), "--ticking"]
+    with BenchTerminal(command, environment(root), columns=120, rows=40) as terminal:
+        terminal.wait_for("GPU0", "Quit")
+        time.sleep(5.0)
+        cost = Cost(terminal)
+        time.sleep(seconds)
+        took, share, rate = cost.so_far()
+        return {
+            "figure": "at 1 Hz, minimal Textual app, 120x40",
+            "cpu_percent_of_a_core": 100 * share,
+            "terminal_bytes_per_second": rate,
+            "rss_bytes": terminal.rss_bytes(),
+            "seconds": took,
+        }
 
 
 # --- memory over a day --------------------------------------------------------------------------------
