@@ -108,6 +108,24 @@ def test_runs_that_have_ended_are_listed_without_their_logs(tmp_path: Path) -> N
     assert not needless
 
 
+def test_the_first_picture_is_painted_without_the_toolkit(tmp_path: Path) -> None:
+    run = make_recorded_run(tmp_path / "runs", end=None, steps=3)
+    code = f"""
+from pathlib import Path
+from llmtop.profiler.record.rundir import RunDir
+from llmtop.tui.first import terminal
+terminal._size = lambda environ: (100, 40)
+terminal.colours_of = lambda environ: 256
+terminal.TakenTerminal.__init__ = lambda self: None
+terminal.TakenTerminal.give_back = lambda self: None
+terminal.TakenTerminal.paint = lambda self, picture: print(picture)
+terminal.TakenTerminal.handed_over = True
+with terminal.first_picture(RunDir.open(Path({str(run.path)!r})), read_only=False, leads_to="") as first:
+    assert first.terminal is not None
+"""
+    assert not loaded_by(code, tmp_path) & SCREEN_FAMILY
+
+
 @pytest.mark.parametrize(
     "module", ["llmtop.tui.app", "llmtop.tui.commands.run", "llmtop.tui.commands.attach"]
 )

@@ -32,6 +32,7 @@ from llmtop.tui.commandlist import KeyCommands
 from llmtop.tui.feeds.feed import RunsArrived, ViewArrived
 from llmtop.tui.feeds.link import Link, measured
 from llmtop.tui.feeds.pace import answer_soon
+from llmtop.tui.first.handover import taking_over
 from llmtop.tui.hangup import leave_with_the_terminal
 from llmtop.tui.keys import APP_KEYS, MOVE_KEYS, bindings, changes_something
 from llmtop.tui.looks.dressing import Dress
@@ -39,6 +40,7 @@ from llmtop.tui.looks.look import choices_path, look_of, read_choice, write_choi
 
 if TYPE_CHECKING:
     from llmtop.tui.feeds.fleetfeed import FleetArrived
+    from llmtop.tui.first.terminal import First
 
 Start = Literal["runs", "plan", "monitor", "replay"]
 
@@ -72,9 +74,12 @@ class LlmtopApp(Answering):
         read_only: bool = False,
         leads_to: str = "",
         dress: Dress = Dress(),  # noqa: B008 - it is frozen
+        first: First | None = None,
     ) -> None:
         deeds = deeds if deeds is not None else Deeds()
         self.link = Link()
+        self._first = first
+        """What was read before the app began; the first screen begins with it."""
         super().__init__(
             root if root is not None else runs_root(), refusing(deeds) if read_only else deeds, dress
         )
@@ -96,7 +101,9 @@ class LlmtopApp(Answering):
         """What is printed below the prompt after leaving."""
 
     def get_driver_class(self) -> type[Driver]:
-        return measured(super().get_driver_class(), self.link)
+        kind = measured(super().get_driver_class(), self.link)
+        taken = self._first.terminal if self._first is not None else None
+        return kind if taken is None else taking_over(kind, taken)
 
     def on_mount(self) -> None:
         # Who is ended from elsewhere gives the terminal back too; a run goes on as after any other leaving.
@@ -194,7 +201,8 @@ class LlmtopApp(Answering):
             return
         from llmtop.tui.screens.monitor import MonitorScreen
 
-        self._show(MonitorScreen(run))
+        first, self._first = self._first, None
+        self._show(MonitorScreen(run, first=first if first is not None and first.feed.run is run else None))
 
     def replay_run(self, run: RunDir, wish: ReplayWish | None = None) -> None:
         from llmtop.tui.screens.replay import ReplayScreen
@@ -355,16 +363,19 @@ def run_app(
     wish: ReplayWish | None = None,
     read_only: bool = False,
     leads_to: str = "",
+    first: First | None = None,
 ) -> int:
     """Show the app until a person leaves it; the exit code of the run that was watched, or 0.
 
-    `leads_to` says what the command shows then.
+    `leads_to` says what the command shows then; `first`: what has been read of the run already.
     """
     leave_with_the_terminal()
     answer_soon()
     path = choices_path()
     chosen = read_choice(path)
     dress = Dress(look_of(os.environ, chosen), chosen, partial(write_choice, path))
-    app = LlmtopApp(start, run, root, recipe, wish=wish, read_only=read_only, leads_to=leads_to, dress=dress)
+    app = LlmtopApp(
+        start, run, root, recipe, wish=wish, read_only=read_only, leads_to=leads_to, dress=dress, first=first
+    )
     code = app.run()
     return code if code is not None else int(ExitCode.INTERRUPTED)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from textual.binding import Binding, BindingType
+if TYPE_CHECKING:
+    from textual.binding import BindingType
 
 
 class Key(NamedTuple):
@@ -319,6 +320,8 @@ def help_for(title: str) -> tuple[tuple[str, tuple[Key, ...]], ...]:
 
 def bindings(keys: Iterable[Key]) -> list[BindingType]:
     """As Textual wants them."""
+    from textual.binding import Binding
+
     return [
         Binding(row.key, row.action, row.label, key_display=row.display or None, show=row.footer)
         for row in keys

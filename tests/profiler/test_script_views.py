@@ -30,7 +30,7 @@ from llmtop.tui.commands.follow import Narrator
 from llmtop.tui.commands.plain import PlainTeller
 from llmtop.tui.feeds.feed import run_row
 from llmtop.tui.feeds.view import RunView
-from llmtop.tui.widgets.runheader import _identity
+from llmtop.tui.widgets.headrows import identity
 from tests.recorded import make_recorded_run
 
 MACHINE = Machine(gpu="cpu", gpus=1, host_memory_bytes=64 << 30)
@@ -152,6 +152,6 @@ def test_the_head_of_the_monitor_names_no_stage_before_an_engine_is_seen(tmp_pat
     state, spec, prediction = read_state(run), run.spec(), run.prediction()
     parts = breakdown(state, spec, prediction)
     view = RunView(state=state, spec=spec, prediction=prediction, breakdown=parts)
-    told = _identity(view, 160).plain
+    told = identity(view, 160).plain
     assert "ZeRO" not in told and "1 x cpu" in told
     assert ("Sequential" in told) is bool(steps)

@@ -38,8 +38,9 @@ from llmtop.trainer.script import start
 from llmtop.trainer.script.start import observe, start_script
 from llmtop.trainer.supervisor.rankenv import RUN_ID
 from llmtop.tui.cli import main
-from llmtop.tui.feeds.feed import MonitorFeed, RunsFeed
-from llmtop.tui.widgets.runheader import _identity
+from llmtop.tui.feeds.feed import RunsFeed
+from llmtop.tui.feeds.monitorfeed import MonitorFeed
+from llmtop.tui.widgets.headrows import identity
 from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.script.watching import SECONDS, leave_nothing, of, output, watched
 from tests.trainer.fakedriver import shut_until, stand_in_for_the_driver
@@ -212,7 +213,7 @@ def test_which_gpus_there_are_is_told_once_a_slow_driver_answers(
         assert main(["report", run.run_id]) == ExitCode.DONE
         view = feed.poll()
         assert view is not None
-        return row.device, capsys.readouterr().out, _identity(view, 120).plain
+        return row.device, capsys.readouterr().out, identity(view, 120).plain
 
     try:
         until(lambda: "ready" in output(run))

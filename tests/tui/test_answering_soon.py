@@ -11,16 +11,17 @@ from pathlib import Path
 
 import pytest
 from textual import constants, screen
-from textual.content import Content
 from textual.drivers import linux_driver
 from textual.drivers.linux_driver import LinuxDriver
 
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.feeds import feed, pace
-from llmtop.tui.feeds.feed import MonitorFeed, ViewArrived, follow_run
+from llmtop.tui.feeds.feed import ViewArrived, follow_run
 from llmtop.tui.feeds.link import LARGEST_FACTOR, WINDOW_SECONDS, Link, MeasuredFile
+from llmtop.tui.feeds.monitorfeed import MonitorFeed
 from llmtop.tui.feeds.view import RunView
 from llmtop.tui.screens.monitor import MonitorScreen, all_panels
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.panel import Panel
 from tests.recorded import ManualClock, make_recorded_run
 from tests.tui.tuiruns import wait_for, wait_for_text

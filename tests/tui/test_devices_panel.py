@@ -18,7 +18,7 @@ from llmtop.tui.app import LlmtopApp
 from llmtop.tui.feeds.view import RunView
 from llmtop.tui.panels.devices import DevicesPanel
 from llmtop.tui.panels.links import LinksPanel
-from llmtop.tui.widgets.panel import Panel
+from llmtop.tui.widgets.picture import Picture
 from tests.recorded import make_recorded_run, recorded_topology
 from tests.recorded_spec import GIB, recorded_prediction, recorded_spec
 from tests.tui.tuiruns import LiveRun, wait_for, wait_for_text
@@ -41,23 +41,23 @@ WELL = DeviceSample(
 """GPM, but none of the error counters."""
 
 
-def draw(panel: Panel, *devices: DeviceSample, xids: tuple[XidSeen, ...] = (), height: int = 3) -> str:
+def draw(panel: Picture, *devices: DeviceSample, xids: tuple[XidSeen, ...] = (), height: int = 3) -> str:
     topology = TopologySeen(topology=recorded_topology(len(devices)))
     sample = HardwareSampled(devices=devices)
     events: list[AnyEvent] = [topology, sample, sample, *xids]
     return draw_state(panel, fold(RunState(), events), height)
 
 
-def draw_state(panel: Panel, state: RunState, height: int = 3) -> str:
+def draw_state(panel: Picture, state: RunState, height: int = 3) -> str:
     spec, prediction = recorded_spec("cuda"), recorded_prediction(recorded_spec("cuda"))
     parts = breakdown(state, spec, prediction)
     view = RunView(state=state, spec=spec, prediction=prediction, breakdown=parts)
     return panel.draw(view, 76, height).plain
 
 
-def opened(kind: type[Panel]) -> Panel:
+def opened(kind: type[Picture]) -> Picture:
     panel = kind()
-    panel.set_reactive(Panel.zoomed, True)
+    panel.zoomed = True
     return panel
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from llmtop.profiler.record.events import Compiling, HangSuspected
 from llmtop.tui.app import LlmtopApp
-from llmtop.tui.panels.findings import FindingsPanel
-from llmtop.tui.panels.log import LogPanel
+from llmtop.tui.areas.findings import FindingsArea
+from llmtop.tui.areas.log import LogArea
 from llmtop.tui.widgets.logsearch import Level, following_match, level_of, marked, matches, of_level
 from tests.tui.tuiruns import LiveRun, screen_text, wait_for, wait_for_text
 
@@ -65,8 +65,8 @@ def test_small_letters_take_capitals_and_capitals_do_not() -> None:
     assert of_level(lines, Level.ALL) == [0, 1]
 
 
-def panel(app: LlmtopApp) -> LogPanel:
-    return app.screen.query_one(LogPanel)
+def panel(app: LlmtopApp) -> LogArea:
+    return app.screen.query_one(LogArea)
 
 
 async def test_search_jumps_from_match_to_match_and_holds_the_log(live: LiveRun, root: Path) -> None:
@@ -160,4 +160,4 @@ async def test_a_finding_is_chosen_and_its_command_copied(live: LiveRun, root: P
         await wait_for(pilot, lambda: not app.screen.query("Toast"))
         await pilot.press("down", "up", "escape")
         await wait_for_text(pilot, "1 Memory")
-        assert not app.screen.query_one(FindingsPanel).zoomed
+        assert not app.screen.query_one(FindingsArea).zoomed

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from textual.content import Content
 
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.paint import (
     Segment,
     fit,

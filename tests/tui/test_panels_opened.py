@@ -31,20 +31,20 @@ from llmtop.tui.panels.host import HostPanel
 from llmtop.tui.panels.links import LinksPanel
 from llmtop.tui.panels.memory import MemoryPanel
 from llmtop.tui.widgets.paint import area, stretched
-from llmtop.tui.widgets.panel import Panel
+from llmtop.tui.widgets.picture import Picture
 from llmtop.tui.widgets.plot import LinePlot
 from tests.recorded import make_recorded_run
 from tests.recorded_spec import GIB, Kind, recorded_prediction, recorded_spec
 from tests.tui.tuiruns import LiveRun, wait_for_text
 
 
-def opened(kind: type[Panel]) -> Panel:
+def opened(kind: type[Picture]) -> Picture:
     panel = kind()
-    panel.set_reactive(Panel.zoomed, True)
+    panel.zoomed = True
     return panel
 
 
-def text(panel: Panel, state: RunState, kind: Kind = "cuda", *, width: int = 76, **options: Any) -> str:
+def text(panel: Picture, state: RunState, kind: Kind = "cuda", *, width: int = 76, **options: Any) -> str:
     spec = recorded_spec(kind, **options)
     prediction = recorded_prediction(spec)
     parts = breakdown(state, spec, prediction)

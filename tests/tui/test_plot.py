@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from textual.app import App, ComposeResult
-from textual.content import Content
 from textual.widget import Widget
 from textual_plotext import PlotextPlot
 
+from llmtop.tui.widgets.content import Content
+from llmtop.tui.widgets.curves import BLUE, RED
 from llmtop.tui.widgets.figure import Figure
 from llmtop.tui.widgets.painted import rows_of
-from llmtop.tui.widgets.plot import BLUE, RED
 
 
 class _Both(App[None]):
@@ -62,7 +62,7 @@ def test_lines_that_fit_are_rows(pieces: list[str], width: int) -> None:
     content = Content("".join(pieces))
     rows = rows_of(content, width)
     if rows is not None and content:
-        assert len(rows) == content.get_height({}, width)
+        assert len(rows) == content.visualize().get_height({}, width)
         assert "\n".join(row.plain for row in rows) == content.plain
     elif rows is None:
-        assert "\t" in content.plain or any(line.cell_length > width for line in content.split("\n"))
+        assert "\t" in content.plain or any(line.cell_length > width for line in content.rows())

@@ -65,10 +65,13 @@ def watch_as_asked(run: RunDir, args: argparse.Namespace) -> ExitCode:
 
 def open_monitor(run: RunDir, *, read_only: bool = False, leads_to: str = "") -> ExitCode:
     """Show the monitor on `run` until a person leaves it; `leads_to` says what the command shows then."""
-    from llmtop.tui.app import run_app
+    from llmtop.tui.first.terminal import first_picture
 
-    with plain_streams():
-        return ExitCode(run_app(start="monitor", run=run, read_only=read_only, leads_to=leads_to))
+    with plain_streams(), first_picture(run, read_only=read_only, leads_to=leads_to) as first:
+        from llmtop.tui.app import run_app
+
+        code = run_app(start="monitor", run=run, read_only=read_only, leads_to=leads_to, first=first)
+    return ExitCode(code)
 
 
 def watch(run: RunDir, *, read_only: bool = False) -> ExitCode:

@@ -18,7 +18,8 @@ from llmtop.profiler.record.imported import unended_status
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.replay import Mark, Replay
 from llmtop.tui.asking.requests import ReplayWish
-from llmtop.tui.feeds.feed import FeedFailed, LogArrived, MonitorFeed, Post, Replaceable, ViewArrived
+from llmtop.tui.feeds.feed import FeedFailed, LogArrived, Post, Replaceable, ViewArrived
+from llmtop.tui.feeds.monitorfeed import MonitorFeed
 from llmtop.tui.feeds.replaylog import LogAtTime, log_bytes
 from llmtop.tui.feeds.view import LogText
 

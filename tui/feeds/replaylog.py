@@ -8,7 +8,7 @@ from pathlib import Path
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.rundir import SUPERVISOR
-from llmtop.tui.feeds.feed import KEPT_LINES
+from llmtop.tui.feeds.monitorfeed import KEPT_LINES
 from llmtop.tui.feeds.view import LogText
 from llmtop.tui.widgets.paint import harmless
 

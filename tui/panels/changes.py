@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from textual.content import Content
-
 from llmtop.profiler.changewords import details, down_words, outcome, title, under_way_words
 from llmtop.profiler.fold.changestate import ChangeRecord
 from llmtop.profiler.fold.spans import MeasuredSpan, measured_spans
 from llmtop.tui.feeds.view import RunView
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.paint import harmless, lines, wrapped
 from llmtop.tui.widgets.panel import Panel
 

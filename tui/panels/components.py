@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import textwrap
 
-from textual.content import Content
-
 from llmtop.profiler.breakdown import Breakdown, BreakdownRow, error_percent
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.units import format_bytes, format_percent
 from llmtop.tui.feeds.view import RunView
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, lines, stacked
 from llmtop.tui.widgets.palette import component
-from llmtop.tui.widgets.panel import Panel
+from llmtop.tui.widgets.picture import Picture
 
 _PREDICTED_CELLS, _ACTUAL_CELLS = 9, 10
 """What is unexplained may be below zero: its minus sign stands apart from the column before."""
@@ -35,7 +34,7 @@ _SEEN = (
 )
 
 
-class ComponentsPanel(Panel):
+class ComponentsPanel(Picture):
     TITLE = "Predicted/actual"
     KEY = "2"
 

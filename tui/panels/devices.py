@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from textual.content import Content
-
 from llmtop.profiler.record.deviceevents import DeviceSample
 from llmtop.profiler.units import format_joules, format_percent
 from llmtop.tui.feeds.view import RunView
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.paint import NOT_KNOWN, fit, fit_right, gauge, harmless, lines, used_of
-from llmtop.tui.widgets.panel import Panel
+from llmtop.tui.widgets.picture import Picture
 
 _LABEL_CELLS = 6
 _PART_CELLS = 9
@@ -19,7 +18,7 @@ _NUMBER_CELLS = 16
 _NO_GPM = "utilisation: no GPM"
 
 
-class DevicesPanel(Panel):
+class DevicesPanel(Picture):
     TITLE = "GPUs"
     KEY = "9"
 

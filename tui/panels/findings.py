@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from textual.binding import BindingType
-from textual.content import Content
-from textual.reactive import reactive
-
 from llmtop.profiler.findings.find import Finding
 from llmtop.tui.feeds.view import RunView
-from llmtop.tui.keys import FINDINGS_KEYS, bindings
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.paint import fit, harmless, lines, wrapped
-from llmtop.tui.widgets.panel import Panel
+from llmtop.tui.widgets.picture import Picture
 
 _MARKS = {
     "critical": ("✗", "$text-error"),
@@ -22,14 +16,13 @@ _MARKS = {
 _WORD_CELLS = 8
 
 
-class FindingsPanel(Panel):
+class FindingsPanel(Picture):
     """Opened, one of them is under the cursor; it is told apart by its key, wherever it moves in the list."""
 
     TITLE = "Findings"
     KEY = "7"
-    BINDINGS: ClassVar[list[BindingType]] = bindings(FINDINGS_KEYS)
 
-    chosen: reactive[tuple[str, str]] = reactive(("", ""), repaint=False)
+    chosen: tuple[str, str] = ("", "")
     """Key and title of the finding under the cursor; of several with one key the titles differ."""
 
     def headline(self, view: RunView) -> str | tuple[str, ...]:
@@ -51,7 +44,7 @@ class FindingsPanel(Panel):
 
     def _opened(self, found: tuple[Finding, ...], width: int) -> Content:
         """All by their titles, and below them the chosen one with its evidence and what mends it."""
-        at = self._at(found)
+        at = self.at(found)
         rows = []
         for number, finding in enumerate(found):
             head = Content.assemble(("▸ " if number == at else "  ", "$accent"), _title(finding))
@@ -66,37 +59,13 @@ class FindingsPanel(Panel):
             rows.append(Content.styled(" " * _WORD_CELLS + words, "$muted"))
         return lines(rows)
 
-    def _at(self, found: tuple[Finding, ...]) -> int:
+    def at(self, found: tuple[Finding, ...]) -> int:
         names = [(finding.key, finding.title) for finding in found]
         if self.chosen in names:
             return names.index(self.chosen)
         # Its title may have changed with its numbers.
         keys = [key for key, _ in names]
         return keys.index(self.chosen[0]) if self.chosen[0] in keys else 0
-
-    def watch_chosen(self) -> None:
-        self.repaint()
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action in ("choose", "copy"):
-            return self.zoomed
-        return True
-
-    def action_choose(self, by: int) -> None:
-        found = self.view.findings if self.view is not None else ()
-        if found:
-            one = found[min(max(self._at(found) + by, 0), len(found) - 1)]
-            self.chosen = (one.key, one.title)
-
-    def action_copy(self) -> None:
-        """By the terminal's own clipboard, which works over SSH where the terminal allows it."""
-        found = self.view.findings if self.view is not None else ()
-        command = found[self._at(found)].command if found else ""
-        if command:
-            self.app.copy_to_clipboard(command)
-            self.notify(f"copied: {harmless(command)}", markup=False)
-        else:
-            self.notify("No command does it: see what to change.")
 
 
 def _told(word: str, text: str, width: int, style: str, indent: str = "") -> list[Content]:

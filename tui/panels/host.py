@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from textual.content import Content
-
 from llmtop.profiler.breakdown import process_peaks
 from llmtop.profiler.effects.load import others_share
 from llmtop.profiler.findings.host import growth
@@ -21,6 +19,7 @@ from llmtop.profiler.units import (
     format_seconds,
 )
 from llmtop.tui.feeds.view import RunView
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.paint import (
     area,
     fit,
@@ -32,7 +31,7 @@ from llmtop.tui.widgets.paint import (
     stretched,
     used_of,
 )
-from llmtop.tui.widgets.panel import Panel
+from llmtop.tui.widgets.picture import Picture
 
 _LABEL_CELLS = 7
 _NUMBER_CELLS = 18
@@ -41,7 +40,7 @@ _RATE_CELLS = 14
 _PROCESS_CELLS = 11
 
 
-class HostPanel(Panel):
+class HostPanel(Picture):
     TITLE = "Host"
     KEY = "5"
 

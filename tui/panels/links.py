@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from textual.content import Content
-
 from llmtop.profiler import topology
 from llmtop.profiler.fold.phaselinks import PhaseTraffic, phase_traffic
 from llmtop.profiler.fold.stepprofile import step_profile
 from llmtop.profiler.record.deviceevents import DeviceSample, LinkSample
 from llmtop.profiler.units import counted, format_rate, format_seconds
 from llmtop.tui.feeds.view import RunView
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.paint import (
     NOT_KNOWN,
     Segment,
@@ -22,7 +21,7 @@ from llmtop.tui.widgets.paint import (
     wrapped,
 )
 from llmtop.tui.widgets.palette import PHASES
-from llmtop.tui.widgets.panel import Panel
+from llmtop.tui.widgets.picture import Picture
 
 _LABEL_CELLS = 8
 _RATE_CELLS = 12
@@ -39,7 +38,7 @@ _SHORTEST_SAMPLE_SECONDS = 0.05
 """A sample of eight devices takes some 10 ms."""
 
 
-class LinksPanel(Panel):
+class LinksPanel(Picture):
     TITLE = "Links"
     KEY = "6"
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from msgspec.structs import replace
-from textual.content import Content
 
 from llmtop.profiler.breakdown import process_peaks
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.record.deviceevents import DeviceSample, ProcessSample
 from llmtop.profiler.units import format_bytes, format_seconds
 from llmtop.tui.feeds.view import RunView
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.moments import moment_rows, phase_peak_rows
 from llmtop.tui.widgets.paint import area, fit, fit_right, gauge, lines, sparkline, stretched, used_of
-from llmtop.tui.widgets.panel import Panel
+from llmtop.tui.widgets.picture import Picture
 
 _LABEL_CELLS = 6
 _NUMBER_CELLS = 18
 _TIME_ROWS = 6
 
 
-class MemoryPanel(Panel):
+class MemoryPanel(Picture):
     TITLE = "Memory"
     KEY = "1"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from textual.content import Content
 from textual.reactive import reactive
 
 from llmtop.tui.feeds.view import RunView
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.paint import harmless, lines
 from llmtop.tui.widgets.panel import Panel
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import textwrap
 
-from textual.content import Content
-
 from llmtop.profiler.findings.startup import stage_hint
 from llmtop.profiler.fold.rankstate import RankState, StageTime
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.units import counted, format_seconds
 from llmtop.tui.feeds.view import RunView
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.inputrows import input_rows
 from llmtop.tui.widgets.paint import fit, fit_right, harmless, lines
-from llmtop.tui.widgets.panel import Panel
+from llmtop.tui.widgets.picture import Picture
 
 STAGES: dict[str, str] = {
     "import": "import torch and DeepSpeed",
@@ -37,7 +36,7 @@ _UNEVEN = 1.25
 _UNEVEN_FLOOR_SECONDS = 0.5
 
 
-class StartupPanel(Panel):
+class StartupPanel(Picture):
     TITLE = "Start-up"
     KEY = "0"
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from statistics import mean, median
-from typing import ClassVar
-
-from textual.app import ComposeResult
-from textual.content import Content
 
 from llmtop.profiler.cost.flops import utilisation
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
@@ -20,10 +16,11 @@ from llmtop.profiler.units import (
     format_tokens_rate,
 )
 from llmtop.tui.feeds.view import RunView, steady_speed
+from llmtop.tui.widgets.content import Content
+from llmtop.tui.widgets.curves import ORANGE, Curve
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, lines, sparkline, stacked, wrapped
 from llmtop.tui.widgets.palette import PHASES, REST
-from llmtop.tui.widgets.panel import Panel
-from llmtop.tui.widgets.plot import ORANGE, Curve, LinePlot
+from llmtop.tui.widgets.picture import Picture
 
 _ROWS_FOR_PLOT = 10
 _RANK_CELLS, _TIME_CELLS, _FEWEST_BAR_CELLS = 6, 10, 8
@@ -40,14 +37,12 @@ _SHORT = {
 }
 
 
-class StepsPanel(Panel):
+class StepsPanel(Picture):
     TITLE = "Steps"
     KEY = "4"
-    DEFAULT_CSS: ClassVar[str] = "StepsPanel.zoomed LinePlot { min-height: 8; }"
 
-    def compose(self) -> ComposeResult:
-        yield from super().compose()
-        yield LinePlot()
+    def plot(self, curves: list[Curve]) -> None:
+        """Below the text, where a widget shows it; without any, the plot goes."""
 
     def headline(self, view: RunView) -> str:
         speed = steady_speed(view.state.present_series)
@@ -55,12 +50,10 @@ class StepsPanel(Panel):
 
     def draw(self, view: RunView, width: int, height: int) -> Content:
         series = view.state.series
-        plot = self.query_one(LinePlot)
-        plot.display = len(series.steps) > 1 and (self.zoomed or height >= _ROWS_FOR_PLOT)
+        is_plotted = len(series.steps) > 1 and (self.zoomed or height >= _ROWS_FOR_PLOT)
+        self.plot([Curve(ORANGE, series.steps, series.step_seconds)] if is_plotted else [])
         if not series.steps:
             return Content.styled("no step has finished yet", "$muted")
-        if plot.display:
-            plot.show([Curve(ORANGE, series.steps, series.step_seconds)])
         phases = _phases(view)
         seconds = sum(phases.values())
         bar = _segments(phases)
@@ -80,7 +73,7 @@ class StepsPanel(Panel):
         rows += [_shares(phases, seconds, width), *_skipped(view)]
         if height > 4:
             rows.append(Content(""))
-        if plot.display:
+        if is_plotted:
             return lines([*rows, Content("step seconds:")])
         rows.append(
             Content.assemble(

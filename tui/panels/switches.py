@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from rich.cells import cell_len
-from textual.content import Content
 from textual.reactive import reactive
 
 from llmtop.profiler.effects.switches import Measured, Switch, measure, switches
 from llmtop.profiler.units import format_bytes, format_percent
 from llmtop.tui.feeds.view import RunView
+from llmtop.tui.widgets.content import Content, cell_len
 from llmtop.tui.widgets.paint import fit, fit_right, harmless, lines, wrapped
 from llmtop.tui.widgets.panel import Panel
 

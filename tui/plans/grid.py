@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from msgspec import Struct
-from textual.content import Content
 
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost.sweep import Change, SweepRow, changed, judge
 from llmtop.profiler.units import format_bytes, format_seconds, format_tokens_rate
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.paint import SPARKS, fit, fit_right, wrapped
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)

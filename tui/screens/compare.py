@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from textual.content import Content
-
 from llmtop.profiler.effects.compare import Comparison
 from llmtop.tui.commands.compare import render
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.paint import harmless
 from llmtop.tui.widgets.sheet import Sheet
 

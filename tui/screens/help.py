@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from textual.content import Content
-
 from llmtop.tui.keys import Key, help_for
 from llmtop.tui.looks.glyphs import spelt
 from llmtop.tui.looks.look import Look
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.paint import fit, wrapped
 from llmtop.tui.widgets.palette import COMPONENTS
 from llmtop.tui.widgets.sheet import Sheet

@@ -8,7 +8,6 @@ from typing import ClassVar
 from textual import events, on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Input
 
@@ -21,6 +20,7 @@ from llmtop.tui.feeds.fleetfeed import FleetArrived, FleetFeed, follow_fleet
 from llmtop.tui.feeds.fleetview import FleetView
 from llmtop.tui.keys import HOSTS_KEYS, bindings
 from llmtop.tui.widgets.columns import Order
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.fleethead import FleetFindings, head_rows
 from llmtop.tui.widgets.hostcolumns import COLUMNS, holds, ordered, shown_columns
 from llmtop.tui.widgets.hostsheet import HostSheet

@@ -18,6 +18,10 @@ from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.changewords import news
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
+from llmtop.tui.areas.findings import FindingsArea
+from llmtop.tui.areas.log import LogArea
+from llmtop.tui.areas.loss import LossArea
+from llmtop.tui.areas.steps import StepsArea
 from llmtop.tui.asking.requests import (
     ChangeWanted,
     FixAsked,
@@ -27,38 +31,37 @@ from llmtop.tui.asking.requests import (
     StopAsked,
 )
 from llmtop.tui.asking.stackrequests import StacksArrived, StacksAsked
-from llmtop.tui.feeds.feed import FeedFailed, LogArrived, MonitorFeed, OthersArrived, ViewArrived, follow_run
+from llmtop.tui.feeds.feed import FeedFailed, LogArrived, OthersArrived, ViewArrived, follow_run
+from llmtop.tui.feeds.monitorfeed import MonitorFeed
 from llmtop.tui.feeds.view import LogText, RunView
 from llmtop.tui.keys import MONITOR_KEYS, bindings
+from llmtop.tui.offers import offers, panel_classes
 from llmtop.tui.panels.components import ComponentsPanel
 from llmtop.tui.panels.devices import DevicesPanel
-from llmtop.tui.panels.findings import FindingsPanel
 from llmtop.tui.panels.host import HostPanel
 from llmtop.tui.panels.links import LinksPanel
-from llmtop.tui.panels.log import LogPanel
-from llmtop.tui.panels.loss import LossPanel
 from llmtop.tui.panels.memory import MemoryPanel
 from llmtop.tui.panels.startup import StartupPanel
-from llmtop.tui.panels.steps import StepsPanel
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import harmless
-from llmtop.tui.widgets.panel import Panel
+from llmtop.tui.widgets.panel import Panel, panel_of
 from llmtop.tui.widgets.runheader import RunHeader
 
 if TYPE_CHECKING:
     from llmtop.profiler.effects.switches import Measured
+    from llmtop.tui.first.terminal import First
 
 PANELS: tuple[tuple[str, type[Panel]], ...] = (
-    ("memory", MemoryPanel),
-    ("components", ComponentsPanel),
-    ("startup", StartupPanel),
-    ("loss", LossPanel),
-    ("steps", StepsPanel),
-    ("host", HostPanel),
-    ("devices", DevicesPanel),
-    ("links", LinksPanel),
-    ("findings", FindingsPanel),
-    ("log", LogPanel),
+    ("memory", panel_of(MemoryPanel)),
+    ("components", panel_of(ComponentsPanel)),
+    ("startup", panel_of(StartupPanel)),
+    ("loss", LossArea),
+    ("steps", StepsArea),
+    ("host", panel_of(HostPanel)),
+    ("devices", panel_of(DevicesPanel)),
+    ("links", panel_of(LinksPanel)),
+    ("findings", FindingsArea),
+    ("log", LogArea),
 )
 """Identifier to panel, in the order of the grid."""
 OPENED_PANELS = {"switches": "SwitchesPanel", "stacks": "StacksPanel", "changes": "ChangesPanel"}
@@ -98,10 +101,12 @@ class MonitorScreen(Screen[None]):
     IS_LIVE: ClassVar[bool] = True
     """Whether what is shown happens now."""
 
-    def __init__(self, run: RunDir, feed: MonitorFeed | None = None) -> None:
+    def __init__(self, run: RunDir, feed: MonitorFeed | None = None, first: First | None = None) -> None:
+        """`first`: what has been read of it already."""
         super().__init__(classes="-starting")
         self.run = run
-        self._feed = feed if feed is not None else MonitorFeed(run)
+        self._first = first
+        self._feed = first.feed if first is not None else feed if feed is not None else MonitorFeed(run)
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._log = 0
@@ -121,7 +126,7 @@ class MonitorScreen(Screen[None]):
                 if name == "startup" and not self.has_class("-starting"):
                     continue  # made when its key is pressed, or the run is gone on with
                 panel = kind(id=name).data_bind(MonitorScreen.view)
-                if isinstance(panel, LogPanel):
+                if isinstance(panel, LogArea):
                     panel.data_bind(MonitorScreen.log_text)
                 yield panel
         yield KeyFooter()
@@ -129,13 +134,14 @@ class MonitorScreen(Screen[None]):
     def _read_first(self) -> None:
         """What the first screen shows: it is laid out, dressed and painted once, as it will stay."""
         try:
-            view, text = self._feed.poll(), self._feed.poll_log()
+            first, self._first = self._first, None
+            view, text = first[1:3] if first is not None else (self._feed.poll(), self._feed.poll_log())
         except LlmtopError as error:
             self._problem = error
             return
         self.set_reactive(MonitorScreen.view, view)
         self.set_reactive(MonitorScreen.log_text, text)
-        for name, on in _panel_classes(view).items() if view is not None else ():
+        for name, on in panel_classes(view).items() if view is not None else ():
             self.set_class(on, name, update=False)
 
     def _take_size(self) -> None:
@@ -211,7 +217,7 @@ class MonitorScreen(Screen[None]):
     def _choose_panels(self, view: RunView) -> None:
         """By the run that is watched."""
         before = self.classes
-        for name, on in _panel_classes(view).items():
+        for name, on in panel_classes(view).items():
             self.set_class(on, name, update=False)
         # Once for all of them: the styles of every widget are looked up anew.
         if self.classes != before:
@@ -241,7 +247,7 @@ class MonitorScreen(Screen[None]):
     async def on_panel_zoom_asked(self, message: Panel.ZoomAsked) -> None:
         await self.action_open(message.panel.id or "")
 
-    def on_log_panel_source_turned(self, message: LogPanel.SourceTurned) -> None:
+    def on_log_area_source_turned(self, message: LogArea.SourceTurned) -> None:
         ranks = self.view.state.ranks_here if self.view is not None else range(1)
         # The supervisor's log stands before those of the ranks.
         sources = (-1, *ranks)
@@ -257,15 +263,7 @@ class MonitorScreen(Screen[None]):
         """A run that has ended cannot be stopped and does not go on: those keys leave the footer."""
         if action in ("change", "fix", "resume", "snapshot") and not self.IS_LIVE:
             return False
-        if action == "resume":
-            return self.view is not None and may_go_on(self.view)
-        if action == "fix":
-            return self.view is not None and may_be_fixed(self.view.state)
-        if action == "change" and self.view is not None and self.view.spec.script is not None:
-            return False  # it is nobody's but its own
-        if action in ("stop", "leave", "change", "snapshot"):
-            return self.view is None or self.view.state.status not in ENDED
-        return True
+        return offers(action, self.view)
 
     def on_key(self, event: events.Key) -> None:
         """A key that the footer has no more of still gets an answer."""
@@ -362,26 +360,3 @@ class MonitorScreen(Screen[None]):
 
     def action_stop(self) -> None:
         self.post_message(StopAsked(self.run))
-
-
-def may_be_fixed(state: RunState) -> bool:
-    """Whether a run ran out of memory and could be gone on with here, with a change that fits."""
-    return state.status == "out_of_memory" and not state.imported and not state.elsewhere
-
-
-def may_go_on(view: RunView) -> bool:
-    """Whether a run has ended and could be gone on with here: no imported one, none of another machine, no
-    command of the user's."""
-    state = view.state
-    is_here = not state.imported and not state.elsewhere
-    return state.status in ENDED and is_here and view.spec.script is None
-
-
-def _panel_classes(view: RunView) -> dict[str, bool]:
-    """A small overview of a run on GPUs shows these in place of the host, unless it offloads to it."""
-    options, state = view.spec.options, view.state
-    return {
-        "-starting": state.is_beginning,
-        "-gpu": not view.spec.on_cpu,
-        "-offload": options.offload_optimizer != "none" or options.offload_param != "none",
-    }

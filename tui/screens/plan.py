@@ -10,7 +10,6 @@ from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
-from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import OptionList, Static
 
@@ -39,8 +38,10 @@ from llmtop.tui.plans.planning import (
     shown,
     stepped,
 )
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.editor import Editor
 from llmtop.tui.widgets.gpupicker import GpuPicker, GpusRead
+from llmtop.tui.widgets.headrows import READ_ONLY
 from llmtop.tui.widgets.helparea import HelpArea
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.loadview import LoadView
@@ -48,7 +49,6 @@ from llmtop.tui.widgets.paint import harmless, two_sided
 from llmtop.tui.widgets.placebars import crowded, crowded_words
 from llmtop.tui.widgets.planrows import HELP, PlanRows, source_words
 from llmtop.tui.widgets.predicted import PredictedPane, offered, verdict
-from llmtop.tui.widgets.runheader import READ_ONLY
 from llmtop.tui.widgets.searchviews import SweepView, WhereView
 
 FIRST_RECIPE = "cpu-demo"

@@ -12,7 +12,6 @@ from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.content import Content
 from textual.screen import Screen
 from textual.theme import Theme
 from textual.widgets import DataTable, Input, Static
@@ -32,6 +31,8 @@ from llmtop.tui.feeds.feed import RunsArrived, RunsFeed, follow_runs
 from llmtop.tui.feeds.view import STATUS_MARKS, RunRow
 from llmtop.tui.keys import RUNS_KEYS, bindings
 from llmtop.tui.widgets.columns import Order
+from llmtop.tui.widgets.content import Content
+from llmtop.tui.widgets.headrows import READ_ONLY
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import harmless
 from llmtop.tui.widgets.runcolumns import (
@@ -43,7 +44,6 @@ from llmtop.tui.widgets.runcolumns import (
     shown_columns,
     widths,
 )
-from llmtop.tui.widgets.runheader import READ_ONLY
 
 _MARK = "*"
 """Stands in the gap after the id of a run that is marked."""

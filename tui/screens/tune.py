@@ -11,7 +11,6 @@ from msgspec import Struct
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.content import Content
 from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
@@ -34,6 +33,7 @@ from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.feeds.feed import Replaceable
 from llmtop.tui.feeds.searching import last_words, search_for
 from llmtop.tui.keys import MOVE_KEYS, TUNE_KEYS, bindings
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import fit, harmless, wrapped
 from llmtop.tui.widgets.tunerows import OWN, TuneRow, head, painted, rows_of, summary, table_of

@@ -8,11 +8,11 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.content import Content
 from textual.message import Message
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.paint import fit, harmless
 
 
@@ -90,7 +90,7 @@ class Editor(Vertical):
         self._list.display = bool(names)
         refused = bool(typed) and not names and not self._open_ended
         words = (": none of the choices ", "$text-warning") if refused else (" ", "")
-        self.border_title = Content.assemble(f" {self._key}", words)
+        self.border_title = Content.assemble(f" {self._key}", words).visualize()
 
     @property
     def value(self) -> str:

@@ -6,7 +6,6 @@ import time
 
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
-from textual.content import Content
 
 from llmtop.profiler.fleet.findings import HostFinding, gathered
 from llmtop.profiler.fold.ending import ending
@@ -14,10 +13,11 @@ from llmtop.profiler.gpuwords import gpu_words
 from llmtop.profiler.units import counted, format_progress, format_seconds, format_tokens_rate
 from llmtop.tui.feeds.fleetview import FleetView
 from llmtop.tui.feeds.view import STATUS_MARKS
+from llmtop.tui.widgets.content import Content
+from llmtop.tui.widgets.headrows import READ_ONLY
 from llmtop.tui.widgets.hosttable import NOTE_STYLES
 from llmtop.tui.widgets.paint import gauge, harmless, lines, two_sided, wrapped
 from llmtop.tui.widgets.painted import Painted
-from llmtop.tui.widgets.runheader import READ_ONLY
 
 _MARKS = {"critical": "✗", "warning": "!", "info": "i"}
 _LEAST_BAR_CELLS = 8
@@ -131,7 +131,7 @@ class FleetFindings(VerticalScroll):
         count = f"{found:,}" if found else ""
         self.border_title = Content.assemble(
             (" f ", "$accent"), ("Findings ", "bold"), (f"{count} ", "$muted")
-        )
+        ).visualize()
 
     def _paint(self) -> None:
         size = self.scrollable_content_region.size

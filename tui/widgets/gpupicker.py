@@ -8,7 +8,6 @@ from typing import ClassVar
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.content import Content
 from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
@@ -17,6 +16,7 @@ from textual.widgets.option_list import Option
 from llmtop.profiler.hardware.gpuuse import GpuProcess, GpusInUse, GpuUse
 from llmtop.profiler.units import counted, format_bytes, format_percent
 from llmtop.tui.keys import MOVE_KEYS, PICKER_KEYS, bindings
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import NOT_KNOWN, fit, fit_right, gauge, harmless, used_of, wrapped
 

@@ -8,7 +8,6 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-from textual.content import Content
 from textual.message import Message
 
 from llmtop.profiler.fleet.fleetstate import HostState
@@ -23,6 +22,7 @@ from llmtop.profiler.units import (
     format_seconds,
 )
 from llmtop.tui.feeds.fleetview import HOST_MARKS, FleetView
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.hosttable import NOTE_STYLES
 from llmtop.tui.widgets.paint import fit, fit_right, harmless, lines, sparkline, used_of, wrapped
 from llmtop.tui.widgets.painted import Painted

@@ -8,12 +8,12 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.content import Content
 from textual.message import Message
 
 from llmtop.profiler.fleet.overview import HostRow
 from llmtop.tui.feeds.fleetview import HOST_MARKS
 from llmtop.tui.widgets.columns import Order
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.hostcolumns import (
     HostColumn,
     note_cells,

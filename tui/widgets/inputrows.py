@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from textual.content import Content
-
 from llmtop.presets.inputs import brief_inputs, inputs
 from llmtop.presets.spec import RunSpec
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.paint import fit, harmless, wrapped
 
 

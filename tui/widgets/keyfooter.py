@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from rich.cells import cell_len
 from textual import events
 from textual.app import RenderResult
-from textual.content import Content
 from textual.screen import Screen
 from textual.widget import Widget
 
-from llmtop.tui.keys import leads_here, of_least_use
+from llmtop.tui.keys import leads_here
 from llmtop.tui.looks.glyphs import spelt
 from llmtop.tui.looks.look import Look
-
-
-class _Shown(NamedTuple):
-    """One key, and what it does in a word."""
-
-    key: str
-    display: str
-    word: str
-    action: str
-    enabled: bool
-
-    @property
-    def cells(self) -> int:
-        """With its word, and the space after it."""
-        return cell_len(f"{self.display} {self.word}".strip()) + 1
+from llmtop.tui.widgets.footerkeys import FooterKey, footer, that_fit
 
 
 class KeyFooter(Widget):
@@ -45,7 +28,7 @@ class KeyFooter(Widget):
 
     def __init__(self) -> None:
         super().__init__()
-        self._keys: tuple[_Shown, ...] = ()
+        self._keys: tuple[FooterKey, ...] = ()
 
     def on_mount(self) -> None:
         self.screen.bindings_updated_signal.subscribe(self, self._bindings_changed)
@@ -66,24 +49,18 @@ class KeyFooter(Widget):
             self._keys = keys
             self.refresh()
 
-    def _that_fit(self) -> tuple[_Shown, ...]:
-        shown, title = self._all(), getattr(self.screen, "HELP_TITLE", "")
-        while sum(key.cells for key in shown) > self.content_size.width:
-            dropped = of_least_use([key.action for key in shown], title)
-            if dropped is None:
-                break
-            shown = [key for key in shown if key.action != dropped]
-        return tuple(shown)
+    def _that_fit(self) -> tuple[FooterKey, ...]:
+        return that_fit(self._all(), self.content_size.width, getattr(self.screen, "HELP_TITLE", ""))
 
-    def _all(self) -> list[_Shown]:
+    def _all(self) -> list[FooterKey]:
         """Of several keys with one action the first."""
         title, look = getattr(self.screen, "HELP_TITLE", ""), getattr(self.app, "look", Look())
-        found: dict[str, _Shown] = {}
+        found: dict[str, FooterKey] = {}
         for active in self.screen.active_bindings.values():
             binding = active.binding
             if binding.show and binding.action not in found and not leads_here(binding.action, title):
                 display = self.app.get_key_display(binding)
-                found[binding.action] = _Shown(
+                found[binding.action] = FooterKey(
                     key=binding.key,
                     display=spelt(display) if look.ascii else display,
                     word=binding.description,
@@ -93,7 +70,7 @@ class KeyFooter(Widget):
         return list(found.values())
 
     def render(self) -> RenderResult:
-        return Content("").join([part for key in self._keys for part in _written(key)])
+        return footer(self._keys)
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
         key = _key_at(self._keys, event.get_content_offset_capture(self).x)
@@ -105,13 +82,7 @@ class KeyFooter(Widget):
             self.app.bell()
 
 
-def _written(key: _Shown) -> tuple[Content, ...]:
-    dim = "" if key.enabled else "dim "
-    word = Content.styled(f" {key.word}", f"{dim}$footer-description-foreground") if key.word else Content("")
-    return Content.styled(key.display, f"{dim}bold $footer-key-foreground"), word, Content(" ")
-
-
-def _key_at(keys: Sequence[_Shown], column: int) -> _Shown | None:
+def _key_at(keys: Sequence[FooterKey], column: int) -> FooterKey | None:
     """None in the space between two keys and behind the last."""
     begin = 0
     for key in keys:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from textual.binding import BindingType
-from textual.content import Content
 
 from llmtop.profiler.memory.result import Prediction, is_short, short_words
 from llmtop.tui.asking.changetext import needs_words
 from llmtop.tui.keys import REVIEW_KEYS, bindings
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.paint import harmless, wrapped
 from llmtop.tui.widgets.sheet import Sheet
 

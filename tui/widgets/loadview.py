@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
@@ -16,6 +15,7 @@ from llmtop.tui.commands.plan_defaults import CONTEXT
 from llmtop.tui.commands.plan_load import ASSUMED, best_words, fits, load_head, load_table
 from llmtop.tui.keys import LOAD_KEYS, MOVE_KEYS, bindings
 from llmtop.tui.widgets.asknumber import AskNumber
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import fit, harmless, wrapped
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from enum import IntEnum
 
-from textual.content import Content
+from llmtop.tui.widgets.content import Content
 
 _WARNING = re.compile(r"\b(?i:warn(ing)?s?)\b|\b\w+Warning\b")
 _ERROR = re.compile(

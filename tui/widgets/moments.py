@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from textual.content import Content
-
 from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.memory.result import MOMENT_WORDS, Component, MomentBytes
 from llmtop.profiler.record.events import UNREAD_STEPS
 from llmtop.profiler.units import format_bytes
 from llmtop.tui.feeds.view import RunView
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, stacked
 from llmtop.tui.widgets.palette import component
 

@@ -9,11 +9,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rich.cells import cell_len, set_cell_size
-from textual.content import Content
-
 from llmtop.profiler.units import format_bytes
 from llmtop.tui.commandline.streams import BIDI, CONTROLS
+from llmtop.tui.widgets.content import Content, cell_len, set_cell_size
 
 NOT_KNOWN = "n/a"
 SPARKS = "▁▂▃▄▅▆▇█"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from textual.app import RenderResult
-from textual.content import Content
 from textual.geometry import Region
 from textual.widgets import Static
+
+from llmtop.tui.widgets.content import Content
 
 
 class Painted(Static):
@@ -15,7 +16,7 @@ class Painted(Static):
     """
 
     def __init__(self, text: str = "", *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002
-        super().__init__(Content(text), markup=False, id=id, classes=classes)
+        super().__init__(text, markup=False, id=id, classes=classes)
         self.painted: Content | None = None
         self._lines: list[Content] | None = None
         """Of what is painted, where each is a row; None where one is wrapped."""
@@ -25,18 +26,18 @@ class Painted(Static):
     def paint(self, content: Content, width: int) -> None:
         """Show `content`, wrapped to `width` columns."""
         before = self.painted if width == self._painted_width else None
-        if before is not None and before.is_same(content):
+        if before is not None and before == content:
             return
         old, lines = self._lines, rows_of(content, width)
         self.painted, self._painted_width, self._lines = content, width, lines
-        rows = content.get_height(self.styles.get_rules(), width) if lines is None else len(lines)
+        rows = content.get_height(width) if lines is None else len(lines)
         if rows != self._rows:
             self._rows, before = rows, None
             self.styles.height = rows
         changed: list[int] = []
         if before is not None and old is not None and lines is not None:
             pairs = enumerate(zip(old, lines, strict=True))
-            changed = [row for row, (first, second) in pairs if not first.is_same(second)]
+            changed = [row for row, (first, second) in pairs if first != second]
         # Of a row that is painted anew every cell goes to the terminal, so the others are left alone.
         self.refresh(*(Region(0, row, width, 1) for row in changed))
 
@@ -48,5 +49,5 @@ def rows_of(content: Content, width: int) -> list[Content] | None:
     """The lines of the text; None where one of them takes more than a row, or is of unknown width."""
     if "\t" in content.plain:
         return None
-    lines = content.split("\n", allow_blank=True) if content else []
-    return None if any(line.cell_length > width for line in lines) else list(lines)
+    lines = content.rows() if content else []
+    return None if any(line.cell_length > width for line in lines) else lines

@@ -1,37 +1,32 @@
-"""The base of every panel of the monitor: one reactive view in, one painted body out."""
+"""The widget of every panel of the monitor: one reactive view in, one painted picture out."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import ClassVar
 
-from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-from textual.content import Content
 from textual.geometry import Size
 from textual.message import Message
 from textual.reactive import reactive
 
 from llmtop.tui.feeds.view import RunView
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.painted import Painted
+from llmtop.tui.widgets.picture import Picture
 
 _GUTTER_CELLS, _TITLE_ROWS = 1, 1
 """Beside and above the body of an opened panel: its scroll bar, and the title on its border."""
-_TITLE_EDGE_CELLS = 5
-"""Around a title: the border's own cells at both sides, and a space after the words."""
 
 
-class Panel(VerticalScroll):
+class Panel(Picture, VerticalScroll):
     """A titled area that paints `view`; a repaint happens only when what it shows has changed.
 
     In the overview a panel shows what fits its few rows; zoomed it shows everything and scrolls.
     Its values do not repaint it by themselves, which would send every cell of it to the terminal.
     """
-
-    TITLE: ClassVar[str] = ""
-    KEY: ClassVar[str] = ""
-    """Opens the panel over the whole screen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "zoom", "Open panel", show=False)]
 
@@ -48,7 +43,7 @@ class Panel(VerticalScroll):
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 - Textual's own name
         super().__init__(id=id, classes="panel")
         self._body = Painted(classes="panel-body")
-        self._title_words = ""
+        self._shown_title = Content()
         self._fitted: tuple[RunView, Size, bool] | None = None
         """What was painted last, for which size, and whether for the whole screen."""
         self._small = Size(0, 0)
@@ -58,15 +53,7 @@ class Panel(VerticalScroll):
         yield self._body
 
     def on_mount(self) -> None:
-        self._title("")
-
-    def draw(self, view: RunView, width: int, height: int) -> Content:
-        """The body for `width` columns; `height` rows are visible without scrolling."""
-        raise NotImplementedError
-
-    def headline(self, view: RunView) -> str | tuple[str, ...]:
-        """A few words for the title row, such as the newest value; of several the first that fits."""
-        return ""
+        self._show_title(self.titled(""))
 
     def repaint(self) -> None:
         """Paint again if what would be shown differs from what is shown."""
@@ -93,24 +80,13 @@ class Panel(VerticalScroll):
         if not self.zoomed:
             self._small = size
         room = size.width + _GUTTER_CELLS * self.zoomed
-        self._title(self._that_fits(self.headline(self.view), room))
+        self._show_title(self.title(self.view, room))
         self._body.paint(self.draw(self.view, size.width, size.height), size.width)
 
-    def _that_fits(self, headline: str | tuple[str, ...], width: int) -> str:
-        """A headline is shown whole or not at all."""
-        ways = (headline,) if isinstance(headline, str) else headline
-        room = width - len(f" {self.KEY} {self.TITLE}  ") - _TITLE_EDGE_CELLS
-        return next((words for words in ways if cell_len(words) <= room), "")
-
-    def _title(self, headline: str) -> None:
-        words = f"{self.KEY} {self.TITLE}"
-        title = Content.assemble((f" {self.KEY} ", "$accent"), (f"{self.TITLE} ", "bold"))
-        if headline:
-            words += f"  {headline}"
-            title = Content.assemble(title, (f" {headline} ", "$muted"))
-        if words != self._title_words:
-            self._title_words = words
-            self.border_title = title
+    def _show_title(self, title: Content) -> None:
+        if title != self._shown_title:
+            self._shown_title = title
+            self.border_title = title.visualize()
 
     def watch_view(self) -> None:
         # At once, with the other panels: all of them together are painted in a few milliseconds, and what has
@@ -130,3 +106,10 @@ class Panel(VerticalScroll):
 
     def action_zoom(self) -> None:
         self.post_message(self.ZoomAsked(self))
+
+
+@cache
+def panel_of(picture: type[Picture]) -> type[Panel]:
+    """The widget that shows pictures of a kind, where it needs nothing of its own; named as they are."""
+    found: type[Panel] = type(picture.__name__, (picture, Panel), {"__doc__": picture.__doc__})
+    return found

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from textual.content import Content
-
 from llmtop.presets.resolve import Machine
 from llmtop.profiler.hardware.gpuuse import GpuUse
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.units import counted, format_bytes
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.paint import fit, gauge, used_of
 
 _LABEL_CELLS = 8

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rich.cells import cell_len
 from textual.binding import Binding, BindingType
-from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from llmtop.presets.spec import Provenance, RunSpec, ValueSource
 from llmtop.tui.commandline.options import GROUPS
 from llmtop.tui.plans.planning import EDITED, RAW, RECIPE, Plan, shown
+from llmtop.tui.widgets.content import Content, cell_len
 from llmtop.tui.widgets.paint import fit, harmless
 
 HELP: dict[str, str] = {
@@ -82,7 +81,7 @@ class PlanRows(OptionList):
         for key in HELP:
             prompt = self._prompt(self._plan, key, width)
             before = self._painted.get(key)
-            if before is None or not before.is_same(prompt):
+            if before is None or before != prompt:
                 self._painted[key] = prompt
                 self.replace_option_prompt(key, prompt)
 

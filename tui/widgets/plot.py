@@ -6,33 +6,19 @@ plotext takes a third as long to load as all the rest: the first plot comes a mo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from textual.app import RenderResult
 from textual.widget import Widget
 
 from llmtop.profiler.units import figures
+from llmtop.tui.widgets.curves import Curve
 
 if TYPE_CHECKING:
     from llmtop.tui.widgets.figure import Figure
 
-BLUE = (122, 162, 214)
-ORANGE = (217, 166, 108)
-GREEN = (143, 199, 163)
-VIOLET = (178, 148, 201)
-RED = (224, 122, 122)
 _AXIS_ROWS = 2
 """The axis of the steps and its numbers."""
-
-
-class Curve(NamedTuple):
-    """One line of a plot."""
-
-    colour: tuple[int, int, int]
-    xs: tuple[float, ...]
-    ys: tuple[float, ...]
-    dots: bool = False
-    """Marks by themselves in place of a line."""
 
 
 class LinePlot(Widget):

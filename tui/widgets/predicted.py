@@ -6,7 +6,6 @@ import textwrap
 
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
-from textual.content import Content
 from textual.reactive import reactive
 
 from llmtop.presets.spec import RunSpec
@@ -22,6 +21,7 @@ from llmtop.profiler.units import (
 )
 from llmtop.tui.plans.place import Place
 from llmtop.tui.plans.planning import Plan
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.inputrows import input_rows
 from llmtop.tui.widgets.paint import Segment, fit, fit_right, harmless, stacked, wrapped
 from llmtop.tui.widgets.painted import Painted
@@ -108,7 +108,7 @@ def _rows(plan: Plan, place: Place, width: int, height: int) -> list[Content]:
 
 
 def _rows_high(rows: list[Content], width: int) -> int:
-    return Content("\n").join(rows).get_height({}, width)
+    return Content("\n").join(rows).get_height(width)
 
 
 def _problem(what: str, why: str, fix: str, *, waits: bool = False) -> list[Content]:

@@ -6,12 +6,12 @@ from itertools import groupby
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
-from textual.content import Content
 
 from llmtop.tui.feeds.replaying import ReplayPosition
+from llmtop.tui.widgets.content import Content
+from llmtop.tui.widgets.headrows import clock_text
 from llmtop.tui.widgets.paint import fit, harmless
 from llmtop.tui.widgets.painted import Painted
-from llmtop.tui.widgets.runheader import clock_text
 
 _LEAST_BAR_CELLS = 8
 

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.content import Content
 from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
@@ -19,6 +18,7 @@ from llmtop.profiler.cost.where import Where, WhereRow
 from llmtop.tui.commands.plan_search import WHERE_NOTES, nowhere_words, searched_words, where_lines
 from llmtop.tui.keys import MOVE_KEYS, SEARCH_KEYS, bindings
 from llmtop.tui.plans.grid import STAGES, Grid, Place, detail_rows, grid_rows, legend, place_at
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import fit, harmless, wrapped
 

@@ -7,11 +7,12 @@ from typing import ClassVar, Generic, TypeVar
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import VerticalScroll
-from textual.content import Content
+from textual.content import Content as Visual
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from llmtop.tui.keys import MOVE_KEYS, SHEET_KEYS, bindings
+from llmtop.tui.widgets.content import Content
 
 _LEAST_CELLS = 20
 Answer = TypeVar("Answer")
@@ -30,8 +31,8 @@ class Sheet(ModalScreen[Answer], Generic[Answer]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="sheet") as box:
-            box.border_title = Content(self._title)
-            box.border_subtitle = Content.from_markup(self._keys)
+            box.border_title = Visual(self._title)
+            box.border_subtitle = Visual.from_markup(self._keys)
             yield Static(markup=False)
 
     def on_mount(self) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from textual.content import Content
-
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.paint import harmless
 from llmtop.tui.widgets.sheet import Sheet
 

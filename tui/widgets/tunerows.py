@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
-from textual.content import Content
 
 from llmtop.profiler.cost.sweep import SHORT, Change
 from llmtop.profiler.units import counted, format_seconds
@@ -15,6 +14,7 @@ from llmtop.trainer.tune.pool import apart
 from llmtop.trainer.tune.space import Candidate, Space, key_of
 from llmtop.trainer.tune.state import SearchState
 from llmtop.tui.commands.output import value_text
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.paint import fit, fit_right, harmless
 
 NEXT = 20
