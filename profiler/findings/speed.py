@@ -83,20 +83,21 @@ def straggler(seen: Seen) -> Iterator[Finding]:
     # A rank that is a step ahead may have just begun to keep larger buckets.
     stride = max(pace.stride for pace in paces.values())
     paces = {number: pace.coarser(stride) for number, pace in paces.items()}
-    buckets = min(len(pace.sums) for pace in paces.values())
-    # A stretch of so many buckets is long enough that one odd step does not decide.
-    stretch = -(-STRAGGLER_STEPS // stride)
-    at = buckets - stretch
-    newest = _excess(paces, max(0, at), buckets)
-    if newest is None:
+    begin = min(pace.first_bucket for pace in paces.values())
+    end = min(pace.end_bucket for pace in paces.values())
+    at = _stretch(paces, begin, end)
+    newest = None if at is None else _excess(paces, at, end)
+    if at is None or newest is None:
         return
-    while at > 0 and (earlier := _excess(paces, max(0, at - stretch), at)) is not None:
-        if earlier.rank != newest.rank:
+    while (before := _stretch(paces, begin, at)) is not None:
+        if not _is_slow(newest.rank, paces, before, at):
             break
-        at -= stretch
+        at = before
+    at = _edge(newest.rank, paces, begin, at, end)
     rank = newest.rank
     alone = "loading and forward take it" if seen.spec.script is None else "up to the end of forward it takes"
-    since = "since the first steps" if at <= 0 else f"since about step {paces[rank].began(at)}"
+    is_old = all(not pace.count(begin, at) for pace in paces.values())
+    since = "since the first steps" if is_old else f"since about step {paces[rank].began(at)}"
     yield Finding(
         key="straggler",
         severity="warning",
@@ -116,9 +117,36 @@ class _Excess(NamedTuple):
     usual: float
 
 
+def _stretch(paces: dict[int, Pace], begin: int, end: int) -> int | None:
+    """The last bucket from which up to `end` every rank tells so many steps that one odd one does not decide;
+    None where there are not so many."""
+    for first in range(end - 1, begin - 1, -1):
+        if all(pace.count(first, end) >= STRAGGLER_STEPS for pace in paces.values()):
+            return first
+    return None
+
+
+def _edge(rank: int, paces: dict[int, Pace], begin: int, at: int, end: int) -> int:
+    """The bucket in which it began: a stretch may begin before that, or after it."""
+    while at > begin and _is_slow(rank, paces, at - 1, at) is not False:
+        at -= 1
+    while at < end - 1 and not _is_slow(rank, paces, at, at + 1):
+        at += 1
+    return at
+
+
+def _is_slow(rank: int, paces: dict[int, Pace], first: int, end: int) -> bool | None:
+    """Whether all wait for it in these buckets; None where not every rank tells of them."""
+    if not all(pace.count(first, end) for pace in paces.values()):
+        return None
+    excess = _excess(paces, first, end)
+    return excess is not None and excess.rank == rank
+
+
 def _excess(paces: dict[int, Pace], first: int, end: int) -> _Excess | None:
-    """Over the buckets from `first` up to `end`."""
-    alone = {number: pace.mean(first, end) for number, pace in paces.items()}
+    """Over the buckets from `first` up to `end`, of which every rank tells."""
+    means = {number: pace.mean(first, end) for number, pace in paces.items()}
+    alone = {number: seconds for number, seconds in means.items() if seconds is not None}
     slowest = max(alone, key=lambda number: alone[number])
     usual = median(seconds for number, seconds in alone.items() if number != slowest)
     excess = alone[slowest] - usual

@@ -29,7 +29,7 @@ class StepFolder:
 
     def add(self, event: StepFinished) -> None:
         if event.left_out is not None:
-            self._add_left_out(event.left_out)
+            self._add_left_out(event.left_out, event.step)
         self._last = event
         self._phases = event.phase_seconds or self._phases
         _raise(self._peaks, event.phase_memory)
@@ -41,14 +41,14 @@ class StepFolder:
                 self._add_times(event)
         self._seen += 1
 
-    def _add_left_out(self, left_out: LeftOutSteps) -> None:
+    def _add_left_out(self, left_out: LeftOutSteps, next_step: int) -> None:
         """None of them was profiled, and none warmed up."""
         _raise(self._peaks, left_out.peaks)
         _raise(self._in_use, left_out.peaks_in_use)
         for phase, (seconds, steps) in left_out.phase_seconds.items():
             self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
             self._counts[phase] = self._counts.get(phase, 0) + steps
-        self._pace.add_left_out(left_out)
+        self._pace.add_left_out(left_out, next_step)
         self._seen += left_out.steps
 
     def _add_times(self, event: StepFinished) -> None:

@@ -258,12 +258,28 @@ def test_a_straggler_is_named_with_how_much_and_since_when() -> None:
     assert "since the first steps" in found(paced(1))["straggler"].evidence
 
 
-def test_a_straggler_is_named_where_few_steps_tell_their_phases() -> None:
-    """As on a GPU, where marks take time."""
-    told = found(paced(500, count=1000, every=5))["straggler"]
+@pytest.mark.parametrize("every", [1, 5], ids=["all told", "one of five told"])
+@pytest.mark.parametrize(("slow_from", "count"), [(25, 200), (40, 300), (60, 200), (120, 200), (500, 1000)])
+def test_since_when_a_straggler_is_slow_is_right_to_a_bucket(slow_from: int, count: int, every: int) -> None:
+    """The first steps are told all, and on a GPU one of five of the later ones, where marks take time."""
+    events = paced(slow_from, count=count, every=every)
+    told = found(events)["straggler"]
     assert told.title == "all ranks wait for rank 2" and "170 ms a step" in told.evidence
     since = int(told.evidence.split("since about step ")[1].split(";")[0])
-    assert 440 <= since <= 600
+    assert abs(since - slow_from) <= fold(RunState(), events).ranks[2].alone.stride
+
+
+def test_ranks_that_tell_unequally_many_steps_are_compared_over_the_same_ones() -> None:
+    """All of them become slow at the same step: nobody waits."""
+    events: list[AnyEvent] = []
+    for n in range(1, 1001):
+        phases = {**HEALTHY, "forward": 0.33 if n < 500 else 0.66}
+        for rank in range(2):
+            events.append(step(n, rank, phase_seconds=phases if rank == 0 or n <= 20 or n % 5 == 0 else {}))
+    paces = [rank.alone for rank in fold(RunState(), events).ranks.values()]
+    assert paces[0].steps > 4 * paces[1].steps
+    for end in (505, 520, 600, 1000):
+        assert "straggler" not in found([e for e in events if getattr(e, "step", 0) <= end]), end
 
 
 def test_one_odd_step_is_no_straggler() -> None:

@@ -73,10 +73,26 @@ def test_a_ranks_pace_is_the_mean_of_its_steps(steps: int, size: int) -> None:
     assert pace == cut(events, steps).ranks[0].alone
     assert pace.steps == steps - WARMUP_STEPS and len(pace.sums) <= PACE_BUCKETS
     assert sum(pace.sums) == pytest.approx(sum(0.1 * n for n in range(WARMUP_STEPS + 1, steps + 1)))
-    means = [pace.mean(bucket, bucket + 1) for bucket in range(len(pace.sums))]
-    assert means == sorted(means)
-    assert pace.mean(0, len(pace.sums)) == pytest.approx(sum(pace.sums) / pace.steps)
-    assert pace.began(0) == WARMUP_STEPS + 1
+    for bucket in range(pace.first_bucket, pace.end_bucket):
+        inside = range(bucket * pace.stride, (bucket + 1) * pace.stride)
+        own = [n for n in inside if WARMUP_STEPS < n <= steps]
+        assert pace.mean(bucket, bucket + 1) == pytest.approx(0.1 * sum(own) / len(own))
+        assert pace.began(bucket) == own[0]
+    whole = pace.mean(pace.first_bucket, pace.end_bucket)
+    assert whole == pytest.approx(sum(pace.sums) / pace.steps)
+    coarse = pace.coarser(4 * pace.stride)
+    assert coarse.steps == pace.steps
+    assert coarse.mean(coarse.first_bucket, coarse.end_bucket) == pytest.approx(whole)
+
+
+def test_buckets_of_a_pace_are_of_the_same_steps_however_many_are_told() -> None:
+    every = [step(n, phase_seconds={"forward": 0.1 * n}) for n in range(1, 401)]
+    some = [step(n, phase_seconds={"forward": 0.1 * n} if n % 40 == 0 else {}) for n in range(1, 401)]
+    dense, sparse = (fold(RunState(), events).ranks[0].alone for events in (every, some))
+    assert (dense.stride, sparse.stride) == (16, 16) and sparse.steps == 10
+    assert sparse.first_step == 40 and sparse.began(sparse.first_bucket) == 40
+    assert sparse.mean(2, 3) == pytest.approx(4.0) and dense.mean(2, 3) == pytest.approx(0.1 * 39.5)
+    assert sparse.mean(3, 4) is None and sparse.count(3, 4) == 0 and sparse.mean(0, 1) is None
 
 
 def growing(per_second: float, noise: float, seed: int = 1, count: int = 120) -> list[HardwareSampled]:
