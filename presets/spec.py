@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
+from msgspec.structs import force_setattr, replace
 
 SCHEMA_VERSION = 1
 
@@ -170,9 +171,10 @@ class ModelShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     logit_softcap: PositiveFloat | None = None
     attention_softcap: PositiveFloat | None = None
     dropout: NonNegativeFloat = 0.0
-    """Of the hidden state, after attention and after the MLP."""
-    score_dropout: NonNegativeFloat = 0.0
-    """Of attention's scores."""
+    """Of the hidden state, after attention and after the MLP. In records of before `score_dropout` the larger
+    of both."""
+    score_dropout: NonNegativeFloat | None = None
+    """Of attention's scores; None in a record of before there was this field: a RunSpec fills it in."""
     moe: MoeShape | None = None
     mla: MlaShape | None = None
     traced: Traced | None = None
@@ -358,6 +360,15 @@ class Script(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 UNSEEN = "unseen"
 
 
+def _score_dropout_of_before(model: ModelShape, config: dict[str, Any]) -> float:
+    """By the rule that predictions had before shapes told of it; absent keys as in transformers 5.24."""
+    if model.family in ("gpt2", "gpt_bigcode"):
+        found = config.get("attn_pdrop", model.dropout)
+    else:
+        found = config.get("attention_dropout", 0.1 if model.family == "seed_oss" else 0.0)
+    return float(found) if isinstance(found, int | float) and found > 0 else 0.0
+
+
 class RunSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A resolved run: everything prediction and launch need, with nothing left to look up."""
 
@@ -376,6 +387,11 @@ class RunSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     provenance: dict[str, Provenance] = field(default_factory=dict)
     script: Script | None = None
     """The command that is run in place of llmtop's own trainer; None: its own."""
+
+    def __post_init__(self) -> None:
+        if self.model.score_dropout is None:
+            found = _score_dropout_of_before(self.model, self.hf_config)
+            force_setattr(self, "model", replace(self.model, score_dropout=found))
 
     @property
     def world_size(self) -> int:

@@ -315,9 +315,7 @@ def _without(spec: RunSpec, row: SwitchRow) -> RunSpec:
     return replace(spec, options=replace(spec.options, **row.off))
 
 
-def switches(
-    own: Measured, rank: RankState | None, prediction: Prediction, others: Iterable[Measured]
-) -> tuple[Switch, ...]:
+def switches(own: Measured, rank: RankState | None, others: Iterable[Measured]) -> tuple[Switch, ...]:
     """Every switch of a run, with the others that were read; none of a script that has told nothing."""
     if not own.spec.is_known:
         return ()
@@ -328,12 +326,10 @@ def switches(
             of_switch.setdefault(row.key, []).append(other)
     # Of a script nobody has asked for what was not seen of it.
     rows = [row for row in SWITCHES if any(map(own.spec.knows, row.options))]
-    return tuple(_switch(row, own, rank, prediction, of_switch.get(row.key, [])) for row in rows)
+    return tuple(_switch(row, own, rank, of_switch.get(row.key, [])) for row in rows)
 
 
-def _switch(
-    row: SwitchRow, own: Measured, rank: RankState | None, prediction: Prediction, others: list[Measured]
-) -> Switch:
+def _switch(row: SwitchRow, own: Measured, rank: RankState | None, others: list[Measured]) -> Switch:
     seen = row.evidence(own.spec, rank)
     without = _without(own.spec, row)
     asked, off = row.setting(own.spec), row.setting(without)
@@ -343,7 +339,7 @@ def _switch(
     # Against the run without the switch, if there is one; of several the newest.
     other = next((o for o in others if row.setting(o.spec) == off), others[0] if others else None)
     if other is None:
-        predicted = None if plain.is_off else _predicted_change(without, prediction)
+        predicted = None if plain.is_off else _predicted_change(own.spec, without)
         if predicted is None:
             return plain
         return replace(plain, compared_setting=off, predicted_bytes_change=predicted)
@@ -369,11 +365,14 @@ def _change(own: float | None, other: float | None) -> tuple[float | None, float
     return own - other, 100 * (own - other) / other
 
 
-def _predicted_change(without: RunSpec, prediction: Prediction) -> int | None:
-    """What the switch adds to the predicted peak; None where a run without it could not be."""
+def _predicted_change(spec: RunSpec, without: RunSpec) -> int | None:
+    """What the switch adds to the predicted peak; None where a run without it could not be.
+
+    Both are predicted now: the recorded prediction may be of an older version, which reckoned otherwise.
+    """
     if refusals(without):
         return None
-    return prediction.peak_allocated_bytes - predict(without).peak_allocated_bytes
+    return predict(spec).peak_allocated_bytes - predict(without).peak_allocated_bytes
 
 
 def _note(own: Measured, other: Measured) -> str:

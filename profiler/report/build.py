@@ -139,7 +139,10 @@ class Report(Struct, frozen=True, kw_only=True):
     """Between its ends and its going on after them."""
     steps_planned: int | None
     steps_finished: int
+    steps_made: int
+    """Also those that it made again, where it was gone on with from an earlier one."""
     skipped_steps: int
+    """Of those made."""
     first_loss_scale: float | None
     """fp16: of the first step; None in another precision."""
     last_loss_scale: float | None
@@ -271,6 +274,7 @@ def report_of(
         paused_seconds=state.paused_seconds,
         steps_planned=spec.steps_planned,
         steps_finished=state.steps_finished,
+        steps_made=state.steps_made,
         skipped_steps=state.skipped_steps,
         first_loss_scale=state.first_loss_scale,
         last_loss_scale=first.last_step.loss_scale if first is not None and first.last_step else None,
@@ -315,7 +319,7 @@ def report_of(
         changes=changes_of(state),
         out_of_memory=diagnose(state, spec, prediction),
         findings=hosts.findings,
-        switches=switches(measure(run.run_id, spec, state, prediction), first, prediction, others),
+        switches=switches(measure(run.run_id, spec, state, prediction), first, others),
         kernels=first.kernels if first else None,
         versions={"llmtop": state.llmtop_version, **(built.versions if built else {})},
         files=_files(run, spec),

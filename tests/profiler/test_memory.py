@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -78,6 +79,29 @@ def make(model: str = "llama-3.1-8b", gpu: str = "h200", **options: Any) -> RunS
         gpu=load_gpu(gpu),
         model_source=loaded.source,
     )
+
+
+def of_before(spec: RunSpec, **shape: Any) -> RunSpec:
+    """As it is read from a record whose shape does not tell of attention's scores."""
+    record = msgspec.to_builtins(spec)
+    del record["model"]["score_dropout"]
+    record["model"].update(shape)
+    return msgspec.json.decode(msgspec.json.encode(record), type=RunSpec)
+
+
+def test_a_record_of_before_is_predicted_with_the_dropout_of_its_scores() -> None:
+    gpt2 = make("gpt2", attention="eager", micro_batch=8, seq_len=1024)
+    assert of_before(gpt2) == gpt2
+    lacking = replace(gpt2, model=replace(gpt2.model, score_dropout=0.0))
+    assert predict(of_before(gpt2)).peak_allocated_bytes > 1.1 * predict(lacking).peak_allocated_bytes
+    off = replace(gpt2, hf_config={"attn_pdrop": 0.0})
+    assert of_before(off).model.score_dropout == 0.0
+    llama = make(attention="eager")
+    assert of_before(llama) == llama
+    dropped = of_before(replace(llama, hf_config={"attention_dropout": 0.1}), dropout=0.1)
+    assert (dropped.model.dropout, dropped.model.score_dropout) == (0.1, 0.1)
+    seed = replace(llama, model=replace(llama.model, family="seed_oss"))
+    assert of_before(seed).model.score_dropout == 0.1
 
 
 def test_the_classic_mixed_precision_example_comes_out() -> None:

@@ -29,6 +29,7 @@ from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.fold.series import steady_steps
+from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.record.events import KernelsSeen, MemoryClassified, ModelBuilt, StepFinished
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
@@ -51,7 +52,7 @@ def kernels(**fields: Any) -> KernelsSeen:
 def switches_of(run: RunDir) -> dict[str, Switch]:
     state, spec, prediction = read_state(run), run.spec(), run.prediction()
     own = measure(run.run_id, spec, state, prediction)
-    found = switches(own, state.ranks.get(0), prediction, read_others(run, state.host))
+    found = switches(own, state.ranks.get(0), read_others(run, state.host))
     return {switch.key: switch for switch in found}
 
 
@@ -100,6 +101,16 @@ def test_without_such_a_run_nothing_is_measured_and_the_prediction_is_named_as_o
     assert found["liger"].is_off and found["liger"].predicted_bytes_change is None
     text = " ".join(render(build_report(run)).split())
     assert "not measured: no run differs in it alone; predicted peak" in text
+
+
+def test_the_predicted_change_is_of_one_predictor_whatever_the_record_says(tmp_path: Path) -> None:
+    """The recorded prediction may be an older version's."""
+    run = make_recorded_run(tmp_path, kind="cuda", gradient_checkpointing=True)
+    spec = run.spec()
+    without = replace(spec, options=replace(spec.options, gradient_checkpointing=False))
+    expected = predict(spec).peak_allocated_bytes - predict(without).peak_allocated_bytes
+    assert run.prediction().peak_allocated_bytes != predict(spec).peak_allocated_bytes
+    assert switches_of(run)["checkpointing"].predicted_bytes_change == expected
 
 
 def test_runs_of_another_machine_or_too_short_or_broken_say_nothing(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_each_switch_is_seen_and_measured_against_the_run_without_it(pair: list[
     for run, key, other in ((sdpa, "attention", eager), (recomputed, "checkpointing", sdpa)):
         state, prediction = read_state(run), run.prediction()
         own = measure(run.run_id, run.spec(), state, prediction)
-        found = switches(own, state.ranks.get(0), prediction, read_others(run, state.host))
+        found = switches(own, state.ranks.get(0), read_others(run, state.host))
         switch = next(switch for switch in found if switch.key == key)
         assert (switch.on, switch.compared_run) == (True, other.run_id), switch
         assert switch.step_percent is not None and switch.peak_bytes_change is not None

@@ -38,7 +38,7 @@ class SwitchesPanel(Panel):
 
     def draw(self, view: RunView, width: int, height: int) -> Content:
         own = measure(view.state.run_id, view.spec, view.state, view.prediction)
-        found = switches(own, view.state.first, view.prediction, self.others or ())
+        found = switches(own, view.state.first, self.others or ())
         rest = width - _MARK_CELLS - _LABEL_CELLS - _TIME_CELLS - _PEAK_CELLS
         asked = max(_LEAST_ASKED_CELLS, min(_MOST_ASKED_CELLS, rest // 2))
         head = fit("", _MARK_CELLS) + fit("switch", _LABEL_CELLS) + fit("asked for", asked)
