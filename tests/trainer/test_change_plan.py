@@ -190,6 +190,14 @@ def test_reading_in_another_cut_is_told() -> None:
     assert "packed anew" in plan("zero=3", optimizer="adamw_8bit").lost[0]
 
 
+@pytest.mark.parametrize("dropouts", [{"dropout": 0.1}, {"score_dropout": 0.1}, {}])
+def test_dropout_of_either_kind_is_told_to_draw_anew_on_other_ranks(dropouts: dict[str, float]) -> None:
+    spec = recorded_spec("cpu", micro_batch=4)
+    spec = replace(spec, model=replace(spec.model, **dropouts))
+    found = plan_change(spec, recorded_prediction(spec), ("gpus=1",), keep_global_batch=False)
+    assert any("dropout" in one for one in found.lost) is bool(dropouts)
+
+
 @pytest.mark.parametrize(
     ("launch", "change"),
     [

@@ -220,7 +220,7 @@ def _lost(old: RunSpec, new: RunSpec) -> Iterator[str]:
             yield "the optimizer's 8-bit moments are packed anew, which rounds them once more"
     if before.seq_len != after.seq_len:
         yield "until its end this epoch is read in another order: some of its text twice, some not at all"
-    if before.gpus != after.gpus and new.model.dropout > 0:
+    if before.gpus != after.gpus and max(new.model.dropout, new.model.score_dropout or 0.0) > 0:
         yield "dropout draws other random numbers on another number of ranks"
     if before.quantization != after.quantization:
         yield f"the frozen weights are kept as {after.quantization}, which rounds them anew"
