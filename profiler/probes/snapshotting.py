@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from llmtop.profiler.probes.recomputing import is_reentrant, recomputes
 from llmtop.profiler.probes.snapshotmodules import ModuleWatch
 from llmtop.profiler.probes.stepreading import StepReading
 from llmtop.profiler.probes.traces import TraceRecorder
@@ -161,12 +162,13 @@ class ModulesRecording:
         self._watch.abandon()
 
 
-def _recomputes_shards(engine: Any) -> bool:
-    """Whether weights in shards are gathered for recomputations, as far as Hugging Face's layers tell."""
+def _cuts_recomputations_of_shards(engine: Any) -> bool:
+    """Whether recomputations that stop early gather weights in shards, as far as Hugging Face's layers tell:
+    those of the reentrant kind run to their end."""
     stage = getattr(engine, "zero_optimization_stage", None)
     if stage is None or stage() != 3:
         return False
-    return any(getattr(one, "gradient_checkpointing", False) for one in engine.module.modules())
+    return any(recomputes(one) and not is_reentrant(one) for one in engine.module.modules())
 
 
 class StateRecording:
@@ -178,8 +180,8 @@ class StateRecording:
     ) -> None:
         if device.type != "cuda":
             raise ValueError("there is no CUDA allocator on the CPU kind")
-        if request.with_stacks and _recomputes_shards(engine):
-            raise ValueError(STACKS_END_IT)
+        if request.with_stacks and _cuts_recomputations_of_shards(engine):
+            raise ValueError(f"{STACKS_END_IT}: take it without stacks")
         # Where CUDA is not, none of this is needed.
         from llmtop.profiler.probes import snapshotmemory
 

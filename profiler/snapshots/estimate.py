@@ -67,10 +67,10 @@ def estimate_snapshot(spec: RunSpec, params: SnapshotParams) -> SnapshotCost:
 
 
 STACKS_END_IT = (
-    "torch loses the exception by which a recomputation stops early while it gathers stacks, and at ZeRO-3"
-    " one that runs on lets go of weights that its backward pass needs"
+    "its backward pass would fail: while torch gathers stacks, a recomputation cannot stop early, and at"
+    " ZeRO-3 one that runs to its end frees weights that the backward pass still needs"
 )
-"""pytorch/pytorch#179536, and `probes.snapshotmemory.stacks_recorded`."""
+"""pytorch/pytorch#179536, and `probes.snapshotmemory.stacks_recorded`. Not of reentrant recomputations."""
 
 
 def check_snapshot(
@@ -107,7 +107,8 @@ def check_snapshot(
         raise UsageError(
             "a snapshot with stacks would end this training",
             why=STACKS_END_IT,
-            fix="the same without stacks: llmtop snapshot RUN --what state",
+            fix="the same without stacks: llmtop snapshot RUN --what state; or train with"
+            " --checkpointing-reentrant",
         )
     # When a command of the user's own ends, it alone knows.
     _check_steps(params, None if spec.script else spec.options.steps, last_step)

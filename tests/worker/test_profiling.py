@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import pickle
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -241,17 +242,28 @@ def test_recomputations_of_a_step_with_stacks_end_by_no_exception(monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("stage", "recomputes", "refused"), [(3, True, True), (3, False, False), (2, True, False)]
+    ("stage", "recomputes", "reentrant", "refused"),
+    [
+        (3, True, False, True),
+        (3, True, None, True),
+        (3, True, True, False),
+        (3, False, None, False),
+        (2, True, False, False),
+    ],
 )
 def test_a_rank_refuses_stacks_that_would_end_the_training(
-    tmp_path: Path, stage: int, recomputes: bool, refused: bool
+    tmp_path: Path, stage: int, recomputes: bool, reentrant: bool | None, refused: bool
 ) -> None:
+    """One whose kind of recomputation is not told counts as one that stops early, as torch's default does."""
     block = torch.nn.Linear(2, 2)
     block.gradient_checkpointing = recomputes  # type: ignore[assignment]
+    if reentrant is not None:
+        function = partial(checkpoint, use_reentrant=reentrant)
+        block._gradient_checkpointing_func = function  # type: ignore[assignment]
     engine = SimpleNamespace(module=torch.nn.Sequential(block), zero_optimization_stage=lambda: stage)
     request = SnapshotRequest(number=1, what="state", ranks=(0,), with_stacks=True)
     device = torch.device("cuda", 0)
-    with pytest.raises(ValueError, match="lets go of weights") if refused else nullcontext():
+    with pytest.raises(ValueError, match="take it without stacks") if refused else nullcontext():
         snapshotting.StateRecording(engine, device, 0, request, tmp_path / "a")
 
 

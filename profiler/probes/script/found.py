@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterator
 from typing import Any
 
 from llmtop.profiler.probes.inmodules import attention_in, liger_kernels_in, weights_type_in
+from llmtop.profiler.probes.recomputing import is_reentrant
 from llmtop.profiler.record.scriptevents import FoundModel
 
 _OPTIMIZERS = {
@@ -62,7 +62,7 @@ def found_model(model: Any, optimizer: Any, *, precision: str | None = None) -> 
         optimizer=_OPTIMIZERS.get(type(optimizer).__name__),
         liger_kernels=liger_kernels_in(model),
         gradient_checkpointing=checkpointing,
-        checkpointing_reentrant=checkpointing and _reentrant(model),
+        checkpointing_reentrant=checkpointing and any(map(is_reentrant, model.modules())),
         lora_rank=int(getattr(adapter, "r", 0) or 0),
         lora_targets=_targets(adapter),
         quantization=_quantization(model),
@@ -82,14 +82,6 @@ def _precision(model: Any) -> str | None:
     if hasattr(model, "_original_forward"):
         return "autocast"
     return weights_type_in(model)
-
-
-def _reentrant(model: Any) -> bool:
-    for module in model.modules():
-        function = getattr(module, "_gradient_checkpointing_func", None)
-        if isinstance(function, functools.partial):
-            return bool(function.keywords.get("use_reentrant", False))
-    return False
 
 
 def _targets(adapter: Any) -> str:
