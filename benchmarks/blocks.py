@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from benchmarks.cells import Planned, make_run
 from benchmarks.stats import BlockTime
+from llmtop.profiler.probes.due import Marking
 from llmtop.profiler.probes.outside import OutsideProbe
 from llmtop.profiler.probes.phases import NO_MARKS, Marks, StepTimes
 from llmtop.profiler.probes.stepreading import PlainSteps, StepReading
@@ -55,7 +56,7 @@ _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _NOTHING = nullcontext()
 _NOTHING_READ = StepReading(times=None, phase_memory={})
 _NO_TIMES: Any = float
-_NOTHING_TAKEN = PlainSteps(NO_MARKS, 1, _NO_TIMES, lambda: None, math.inf, _NOTHING_READ)
+_NOTHING_TAKEN = PlainSteps(NO_MARKS, Marking(), _NO_TIMES, lambda: None, math.inf, _NOTHING_READ)
 
 
 class NoProbes:
@@ -148,13 +149,13 @@ class TimedProbes:
         if plain is None:
             return None
 
-        def finish_step() -> StepTimes:
+        def finish_step() -> StepTimes | None:
             with self._watch("finish"):
                 return plain.finish_step()
 
         # Timed in every step, as those that do nothing are: the clock's own time is taken off.
-        marks = self._timed(*(NO_MARKS if step % plain.marked_every else plain.marks))
-        return PlainSteps(marks, 1, finish_step, plain.start_step, plain.until, plain.reading)
+        marks = self._timed(*plain.marks_of(step))
+        return PlainSteps(marks, Marking(), finish_step, plain.start_step, plain.until, plain.reading)
 
     def phase(self, phase: Phase, *, last: bool) -> AbstractContextManager[None]:
         return self._around(phase, lambda: self._probes.phase(phase, last=last))

@@ -11,7 +11,7 @@ PACE_BUCKETS = 32
 
 
 class Pace(Struct, frozen=True, kw_only=True):
-    """What a rank does alone in a step, over all steps after warm-up that tell it, in buckets of step numbers.
+    """What a rank does alone in a step, over the steps after warm-up that tell it, by step number.
 
     A bucket holds the steps from its number times `stride` on. So those of two ranks are of the same time,
     however many steps each of them tells.
@@ -94,7 +94,7 @@ class PaceBuilder:
         self._add(event.step, forward + sum(before), 1)
 
     def add_left_out(self, left_out: LeftOutSteps, next_step: int) -> None:
-        """Steps before `next_step`: each as long as they were in the mean, those that tell it lying evenly."""
+        """Steps before `next_step`: of the mean length; those that tell it lie evenly."""
         spent, told = left_out.phase_seconds.get("forward", (0.0, 0))
         if not told or not left_out.steps:
             return

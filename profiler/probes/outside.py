@@ -13,6 +13,9 @@ import torch.distributed
 from llmtop.profiler.probes.baseline import device_handle
 from llmtop.profiler.record.events import OutsideMeasured, OutsideMoment
 
+_AFTER: dict[int, OutsideMoment] = {1: "first_step", 2: "second_step"}
+"""Steps since this process began: kernels are loaded when they are first used."""
+
 
 class OutsideProbe:
     """A reading costs milliseconds: for start-up and the first steps only."""
@@ -21,6 +24,12 @@ class OutsideProbe:
         self._local_rank = local_rank
         self._emit = emit
         self._nvml = nvml
+
+    def after_steps(self, steps: int) -> None:
+        """So many steps since this process began are made."""
+        moment = _AFTER.get(steps)
+        if moment is not None:
+            self.measure(moment)
 
     def measure(self, moment: OutsideMoment) -> None:
         """Tell what NVML and the allocator say now. Touches no CUDA context."""

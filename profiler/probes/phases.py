@@ -10,16 +10,10 @@ from typing import Any, Protocol
 import torch
 from msgspec import Struct
 
+from llmtop.profiler.probes.due import BORDERS_EVERY
 from llmtop.profiler.record.events import Phase
 
 PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "optimizer")
-
-
-BORDERS_EVERY = 5
-"""On CUDA the borders between phases are marked in one of so many short steps, those whose number it divides:
-on caches that the training has swept an event takes 20 to 30 us (`benchmarks/probe_calls.py`)."""
-SHORT_STEP_SECONDS = 0.25
-"""In longer ones they are marked in every step, of which they are nothing: phases are told every 1.25 s."""
 
 Marks = tuple[Callable[[tuple[Phase, Any]], None], Callable[[], Any]]
 """What keeps a border, the phase that ends there and its mark; and what makes a mark: `stop` without its
@@ -36,16 +30,31 @@ class StepTimes(Protocol):
     def phase_seconds(self) -> dict[str, float | None]: ...
 
 
+class WholeStep:
+    """Times of a step whose phases are not told, for other ranks do not tell them of it."""
+
+    def __init__(self, times: StepTimes) -> None:
+        self._times = times
+
+    def step_seconds(self) -> float:
+        return self._times.step_seconds()
+
+    def phase_seconds(self) -> dict[str, float | None]:
+        return {}
+
+
 class PhaseTimer(Protocol):
     """A phase begins where the one before it ends, or the step: one mark a border."""
 
     borders_every: int
-    """Of so many short steps one is worth the marks of its borders."""
+    """Of so many steps one is worth the marks of its borders."""
 
     def start_step(self) -> None: ...
 
-    def go_on(self) -> None:
-        """Instead of `start_step`, where nothing was done since the last step ended."""
+    def go_on(self, apart: bool = False) -> None:
+        """Instead of `start_step`, where no probe was at work since the last step ended.
+
+        `apart`: what else was done since then is none of the first phase."""
         ...
 
     def start(self) -> None:
@@ -99,7 +108,9 @@ class CpuPhaseTimer:
         self._borders.clear()
         self._began = perf_counter()
 
-    go_on = start_step
+    def go_on(self, apart: bool = False) -> None:
+        self._borders.clear()
+        self._began = perf_counter()
 
     def start(self) -> None:
         self._borders.append((None, perf_counter()))
@@ -179,6 +190,8 @@ class CudaPhaseTimer:
         self._began = self._ended = _StepEnd(_new_event(), self._unused)
         self._borders: list[tuple[Phase | None, _Event]] = []
         """As of the clock."""
+        self._failed: Exception | None = None
+        """Of a mark: between the engine's calls it must end no training."""
 
     def start_step(self) -> None:
         self._borders.clear()
@@ -188,12 +201,14 @@ class CudaPhaseTimer:
             self._raw_stream, self._stream = raw, torch.cuda.current_stream(self._index)
         self._began = _StepEnd(self._marked(), self._unused)
 
-    def go_on(self) -> None:
+    def go_on(self, apart: bool = False) -> None:
         if torch._C._cuda_getCurrentRawStream(self._index) != self._raw_stream:
             self.start_step()
             return
         self._borders.clear()
         self._began = self._ended
+        if apart:
+            self.start()
 
     def start(self) -> None:
         self._borders.append((None, self._marked()))
@@ -205,13 +220,20 @@ class CudaPhaseTimer:
         return self._borders.append, self._marked
 
     def finish_step(self) -> StepTimes:
+        """Raises what a mark of the step failed with."""
         self._ended = _StepEnd(self._marked(), self._unused)
+        if self._failed is not None:
+            raise self._failed
         return _EventTimes(self._began, self._borders[:], self._ended, self._unused)
 
     def _marked(self) -> _Event:
         unused = self._unused
-        event = unused.pop() if unused else _new_event()
-        event.record(self._stream)
+        try:
+            event = unused.pop() if unused else _new_event()
+            event.record(self._stream)
+        except Exception as error:  # noqa: BLE001 - raised again when the step is over
+            self._failed = self._failed or error
+            return self._began.event
         return event
 
 

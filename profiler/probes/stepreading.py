@@ -7,7 +7,8 @@ from types import TracebackType
 
 from msgspec import Struct
 
-from llmtop.profiler.probes.phases import Marks, StepTimes
+from llmtop.profiler.probes.due import Marking
+from llmtop.profiler.probes.phases import NO_MARKS, Marks, StepTimes
 from llmtop.profiler.record.events import Phase, PhaseMemory
 
 
@@ -31,16 +32,20 @@ class PlainSteps(Struct, frozen=True):
     """
 
     marks: Marks
-    """What ends a phase: in the steps whose number `marked_every` divides, so that ranks mark the same ones.
-    The others have no phases, and `NO_MARKS` will do."""
-    marked_every: int
-    finish_step: Callable[[], StepTimes]
+    """What ends a phase, in the steps that are marked."""
+    marking: Marking
+    finish_step: Callable[[], StepTimes | None]
+    """None where the clock failed: then the probes are to be asked of the next step."""
     start_step: Callable[[], None]
     """The next step begins, if it is one of these."""
     until: float
     """The first step after these."""
     reading: StepReading
     """What was seen of each, but for its times."""
+
+    def marks_of(self, step: int) -> Marks:
+        """What ends a phase of this step; it keeps nothing where the step is not marked."""
+        return self.marks if self.marking.is_marked(step) else NO_MARKS
 
 
 class AtItsEnd:

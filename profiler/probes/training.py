@@ -22,21 +22,16 @@ from llmtop.profiler.memory.result import Component, Moment
 from llmtop.profiler.probes.activations import ActivationCounter
 from llmtop.profiler.probes.allocator import Peaks, memory_meter
 from llmtop.profiler.probes.classify import buffer_tensors, classify, modules_of
-from llmtop.profiler.probes.due import (
-    ALWAYS_MARKED,
-    is_classified,
-    is_first,
-    next_classified,
-)
+from llmtop.profiler.probes.due import ALWAYS_MARKED, Marking, is_classified, is_first, next_classified
 from llmtop.profiler.probes.heap import read_heap
 from llmtop.profiler.probes.kernels import KernelRecorder
 from llmtop.profiler.probes.outside import OutsideProbe
 from llmtop.profiler.probes.peaks import PeakProbe, hidden_size_of
-from llmtop.profiler.probes.phases import PHASES, SHORT_STEP_SECONDS, StepTimes, phase_timer
+from llmtop.profiler.probes.phases import PHASES, StepTimes, WholeStep, phase_timer
 from llmtop.profiler.probes.readings import MemoryReadings, counted_every
 from llmtop.profiler.probes.stepreading import AtItsEnd, PlainSteps, StepReading
 from llmtop.profiler.probes.tracer import CudaTracer, Tracer
-from llmtop.profiler.record.events import AnyEvent, MemoryClassified, OutsideMoment, Phase
+from llmtop.profiler.record.events import AnyEvent, MemoryClassified, Phase
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +40,6 @@ Answer = TypeVar("Answer")
 
 _REMEMBERED = 5
 """Costs of classifying."""
-_OUTSIDE_AFTER: dict[int, OutsideMoment] = {1: "first_step", 2: "second_step"}
-"""Steps since this process began: kernels are loaded when they are first used."""
-
 
 _NOTHING = nullcontext()
 
@@ -90,8 +82,7 @@ class TrainingProbes:
         """Whether more than times is taken of this step."""
         self._plain: PlainSteps | None = None
         """What `begin_step` answers of the steps before its `until`."""
-        self._marked_until = 0
-        """The borders of all steps before this one are marked, however short they are."""
+        self._marking = Marking()
         self._follows = False
         """Whether the step before was one of those, and nothing was done since."""
         self._timed = {phase: AtItsEnd(phase, self._timer.stop, self._turn_off) for phase in PHASES}
@@ -129,25 +120,21 @@ class TrainingProbes:
         if self._plain is None or step >= self._plain.until:
             self._plain = self._ask_of_step(step)
         self._step = step
-        try:
-            if "times" not in self._broken:
-                if self._follows and self._plain is not None:
-                    self._timer.go_on()
-                else:
-                    self._timer.start_step()
-        except Exception:  # noqa: BLE001 - shown in full by what it calls
-            self._turn_off("times")
+        if self._follows and self._plain is not None:
+            self._guarded("times", self._timer.go_on, self._marking.is_marked(step))
+        else:
+            self._guarded("times", self._timer.start_step)
         self._follows = self._plain is not None
         return self._plain
 
     def _ask_of_step(self, step: int) -> PlainSteps | None:
         """What is to be taken of one that begins, and of those after it."""
         self._step = step
-        if not self._first_step:
-            self._first_step, self._marked_until = step, step + ALWAYS_MARKED
+        if self._changed or not self._first_step:
+            self._marking = Marking(every=self._timer.borders_every, until=step + ALWAYS_MARKED)
+        self._first_step = self._first_step or step
         if self._changed:
             self._changed, self._changed_step = False, step
-            self._marked_until = step + ALWAYS_MARKED
         self._inside_step = None
         self.sampled = step == self._changed_step or is_classified(
             step, self.classify_every, self._first_step
@@ -165,12 +152,16 @@ class TrainingProbes:
             next_classified(step, self.classify_every, self._first_step),
             math.inf if self._kernel_step is None or self._kernel_step <= step else self._kernel_step,
         )
-        timer, rate = self._timer, self._memory.rate
-        every = timer.borders_every if rate.step_seconds < SHORT_STEP_SECONDS else 1
-        if every > 1 and step < self._marked_until:
-            every, until = 1, min(until, self._marked_until)
-        seen = StepReading(times=None, phase_memory={}, memory_every=rate.every)
-        return PlainSteps(timer.marks(), every, timer.finish_step, timer.go_on, until, seen)
+        seen = StepReading(times=None, phase_memory={}, memory_every=self._memory.rate.every)
+        return PlainSteps(
+            self._timer.marks(), self._marking, self._finish_plain, self._go_on_plain, until, seen
+        )
+
+    def _finish_plain(self) -> StepTimes | None:
+        return self._guarded("times", self._timer.finish_step)
+
+    def _go_on_plain(self) -> None:
+        self._guarded("times", self._timer.go_on)
 
     def _ask_again(self) -> None:
         """Of the coming step, and begin it by itself."""
@@ -198,7 +189,7 @@ class TrainingProbes:
             yield
         self._guarded("times", self._timer.stop, phase)
         if self._tracing is not None:
-            self._guarded("peak", self._end_traced_phase, phase)
+            self._guarded("peak", self._tracing.end_phase, phase)
         self._guarded("memory", self._memory.stop_phase, phase)
         if sampled:
             self._guarded("classification", self._classify_after, phase)
@@ -210,12 +201,10 @@ class TrainingProbes:
         """Call at the end of a step, after its last phase."""
         self._follows = False
         # First, so that what the probes do now is not part of the step.
-        times: StepTimes | None = None
-        if "times" not in self._broken:
-            try:
-                times = self._timer.finish_step()
-            except Exception:  # noqa: BLE001 - shown in full by what it calls
-                self._turn_off("times")
+        times = self._guarded("times", self._timer.finish_step)
+        if times is not None and not self._marking.is_marked(self._step):
+            # More was taken of it by this rank's own clock, or for it alone.
+            times = WholeStep(times)
         if self._closely:
             self._finish_closely()
         return StepReading(
@@ -301,10 +290,6 @@ class TrainingProbes:
         if always or probe.is_due(self._memory.highest_phase_peak_bytes):
             probe.begin(self._step)
 
-    def _end_traced_phase(self, phase: Phase) -> None:
-        if self._tracing is not None:
-            self._tracing.end_phase(phase)
-
     def _watching(self, phase: Phase) -> AbstractContextManager[None]:
         """What watches a phase of a sampled step from inside."""
         tracing = self._tracing
@@ -322,12 +307,6 @@ class TrainingProbes:
             cost = median_low(self._counted)
             self.classify_every = counted_every(self._least_every, cost, self._memory.rate.step_seconds)
 
-    def _measure_outside(self) -> None:
-        moment = _OUTSIDE_AFTER.get(self._memory.rate.steps)
-        outside = self._outside
-        if outside is not None and moment is not None:
-            self._guarded("outside", outside.measure, moment)
-
     def _tell_kernels(self) -> None:
         self._emit(recognise(self._step, self._kernels.stop()))
 
@@ -339,7 +318,8 @@ class TrainingProbes:
         if self._tracing is not None:
             self._guarded("peak", self._tracing.finish)
             self._activations.forget_observer()
-        self._measure_outside()
+        if self._outside is not None:
+            self._guarded("outside", self._outside.after_steps, self._memory.rate.steps)
 
     def _classify_after(self, phase: Phase) -> None:
         if phase == "forward":

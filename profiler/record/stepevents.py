@@ -67,7 +67,7 @@ class StepFinished(Event, frozen=True, kw_only=True, tag="step_finished"):
     while the next one is under way."""
     phase_seconds: dict[str, float | None] = field(default_factory=dict)
     """Keys are `Phase`; summed over the step's micro-batches. `BETWEEN` may be beside them. Empty for a step
-    whose borders were not marked: on a GPU that takes time, and is done in one of five short steps."""
+    whose borders were not marked: on a GPU that takes time, and is done in one of five steps."""
     phase_memory: dict[str, PhaseMemory] = field(default_factory=dict)
     """By phase; empty for a step that was not read. `UNREAD_STEPS` may be beside the phases."""
     memory_every: int = 1

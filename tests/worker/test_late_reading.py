@@ -14,9 +14,11 @@ import numpy
 import pytest
 import torch
 
-from llmtop.profiler.probes import hostcopy
+from llmtop.profiler.probes import hostcopy, training
+from llmtop.profiler.probes.due import Marking
 from llmtop.profiler.probes.phases import PHASES, CudaPhaseTimer, StepTimes
 from llmtop.profiler.probes.stepreading import PlainSteps, StepReading
+from llmtop.profiler.probes.training import TrainingProbes
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import AnyEvent, Phase, StepFinished
 from llmtop.trainer.worker import agreement, loop
@@ -70,7 +72,7 @@ class Probes:
         if step % 2 == 0:
             return None
         seen = StepReading(times=None, phase_memory={})
-        return PlainSteps(timer.marks(), 1, timer.finish_step, timer.start_step, step + 1, seen)
+        return PlainSteps(timer.marks(), Marking(), timer.finish_step, timer.start_step, step + 1, seen)
 
     @contextmanager
     def phase(self, phase: Phase, *, last: bool) -> Iterator[None]:
@@ -267,6 +269,73 @@ def test_events_are_used_again_when_nobody_can_read_them_and_not_before(device: 
     assert device.events == made, "an end that is a beginning too comes back once"
     assert ended.step_seconds() == (20 * len(PHASES) + 1) / 1000
     assert last.phase_seconds() == dict.fromkeys(PHASES, 4 / 1000), "whoever still reads finds his own"
+
+
+def probes_on_device(monkeypatch: pytest.MonkeyPatch) -> TrainingProbes:
+    """Real ones with the timer of CUDA, after the steps that are looked at closely."""
+    monkeypatch.setattr(training, "phase_timer", lambda _: CudaPhaseTimer(CUDA))
+    bare = SimpleNamespace(module=torch.nn.Linear(4, 4), optimizer=None, basic_optimizer=None)
+    probes = TrainingProbes(
+        bare, device=torch.device("cpu"), vocab_size=9, classify_every=0, emit=lambda _: None
+    )
+    monkeypatch.setattr(probes._memory, "is_due", lambda step: step < 3)
+    monkeypatch.setattr(probes._memory, "next_due", lambda step: 3 if step < 3 else 1 << 30)
+    for step in (1, 2):
+        assert probes.begin_step(step) is None
+        probes.finish_step()
+    return probes
+
+
+def test_what_is_done_between_two_steps_is_no_loading(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Callbacks, the ranks' agreement and writing are part of the step's time, and of no phase."""
+    probes = probes_on_device(monkeypatch)
+    for step in range(3, 60):
+        plain = probes.begin_step(step)
+        assert plain is not None
+        keep, mark = plain.marks_of(step)
+        for phase in PHASES:
+            device.ask()
+            keep((phase, mark()))
+        times = plain.finish_step()
+        device.reach(len(device.queued))
+        assert times is not None
+        marked = step <= 20 or step % 5 == 0
+        assert times.phase_seconds() == (dict.fromkeys(PHASES, 2 / 1000) if marked else {}), step
+        if step > 3:
+            # Ten between the steps; four in phases, the marks and the step's last one.
+            assert times.step_seconds() == (10 + 4 + (len(PHASES) + 1 if marked else 0) + 1) / 1000, step
+        for _ in range(10):
+            device.ask()
+
+
+@pytest.mark.parametrize("fails_in", ["mark", "end"])
+def test_an_event_that_fails_in_a_plain_step_ends_no_training(
+    device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails_in: str
+) -> None:
+    probes = probes_on_device(monkeypatch)
+    plain = probes.begin_step(3)
+    assert plain is not None
+    good = torch._C._CudaEventBase.record
+
+    def bad(*_: Any) -> None:
+        raise RuntimeError("no event")
+
+    keep, mark = plain.marks_of(3)
+    for phase in PHASES:
+        fails = fails_in == "mark" and phase == "forward"
+        monkeypatch.setattr(torch._C._CudaEventBase, "record", bad if fails else good)
+        keep((phase, mark()))
+    monkeypatch.setattr(torch._C._CudaEventBase, "record", bad if fails_in == "end" else good)
+    assert plain.finish_step() is None, "a step of which a border is missing has no times"
+    for step in (4, 5):
+        assert probes.begin_step(step) is None
+        with probes.phase("forward", last=True):
+            pass
+        assert probes.finish_step().times is None
+    assert caplog.text.count("the probe of times failed in step 3 and is off from here on") == 1
+    assert "no event" in caplog.text
 
 
 @pytest.mark.parametrize(("loss", "told"), [(6.0, 2.0), (float("nan"), None)])

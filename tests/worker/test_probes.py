@@ -20,7 +20,8 @@ from llmtop.profiler.probes.activations import ActivationCounter
 from llmtop.profiler.probes.allocator import ResidentMeter, merge
 from llmtop.profiler.probes.classify import classify, parameter_storages
 from llmtop.profiler.probes.heap import read_heap
-from llmtop.profiler.probes.phases import NO_MARKS, CpuPhaseTimer
+from llmtop.profiler.probes.phases import CpuPhaseTimer
+from llmtop.profiler.probes.readings import ReadingRate
 from llmtop.profiler.probes.resident import (
     peak_rss_bytes,
     pss_bytes,
@@ -335,7 +336,7 @@ def test_where_nothing_but_times_is_taken_marks_do_until_something_else_is_to_be
 
 
 @pytest.mark.parametrize("asks_always", [True, False], ids=["worker", "script"])
-def test_marks_that_cost_much_are_made_in_some_of_the_short_steps(
+def test_marks_that_cost_much_are_made_in_some_of_the_steps(
     monkeypatch: pytest.MonkeyPatch, asks_always: bool
 ) -> None:
     """As on CUDA: in the first steps of a process and after a change, then in every fifth."""
@@ -356,7 +357,7 @@ def test_marks_that_cost_much_are_made_in_some_of_the_short_steps(
                     pass
                 times = probes.finish_step().times
             else:
-                keep, mark = NO_MARKS if step % plain.marked_every else plain.marks
+                keep, mark = plain.marks_of(step)
                 keep(("forward", mark()))
                 times = plain.finish_step()
             assert times is not None and times.step_seconds() > 0
@@ -369,8 +370,40 @@ def test_marks_that_cost_much_are_made_in_some_of_the_short_steps(
     assert told(range(3, 60)) == {*range(3, 23), *fifths & {*range(23, 60)}}, "20 from the first on"
     probes.change(classify_every=0)
     assert told(range(60, 99)) == {*range(60, 80), *fifths & {*range(80, 99)}}
-    monkeypatch.setattr(training, "SHORT_STEP_SECONDS", 0.0)
-    assert told(range(100, 120)) == {*range(100, 120)}, "of a long step marks are nothing"
+    probes.settle()
+    assert told(range(99, 131)) == fifths & {*range(99, 131)}, (
+        "that this rank alone looks at one tells no more"
+    )
+
+
+def test_which_steps_are_marked_hangs_on_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that mark unlike steps would tell of unlike times."""
+    monkeypatch.setattr(CpuPhaseTimer, "borders_every", 5)
+    found = []
+    for seconds in (0.01, 30.0):
+        monkeypatch.setattr(ReadingRate, "step_seconds", seconds)
+        probes = TrainingProbes(
+            bare_engine(torch.nn.Linear(16, 8)),
+            device=CPU,
+            vocab_size=99,
+            classify_every=0,
+            emit=lambda _: None,
+        )
+        told = set[int]()
+        for step in range(1, 200):
+            plain = probes.begin_step(step)
+            if plain is not None:
+                keep, mark = plain.marks_of(step)
+                keep(("forward", mark()))
+                times = plain.finish_step()
+            else:
+                with probes.phase("forward", last=True):
+                    pass
+                times = probes.finish_step().times
+            if times is not None and times.phase_seconds():
+                told.add(step)
+        found.append(told)
+    assert found[0] == found[1] == {*range(1, 21), *range(25, 200, 5)}
 
 
 def test_a_clock_that_fails_between_two_steps_leaves_them_without_times(
@@ -410,7 +443,8 @@ def test_plain_steps_last_until_one_is_looked_at_and_nobody_is_asked_between() -
         for later in range(step, int(plain.until)):
             keep, mark = plain.marks
             keep(("forward", mark()))
-            assert plain.finish_step().phase_seconds().keys() == {"forward"}, "of this step alone"
+            times = plain.finish_step()
+            assert times is not None and times.phase_seconds().keys() == {"forward"}, "of this step alone"
             if later + 1 < plain.until:
                 plain.start_step()
         step = int(plain.until)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from llmtop.presets.spec import RunOptions
 from llmtop.profiler.probes.enginefacts import learning_rate, loss_scale
 from llmtop.profiler.probes.hostcopy import send_to_host
-from llmtop.profiler.probes.phases import NO_MARKS, Marks, StepTimes
+from llmtop.profiler.probes.phases import Marks, StepTimes
 from llmtop.profiler.probes.stepreading import PlainSteps, StepReading
 from llmtop.profiler.record.events import Phase
 from llmtop.trainer.worker.agreement import Agreed, Agreement, Pending
@@ -183,7 +183,7 @@ class Loop:
         engine, probes, stages = self._engine, self._probes, self._stages
         loss_sum = torch.zeros((), device=self._device)
         plain = probes.begin_step(step)
-        marks = None if plain is None else NO_MARKS if step % plain.marked_every else plain.marks
+        marks = None if plain is None else plain.marks_of(step)
         for micro in range(grad_accum):
             last = micro == grad_accum - 1
             stages.micro_batch = micro + 1 if grad_accum > 1 else None

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from llmtop.profiler.probes.allocator import Peaks
 from llmtop.profiler.probes.hostcopy import send_to_host
-from llmtop.profiler.probes.phases import NO_MARKS, Marks, StepTimes
+from llmtop.profiler.probes.phases import Marks, StepTimes
 from llmtop.profiler.probes.profiling import Profiling
 from llmtop.profiler.probes.script.loader import Fetches, told_apart
 from llmtop.profiler.probes.script.shapes import BatchShape
@@ -207,6 +207,8 @@ class Steps:
             times = reading.times
         else:
             times, reading = plain.finish_step(), plain.reading
+            if times is None:
+                plain = None
         if self._on_cuda:
             loss, grad_norm = send_to_host(loss), send_to_host(grad_norm)
         made = _Made(
@@ -240,7 +242,7 @@ class Steps:
             plain = None
         if plain is not None and step < plain.until:
             plain.start_step()
-            self._marks = NO_MARKS if step % plain.marked_every else plain.marks
+            self._marks = plain.marks_of(step)
         else:
             self._begin_step(step)
 
@@ -258,7 +260,7 @@ class Steps:
 
     def _begin_step(self, step: int) -> None:
         self._plain = plain = self._profiling.begin_step(step)
-        self._marks = None if plain is None else NO_MARKS if step % plain.marked_every else plain.marks
+        self._marks = None if plain is None else plain.marks_of(step)
 
     def _look_for_requests(self, coming_step: int) -> bool:
         """Whether a snapshot is asked for; it is to begin with the coming step, at the earliest."""
