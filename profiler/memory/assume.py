@@ -59,7 +59,7 @@ def assumptions(spec: RunSpec, sizes: Sizes, bucket: int) -> tuple[str, ...]:
         f"every micro-batch is full: {options.micro_batch} x {options.seq_len:,} tokens",
         "DeepSpeed 0.19.8, transformers 5.x and torch's default caching allocator",
     ]
-    found += _of_time(spec, sizes)
+    found += _of_time(spec)
     uncounted = uncounted_keys(spec)
     if uncounted:
         found.insert(0, f"not counted, though it changes memory: deepspeed.{', deepspeed.'.join(uncounted)}")
@@ -92,20 +92,36 @@ def assumptions(spec: RunSpec, sizes: Sizes, bucket: int) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _of_time(spec: RunSpec, sizes: Sizes) -> Iterator[str]:
-    """Where a step's time is from; on the CPU kind also why there is none."""
-    figures = spec.gpu.measured
-    one = spec.on_cpu and sizes.ranks == 1
-    if spec.on_cpu and sizes.ranks > 1:
-        yield (
-            f"a step's time is not predicted for {sizes.ranks} processes on a CPU: llmtop calibrate measures"
+def why_untimed(spec: RunSpec) -> str:
+    """Why a step's time is not predicted, where it could be of another run or with more known; else empty."""
+    ranks = spec.world_size
+    if not spec.on_cpu:
+        unknown = spec.options.nodes > 1 and node_bytes_per_second(spec) is None
+        return (
+            "a step's time over nodes is not predicted: what is between them is not known;"
+            " --inter-node-gbps says it"
+            if unknown
+            else ""
+        )
+    if ranks > 1:
+        return (
+            f"a step's time is not predicted for {ranks} processes on a CPU: llmtop calibrate measures"
             " one alone, and not what they take from each other; --gpus 1 has a time then"
         )
-    elif spec.on_cpu and spec.options.quantization != "none":
-        yield "a step's time is not predicted for packed weights on a CPU"
-    elif figures is None:
-        yield from ("a step's time on this CPU is not predicted before llmtop calibrate",) if one else ()
-    else:
+    if spec.options.quantization != "none":
+        return "a step's time is not predicted for packed weights on a CPU"
+    if spec.gpu.measured is None:
+        return "a step's time on this CPU is not predicted before llmtop calibrate"
+    return ""
+
+
+def _of_time(spec: RunSpec) -> Iterator[str]:
+    """Where a step's time is from; on the CPU kind also why there is none."""
+    figures = spec.gpu.measured
+    why = why_untimed(spec) if spec.on_cpu else ""
+    if why:
+        yield why
+    elif figures is not None:
         untried = "" if spec.on_cpu else "; such figures have not been compared with runs on a GPU yet"
         threads = (
             f" with {counted(figures.threads, 'thread')}, for which they hold" if figures.threads else ""
@@ -124,10 +140,7 @@ def _of_nodes(spec: RunSpec) -> Iterator[str]:
         return
     rate = node_bytes_per_second(spec)
     if rate is None:
-        yield (
-            "a step's time over nodes is not predicted: what is between them is not known;"
-            " --inter-node-gbps says it"
-        )
+        yield why_untimed(spec)
         return
     whence = "as given" if spec.options.inter_node_gbps is not None else f"as {spec.gpu.name}s are sold"
     yield (

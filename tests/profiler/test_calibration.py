@@ -20,6 +20,7 @@ from llmtop.profiler.cost.calibration import (
     work_of,
 )
 from llmtop.profiler.cost.steptime import predict_step_seconds, step_time
+from llmtop.profiler.memory.assume import why_untimed
 from llmtop.profiler.memory.predict import predict
 from llmtop.tui.commandline.arguments import CommandParser
 from llmtop.tui.commands import calibrate as command
@@ -114,6 +115,26 @@ def test_several_processes_of_a_cpu_have_no_step_time_and_it_says_so_once(*, mea
     told = [line for line in found.assumptions if "step" in line and "time" in line]
     assert found.step_seconds is None and len(told) == 1
     assert "not predicted for 2 processes" in told[0] and "--gpus 1" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "measured", "word"),
+    [
+        ({"gpu": "cpu", "zero": 2, "precision": "fp32"}, False, "llmtop calibrate"),
+        ({"gpu": "cpu", "zero": 2, "precision": "fp32"}, True, ""),
+        ({"gpu": "cpu", "gpus": 2, "zero": 2, "precision": "fp32"}, True, "--gpus 1"),
+        ({"gpu": "rtx-4090", "nodes": 2}, False, "--inter-node-gbps"),
+        ({"gpu": "h200", "nodes": 2}, False, ""),
+    ],
+)
+def test_there_is_a_reason_where_there_is_no_step_time(
+    options: dict[str, object], measured: bool, word: str
+) -> None:
+    run = spec(**{"model": "tiny-llama-cpu", "seq_len": 128, **options})
+    run = on_machine(run) if measured else run
+    why, found = why_untimed(run), predict(run)
+    assert word in why and bool(why) is (found.step_seconds is None) is bool(word)
+    assert [line for line in found.assumptions if "not predicted" in line] == ([why] if why else [])
 
 
 def test_figures_of_a_cpu_are_told_with_the_threads_that_they_hold_for() -> None:

@@ -12,7 +12,7 @@ from llmtop.presets.errors import ExitCode, JobFailedError, UsageError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost.calibration import calibrated, find
 from llmtop.profiler.hardware.hostmemory import host_memory_bytes
-from llmtop.profiler.memory.predict import predict
+from llmtop.profiler.memory.assume import why_untimed
 from llmtop.trainer.preflight import preflight
 from llmtop.trainer.tune.interrupt import interruptible
 from llmtop.trainer.tune.journal import Asked, Line, TuneDir, find_tune, tunes_root
@@ -32,8 +32,6 @@ from llmtop.tui.commands.tune_edge import find_edge
 from llmtop.tui.commands.tune_text import Progress, found_text, ranked_text, space_text, trials_text
 
 TRIALS, MINUTES = 12, 5.0
-_OF_TIME = "a step's time"
-"""How a prediction's words begin on why it has none."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -174,9 +172,9 @@ def _show(tune: TuneDir, space: Space, trials: int, *, as_json: bool) -> None:
 def _ranked(spec: RunSpec, space: Space, candidates: Sequence[Candidate], *, title: str = "") -> str:
     """As a table; without predicted times it is no ranking by speed."""
     timed = any(one.brief.step_seconds is not None for one in candidates)
-    told = (one for one in predict(_measured(spec)).assumptions if one.startswith(_OF_TIME))
+    why = "" if timed else why_untimed(_measured(spec))
     title = title or ("the fastest by prediction" if timed else "what comes first, by how little work it is")
-    return ranked_text(space, candidates, text_width(), title=title, untimed="" if timed else next(told, ""))
+    return ranked_text(space, candidates, text_width(), title=title, why_untimed=why)
 
 
 def _measured(spec: RunSpec) -> RunSpec:

@@ -41,9 +41,9 @@ def ranked_text(
     width: int,
     *,
     title: str,
-    untimed: str = "",
+    why_untimed: str = "",
 ) -> str:
-    """The first of the candidates; `untimed` says why they have no predicted times, where they have none."""
+    """The first of the candidates; `why_untimed` is told below them."""
     shown = candidates[:_BEST]
     varied = [knob.key for knob in space.knobs if len(knob.values) > 1]
     keys = [key for key in varied if len({str(one.choice[key]) for one in shown}) > 1]
@@ -52,7 +52,7 @@ def ranked_text(
     rows = [[*(_value(one.choice[k]) for k in keys), *_predicted(one)] for one in shown]
     lines = wrapped(f"{title}{', all with ' if alike else ''}{', '.join(alike)}", "", width)
     lines += fitted_table([heads, *rows], range(len(keys), len(heads)), width)
-    return "\n".join([*lines, *wrapped(untimed, "", width)])
+    return "\n".join([*lines, *wrapped(why_untimed, "", width)])
 
 
 def fitted_table(rows: Sequence[Sequence[str]], right: Sequence[int], width: int) -> list[str]:
