@@ -68,14 +68,19 @@ def unsaved_words(state: RunState) -> str:
     if refused is None:
         return ""
     there = f"the newest is of step {state.checkpoints[-1].step:,}" if state.checkpoints else "there is none"
-    lost = f", {_lost_since_words(state)}" if state.status in ENDED and state.checkpoints else ""
+    lost = _lost_since_words(state) if state.status in ENDED else ""
     return f"the checkpoint of step {refused.step:,} could not be saved, {there}{lost}: {refused.why}"
 
 
 def _lost_since_words(state: RunState) -> str:
-    """How many steps an ended run has made after its newest checkpoint."""
-    since = state.steps_finished - state.checkpoints[-1].step
-    return f"and the {counted(since, 'step')} since {'is' if since == 1 else 'are'} lost"
+    """How many steps an ended run has made after its newest checkpoint; empty where there is none, and where
+    that is of a later step: of such a run nobody has told which it went on after."""
+    since = state.steps_finished - state.checkpoints[-1].step if state.checkpoints else 0
+    return f", and {_since_are_lost(since)}" if since > 0 else ""
+
+
+def _since_are_lost(since: int) -> str:
+    return f"the {counted(since, 'step')} since {'is' if since == 1 else 'are'} lost"
 
 
 def not_saved_words(state: RunState, spec: RunSpec) -> str:
@@ -87,11 +92,20 @@ def not_saved_words(state: RunState, spec: RunSpec) -> str:
     last = state.steps_finished
     if spec.script is not None or state.status not in ENDED or not last or state.unsaved is not None:
         return ""
-    if state.checkpoints and state.checkpoints[-1].step >= last or _kept_for_a_relaunch(state) is not None:
+    newest = state.checkpoints[-1] if state.checkpoints else None
+    if newest is not None and newest.step > last and state.is_of_before(newest.t):
+        before = "from before it went on: nothing since is saved"
+        return f"the newest checkpoint is of step {newest.step:,}, {before}"
+    if newest is not None and newest.step >= last or _kept_for_a_relaunch(state) is not None:
         return ""
-    if state.checkpoints:
-        newest = state.checkpoints[-1].step
-        return f"the newest checkpoint is of step {newest:,}, {_lost_since_words(state)}"
+    if newest is not None:
+        return f"the newest checkpoint is of step {newest.step:,}{_lost_since_words(state)}"
+    # A relaunch since then has loaded a later state, which is gone.
+    began = state.went_on_from if state.goes_on_after is None else state.goes_on_after
+    if state.went_on is not None and began:
+        since = last - began
+        lost = f"; {_since_are_lost(since)}" if since > 0 else ""
+        return f"nothing was saved since it went on after step {began:,}{lost}"
     why = ": checkpoint_every is 0 and save_at_end false" if spec.saves_nothing else ""
     if state.status == "completed":
         return f"nothing was saved{why}"

@@ -124,6 +124,7 @@ class RunState(Struct, frozen=True, kw_only=True):
     peak_cgroup_bytes: int | None = None
     peak_swap_bytes: int | None = None
     checkpoints: tuple[CheckpointSaved, ...] = ()
+    """Without those after the step that it was gone on with from: they were not there any more."""
     last_saved: CheckpointSaved | None = None
     """The newest of any kind, also of those that were made for a relaunch and are gone."""
     checkpoints_refused: tuple[CheckpointRefused, ...] = ()
@@ -204,14 +205,24 @@ class RunState(Struct, frozen=True, kw_only=True):
     @property
     def is_beginning(self) -> bool:
         """Whether it goes on, and has made no step since it was launched or gone on with."""
-        return self.status not in ENDED and self.has_made_none
+        return self.status not in ENDED and self.made_no_step
 
     @property
-    def has_made_none(self) -> bool:
+    def made_no_step(self) -> bool:
         """Whether it has made no step since it was launched or gone on with."""
         if self.went_on is None:
             return not self.steps_finished and not self.recent_steps
         return not self.recent_steps or self.recent_steps[-1].t < self.went_on
+
+    @property
+    def went_on_from(self) -> int | None:
+        """The step of the state that its processes began with, 0 for none; None where nobody has told."""
+        loaded = self.first.checkpoint_loaded if self.first is not None else None
+        return loaded.step if loaded is not None else self.goes_on_after
+
+    def is_of_before(self, t: float) -> bool:
+        """Whether a line of that time is one of the processes before it was gone on with, which came late."""
+        return self.went_on is not None and t < self.went_on
 
     @property
     def present_step(self) -> int | None:
@@ -221,8 +232,13 @@ class RunState(Struct, frozen=True, kw_only=True):
             return self.steps_finished
         if not self.is_beginning:
             return self.recent_steps[-1].step if self.recent_steps else self.steps_finished
-        loaded = self.first.checkpoint_loaded if self.first is not None else None
-        return loaded.step if loaded is not None else self.goes_on_after
+        return self.went_on_from
+
+    @property
+    def present_loss(self) -> float | None:
+        """Of the step that it stands at; None where that is not finite, and where its processes have made
+        none yet."""
+        return None if self.is_beginning else self.last_loss
 
     @property
     def ranks_here(self) -> range:

@@ -65,7 +65,7 @@ class Narrator:
         for refused in state.checkpoints_refused[self._refused :]:
             yield f"step {refused.step:,}: the checkpoint is refused: {refused.why}"
         self._refused = len(state.checkpoints_refused)
-        step = 0 if state.has_made_none else state.steps_finished
+        step = 0 if state.made_no_step else state.steps_finished
         if step < self._said_step:
             self._said_step = 0  # it was gone on with, from an earlier one
         due = step - self._said_step >= self._every or now - self._said_time >= QUIET_SECONDS

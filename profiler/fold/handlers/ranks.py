@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from llmtop.profiler.fold import changestate, rankstate
 from llmtop.profiler.fold.batch import Batch
+from llmtop.profiler.fold.handlers.gonecheckpoints import forget_what_is_gone
 from llmtop.profiler.fold.handlers.handler import Handler
 from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.fold.readingsfold import raise_peaks
@@ -78,6 +79,15 @@ def _change_applied(batch: Batch, event: ChangeApplied) -> None:
 def _checkpoint_saved(batch: Batch, event: CheckpointSaved) -> None:
     known = batch.state.checkpoints
     batch.set(last_saved=event, checkpoints=known if event.passing else (*known, event))
+    forget_what_is_gone(batch)
+
+
+def _checkpoint_loaded(batch: Batch, event: CheckpointLoaded) -> None:
+    number = rank_of(event.src)
+    if number is None or batch.state.is_of_before(event.t):
+        return
+    batch.set_rank(replace(batch.rank(number), checkpoint_loaded=event))
+    forget_what_is_gone(batch)
 
 
 def _checkpoint_refused(batch: Batch, event: CheckpointRefused) -> None:
@@ -95,10 +105,12 @@ def _rank_finished(batch: Batch, event: RankFinished) -> None:
 
 def _step_finished(batch: Batch, event: StepFinished) -> None:
     number = rank_of(event.src)
-    if number is not None:
-        batch.add_step(number, event)
     state = batch.state
-    if state.status == "starting":
+    came_late = state.is_of_before(event.t)
+    # What the ranks are since then is of their new processes.
+    if number is not None and not came_late:
+        batch.add_step(number, event)
+    if state.status == "starting" and not came_late:
         batch.set(status="running")
     if state.hang_at is not None and event.t >= state.hang_at:
         batch.set(hang_seconds=None, hang_at=None)
@@ -109,19 +121,22 @@ def _step_finished(batch: Batch, event: StepFinished) -> None:
 
 
 def _step_of_run(batch: Batch, event: StepFinished) -> None:
+    batch.set(energy=batch.state.energy.with_step(event))
     state = batch.state
-    batch.add_point(event)
-    batch.set(energy=state.energy.with_step(event))
-    state = batch.state
-    # A line of the process before may come late.
-    is_first = state.went_on is not None and event.t >= state.went_on and state.has_made_none
     left_out = event.left_out
     changes: dict[str, Any] = {
         "steps_made": state.steps_made + 1 + (left_out.steps if left_out is not None else 0),
-        "steps_finished": event.step if is_first else max(state.steps_finished, event.step),
-        "last_loss": event.loss,
-        "recent_steps": (*state.recent_steps[1 - RECENT_STEPS :], event),
     }
+    came_late = state.is_of_before(event.t)
+    # It counts among those made; where the run stands, the steps say that it has made since.
+    if not came_late or state.made_no_step:
+        is_first = not came_late and state.went_on is not None and state.made_no_step
+        batch.add_point(event)
+        changes |= {
+            "steps_finished": event.step if is_first else max(state.steps_finished, event.step),
+            "last_loss": event.loss,
+            "recent_steps": (*state.recent_steps[1 - RECENT_STEPS :], event),
+        }
     skipped = int(event.skipped) + (left_out.skipped if left_out is not None else 0)
     if skipped:
         changes["skipped_steps"] = state.skipped_steps + skipped
@@ -167,7 +182,7 @@ HANDLERS: dict[type, Handler] = {
     StepFinished: _step_finished,
     CheckpointSaved: _checkpoint_saved,
     CheckpointRefused: _checkpoint_refused,
-    CheckpointLoaded: _of_rank(lambda rank, event: replace(rank, checkpoint_loaded=event)),
+    CheckpointLoaded: _checkpoint_loaded,
     RankFinished: _rank_finished,
     RankFailed: _of_rank(lambda rank, event: replace(rank, failed=event)),
 }

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from llmtop.profiler.fold import changestate, rankstate
 from llmtop.profiler.fold.batch import Batch
 from llmtop.profiler.fold.changestate import Changes
+from llmtop.profiler.fold.handlers.gonecheckpoints import forget_what_is_gone
 from llmtop.profiler.fold.handlers.handler import Handler
 from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.record.changeevents import (
@@ -64,6 +65,7 @@ def _go_on(batch: Batch, t: float) -> None:
     batch.set(peak_rss_bytes={}, peak_pss_bytes={}, peak_compiler_bytes={})
     for number in batch.rank_numbers:
         batch.set_rank(_new_process(batch.rank(number)))
+    forget_what_is_gone(batch)
 
 
 def _new_process(rank: RankState) -> RankState:
