@@ -67,11 +67,13 @@ def hanging(seen: Seen) -> Iterator[Finding]:
         if rank.stages and rank.stages[-1].seconds is None
     ]
     goes_on = state.status not in ENDED
+    # Where it went on and nobody has told after which step.
+    since = "it was gone on with" if state.present_step is None else f"step {state.present_step}"
     yield Finding(
         key="hang",
         severity="critical",
         title="no step for a long time",
-        evidence=f"{format_seconds(state.hang_seconds)} since step {state.steps_finished}"
+        evidence=f"{format_seconds(state.hang_seconds)} since {since}"
         + where
         + (f"; {', '.join(stuck[:4])}" if stuck else ""),
         change=f"see where each rank stands: {state.command('stacks')} (t in the monitor); what they say: "

@@ -77,8 +77,9 @@ def _device(name: str) -> Read:
 
 def _series(column: str) -> Read:
     def read(seen: Seen) -> Samples:
-        values = getattr(seen.state.series, column)
-        yield (), values[-1] if values else None
+        values = getattr(seen.state.present_series, column)
+        # Where it is beginning they are of processes that are there no more.
+        yield (), values[-1] if values and not seen.state.is_beginning else None
 
     return read
 
@@ -134,6 +135,7 @@ def _host_cpu(seen: Seen) -> float | None:
     return seen.state.hardware.host.cpu_percent if seen.state.hardware else None
 
 
+_NEWEST = "Of the newest step since it was launched or gone on with"
 FAMILIES: tuple[Family, ...] = (
     Family(
         name="llmtop_run_info",
@@ -141,7 +143,11 @@ FAMILIES: tuple[Family, ...] = (
         read=_info,
         labels=("name", "model", "gpu", "ranks", "status"),
     ),
-    Family(name="llmtop_step", help="Largest step finished", read=_one(lambda s: s.state.steps_finished)),
+    Family(
+        name="llmtop_step",
+        help="Newest step; that after which it goes on, until it has made one since it was gone on with",
+        read=_one(lambda s: s.state.present_step),
+    ),
     Family(name="llmtop_steps_planned", help="Steps asked for", read=_one(lambda s: s.spec.steps_planned)),
     Family(
         name="llmtop_skipped_steps",
@@ -153,11 +159,11 @@ FAMILIES: tuple[Family, ...] = (
         help="1 while the newest checkpoint that was asked for could not be written",
         read=_one(lambda s: s.state.unsaved is not None),
     ),
-    Family(name="llmtop_loss", help="Of the newest step", read=_one(lambda s: s.state.last_loss)),
-    Family(name="llmtop_learning_rate", help="Of the newest step", read=_series("learning_rates")),
-    Family(name="llmtop_grad_norm", help="Of the newest step", read=_series("grad_norms")),
-    Family(name="llmtop_step_seconds", help="Of the newest step", read=_series("step_seconds")),
-    Family(name="llmtop_tokens_per_second", help="Of the newest step", read=_series("tokens_per_second")),
+    Family(name="llmtop_loss", help=_NEWEST, read=_one(lambda s: s.state.present_loss)),
+    Family(name="llmtop_learning_rate", help=_NEWEST, read=_series("learning_rates")),
+    Family(name="llmtop_grad_norm", help=_NEWEST, read=_series("grad_norms")),
+    Family(name="llmtop_step_seconds", help=_NEWEST, read=_series("step_seconds")),
+    Family(name="llmtop_tokens_per_second", help=_NEWEST, read=_series("tokens_per_second")),
     Family(
         name="llmtop_phase_seconds",
         help="Of rank 0's newest step that tells them",

@@ -168,7 +168,7 @@ def summary_of(state: RunState) -> Summary:
     return Summary(
         status=state.status,
         step=state.present_step,
-        last_loss=state.last_loss,
+        last_loss=state.present_loss,
         started=state.started,
         unsaved=state.unsaved is not None,
         ended=state.ended is not None,

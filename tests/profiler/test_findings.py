@@ -24,6 +24,7 @@ from llmtop.profiler.record.events import (
     PhaseMemory,
     RankFailed,
     RunEnded,
+    RunStarted,
     StageBegan,
     StepFinished,
 )
@@ -330,6 +331,27 @@ def test_a_hang_names_the_rank_that_is_behind() -> None:
     assert "llmtop logs a-run" in told.change
     starting = found([StageBegan(stage="process_group", src="rank0"), hang])["hang"]
     assert "rank 0 in process group" in starting.evidence
+    assert "since step 2;" in told.evidence
+
+
+@pytest.mark.parametrize(("after", "since"), [(1, "since step 1;"), (None, "since it was gone on with;")])
+def test_a_hang_before_the_first_step_is_since_the_one_that_it_went_on_after(
+    after: int | None, since: str
+) -> None:
+    began = RunStarted(
+        run_id="a-run",
+        name="n",
+        pid=1,
+        host="h",
+        world_size=2,
+        llmtop_version="0",
+        goes_on_after=after,
+        t=600.0,
+    )
+    ended = RunEnded(state="stopped", reason="asked", t=500.0)
+    hang = HangSuspected(last_step=1, quiet_seconds=420.0, threshold_seconds=300.0, t=1100.0)
+    stage = StageBegan(stage="process_group", src="rank0", t=601.0)
+    assert since in found([step(1), step(2), ended, began, stage, hang])["hang"].evidence
 
 
 def test_failed_lost_and_compiling() -> None:

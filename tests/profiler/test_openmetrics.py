@@ -102,6 +102,30 @@ def test_runs_come_grow_and_go(tmp_path: Path) -> None:
     recorder.close()
 
 
+def test_of_a_run_that_goes_on_nothing_of_its_processes_before_is_told(tmp_path: Path) -> None:
+    spec = recorded_spec("cpu", steps=9)
+    run = RunDir.create(tmp_path, spec, recorded_prediction(spec), {})
+    run.write_supervisor_pid()
+    recorder = Recorder(run, spec, 1.7e9)
+    recorder.start()
+    for step in range(1, 7):
+        recorder.step(step)
+    of_steps = ("loss", "learning_rate", "grad_norm", "step_seconds", "tokens_per_second")
+
+    def told() -> tuple[float | None, set[str]]:
+        found = samples(parse(generate_latest(registry(tmp_path)).decode()))
+        names = {name.removeprefix("llmtop_") for name, _ in found}
+        return found.get(("llmtop_step", ())), {name for name in of_steps if name in names}
+
+    assert told() == (6, set(of_steps))
+    recorder.end("stopped", 6)
+    recorder.start(goes_on_after=4)
+    assert told() == (4, set())
+    recorder.step(5)
+    assert told() == (5, set(of_steps))
+    recorder.close()
+
+
 def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
     broken = make_recorded_run(tmp_path, steps=3, end=None)
     make_recorded_run(tmp_path, steps=4, end=None)

@@ -191,6 +191,22 @@ def test_a_run_without_an_end_is_lost_at_the_end_only(root: Path) -> None:
     assert feed.poll() is None
 
 
+def test_a_replay_stands_at_the_step_that_the_run_went_on_after(root: Path) -> None:
+    live = LiveRun(root, steps=12)
+    live.start()
+    live.steps(1, 6)
+    live.end("stopped", "asked")
+    live.go_on(after=4)
+    live.close()
+    feed = ReplayFeed(live.run, ReplayWish(step=6))
+    while feed.position().read_share < 1:
+        feed.poll()
+    assert feed.position().step == 6
+    feed.go("end")
+    feed.poll()
+    assert feed.position().step == 4
+
+
 @pytest.mark.parametrize("width", [8, 20, 40, 80, 200])
 def test_the_bar_is_one_row(width: int, root: Path) -> None:
     feed = ReplayFeed(make_recorded_run(root, steps=5), ReplayWish(step=3))

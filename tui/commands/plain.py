@@ -48,7 +48,7 @@ class PlainTeller:
         if state.status == "starting" and (rank := state.first) is not None and rank.stages:
             parts.append(rank.stages[-1].stage.replace("_", " "))
         # What an earlier process has measured is not true of one that goes on.
-        known = None if state.is_beginning else state.last_loss
+        known = state.present_loss
         loss = NOT_AVAILABLE if known is None else f"{known:.4f}"
         rates = () if state.is_beginning else state.series.tokens_per_second
         parts += [

@@ -149,7 +149,7 @@ def run_row(run: RunDir, state: RunState) -> RunRow:
         status=state.status,
         step=state.present_step,
         steps=spec.steps_planned,
-        loss=state.last_loss,
+        loss=state.present_loss,
         tokens_per_second=steady_speed(state.present_series),
         memory_bytes=max(held.values(), default=None),
         started=state.started if state.started is not None else run.created(),

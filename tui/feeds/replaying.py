@@ -45,7 +45,8 @@ class ReplayPosition(Struct, frozen=True, kw_only=True):
     begin: float
     end: float
     """As far as it was read."""
-    step: int
+    step: int | None
+    """At which it stood; None where it had gone on and not told from where."""
     speed: int
     playing: bool
     read_share: float = 1.0
@@ -207,7 +208,7 @@ class ReplayFeed(MonitorFeed):
             at=replay.at,
             begin=replay.begin or 0.0,
             end=replay.end,
-            step=replay.state.steps_finished,
+            step=replay.state.present_step,
             speed=self._speed,
             playing=self._playing,
             read_share=replay.read_share,
