@@ -20,7 +20,7 @@ from llmtop.profiler.report.markup import Markup, details, element, joined, tabl
 from llmtop.profiler.report.pagedata import PageData
 from llmtop.profiler.report.quantized import quantized_lines
 from llmtop.profiler.report.settings import SettingReport
-from llmtop.profiler.report.text import model_line, settings_words, took_words
+from llmtop.profiler.report.text import model_line, settings_words, skipped_words, took_words
 from llmtop.profiler.units import (
     NOT_AVAILABLE,
     format_bytes,
@@ -71,7 +71,7 @@ def _steps(report: Report) -> str:
 
 
 def cards(report: Report) -> Markup:
-    skipped = f", {report.skipped_steps} skipped" if report.skipped_steps else ""
+    skipped = f", {skipped_words(report)}" if report.skipped_steps else ""
     rows = (
         (_steps(report), f"steps{skipped}"),
         (_loss(report.last_loss), f"loss, from {_loss(report.first_loss)}"),

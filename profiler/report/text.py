@@ -117,9 +117,14 @@ def _scale(value: float | None) -> str:
     return NOT_AVAILABLE if value is None else f"{value:,.10g}"
 
 
+def skipped_words(report: Report) -> str:
+    """Of those made: a run that was gone on with from an earlier step made some of them again."""
+    return f"{report.skipped_steps:,} skipped of {report.steps_made:,} made"
+
+
 def _training(report: Report, width: int) -> Iterator[str]:
     yield "Training"
-    skipped = f", {report.skipped_steps} skipped" if report.skipped_steps else ""
+    skipped = f", {skipped_words(report)}" if report.skipped_steps else ""
     planned = "" if report.steps_planned is None else f" of {report.steps_planned}"
     yield f"  {'steps':<16}{report.steps_finished}{planned}{skipped}"
     yield f"  {'loss':<16}{_number(report.first_loss)} -> {_number(report.last_loss)}{_fall(report)}"

@@ -16,11 +16,14 @@ from msgspec.structs import replace
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.cost.flops import utilisation
+from llmtop.profiler.export.secrets import Scrubber
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import RankExited, RankStarted, StageBegan, StepFinished
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.build import Report, build_report
 from llmtop.profiler.report.columns import GIB, MIB, ColumnUnit, print_addends
+from llmtop.profiler.report.page import run_page
+from llmtop.profiler.report.pagedata import read_page
 from llmtop.profiler.report.text import render
 from tests.recorded import BEGAN, Recorder, make_recorded_run
 from tests.recorded_spec import Kind, recorded_prediction, recorded_spec
@@ -96,7 +99,8 @@ def test_skipped_steps_and_loss_scale_of_fp16_are_shown(tmp_path: Path) -> None:
     report = build_report(run)
     assert (report.skipped_steps, report.first_loss_scale, report.last_loss_scale) == (1, 65536, 32768)
     shown = render(report)
-    assert "3 of 3, 1 skipped" in shown and "65,536 -> 32,768" in shown
+    assert "3 of 3, 1 skipped of 3 made" in shown and "65,536 -> 32,768" in shown
+    assert "steps, 1 skipped of 3 made" in run_page(read_page(run, Scrubber()))
     plain = render(build_report(make_recorded_run(tmp_path, kind="cuda", steps=3)))
     assert " skipped" not in plain and "loss scale" not in plain
 
