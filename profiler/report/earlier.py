@@ -26,7 +26,7 @@ LOOKS = 16
 _MOST_LOOKS = 2 * LOOKS
 """With those at the ends of settings there are fewer, unless the record is damaged."""
 MOST_BYTES = 256 << 20
-"""Of a record that is read once more for what may have faded on one setting: about two seconds."""
+"""Of a record that is read once more: about two seconds."""
 _PASSING = frozenset({"hang", "host_memory_grows", "lost", "failed"})
 """Keys of what is of one moment alone, or of the end."""
 FADING = frozenset(
@@ -75,9 +75,10 @@ def with_earlier(run: RunDir, state: RunState, found: tuple[Finding, ...]) -> tu
     if not looks:
         return found
     size_bytes = logs_size_bytes(run.event_logs())
-    if size_bytes > MOST_BYTES and not any(look.ends for look in looks):
-        return worst_first((*found, _not_looked_for(state, size_bytes)))
-    seen = tuple(_look_again(run, looks))
+    if size_bytes > MOST_BYTES:
+        found = worst_first((*found, _not_looked_for(state, size_bytes)))
+        looks = _first_settings(state, looks, size_bytes)
+    seen = tuple(_look_again(run, looks)) if looks else ()
     known = {one.key for one in found} | _PASSING
     more = []
     for told in (_at_ends(seen), _faded(seen, GOOD_PART * _steps(state))):
@@ -90,13 +91,20 @@ def with_earlier(run: RunDir, state: RunState, found: tuple[Finding, ...]) -> tu
     return worst_first((*found, *more)) if more else found
 
 
+def _first_settings(state: RunState, looks: list[_Look], size_bytes: int) -> list[_Look]:
+    """The ends of settings before which there are not too many bytes, if a step has as many as another."""
+    steps = state.series.steps
+    share = MOST_BYTES / size_bytes * _steps(state)
+    return [look for look in looks if look.ends and look.last + 1 - min(steps) <= share]
+
+
 def _not_looked_for(state: RunState, size_bytes: int) -> Finding:
     return Finding(
         key="record_too_long",
         severity="info",
-        title="what stood out for a while is not told",
-        evidence=f"the record has {format_bytes(size_bytes)}: above {format_bytes(MOST_BYTES)} it is not read"
-        " again for that",
+        title="what stood out for a while may be missing here",
+        evidence=f"the record has {format_bytes(size_bytes)}, and no more than {format_bytes(MOST_BYTES)} of it"
+        " are read again for that",
         change=f"{state.command('replay')} shows it: n goes from one finding to the next",
     )
 

@@ -15,6 +15,7 @@ from llmtop.profiler.record.changeevents import ChangeApplied, ChangeAsked
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import RunEnded, RunStarted, StepFinished
 from llmtop.profiler.record.feed import RunStream
+from llmtop.profiler.record.recording import logs_size_bytes
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.earlier import FADING
@@ -120,13 +121,36 @@ def test_what_may_fade_is_what_rules_find() -> None:
     assert [key for key in FADING if f'"{key}"' not in rules] == []
 
 
+@pytest.mark.parametrize("settings", [(), (121,)])
 def test_a_long_record_is_not_read_again_for_that_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: tuple[int, ...]
 ) -> None:
+    """Whether it had one setting or several."""
     monkeypatch.setattr("llmtop.profiler.report.earlier.MOST_BYTES", 1000)
-    run = recorded(tmp_path, 160, range(41, 111))
+    monkeypatch.setattr("llmtop.profiler.report.earlier.RunStream", None)
+    run = recorded(tmp_path, 160, range(41, 111), settings=settings)
     found = told(run)
     assert "straggler" not in found
     assert found["record_too_long"].change == (
         f"llmtop replay {run.run_id} shows it: n goes from one finding to the next"
     )
+
+
+def test_of_a_long_record_the_first_settings_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two of a third each the one that ends before the limit."""
+    run = recorded(tmp_path, 150, range(1, 101), settings=(51, 101))
+    size_bytes = logs_size_bytes(run.event_logs())
+    monkeypatch.setattr("llmtop.profiler.report.earlier.MOST_BYTES", size_bytes // 2)
+    asked: list[float] = []
+
+    class Watched(RunStream):
+        def batches(self, until: float | None = None, *, strictly: bool = False) -> Any:
+            asked.append(until or 0.0)
+            return super().batches(until, strictly=strictly)
+
+    monkeypatch.setattr("llmtop.profiler.report.earlier.RunStream", Watched)
+    found = told(run)
+    assert found["straggler"].evidence.startswith("in steps 1 to 50: ")
+    assert "record_too_long" in found and len(asked) == 1
