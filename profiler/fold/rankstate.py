@@ -70,6 +70,8 @@ class RankState(Struct, frozen=True, kw_only=True):
     setting may have freed, and what this one uses is not told."""
     phase_totals: dict[str, PhaseTotal] = field(default_factory=dict)
     """Phase to its time after warm-up."""
+    untold_steps: int = 0
+    """Steps after warm-up that tell none of their phases."""
     step_total: PhaseTotal = PhaseTotal()
     """Whole steps after warm-up."""
     alone: Pace = Pace()
@@ -98,6 +100,11 @@ class RankState(Struct, frozen=True, kw_only=True):
     def tells_no_peak(self) -> bool:
         """On the CPU kind: what this setting uses is not to be told from what the process keeps."""
         return self.in_use_unknown and not self.peaks_in_use
+
+    @property
+    def told_steps(self) -> int:
+        """Steps after warm-up that tell their phases."""
+        return max((total.steps for total in self.phase_totals.values()), default=0)
 
     @property
     def seen_in_use(self) -> tuple[str, int] | None:
@@ -146,6 +153,7 @@ def change_setting(rank: RankState, setting: int) -> RankState:
         peaks_in_use={},
         in_use_unknown=rank.in_use_unknown or bool(rank.peaks_in_use),
         phase_totals={},
+        untold_steps=0,
         step_total=PhaseTotal(),
         alone=Pace(),
         classified={},

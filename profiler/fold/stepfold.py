@@ -24,6 +24,7 @@ class StepFolder:
         self._in_use = _opened(rank.peaks_in_use)
         self._seconds = {phase: total.seconds for phase, total in rank.phase_totals.items()}
         self._counts = {phase: total.steps for phase, total in rank.phase_totals.items()}
+        self._untold = rank.untold_steps
         self._step_seconds, self._steps = rank.step_total.seconds, rank.step_total.steps
         self._pace = PaceBuilder(rank.alone)
 
@@ -48,15 +49,19 @@ class StepFolder:
         for phase, (seconds, steps) in left_out.phase_seconds.items():
             self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
             self._counts[phase] = self._counts.get(phase, 0) + steps
+        told = max((steps for _, steps in left_out.phase_seconds.values()), default=0)
+        self._untold += max(0, left_out.steps - told)
         self._pace.add_left_out(left_out, next_step)
         self._seen += left_out.steps
 
     def _add_times(self, event: StepFinished) -> None:
-        sums, counts = self._seconds, self._counts
+        sums, counts, is_told = self._seconds, self._counts, False
         for phase, seconds in event.phase_seconds.items():
             if seconds is not None:
                 sums[phase] = sums.get(phase, 0.0) + seconds
                 counts[phase] = counts.get(phase, 0) + 1
+                is_told = True
+        self._untold += not is_told
         self._step_seconds += event.step_seconds
         self._steps += 1
         self._pace.add(event)
@@ -73,6 +78,7 @@ class StepFolder:
                 phase: PhaseTotal(seconds=seconds, steps=self._counts[phase])
                 for phase, seconds in self._seconds.items()
             },
+            untold_steps=self._untold,
             step_total=PhaseTotal(seconds=self._step_seconds, steps=self._steps),
             alone=self._pace.freeze(),
         )

@@ -51,7 +51,7 @@ class ComponentReport(Struct, frozen=True, kw_only=True):
 class PhaseReport(Struct, frozen=True, kw_only=True):
     phase: str
     seconds: float
-    """Mean over rank 0's steps after warm-up."""
+    """Mean over rank 0's steps after warm-up that tell it."""
     percent: float
 
 
@@ -164,6 +164,10 @@ class Report(Struct, frozen=True, kw_only=True):
     peak_flops_per_second: float | None
     """That peak, of all GPUs together."""
     phases: tuple[PhaseReport, ...]
+    phase_steps: int
+    """Steps after warm-up that tell their phases, of which those are the means; on a GPU not all do."""
+    untold_phase_steps: int
+    """Those that do not."""
     startup: tuple[StageReport, ...]
     components: tuple[ComponentReport, ...]
     predicted_peak_bytes: int | None
@@ -289,6 +293,8 @@ def report_of(
         needed_mfu_percent=100 * share.needed if share else None,
         peak_flops_per_second=peak_flops_per_second(spec) if spec.is_known else None,
         phases=_phases(first),
+        phase_steps=first.told_steps if first is not None else 0,
+        untold_phase_steps=first.untold_steps if first is not None else 0,
         startup=_startup(state),
         components=_components(found),
         predicted_peak_bytes=found.predicted_peak_bytes,

@@ -21,6 +21,7 @@ from llmtop.profiler.report.pagedata import PageData
 from llmtop.profiler.report.quantized import quantized_lines
 from llmtop.profiler.report.settings import SettingReport
 from llmtop.profiler.report.text import model_line, settings_words, skipped_words, took_words
+from llmtop.profiler.report.toldsteps import told_steps_words
 from llmtop.profiler.units import (
     NOT_AVAILABLE,
     format_bytes,
@@ -225,11 +226,8 @@ def rank_table(data: PageData) -> Markup:
     phases = [phase for phase in _PLAIN_PHASES if phase != BETWEEN or has_between]
     heads = ("rank", "pid", "last step", "peak", "RSS", "PSS", *phases, "end")
     rows = [_rank_row(rank, [means[rank.rank].get(phase) for phase in phases]) for rank in data.report.ranks]
-    note = (
-        element("p", f"Phases: means over the steps after the first {WARMUP_STEPS}.", kind="dim")
-        if rows
-        else ""
-    )
+    means_of = told_steps_words(data.state.first) or f"means over the steps after the first {WARMUP_STEPS}"
+    note = element("p", f"Phases: {means_of}.", kind="dim") if rows else ""
     return joined((table(heads, rows, right=range(len(heads) - 1)), note))
 
 

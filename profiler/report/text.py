@@ -11,6 +11,7 @@ from llmtop.profiler.report.build import RankReport, Report
 from llmtop.profiler.report.hosts import host_lines
 from llmtop.profiler.report.memorytext import memory_lines
 from llmtop.profiler.report.quantized import quantized_lines
+from llmtop.profiler.report.toldsteps import told_words
 from llmtop.profiler.report.wrapping import hanging, wrapped
 from llmtop.profiler.units import (
     NOT_AVAILABLE,
@@ -139,7 +140,8 @@ def _training(report: Report, width: int) -> Iterator[str]:
     yield from hanging("MFU", _utilisation(report), width)
     if report.phases:
         parts = ", ".join(f"{p.phase} {format_seconds(p.seconds)} ({p.percent:.0f}%)" for p in report.phases)
-        yield from hanging("phases", parts, width)
+        means = told_words(report.phase_steps, report.untold_phase_steps)
+        yield from hanging("phases", parts + (f"; {means}" if means else ""), width)
     if report.startup:
         parts = ", ".join(
             f"{stage.stage.replace('_', ' ')} "

@@ -128,6 +128,8 @@ def long_log(count: int) -> list[AnyEvent]:
         number = step.step
         odd = chance.random()
         loss = None if odd < 0.02 else step.loss
+        phases = step.phase_seconds if number <= 20 or number % 5 == 0 else {}
+        step = replace(step, phase_seconds=phases)
         events.append(replace(step, loss=loss, skipped=0.02 < odd < 0.04, in_use_only=number % 3 == 0))
         if number % 20 == 0:
             events.append(
@@ -199,6 +201,7 @@ def test_thinned_steps_fold_to_the_same_sums(rounds: int) -> None:
     assert {phase: total.steps for phase, total in other.phase_totals.items()} == {
         phase: total.steps for phase, total in one.phase_totals.items()
     }
+    assert (other.told_steps, other.untold_steps) == (one.told_steps, one.untold_steps)
     for phase, total in one.phase_totals.items():
         assert other.phase_totals[phase].seconds == pytest.approx(total.seconds)
     assert (other.alone.steps, other.alone.stride) == (one.alone.steps, one.alone.stride)

@@ -216,7 +216,7 @@ async def test_phases_that_few_steps_tell_stay_and_say_of_how_many_they_are(root
     async with app.run_test(size=(100, 40)) as pilot:
         await wait_for_text(pilot, "23/60")
         await pilot.press("4")
-        shown = await wait_for_text(pilot, "phases: of 4 of ", "lately")
+        shown = await wait_for_text(pilot, "phases: means of 4 of 21 steps after the first 2", "lately")
         row = next(line.split() for line in shown.splitlines() if line.split()[1:2] == ["forward"])
         assert row[2:4] == ["300", "ms"]
     live.close()

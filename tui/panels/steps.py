@@ -8,6 +8,7 @@ from llmtop.profiler.cost.flops import utilisation
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
 from llmtop.profiler.fold.series import middle_half, steady_steps
 from llmtop.profiler.record.stepevents import BEFORE_FORWARD, BETWEEN
+from llmtop.profiler.report.toldsteps import told_steps_words
 from llmtop.profiler.units import (
     NOT_AVAILABLE,
     format_percent,
@@ -192,12 +193,8 @@ def _spread(view: RunView) -> Content:
 
 def _marked(view: RunView) -> list[Content]:
     """Of how many steps the phases are, where not all tell them."""
-    rank = view.state.first
-    told = max((total.steps for total in rank.phase_totals.values()), default=0) if rank is not None else 0
-    if rank is None or not 0 < told < rank.step_total.steps:
-        return []
-    words = f"phases: of {told:,} of {rank.step_total.steps:,} steps; marking every one would take time"
-    return [Content.styled(words, "$muted")]
+    words = told_steps_words(view.state.first)
+    return [Content.styled(f"phases: {words}", "$muted")] if words else []
 
 
 def _phase_table(view: RunView, phases: dict[str, float]) -> list[Content]:
