@@ -279,7 +279,7 @@ def _unlike_versions(one: dict[str, str], two: dict[str, str]) -> Iterator[str]:
     for name in dict.fromkeys((*one, *two)):
         left, right = one.get(name), two.get(name)
         if left != right and (told or (left and right)):
-            yield f"{name} {left or 'not there'} and {right or 'not there'}"
+            yield f"{name} {left or 'not there'} in A, {right or 'not there'} in B"
 
 
 def _unfair(first: _Read, second: _Read, one: Side, two: Side) -> Iterator[str]:
@@ -297,18 +297,21 @@ def _unfair(first: _Read, second: _Read, one: Side, two: Side) -> Iterator[str]:
         ("tokens a step", one.tokens_per_step, two.tokens_per_step),
     ):
         if left != right and None not in (left, right):
-            yield f"different {what}: {left} and {right}"
+            yield f"different {what}: {left} in A, {right} in B"
     if first.spec.model != second.spec.model and one.model == two.model:
         yield f"both models are called {one.model}, but their shapes differ"
     if load := load_words(others_percent(first.state), others_percent(second.state)):
-        yield f"{LOAD_DIFFERS}: {load}"
+        yield f"{LOAD_DIFFERS}: in A and B {load}"
     unlike = list(_unlike_versions(one.versions, two.versions))
     if unlike:
-        yield f"different versions: {', '.join(unlike)}"
+        yield f"different versions: {'; '.join(unlike)}"
     moments = [read.report.actual_moment for read in (first, second)]
     if None not in moments and moments[0] != moments[1]:
-        named = " and ".join(str(moment).replace("_", " ") for moment in moments)
-        yield f"different moments of the peak, and so components of different moments: {named}"
+        left, right = (str(moment).replace("_", " ") for moment in moments)
+        yield (
+            f"different moments of the peak, and so components of different moments: {left} in A,"
+            f" {right} in B"
+        )
     for letter, read, side in (("A", first, one), ("B", second, two)):
         yield from _not_settled(letter, read, side)
 

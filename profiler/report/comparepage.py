@@ -83,7 +83,7 @@ def _unfair(found: Comparison) -> Markup:
     reasons = (element("div", reason, kind="finding warning") for reason in found.unfair)
     return joined(
         (
-            element("p", "Not a fair comparison, because (of two values the first is A's)", kind="warn"),
+            element("p", "Not a fair comparison, because", kind="warn"),
             *reasons,
         )
     )

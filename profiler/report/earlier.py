@@ -103,8 +103,8 @@ def _not_looked_for(state: RunState, size_bytes: int) -> Finding:
         key="record_too_long",
         severity="info",
         title="what stood out for a while may be missing here",
-        evidence=f"the record has {format_bytes(size_bytes)}, and no more than {format_bytes(MOST_BYTES)} of it"
-        " are read again for that",
+        evidence=f"the record has {format_bytes(size_bytes)}, and no more than {format_bytes(MOST_BYTES)} of"
+        " it are read again for that",
         change=f"{state.command('replay')} shows it: n goes from one finding to the next",
     )
 

@@ -113,19 +113,24 @@ def test_what_makes_it_unfair_is_said(tmp_path: Path) -> None:
     one = make_recorded_run(tmp_path, kind="cuda")
     two = make_recorded_run(tmp_path, kind="cuda", ranks=4, seq_len=512, steps=5, data="other.txt")
     reasons = "\n".join(compare(one, two).unfair)
-    for words in ("numbers of ranks: 2 and 4", "sequence lengths", "data", "B has only 3 steps to take"):
+    for words in (
+        "numbers of ranks: 2 in A, 4 in B",
+        "sequence lengths",
+        "data",
+        "B has only 3 steps to take",
+    ):
         assert words in reasons
     starting = make_recorded_run(tmp_path, kind="cuda", steps=0, end=None)
     assert "B has finished no step: it is still starting" in compare(one, starting).unfair
     cpu = "\n".join(compare(one, make_recorded_run(tmp_path)).unfair)
-    assert "different GPUs: h200 and cpu" in cpu and "different models" in cpu
+    assert "different GPUs: h200 in A, cpu in B" in cpu and "different models" in cpu
 
 
 def test_packages_that_one_run_lacks_are_named(tmp_path: Path) -> None:
     one, two = make_recorded_run(tmp_path), make_recorded_run(tmp_path)
     record = two.events_path("rank0")
     record.write_text(record.read_text().replace('"transformers":"5.24.0"', '"peft":"0.21.0"'))
-    words = "different versions: transformers 5.24.0 and not there, peft not there and 0.21.0"
+    words = "different versions: transformers 5.24.0 in A, not there in B; peft not there in A, 0.21.0 in B"
     assert words in compare(one, two).unfair
     starting = make_recorded_run(tmp_path, steps=0, end=None)
     assert not any("not there" in reason for reason in compare(one, starting).unfair)

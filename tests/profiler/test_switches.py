@@ -151,7 +151,7 @@ def test_a_step_time_that_may_be_the_load_of_the_machine_is_said(
     words = "other programs used 85% and 29% of the processors"
     assert (words in note) is is_said and ("load" in note) is is_said
     unfair = compare(run, other).unfair
-    assert (f"different load of the machine: {words}" in unfair) is is_said
+    assert (f"different load of the machine: in A and B {words}" in unfair) is is_said
 
 
 def test_a_record_that_does_not_count_processors_tells_no_load(tmp_path: Path) -> None:

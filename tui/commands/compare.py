@@ -74,7 +74,7 @@ def render(found: Comparison, width: int) -> Iterator[str]:
     yield from _ran(found, width)
     if found.unfair:
         yield ""
-        yield "Not a fair comparison, because (of two values the first is A's)"
+        yield "Not a fair comparison, because"
         for reason in found.unfair:
             yield from wrapped(reason, "! ", width)
 
