@@ -239,6 +239,9 @@ def test_a_run_that_goes_on_stands_where_its_new_processes_stand(llmtop: Llmtop,
     assert "step 9/60" in told()[0]
     live.go_on()
     assert listed() == ("starting", None, "n/a")
+    assert llmtop("ls", "--json").json()["runs"][0]["last_loss"] is None, "it was that of step 9"
+    usage = " ".join(llmtop("ls", "--help").out.split())
+    assert "null is not known: so are step and last_loss of a run that goes on again" in usage
     plain, followed = told()
     assert "step n/a  loss n/a  memory" in plain
     assert followed == ["starting: first step"]

@@ -37,6 +37,7 @@ class RunLine(msgspec.Struct, frozen=True, kw_only=True):
     """Asked for; null for a script, which alone knows."""
     world_size: int | None = None
     last_loss: float | None = None
+    """Of that step, once its processes have made one; null too where it is not a finite number."""
     started: float | None = None
     """Seconds since the epoch."""
     unsaved: bool = False
@@ -68,7 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "hosts", nargs="*", metavar="HOST:", help="[USER@]HOST: for the runs of that machine; may be several"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object, in which null is not known: so are step and last_loss of a run that goes"
+        " on again, until it has told after which step and has made one",
+    )
 
 
 def run(args: argparse.Namespace) -> ExitCode:
