@@ -17,6 +17,7 @@ import torch
 from llmtop.profiler.probes import hostcopy, training
 from llmtop.profiler.probes.due import Marking
 from llmtop.profiler.probes.phases import PHASES, CudaPhaseTimer, StepTimes
+from llmtop.profiler.probes.script.steps import Steps
 from llmtop.profiler.probes.stepreading import PlainSteps, StepReading
 from llmtop.profiler.probes.training import TrainingProbes
 from llmtop.profiler.record.eventlog import EventWriter
@@ -336,6 +337,40 @@ def test_an_event_that_fails_in_a_plain_step_ends_no_training(
         assert probes.finish_step().times is None
     assert caplog.text.count("the probe of times failed in step 3 and is off from here on") == 1
     assert "no event" in caplog.text
+
+
+def test_of_a_script_too_an_event_that_fails_takes_the_times_alone(
+    device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    probes = probes_on_device(monkeypatch)
+    told: list[StepFinished] = []
+    around: Any = SimpleNamespace(
+        begin_step=probes.begin_step, phase=probes.phase, finish_step=probes.finish_step, seen=lambda: 0
+    )
+
+    def hold(event: Callable[[], StepFinished]) -> None:
+        device.reach(len(device.queued))
+        told.append(event())
+
+    events: Any = SimpleNamespace(hold=hold, write=lambda _: None)
+    steps = Steps(probes, around, events, torch.device("cpu"), world_size=1, first_step=3)
+    good = torch._C._CudaEventBase.record
+
+    def bad(*_: Any) -> None:
+        raise RuntimeError("no event")
+
+    for number in range(3, 9):
+        steps.begin_forward(None, last=True)
+        steps.end()
+        monkeypatch.setattr(torch._C._CudaEventBase, "record", bad if number == 5 else good)
+        steps.begin_backward(last=True)
+        steps.end_backward(torch.tensor(2.0))
+        steps.begin_optimizer(last=True)
+        steps.end()
+        steps.finish()
+    assert [event.step for event in told] == [*range(3, 9)] and {event.loss for event in told} == {2.0}
+    assert [bool(event.phase_seconds) for event in told] == [True, True, False, False, False, False]
+    assert caplog.text.count("the probe of times failed") == 1
 
 
 @pytest.mark.parametrize(("loss", "told"), [(6.0, 2.0), (float("nan"), None)])
