@@ -136,7 +136,7 @@ async def test_compares_the_marked_run_with_another(live: LiveRun, root: Path) -
         await pilot.press("G")
         await wait_for(pilot, lambda: f"A is {first}" not in screen_text(app))
         await pilot.press("g")
-        await wait_for_text(pilot, f"A  {first}")
+        await wait_for_text(pilot, f"A is {first}")
         await pilot.press("escape", "escape")
         await wait_for(pilot, lambda: "*" not in screen_text(app))
         assert {live.run.run_id, other.run_id} == set(shown(app))
