@@ -41,7 +41,6 @@ def load(spec: RunSpec) -> None:
     from llmtop.trainer.worker.session import quiet_libraries
 
     quiet_libraries()
-    let_torchao_in(False)
     import_model_code(spec, off_device=not spec.on_cpu)
     for name in _OF_OTHER_SETTINGS:
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
@@ -107,6 +106,7 @@ def main() -> int:
     # What libraries print must not get between the answers.
     os.dup2(2, 1)
     began = time.monotonic()
+    let_torchao_in(False)
     load(msgspec.json.decode(_first_line(orders), type=RunSpec))
     touched = cuda_touched()
     if touched:
