@@ -10,6 +10,7 @@ import io
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,9 +31,12 @@ from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.cli import main
 from llmtop.tui.commandline import streams
+from llmtop.tui.first.written import written
 from llmtop.tui.keys import MONITOR_KEYS
 from llmtop.tui.looks.filters import HarmlessFilter
+from llmtop.tui.looks.look import Look
 from llmtop.tui.screens.runs import RunsScreen
+from llmtop.tui.widgets.content import Content
 from llmtop.tui.widgets.paint import harmless
 from tests.recorded import BEGAN, make_recorded_run
 from tests.tui.tuiruns import wait_for, wait_for_text
@@ -224,6 +228,15 @@ def test_the_last_filter_lets_nothing_through() -> None:
     made = HarmlessFilter().apply([Segment(everything), Segment("plain")], Color(0, 0, 0))
     assert acted_on("".join(segment.text for segment in made)) == set()
     assert Strip(made).cell_length >= len("plain") and made[1].text == "plain"
+
+
+@pytest.mark.parametrize("theme", ["calm", "mono"])
+def test_the_picture_before_the_app_lets_nothing_through(theme: str) -> None:
+    everything = "".join(map(chr, range(0x2100)))
+    rows = [Content(one, ((0, len(one), "$foreground on $background"),)) for one in (everything, EVIL)]
+    text = written(rows, Look(theme=theme), 256)
+    assert MARK in text
+    assert acted_on(re.sub(r"\x1b\[[0-9;]*[Hm]", "", text)) == set()
 
 
 async def test_no_screen_hands_on_what_a_record_holds(root: Path) -> None:
