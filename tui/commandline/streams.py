@@ -19,6 +19,8 @@ CONTROLS = (*range(0x00, 0x20), *range(0x7F, 0xA0))
 BIDI = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F)
 """Characters that turn the direction of the text after them."""
 
+_BLANKS = dict.fromkeys((*CONTROLS, *BIDI), " ")
+
 # In JSON's own spelling: an answer of --json stays the same JSON.
 _HALVES = range(0xD800, 0xE000)
 """Of pairs: a name of a file that is no text has such in Python."""
@@ -38,6 +40,11 @@ class _Escapes(dict[int, int | str]):
 
 
 _ESCAPES = _Escapes()
+
+
+def blanked(text: str) -> str:
+    """With a blank in place of each character that a terminal would act on; as wide as it was."""
+    return text if text.isprintable() else text.translate(_BLANKS)
 
 
 def escaped(text: str) -> str:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from llmtop.tui.commandline.streams import BIDI, CONTROLS
-from llmtop.tui.looks.colours import COLOURS
+from llmtop.tui.commandline.streams import blanked
+from llmtop.tui.looks.colours import COLOURS, lightness, without_colours
 from llmtop.tui.looks.glyphs import to_ascii
 from llmtop.tui.looks.look import Look
 from llmtop.tui.widgets.content import Content
 
 _ALIASES = {"footer-key-foreground": "accent", "footer-description-foreground": "foreground"}
-_BLANKS = dict.fromkeys((*CONTROLS, *BIDI), " ")
 _ATTRIBUTES = {"bold": "1", "dim": "2", "italic": "3", "underline": "4", "reverse": "7"}
-_DARKEST_REVERSED, _DIM_BELOW = 24, 140
-"""Of 255, as `looks.filters` has them for a terminal without colours."""
 
 
 class _Style(NamedTuple):
@@ -54,7 +51,7 @@ def written(rows: list[Content], look: Look, colours: int) -> str:
         for text, style in _pieces(row):
             if style not in known:
                 known[style] = _sequence(style, look, colours)
-            shown = text if text.isprintable() else text.translate(_BLANKS)
+            shown = blanked(text)
             parts += (known[style], to_ascii(shown) if look.ascii else shown)
     return "".join((*parts, "\x1b[0m"))
 
@@ -76,8 +73,8 @@ def _sequence(style: _Style, look: Look, colours: int) -> str:
     colour, background = (_parts(word, look.theme) for word in style[:2])
     codes = ["0", *style.attributes]
     if look.theme == "mono":
-        reverse = _lightness(background) > _DARKEST_REVERSED
-        codes += ["7"] if reverse else ["2"] if _lightness(colour) < _DIM_BELOW else []
+        reverse, dim = without_colours(lightness(*colour), lightness(*background))
+        codes += ["7"] if reverse else ["2"] if dim else []
     else:
         code = _true if colours > 256 else _of_256
         codes += [f"38;{code(colour)}", f"48;{code(background)}"]
@@ -93,10 +90,6 @@ def _parts(word: str, theme: str) -> _Parts:
     found = COLOURS[theme][_ALIASES.get(name, name)] if word.startswith("$") else word
     red, green, blue = bytes.fromhex(found[1:])
     return red, green, blue
-
-
-def _lightness(colour: _Parts) -> float:
-    return 0.2126 * colour[0] + 0.7152 * colour[1] + 0.0722 * colour[2]
 
 
 def _true(colour: _Parts) -> str:

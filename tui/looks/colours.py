@@ -80,3 +80,20 @@ COLOURS: dict[str, dict[str, str]] = {
         ),
     },
 }
+
+_DARKEST_REVERSED = 24
+"""A background lighter than this, of 255, is one that means something: a cursor, a block of a bar."""
+_DIM_BELOW = 140
+"""Muted words are dim."""
+
+
+def lightness(red: float, green: float, blue: float) -> float:
+    """0 to 255, of parts of as much."""
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def without_colours(colour: float | None, background: float | None) -> tuple[bool, bool]:
+    """Whether what has these lightnesses is reversed, or dim, where a terminal's own two colours are all that
+    there is. None: the terminal's own."""
+    reverse = background is not None and background > _DARKEST_REVERSED
+    return reverse, not reverse and colour is not None and colour < _DIM_BELOW

@@ -10,15 +10,11 @@ from rich.style import Style
 from textual.color import Color
 from textual.filter import LineFilter
 
-from llmtop.tui.commandline.streams import BIDI, CONTROLS
+from llmtop.tui.commandline.streams import blanked
+from llmtop.tui.looks.colours import lightness, without_colours
 from llmtop.tui.looks.glyphs import to_ascii
 
-_BLANKS = dict.fromkeys((*CONTROLS, *BIDI), " ")
 _DEFAULT = Style.from_color(RichColor.default(), RichColor.default())
-_DARKEST_REVERSED = 24
-"""A background lighter than this, of 255, is one that means something: a cursor, a block of a bar."""
-_DIM_BELOW = 140
-"""Muted words are dim."""
 
 
 class AsciiFilter(LineFilter):
@@ -38,7 +34,7 @@ class HarmlessFilter(LineFilter):
         return [
             segment
             if segment.control or segment.text.isprintable()
-            else Segment(segment.text.translate(_BLANKS), segment.style)
+            else Segment(blanked(segment.text), segment.style)
             for segment in segments
         ]
 
@@ -55,16 +51,12 @@ class ColourlessFilter(LineFilter):
 
 @lru_cache(4096)
 def _colourless(style: Style) -> Style:
-    told = _lightness(style.bgcolor)
-    reverse = told is not None and told > _DARKEST_REVERSED
-    fore = _lightness(style.color)
-    dim = not reverse and fore is not None and fore < _DIM_BELOW
-    return style + _DEFAULT + Style(reverse=True if reverse else None, dim=True if dim else None)
+    reverse, dim = without_colours(_lightness(style.color), _lightness(style.bgcolor))
+    return style + _DEFAULT + Style(reverse=reverse or None, dim=dim or None)
 
 
 def _lightness(colour: RichColor | None) -> float | None:
     """0 to 255; None for none and for the terminal's own."""
     if colour is None or colour.is_default:
         return None
-    red, green, blue = colour.get_truecolor()
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return lightness(*colour.get_truecolor())
