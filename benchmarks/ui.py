@@ -30,7 +30,7 @@ from typing import Any
 from benchmarks.stats import percentile
 from benchmarks.ui_peers import peers_at_rest, peers_of
 from benchmarks.ui_runs import BEGAN, LiveRun, make_long_run
-from benchmarks.ui_terminal import BenchTerminal, Cost
+from benchmarks.ui_terminal import BenchTerminal, Cost, cost_at_rest
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.bookmarking import Bookmarker
@@ -226,17 +226,7 @@ def at_rest(root: Path, peers: Path | None, seconds: float = 40.0) -> Iterator[F
             ) as terminal,
         ):
             terminal.wait_for("GPU0", "Help")
-            time.sleep(5.0)
-            cost = Cost(terminal)
-            time.sleep(seconds)
-            took, share, rate = cost.so_far()
-            yield {
-                "figure": f"at 1 Hz, 8 GPUs, {columns}x{rows}",
-                "cpu_percent_of_a_core": 100 * share,
-                "terminal_bytes_per_second": rate,
-                "rss_bytes": terminal.rss_bytes(),
-                "seconds": took,
-            }
+            yield {"figure": f"at 1 Hz, 8 GPUs, {columns}x{rows}", **cost_at_rest(terminal, seconds)}
     yield _least_at_rest(root, seconds)
     if peers is not None:
         yield from peers_at_rest(peers, root, environment(root), seconds)
@@ -247,17 +237,7 @@ def _least_at_rest(root: Path, seconds: float) -> Figures:
     command = [sys.executable, str(HERE / "ui_minimal.py"), "--ticking"]
     with BenchTerminal(command, environment(root), columns=120, rows=40) as terminal:
         terminal.wait_for("GPU0", "Quit")
-        time.sleep(5.0)
-        cost = Cost(terminal)
-        time.sleep(seconds)
-        took, share, rate = cost.so_far()
-        return {
-            "figure": "at 1 Hz, minimal Textual app, 120x40",
-            "cpu_percent_of_a_core": 100 * share,
-            "terminal_bytes_per_second": rate,
-            "rss_bytes": terminal.rss_bytes(),
-            "seconds": took,
-        }
+        return {"figure": "at 1 Hz, minimal Textual app, 120x40", **cost_at_rest(terminal, seconds)}
 
 
 # --- memory over a day --------------------------------------------------------------------------------

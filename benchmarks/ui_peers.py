@@ -9,12 +9,11 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.ui_terminal import BenchTerminal, Cost
+from benchmarks.ui_terminal import BenchTerminal, cost_at_rest
 
 _NVML = "libnvidia-ml.so.1"
 
@@ -80,16 +79,6 @@ def peers_at_rest(
                 peer.command, {**env, **peer.env}, columns=120, rows=40, with_children=not alone
             ) as terminal:
                 terminal.wait_for(*peer.words, give_up=30.0)
-                time.sleep(5.0)
-                cost = Cost(terminal)
-                time.sleep(seconds)
-                took, share, rate = cost.so_far()
-                yield {
-                    **row,
-                    "cpu_percent_of_a_core": 100 * share,
-                    "terminal_bytes_per_second": rate,
-                    "rss_bytes": terminal.rss_bytes(),
-                    "seconds": took,
-                }
+                yield {**row, **cost_at_rest(terminal, seconds)}
         except (TimeoutError, OSError) as error:
             yield {**row, "value": "n/a", "why": str(error)[:300]}

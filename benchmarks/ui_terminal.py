@@ -20,6 +20,7 @@ import psutil
 
 _ESCAPES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]")
 GIVE_UP_SECONDS = 120.0
+_SETTLED_SECONDS = 5.0
 _MARK = "LLMTOP_BENCH_TERMINAL"
 """In the environment of a measured program and of all that it starts, also in sessions of their own."""
 
@@ -151,3 +152,17 @@ class BenchTerminal:
     def _all_measured(self) -> list[psutil.Process]:
         children = self._measured.children(recursive=True) if self._with_children else []
         return [self._measured, *(child for child in children if child.is_running())]
+
+
+def cost_at_rest(terminal: BenchTerminal, seconds: float) -> dict[str, float]:
+    """Of a program on its screen, once what its start takes is over."""
+    time.sleep(_SETTLED_SECONDS)
+    cost = Cost(terminal)
+    time.sleep(seconds)
+    took, share, rate = cost.so_far()
+    return {
+        "cpu_percent_of_a_core": 100 * share,
+        "terminal_bytes_per_second": rate,
+        "rss_bytes": terminal.rss_bytes(),
+        "seconds": took,
+    }
