@@ -427,3 +427,17 @@ _FIX: dict[str, str] = {
     "failed": "look at the kernel log: the out-of-memory killer sends SIGKILL",
     "out_of_memory": "lower --micro-batch or turn on --gradient-checkpointing",
 }
+
+
+def started(t: float, goes_on_after: int | None = None, *, world_size: int = 1) -> RunStarted:
+    """Of a supervisor."""
+    return RunStarted(
+        t=t,
+        run_id="id",
+        name="n",
+        pid=1,
+        host="h",
+        world_size=world_size,
+        llmtop_version="0",
+        goes_on_after=goes_on_after,
+    )

@@ -24,12 +24,11 @@ from llmtop.profiler.record.events import (
     PhaseMemory,
     RankFailed,
     RunEnded,
-    RunStarted,
     StageBegan,
     StepFinished,
 )
 from llmtop.profiler.record.feed import read_state
-from tests.recorded import make_recorded_run
+from tests.recorded import make_recorded_run, started
 from tests.recorded_spec import GIB, MIB, Kind, recorded_prediction, recorded_spec
 
 
@@ -338,16 +337,7 @@ def test_a_hang_names_the_rank_that_is_behind() -> None:
 def test_a_hang_before_the_first_step_is_since_the_one_that_it_went_on_after(
     after: int | None, since: str
 ) -> None:
-    began = RunStarted(
-        run_id="a-run",
-        name="n",
-        pid=1,
-        host="h",
-        world_size=2,
-        llmtop_version="0",
-        goes_on_after=after,
-        t=600.0,
-    )
+    began = started(600.0, after, world_size=2)
     ended = RunEnded(state="stopped", reason="asked", t=500.0)
     hang = HangSuspected(last_step=1, quiet_seconds=420.0, threshold_seconds=300.0, t=1100.0)
     stage = StageBegan(stage="process_group", src="rank0", t=601.0)

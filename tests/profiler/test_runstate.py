@@ -44,7 +44,7 @@ from llmtop.profiler.record.events import (
 )
 from llmtop.profiler.record.failureevents import HostMemoryRunsOut
 from llmtop.profiler.record.feed import RunStream
-from tests.recorded import make_recorded_run
+from tests.recorded import make_recorded_run, started
 from tests.recorded_spec import recorded_spec
 
 small = st.integers(min_value=0, max_value=5)
@@ -458,20 +458,6 @@ def test_while_it_is_beginning_a_run_has_no_loss() -> None:
     state = fold(RunState(), [started(0.0), made(9, 9.0), stopped(20.0), started(30.0, 4)])
     assert (state.last_loss, state.present_loss) == (2.0, None)
     assert fold(state, [made(5, 31.0)]).present_loss == 2.0
-
-
-def started(t: float, goes_on_after: int | None = None) -> RunStarted:
-    """Of the supervisor of one rank."""
-    return RunStarted(
-        t=t,
-        run_id="id",
-        name="n",
-        pid=1,
-        host="h",
-        world_size=1,
-        llmtop_version="0",
-        goes_on_after=goes_on_after,
-    )
 
 
 def test_nothing_of_the_processes_before_is_true_of_a_run_that_goes_on() -> None:

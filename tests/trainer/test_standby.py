@@ -25,29 +25,35 @@ def test_which_modules_take_device_memory(module: str, touches: bool) -> None:
     assert touches_cuda(module) is touches
 
 
-@pytest.mark.slow
-def test_a_rank_off_the_device_leaves_them_out() -> None:
-    program = (
+def last_two(program: str) -> list[str]:
+    """Words that it prints, in an interpreter that has loaded nothing else."""
+    begin = (
         "import sys\n"
         "from tests.worker.launching import tiny_spec\n"
         "from llmtop.trainer.worker.session import import_libraries\n"
+    )
+    call = [sys.executable, "-c", begin + program]
+    found = subprocess.run(call, capture_output=True, text=True, check=True)
+    sys.stderr.write(found.stderr[-800:])
+    return found.stdout.split()[-2:]
+
+
+@pytest.mark.slow
+def test_a_rank_off_the_device_leaves_them_out() -> None:
+    program = (
         "spec = tiny_spec(lora_rank=4)\n"
         "import_libraries(spec, off_device=True)\n"
         "early = 'peft' in sys.modules\n"
         "import_libraries(spec)\n"
         "print(early, 'peft' in sys.modules)\n"
     )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout.split()[-2:] == ["False", "True"], found.stderr[-800:]
+    assert last_two(program) == ["False", "True"]
 
 
 @pytest.mark.slow
 def test_torchao_is_loaded_by_who_rounds_alone() -> None:
     pytest.importorskip("torchao")
     program = (
-        "import sys\n"
-        "from tests.worker.launching import tiny_spec\n"
-        "from llmtop.trainer.worker.session import import_libraries\n"
         "def torchao():\n"
         "    import transformers.quantizers.auto, peft\n"
         "    return sum(name.startswith('torchao.') for name in sys.modules) > 0\n"
@@ -59,5 +65,4 @@ def test_torchao_is_loaded_by_who_rounds_alone() -> None:
         "import torchao.quantization.qat\n"
         "print(standing_by, training)\n"
     )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout.split()[-2:] == ["False", "False"], found.stderr[-800:]
+    assert last_two(program) == ["False", "False"]

@@ -24,7 +24,7 @@ from llmtop.tui.app import LlmtopApp
 from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.widgets.changeform import ChangeForm
 from tests.recorded import make_recorded_run
-from tests.tui.tuiruns import LiveRun, screen_text, wait_for, wait_for_text
+from tests.tui.tuiruns import LiveRun, on_a_small_host, screen_text, wait_for, wait_for_text
 
 
 async def test_times_are_of_the_present_setting_s_steps(live: LiveRun, root: Path) -> None:
@@ -156,10 +156,7 @@ async def test_one_that_is_not_predicted_to_fit_takes_a_key_of_its_own(live: Liv
 async def test_host_memory_that_is_short_takes_a_key_of_its_own(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmtop.tui.asking.changetext.host_memory_bytes", lambda: 64 << 20)
-    live = LiveRun(root, kind="cuda")
-    live.start()
-    live.steps(1, 4)
+    live = on_a_small_host(root, monkeypatch)
     asked = Asked()
     app = app_of(live, root, asked)
     async with app.run_test(size=(110, 40), notifications=True) as pilot:

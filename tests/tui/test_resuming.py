@@ -21,7 +21,7 @@ from llmtop.tui.asking.resuming import ResumeWish, preview_resume
 from llmtop.tui.widgets.resumeform import ResumeForm
 from tests.recorded import BEGAN, Recorder, make_recorded_run
 from tests.tui.test_fixing import as_script
-from tests.tui.tuiruns import LiveRun, screen_text, wait_for, wait_for_text
+from tests.tui.tuiruns import LiveRun, on_a_small_host, screen_text, wait_for, wait_for_text
 
 WIDE = (110, 40)
 
@@ -137,10 +137,7 @@ async def test_one_key_says_yes_to_no_more_than_is_named(stopped: RunDir, root: 
 def test_host_memory_that_is_short_takes_a_key_of_its_own(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmtop.tui.asking.changetext.host_memory_bytes", lambda: 64 << 20)
-    live = LiveRun(root, kind="cuda")
-    live.start()
-    live.steps(1, 4)
+    live = on_a_small_host(root, monkeypatch)
     live.save(4)
     live.end("stopped", "asked to")
     live.close()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from textual.app import App
 from textual.pilot import Pilot
 
@@ -79,6 +80,15 @@ class LiveRun:
 
     def close(self) -> None:
         self.recorder.close()
+
+
+def on_a_small_host(root: Path, monkeypatch: pytest.MonkeyPatch) -> LiveRun:
+    """Four steps of a run on GPUs, where host memory is short for any offload."""
+    monkeypatch.setattr("llmtop.tui.asking.changetext.host_memory_bytes", lambda: 64 << 20)
+    live = LiveRun(root, kind="cuda")
+    live.start()
+    live.steps(1, 4)
+    return live
 
 
 def screen_text(app: App[Any]) -> str:
