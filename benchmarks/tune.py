@@ -2,6 +2,7 @@
 
     python -m benchmarks.tune --cells llama-1b,qwen-0.5b,llama-8b-lora --minutes 9
     python -m benchmarks.tune --sweep llama-1b --minutes 9       # again until all of its settings have a row
+    python -m benchmarks.tune --sweep llama-1b --live            # the same in few runs, changed live
     python -m benchmarks.tune --cells qwen-0.5b --then-sweep --built --minutes 9
     python -m benchmarks.tune --gpus 8 --cells llama-8b --minutes 9
     python -m benchmarks.tune --cpu; python -m benchmarks.tune --peer    # beside DeepSpeed's autotuner
@@ -9,8 +10,8 @@
 
 A search is a row with all of its trials. It chooses from everything that `llmtop tune` varies by itself. A
 sweep is a row for each setting: what the search found, what it began with, then the settings of `_SWEPT` from
-the fastest predicted on, each measured as a trial is. `--summary` judges a search by its sweep alone, which
-measured both.
+the fastest predicted on, each measured as a trial is, or with `--live` between two changes of a run that goes
+on. `--summary` judges a search by its sweep alone, which measured both.
 Rows are added as they come and none is made twice, so calls go on where the last one was cut off.
 """
 
@@ -21,139 +22,26 @@ import faulthandler
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
-from msgspec import Struct
 
-from benchmarks.rows import Cell, Row, RowLog, read_rows
-from benchmarks.session import RESULTS, machine_of, run_main
+from benchmarks.rows import read_rows
+from benchmarks.session import RESULTS, run_main
+from benchmarks.tune_bench import CASES, Bench, fixed
 from benchmarks.tune_peer import autotune, peer_text, rate
-from llmtop.presets.catalog import load_recipe
+from benchmarks.tune_summary import GOAL_MINUTES, GOAL_TRIALS, ratio, summary
+from benchmarks.tune_sweep import sweep
 from llmtop.presets.errors import UsageError
-from llmtop.presets.resolve import Layer, Machine, recipe_layers, resolve
-from llmtop.presets.spec import RunSpec, ValueSource
-from llmtop.profiler.cost.sweep import changed
-from llmtop.profiler.fold.runstate import RunState
-from llmtop.profiler.hardware.hostmemory import host_memory_bytes
 from llmtop.trainer.tune.interrupt import interruptible
 from llmtop.trainer.tune.journal import Asked, Line, TuneDir
-from llmtop.trainer.tune.lacking import lacking
-from llmtop.trainer.tune.nest import Nest
 from llmtop.trainer.tune.outcome import found
 from llmtop.trainer.tune.search import Search
-from llmtop.trainer.tune.space import Candidate, Space, choice_of, key_of, space_of
-from llmtop.trainer.tune.trial import Start, run_trial, start_trial, trial_spec
-from llmtop.trainer.tune.words import knobs_of
-from llmtop.tui.commandline.telling import tell
+from llmtop.trainer.tune.space import choice_of
 from llmtop.tui.commands.tune_text import Progress
 
-GOAL_FOUND, GOAL_START, GOAL_TRIALS, GOAL_MINUTES = 0.98, 1.22, 12, 5.0
-_FIRST_SECONDS = 400.0
-"""For the run before all others, which builds DeepSpeed's ops and fills the caches of the disk."""
-_FIRST_STEPS = 4
 _PEER_ROUNDS = 3
-_TRIAL_SECONDS = 120.0
-_OVERTIME_SECONDS = 50.0
-"""Beyond a call's minutes, for the trial that is under way."""
-
-
-class Case(Struct, frozen=True, kw_only=True):
-    """What is searched: a recipe and what is given with it."""
-
-    recipe: str
-    values: Cell
-    swept: tuple[str, ...]
-    """`--allow` of the sweep; what is not named stays as it is in the recipe."""
-
-
-_SWEPT = (
-    "zero=0,1,2,3",
-    "micro_batch=1,2,4,8",
-    "checkpointing=none,all",
-    "attention=sdpa,flash_attention_2",
-    "liger=no,yes",
-)
-_EIGHT: Cell = {"micro_batch": 1, "grad_accum": 8}
-CASES: dict[str, Case] = {
-    "llama-1b": Case(recipe="full-zero2", values={"model": "llama-3.2-1b", **_EIGHT}, swept=_SWEPT),
-    "qwen-0.5b": Case(recipe="full-zero2", values={"model": "qwen2.5-0.5b", **_EIGHT}, swept=_SWEPT),
-    "llama-8b-lora": Case(recipe="lora", values={"model": "llama-3.1-8b", **_EIGHT}, swept=_SWEPT),
-    "llama-8b": Case(recipe="full-zero3", values={"model": "llama-3.1-8b", **_EIGHT}, swept=_SWEPT),
-    "llama-8b-8bit": Case(
-        recipe="full-zero3",
-        values={"model": "llama-3.1-8b", "optimizer": "adamw_8bit", **_EIGHT},
-        swept=_SWEPT,
-    ),
-    "cpu": Case(
-        recipe="cpu-demo",
-        # With more threads each waits for the other, which other programs' load makes long.
-        values={"micro_batch": 1, "grad_accum": 4, "threads_per_rank": 1},
-        swept=("micro_batch=1,2,4", "checkpointing=none,all"),
-    ),
-}
-"""On as many GPUs as `--gpus` says."""
-
-
-class Bench:
-    """One call: where rows go, how long it may go on, how trials are started."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        self.machine: Machine = machine_of(options)
-        self.log = RowLog(options.out)
-        self._deadline = time.monotonic() + 60 * options.minutes
-        self._warm: bool = options.built
-
-    def left_seconds(self) -> float:
-        left: float = self._deadline - time.monotonic()
-        return left
-
-    def spec(self, name: str) -> RunSpec:
-        case = CASES[name]
-        values = {"gpus": self.options.gpus, **case.values}
-        layers = recipe_layers(load_recipe(case.recipe))
-        layers.append(Layer(ValueSource.COMMAND_LINE, "benchmark", values))
-        return resolve(layers, name=name, machine=self.machine)
-
-    def space(self, spec: RunSpec, fix: Sequence[str], allow: Sequence[str]) -> Space:
-        return space_of(
-            spec, knobs_of(spec, fix, allow), host_memory_bytes=host_memory_bytes(), lacks=lacking()
-        )
-
-    def warm_up(self, spec: RunSpec, root: Path) -> None:
-        """Before the first trial of a call all that is built once is built."""
-        if self._warm:
-            return
-        began = time.monotonic()
-        run = trial_spec(spec, _FIRST_STEPS)
-        got = run_trial(run, root, _FIRST_SECONDS, best_step_seconds=None, show=_unseen, early=False)
-        seconds = time.monotonic() - began
-        print(f"ready after {seconds:.0f} s, {got.steps_finished} steps", flush=True)
-        self._warm = True
-
-    @contextmanager
-    def starts(self, spec: RunSpec, root: Path) -> Iterator[Start]:
-        """How a trial is started."""
-        if self.options.fresh:
-            yield start_trial
-            return
-        with Nest(trial_spec(spec), root / "nest.log", tell) as nest:
-            nest.wait_ready()
-            yield nest.start
-
-    def cell(self, name: str, **more: Any) -> Cell:
-        return {"case": name, "gpus": self.options.gpus, "gpu": self.machine.gpu, **more}
-
-
-def _unseen(state: RunState, left: float) -> None:
-    """Nobody is shown it."""
-
-
-# --- the search -----------------------------------------------------------------------------------
+_HANG_SECONDS = 400.0
 
 
 def search(bench: Bench, name: str, root: Path) -> None:
@@ -201,7 +89,7 @@ def search(bench: Bench, name: str, root: Path) -> None:
             "found": best.choice if best is not None else None,
             "found_change": best.change if best is not None else None,
             "start": choice_of(spec, space.knobs),
-            "found_over_start": _ratio(_step(began_with), _step(best)),
+            "found_over_start": ratio(_step(began_with), _step(best)),
             "trials": [msgspec.to_builtins(line) for line in tune.ended()],
         }
     )
@@ -210,67 +98,6 @@ def search(bench: Bench, name: str, root: Path) -> None:
 
 def _step(line: Line | None) -> float | None:
     return line.step_seconds if line is not None else None
-
-
-# --- the sweep ------------------------------------------------------------------------------------
-
-
-def sweep(bench: Bench, name: str, root: Path) -> None:
-    """Rows of the settings that have none yet, while there is time."""
-    spec = bench.spec(name)
-    candidates = list(swept_settings(bench, name, spec))
-    todo = [one for one in candidates if bench.cell(name, kind="setting", choice=one.choice) not in bench.log]
-    print(f"{name}: {len(candidates)} settings, {len(todo)} without a row", flush=True)
-    if not todo:
-        return
-    bench.warm_up(spec, root)
-    with bench.starts(spec, root) as start:
-        for number, one in enumerate(todo, 1):
-            if bench.left_seconds() < 0:
-                print(f"{len(todo) - number + 1} settings without a row yet, call again", flush=True)
-                return
-            seconds = min(_TRIAL_SECONDS, bench.left_seconds() + _OVERTIME_SECONDS)
-            run = trial_spec(changed(spec, one.change))
-            # What is far behind needs no more steps to be told so.
-            best = min(times_of(read_rows(bench.options.out), bench.cell(name)).values(), default=None)
-            got = run_trial(run, root / "sweep", seconds, best_step_seconds=best, show=_unseen, start=start)
-            shutil.rmtree(root / "sweep", ignore_errors=True)
-            if got.outcome == "timeout" and seconds < _TRIAL_SECONDS:
-                return
-            row = {"predicted_step_seconds": one.brief.step_seconds, "settings": len(candidates)}
-            cell = bench.cell(name, kind="setting", choice=one.choice)
-            bench.log.add({"cell": cell, **row, **msgspec.to_builtins(got)})
-            step = "n/a" if got.step_seconds is None else f"{got.step_seconds:.4f} s"
-            words = f"{number}/{len(todo)} {got.outcome} {step} {key_of(one.choice)} {got.reason}"
-            print(words[:300], flush=True)
-
-
-def fixed(spec: RunSpec) -> list[str]:
-    """What search and sweep leave alone: on a CPU neither says anything about a GPU."""
-    return ["zero", "attention"] if spec.on_cpu else []
-
-
-def swept_settings(bench: Bench, name: str, spec: RunSpec) -> Iterator[Candidate]:
-    """What the search found and began with, then the rest of the sweep, the fastest predicted first."""
-    fix = fixed(spec)
-    knobs = {word.partition("=")[0] for word in CASES[name].swept}
-    usual = bench.space(spec, fix, [])
-    kept = [knob.key for knob in usual.knobs if knob.key not in knobs and knob.key not in fix]
-    narrowed = bench.space(spec, [*fix, *kept], CASES[name].swept)
-    rows = [row for row in read_rows(bench.options.out) if row["cell"].get("kind") == "search"]
-    known = {one.key: one for one in (*usual.candidates, *narrowed.candidates)}
-    wanted = [
-        key_of(choice)
-        for row in rows
-        if (row["cell"]["case"], row["cell"]["gpus"]) == (name, bench.options.gpus)
-        for choice in (row["found"], row["start"])
-        if choice
-    ]
-    keys = dict.fromkeys([*wanted, *(one.key for one in narrowed.candidates)])
-    yield from (known[key] for key in keys if key in known)
-
-
-# --- beside DeepSpeed's own autotuner -------------------------------------------------------------
 
 
 def peer(bench: Bench, name: str, root: Path) -> None:
@@ -307,65 +134,6 @@ def peer(bench: Bench, name: str, root: Path) -> None:
     print(peer_text(read_rows(bench.options.out)[-1]), flush=True)
 
 
-# --- the judgement --------------------------------------------------------------------------------
-
-
-def swept_rows(rows: Sequence[Row], cell: Cell) -> list[Row]:
-    """The rows of the settings that were swept for a cell's case."""
-    same = ("case", "gpus", "gpu")
-    of_settings = (row for row in rows if row["cell"].get("kind") == "setting")
-    return [row for row in of_settings if all(row["cell"][key] == cell[key] for key in same)]
-
-
-def times_of(rows: Sequence[Row], cell: Cell) -> dict[str, float]:
-    """Seconds of a step of each of them that was measured to its end, and not cut for being far behind."""
-    measured = (row for row in swept_rows(rows, cell) if row["outcome"] == "measured")
-    return {key_of(row["cell"]["choice"]): row["step_seconds"] for row in measured}
-
-
-def judged(rows: Sequence[Row]) -> Iterator[Row]:
-    """Each search beside what the sweep of its case measured."""
-    for row in rows:
-        cell = row["cell"]
-        if cell.get("kind") != "search":
-            continue
-        times = times_of(rows, cell)
-        best = min(times.values(), default=None)
-        own = times.get(key_of(row["found"])) if row["found"] else None
-        start = times.get(key_of(row["start"])) if row["start"] else None
-        yield {
-            **cell,
-            "found_over_best": _ratio(best, own),
-            "found_over_start": _ratio(start, own) or row["found_over_start"],
-            "swept": len(swept_rows(rows, cell)),
-            **{key: row[key] for key in ("runs", "minutes", "lost", "out_of_memory", "found")},
-        }
-
-
-def _ratio(above: float | None, below: float | None) -> float | None:
-    return round(above / below, 4) if above and below else None
-
-
-def summary(rows: Sequence[Row]) -> str:
-    lines = [peer_text(row) for row in rows if row["cell"].get("kind") == "peer"]
-    for one in judged(rows):
-        how = ", imports in each trial" if one.get("fresh") else ""
-        lines.append(f"{one['case']} on {one['gpus']} {one['gpu']}{how}")
-        lines.append(
-            f"  {_times(one['found_over_best'])} of the best of {one['swept']} swept (goal {GOAL_FOUND}),"
-            f" {_times(one['found_over_start'])} of the start (goal {GOAL_START} somewhere)"
-        )
-        lines.append(
-            f"  {one['runs']} trials (goal {GOAL_TRIALS}), {one['minutes']} minutes (goal {GOAL_MINUTES:g}),"
-            f" {one['lost']} lost, {one['out_of_memory']} to memory (goal 0)"
-        )
-    return "\n".join(lines) or "no searches"
-
-
-def _times(ratio: float | None) -> str:
-    return "n/a" if ratio is None else f"{ratio:.3f}x"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--cells", default="", metavar="NAMES", help=f"searches: {', '.join(CASES)}")
@@ -376,6 +144,7 @@ def main() -> None:
     parser.add_argument(
         "--built", action="store_true", help="DeepSpeed's ops are built: no run before the first"
     )
+    parser.add_argument("--live", action="store_true", help="sweep in runs that are changed live")
     parser.add_argument("--peer", action="store_true", help="DeepSpeed's autotuner on the case cpu instead")
     parser.add_argument("--cpu", action="store_true", help="the case cpu, whatever devices there are")
     parser.add_argument("--gpus", type=int, default=1)
@@ -396,7 +165,7 @@ def main() -> None:
         acts.append(sweep)
     names = (options.sweep or options.cells or ("cpu" if options.cpu else "llama-1b")).split(",")
     bench = Bench(options)
-    faulthandler.dump_traceback_later(60 * options.minutes + _FIRST_SECONDS, repeat=True)
+    faulthandler.dump_traceback_later(60 * options.minutes + _HANG_SECONDS, repeat=True)
     root = Path(tempfile.mkdtemp(prefix="llmtop-tune-"))
     try:
         with interruptible():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from benchmarks import tune
+from benchmarks import tune, tune_bench, tune_summary, tune_sweep
 from benchmarks.rows import Row, RowLog, read_rows
 from llmtop.presets.resolve import Machine
 from llmtop.trainer.tune.space import choice_of, key_of
@@ -22,26 +22,28 @@ ON_MANY = "llama-8b"
 """The case that one GPU does not hold."""
 
 
-def on_eight(bench: tune.Bench) -> None:
+def on_eight(bench: tune_bench.Bench) -> None:
     bench.options.gpus = 8
     bench.machine = replace(H200, gpus=8)
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tune.Bench:
-    monkeypatch.setattr(tune, "machine_of", lambda options: H200)
-    monkeypatch.setattr(tune, "host_memory_bytes", lambda: H200.host_memory_bytes)
-    monkeypatch.setattr(tune, "lacking", lambda: lambda run: "")
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tune_bench.Bench:
+    monkeypatch.setattr(tune_bench, "machine_of", lambda options: H200)
+    monkeypatch.setattr(tune_bench, "host_memory_bytes", lambda: H200.host_memory_bytes)
+    monkeypatch.setattr(tune_bench, "lacking", lambda: lambda run: "")
     out = tmp_path / "rows.jsonl"
-    return tune.Bench(argparse.Namespace(out=out, minutes=1.0, gpus=1, fresh=False, built=False))
+    return tune_bench.Bench(argparse.Namespace(out=out, minutes=1.0, gpus=1, fresh=False, built=False))
 
 
-@pytest.mark.parametrize("name", [name for name in tune.CASES if name != "cpu"])
-def test_a_sweep_begins_with_what_was_found_and_holds_no_setting_twice(name: str, bench: tune.Bench) -> None:
+@pytest.mark.parametrize("name", [name for name in tune_bench.CASES if name != "cpu"])
+def test_a_sweep_begins_with_what_was_found_and_holds_no_setting_twice(
+    name: str, bench: tune_bench.Bench
+) -> None:
     if name == ON_MANY:
         on_eight(bench)
     spec = bench.spec(name)
-    plain = list(tune.swept_settings(bench, name, spec))
+    plain = list(tune_sweep.swept_settings(bench, name, spec))
     assert len(plain) >= 32 and len({one.key for one in plain}) == len(plain)
     costs = [one.cost_seconds for one in plain]
     assert costs == sorted(costs)
@@ -53,7 +55,7 @@ def test_a_sweep_begins_with_what_was_found_and_holds_no_setting_twice(name: str
         "start": choice_of(spec, usual.knobs),
     }
     RowLog(bench.options.out).add(row)
-    again = list(tune.swept_settings(bench, name, spec))
+    again = list(tune_sweep.swept_settings(bench, name, spec))
     assert again[0].key == found.key and len(again) >= len(plain) + 1
     assert again[1].key == key_of(row["start"])
 
@@ -75,15 +77,34 @@ def test_a_search_is_judged_by_what_the_sweep_measured_of_both() -> None:
     ]
     elsewhere = {**cell, "gpus": 2, "kind": "setting", "choice": {"a": 5}}
     other: Row = {"cell": elsewhere, "step_seconds": 0.1, "outcome": "measured"}
-    (one,) = tune.judged([search, *settings, other])
+    (one,) = tune_summary.judged([search, *settings, other])
     assert (one["found_over_best"], one["found_over_start"], one["swept"]) == (0.99, 1.5, 4)
-    (alone,) = tune.judged([search])
+    (alone,) = tune_summary.judged([search])
     assert (alone["found_over_best"], alone["found_over_start"], alone["swept"]) == (None, 9.0, 0)
-    assert "n/a of the best of 0 swept" in tune.summary([search])
+    assert "n/a of the best of 0 swept" in tune_summary.summary([search])
+
+
+def test_the_larger_sweep_judges_alone_and_both_ways_are_set_beside_each_other() -> None:
+    cell = {"case": "x", "gpus": 1, "gpu": "h200"}
+    search: Row = {
+        "cell": {**cell, "kind": "search"}, "found": {"a": 1}, "start": {"a": 2}, "found_over_start": 9.0,
+        "runs": 12, "minutes": 4.0, "lost": 0, "out_of_memory": 0,
+    }  # fmt: skip
+    alone, live = {1: 1.0, 2: 1.6}, {1: 1.02, 2: 1.5, 3: 1.0}
+    rows: list[Row] = [
+        {"cell": {**cell, "kind": kind, "choice": {"a": a}}, "step_seconds": seconds, "outcome": "measured"}
+        for kind, times in ((tune_summary.ALONE, alone), (tune_summary.LIVE, live))
+        for a, seconds in times.items()
+    ]
+    (one,) = tune_summary.judged([search, *rows])
+    assert (one["swept"], one["live"]) == (3, True)
+    assert one["found_over_best"] == 0.9804 and one["found_over_start"] == 1.4706
+    assert one["live_over_alone"] == [0.9375, 1.02]
+    assert "0.980x of the best of 3 swept live" in tune_summary.summary([search, *rows])
 
 
 def test_a_search_that_is_cut_off_keeps_what_it_measured_and_stays_open(
-    bench: tune.Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: tune_bench.Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_eight(bench)
     bench.options.trials, bench.options.search_minutes = 3, 0.0
