@@ -49,6 +49,8 @@ class PhaseTotal(Struct, frozen=True, kw_only=True):
 class RankState(Struct, frozen=True, kw_only=True):
     rank: int
     pid: int | None = None
+    replaced_at: float | None = None
+    """Wall clock at which this process took the place of one that had ended; None where it took none's."""
     stages: tuple[StageTime, ...] = ()
     ops_built: tuple[OpBuilt, ...] = ()
     weights_read: WeightsRead | None = None

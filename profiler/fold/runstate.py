@@ -10,7 +10,7 @@ from llmtop.profiler.fold.changestate import Changes
 from llmtop.profiler.fold.energy import EnergyUse
 from llmtop.profiler.fold.memorytrail import MemoryTrail
 from llmtop.profiler.fold.rankstate import RankState
-from llmtop.profiler.fold.series import Series, from_step
+from llmtop.profiler.fold.series import Series, from_step, from_time
 from llmtop.profiler.record.checkpointevents import CheckpointRefused, CheckpointSaved
 from llmtop.profiler.record.deviceevents import HostSample, Topology
 from llmtop.profiler.record.endevents import MemoryReturned
@@ -195,6 +195,18 @@ class RunState(Struct, frozen=True, kw_only=True):
         """The steps on the setting in force; of all of them until there is one."""
         present = from_step(self.series, self.changes.spans[-1].first_step)
         return present if present.steps else self.series
+
+    @property
+    def speed_series(self) -> Series:
+        """The steps that tell how fast it is: while it goes on those of the processes that are there now, on
+        the setting in force, and none before these have made one; when it has ended `present_series`."""
+        if self.status in ENDED:
+            return self.present_series
+        began = (self.went_on, self.first.replaced_at if self.first is not None else None)
+        series = from_time(self.series, max((t for t in began if t is not None), default=0.0))
+        if self.went_on is not None and all(record.at < self.went_on for record in self.changes.records):
+            return series  # also where it went on from before that setting's first step
+        return from_step(series, self.changes.spans[-1].first_step)
 
     def seconds_until(self, wall: float | None) -> float | None:
         """How long it has been under way by then, without what lay between an end and going on."""

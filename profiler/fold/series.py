@@ -42,7 +42,16 @@ class Series(Struct, frozen=True, kw_only=True):
 
 def from_step(series: Series, step: int) -> Series:
     """The points of a step and of those after it."""
-    at = bisect_left(series.steps, step)
+    return _from(series, bisect_left(series.steps, step))
+
+
+def from_time(series: Series, t: float) -> Series:
+    """The points since the last one that is of before a wall clock."""
+    at = next((n + 1 for n in reversed(range(len(series.times))) if series.times[n] < t), 0)
+    return _from(series, at)
+
+
+def _from(series: Series, at: int) -> Series:
     if at == 0:
         return series
     columns = {f.name: getattr(series, f.name)[at:] for f in fields(Series) if f.name not in _NUMBERS}

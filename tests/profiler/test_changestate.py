@@ -138,6 +138,41 @@ def test_times_are_of_the_steps_on_the_setting_in_force_as_soon_as_there_is_one(
     assert slow.series.steps == tuple(range(1, 8))
 
 
+def test_how_fast_it_is_the_steps_of_its_present_processes_alone_tell() -> None:
+    def shown(state: RunState) -> tuple[int, ...]:
+        return state.speed_series.steps
+
+    running = fold(RunState(), [*started(1), *(step(n) for n in (1, 2, 3))])
+    assert shown(running) == (1, 2, 3)
+    change = msgspec.structs.replace(ASKED, restage=True)
+    restage = RestageBegan(t=4.0, setting=1, from_setting=0, last_step=3, world_size=1, src="supervisor")
+    left = RankExited(rank=0, pid=10, exit_code=0, t=4.0, src="supervisor")
+    new = RankStarted(rank=0, pid=20, setting=1, t=5.0, src="supervisor")
+    restaged = fold(running, [change, left, restage])
+    assert restaged.status == "starting" and shown(restaged) == shown(fold(restaged, [new])) == ()
+    later = [msgspec.structs.replace(step(n), t=t) for n, t in ((4, 6.0), (5, 7.0))]
+    assert shown(fold(restaged, [new, *later])) == (4, 5)
+    # It fails, and other processes go on with the setting that the first ones had.
+    failed = RestageFailed(t=8.0, setting=1, back_to=0, reason="oom", world_size=1, src="supervisor")
+    back: list[AnyEvent] = [
+        msgspec.structs.replace(left, pid=20, exit_code=1, t=7.0),
+        failed,
+        msgspec.structs.replace(new, pid=30, setting=0, t=9.0),
+    ]
+    gone_back = fold(restaged, [new, *back])
+    assert shown(gone_back) == () and gone_back.present_series.steps == (1, 2, 3)
+    made = fold(gone_back, [msgspec.structs.replace(step(4), t=10.0)])
+    assert shown(made) == (4,)
+    # It ends, and is gone on with from before its change.
+    ended = fold(restaged, [new, *later, RunEnded(t=11.0, state="stopped", reason="asked", src="supervisor")])
+    assert ended.speed_series == ended.present_series and shown(ended) == (4, 5)
+    run, rank = started(1)
+    again = [msgspec.structs.replace(run, t=20.0), msgspec.structs.replace(rank, pid=40, setting=1, t=21.0)]
+    resumed = fold(ended, again)
+    assert shown(resumed) == ()
+    assert shown(fold(resumed, [msgspec.structs.replace(step(2), t=22.0)])) == (2,)
+
+
 @pytest.mark.parametrize("ended", [True, False])
 def test_what_lies_between_an_end_and_going_on_is_no_part_of_the_time_in_all(ended: bool) -> None:
     """A lost run has written no end: its last step stands for it."""

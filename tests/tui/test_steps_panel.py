@@ -9,7 +9,7 @@ import pytest
 from llmtop.profiler.record.stepevents import BETWEEN
 from llmtop.tui.app import LlmtopApp
 from tests.recorded import make_recorded_run
-from tests.tui.tuiruns import wait_for_text
+from tests.tui.tuiruns import LiveRun, wait_for_text
 
 
 async def test_a_run_of_one_step_has_no_speed(root: Path) -> None:
@@ -18,6 +18,23 @@ async def test_a_run_of_one_step_has_no_speed(root: Path) -> None:
     async with app.run_test(size=(120, 50)) as pilot:
         shown = await wait_for_text(pilot, "a step so far", "n/a after the first 2")
         assert "tok/s" not in shown
+
+
+async def test_a_run_that_goes_on_has_no_speed_of_its_processes_before(root: Path) -> None:
+    live = LiveRun(root, steps=20)
+    live.start()
+    live.steps(1, 6)
+    live.end("stopped", "asked")
+    live.go_on(after=6)
+    app = LlmtopApp("monitor", live.run, root)
+    async with app.run_test(size=(120, 50)) as pilot:
+        await wait_for_text(pilot, "Start-up")
+        await pilot.press("4")
+        shown = await wait_for_text(pilot, "no step has finished since it went on")
+        assert "tok/s" not in shown
+        live.steps(7, 9)
+        await wait_for_text(pilot, "tok/s")
+    live.close()
 
 
 async def test_what_a_script_does_between_its_steps_has_a_column(

@@ -192,3 +192,20 @@ def test_the_list_and_the_report_give_the_same_speed(root: Path) -> None:
     run = make_recorded_run(root, steps=9)
     listed = run_row(run, read_state(run)).tokens_per_second
     assert listed == pytest.approx(build_report(run).tokens_per_second)
+
+
+def test_the_list_has_no_speed_of_the_processes_before(root: Path) -> None:
+    live = LiveRun(root, steps=20)
+    live.start()
+    live.steps(1, 6)
+    live.end("stopped", "asked")
+    assert run_row(live.run, read_state(live.run)).tokens_per_second is not None
+    live.go_on(after=6)
+    live.recorder.steady_seconds *= 4
+    assert run_row(live.run, read_state(live.run)).tokens_per_second is None
+    live.steps(7, 11)
+    live.close()
+    state = read_state(live.run)
+    newest = state.series.tokens_per_second[-1]
+    assert newest is not None
+    assert run_row(live.run, state).tokens_per_second == pytest.approx(newest, rel=0.2)

@@ -50,7 +50,7 @@ class PlainTeller:
         # What an earlier process has measured is not true of one that goes on.
         known = state.present_loss
         loss = NOT_AVAILABLE if known is None else f"{known:.4f}"
-        rates = () if state.is_beginning else state.series.tokens_per_second
+        rates = state.speed_series.tokens_per_second
         parts += [
             self._step(state, planned),
             f"loss {loss}",

@@ -150,7 +150,7 @@ def run_row(run: RunDir, state: RunState) -> RunRow:
         step=state.present_step,
         steps=spec.steps_planned,
         loss=state.present_loss,
-        tokens_per_second=steady_speed(state.present_series),
+        tokens_per_second=steady_speed(state.speed_series),
         memory_bytes=max(held.values(), default=None),
         started=state.started if state.started is not None else run.created(),
         unsaved=state.unsaved is not None,

@@ -6,7 +6,7 @@ from statistics import mean, median
 
 from llmtop.profiler.cost.flops import utilisation
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
-from llmtop.profiler.fold.series import middle_half, steady_steps
+from llmtop.profiler.fold.series import Series, middle_half, steady_steps
 from llmtop.profiler.record.stepevents import BEFORE_FORWARD, BETWEEN
 from llmtop.profiler.report.toldsteps import told_steps_words
 from llmtop.profiler.units import (
@@ -46,7 +46,7 @@ class StepsPanel(Picture):
         """Below the text, where a widget shows it; without any, the plot goes."""
 
     def headline(self, view: RunView) -> str:
-        speed = steady_speed(view.state.present_series)
+        speed = steady_speed(view.state.speed_series)
         return format_tokens_rate(speed) if speed is not None else ""
 
     def draw(self, view: RunView, width: int, height: int) -> Content:
@@ -55,6 +55,8 @@ class StepsPanel(Picture):
         self.plot([Curve(ORANGE, series.steps, series.step_seconds)] if is_plotted else [])
         if not series.steps:
             return Content.styled("no step has finished yet", "$muted")
+        if not view.state.speed_series.steps:
+            return lines([Content.styled(_none_since(view), "$muted"), _history(series, width, is_plotted)])
         phases = _phases(view)
         seconds = sum(phases.values())
         bar = _segments(phases)
@@ -68,21 +70,33 @@ class StepsPanel(Picture):
                 *_phase_table(view, phases),
                 *_marked(view),
                 *_rank_rows(view, phases, width),
-                Content("step seconds:"),
+                _history(series, width, is_plotted=True),
             ]
             return lines(rows)
         rows += [_shares(phases, seconds, width), *_skipped(view)]
         if height > 4:
             rows.append(Content(""))
+        rows.append(_history(series, width, is_plotted))
         if is_plotted:
-            return lines([*rows, Content("step seconds:")])
-        rows.append(
-            Content.assemble(
-                ("step time ", "$muted"), (sparkline(series.step_seconds, width - 10, floor=0.0), "$primary")
-            )
-        )
+            return lines(rows)
         rows.append(_spread(view))
         return lines(rows[:height])
+
+
+def _none_since(view: RunView) -> str:
+    """Why there are no times although steps were made: of earlier processes or of another setting."""
+    first = view.state.first
+    if first is None or not first.steps_seen:
+        return "no step has finished since it went on"
+    return "no step has finished since the change"
+
+
+def _history(series: Series, width: int, is_plotted: bool) -> Content:
+    """How step times went; of a plot the line above it."""
+    if is_plotted:
+        return Content("step seconds:")
+    drawn = sparkline(series.step_seconds, width - 10, floor=0.0)
+    return Content.assemble(("step time ", "$muted"), (drawn, "$primary"))
 
 
 def _phases(view: RunView) -> dict[str, float]:
@@ -113,15 +127,15 @@ def _segments(phases: dict[str, float]) -> list[Segment]:
 
 def _steady(view: RunView) -> tuple[float, ...]:
     """Step times without the first ones, which compile and allocate and would hide how the others vary."""
-    return tuple(seconds for seconds, _ in steady_steps(view.state.present_series, WARMUP_STEPS))
+    return tuple(seconds for seconds, _ in steady_steps(view.state.speed_series, WARMUP_STEPS))
 
 
 def _speed(view: RunView, width: int) -> Content:
     steady, predicted = _steady(view), view.prediction.step_seconds
     foretold = "" if predicted is None else f"predicted {format_seconds(predicted)}"
-    share = utilisation(view.spec, steady_speed(view.state.present_series))
+    share = utilisation(view.spec, steady_speed(view.state.speed_series))
     mfu = "" if share is None else f"   MFU {format_percent(100 * share.mfu)}"
-    seconds = median(steady) if steady else view.state.present_series.step_seconds[-1]
+    seconds = median(steady) if steady else view.state.speed_series.step_seconds[-1]
     words = " a step" if steady else " a step so far"
     # Of several ways the first that fits: what is left out stands in the opened panel.
     ways = (
@@ -134,7 +148,7 @@ def _speed(view: RunView, width: int) -> Content:
 
 def _utilisation(view: RunView) -> Content:
     """Both counts of the model's operations, as a share of the GPUs' dense peak."""
-    share = utilisation(view.spec, steady_speed(view.state.present_series))
+    share = utilisation(view.spec, steady_speed(view.state.speed_series))
     if share is None:
         return Content.styled(f"MFU {NOT_AVAILABLE}", "$muted")
     needed = format_percent(100 * share.needed)
@@ -144,7 +158,7 @@ def _utilisation(view: RunView) -> Content:
 
 def _rates(view: RunView) -> Content:
     """Tokens a second over all steps and over the last ones, and how much the steps differ."""
-    series = view.state.present_series
+    series = view.state.speed_series
     whole = steady_speed(series)
     newest = [rate for rate in series.tokens_per_second[-_RECENT_STEPS:] if rate is not None]
     words = f"{format_tokens_rate(whole)} after the first {WARMUP_STEPS}"

@@ -93,8 +93,7 @@ def _progress(view: RunView, width: int, now: float, cost: OwnCost | None) -> Co
     elapsed = state.seconds_until(now)
     done = state.present_step
     words = [("elapsed ", "$muted"), (clock_text(elapsed), "")]
-    # Of steps that an earlier process made, too little is true of this one before it has made any.
-    pace = [] if state.is_beginning else state.present_series.step_seconds[-_RECENT_STEPS:]
+    pace = state.speed_series.step_seconds[-_RECENT_STEPS:]
     if planned is not None:
         left = clock_text(median(pace) * (planned - done)) if pace and done is not None else "n/a"
         words += [("  left ", "$muted"), (left, "")]

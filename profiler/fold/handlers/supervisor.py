@@ -83,7 +83,7 @@ def _left_at(batch: Batch) -> float | None:
 def _rank_started(batch: Batch, event: RankStarted) -> None:
     rank = batch.rank(event.rank)
     if rank.exited is not None and rank.exited.pid != event.pid:
-        rank = _new_process(rank)  # in the place of one that ended
+        rank = replace(_new_process(rank), replaced_at=event.t)
     batch.set_rank(replace(rank, pid=event.pid, setting=event.setting))
 
 
