@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.spec import RunSpec
@@ -28,10 +29,10 @@ def mirror(
     pause: Callable[[], None] = lambda: time.sleep(POLL_SECONDS),
 ) -> int:
     """Copy everything from the beginning on; the number of rows. Raises LlmtopError where a place fails."""
-    described = describe(run, environment)
+    told = describe(run, environment)
     try:
-        targets = open_targets(asked, described)
-        return _follow(run, targets, pause)
+        targets = open_targets(asked, told)
+        return _follow(run, targets, told, environment, pause)
     except LlmtopError:
         raise
     except Exception as error:
@@ -44,19 +45,35 @@ def mirror(
 
 
 def describe(run: RunDir, environment: Mapping[str, str]) -> Described:
-    spec: RunSpec = run.spec()
-    options = {
+    """On the setting in force, as far as it is known: of a script only what was seen of it is."""
+    setting = run.in_force().setting
+    spec: RunSpec = run.spec(setting)
+    told: dict[str, Any] = {
         name: getattr(spec.options, name) for name in spec.options.__struct_fields__ if spec.knows(name)
     }
-    told = {**options, "model_name": spec.model.name, "gpu_name": spec.gpu.name, "recipe": spec.name}
-    return Described(run_id=run.run_id, options=Scrubber(environment).value(told))
+    if spec.is_known:
+        told["model_name"] = spec.model.name
+    if spec.knows("gpu"):
+        told["gpu_name"] = spec.gpu.name
+    told["recipe"] = spec.name
+    return Described(run_id=run.run_id, setting=setting, options=Scrubber(environment).value(told))
 
 
-def _follow(run: RunDir, targets: list[Target], pause: Callable[[], None]) -> int:
+def _follow(
+    run: RunDir,
+    targets: list[Target],
+    told: Described,
+    environment: Mapping[str, str],
+    pause: Callable[[], None],
+) -> int:
     events, reader, rows, written = _Events(run), RunReader(run), Rows(), 0
     while True:
         # Asked before reading: what a run writes before its end is then read too.
         status = reader.poll().status
+        if run.in_force().setting != told.setting:
+            told = describe(run, environment)
+            for target in targets:
+                target.describe(told, rows.step)
         for batch in events.new():
             for row in rows.of(batch):
                 written += 1

@@ -28,17 +28,18 @@ class Rows:
     """Events in, rows out; the hardware's stand at the newest step."""
 
     def __init__(self) -> None:
-        self._step = 0
+        self.step = 0
+        """The newest of rank 0."""
 
     def of(self, events: Iterable[AnyEvent]) -> Iterator[Row]:
         for event in events:
             values = self._values(event)
             if values:
-                yield Row(step=self._step, wall=event.t, values=values)
+                yield Row(step=self.step, wall=event.t, values=values)
 
     def _values(self, event: AnyEvent) -> dict[str, float]:
         if isinstance(event, StepFinished) and rank_of(event.src) == 0:
-            self._step = event.step
+            self.step = event.step
             return _known(_step_values(event))
         if isinstance(event, HardwareSampled):
             return _known(_sample_values(event))

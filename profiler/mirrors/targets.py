@@ -20,6 +20,9 @@ from llmtop.profiler.mirrors.scalars import Row
 class Target(Protocol):
     """One place. Raises what its library raises: the mirror says it and ends, the run goes on."""
 
+    def describe(self, run: Described, step: int) -> None:
+        """After `step` its options are these."""
+
     def write(self, row: Row) -> None: ...
 
     def flush(self) -> None: ...
@@ -60,6 +63,8 @@ class Described(Struct, frozen=True, kw_only=True):
     """What a run is called there, and its options, without secrets."""
 
     run_id: str
+    setting: int
+    """Its number: another one may come into force while the run goes on."""
     options: dict[str, Any]
 
 
@@ -95,8 +100,11 @@ class TensorBoard:
 
     def __init__(self, folder: Path, run: Described) -> None:
         self._writer: Any = _summary_writer()(str(folder), write_to_disk=True, flush_secs=1)
+        self.describe(run, 0)
+
+    def describe(self, run: Described, step: int) -> None:
         lines = (f"    {name}: {value}" for name, value in run.options.items())
-        self._writer.add_text("options", "\n".join(lines), 0)
+        self._writer.add_text("options", "\n".join(lines), step)
 
     def write(self, row: Row) -> None:
         for name, value in row.values.items():
@@ -128,6 +136,9 @@ class WeightsAndBiases:
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
+    def describe(self, run: Described, step: int) -> None:
+        self._run.config.update(run.options, allow_val_change=True)
+
     def write(self, row: Row) -> None:
         self._run.log({"step": row.step, "wall": row.wall, **row.values})
 
@@ -153,9 +164,19 @@ class MlFlow:
         found = self._client.get_experiment_by_name("llmtop")
         experiment = found.experiment_id if found is not None else self._client.create_experiment("llmtop")
         self._id = self._client.create_run(experiment, run_name=run.run_id).info.run_id
-        params = [Param(name, str(value)[:500]) for name, value in run.options.items()]
-        self._client.log_batch(self._id, params=params[:100])
+        self._param, self._told = Param, dict[str, str]()
         self._waiting: list[Any] = []
+        self.describe(run, 0)
+
+    def describe(self, run: Described, step: int) -> None:
+        told = {name: str(value)[:500] for name, value in run.options.items()}
+        new = [self._param(*one) for one in told.items() if one[0] not in self._told]
+        self._client.log_batch(self._id, params=new[:100])
+        # A parameter keeps its value there; a tag of its name tells the newest.
+        for name, value in told.items():
+            if self._told.get(name, value) != value:
+                self._client.set_tag(self._id, name, value)
+        self._told.update(told)
 
     def write(self, row: Row) -> None:
         at = round(row.wall * 1000)

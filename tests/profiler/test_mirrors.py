@@ -12,11 +12,20 @@ from typing import Any
 import pytest
 
 from llmtop.presets.errors import LlmtopError, UsageError
+from llmtop.presets.resolve import Machine
 from llmtop.profiler.mirrors import targets
 from llmtop.profiler.mirrors.follow import mirror
 from llmtop.profiler.mirrors.scalars import Row
-from llmtop.profiler.mirrors.targets import Asked, require_packages
+from llmtop.profiler.mirrors.targets import (
+    Asked,
+    Described,
+    MlFlow,
+    Target,
+    WeightsAndBiases,
+    require_packages,
+)
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.trainer.script.unseen import unseen_prediction, unseen_spec, with_devices
 from llmtop.tui.commands.mirror import start_mirror
 from tests.recorded import Recorder, make_recorded_run
 from tests.recorded_spec import recorded_prediction, recorded_spec
@@ -86,7 +95,59 @@ def test_a_process_of_its_own_follows_a_run_to_its_end(
     assert start_mirror(run, Asked()) is None
 
 
+FIRST = Described(run_id="first", setting=0, options={"micro_batch": 4})
+CHANGED = Described(run_id="first", setting=1, options={"micro_batch": 2, "gpu_name": "h200"})
+
+
+class _Kept:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.described: list[tuple[int, dict[str, Any]]] = []
+
+    def describe(self, run: Described, step: int) -> None:
+        self.described.append((step, run.options))
+
+    def write(self, row: Row) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self, status: str) -> None: ...
+
+
+def test_a_place_is_told_what_was_found_after_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a script whose launch had no answer of the GPUs' driver."""
+    machine = Machine(gpu="unknown", gpus=1, host_memory_bytes=1 << 30, driver_silent=True)
+    spec = unseen_spec(("train.py",), tmp_path, machine)
+    run = RunDir.create(tmp_path / "runs", spec, unseen_prediction(), {})
+    run.write_supervisor_pid()
+    recorder = Recorder(run, spec, 1.7e9)
+    recorder.start()
+    recorder.step(1)
+    places = list[_Kept]()
+
+    def opened(asked: Asked, told: Described) -> list[Target]:
+        assert "gpu_name" not in told.options and "model_name" not in told.options
+        places.append(_Kept())
+        return list[Target](places)
+
+    def answered() -> None:
+        found = with_devices(spec, Machine(gpu="h200", gpus=1, host_memory_bytes=1 << 30))
+        run.put_in_force(run.add_setting(found, unseen_prediction(), {}))
+        recorder.end("completed", 1)
+
+    monkeypatch.setattr("llmtop.profiler.mirrors.follow.open_targets", opened)
+    mirror(run, Asked(wandb="x"), {}, pause=answered)
+    recorder.close()
+    ((step, options),) = places[0].described
+    assert step == 1 and (options["gpu_name"], options["gpu"]) == ("h200", "h200")
+
+
 class _Breaks:
+    def describe(self, run: Described, step: int) -> None: ...
+
     def write(self, row: Row) -> None:
         raise ConnectionError("nobody listens")
 
@@ -122,6 +183,11 @@ def test_wandb_keeps_a_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (kept,) = tmp_path.rglob("run-*.wandb")
     content = kept.read_bytes()
     assert b"train/loss" in content and b"speed/step_seconds" in content
+    place = WeightsAndBiases("llmtop-test", FIRST)
+    place.describe(CHANGED, 3)
+    place.close("completed")
+    (kept,) = tmp_path.rglob("run-first.wandb")
+    assert b"gpu_name" in kept.read_bytes()
 
 
 @pytest.mark.slow
@@ -137,3 +203,10 @@ def test_mlflow_keeps_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert kept.info.status == "FINISHED" and kept.data.params["seq_len"] == "256"
     steps = [metric.step for metric in client.get_metric_history(kept.info.run_id, "train/loss")]
     assert steps == [1, 2, 3, 4, 5]
+    place = MlFlow(uri, FIRST)
+    place.describe(CHANGED, 3)
+    place.describe(FIRST, 4)
+    place.close("completed")
+    (changed,) = client.search_runs([kept.info.experiment_id], f"attributes.run_name = '{FIRST.run_id}'")
+    assert changed.data.params == {"micro_batch": "4", "gpu_name": "h200"}
+    assert changed.data.tags["micro_batch"] == "4", "the newest"
