@@ -24,6 +24,8 @@ from llmtop.profiler.export.archive import Choices, export_run
 from llmtop.profiler.export.environment import recorded_environment
 from llmtop.profiler.export.importing import import_run
 from llmtop.profiler.export.secrets import Scrubber
+from llmtop.profiler.findings.finding import Finding
+from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.result import Prediction
 from llmtop.profiler.mirrors.openmetrics import RunsCollector
 from llmtop.profiler.record.feed import RunReader, read_state
@@ -31,6 +33,7 @@ from llmtop.profiler.record.rundir import InForce, RunDir
 from llmtop.profiler.record.snapshotevents import SnapshotParams
 from llmtop.profiler.report.build import report_of
 from llmtop.profiler.report.history import read_history
+from llmtop.profiler.report.keptlooks import Look, LookedAt, keep_looks, read_looks
 from llmtop.profiler.report.page import run_page
 from llmtop.profiler.report.pagedata import page_of
 from llmtop.profiler.report.text import render
@@ -46,6 +49,7 @@ from tests.tui.pictured import changed_run
 _BASE = "base"
 _SAMPLES_STEP = 16
 _LOGS = ("supervisor", "hardware", "rank0", "rank1")
+_LOOKS = (Look(at=1.0, setting=0, first=1, last=9, ends=False),)
 
 
 def _make_bases(place: Path) -> None:
@@ -383,6 +387,19 @@ def _act_bookmark(folder: Path) -> None:
     read_state(run)
 
 
+def _make_looks(maker: Maker, folder: Path) -> None:
+    run = _copied(maker, folder)
+    finding = Finding(key="gpu_hot", severity="warning", title="t", evidence="e", change="c")
+    keep_looks(run, RunState(status="completed"), _LOOKS, (LookedAt(_LOOKS[0], (finding,)),), 1 << 40)
+    content = run.looks_path.read_bytes()
+    spoilt = maker.json_of(maker.spoilt(sound(content))) if maker.chance(0.5) else maker.bytes_of(content)
+    run.looks_path.write_bytes(spoilt)
+
+
+def _act_looks(folder: Path) -> None:
+    read_looks(_only(folder), _LOOKS)
+
+
 def _target(
     name: str, make: Callable[[Maker, Path], None], act: Callable[[Path], None], share: float
 ) -> Target:
@@ -394,6 +411,7 @@ TARGETS = (
     _target("documents of a run", _make_documents, _act_documents, 0.4),
     _target("archive to import", _make_archive, _act_archive, 0.4),
     _target("bookmark", _make_bookmark, _act_bookmark, 0.4),
+    _target("kept looks of a report", _make_looks, _act_looks, 0.4),
     Target(name="control requests", make=_make_request, act=_act_request),
     Target(name="safetensors header", make=_make_safetensors, act=_act_safetensors, share=1.5),
     Target(name="checkpoint marker and index", make=_make_state, act=_act_state),

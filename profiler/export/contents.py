@@ -22,7 +22,7 @@ _HEAVY: dict[str, str] = {
     "tokenizer": "made from the training data",
 }
 OF_A_LIVE_RUN = frozenset(
-    {"control", "standby", "bookmark", "supervisor.pid", "imported.json", "remote.json"}
+    {"control", "standby", "bookmark", "looks.json", "supervisor.pid", "imported.json", "remote.json"}
     | {"live.json", "save.json", "snapshot.json"}
 )
 _NOT_OF_THE_RECORD = frozenset(

@@ -83,11 +83,12 @@ class Bookmark(Struct, frozen=True, kw_only=True):
 
 
 @cache
-def code_digest() -> str | None:
-    """Of every module that a state depends on; None where they are not there to be read."""
+def code_digest(*folders: str) -> str | None:
+    """Of every module in folders beside these, by default those that a state depends on; None where they are
+    not there to be read."""
     checksum = size_bytes = 0
     try:
-        for folder in _CODE:
+        for folder in folders or _CODE:
             for file in sorted((_PACKAGE / folder).rglob("*.py")):
                 content = file.read_bytes()
                 checksum = zlib.crc32(content, zlib.crc32(file.name.encode(), checksum))

@@ -20,6 +20,7 @@ A run is a folder of mode 0700:
     live.json            what the supervisor last asked of the running ranks
     save.json            how often it has asked them for a checkpoint that is no end
     bookmark             the state so far, and where in the logs it ends: a cache (`bookmark.py`), if there
+    looks.json           what stood out while the run went on: a report's cache (`keptlooks.py`), if there
     environment.json     what the run was launched in: versions, driver, variables without secrets
     imported.json        only of a run that came from an archive: which, and from where; nobody supervises it
     quantized/NAME.json  what a model that was made of its weights in fewer bits has cost
@@ -145,6 +146,10 @@ class RunFiles:
     @property
     def bookmark_path(self) -> Path:
         return self.path / "bookmark"
+
+    @property
+    def looks_path(self) -> Path:
+        return self.path / "looks.json"
 
     @property
     def control_dir(self) -> Path:

@@ -15,6 +15,7 @@ from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.feed import LateLine, RunStream
 from llmtop.profiler.record.recording import logs_size_bytes
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.report.keptlooks import Look, LookedAt, keep_looks, read_looks
 from llmtop.profiler.units import format_bytes
 
 GOOD_PART = 0.25
@@ -40,24 +41,6 @@ FADING = frozenset(
 fade because more is."""
 
 
-class _Look(NamedTuple):
-    """At what stood out when a step was finished."""
-
-    at: float
-    """Wall clock."""
-    setting: int
-    first: int
-    """Step from which on it tells."""
-    last: int
-    ends: bool
-    """Of the last step of a setting: it tells of all of it."""
-
-
-class _Seen(NamedTuple):
-    look: _Look
-    found: tuple[Finding, ...]
-
-
 class _Stretch(NamedTuple):
     """Of looks in a row that have found the same."""
 
@@ -78,7 +61,7 @@ def with_earlier(run: RunDir, state: RunState, found: tuple[Finding, ...]) -> tu
     if size_bytes > MOST_BYTES:
         found = worst_first((*found, _not_looked_for(state, size_bytes)))
         looks = _first_settings(state, looks, size_bytes)
-    seen = tuple(_look_again(run, looks)) if looks else ()
+    seen = _seen(run, state, tuple(looks), size_bytes) if looks else ()
     known = {one.key for one in found} | _PASSING
     more = []
     for told in (_at_ends(seen), _faded(seen, GOOD_PART * _steps(state))):
@@ -91,7 +74,17 @@ def with_earlier(run: RunDir, state: RunState, found: tuple[Finding, ...]) -> tu
     return worst_first((*found, *more)) if more else found
 
 
-def _first_settings(state: RunState, looks: list[_Look], size_bytes: int) -> list[_Look]:
+def _seen(run: RunDir, state: RunState, looks: tuple[Look, ...], size_bytes: int) -> tuple[LookedAt, ...]:
+    """At the looks, as an earlier report has kept it; else the record is read once more."""
+    kept = read_looks(run, looks)
+    if kept is not None:
+        return kept
+    seen = tuple(_look_again(run, looks))
+    keep_looks(run, state, looks, seen, size_bytes)
+    return seen
+
+
+def _first_settings(state: RunState, looks: list[Look], size_bytes: int) -> list[Look]:
     """The ends of settings before which there are not too many bytes, if a step has as many as another."""
     steps = state.series.steps
     share = MOST_BYTES / size_bytes * _steps(state)
@@ -109,17 +102,17 @@ def _not_looked_for(state: RunState, size_bytes: int) -> Finding:
     )
 
 
-def _ends(state: RunState) -> Iterator[_Look]:
+def _ends(state: RunState) -> Iterator[Look]:
     """The last step of each earlier setting that made a good part of the steps."""
     spans = state.changes.spans
     for span, after in zip(spans, spans[1:], strict=False):
         last = after.first_step - 1
         times = [t for n, t in _rows(state) if n <= last]
         if times and after.first_step - span.first_step >= GOOD_PART * _steps(state):
-            yield _Look(times[-1], span.setting, span.first_step, last, ends=True)
+            yield Look(times[-1], span.setting, span.first_step, last, ends=True)
 
 
-def _within(state: RunState) -> Iterator[_Look]:
+def _within(state: RunState) -> Iterator[Look]:
     """Steps at about equal distances; where a setting is new, from its first one."""
     if _steps(state) < LEAST_STEPS:
         return
@@ -129,7 +122,7 @@ def _within(state: RunState) -> Iterator[_Look]:
         first = span.first_step
         for n, t in _rows(state):
             if n >= first + apart - 1 and (end is None or n < end):
-                yield _Look(t, span.setting, first, n, ends=False)
+                yield Look(t, span.setting, first, n, ends=False)
                 first = n + 1
 
 
@@ -144,7 +137,7 @@ def _rows(state: RunState) -> Iterator[tuple[int, float]]:
     return zip(state.series.steps, state.series.times, strict=True)
 
 
-def _look_again(run: RunDir, looks: list[_Look]) -> Iterator[_Seen]:
+def _look_again(run: RunDir, looks: tuple[Look, ...]) -> Iterator[LookedAt]:
     """As the record told at each of the times, read once; none after where its oldest part is not whole."""
     stream = RunStream(run)
     then = stream.begin
@@ -154,16 +147,16 @@ def _look_again(run: RunDir, looks: list[_Look]) -> Iterator[_Seen]:
         except LateLine:
             return
         if then.ended is None:
-            yield _Seen(look, findings(then, run.spec(look.setting), run.prediction(look.setting)))
+            yield LookedAt(look, findings(then, run.spec(look.setting), run.prediction(look.setting)))
 
 
-def _at_ends(seen: tuple[_Seen, ...]) -> Iterator[tuple[int, int, Finding]]:
+def _at_ends(seen: tuple[LookedAt, ...]) -> Iterator[tuple[int, int, Finding]]:
     for look, found in seen:
         if look.ends:
             yield from ((look.first, look.last, one) for one in found)
 
 
-def _faded(seen: tuple[_Seen, ...], least_steps: float) -> Iterator[tuple[int, int, Finding]]:
+def _faded(seen: tuple[LookedAt, ...], least_steps: float) -> Iterator[tuple[int, int, Finding]]:
     """What looks in a row have found over so many steps, as it was at the last of them; each key once, where
     it held longest."""
     running: dict[str, _Stretch] = {}

@@ -57,7 +57,8 @@ def recorded(
                 rank.write(
                     StepFinished(t=float(step), step=step, loss=2.0, step_seconds=1.0, phase_seconds=phases)
                 )
-        supervisor.write(RunEnded(t=steps + 1.0, state="completed", reason="done"))
+        if ends:
+            supervisor.write(RunEnded(t=steps + 1.0, state="completed", reason="done"))
     return run
 
 
@@ -88,17 +89,49 @@ def test_at_the_end_of_a_setting_it_is_told_of_all_of_that(tmp_path: Path) -> No
     assert found.evidence.startswith("in steps 1 to 120: ")
 
 
-def test_the_record_is_read_once_more_for_all_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[RunDir] = []
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[RunDir]:
+    """Runs whose record was read again."""
+    found: list[RunDir] = []
 
     class Counted(RunStream):
         def __init__(self, run: RunDir) -> None:
-            opened.append(run)
+            found.append(run)
             super().__init__(run)
 
     monkeypatch.setattr("llmtop.profiler.report.earlier.RunStream", Counted)
+    return found
+
+
+def test_the_next_report_of_a_long_record_does_not_read_it_again(
+    opened: list[RunDir], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recorded(tmp_path, 160, range(41, 111))
+    first = told(run)
+    assert told(run) == first and len(opened) == 2, "a short one is"
+    monkeypatch.setattr("llmtop.profiler.report.keptlooks.WORTH_KEEPING_BYTES", 1)
+    assert [told(run) for _ in range(3)] == [first] * 3 and len(opened) == 3
+    assert "straggler" in first
+    kept = run.looks_path.read_bytes()
+    for damaged in (b"{}", kept[:-9], kept.replace(b'"code":"', b'"code":"0')):
+        run.looks_path.write_bytes(damaged)
+        assert told(run) == first and run.looks_path.read_bytes() == kept
+    assert len(opened) == 6
+    with run.events_path(0).open("ab") as log:
+        log.write(b"\n")
+    assert told(run) == first and len(opened) == 7 and run.looks_path.read_bytes() != kept
+
+
+def test_of_a_run_that_goes_on_nothing_is_kept_of_what_a_report_has_read_again(
+    opened: list[RunDir], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmtop.profiler.report.keptlooks.WORTH_KEEPING_BYTES", 1)
+    run = recorded(tmp_path, 160, range(41, 111), ends=False)
+    run.write_supervisor_pid()
+    assert told(run) == told(run) and len(opened) == 2 and not run.looks_path.exists()
+
+
+def test_the_record_is_read_once_more_for_all_settings(opened: list[RunDir], tmp_path: Path) -> None:
     run = recorded(tmp_path, 160, range(1, 91), settings=(51, 101))
     assert told(run)["straggler"].evidence.startswith("in steps 1 to 50: ")
     assert len(opened) == 1
