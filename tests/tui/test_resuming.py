@@ -134,6 +134,18 @@ async def test_one_key_says_yes_to_no_more_than_is_named(stopped: RunDir, root: 
             assert asked.wishes == [ResumeWish(words=tuple(words.split()), **more)]
 
 
+def test_what_is_likely_not_meant_is_told_as_the_command_line_tells_it(stopped: RunDir) -> None:
+    nothing_saved = "mind: nothing is saved: checkpoint_every is 0"
+
+    def told(*words: str) -> int:
+        found = preview_resume(stopped, read_state(stopped), words)
+        assert found is not None
+        return sum(line.strip().startswith(nothing_saved) for line in found.lines)
+
+    assert told() == told("steps=90") == 1
+    assert told("checkpoint_every=2") == 0
+
+
 def test_host_memory_that_is_short_takes_a_key_of_its_own(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

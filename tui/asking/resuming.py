@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from llmtop.presets.cautions import cautions
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.remote import command_here
 from llmtop.profiler.record.rundir import RunDir
@@ -68,12 +69,12 @@ def _lines(
     plan: ChangePlan | None,
     misfit: Misfit,
 ) -> Iterator[str]:
-    steps = (run.spec() if plan is None else plan.new).options.steps
-    where = f"goes on after step {start.step:,} of {steps:,}, from its checkpoint"
+    spec = run.spec() if plan is None else plan.new
+    where = f"goes on after step {start.step:,} of {spec.options.steps:,}, from its checkpoint"
     yield where if start.step else anew_words(state)
     if state.status == "out_of_memory" and plan is None:
         yield "mind: it ran out of memory with this very setting"
-    if not run.spec().on_cpu and (devices := devices_for(run)):
+    if not spec.on_cpu and (devices := devices_for(run)):
         yield f"on the GPUs {devices} (CUDA_VISIBLE_DEVICES)"
     if plan is None:
         yield f"predicted: {needs_words(run.prediction())}"
@@ -83,6 +84,7 @@ def _lines(
         yield from (f"  {line}" for line in side_by_side(plan))
         yield from misfit.lines()
         yield from (f"lost: {lost}" for lost in plan.lost)
+    yield from (f"mind: {one}" for one in cautions(spec, launching=True))
     yield ""
     yield "the same from a shell:"
     yield f"  {_command(run, wish)}"
