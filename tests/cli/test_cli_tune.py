@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 from pathlib import Path
 
 import pytest
 
 from llmtop.presets.errors import ExitCode
+from llmtop.presets.spec import RunSpec
+from llmtop.profiler.cost.sweep import changed
+from llmtop.trainer.tune.journal import Asked, TuneDir, tunes_root
+from llmtop.trainer.tune.outcome import recipe_text
+from llmtop.tui.commandline import options
 from tests.cli.conftest import Llmtop
 
 
@@ -99,6 +106,46 @@ def test_a_damaged_search_says_what_to_do(llmtop: Llmtop, runs_root: Path) -> No
     (folder / "tune.json").write_text('{"spec": 1')
     answer = llmtop("tune", "--resume", "latest")
     assert answer.code == ExitCode.USAGE and "start a new one" in answer.err
+
+
+def resolved(*words: str) -> RunSpec:
+    """What a command's options come to."""
+    parser = argparse.ArgumentParser()
+    options.add_run_arguments(parser)
+    return options.resolve_run(parser.parse_args(words))
+
+
+def test_a_search_whose_data_have_gone_makes_no_trial(
+    llmtop: Llmtop, runs_root: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("words " * 5000)
+    tune = TuneDir.create(tunes_root(), Asked(spec=resolved("cpu-demo", "--data", str(text))))
+    text.unlink()
+    answer = llmtop("tune", "--resume", "latest")
+    assert answer.code == ExitCode.USAGE and f"{text} does not exist" in answer.err
+    assert tune.lines() == [], "each trial would fail by the same"
+
+
+def test_the_recipe_that_is_found_wins_over_the_deepspeed_file_of_the_start(
+    llmtop: Llmtop, tmp_path: Path
+) -> None:
+    file, recipe = tmp_path / "ds.json", tmp_path / "best.toml"
+    given = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 4,
+        "gradient_clipping": 0.5,
+        "zero_optimization": {"stage": 1, "reduce_bucket_size": 1_000_000},
+    }
+    file.write_text(json.dumps(given))
+    won = changed(
+        resolved("cpu-demo", "--deepspeed-config", str(file)), {"zero": 3, "micro_batch": 8, "grad_accum": 1}
+    )
+    recipe.write_text(recipe_text(won, "found"))
+    again = resolved(str(recipe)).options
+    assert (again.zero, again.micro_batch, again.grad_accum) == (3, 8, 1)
+    assert again.max_grad_norm == 0.5
+    assert again.deepspeed == {"zero_optimization": {"reduce_bucket_size": 1_000_000}}
 
 
 def test_a_narrow_terminal_gets_lines_that_fit(llmtop: Llmtop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,8 @@ def test_words_that_make_no_sense_are_refused_with_what_would() -> None:
         (("grad_accum=5",), "1, 2, 4, 8, 16"),
         (("checkpointing=often",), "checkpointing=none"),
         (("seq_len=8",), "--seq-len"),
+        (("learning_rate=1e-4",), "speed, which does not hang on it"),
+        (("save_at_end=on",), "--save-at-end"),
     ):
         with pytest.raises(UsageError) as error:
             knobs_of(spec, words, ())

@@ -123,13 +123,15 @@ def recipe_text(spec: RunSpec, description: str) -> str:
     for key, value in msgspec.structs.asdict(spec.options).items():
         if key == "deepspeed":
             tables = list(_table("deepspeed", value)) if value else []
-        elif value is not None and (value != defaults.get(key) or key in _ALWAYS):
+        elif key not in _LEFT_OUT and value is not None and (value != defaults.get(key) or key in _ALWAYS):
             lines.append(f"{key} = {_toml(value)}")
     return "\n".join([*lines, *tables]) + "\n"
 
 
 _ALWAYS = ("zero", "precision", "attention", "micro_batch", "grad_accum", "seq_len", "liger")
 """Options that are written also where they are the default: another default would be another setting."""
+_LEFT_OUT = ("deepspeed_config",)
+"""A file whose keys win over a recipe's, and so over what was found; what it says is in the other options."""
 
 
 def _table(path: str, values: Mapping[str, Any]) -> Iterator[str]:

@@ -32,8 +32,18 @@ _ALIASES = {
     REDUCE_BUCKET: BUCKETS,
     GATHER_BUCKET: BUCKETS,
 }
-_THE_SAME = ("model", "gpu", "gpus", "nodes", "seq_len", "steps")
+_COMPARED_BY = (
+    "model", "gpu", "gpus", "nodes", "total_gpus", "inter_node_gbps", "seq_len", "steps", "deepspeed_config"
+)  # fmt: skip
 """Options that make a trial comparable with the others."""
+_TIMELESS = (
+    "learning_rate", "lr_schedule", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2",
+    "adam_epsilon", "max_grad_norm", "seed", "data", "text_field", "tokenizer", "checkpoint_every",
+    "keep_checkpoints", "save_at_end", "classify_every", "kernel_profile_step", "heal", "sample_seconds",
+    "hang_factor", "hang_floor_seconds",
+)  # fmt: skip
+"""Options that no trial's time tells anything of: it is the same, or a trial leaves it out. One that varied
+would be chosen by the scatter of times."""
 _EXAMPLE = "for example --fix zero=2 --allow attention=sdpa,eager"
 
 
@@ -101,9 +111,11 @@ def _split(text: str, where: str, spec: RunSpec) -> tuple[str, str | None]:
         raise UsageError(
             f"{where}: unknown option '{key}'", fix=f"did you mean '{guess}'?" if guess else _EXAMPLE
         )
-    elif key in _THE_SAME:
+    elif key in (*_COMPARED_BY, *_TIMELESS):
         raise UsageError(
-            f"{where}: {key} is the same in every trial", fix=f"give --{key.replace('_', '-')} instead"
+            f"{where}: {key} is the same in every trial",
+            why="" if key in _COMPARED_BY else "the search is for speed, which does not hang on it",
+            fix=f"give --{key.replace('_', '-')} instead",
         )
     return key, given if equals else None
 

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="the values that an option may take: zero, offload-optimizer, offload-param, micro-batch,"
-        " checkpointing (none, all, every how many layers), attention, liger, buckets, or any other",
+        " checkpointing (none, all, every how many layers), attention, liger, buckets, or another that speed hangs on",
     )
     search.add_argument(
         "--trials",
@@ -115,6 +115,8 @@ def _resume(args: argparse.Namespace) -> ExitCode:
     if args.dry_run:
         _show(tune, space, trials, as_json=args.json)
         return ExitCode.DONE
+    # What has gone since would fail each of the trials that are left.
+    preflight(trial_spec(asked.spec))
     return _search(tune, asked, space, trials, minutes, as_json=args.json)
 
 
