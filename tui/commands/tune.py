@@ -50,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="the values that an option may take: zero, offload-optimizer, offload-param, micro-batch,"
-        " checkpointing (none, all, every how many layers), attention, liger, buckets, or another that speed hangs on",
+        " checkpointing (none, all, every how many layers), attention, liger, buckets, or another"
+        " that speed hangs on",
     )
     search.add_argument(
         "--trials",
