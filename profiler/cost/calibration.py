@@ -162,3 +162,8 @@ def calibrated(spec: RunSpec, found: Calibration | None) -> RunSpec:
     if found is None:
         return spec
     return replace(spec, gpu=replace(spec.gpu, measured=found.figures))
+
+
+def with_calibration(spec: RunSpec) -> RunSpec:
+    """The same run on the machine as `llmtop calibrate` has measured it, if it has."""
+    return calibrated(spec, find(spec))

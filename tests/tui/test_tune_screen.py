@@ -9,11 +9,15 @@ from msgspec.structs import replace
 
 from llmtop.presets.errors import UsageError
 from llmtop.presets.spec import RunSpec
+from llmtop.profiler.cost.calibration import save
 from llmtop.trainer.tune.journal import Asked, Line, TuneDir
+from llmtop.trainer.tune.judged import judged
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.screens.plan import PlanScreen
 from llmtop.tui.screens.tune import TuneScreen
+from tests.profiler.test_calibration import calibration
+from tests.recorded_spec import recorded_spec
 from tests.tui.planapp import SMALL
 from tests.tui.tuiruns import MACHINE, wait_for, wait_for_text, without_notes
 
@@ -170,3 +174,21 @@ async def test_what_cannot_run_here_is_told(root: Path) -> None:
         await pilot.press("s")
         await wait_for_text(pilot, "wants 2 GPUs", "fix: --gpu cpu")
         assert isinstance(app.screen, TuneScreen)
+
+
+async def test_the_ranking_is_by_the_times_that_a_calibration_tells(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `llmtop tune` has it: without one nobody can tell the times of a CPU."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+    asked = Asked(spec=recorded_spec("cpu", ranks=1))
+    assert judged(asked, here=False).candidates[0].brief.step_seconds is None
+    save(asked.spec, calibration(asked.spec))
+    app = LlmtopApp("plan", root=root, recipe="test-8b", deeds=Deeds(detect=lambda: MACHINE))
+    async with app.run_test(size=SMALL) as pilot:
+        screen = TuneScreen(asked.spec, root, Deeds())
+        app.push_screen(screen)
+        await wait_for(pilot, lambda: screen.settled)
+        assert screen.seen is not None
+        times = [one.brief.step_seconds for one in screen.seen.following]
+    assert len(times) > 2 and None not in times

@@ -17,7 +17,7 @@ from llmtop.presets.cautions import cautions
 from llmtop.presets.errors import ExitCode, PackedWeightsError, UsageError
 from llmtop.presets.inputs import inputs
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.cost.calibration import calibrated, find
+from llmtop.profiler.cost.calibration import with_calibration
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.memory.result import MOMENT_WORDS, Prediction, is_short
 from llmtop.profiler.units import format_bytes
@@ -129,7 +129,7 @@ def verdict_again(
 
 def _on_this_machine(args: argparse.Namespace, spec: RunSpec) -> RunSpec:
     """With what `llmtop calibrate` has measured of this device."""
-    return spec if args.no_calibration else calibrated(spec, find(spec))
+    return spec if args.no_calibration else with_calibration(spec)
 
 
 def _recipe_after_explain(args: argparse.Namespace) -> None:

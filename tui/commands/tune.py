@@ -10,21 +10,19 @@ from msgspec import Struct
 
 from llmtop.presets.errors import ExitCode, JobFailedError, UsageError
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.cost.calibration import calibrated, find
-from llmtop.profiler.hardware.hostmemory import host_memory_bytes
+from llmtop.profiler.cost.calibration import with_calibration
 from llmtop.profiler.memory.assume import why_untimed
 from llmtop.trainer.preflight import preflight
 from llmtop.trainer.tune.interrupt import interruptible
 from llmtop.trainer.tune.journal import Asked, Line, TuneDir, find_tune, tunes_root
-from llmtop.trainer.tune.lacking import lacking
+from llmtop.trainer.tune.judged import judged
 from llmtop.trainer.tune.nest import Nest
 from llmtop.trainer.tune.outcome import found
 from llmtop.trainer.tune.pool import pooled, tried_of
 from llmtop.trainer.tune.rank import ranked, untried
 from llmtop.trainer.tune.search import Search
-from llmtop.trainer.tune.space import Candidate, Space, choice_of, space_of
+from llmtop.trainer.tune.space import Candidate, Space, choice_of
 from llmtop.trainer.tune.trial import trial_spec
-from llmtop.trainer.tune.words import knobs_of
 from llmtop.tui.commandline import options
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.output import print_json, text_width
@@ -92,7 +90,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         return find_edge(spec, args)
     trials, minutes = args.trials or TRIALS, args.minutes or MINUTES
     asked = Asked(spec=spec, fix=tuple(args.fix), allow=tuple(args.allow), trials=trials, minutes=minutes)
-    space = _space(asked, here=not args.dry_run)
+    space = judged(asked, here=not args.dry_run)
     _require_candidates(space)
     if args.dry_run:
         width = text_width()
@@ -111,7 +109,7 @@ def _resume(args: argparse.Namespace) -> ExitCode:
     _refuse_other_words(args)
     tune = find_tune(tunes_root(), args.resume)
     asked = tune.asked()
-    space = _space(asked, here=True)
+    space = judged(asked, here=True)
     trials, minutes = args.trials or asked.trials, args.minutes or asked.minutes
     if args.dry_run:
         _show(tune, space, trials, as_json=args.json)
@@ -175,25 +173,9 @@ def _show(tune: TuneDir, space: Space, trials: int, *, as_json: bool) -> None:
 def _ranked(spec: RunSpec, space: Space, candidates: Sequence[Candidate], *, title: str = "") -> str:
     """As a table; without predicted times it is no ranking by speed."""
     timed = any(one.brief.step_seconds is not None for one in candidates)
-    why = "" if timed else why_untimed(_measured(spec))
+    why = "" if timed else why_untimed(with_calibration(spec))
     title = title or ("the fastest by prediction" if timed else "what comes first, by how little work it is")
     return ranked_text(space, candidates, text_width(), title=title, why_untimed=why)
-
-
-def _measured(spec: RunSpec) -> RunSpec:
-    """With what `llmtop calibrate` has measured of this device."""
-    return calibrated(spec, find(spec))
-
-
-def _space(asked: Asked, *, here: bool) -> Space:
-    """`here`: leave out what this machine has not got."""
-    spec = asked.spec
-    return space_of(
-        _measured(spec),
-        knobs_of(spec, asked.fix, asked.allow),
-        host_memory_bytes=host_memory_bytes() if here else None,
-        lacks=lacking() if here else lambda _: "",
-    )
 
 
 def _require_candidates(space: Space) -> None:

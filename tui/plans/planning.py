@@ -15,7 +15,7 @@ from llmtop.presets.errors import LlmtopError
 from llmtop.presets.hf import tracing
 from llmtop.presets.rule import Refusal
 from llmtop.presets.spec import RunSpec, ValueSource
-from llmtop.profiler.cost.calibration import calibrated, find
+from llmtop.profiler.cost.calibration import with_calibration
 from llmtop.profiler.memory.predict import predict_with_suggestions
 from llmtop.profiler.memory.result import Prediction
 from llmtop.tui.commandline.layering import absolute, check_raw_keys, deepspeed_layer
@@ -152,7 +152,7 @@ def evaluate(draft: Draft, machine: resolve.Machine) -> Plan:
         return Plan(
             draft=draft,
             spec=spec,
-            prediction=predict_with_suggestions(calibrated(spec, find(spec))),
+            prediction=predict_with_suggestions(with_calibration(spec)),
             refusals=refusals,
             cautions=(*_recipe_words(draft, spec), *cautions(spec)),
         )

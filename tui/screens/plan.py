@@ -15,7 +15,7 @@ from textual.widgets import OptionList, Static
 
 from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
-from llmtop.profiler.cost.calibration import calibrated, find
+from llmtop.profiler.cost.calibration import with_calibration
 from llmtop.profiler.cost.where import Where, gpu_names, where
 from llmtop.profiler.hardware.gpuuse import GpusInUse, GpuUse, visible_devices
 from llmtop.tui.asking.launchtext import launch_command
@@ -316,7 +316,7 @@ class PlanScreen(Screen[None]):
         if plan is None or plan.spec is None:
             self._say("There is nothing to sweep: the plan is not valid.")
             return
-        grid = grid_of(calibrated(plan.spec, find(plan.spec)))
+        grid = grid_of(with_calibration(plan.spec))
         self.app.push_screen(SweepView(grid, _title(plan.spec)), self._take)
 
     def action_where(self) -> None:

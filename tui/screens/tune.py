@@ -20,15 +20,14 @@ from textual.worker import get_current_worker
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost.sweep import Change
-from llmtop.profiler.hardware.hostmemory import host_memory_bytes
 from llmtop.profiler.units import counted
 from llmtop.trainer.tune.journal import Asked, TuneDir
+from llmtop.trainer.tune.judged import judged
 from llmtop.trainer.tune.lacking import lacking
 from llmtop.trainer.tune.pool import tried_of
 from llmtop.trainer.tune.rank import ranked
-from llmtop.trainer.tune.space import Candidate, Space, choice_of, space_of
+from llmtop.trainer.tune.space import Candidate, Space, choice_of
 from llmtop.trainer.tune.state import SearchState, TuneReader
-from llmtop.trainer.tune.words import knobs_of
 from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.feeds.feed import Replaceable
 from llmtop.tui.feeds.searching import last_words, search_for
@@ -244,14 +243,7 @@ def _judged(spec: RunSpec, tune: TuneDir | None) -> Space:
     """What varies as the search has it; by default everything that usually does."""
     asked = tune.asked() if tune is not None else Asked(spec=spec)
     # Where nothing could run, as on a laptop, the predictions are still worth looking at.
-    lacks = lacking()
-    here = not lacks(spec)
-    return space_of(
-        spec,
-        knobs_of(spec, asked.fix, asked.allow),
-        host_memory_bytes=host_memory_bytes() if here else None,
-        lacks=lacks if here else lambda _: "",
-    )
+    return judged(asked, here=not lacking()(spec))
 
 
 def _seen(tune: TuneDir | None, state: SearchState, space: Space) -> Seen:
