@@ -100,6 +100,23 @@ def test_what_cannot_be_is_told_before_anything_happens(word: str, what: str, fi
     assert what in str(caught.value) and fix in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("micro_batch=2", "micro-batch=4"),
+        ("attention=eager", "attention=sdpa"),
+        (
+            "deepspeed.zero_optimization.reduce_bucket_size=1e6",
+            "deepspeed.zero_optimization. reduce_bucket_size=2e6",
+        ),
+    ],
+)
+def test_a_key_that_is_told_twice_is_refused(first: str, second: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan(first, "max_grad_norm=0.5", second)
+    assert f"{second}: " in str(caught.value) and f"is told already by {first}" in str(caught.value)
+
+
 USUAL = "rope,rms_norm,swiglu,fused_linear_cross_entropy"
 """What Liger switches on for Llama."""
 

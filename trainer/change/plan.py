@@ -133,10 +133,16 @@ def host_shortage(plan: ChangePlan, limit_bytes: int | None) -> str:
 
 def _parsed(words: Sequence[str], *, ended: bool) -> dict[str, Any]:
     values: dict[str, Any] = {}
+    said: dict[str, str] = {}
     for word in words:
         key, equals, _ = word.partition("=")
         if not equals or not key.strip():
             raise UsageError(f"{word}: not of the form KEY=VALUE", fix="for example micro_batch=2")
+        name = ".".join(part.strip() for part in key.split("."))
+        name = name if "." in name else name.replace("-", "_")
+        if name in said:
+            raise UsageError(f"{word}: {name} is told already by {said[name]}", fix="keep one of them")
+        said[name] = word
         check_key(key.partition(".")[0].strip().replace("-", "_"), word, ended=ended)
         values = option_values.merge(values, resolve.parse_set(word, word))
     return values
