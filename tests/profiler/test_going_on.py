@@ -1,0 +1,148 @@
+"""The fold of a run that was gone on with after its end: what of its old processes counts then."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from llmtop.profiler.fold.ending import not_saved_words, unsaved_words
+from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.record.checkpointevents import CheckpointLoaded, CheckpointRefused, CheckpointSaved
+from llmtop.profiler.record.deviceevents import DeviceSample, ProcessSample
+from llmtop.profiler.record.events import (
+    AnyEvent,
+    HardwareSampled,
+    RunEnded,
+    StepFinished,
+)
+from llmtop.profiler.record.failureevents import HostMemoryRunsOut
+from tests.recorded import started
+from tests.recorded_spec import recorded_spec
+
+
+def test_of_a_run_that_goes_on_the_steps_count_that_it_has_made_since() -> None:
+    ended = RunEnded(t=20.0, state="stopped", reason="asked")
+    state = fold(RunState(), [started(0.0), made(8, 8.0), made(9, 9.0), ended, started(30.0)])
+    assert (state.steps_finished, state.present_step) == (9, None), "nobody knows yet where it goes on"
+    state = fold(state, [made(10, 10.0)])
+    assert state.steps_finished == 10, "a late line of the process before"
+    # Also where its end is read before its step.
+    state = fold(state, [replace(ended, t=40.0), made(5, 35.0)])
+    assert (state.steps_finished, state.present_step, state.steps_made) == (5, 5, 4)
+    assert fold(state, [made(6, 36.0)]).steps_finished == 6
+
+
+def test_a_late_line_of_the_process_before_undoes_nothing_of_the_new_one() -> None:
+    before: list[AnyEvent] = [started(0.0), made(8, 8.0), made(9, 9.0), stopped(20.0)]
+    state = fold(RunState(), [*before, started(30.0, 4), made(10, 10.0)])
+    assert state.status == "starting" and state.present_step == 4 and not state.ranks[0].steps_seen
+    new = fold(state, [made(5, 31.0)])
+    late = fold(new, [made(11, 11.0), loaded(3, 2.0)])
+    assert late.status == "running" and not late.made_no_step
+    assert (late.steps_finished, late.present_step) == (5, 5)
+    assert late.steps_made == 5 and late.recent_steps == new.recent_steps and late.series == new.series
+    assert late.ranks == new.ranks
+    assert fold(late, [made(6, 32.0)]).present_step == 6
+
+
+def made(number: int, t: float) -> StepFinished:
+    return StepFinished(t=t, src="rank0", step=number, loss=2.0, step_seconds=1.0)
+
+
+def loaded(step: int, t: float) -> CheckpointLoaded:
+    return CheckpointLoaded(
+        t=t, src="rank0", step=step, path="p", bytes_read=1, seconds=1.0, zero=0, world_size=1
+    )
+
+
+def saved(step: int, t: float, *, passing: bool = False) -> CheckpointSaved:
+    return CheckpointSaved(t=t, src="rank0", step=step, path="p", size_bytes=1, seconds=1.0, passing=passing)
+
+
+def stopped(t: float) -> RunEnded:
+    return RunEnded(t=t, state="stopped", reason="asked")
+
+
+def refused(step: int, t: float) -> CheckpointRefused:
+    return CheckpointRefused(t=t, src="rank0", step=step, why="disk full")
+
+
+def first_part() -> list[AnyEvent]:
+    """Its checkpoint of step 12 is moved away then."""
+    return [started(0.0), made(8, 8.0), saved(8, 8.5), refused(9, 9.5), made(12, 12.0), saved(12, 12.5)]
+
+
+@pytest.mark.parametrize("told_by", ["its supervisor", "its rank", "its supervisor, read first"])
+def test_what_is_lost_counts_from_the_checkpoint_that_it_went_on_from(told_by: str) -> None:
+    spec = recorded_spec("cpu")
+    went_on: list[AnyEvent] = [started(30.0, 8)]
+    if told_by == "its rank":
+        went_on = [started(30.0), loaded(8, 31.0)]
+    if told_by == "its supervisor, read first":
+        state = fold(RunState(), [*first_part()[:-1], stopped(20.0), *went_on, first_part()[-1]])
+    else:
+        state = fold(RunState(), [*first_part(), stopped(20.0), *went_on])
+    assert [one.step for one in state.checkpoints] == [8] and state.last_saved == state.checkpoints[-1]
+    if told_by != "its supervisor, read first":
+        assert state.unsaved is None, "another had been saved after the refused one"
+        at_17 = fold(state, [made(9, 39.0), made(17, 47.0), stopped(50.0)])
+        words = "the newest checkpoint is of step 8, and the 9 steps since are lost"
+        assert not_saved_words(at_17, spec) == words
+    at_9 = fold(state, [made(9, 39.0), refused(9, 39.5), stopped(50.0)])
+    words = "the newest is of step 8, and the 1 step since is lost: disk full"
+    assert unsaved_words(at_9) == f"the checkpoint of step 9 could not be saved, {words}"
+    new = fold(state, [made(9, 39.0), saved(9, 39.5), made(10, 40.0), saved(10, 40.5), stopped(50.0)])
+    assert [one.step for one in new.checkpoints] == [8, 9, 10] and not not_saved_words(new, spec)
+
+
+def test_steps_are_not_said_to_be_lost_where_nobody_told_what_it_went_on_after() -> None:
+    spec = recorded_spec("cpu")
+    unknown = fold(RunState(), [*first_part(), stopped(20.0), started(30.0), made(6, 36.0), stopped(50.0)])
+    words = "the newest checkpoint is of step 12, from before it went on: nothing since is saved"
+    assert not_saved_words(unknown, spec) == words
+    at_6 = fold(RunState(), [*first_part(), stopped(20.0), started(30.0), made(6, 36.0), refused(6, 37.0)])
+    words = "the checkpoint of step 6 could not be saved, the newest is of step 12: disk full"
+    assert unsaved_words(fold(at_6, [stopped(50.0)])) == words
+    # Of the step that it went on after, the record has no checkpoint.
+    at_6 = fold(RunState(), [*first_part(), stopped(20.0), started(30.0, 4), made(6, 36.0), stopped(50.0)])
+    words = "nothing was saved since it went on after step 4; the 2 steps since are lost"
+    assert not at_6.checkpoints and not_saved_words(at_6, spec) == words
+
+
+def test_while_it_is_beginning_a_run_has_no_loss() -> None:
+    state = fold(RunState(), [started(0.0), made(9, 9.0), stopped(20.0), started(30.0, 4)])
+    assert (state.last_loss, state.present_loss) == (2.0, None)
+    assert fold(state, [made(5, 31.0)]).present_loss == 2.0
+
+
+def test_nothing_of_the_processes_before_is_true_of_a_run_that_goes_on() -> None:
+    sample = HardwareSampled(
+        t=5.0,
+        src="supervisor",
+        devices=(DeviceSample(index=0, memory_used_bytes=9, is_lost=True),),
+        processes=(ProcessSample(rank=0, rss_bytes=9, pss_bytes=6, compiler_rss_bytes=2),),
+    )
+    full = HostMemoryRunsOut(
+        t=6.0,
+        src="supervisor",
+        seconds=60.0,
+        used_bytes=1,
+        limit_bytes=2,
+        limit="machine",
+        bytes_per_second=1.0,
+    )
+    ended = RunEnded(t=20.0, state="failed", reason="killed")
+    before = fold(RunState(), [started(0.0), sample, full, ended])
+    assert before.hardware == sample and before.lost_devices == {0} and before.memory_runs_out == full
+    assert (before.peak_device_bytes, before.peak_rss_bytes, before.peak_pss_bytes) == (
+        {0: 9},
+        {0: 7},
+        {0: 6},
+    )
+    state = fold(before, [started(30.0, goes_on_after=72)])
+    assert (state.hardware, state.lost_devices, state.memory_runs_out) == (None, frozenset(), None)
+    assert (state.peak_device_bytes, state.peak_rss_bytes, state.peak_pss_bytes) == ({}, {}, {})
+    assert (before.peak_compiler_bytes, state.peak_compiler_bytes) == ({0: 2}, {})
+    assert state.hardware_history == (sample,), "what was before is history"
+    assert state.present_step == 72
