@@ -93,6 +93,7 @@ CASES = [
     ("eight", (97, 41), Look(ascii=True), False),
     ("eight", (200, 60), Look(theme="colour-blind"), False),
     ("ended", (150, 50), Look(), True),
+    ("failed", (80, 24), Look(), False),
 ]
 
 
@@ -111,6 +112,8 @@ async def test_it_is_what_the_app_shows_first(
     run = run_on_eight(root) if what == "eight" else live.run
     if what == "ended":
         run = make_recorded_run(root, end="completed", steps=6)
+    if what == "failed":
+        live.end("failed", "more words than fit in a row " * 4, "look " * 20)
     app = LlmtopApp("monitor", run, root, dress=Dress(look), read_only=read_only)
     async with app.run_test(size=size) as pilot:
 

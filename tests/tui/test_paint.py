@@ -19,6 +19,7 @@ from llmtop.tui.widgets.paint import (
     two_sided,
     used_of,
     wrapped,
+    wrapped_rows,
 )
 
 WIDTHS = st.integers(min_value=0, max_value=120)
@@ -123,3 +124,20 @@ def test_wrapped_rows_fit_and_lose_nothing(text: str, width: int) -> None:
 
 def test_wrapped_rows_are_indented() -> None:
     assert wrapped("one two three", 9, "  ") == ["  one two", "  three"]
+
+
+@given(st.text(), st.integers(min_value=1, max_value=120))
+def test_rows_of_styled_text_are_those_of_the_text_with_its_styles(text: str, width: int) -> None:
+    shown = harmless(text)
+    half = len(shown) // 2
+    content = Content.assemble((shown[:half], "bold"), shown[half:])
+    rows = wrapped_rows(content, width)
+    assert [row.plain for row in rows] == wrapped(shown, width)
+    bold = "".join(row.plain[begin:end] for row in rows for begin, end, _ in row.spans)
+    assert bold.replace(" ", "") == shown[:half].replace(" ", "")
+
+
+def test_rows_of_styled_text() -> None:
+    content = Content.assemble(("fix: ", "bold"), "lower the batch\nor not")
+    told = [(row.plain, row.spans) for row in wrapped_rows(content, 10)]
+    assert told == [("fix: lower", ((0, 5, "bold"),)), ("the batch", ()), ("or not", ())]

@@ -54,15 +54,18 @@ def frame(
     ascii_alone: bool,
 ) -> list[Content] | None:
     """Each row of a terminal of so many columns and rows; None where it is none of those laid out here: a
-    narrow or short terminal, a run that begins, a line that has to be wrapped."""
+    narrow or short terminal, a run that begins or of whose end there is much to say, a line of a panel that
+    has to be wrapped."""
     width, height = size
     if width < _NORMAL_CELLS or height < _TALL_ROWS or panel_classes(view)["-starting"]:
         return None
     inner = width - 2 * _EDGE_CELLS
     head = head_rows(view, inner, now, None, read_only=read_only, leads_to=leads_to)
+    if height - len(head) < _TALL_ROWS // 2:
+        return None
     keys = that_fit(_keys(view, read_only=read_only, ascii_alone=ascii_alone), inner, "Monitor")
     panels = _panels(view, log, inner, height - len(head) - 1)
-    if panels is None or any(row.cell_length > inner for row in head):
+    if panels is None:
         return None
     return [
         *(_row([row], [inner], _BAR) for row in head),

@@ -116,9 +116,13 @@ class Content:
         """Its lines."""
         found, at = [], 0
         for line in self.plain.split("\n"):
-            found.append(Content(line, _between(self.spans, at, at + len(line))))
+            found.append(self.part(at, at + len(line)))
             at += len(line) + 1
         return found
+
+    def part(self, begin: int, end: int) -> Content:
+        """From a character to before another one."""
+        return Content(self.plain[begin:end], _between(self.spans, begin, end))
 
     def get_height(self, width: int) -> int:
         """Rows that it takes where lines are wrapped to `width` cells."""

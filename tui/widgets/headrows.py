@@ -13,7 +13,7 @@ from llmtop.profiler.units import format_bytes, format_percent, format_progress,
 from llmtop.tui.feeds.owncost import OwnCost
 from llmtop.tui.feeds.view import STATUS_MARKS, RunView
 from llmtop.tui.widgets.content import Content
-from llmtop.tui.widgets.paint import gauge, harmless, two_sided
+from llmtop.tui.widgets.paint import gauge, harmless, two_sided, wrapped_rows
 
 READ_ONLY = ("  read-only", "bold $text-warning")
 """In the head of a screen that only looks on."""
@@ -26,11 +26,12 @@ _LEAST_BAR_CELLS = 12
 def head_rows(
     view: RunView, width: int, now: float, cost: OwnCost | None, *, read_only: bool, leads_to: str
 ) -> list[Content]:
-    """Two rows while a run goes on; `leads_to` says what the command shows once the app is left."""
+    """Of at most `width` cells: two while a run goes on, more of how one has ended; `leads_to` says what the
+    command shows once the app is left."""
     rows = [identity(view, width, READ_ONLY if read_only else None), *_second_rows(view, width, now, cost)]
     if leads_to and view.state.status in ENDED:
         rows[1] = two_sided(rows[1], Content.styled(f"q: {leads_to}", "bold $text-accent"), width)
-    return rows
+    return [line for row in rows for line in wrapped_rows(row, width)]
 
 
 def clock_text(seconds: float | None) -> str:

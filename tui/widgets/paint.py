@@ -61,14 +61,30 @@ def lines(parts: Iterable[Content | str]) -> Content:
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
     """Rows of at most `width` cells, broken at spaces where there are any, each begun by `indent`."""
-    room = max(1, width - cell_len(indent))
-    rows: list[str] = []
+    return [indent + text[begin:end] for begin, end in _broken(text, max(1, width - cell_len(indent)))]
+
+
+def wrapped_rows(content: Content, width: int) -> list[Content]:
+    """Each line of it in such rows, with its styles."""
+    return [
+        line.part(begin, end) for line in content.rows() for begin, end in _broken(line.plain, max(1, width))
+    ]
+
+
+def _broken(text: str, room: int) -> list[tuple[int, int]]:
+    """From which character to before which each row goes; a space where it is broken is in none."""
+    rows: list[tuple[int, int]] = []
+    at = 0
     for word in text.split(" "):
-        if rows and cell_len(rows[-1]) + 1 + cell_len(word) <= room:
-            rows[-1] += f" {word}"
-            continue
-        rows += _chopped(word, room)
-    return [indent + row for row in rows]
+        end = at + len(word)
+        if rows and cell_len(text[rows[-1][0] : end]) <= room:
+            rows[-1] = (rows[-1][0], end)
+        else:
+            for part in _chopped(word, room):
+                rows.append((at, at + len(part)))
+                at += len(part)
+        at = end + 1
+    return rows
 
 
 def _chopped(word: str, room: int) -> list[str]:
