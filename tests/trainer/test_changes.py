@@ -27,6 +27,7 @@ from llmtop.profiler.report.text import render
 from llmtop.trainer import control
 from llmtop.trainer.change import restagefolder
 from llmtop.trainer.change.restagefolder import memory_folder
+from llmtop.trainer.supervisor import leftover
 from llmtop.trainer.supervisor.changes import Changes
 from llmtop.trainer.supervisor.progress import Progress
 from llmtop.trainer.supervisor.ranks import Ranks
@@ -198,7 +199,7 @@ def test_a_setting_that_fails_brings_the_old_one_back(start: Start, how: str) ->
 
 def test_a_supervisor_killed_in_a_relaunch_leaves_the_truth_and_a_state(start: Start) -> None:
     run = start(hangs_on=1)
-    control.change(run.run, control.SetParams(words=("zero=3",)))
+    asked = control.change(run.run, control.SetParams(words=("zero=3",)))
     run.wait_for_files("hangs")
     last = run.of(RestageBegan)[0].last_step
     os.kill(run.supervisor_pid, signal.SIGKILL)
@@ -216,13 +217,30 @@ def test_a_supervisor_killed_in_a_relaunch_leaves_the_truth_and_a_state(start: S
     run.start()
     run.wait_for(lambda: read_state(run.run).steps_finished > last)
     assert run.run.in_force() == InForce()
-    failed = run.of(RestageFailed)[0]
+    (failed,) = run.of(RestageFailed)
     assert "the supervisor ended before" in failed.reason
+    assert [answer.answer for answer in control.answers(run.run)[asked]] == ["accepted", "refused"]
     assert [path.name for path in run.run.checkpoints_dir.iterdir()] == [f"step-{last}"]
     assert not memory_folder(run.run).exists()
     state = read_state(run.run)
     assert [record.status for record in state.changes.records] == ["failed"]
     assert (state.status, state.changes.setting) == ("running", 0)
+    stop(run)
+
+
+def test_a_supervisor_killed_while_ranks_are_made_ready_leaves_no_change_under_way(start: Start) -> None:
+    run = start(hangs_early=1)
+    asked = control.change(run.run, control.SetParams(words=("zero=3",)))
+    run.wait_for(lambda: asked in control.answers(run.run))
+    os.kill(run.supervisor_pid, signal.SIGKILL)
+    wait_for(lambda: not run.run.supervisor_alive() and run.processes() == [])
+    run.start()
+    run.wait_for(lambda: len(control.answers(run.run)[asked]) == 2)
+    answer = control.answers(run.run)[asked][-1]
+    assert (answer.answer, answer.reason) == ("refused", leftover.ENDED_BEFORE)
+    (record,) = read_state(run.run).changes.records
+    assert (record.status, record.reason) == ("refused", leftover.ENDED_BEFORE)
+    assert ask(run, "micro_batch=2").answer == "done"
     stop(run)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -21,11 +21,12 @@ from llmtop.profiler.record.changeevents import (
 )
 from llmtop.profiler.record.deviceevents import HostSample
 from llmtop.profiler.record.events import Answer, AnyEvent, RunEnded
-from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.rundir import InForce, RunDir
 from llmtop.trainer import control
 from llmtop.trainer.change import restagefolder
 from llmtop.trainer.change.livefile import LiveRequest, ask_ranks, forget_request
 from llmtop.trainer.change.standby import count_ready
+from llmtop.trainer.supervisor.leftover import settle_left
 from llmtop.trainer.supervisor.patience import Graces
 from llmtop.trainer.supervisor.progress import Progress
 from llmtop.trainer.supervisor.ranks import Ranks
@@ -85,12 +86,17 @@ class Changes:
         """Whether ranks were started for a change and have not all made a step."""
         return self._now is not None and self._now.phase in (Phase.TRIAL, Phase.BACK)
 
-    def recover(self) -> None:
-        """Before the first ranks of a supervisor: what an earlier one left in the middle of a change."""
+    def recover(self, left: Iterable[control.Request] = ()) -> None:
+        """Before the first ranks of a supervisor: what an earlier one left in the middle of a change, and
+        requests that it has `left` without an end."""
+        in_force = self._run.in_force()
+        self._take_back(in_force)
+        settle_left(self._run, left, in_force, self._write, self._answer)
+
+    def _take_back(self, in_force: InForce) -> None:
         forget_request(self._run)
         for path in restagefolder.keep_states(self._run):
             self._log(f"an earlier supervisor left a state of the run, kept as {path}")
-        in_force = self._run.in_force()
         if in_force.ended_on is not None:
             self._now = go_on_with(self._run, in_force.setting, in_force.ended_on, self._write)
         if in_force.fall_back is None:
