@@ -10,7 +10,7 @@ from llmtop.presets.rules_host import HOST_RULES
 from llmtop.presets.rules_kernels import KERNEL_CHOICE_RULES
 from llmtop.presets.rules_optimizer import OPTIMIZER_RULES
 from llmtop.presets.rules_qat import QAT_RULES
-from llmtop.presets.spec import Attention, GpuSpec, ModelShape, RunSpec
+from llmtop.presets.spec import DTYPE_BYTES, Attention, GpuSpec, ModelShape, RunSpec
 
 BITSANDBYTES_OPTIMIZERS = frozenset({"adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"})
 NO_SDPA = frozenset({"gemma2", "gpt_oss", "bloom", "mpt", "gpt_neo"})
@@ -22,6 +22,10 @@ NOT_PACKED = frozenset({"falcon"})
 ONLY_FLASH: dict[str, tuple[str, ...]] = {"gpt_oss": ("flash_attention_4",)}
 """Families that name the kinds that they work with (`_compatible_flash_implementations`): those of them that
 are an option here."""
+NOT_GROUPED = frozenset({"llama4_text"})
+"""Families whose experts are not multiplied by torch's `grouped_mm`."""
+_GROUPED_BYTES = 16
+"""The rows that it takes begin at multiples of this."""
 MAX_TOKENS_PER_MICRO_BATCH = 100_000_000
 FLASH_HEAD_DIM = 256
 
@@ -61,6 +65,26 @@ def _capability(gpu: GpuSpec) -> tuple[int, int]:
 
 def _flash(spec: RunSpec) -> bool:
     return spec.options.attention.startswith("flash_attention")
+
+
+def _ragged_experts(spec: RunSpec, precision: str) -> bool:
+    """Whether rows of the experts' matrices begin where `grouped_mm` takes none; older GPUs do without it."""
+    moe = spec.model.moe
+    if moe is None or spec.model.family in NOT_GROUPED or not has_bf16(spec.gpu):
+        return False
+    together = _GROUPED_BYTES // DTYPE_BYTES[precision]
+    return any(width % together != 0 for width in (spec.model.hidden_size, moe.expert_intermediate_size))
+
+
+def _expert_words(spec: RunSpec) -> dict[str, str | float]:
+    width = spec.model.moe.expert_intermediate_size if spec.model.moe is not None else 0
+    whole = _GROUPED_BYTES // DTYPE_BYTES[spec.options.precision]
+    mends = spec.options.precision != "fp32" and not _ragged_experts(spec, "fp32")
+    return {
+        "width": width,
+        "whole": whole,
+        "mend": ("--precision fp32, or " if mends else "") + f"a config.json with multiples of {whole}",
+    }
 
 
 _OFFLOAD_RULES = (
@@ -283,6 +307,16 @@ _SHAPE_RULES = (
         why="it learned {model.max_positions} positions and has no others",
         fix="--seq-len {model.max_positions}",
         source="transformers 5.x: the family's table of learned positions",
+    ),
+    Rule(
+        name="experts of ragged rows",
+        refuses=lambda spec: _ragged_experts(spec, spec.options.precision),
+        what="experts of {width} by {model.hidden_size} in {o.precision}",
+        why="torch multiplies all experts at once where rows are of whole 16 bytes, {whole} numbers, only",
+        fix="{mend}",
+        source="torch 2.13 nn.functional.grouped_mm: strides should be multiple of 16 bytes;"
+        " transformers 5.24 integrations/moe.py:_can_use_grouped_mm",
+        words=_expert_words,
     ),
     Rule(
         name="more tokens than there can be",

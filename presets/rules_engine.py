@@ -8,6 +8,8 @@ from llmtop.presets.spec import RunSpec
 
 _FALSE = (False, 0, "false", "False", "0", "no", "off")
 
+_NOTHING: tuple[object, ...] = (None, "auto", *_FALSE, {}, [])
+
 MAX_SCALE_POWER = 32
 """DeepSpeed's default is 16; each power above what the gradients bear is a step that is skipped."""
 
@@ -15,6 +17,24 @@ MAX_SCALE_POWER = 32
 def _scale_power(spec: RunSpec) -> float:
     given = raw(spec, "fp16.initial_scale_power")
     return float(given) if isinstance(given, (int, float)) else 0.0
+
+
+def _packs_weights(spec: RunSpec) -> bool:
+    block = raw(spec, "weight_quantization")
+    return isinstance(block, dict) and any(value not in _NOTHING for value in block.values())
+
+
+def _super_offload(spec: RunSpec) -> bool:
+    """Whether it is on, at the one stage that has it."""
+    given = raw(spec, "zero_optimization.offload_optimizer.super_offload")
+    return spec.options.zero == 3 and given not in (None, "auto", *_FALSE)
+
+
+def _split_settings(spec: RunSpec) -> list[str]:
+    """The keys that say how, beside the one that says over how many; some take nothing that JSON can hold."""
+    block = raw(spec, "tensor_parallel")
+    given = block.items() if isinstance(block, dict) else ()
+    return sorted(key for key, value in given if key != "autotp_size" and value != "auto")
 
 
 ENGINE_RULES: tuple[Rule, ...] = (
@@ -69,9 +89,18 @@ ENGINE_RULES: tuple[Rule, ...] = (
         source="deepspeed 0.19.8 runtime/hybrid_engine.py; on a CPU: this op had not been implemented",
     ),
     Rule(
+        name="how to split a model that is not split",
+        refuses=lambda spec: bool(_split_settings(spec)),
+        what="deepspeed.tensor_parallel.{key}",
+        why="it says how layers are split over ranks, and the training loop shards by ZeRO only",
+        fix="leave the block out and shard by --zero 3",
+        source="deepspeed 0.19.8 runtime/tensor_parallel/config.py:TPTrainingConfig; the training loop",
+        words=lambda spec: {"key": _split_settings(spec)[0]},
+    ),
+    Rule(
         name="weights packed by DeepSpeed",
-        refuses=lambda spec: spec.options.zero == 3 and bool(raw(spec, "weight_quantization")),
-        what="deepspeed.weight_quantization with zero = 3",
+        refuses=_packs_weights,
+        what="deepspeed.weight_quantization",
         why="it packs weights for inference, and packed weights take no gradient",
         fix="leave the block out; --quantization nf4 with --lora-rank 16 packs what is not trained",
         source="deepspeed 0.19.8 runtime/zero/partition_parameters.py; inference/quantization/utils.py",
@@ -87,14 +116,35 @@ ENGINE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="SuperOffload on a CPU",
-        refuses=lambda spec: (
-            spec.on_cpu
-            and spec.options.offload_optimizer == "cpu"
-            and raw(spec, "zero_optimization.offload_optimizer.super_offload") not in (None, "auto", *_FALSE)
-        ),
+        refuses=lambda spec: spec.on_cpu and _super_offload(spec),
         what="deepspeed.zero_optimization.offload_optimizer.super_offload on the CPU",
         why="DeepSpeed has it for NVIDIA GPUs alone",
         fix="leave it out, or --gpu NAME to plan for a GPU",
         source="deepspeed 0.19.8: an assertion, seen on a CPU",
+    ),
+    Rule(
+        name="SuperOffload of nothing",
+        refuses=lambda spec: _super_offload(spec) and spec.options.offload_optimizer != "cpu",
+        what="deepspeed.zero_optimization.offload_optimizer.super_offload"
+        " with offload_optimizer = {o.offload_optimizer}",
+        why="it steps the state that is in host memory, with parameters of the optimizer that is used there",
+        fix="--offload-optimizer cpu, or leave it out",
+        source="deepspeed 0.19.8 runtime/superoffload/superoffload_stage3.py: pg['amsgrad']",
+    ),
+    Rule(
+        name="GPUDirect Storage on a CPU",
+        refuses=lambda spec: spec.on_cpu and raw(spec, "aio.use_gds") not in _NOTHING,
+        what="deepspeed.aio.use_gds on the CPU",
+        why="it moves data between an NVMe drive and the memory of an NVIDIA GPU",
+        fix="leave it out, or --gpu NAME to plan for a GPU",
+        source="deepspeed 0.19.8 runtime/swap_tensor/aio_config.py: an assertion, seen on a CPU",
+    ),
+    Rule(
+        name="DataStates checkpoints",
+        refuses=lambda spec: spec.options.deepspeed.get("datastates_ckpt", False) is not False,
+        what="deepspeed.datastates_ckpt sets another way of writing checkpoints",
+        why="checkpoints are written by this program, and building the engine fails without that package",
+        fix="leave it out",
+        source="deepspeed 0.19.8 runtime/checkpoint_engine/datastates_checkpoint_engine.py, as seen",
     ),
 )

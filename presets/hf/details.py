@@ -104,7 +104,29 @@ def qwen3_experts(reader: ConfigReader, shape: ModelShape) -> ModelShape:
 
 
 def glm4_experts(reader: ConfigReader, shape: ModelShape) -> ModelShape:
-    return _leading_dense(reader, shape, leading=1, shared=1, per_token=8)
+    return _grouped(reader, _leading_dense(reader, shape, leading=1, shared=1, per_token=8), groups=1, kept=1)
+
+
+def _grouped(reader: ConfigReader, shape: ModelShape, *, groups: int, kept: int) -> ModelShape:
+    """The same shape, where its router can work: it scores each group by its two best experts, and then
+    chooses among those of the best groups."""
+    moe = shape.moe
+    if moe is None or moe.first_dense_layers >= shape.num_layers:
+        return shape
+    groups = reader.integer("n_group", groups, maximum=MAX_EXPERTS)
+    kept = reader.integer("topk_group", kept, maximum=MAX_EXPERTS)
+    each, left = divmod(moe.num_experts, groups)
+    if left or each < 2:
+        raise reader.contradiction(
+            f"n_routed_experts = {moe.num_experts} in n_group = {groups} groups",
+            "all groups have as many experts, and two at least, by which they are scored",
+        )
+    if kept > groups:
+        raise reader.contradiction(
+            f"topk_group = {kept} is more than n_group = {groups}",
+            "a token cannot go to experts of more groups than there are",
+        )
+    return shape
 
 
 def _leading_dense(
@@ -140,7 +162,8 @@ def deepseek_v2(reader: ConfigReader, shape: ModelShape) -> ModelShape:
 
 
 def deepseek_v3(reader: ConfigReader, shape: ModelShape) -> ModelShape:
-    return _leading_dense(reader, _latent_attention(reader, shape), leading=3, shared=1, per_token=8)
+    made = _leading_dense(reader, _latent_attention(reader, shape), leading=3, shared=1, per_token=8)
+    return _grouped(reader, made, groups=8, kept=4)
 
 
 def llama4_experts(reader: ConfigReader, shape: ModelShape) -> ModelShape:

@@ -41,7 +41,10 @@ def uncounted_keys(spec: RunSpec) -> tuple[str, ...]:
     idle = {key.path for key in idle_keys(spec.options.deepspeed, nodes=spec.options.nodes)}
     flags = (path for path in _FLAGS if str(raw(spec, path)).lower() in ("true", "1"))
     others = (path for path in _OTHERS if _changes(path, raw(spec, path), spec.options.precision))
-    return tuple(path for path in (*flags, *others) if path not in idle)
+    # Its buffers are the GPU's where parameters come from NVMe, and there are none elsewhere.
+    has_direct = spec.options.offload_param == "nvme" and raw(spec, "aio.use_gds") is True
+    direct = ("aio.use_gds",) if has_direct else ()
+    return tuple(path for path in (*flags, *others, *direct) if path not in idle)
 
 
 def _changes(path: str, value: Any, precision: str) -> bool:

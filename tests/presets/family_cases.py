@@ -167,7 +167,9 @@ CASES: dict[str, dict[str, Any]] = {
         q_lora_rank=28,
         n_shared_experts=1,
     ),
-    "deepseek_v3": _case("deepseek_v3", _DEEPSEEK, q_lora_rank=28, num_hidden_layers=5, n_group=2),
+    "deepseek_v3": _case(
+        "deepseek_v3", _DEEPSEEK, q_lora_rank=28, num_hidden_layers=5, n_group=2, topk_group=1
+    ),
     "deepseek_v3 all dense": _case("deepseek_v3", _DEEPSEEK | _BIASED, q_lora_rank=28),
     "glm": _case("glm", _LLAMA),
     "glm4": _case("glm4", _LLAMA, head_dim=10),

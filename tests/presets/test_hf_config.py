@@ -121,6 +121,11 @@ def test_deepseek_v3_671b() -> None:
     }
     # deepseek-ai/DeepSeek-V3 without its prediction layer, which transformers does not build.
     assert param_count(shape(config)) == 671_026_404_352
+    # Without a sparse layer there is no router.
+    assert shape(config | {"n_group": 256, "first_k_dense_replace": 61}).moe
+    for keys in ({"n_group": 256}, {"n_group": 7}, {"n_group": 4, "topk_group": 5}, {"n_group": 2}):
+        with pytest.raises(UsageError, match="n_group"):
+            shape(config | keys)
 
 
 def test_a_lite_model_that_lost_its_null_projects_queries_directly() -> None:

@@ -139,6 +139,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"checkpointing_every": 16},
     ),
     "longer than the position table": ({"model": "gpt2", "seq_len": 1025}, {"seq_len": 1024}),
+    "experts of ragged rows": ({"model": "NARROW_EXPERTS"}, {"precision": "fp32"}),
     "more tokens than there can be": ({"micro_batch": 10**6}, {"micro_batch": 1}),
     "removed DeepSpeed block": ({"deepspeed": {"amp": {"enabled": True}}}, {"deepspeed": {}}),
     "removed DeepSpeed ZeRO key": ({"deepspeed": zero_block(mics_shard_size=2)}, {"deepspeed": {}}),
@@ -211,11 +212,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "checkpoint writer": ({"deepspeed": {"checkpoint": {"writer": {"type": "fast"}}}}, {"deepspeed": {}}),
     "hybrid engine": ({"deepspeed": {"hybrid_engine": {"enabled": True}}}, {"deepspeed": {}}),
+    "how to split a model that is not split": (
+        {"deepspeed": {"tensor_parallel": {"autotp_size": 0, "dtype": "bf16"}}},
+        {"deepspeed": {"tensor_parallel": {"autotp_size": 0}}, "zero": 3},
+    ),
     "weights packed by DeepSpeed": (
-        {
-            "deepspeed": {"weight_quantization": {"quantized_initialization": {"num_bits": 4}}},
-            "zero": 3,
-        },
+        {"deepspeed": {"weight_quantization": {"quantized_initialization": {"num_bits": 4}}}},
         {"deepspeed": {}, "quantization": "nf4", "lora_rank": 16},
     ),
     "loss scale that overflows": (
@@ -236,6 +238,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"gpu": "h200"},
     ),
+    "SuperOffload of nothing": (
+        {"deepspeed": zero_block(offload_optimizer={"super_offload": True}), "zero": 3},
+        {"offload_optimizer": "cpu"},
+    ),
+    "GPUDirect Storage on a CPU": (
+        {"deepspeed": {"aio": {"use_gds": True}}, "gpu": "cpu"},
+        {"gpu": "h200"},
+    ),
+    "DataStates checkpoints": ({"deepspeed": {"datastates_ckpt": None}}, {"deepspeed": {}}),
     "optimizer block beside another optimizer": (
         {"deepspeed": {"optimizer": {"type": "AdamW"}}, "optimizer": "adamw_8bit"},
         {"optimizer": "adamw"},
@@ -270,6 +281,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }
 CONFIGS = {
+    "NARROW_EXPERTS": '{"model_type": "mixtral", "vocab_size": 99, "hidden_size": 64,'
+    ' "intermediate_size": 36, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,'
+    ' "num_local_experts": 4, "num_experts_per_tok": 2}',
     "FALCON": '{"model_type": "falcon", "vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 1,'
     ' "num_attention_heads": 2}',
     "GPT_OSS": '{"model_type": "gpt_oss", "vocab_size": 99, "hidden_size": 64, "intermediate_size": 64,'

@@ -291,6 +291,15 @@ def test_raw_keys_that_change_memory_uncounted_are_told(raw: dict[str, Any], key
     assert not_counted(raw) == [f"not counted, though it changes memory: deepspeed.{key}"]
 
 
+def test_buffers_of_gpudirect_storage_are_told_where_there_are_some() -> None:
+    raw = {"aio": {"use_gds": True}}
+    swapped = not_counted(raw, offload_param="nvme", nvme_path="/nvme")
+    assert (swapped, not_counted(raw)) == (
+        ["not counted, though it changes memory: deepspeed.aio.use_gds"],
+        [],
+    )
+
+
 def test_raw_keys_that_change_nothing_are_not_told() -> None:
     assert not_counted({"compile": {"deepcompile": True}}) == []
     block = {"offload_optimizer": {"ratio": 1.0, "super_offload": False}}

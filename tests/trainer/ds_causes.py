@@ -424,6 +424,27 @@ CAUSES: dict[str, tuple[Any, str, str, bool]] = {
         "trains in bf16",
         True,
     ),
+    "type that no model has": (
+        {**zero(), "data_types": {"param_dtype": "int8"}},
+        "data_types.param_dtype",
+        "trains in bf16",
+        True,
+    ),
+    "unknown log level": ({**zero(), "log_level": "x"}, "log_level", "is not known", True),
+    "printing each 0 steps": ({**zero(), "steps_per_print": 0}, "steps_per_print", "too small", True),
+    "type against fp32": (
+        {"zero_optimization": {"stage": 2}, "bf16": {"enabled": False}, "fp16": {"enabled": False}}
+        | {"data_types": {"param_dtype": "bf16"}},
+        "data_types.param_dtype",
+        "trains in fp32",
+        True,
+    ),
+    "a comms logger's operations": (
+        {**zero(), "comms_logger": {"prof_ops": True}},
+        "comms_logger.prof_ops",
+        "not a list",
+        True,
+    ),
     "no norm": (
         zero(compute_grad_norm=False),
         "zero_optimization.compute_grad_norm",

@@ -165,11 +165,14 @@ def _low_precision_masters(config: dict[str, Any], stage: int | None, findings: 
 def _data_types(config: dict[str, Any], stage: int | None, findings: Findings) -> None:
     types = section(config, "data_types")
     model = "fp16" if enabled(config, "fp16") else "bf16" if enabled(config, "bf16") else None
-    param = _DTYPE_FAMILY.get(str(types.get("param_dtype")))
-    if model and param and param != model:
+    # A file may leave its precision open; one that says no to both trains in fp32.
+    if all(section(config, block).get("enabled") is False for block in ("fp16", "bf16")):
+        model = "fp32"
+    param = types.get("param_dtype")
+    if model and param is not None and _DTYPE_FAMILY.get(str(param)) != model:
         findings.refuse(
             "data_types.param_dtype",
-            f"is {types['param_dtype']}, and the file trains in {model}",
+            f"is {param}, and the run trains in {model}",
             "delete it, or turn on the precision that it names",
         )
     accumulation = _DTYPE_FAMILY.get(str(types.get("grad_accum_dtype")))

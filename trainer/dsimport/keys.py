@@ -165,11 +165,13 @@ BLOCKS: dict[str, Block] = {
             "gradient_allreduce_op": Key(kind="choice", choices=("mean", "sum")),
             "gradient_clipping": NUMBER,
             "gradient_predivide_factor": Key(kind="number", above=0),
-            "steps_per_print": Key(kind="number", low=0, nullable=True),
+            "steps_per_print": Key(kind="number", above=0, nullable=True),
             "vocabulary_size": Key(kind="whole", low=0, nullable=True),
             "sequence_parallel_size": POSITIVE,
             "allgather_size": POSITIVE,
-            "log_level": Key(kind="text", nullable=True),
+            "log_level": Key(
+                kind="choice", choices=("debug", "info", "warning", "error", "critical"), nullable=True
+            ),
             "datastates_ckpt": ANYTHING,
         }
     ),
@@ -239,7 +241,7 @@ BLOCKS: dict[str, Block] = {
         },
     ),
     "comms_logger": Block(
-        strict=True, keys={**_same(FLAG, "enabled prof_all verbose debug"), "prof_ops": ANYTHING}
+        strict=True, keys={**_same(FLAG, "enabled prof_all verbose debug"), "prof_ops": Key(kind="texts")}
     ),
     "tensorboard": Block(strict=True, keys=_MONITOR_FILES),
     "csv_monitor": Block(strict=True, keys=_MONITOR_FILES),
@@ -268,16 +270,22 @@ BLOCKS: dict[str, Block] = {
     ),
     "tensor_parallel": Block(
         strict=True,
-        keys=_same(
+        keys={"autotp_size": COUNT}
+        | _same(
             ANYTHING,
-            "dtype autotp_size tp_overlap_comm vocab_parallel_lm_head vocab_parallel_ce_backend"
+            "dtype tp_overlap_comm vocab_parallel_lm_head vocab_parallel_ce_backend"
             " tensor_parallel tp injection_policy_tuple partition_config preset_model keep_module_on_host"
             " replace_with_kernel_inject kernel_inject",
         ),
     ),
     "weight_quantization": Block(
         strict=True,
-        keys=_same(ANYTHING, "enabled num_bits q_type q_groups quantized_initialization post_init_quant"),
+        keys={
+            "enabled": FLAG,
+            **_same(WHOLE, "num_bits q_groups"),
+            "q_type": Key(kind="choice", choices=("asymmetric", "symmetric")),
+            **_same(BLOCK, "quantized_initialization post_init_quant"),
+        },
     ),
     "optimizer": Block(keys={"type": TEXT, "params": BLOCK, "legacy_fusion": FLAG}),
     "scheduler": Block(keys={"type": TEXT, "params": BLOCK}),
