@@ -41,7 +41,7 @@ _ENOUGH = 2
 _BEHIND = 1.5
 """Times the best, from which on one interval is enough."""
 _FEWEST = 2
-"""Intervals that make a rate."""
+"""Intervals that make a rate; one alone is of a setting that is far behind."""
 _PATIENCE_SECONDS = 90.0
 _POLL_SECONDS = 0.05
 
@@ -92,8 +92,13 @@ class Steps:
         return self.state.status not in ENDED and time.monotonic() < deadline
 
     def intervals(self, first: int, before: int | None = None) -> list[float]:
-        """Seconds of the steps after `first` that are seen to have ended, those before `before` alone."""
-        last = max(self.ends, default=0) + 1 if before is None else before
+        """Seconds of the steps after `first` that are seen to have ended; those that end before step `before`
+        begins, without the last of them.
+
+        On a GPU the record tells a step one step later. The last before a change is told at once, so the time
+        from the one before it would come out near zero.
+        """
+        last = max(self.ends, default=0) + 1 if before is None else before - 1
         known = [step for step in range(first + 1, last) if step in self.ends and step - 1 in self.ends]
         return [self.ends[step] - self.ends[step - 1] for step in known]
 
@@ -150,25 +155,30 @@ class LiveRun:
     def came_of(self, before: int | None = None) -> Live:
         """Of the setting in force, by its steps up to `before`, which are waited for."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        while before is not None and before - 1 not in self._steps.ends and self._steps.wait(deadline):
+        while not self._seen(before) and self._steps.wait(deadline):
             pass
         found = self._steps.intervals(self._first, before)
         state = self._steps.state
         enough = len(found) >= _FEWEST
-        reason = ""
-        if not enough:
-            reason = state.ended.reason if state.ended is not None else f"{len(found)} steps were seen"
-        out_of_memory = state.status == "out_of_memory"
+        outcome, reason = "measured" if enough else "slow", ""
+        if not found:
+            outcome = "out_of_memory" if state.status == "out_of_memory" else "failed"
+            reason = state.ended.reason if state.ended is not None else "no whole step was seen"
         return Live(
-            outcome="measured" if enough else "out_of_memory" if out_of_memory else "failed",
+            outcome=outcome,
             reason=reason,
-            step_seconds=statistics.fmean(found) if enough else None,
+            step_seconds=statistics.fmean(found) if found else None,
             spread_seconds=statistics.stdev(found) if enough else None,
             error_seconds=error_of(found) if enough else None,
             steps_measured=len(found),
             at_start=self._at_start,
             wall_seconds=time.monotonic() - self._began,
         )
+
+    def _seen(self, before: int | None) -> bool:
+        if before is not None:
+            return before - 2 in self._steps.ends
+        return len(self._steps.intervals(self._first)) >= _FEWEST
 
 
 def sweep_run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,10 +71,13 @@ def _end(step: StepFinished) -> float:
 
 
 def test_one_run_measures_all_its_settings_by_their_own_steps(
-    bench: Bench, tmp_path: Path, kept: Kept
+    bench: Bench, tmp_path: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # By what is seen alone, on a machine that may be busy: neither by the clock nor by how far one is behind.
+    monkeypatch.setattr(tune_live.Steps, "must_be_made", lambda steps, first: len(steps.intervals(first)))
+    monkeypatch.setattr(tune_live, "_BEHIND", math.inf)
     spec = bench.spec("cpu")
-    settings = list(swept_settings(bench, "cpu", spec))
+    settings = list(swept_settings(bench, "cpu", spec))[:4]
     root = tmp_path / "runs"
     came = list(tune_live.sweep_run(spec, settings, kept.start, root, None))
     assert [one.key for one, _ in came] == [one.key for one in settings]
@@ -85,7 +89,8 @@ def test_one_run_measures_all_its_settings_by_their_own_steps(
     spans = [list(span) for _, span in groupby(steps, lambda step: step.micro_batch)]
     assert [span[0].micro_batch for span in spans] == [one.choice["micro_batch"] for one in settings]
     for (_, got), span in list(zip(came, spans, strict=True))[:-1]:
-        own = span[1:] if got.at_start else span
+        # The last before a change is reported at once, on a GPU a step earlier than the others.
+        own = (span[1:] if got.at_start else span)[:-1]
         took = [_end(after) - _end(before) for before, after in pairwise(own)]
         assert len(took) == got.steps_measured >= 2
         assert got.step_seconds == pytest.approx(statistics.fmean(took))
