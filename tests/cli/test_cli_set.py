@@ -63,6 +63,7 @@ def test_a_dry_run_changes_nothing(run: Supervised, llmtop: Llmtop) -> None:
     assert "mind: " not in answer.out
     longer = llmtop("set", "latest", "seq_len=500000", "micro_batch=1", "--force", "--dry-run")
     assert "mind: " in longer.out and "positions that it has not seen" in longer.out
+    assert "; seq_len=" in longer.out and "--seq-len" not in longer.out
     assert llmtop("set", "latest", "zero=3", "--dry-run", "--json").json()["status"] == "preview"
     assert control.read_requests(run.run) == [] and run.run.in_force() == InForce()
     assert llmtop("set", "latest", "zerro=3", "--dry-run").code == ExitCode.USAGE

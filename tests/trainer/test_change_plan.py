@@ -229,6 +229,10 @@ def test_dropout_of_either_kind_is_told_to_draw_anew_on_other_ranks(dropouts: di
         ("--precision fp16, or --set deepspeed.x.y=fp16", "--precision fp16, or deepspeed.x.y=fp16"),
         ("pip install --no-build-isolation flash-attn", "pip install --no-build-isolation flash-attn"),
         ("--force changes it all the same", "--force changes it all the same"),
+        (
+            "--save-at-end or --checkpoint-every N saves, and llmtop stop RUN --save while it runs",
+            "save_at_end=true or checkpoint_every=N saves, and llmtop stop RUN --save while it runs",
+        ),
         ("raise --micro-batch from 2 to 4", "raise micro_batch from 2 to 4"),
     ],
 )

@@ -17,6 +17,7 @@ from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.units import format_bytes, format_seconds, format_tokens_rate
 from llmtop.trainer.change.plan import ChangePlan, host_shortage, plan_change
 from llmtop.trainer.change.price import Price, price_of
+from llmtop.trainer.change.setwords import set_words
 
 HOT, RELAUNCH = "between two steps", "by a relaunch"
 
@@ -102,7 +103,8 @@ def preview_lines(preview: Preview) -> Iterator[str]:
     for lost in plan.lost:
         yield f"lost: {lost}"
     known = cautions(plan.old, launching=True)
-    yield from (f"mind: {one}" for one in cautions(plan.new, launching=True) if one not in known)
+    new = (one for one in cautions(plan.new, launching=True) if one not in known)
+    yield from (f"mind: {set_words(one)}" for one in new)
     if plan.restage:
         yield _down_words(price)
 
