@@ -45,7 +45,8 @@ def _as_word(option: re.Match[str]) -> str:
 
 
 def _is_value(key: str, value: str) -> bool:
-    """Whether the word behind an option is its value or stands for one, as N, or goes on with the sentence."""
+    """Whether the word behind an option is its value, or stands for one as N does; else it goes on with the
+    sentence."""
     if value.isupper():
         return True
     try:
