@@ -108,8 +108,13 @@ def test_runs_that_have_ended_are_listed_without_their_logs(tmp_path: Path) -> N
     assert not needless
 
 
-def test_the_first_picture_is_painted_without_the_toolkit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["monitor", "runs"])
+def test_the_first_picture_is_painted_without_the_toolkit(what: str, tmp_path: Path) -> None:
     run = make_recorded_run(tmp_path / "runs", end=None, steps=3)
+    begun = {
+        "monitor": f'first_picture(RunDir.open(Path({str(run.path)!r})), read_only=False, leads_to="")',
+        "runs": f"first_runs(Path({str(run.path.parent)!r}), read_only=False)",
+    }[what]
     code = f"""
 from pathlib import Path
 from llmtop.profiler.record.rundir import RunDir
@@ -120,7 +125,7 @@ terminal.TakenTerminal.__init__ = lambda self: None
 terminal.TakenTerminal.give_back = lambda self: None
 terminal.TakenTerminal.paint = lambda self, picture: print(picture)
 terminal.TakenTerminal.handed_over = True
-with terminal.first_picture(RunDir.open(Path({str(run.path)!r})), read_only=False, leads_to="") as first:
+with terminal.{begun} as first:
     assert first.terminal is not None
 """
     assert not loaded_by(code, tmp_path) & SCREEN_FAMILY

@@ -33,6 +33,7 @@ from llmtop.tui.feeds.feed import RunsArrived, ViewArrived
 from llmtop.tui.feeds.link import Link, measured
 from llmtop.tui.feeds.pace import answer_soon
 from llmtop.tui.first.handover import taking_over
+from llmtop.tui.first.terminal import First, FirstRuns
 from llmtop.tui.hangup import leave_with_the_terminal
 from llmtop.tui.keys import APP_KEYS, MOVE_KEYS, bindings, changes_something
 from llmtop.tui.looks.dressing import Dress
@@ -40,7 +41,6 @@ from llmtop.tui.looks.look import choices_path, look_of, read_choice, write_choi
 
 if TYPE_CHECKING:
     from llmtop.tui.feeds.fleetfeed import FleetArrived
-    from llmtop.tui.first.terminal import First
 
 Start = Literal["runs", "plan", "monitor", "replay"]
 
@@ -74,7 +74,7 @@ class LlmtopApp(Answering):
         read_only: bool = False,
         leads_to: str = "",
         dress: Dress = Dress(),  # noqa: B008 - it is frozen
-        first: First | None = None,
+        first: First | FirstRuns | None = None,
     ) -> None:
         deeds = deeds if deeds is not None else Deeds()
         self.link = Link()
@@ -138,7 +138,9 @@ class LlmtopApp(Answering):
         if not self.is_screen_installed("runs"):
             from llmtop.tui.screens.runs import RunsScreen
 
-            self.install_screen(RunsScreen(self._root), "runs")
+            first, self._first = self._first, None
+            read = first[:2] if isinstance(first, FirstRuns) else (None, ())
+            self.install_screen(RunsScreen(self._root, *read), "runs")
         self._show("runs")
 
     def action_plan(self) -> None:
@@ -202,7 +204,8 @@ class LlmtopApp(Answering):
         from llmtop.tui.screens.monitor import MonitorScreen
 
         first, self._first = self._first, None
-        self._show(MonitorScreen(run, first=first if first is not None and first.feed.run is run else None))
+        known = first if isinstance(first, First) and first.feed.run is run else None
+        self._show(MonitorScreen(run, first=known))
 
     def replay_run(self, run: RunDir, wish: ReplayWish | None = None) -> None:
         from llmtop.tui.screens.replay import ReplayScreen
@@ -363,11 +366,11 @@ def run_app(
     wish: ReplayWish | None = None,
     read_only: bool = False,
     leads_to: str = "",
-    first: First | None = None,
+    first: First | FirstRuns | None = None,
 ) -> int:
     """Show the app until a person leaves it; the exit code of the run that was watched, or 0.
 
-    `leads_to` says what the command shows then; `first`: what has been read of the run already.
+    `leads_to` says what the command shows then; `first`: what has been read of the run, or runs, already.
     """
     leave_with_the_terminal()
     answer_soon()

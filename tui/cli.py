@@ -293,11 +293,14 @@ def _open_app(*, read_only: bool = False) -> int:
             why="standard input or output is not one, or TERM is dumb",
             fix="llmtop --help lists the commands that work without",
         )
-    from llmtop.tui.app import run_app
+    from llmtop.profiler.record.rundir import runs_root
+    from llmtop.tui.first.terminal import first_runs
 
-    _collect_again()
-    with streams.plain_streams():
-        return run_app(start="runs", read_only=read_only)
+    with streams.plain_streams(), first_runs(runs_root(), read_only=read_only) as first:
+        from llmtop.tui.app import run_app
+
+        _collect_again()
+        return run_app(start="runs", read_only=read_only, first=first)
 
 
 def _dispatch(words: Sequence[str]) -> int:

@@ -19,7 +19,7 @@ from llmtop.trainer.supervisor import rankenv
 from llmtop.tui.commands import stop
 from llmtop.tui.commands.follow import QUIET_SECONDS, Narrator
 from llmtop.tui.commands.plain import PlainTeller
-from llmtop.tui.feeds.feed import run_row
+from llmtop.tui.feeds.runsfeed import run_row
 from llmtop.tui.widgets.runcolumns import COLUMNS
 from tests.cli.conftest import Llmtop
 from tests.recorded import make_recorded_run

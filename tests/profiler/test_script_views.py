@@ -28,7 +28,7 @@ from llmtop.trainer.script.unseen import unseen_prediction, unseen_spec
 from llmtop.tui.commands.compare import render as render_comparison
 from llmtop.tui.commands.follow import Narrator
 from llmtop.tui.commands.plain import PlainTeller
-from llmtop.tui.feeds.feed import run_row
+from llmtop.tui.feeds.runsfeed import run_row
 from llmtop.tui.feeds.view import RunView
 from llmtop.tui.widgets.headrows import identity
 from tests.recorded import make_recorded_run

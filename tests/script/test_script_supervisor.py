@@ -38,8 +38,8 @@ from llmtop.trainer.script import start
 from llmtop.trainer.script.start import observe, start_script
 from llmtop.trainer.supervisor.rankenv import RUN_ID
 from llmtop.tui.cli import main
-from llmtop.tui.feeds.feed import RunsFeed
 from llmtop.tui.feeds.monitorfeed import MonitorFeed
+from llmtop.tui.feeds.runsfeed import RunsFeed
 from llmtop.tui.widgets.headrows import identity
 from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.script.watching import SECONDS, leave_nothing, of, output, watched

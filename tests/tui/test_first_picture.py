@@ -1,4 +1,4 @@
-"""The monitor's first picture: as the app's own, there before the toolkit is loaded, gone without trace."""
+"""The first pictures of the monitor and of the list of runs: as the app's own, there before the toolkit is loaded."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from llmtop.profiler.record.settingfiles import PREDICTION
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.feeds.monitorfeed import MonitorFeed
 from llmtop.tui.feeds.owncost import CostMeter
+from llmtop.tui.feeds.runsfeed import RunsFeed
 from llmtop.tui.first import terminal
 from llmtop.tui.first.frame import frame
-from llmtop.tui.first.terminal import ENTER, first_picture
+from llmtop.tui.first.runsframe import runs_frame
+from llmtop.tui.first.terminal import ENTER, first_picture, first_runs
 from llmtop.tui.first.written import _of_256, _parts, _pieces, _sequence, written
 from llmtop.tui.looks.dressing import Dress
 from llmtop.tui.looks.glyphs import to_ascii
@@ -132,6 +134,47 @@ async def test_it_is_what_the_app_shows_first(
             raise
 
 
+@pytest.mark.parametrize(
+    ("size", "look", "read_only"),
+    [
+        ((80, 24), Look(), False),
+        ((64, 18), Look(theme="light", ascii=True), True),
+        ((200, 30), Look(theme="colour-blind"), False),
+    ],
+)
+async def test_the_list_is_what_the_app_shows_first(
+    size: tuple[int, int], look: Look, read_only: bool, live: LiveRun, root: Path
+) -> None:
+    make_recorded_run(root, kind="cuda", end="out_of_memory", steps=6)
+    make_recorded_run(root, steps=6)
+    app = LlmtopApp("runs", root=root, dress=Dress(look), read_only=read_only)
+    async with app.run_test(size=size) as pilot:
+
+        def rows() -> list[list[Cell]]:
+            made = runs_frame(
+                RunsFeed(root).first(9, 1 << 30),
+                size,
+                time.time(),
+                read_only=read_only,
+                ascii_alone=look.ascii,
+            )
+            assert made is not None
+            return painted(made, look)
+
+        def is_same() -> bool:
+            return all(
+                len(first) == len(second) and all(map(alike, first, second))
+                for first, second in zip(rows(), shown(app), strict=True)
+            )
+
+        try:
+            await wait_for(pilot, is_same, rounds=300)
+        except AssertionError:
+            told = "\n".join("".join(cell.sign for cell in row).rstrip() for row in rows())
+            assert told == screen_text(app)
+            raise
+
+
 class _Taken:
     """In place of a terminal: what is painted on it."""
 
@@ -191,6 +234,22 @@ def test_a_record_that_cannot_be_read_is_for_the_app_to_tell(live: LiveRun, take
     assert not taken
 
 
+def test_runs_that_were_read_go_on_to_the_app(
+    live: LiveRun, root: Path, taken: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with first_runs(root, read_only=False) as first:
+        assert first.terminal is not None
+        assert [row.run_id for row in first.rows] == [live.run.run_id] and "20/60" in taken[0]
+    monkeypatch.setattr(terminal, "_size", lambda environ: (80, 3))
+    with first_runs(root, read_only=False) as first:
+        assert (first.rows, first.terminal) == ((), None), "they have no room"
+    monkeypatch.setattr(terminal, "_size", lambda environ: (80, 24))
+    monkeypatch.setattr(terminal, "_MOST_BYTES", 9)
+    with first_runs(root, read_only=False) as first:
+        assert (first.rows, first.terminal) == ((), None), "it takes long to read them"
+    assert len(taken) == 1
+
+
 @given(st.tuples(*[st.integers(0, 255)] * 3))
 def test_a_terminal_of_256_colours_gets_those_that_rich_takes(colour: tuple[int, int, int]) -> None:
     taken = Color.from_rgb(*colour).downgrade(ColorSystem.EIGHT_BIT).number
@@ -225,14 +284,14 @@ sys.meta_path.insert(0, Gate())
 
 
 class Gated:
-    """`llmtop attach` in a terminal, before the toolkit is loaded."""
+    """`llmtop` in a terminal, before the toolkit is loaded."""
 
-    def __init__(self, folder: Path, run_id: str) -> None:
+    def __init__(self, folder: Path, *words: str) -> None:
         self._folder = folder
         (folder / "sitecustomize.py").write_text(GATE.format(folder=str(folder)))
         env = {k: v for k, v in environment(folder).items() if k not in ("NO_COLOR", "COLUMNS", "LINES")}
         env |= {"PYTHONPATH": str(folder), "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
-        self.terminal = Terminal([LLMTOP, "attach", run_id], env)
+        self.terminal = Terminal([LLMTOP, *words], env)
         self.before = termios.tcgetattr(self.terminal._slave)
 
     def open(self, how: str) -> None:
@@ -255,7 +314,7 @@ class Gated:
 @pytest.fixture
 def gated(live: LiveRun, tmp_path: Path, root: Path) -> Iterator[Gated]:
     assert root == tmp_path / "runs"
-    found = Gated(tmp_path, live.run.run_id)
+    found = Gated(tmp_path, "attach", live.run.run_id)
     with found.terminal as terminal:
         for words in ("20/60", "tok/s", "step 20 loss", "Help"):
             terminal.wait_for(words)
@@ -277,6 +336,28 @@ def test_the_app_takes_over_with_the_keys_typed_meanwhile(gated: Gated) -> None:
         "nothing clears the picture"
     )
     assert gated.modes() == gated.before
+
+
+def test_the_app_takes_over_the_list_with_the_keys_typed_meanwhile(
+    live: LiveRun, tmp_path: Path, root: Path
+) -> None:
+    assert root == tmp_path / "runs"
+    gated = Gated(tmp_path)
+    with gated.terminal as terminal:
+        for words in ("1, 1 going on", "20/60", "Help"):
+            terminal.wait_for(words)
+        assert not gated.modes()[3] & (termios.ECHO | termios.ICANON)
+        first = gated.written()
+        terminal.type("?")
+        gated.open("as it is")
+        terminal.wait_for("Esc closes")  # the help, which the key opens
+        terminal.type("qq")
+        assert terminal.process.wait(PATIENCE_SECONDS) == 0
+        gated.wait_until(lambda: LEAVE in gated.written())
+        everything = gated.written()
+        assert everything.startswith(first)
+        assert everything.count(ENTER.encode()) == 1 and b"\x1b[2J" not in everything
+        assert gated.modes() == gated.before
 
 
 def _break(gated: Gated) -> None:

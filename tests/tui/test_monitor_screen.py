@@ -18,7 +18,7 @@ from llmtop.profiler.record.events import (
 from llmtop.profiler.record.feed import read_state
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.asking.deeds import Deeds
-from llmtop.tui.feeds.feed import run_row
+from llmtop.tui.feeds.runsfeed import run_row
 from llmtop.tui.screens.monitor import all_panels
 from llmtop.tui.screens.runs import RunsScreen
 from llmtop.tui.widgets.panel import Panel

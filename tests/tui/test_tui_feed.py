@@ -12,8 +12,9 @@ import pytest
 
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.report.build import build_report
-from llmtop.tui.feeds.feed import LOOK_SECONDS, RunsFeed, follow_run, run_row
+from llmtop.tui.feeds.feed import LOOK_SECONDS, follow_run
 from llmtop.tui.feeds.monitorfeed import KEPT_LINES, LogTail, MonitorFeed
+from llmtop.tui.feeds.runsfeed import RunsFeed, run_row
 from llmtop.tui.screenshot import write_monitor_svg, write_plan_svg
 from tests.recorded import ManualClock, make_recorded_run
 from tests.tui.tuiruns import LiveRun

@@ -6,12 +6,12 @@ against each other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 from llmtop.tui.feeds.view import LogText, RunView
-from llmtop.tui.keys import APP_KEYS, MONITOR_KEYS, MOVE_KEYS, changes_something, leads_here
+from llmtop.tui.keys import APP_KEYS, MONITOR_KEYS, MOVE_KEYS, Key, changes_something, leads_here
 from llmtop.tui.looks.glyphs import spelt
 from llmtop.tui.offers import offers, panel_classes
 from llmtop.tui.panels.components import ComponentsPanel
@@ -29,10 +29,10 @@ from llmtop.tui.widgets.headrows import head_rows
 from llmtop.tui.widgets.picture import Picture
 
 _NORMAL_CELLS, _WIDE_CELLS, _TALL_ROWS = 64, 130, 18
-_EDGE_CELLS, _GUTTER_CELLS = 1, 2
+EDGE_CELLS, _GUTTER_CELLS = 1, 2
 _NORMAL_ROWS, _WIDE_ROWS = (7, 7, 4, 3), (9, 9, 6)
 """Shares of the height."""
-_BAR, _PAGE = "$foreground on $panel", "$foreground on $background"
+BAR, PAGE = "$foreground on $panel", "$foreground on $background"
 
 
 class _Place(NamedTuple):
@@ -59,23 +59,29 @@ def frame(
     width, height = size
     if width < _NORMAL_CELLS or height < _TALL_ROWS or panel_classes(view)["-starting"]:
         return None
-    inner = width - 2 * _EDGE_CELLS
+    inner = width - 2 * EDGE_CELLS
     head = head_rows(view, inner, now, None, read_only=read_only, leads_to=leads_to)
     if height - len(head) < _TALL_ROWS // 2:
         return None
-    keys = that_fit(_keys(view, read_only=read_only, ascii_alone=ascii_alone), inner, "Monitor")
+    keys = keys_of(
+        MONITOR_KEYS,
+        "Monitor",
+        offered=lambda action: offers(action, view),
+        read_only=read_only,
+        ascii_alone=ascii_alone,
+    )
     panels = _panels(view, log, inner, height - len(head) - 1)
     if panels is None:
         return None
     return [
-        *(_row([row], [inner], _BAR) for row in head),
+        *(row_of([row], [inner], BAR) for row in head),
         *panels,
-        _row([footer(keys)], [inner], _BAR),
+        row_of([footer(that_fit(keys, inner, "Monitor"))], [inner], BAR),
     ]
 
 
 def _panels(view: RunView, log: LogText | None, inner: int, height: int) -> list[Content] | None:
-    wide = inner + 2 * _EDGE_CELLS >= _WIDE_CELLS
+    wide = inner + 2 * EDGE_CELLS >= _WIDE_CELLS
     across = 3 if wide else 2
     widths = _shared(inner - _GUTTER_CELLS * (across - 1), (1,) * across)
     heights = _shared(height, _WIDE_ROWS if wide else _NORMAL_ROWS)
@@ -90,7 +96,7 @@ def _panels(view: RunView, log: LogText | None, inner: int, height: int) -> list
         if any(column is None for column in columns):
             return None
         told = [column for column in columns if column is not None]
-        rows += [_row([column[at] for column in told], cells, _PAGE) for at in range(high)]
+        rows += [row_of([column[at] for column in told], cells, PAGE) for at in range(high)]
     return rows
 
 
@@ -125,25 +131,33 @@ def _panel(view: RunView, picture: Picture, width: int, height: int) -> list[Con
     return [head, *body, *[Content()] * (height - 1 - len(body))]
 
 
-def _row(parts: Sequence[Content], cells: Sequence[int], style: str) -> Content:
+def row_of(parts: Sequence[Content], cells: Sequence[int], style: str) -> Content:
     """One row of the terminal: each part as wide as it has place, between them and at both ends the gaps."""
     padded: list[Content | str] = []
     for part, width in zip(parts, cells, strict=True):
         padded += [part, " " * (width - part.cell_length), " " * _GUTTER_CELLS]
-    row = Content.assemble(" " * _EDGE_CELLS, *padded[:-1], " " * _EDGE_CELLS)
+    row = Content.assemble(" " * EDGE_CELLS, *padded[:-1], " " * EDGE_CELLS)
     return Content(row.plain, ((0, len(row.plain), style), *row.spans))
 
 
-def _keys(view: RunView, *, read_only: bool, ascii_alone: bool) -> list[FooterKey]:
-    """As the app has them: the screen's come before its own, and of several with one action the first."""
+def keys_of(
+    keys: Sequence[Key],
+    title: str,
+    *,
+    offered: Callable[[str], bool] = lambda _: True,
+    read_only: bool,
+    ascii_alone: bool,
+) -> list[FooterKey]:
+    """Of a screen of that title, as the app has them: the screen's come before its own, and of several with
+    one action the first."""
     by_key = {
         key.key: key
-        for key in reversed((*MONITOR_KEYS, *APP_KEYS, *MOVE_KEYS))
-        if offers(key.action, view) and not (read_only and changes_something(key.action.partition("(")[0]))
+        for key in reversed((*keys, *APP_KEYS, *MOVE_KEYS))
+        if offered(key.action) and not (read_only and changes_something(key.action.partition("(")[0]))
     }
     found: dict[str, FooterKey] = {}
-    for key in (*MONITOR_KEYS, *APP_KEYS):
-        if by_key.get(key.key) is key and key.footer and not leads_here(key.action, "Monitor"):
+    for key in (*keys, *APP_KEYS):
+        if by_key.get(key.key) is key and key.footer and not leads_here(key.action, title):
             written = key.display or key.key
             display = spelt(written) if ascii_alone else written
             found.setdefault(key.action, FooterKey(key.key, display, key.label, key.action, enabled=True))

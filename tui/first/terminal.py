@@ -1,4 +1,4 @@
-"""The terminal while the toolkit is loaded: the run's first picture on it, and nothing typed shown or lost.
+"""The terminal while the toolkit is loaded: the first picture on it, and nothing typed shown or lost.
 
 The toolkit takes longer to load than a record to read, and many seconds where it lies on a network drive.
 """
@@ -12,6 +12,7 @@ import termios
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -19,8 +20,10 @@ from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.record.hosts import HostDir, read_hosts
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.feeds.monitorfeed import MonitorFeed
-from llmtop.tui.feeds.view import LogText, RunView
+from llmtop.tui.feeds.runsfeed import RunsFeed
+from llmtop.tui.feeds.view import LogText, RunRow, RunView
 from llmtop.tui.first.frame import frame
+from llmtop.tui.first.runsframe import OTHER_ROWS, runs_frame
 from llmtop.tui.first.written import colours_of, written
 from llmtop.tui.looks.look import choices_path, look_of, read_choice
 
@@ -30,6 +33,10 @@ _LEAVE = "\x1b[0m\x1b[?1049l\x1b[?25h"
 _HIDE_CURSOR = "\x1b[?25l"
 _OTHERWISE = ("COLUMNS", "LINES", "TEXTUAL_DRIVER", "TEXTUAL_COLOR_SYSTEM")
 """With these the toolkit may see another terminal than is seen here."""
+
+
+_MOST_BYTES = 8 << 20
+"""To be read of the runs of a list: a tenth of a second."""
 
 
 class TakenTerminal:
@@ -78,6 +85,28 @@ class First(NamedTuple):
     terminal: TakenTerminal | None
 
 
+class FirstRuns(NamedTuple):
+    """What has been read of all runs, and the terminal where that is shown already."""
+
+    feed: RunsFeed
+    rows: tuple[RunRow, ...]
+    terminal: TakenTerminal | None
+
+
+@contextmanager
+def first_runs(root: Path, *, read_only: bool) -> Iterator[FirstRuns]:
+    """The same of the list of runs."""
+    size, feed = _size(os.environ), RunsFeed(root)
+    rows = feed.first(size[1] - OTHER_ROWS, _MOST_BYTES) if size is not None else ()
+    first = FirstRuns(feed, rows, None)
+    picture = _runs_picture(first, size, read_only) if size is not None and rows else None
+    if picture is None:
+        yield first
+        return
+    with _painted(picture) as taken:
+        yield first._replace(terminal=taken)
+
+
 @contextmanager
 def first_picture(run: RunDir, *, read_only: bool, leads_to: str) -> Iterator[First | None]:
     """While this lasts, the app is loaded and takes over; None where it has to begin by itself.
@@ -89,10 +118,16 @@ def first_picture(run: RunDir, *, read_only: bool, leads_to: str) -> Iterator[Fi
     if first is None or picture is None:
         yield first
         return
+    with _painted(picture) as taken:
+        yield first._replace(terminal=taken)
+
+
+@contextmanager
+def _painted(picture: str) -> Iterator[TakenTerminal]:
     taken = TakenTerminal()
     try:
         taken.paint(picture)
-        yield first._replace(terminal=taken)
+        yield taken
     except BaseException:
         # Whoever had it by then has not come to give it back.
         taken.give_back()
@@ -111,6 +146,14 @@ def _read(run: RunDir) -> First | None:
     except LlmtopError:
         return None
     return First(feed, view, log, None) if view is not None else None
+
+
+def _runs_picture(first: FirstRuns, size: tuple[int, int], read_only: bool) -> str | None:
+    look, colours = look_of(os.environ, read_choice(choices_path())), colours_of(os.environ)
+    if colours is None:
+        return None
+    rows = runs_frame(first.rows, size, time.time(), read_only=read_only, ascii_alone=look.ascii)
+    return written(rows, look, colours) if rows is not None else None
 
 
 def _picture(first: First, read_only: bool, leads_to: str) -> str | None:

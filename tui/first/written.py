@@ -12,6 +12,8 @@ from llmtop.tui.looks.look import Look
 from llmtop.tui.widgets.content import Content
 
 _ALIASES = {"footer-key-foreground": "accent", "footer-description-foreground": "foreground"}
+_BLENDS = {"cursor": ("primary", 0.3), "titles": ("foreground", 0.05)}
+"""Of a table: a colour and its share over the background, as `looks/theme.tcss` and the toolkit have them."""
 _ATTRIBUTES = {"bold": "1", "dim": "2", "italic": "3", "underline": "4", "reverse": "7"}
 
 
@@ -87,6 +89,11 @@ _Code = Callable[[_Parts], str]
 
 def _parts(word: str, theme: str) -> _Parts:
     name = word.removeprefix("$")
+    if word.startswith("$") and name in _BLENDS:
+        over, share = _BLENDS[name]
+        under = zip(_parts("$background", theme), _parts(f"${over}", theme), strict=True)
+        red, green, blue = (int(low + (high - low) * share) for low, high in under)
+        return red, green, blue
     found = COLOURS[theme][_ALIASES.get(name, name)] if word.startswith("$") else word
     red, green, blue = bytes.fromhex(found[1:])
     return red, green, blue

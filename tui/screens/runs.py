@@ -27,12 +27,11 @@ from llmtop.tui.asking.requests import (
     RunsChanged,
     StopAsked,
 )
-from llmtop.tui.feeds.feed import RunsArrived, RunsFeed, follow_runs
-from llmtop.tui.feeds.view import STATUS_MARKS, RunRow
+from llmtop.tui.feeds.feed import RunsArrived, follow_runs
+from llmtop.tui.feeds.runsfeed import RunsFeed
+from llmtop.tui.feeds.view import RunRow
 from llmtop.tui.keys import RUNS_KEYS, bindings
 from llmtop.tui.widgets.columns import Order
-from llmtop.tui.widgets.content import Content
-from llmtop.tui.widgets.headrows import READ_ONLY
 from llmtop.tui.widgets.keyfooter import KeyFooter
 from llmtop.tui.widgets.paint import harmless
 from llmtop.tui.widgets.runcolumns import (
@@ -40,20 +39,17 @@ from llmtop.tui.widgets.runcolumns import (
     RunColumn,
     holds,
     ordered,
-    padded,
     shown_columns,
     widths,
 )
-
-_MARK = "*"
-"""Stands in the gap after the id of a run that is marked."""
+from llmtop.tui.widgets.runslist import OPEN, cells, colour_of, runs_head, titles
 
 
 class RunTable(DataTable[Text]):
     """Shows in the footer what Enter does."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "select_cursor", "Open", key_display="⏎"),
+        *bindings((OPEN,)),
         # A table goes to the first and last column; here the rows are what one moves in.
         Binding("home", "scroll_top", "", show=False),
         Binding("end", "scroll_bottom", "", show=False),
@@ -67,16 +63,23 @@ class RunsScreen(Screen[None]):
     """Of its keys in the help."""
     BINDINGS: ClassVar[list[BindingType]] = bindings(RUNS_KEYS)
 
-    def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        root: Path,
+        feed: RunsFeed | None = None,
+        rows: tuple[RunRow, ...] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`feed` has read `rows`, or nothing, before there was a screen."""
         super().__init__()
         self._root = root
         self._clock = clock
-        self._feed = RunsFeed(root)
+        self._feed = feed if feed is not None else RunsFeed(root)
         self._stop = threading.Event()
         self._wake = threading.Event()
-        self.rows: tuple[RunRow, ...] = ()
+        self.rows = rows
         """All runs, newest first."""
-        self._looked = False
+        self._looked = bool(rows)
         """Until the folder was read once, nobody knows that there are none."""
         self.shown: tuple[RunRow, ...] = ()
         """Those that the filter leaves, in the order of the table."""
@@ -102,7 +105,10 @@ class RunsScreen(Screen[None]):
     def on_mount(self) -> None:
         self.query_one(RunTable).focus()
         self.app.theme_changed_signal.subscribe(self, self._recolour)
-        self._follow()
+        if self._looked:
+            self._paint()
+        # What the first screen shows has been read; its painting waits for no thread.
+        self.call_after_refresh(self._follow)
 
     def on_unmount(self) -> None:
         self._stop.set()
@@ -139,9 +145,10 @@ class RunsScreen(Screen[None]):
         """Bring the table to `rows`, touching only what differs."""
         table = self.query_one(RunTable)
         self.shown = ordered([row for row in self.rows if holds(row, self._words)], self.order)
-        columns = shown_columns(self.size.width)
-        sizes = widths(columns, self.size.width)
-        heads = tuple(self._head(column, sizes[column.title]) for column in columns)
+        width = self.size.width or self.app.size.width
+        columns = shown_columns(width)
+        sizes = widths(columns, width)
+        heads = titles(columns, sizes, self.order)
         if (columns, heads) != (self._columns, self._heads) or [r.run_id for r in self.shown] != list(
             self._painted
         ):
@@ -160,30 +167,20 @@ class RunsScreen(Screen[None]):
         self._paint_head()
 
     def _paint_head(self) -> None:
-        going = sum(row.status not in ENDED for row in self.rows)
-        count = f"{len(self.shown)} of {len(self.rows)}" if self._words else f"{len(self.rows)}"
-        parts: list[str | tuple[str, str]] = [
-            ("llmtop", "bold $text-primary"),
-            "  runs",
-        ]
-        if self._looked:
-            parts.append((f"  {count}, {going} going on", "$muted"))
-        if getattr(self.app, "read_only", False):
-            parts.append(READ_ONLY)
-        if self.marked:
-            ends = " and ".join(run_id.rsplit("-", 1)[-1] for run_id in self.marked)
-            parts.append((f"  {_MARK} {harmless(ends)}", "$text-accent"))
-        self.query_one("#runs-head", Static).update(Content.assemble(*parts))
-
-    def _head(self, column: RunColumn, width: int) -> str:
-        mark = self.order.mark if self.order is not None and self.order.title == column.title else ""
-        return padded(column, column.title + mark, width)
+        head = runs_head(
+            self.rows,
+            len(self.shown) if self._words else None,
+            looked=self._looked,
+            read_only=getattr(self.app, "read_only", False),
+            marked=self.marked,
+        )
+        self.query_one("#runs-head", Static).update(head)
 
     def _rebuild(self, table: RunTable) -> None:
         chosen = self._chosen()
         table.clear(columns=True)
         for column, head in zip(self._columns, self._heads, strict=True):
-            table.add_column(Text(head + " "), key=column.title, width=self._widths[column.title] + 1)
+            table.add_column(Text(head), key=column.title, width=self._widths[column.title] + 1)
         self._painted = {}
         for row in self.shown:
             texts = self._texts(row)
@@ -201,18 +198,13 @@ class RunsScreen(Screen[None]):
         self._painted[row.run_id] = texts
 
     def _texts(self, row: RunRow) -> tuple[str, ...]:
-        """Each cell as it stands there, with the gap after it."""
-        now, texts = self._clock(), []
-        for column in self._columns:
-            gap = _MARK if column.title == "id" and row.run_id in self.marked else " "
-            texts.append(padded(column, harmless(column.text(row, now)), self._widths[column.title]) + gap)
-        return tuple(texts)
+        """Each cell as it stands there."""
+        return cells(row, self._columns, self._widths, self._clock(), marked=row.run_id in self.marked)
 
     def _cell(self, row: RunRow, column: RunColumn, text: str) -> Text:
-        role = "error" if row.unsaved else STATUS_MARKS[row.status][2]
-        colour = getattr(self.app.current_theme, role) if column.title == "state" else None
+        role = colour_of(row, column)
         # Text and not str: a table reads markup in plain strings.
-        return Text(text, style=colour or "")
+        return Text(text, style=getattr(self.app.current_theme, role) if role is not None else "")
 
     def _chosen(self) -> str | None:
         table = self.query_one(RunTable)

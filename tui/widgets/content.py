@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Span = tuple[int, int, str]
 """From which character to before which, and the style: words of the theme as `bold $text-error`."""
 
-_ALIKE = " -~\xa0-\xac\xae-\u02ff\u2010-\u2027\u2190-\u2193\u2500-\u25fc\u2713\u2717\u2800-\u28ff"
+_ALIKE = " -~\xa0-\xac\xae-\u02ff\u2010-\u2027\u2190-\u2193\u23ce\u2500-\u25fc\u2713\u2717\u2800-\u28ff"
 _UNLIKE = re.compile(f"[^{_ALIKE}]")
 """Any character that may take no cell or two."""
 

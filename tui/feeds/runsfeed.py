@@ -1,0 +1,111 @@
+"""The table of runs, read from their folders; without the toolkit, which takes longer to load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from llmtop.presets.errors import LlmtopError
+from llmtop.profiler.breakdown import process_peaks
+from llmtop.profiler.fleet.part import telling_part
+from llmtop.profiler.fold.modelname import model_name
+from llmtop.profiler.fold.runstate import ENDED, RunState
+from llmtop.profiler.gpuwords import NO_ANSWER
+from llmtop.profiler.record.feed import RunReader
+from llmtop.profiler.record.recording import logs_size_bytes
+from llmtop.profiler.record.rundir import RunDir, list_runs
+from llmtop.tui.feeds.leftrun import LeftRun
+from llmtop.tui.feeds.view import RunRow, steady_speed
+
+_ROWS_A_BATCH = 16
+
+
+class RunsFeed:
+    """The table of runs; a run that has ended is read once, and again when it goes on."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._rows: dict[str, RunRow] = {}
+        self._readers: dict[str, RunReader] = {}
+        self._left: dict[str, LeftRun] = {}
+        self._anew = False
+
+    def read_anew(self) -> None:
+        """The next scan takes nothing for known. Any thread may call."""
+        self._anew = True
+
+    def scan(self) -> Iterator[tuple[RunRow, ...]]:
+        """Read what has changed, newest run first; long lists come in growing parts."""
+        runs = list_runs(self._root)
+        for gone in self._rows.keys() - {run.run_id for run in runs}:
+            del self._rows[gone]
+            self._readers.pop(gone, None)
+            self._left.pop(gone, None)
+        if self._anew:
+            self._anew = False
+            self._readers.clear()
+            self._left.clear()
+        fresh, batch = 0, _ROWS_A_BATCH
+        for run in runs:
+            known, left = self._rows.get(run.run_id), self._left.get(run.run_id)
+            if left is not None and not left.goes_on():
+                continue
+            self._read(run)
+            fresh += known is None
+            if fresh >= batch:
+                # Each part is painted anew: parts that grow keep a long list linear.
+                fresh, batch = 0, batch * 2
+                yield self._listed(runs)
+        yield self._listed(runs)
+
+    def first(self, most_runs: int, most_bytes: int) -> tuple[RunRow, ...]:
+        """All runs, read for the first time; none where there are more, or more bytes to be read of them."""
+        runs = list_runs(self._root)
+        if len(runs) > most_runs or sum(map(_to_read_bytes, runs)) > most_bytes:
+            return ()
+        for run in runs:
+            self._read(run)
+        return self._listed(runs)
+
+    def _listed(self, runs: tuple[RunDir, ...]) -> tuple[RunRow, ...]:
+        return tuple(self._rows[run.run_id] for run in runs if run.run_id in self._rows)
+
+    def _read(self, run: RunDir) -> None:
+        left = LeftRun(run)  # before it is read: what comes meanwhile is news at the next look
+        try:
+            reader = self._readers.get(run.run_id) or RunReader(telling_part(run), looks_for_left=False)
+            row = run_row(run, reader.poll())
+        except LlmtopError as error:
+            row = RunRow(run_id=run.run_id, name=run.run_id, status="lost", problem=error.what)
+        self._rows[run.run_id] = row
+        if row.status in ENDED:
+            self._readers.pop(run.run_id, None)
+            self._left[run.run_id] = left
+        else:
+            self._readers[run.run_id] = reader
+            self._left.pop(run.run_id, None)
+
+
+def _to_read_bytes(run: RunDir) -> int:
+    """Of its logs; a bookmark tells most of what they say."""
+    return 0 if run.bookmark_path.exists() else logs_size_bytes(run.event_logs())
+
+
+def run_row(run: RunDir, state: RunState) -> RunRow:
+    """One line of the table."""
+    spec = run.spec()
+    held = process_peaks(state, spec) if spec.on_cpu else state.peak_device_bytes
+    return RunRow(
+        run_id=run.run_id,
+        name=spec.name,
+        model=model_name(spec, state),
+        device=f"{spec.world_size}x{spec.gpu.name}" if spec.knows("gpu") else NO_ANSWER,
+        status=state.status,
+        step=state.present_step,
+        steps=spec.steps_planned,
+        loss=state.present_loss,
+        tokens_per_second=steady_speed(state.speed_series),
+        memory_bytes=max(held.values(), default=None),
+        started=state.started if state.started is not None else run.created(),
+        unsaved=state.unsaved is not None,
+    )
