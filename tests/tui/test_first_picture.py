@@ -1,4 +1,4 @@
-"""The first pictures of the monitor and of the list of runs: as the app's own, there before the toolkit is loaded."""
+"""The first pictures of the monitor and of the list of runs: as the app's own, gone without trace."""
 
 from __future__ import annotations
 
