@@ -67,6 +67,14 @@ CASES: dict[str, Case] = {
 """On as many GPUs as `--gpus` says."""
 
 
+def case_spec(name: str, gpus: int, machine: Machine) -> RunSpec:
+    """What a search of the case begins with."""
+    case = CASES[name]
+    layers = recipe_layers(load_recipe(case.recipe))
+    layers.append(Layer(ValueSource.COMMAND_LINE, "benchmark", {"gpus": gpus, **case.values}))
+    return resolve(layers, name=name, machine=machine)
+
+
 class Bench:
     """One call: where rows go, how long it may go on, how trials are started."""
 
@@ -82,11 +90,7 @@ class Bench:
         return left
 
     def spec(self, name: str) -> RunSpec:
-        case = CASES[name]
-        values = {"gpus": self.options.gpus, **case.values}
-        layers = recipe_layers(load_recipe(case.recipe))
-        layers.append(Layer(ValueSource.COMMAND_LINE, "benchmark", values))
-        return resolve(layers, name=name, machine=self.machine)
+        return case_spec(name, self.options.gpus, self.machine)
 
     def space(self, spec: RunSpec, fix: Sequence[str], allow: Sequence[str]) -> Space:
         return space_of(

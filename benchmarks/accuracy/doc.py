@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
 
-from benchmarks.accuracy.calibrated import MEAN_GOAL, P95_GOAL, calibrated_runs
-from benchmarks.accuracy.goals import LIMIT_PERCENTS, Judged, Spread, judged, spread, strata
+from benchmarks.accuracy.goals import LIMIT_PERCENTS, Judged, Spread, judged, strata
 from benchmarks.accuracy.lengths import orders_of_a_row
 from benchmarks.accuracy.many import judged_on_many, words_on_many
 from benchmarks.accuracy.published import Case, LeftOut, Published, differences
@@ -16,6 +15,8 @@ from benchmarks.accuracy.rivals import Compared
 from benchmarks.accuracy.rows import BLIND_FROM, Coverage
 from benchmarks.accuracy.score import LEAST_SHARE, STATES, Score, offloads, words
 from benchmarks.accuracy.split import LONGEST_TUNED, TUNED_FAMILIES, Half
+from benchmarks.accuracy.steptimes import calibrated_words, swept_words
+from benchmarks.accuracy.text import held, table
 from benchmarks.stats import percentile
 
 WORST = 12
@@ -77,12 +78,6 @@ def document(evidence: Evidence) -> str:
         *_cases(evidence.cases),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join(lines)
 
 
 def _introduction(evidence: Evidence) -> Iterator[str]:
@@ -188,7 +183,7 @@ def _strata(evidence: Evidence) -> Iterator[str]:
             stratum = half.get(key)
             cells += ["n/a", "", ""] if stratum is None else _of_stratum(stratum.errors)
         met = all(half[key].met for half in found if key in half)
-        rows.append((*key, *cells, _held(met)))
+        rows.append((*key, *cells, held(met)))
     yield table(("axis", "level", "held-out mean", "worst", "n", "tuned mean", "worst", "n", ""), rows)
 
 
@@ -238,7 +233,8 @@ def _others(evidence: Evidence) -> Iterator[str]:
         "steps after the first."
     )
     yield _worst(scores, lambda score: score.step_percent, 8)
-    yield from _after_calibration()
+    yield from swept_words()
+    yield from calibrated_words()
     yield from _unseen(scores)
     yield "The components that are furthest off at the peak, in percent of the peak:"
     parts = [
@@ -250,30 +246,6 @@ def _others(evidence: Evidence) -> Iterator[str]:
     furthest = sorted(parts, key=lambda part: -abs(part[0]))[:8]
     rows = ((f"{value:+.2f} %", name.replace("_", " "), score.name) for value, name, score in furthest)
     yield table(("error", "component", "row"), rows)
-
-
-def _after_calibration() -> Iterator[str]:
-    runs = list(calibrated_runs())
-    seen = spread([run.percent for run in runs])
-    assert seen is not None
-    met = seen.mean <= MEAN_GOAL and seen.p95 <= P95_GOAL
-    yield (
-        f"After `llmtop calibrate`, 9 to 11 s on the same H200, the middle step of {seen.count} supervised "
-        f"runs of 25 steps: mean {seen.mean:.2f} %, p95 {seen.p95:.2f} % (goal mean <= {MEAN_GOAL:g} %, "
-        f"p95 <= {P95_GOAL:g} %: {_held(met)}). They are few, and not held out: that a "
-        "calibration has to tell the host's speed too was learned from the first four of them, and how much "
-        "of it a step takes is measured on a CPU (`benchmarks.host_operations`)."
-    )
-    rows = (
-        (
-            f"{run.percent:+.1f} %",
-            f"{run.preset_percent:+.1f} %",
-            f"{run.measured_seconds:.3f} s",
-            run.options,
-        )
-        for run in runs
-    )
-    yield table(("calibrated", "preset", "measured", "options"), rows)
 
 
 def _unseen(scores: Sequence[Score]) -> Iterator[str]:
@@ -393,9 +365,9 @@ def _published_goal(known: Sequence[Published], died: Sequence[Published]) -> st
         f"percentile {percentile(plain, 0.9):.1f} %, and of {len(died)} rows that ran out of memory "
         f"{sum(each.refused is True for each in died)} are refused as too large. With what the code that ran "
         f"is known to have kept otherwise: median {median:.1f} % (goal {_MEDIAN_PERCENT:g} %: "
-        f"{_held(median <= _MEDIAN_PERCENT)}), 90th percentile {p90:.1f} % (goal {_P90_PERCENT:g} %: "
-        f"{_held(p90 <= _P90_PERCENT)}), {refused} of {len(died)} refused (goal all: "
-        f"{_held(refused == len(died))}). {_by_ranges(known)} That code was read after the disagreements had "
+        f"{held(median <= _MEDIAN_PERCENT)}), 90th percentile {p90:.1f} % (goal {_P90_PERCENT:g} %: "
+        f"{held(p90 <= _P90_PERCENT)}), {refused} of {len(died)} refused (goal all: "
+        f"{held(refused == len(died))}). {_by_ranges(known)} That code was read after the disagreements had "
         "been seen; nothing of it is fitted: each difference is counted from the model's shape, or simulated "
         "from the lengths that its page tells:"
     )
@@ -420,10 +392,6 @@ def _outside_range(each: Published) -> float:
     """Percent from the nearer end of its range; of a row without one its error."""
     low, high = each.mended_range or (each.mended_percent or 0.0,) * 2
     return max(low, -high, 0.0)
-
-
-def _held(goal: bool) -> str:
-    return "met" if goal else "**missed**"
 
 
 def _differences(rows: Sequence[Published]) -> Iterator[tuple[str, ...]]:

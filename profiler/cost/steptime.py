@@ -62,8 +62,14 @@ INT8_HOST_SECONDS = 6.5e-4
 the host waits for the device's answer whether there are outliers (`backends/cuda/ops.py`)."""
 RECOMPUTED_LAUNCHES = 0.4
 """Of a block's launches, those that its recomputation makes again."""
-STAGE3_HOST_SECONDS = 0.02
-"""Host time per block and micro-batch with ZeRO-3's hooks: the floor of small micro-batches."""
+LIGER_OPERATIONS = 15
+"""What each of Liger's functions in a block costs the host beyond the operations of torch that it replaces:
+its launches of Triton's kernels. Qwen2.5-0.5B on an H200 in micro-batches of 1 and 2 (`tune.jsonl`)."""
+LIGER_FUNCTIONS = {"rms_norm": 2, "rope": 1, "glu": 1}
+"""Of a block of a Llama; with the kernels' words of `presets/liger.py`."""
+STAGE3_HOST_SECONDS, STAGE3_RECOMPUTED = 0.0172, 0.28
+"""Host time per block and micro-batch with ZeRO-3's hooks, the floor of small micro-batches, and what its
+recomputation adds, relative: the hooks are passed once more."""
 DEQUANTIZED_PER_SECOND = 1.2e11
 """4-bit weights expanded per second in each pass (bitsandbytes 0.50)."""
 EIGHT_BIT_SECONDS, PAGED_SECONDS = 1.8e-11, 2.9e-11
@@ -149,7 +155,7 @@ def _cuda_step(spec: RunSpec, sizes: Sizes) -> StepTime | None:
     offloaded = options.offload_optimizer != "none"
     blocks = layers * micro_steps * (1 + RECOMPUTED_LAUNCHES * again)
     launch = LAUNCH_SECONDS * blocks * (ADAPTER_LAUNCH if options.lora_rank else 1.0)
-    hooks = STAGE3_HOST_SECONDS * layers * micro_steps if sizes.stage == 3 else 0.0
+    hooks = STAGE3_HOST_SECONDS * (1 + STAGE3_RECOMPUTED * again) * layers * micro_steps
     quantized = quantized_weights(model) if options.quantization != "none" else 0
     expansions = (2 + again) * micro_steps
     expanding = quantized * expansions / DEQUANTIZED_PER_SECOND
@@ -160,7 +166,8 @@ def _cuda_step(spec: RunSpec, sizes: Sizes) -> StepTime | None:
         communication=_communication(spec, sizes, links),
         offload=_offload(spec, sizes),
         launch=launch,
-        host_floor=_host_speed(measured) * max(_host_seconds(spec, again), hooks),
+        host_floor=_host_speed(measured)
+        * max(_host_seconds(spec, sizes, again), hooks if sizes.stage == 3 else 0.0),
     )
 
 
@@ -169,11 +176,12 @@ def _host_speed(measured: MachineFigures | None) -> float:
     return 1.0 if measured is None else measured.launch_seconds / OPERATION_SECONDS
 
 
-def _host_seconds(spec: RunSpec, again: float) -> float:
+def _host_seconds(spec: RunSpec, sizes: Sizes, again: float) -> float:
     """Of launching one step, whatever the device does; `again` of the blocks run forward twice."""
     options, layers = spec.options, spec.model.num_layers
     int8 = INT8_HOST_SECONDS * _packed_in_block(spec) if options.quantization == "int8" else 0.0
-    block = OPERATION_SECONDS * _block_operations(spec) + int8
+    ligers = LIGER_OPERATIONS * sum(LIGER_FUNCTIONS.get(kernel, 0) for kernel in sizes.liger)
+    block = OPERATION_SECONDS * (_block_operations(spec) + ligers) + int8
     block += again * (OPERATION_SECONDS * RECOMPUTED_OPERATIONS + RECOMPUTED_LAUNCHES * int8)
     others = MICRO_STEP_OPERATIONS * options.grad_accum + STEP_OPERATIONS
     return layers * options.grad_accum * block + OPERATION_SECONDS * others
