@@ -15,6 +15,7 @@ from llmtop.profiler.cost.steptime import predict_step_seconds
 from llmtop.profiler.memory.assume import assumptions
 from llmtop.profiler.memory.backward import pass_bytes
 from llmtop.profiler.memory.host import TORCH_ADAMW_BYTES
+from llmtop.profiler.memory.lora import linear
 from llmtop.profiler.memory.result import Component, HostBytes, Moment, MomentBytes, Prediction, moment_bytes
 from llmtop.profiler.memory.sizes import Sizes
 from llmtop.profiler.memory.states import (
@@ -42,6 +43,12 @@ CUDA_LIBRARIES_BYTES = 470 * MIB
 """More of it where torch was built with CUDA (torch 2.11+cu130: 897 MiB where the CPU build has 422)."""
 BYTES_TOKENIZER_BYTES = 27 * MIB
 """Less of it where text is cut into bytes, since the tokenizers library then stays out."""
+BF16_BYTES = 9 * MIB
+"""More of it in bf16: code of oneDNN, which fp32 does not go through (9.3 MiB in a step of a toy, and 8.5 to
+9.3 in eight runs; AVX-512)."""
+BF16_SHAPE_BYTES = 1_710_000
+"""That oneDNN generates for each shape of matrix in bf16: kernels of its product and of both gradients
+(1.62 to 1.78 MiB for each of ten shapes, of 64 or 1,024 tokens; in fp32 0.1). They stay."""
 ENGINE_BYTES = 10 * MIB
 """Engine, data and tokenizer beside the tensors, seen in the same runs."""
 SHARED_BYTES = 80 * MIB
@@ -103,6 +110,7 @@ def _moments(spec: RunSpec, sizes: Sizes, states: StateBytes) -> tuple[MomentByt
     passes = pass_bytes(spec, sizes, states)
     libraries = CUDA_LIBRARIES_BYTES if spec.gpu.torch_with_cuda else 0
     runtime = RUNTIME_BYTES + libraries - (BYTES_TOKENIZER_BYTES if spec.options.tokenizer == "bytes" else 0)
+    runtime += BF16_BYTES if spec.options.precision == "bf16" else 0
     resident = _resident(spec, sizes, states)
     parameters = states.parameters + states.secondary
     init = {Component.PARAMETERS: parameters, Component.MASTER_PARAMETERS: states.master}
@@ -113,6 +121,7 @@ def _moments(spec: RunSpec, sizes: Sizes, states: StateBytes) -> tuple[MomentByt
         Component.WORKSPACE: workspace,
     }
     table = [_moment(Moment.INIT, init, runtime)]
+    runtime += _generated_bytes(spec)
     in_passes = (passes.forward_end, passes.loss_backward, passes.last_block, passes.first_block)
     for name, components in zip(PASSES, in_passes, strict=True):
         # While stage 3 gathers in forward, the flat output of the gather lies beside the weights.
@@ -130,6 +139,14 @@ def _moments(spec: RunSpec, sizes: Sizes, states: StateBytes) -> tuple[MomentByt
     table.append(_moment(Moment.OPTIMIZER_STEP, _in_step(spec, sizes, {**resident, **step}), runtime))
     table.append(_moment(Moment.STEADY, {**resident, **steady}, runtime))
     return tuple(table)
+
+
+def _generated_bytes(spec: RunSpec) -> int:
+    """Kernels for the matrices of this model, once each shape was multiplied by."""
+    if spec.options.precision != "bf16":
+        return 0
+    head = (spec.model.vocab_size, spec.model.embedding_dim or spec.model.hidden_size)
+    return BF16_SHAPE_BYTES * len({*(group.shape for group in linear(spec.model)), head})
 
 
 def _in_process(spec: RunSpec, sizes: Sizes, states: StateBytes) -> StateBytes:
