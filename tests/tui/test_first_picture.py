@@ -240,6 +240,12 @@ def test_runs_that_were_read_go_on_to_the_app(
     with first_runs(root, read_only=False) as first:
         assert first.terminal is not None
         assert [row.run_id for row in first.rows] == [live.run.run_id] and "20/60" in taken[0]
+        painted_at = {
+            width: runs_frame(first.rows, (width, 9), time.time(), read_only=True, ascii_alone=False)
+            for width in range(5, 205, 5)
+        }
+    assert all(rows is not None for width, rows in painted_at.items() if width >= 60)
+    assert {row.cell_length - width for width, rows in painted_at.items() for row in rows or ()} == {0}
     monkeypatch.setattr(terminal, "_size", lambda environ: (80, 3))
     with first_runs(root, read_only=False) as first:
         assert (first.rows, first.terminal) == ((), None), "they have no room"

@@ -88,7 +88,10 @@ class RunsFeed:
 
 def _to_read_bytes(run: RunDir) -> int:
     """Of its logs; a bookmark tells most of what they say."""
-    return 0 if run.bookmark_path.exists() else logs_size_bytes(run.event_logs())
+    try:
+        return 0 if run.bookmark_path.exists() else logs_size_bytes(run.event_logs())
+    except OSError:
+        return 0  # whoever reads it is told why not
 
 
 def run_row(run: RunDir, state: RunState) -> RunRow:

@@ -39,13 +39,14 @@ def runs_frame(
         Content.styled(fit("".join(first), inner), _CURSOR),
         *(_run(row, columns, texts) for row, texts in zip(rows[1:], others, strict=True)),
     ]
-    return [
+    picture = [
         row_of([runs_head(rows, None, looked=True, read_only=read_only)], [inner], BAR),
         row_of([Content.styled(fit("".join(titles(columns, sizes, None)), inner), _TITLES)], [inner], PAGE),
         *(row_of([row], [inner], PAGE) for row in told),
         *[row_of([Content()], [inner], PAGE)] * (height - OTHER_ROWS - len(told)),
         row_of([footer(that_fit(keys, inner, "Runs"))], [inner], BAR),
     ]
+    return picture if all(row.cell_length == width for row in picture) else None
 
 
 def _run(row: RunRow, columns: Sequence[RunColumn], texts: Sequence[str]) -> Content:

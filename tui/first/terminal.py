@@ -95,7 +95,10 @@ class FirstRuns(NamedTuple):
 
 @contextmanager
 def first_runs(root: Path, *, read_only: bool) -> Iterator[FirstRuns]:
-    """The same of the list of runs."""
+    """While this lasts, the app is loaded and takes over; without a terminal where it has to begin by itself.
+
+    Raises UsageError for a theme that is none.
+    """
     size, feed = _size(os.environ), RunsFeed(root)
     rows = feed.first(size[1] - OTHER_ROWS, _MOST_BYTES) if size is not None else ()
     first = FirstRuns(feed, rows, None)
