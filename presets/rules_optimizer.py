@@ -16,6 +16,7 @@ _ALL_PARAMS = frozenset({"lr", "betas", "eps", "weight_decay", "torch_adam", "ad
 _FROM_DEEPSPEED = ("adamw", "adamw_torch")
 """Optimizers that DeepSpeed builds from its configuration."""
 _TRUE = ("true", "1", "yes", "on")
+_OFF = ("false", "0", "no", "off")
 
 
 def _params(spec: RunSpec) -> dict[str, Any]:
@@ -44,6 +45,18 @@ def _unknown(spec: RunSpec) -> list[str]:
 
 
 OPTIMIZER_RULES: tuple[Rule, ...] = (
+    Rule(
+        name="optimizer that DeepSpeed has not tested",
+        refuses=lambda spec: (
+            spec.options.zero > 0
+            and spec.options.optimizer not in _FROM_DEEPSPEED
+            and str(raw(spec, "zero_allow_untested_optimizer")).lower() in _OFF
+        ),
+        what="deepspeed.zero_allow_untested_optimizer is false with optimizer = {o.optimizer}",
+        why="DeepSpeed then takes its own and torch's Adam alone, and building the engine fails",
+        fix="leave it out, or --optimizer adamw",
+        source="deepspeed 0.19.8 runtime/engine.py:_do_optimizer_sanity_check",
+    ),
     Rule(
         name="optimizer block beside another optimizer",
         refuses=lambda spec: bool(raw(spec, "optimizer")) and spec.options.optimizer not in _FROM_DEEPSPEED,

@@ -128,6 +128,10 @@ def _fill_autos(raw: dict[str, Any], autos: tuple[str, ...], spec: RunSpec) -> N
         "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
         "stage3_param_persistence_threshold": 10 * hidden,
     }
+    params, _ = _lookup(raw, "optimizer.params")
+    if isinstance(params, dict):
+        # Of no table, since each optimizer takes others.
+        raw["optimizer"]["params"] = {key: value for key, value in params.items() if value != "auto"}
     for path in autos:
         block, _, key = path.rpartition(".")
         if block == "zero_optimization" and key in sizes:

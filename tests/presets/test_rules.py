@@ -247,6 +247,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"gpu": "h200"},
     ),
     "DataStates checkpoints": ({"deepspeed": {"datastates_ckpt": None}}, {"deepspeed": {}}),
+    "optimizer that DeepSpeed has not tested": (
+        {"deepspeed": {"zero_allow_untested_optimizer": False}, "optimizer": "adamw_8bit"},
+        {"optimizer": "adamw"},
+    ),
     "optimizer block beside another optimizer": (
         {"deepspeed": {"optimizer": {"type": "AdamW"}}, "optimizer": "adamw_8bit"},
         {"optimizer": "adamw"},

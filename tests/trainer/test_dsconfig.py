@@ -149,6 +149,7 @@ def test_auto_is_filled_as_transformers_does() -> None:
         "gradient_clipping": "auto",
         "fp16": {"enabled": "auto"},
         "steps_per_print": "auto",
+        "optimizer": {"params": {"lr": "auto", "betas": "auto", "bias_correction": "auto"}},
     }
     config = deepspeed_config(gpu_spec(zero=3, deepspeed=raw))
     hidden = 4096

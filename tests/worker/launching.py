@@ -78,7 +78,10 @@ def deepspeed_config(spec: RunSpec) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": options.micro_batch,
         "gradient_accumulation_steps": options.grad_accum,
         "gradient_clipping": options.max_grad_norm,
-        "zero_optimization": {"stage": options.zero, "reduce_bucket_size": 500_000},
+        "zero_optimization": {
+            **{"stage": options.zero, "reduce_bucket_size": 500_000},
+            **options.deepspeed.get("zero_optimization", {}),
+        },
         "zero_allow_untested_optimizer": True,
         "timers": {"throughput": {"enabled": False}},
     }

@@ -69,6 +69,11 @@ CASES: dict[str, dict[str, Any]] = {
     "zero3_weights": {"zero": 3, "weights_dir": True},
     "zero3_saved": {"zero": 3, "steps": 2, "save_at_end": True},
     "zero3_resumed": {"zero": 3, "resumes": "zero3_saved"},
+    "zero3_lora_leaves": {
+        "zero": 3,
+        "lora_rank": 4,
+        "deepspeed": {"zero_optimization": {"leaf_module": {"classes": ["LlamaDecoderLayer"]}}},
+    },
     "zero3_lora_bf16": {"zero": 3, "lora_rank": 4, "precision": "bf16"},
     "lora_at_zero3_resumed": {"zero": 3, "lora_rank": 4, "resumes": "lora_saved"},
 }

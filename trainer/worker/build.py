@@ -16,14 +16,18 @@ from llmtop.trainer.change.standby import touches_cuda
 from llmtop.trainer.worker.adapters import add_lora
 from llmtop.trainer.worker.exact import exact_arange
 from llmtop.trainer.worker.kernels import apply_liger, enable_checkpointing
+from llmtop.trainer.worker.leaves import has_leaves
 from llmtop.trainer.worker.qat import prepare
 from llmtop.trainer.worker.quantize import random_quantized
 from llmtop.trainer.worker.weights import Report, model_from_stream, model_from_weights, plan_weights
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
-# Keys that say where code or packed weights come from; the run says that itself.
-_NOT_FOR_BUILDING = ("auto_map", "quantization_config", "_name_or_path", "transformers_version")
+# Keys that say where code or packed weights come from, and the precision; the run says that itself.
+_NOT_FOR_BUILDING = (
+    *("auto_map", "quantization_config", "_name_or_path", "transformers_version"),
+    *("dtype", "torch_dtype"),
+)
 
 # What deepspeed.initialize imports inside its functions.
 _IMPORTED_BY_ENGINE = ("deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.module_inject.auto_ep")
@@ -109,6 +113,9 @@ def build_model(
             model, reentrant=options.checkpointing_reentrant, every=options.checkpointing_every
         )
     if options.lora_rank > 0:
+        if has_leaves(deepspeed_config):
+            # A leaf whose input needs no gradient lets go of its weights before its adapters have theirs.
+            model.enable_input_require_grads()
         model = add_lora(model, spec)
     if options.qat != "none":
         prepare(model, options.qat, options.qat_group)
@@ -141,6 +148,14 @@ def _zero3(deepspeed_config: dict[str, Any]) -> Any:
 def _random(config: Any, spec: RunSpec, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_config(
-        config, attn_implementation=spec.options.attention, dtype=dtype, trust_remote_code=False
-    )
+    try:
+        return AutoModelForCausalLM.from_config(
+            config, attn_implementation=spec.options.attention, dtype=dtype, trust_remote_code=False
+        )
+    except KeyError as error:
+        # Its tables of activations and of rotary positions.
+        raise LlmtopError(
+            f"the configuration in {spec.model_source} names {error}, which transformers does not have",
+            why="the model's code looks it up as it is built",
+            fix="use the values from the model's own config.json, or a newer transformers",
+        ) from error

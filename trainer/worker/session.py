@@ -40,6 +40,7 @@ from llmtop.trainer.worker.callbacks import (
 from llmtop.trainer.worker.data import Batches
 from llmtop.trainer.worker.forking import let_torchao_in
 from llmtop.trainer.worker.heal import Healing, can_heal
+from llmtop.trainer.worker.leaves import check_leaves, has_leaves
 from llmtop.trainer.worker.live import LiveChanges
 from llmtop.trainer.worker.livesettings import restore_options
 from llmtop.trainer.worker.loop import Live, Loop, LoopEnd, Probes
@@ -257,6 +258,8 @@ def build_engine(model: torch.nn.Module, spec: RunSpec, deepspeed_config: dict[s
         config=deepspeed_config,
         dist_init_required=False,
     )
+    if has_leaves(deepspeed_config):
+        check_leaves(model)
     return engine
 
 
