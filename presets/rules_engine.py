@@ -56,7 +56,7 @@ ENGINE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="checkpoint writer",
-        refuses=lambda spec: bool(raw(spec, "checkpoint.writer")),
+        refuses=lambda spec: raw(spec, "checkpoint.writer") not in (None, "auto"),
         what="deepspeed.checkpoint.writer sets another way of writing checkpoints",
         why="it asks for CROSS_SIZE, which only DeepSpeed's own launcher sets: building the engine fails",
         fix="leave it out",
@@ -71,6 +71,20 @@ ENGINE_RULES: tuple[Rule, ...] = (
         fix="leave it out for 16, or a value up to {most}",
         source="deepspeed 0.19.8 runtime/fp16/loss_scaler.py:DynamicLossScaler.update_scale",
         words=lambda spec: {"power": f"{_scale_power(spec):g}", "most": str(MAX_SCALE_POWER)},
+    ),
+    Rule(
+        name="autocast to no type",
+        refuses=lambda spec: (
+            spec.options.zero == 3
+            and spec.world_size > 1
+            and spec.options.precision != "fp32"
+            and raw(spec, "torch_autocast.enabled") not in _NOTHING
+            and raw(spec, "torch_autocast.dtype") in (None, "auto")
+        ),
+        what="deepspeed.torch_autocast without dtype with precision = {o.precision}",
+        why="stage 3 then gathers weights of another type than they are kept in, and the first step fails",
+        fix="--set deepspeed.torch_autocast.dtype={o.precision}, or leave the block out",
+        source="deepspeed 0.19.8 runtime/torch_autocast.py; seen with gloo: invalid tensor type",
     ),
     Rule(
         name="autotuning",

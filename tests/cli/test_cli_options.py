@@ -85,6 +85,12 @@ def test_paths_are_absolute_because_the_run_starts_elsewhere(
     assert (spec.options.data, spec.options.tokenizer) == ("builtin:english", "bytes")
 
 
+@pytest.mark.parametrize("option", ["--data", "--tokenizer", "--nvme-path", "--deepspeed-config"])
+def test_no_path_is_not_the_folder_that_somebody_stands_in(option: str) -> None:
+    with pytest.raises(UsageError, match=f"{option} is empty"):
+        parse(*LLAMA, option, "")
+
+
 def test_a_gpu_that_is_named_needs_no_look_at_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     def look() -> resolve.Machine:
         raise AssertionError("looked at the machine")

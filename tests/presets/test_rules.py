@@ -224,6 +224,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"precision": "fp16", "deepspeed": {"fp16": {"initial_scale_power": 200}}},
         {"deepspeed": {"fp16": {"initial_scale_power": 32}}},
     ),
+    "autocast to no type": (
+        {"deepspeed": {"torch_autocast": {"enabled": True}}, "zero": 3, "gpus": 2},
+        {"deepspeed": {"torch_autocast": {"enabled": True, "dtype": "bf16"}}},
+    ),
     "autotuning": ({"deepspeed": {"autotuning": {"enabled": True}}}, {"deepspeed": {}}),
     "ZenFlow": (
         {"deepspeed": zero_block(zenflow={"topk_ratio": 0.1}), "offload_optimizer": "cpu"},

@@ -431,6 +431,12 @@ CAUSES: dict[str, tuple[Any, str, str, bool]] = {
         True,
     ),
     "unknown log level": ({**zero(), "log_level": "x"}, "log_level", "is not known", True),
+    "a class without its package": (
+        {**zero(), "torch_autocast": {"enabled": True, "lower_precision_safe_modules": ["Linear"]}},
+        "torch_autocast.lower_precision_safe_modules",
+        "full name",
+        True,
+    ),
     "printing each 0 steps": ({**zero(), "steps_per_print": 0}, "steps_per_print", "too small", True),
     "type against fp32": (
         {"zero_optimization": {"stage": 2}, "bf16": {"enabled": False}, "fp16": {"enabled": False}}

@@ -51,6 +51,13 @@ def _precision(config: dict[str, Any], stage: int | None, findings: Findings) ->
                     f"fp16.{key}", "must be above 0 while the loss scale is dynamic", "give 1 or more"
                 )
     autocast = section(config, "torch_autocast")
+    bare = [name for name in autocast.get("lower_precision_safe_modules", ()) if "." not in name]
+    if autocast.get("enabled") is True and bare:
+        findings.refuse(
+            "torch_autocast.lower_precision_safe_modules",
+            f"names {bare[0]}, and DeepSpeed imports each by its full name",
+            'write it with its package, as "torch.nn.Linear"',
+        )
     if autocast.get("enabled") is True and section(config, "zero_optimization").get("zero_quantized_weights"):
         findings.refuse(
             "torch_autocast.enabled",

@@ -25,6 +25,13 @@ def absolute(key: str, value: Any) -> Any:
         return value
     is_path = key in _PATHS or (key == "model" and ("/" in value or value.endswith(".json")))
     is_path = is_path and not (key == "model" and is_hub_id(value))  # told by that name
+    if is_path and not value.strip():
+        # Of no letters it would be the folder that somebody stands in.
+        raise UsageError(
+            f"--{key.replace('_', '-')} is empty",
+            why="it takes a path, and a variable of the shell that is not set leaves none",
+            fix="give the path, or leave the option out",
+        )
     return str(Path(expand_user(value)).absolute()) if is_path else value
 
 
