@@ -44,7 +44,26 @@ def _unknown(spec: RunSpec) -> list[str]:
     return sorted(key for key, value in _params(spec).items() if key not in known and value != "auto")
 
 
+def _16_bit_masters(spec: RunSpec) -> bool:
+    """Whether masters and gradients of 16 bits are asked for that live in host memory."""
+    asked = any(
+        str(raw(spec, f"{block}.{block}_master_weights_and_grads")).lower() in _TRUE
+        for block in ("fp16", "bf16")
+    )
+    return asked and spec.options.offload_optimizer != "none" and spec.options.zero > 0
+
+
 OPTIMIZER_RULES: tuple[Rule, ...] = (
+    Rule(
+        name="16-bit masters need DeepSpeed's Adam",
+        refuses=lambda spec: (
+            _16_bit_masters(spec) and spec.options.optimizer in _FROM_DEEPSPEED and _is_torch(spec)
+        ),
+        what="master_weights_and_grads of 16 bits with torch's AdamW",
+        why="only DeepSpeed's CPU Adam steps them (on the CPU kind torch's is used)",
+        fix="--optimizer adamw on a GPU, or leave the key out",
+        source="deepspeed 0.19.8 runtime/base_optimizer.py:_configure_master_weights",
+    ),
     Rule(
         name="optimizer that DeepSpeed has not tested",
         refuses=lambda spec: (

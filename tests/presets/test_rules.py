@@ -251,6 +251,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"gpu": "h200"},
     ),
     "DataStates checkpoints": ({"deepspeed": {"datastates_ckpt": None}}, {"deepspeed": {}}),
+    "16-bit masters need DeepSpeed's Adam": (
+        {
+            "deepspeed": {"bf16": {"bf16_master_weights_and_grads": True}},
+            "zero": 2,
+            "offload_optimizer": "cpu",
+            "optimizer": "adamw_torch",
+        },
+        {"optimizer": "adamw"},
+    ),
     "optimizer that DeepSpeed has not tested": (
         {"deepspeed": {"zero_allow_untested_optimizer": False}, "optimizer": "adamw_8bit"},
         {"optimizer": "adamw"},
