@@ -20,6 +20,8 @@ from benchmarks.accuracy.text import held, table
 from benchmarks.stats import percentile
 
 WORST = 12
+UNEXPLAINED_PERCENT = 1.0
+"""Of a run's peak: the most that a measured breakdown may leave without a name."""
 _MEDIAN_PERCENT, _P90_PERCENT = 5.0, 12.0
 
 
@@ -236,6 +238,7 @@ def _others(evidence: Evidence) -> Iterator[str]:
     yield from swept_words()
     yield from calibrated_words()
     yield from _unseen(scores)
+    yield _unexplained(scores)
     yield "The components that are furthest off at the peak, in percent of the peak:"
     parts = [
         (value, name, score)
@@ -263,6 +266,24 @@ def _unseen(scores: Sequence[Score]) -> Iterator[str]:
         "What lies outside the allocator is of the first runs (`memory_h200_before.jsonl`), which had "
         "fewer others beside them."
     )
+
+
+def _unexplained(scores: Sequence[Score]) -> str:
+    """How much of what a run held at its peak has no name, which is what every breakdown ends with."""
+    told = [(share, score) for score in scores if (share := _share_unexplained(score)) is not None]
+    over = [score for share, score in told if abs(share) > UNEXPLAINED_PERCENT]
+    late = sum(score.begins_late for score in over)
+    return (
+        f"What a run was measured to hold at its peak, less all that has a name: at most "
+        f"{UNEXPLAINED_PERCENT:g} % in {len(told) - len(over)} of {len(told)} rows, the median "
+        f"{statistics.median(abs(share) for share, _ in told):.3f} %. The others are {late} of those whose "
+        f"trace began late, and {len(over) - late} besides."
+    )
+
+
+def _share_unexplained(score: Score) -> float | None:
+    share: float | None = (score.row.get("breakdown") or {}).get("unexplained_percent")
+    return share
 
 
 def _rivals(evidence: Evidence) -> Iterator[str]:
