@@ -13,6 +13,9 @@ GOAL_FOUND, GOAL_START, GOAL_TRIALS, GOAL_MINUTES = 0.98, 1.22, 12, 5.0
 
 ALONE, LIVE = "setting", "setting_live"
 """Rows of a sweep: measured in a run of its own, as a trial is, or in a run that was changed to it."""
+SOLVED = "solved"
+"""A time that follows from the recorded mean and spread, of which one interval was known to be near zero."""
+TIMED = ("measured", SOLVED)
 
 
 def swept_rows(rows: Sequence[Row], cell: Cell, kind: str = ALONE) -> list[Row]:
@@ -24,7 +27,7 @@ def swept_rows(rows: Sequence[Row], cell: Cell, kind: str = ALONE) -> list[Row]:
 
 def times_of(rows: Sequence[Row], cell: Cell, kind: str = ALONE) -> dict[str, float]:
     """Seconds of a step of each of them that was measured to its end, and not cut for being far behind."""
-    measured = (row for row in swept_rows(rows, cell, kind) if row["outcome"] == "measured")
+    measured = (row for row in swept_rows(rows, cell, kind) if row["outcome"] in TIMED)
     return {key_of(row["cell"]["choice"]): row["step_seconds"] for row in measured}
 
 
