@@ -209,8 +209,13 @@ class RunReader:
     def poll(self, most_events: int | None = None) -> RunState:
         """With `most_events` about so many more, so that a long run is seen while it is read."""
         # Asked before reading: a supervisor that ends in between has then written its end already.
-        supervised = self._folded.ended is not None or self._supervised()
+        before, was_over = self._folded, self._folded.ended is not None
+        supervised = was_over or self._supervised()
         folded = self._fold(most_events)
+        if was_over and folded.ended is None:
+            # It went on again, and nobody was asked: what is written up to the answer is read once more.
+            supervised, self._folded = self._supervised(), folded
+            folded = self._fold(most_events)
         if self._stream.skipped_lines != folded.skipped_lines:
             folded = replace(folded, skipped_lines=self._stream.skipped_lines)
         lost = folded.ended is None and not supervised and not self._stream.behind
@@ -218,8 +223,8 @@ class RunReader:
         left = self._left() if lost else None
         shown = self._shown
         same = (lost, unwritable, left) == (shown.status == self._unended, shown.unwritable, shown.left)
-        if folded is not self._folded or not same:
-            self._folded = folded
+        self._folded = folded
+        if folded is not before or not same:
             shown = replace(folded, unwritable=unwritable) if unwritable else folded
             self._shown = self._of_origin(replace(shown, status=self._unended, left=left) if lost else shown)
         if (lost or folded.ended is not None) and not self._stream.behind:

@@ -18,10 +18,10 @@ from llmtop.presets.spec import Script
 from llmtop.profiler.fold.ending import ending
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
-from llmtop.profiler.record import recording
+from llmtop.profiler.record import feed, recording
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.profiler.record.eventlog import EventWriter
-from llmtop.profiler.record.events import RankExited, RunEnded, StepFinished
+from llmtop.profiler.record.events import RankExited, RunEnded, RunStarted, StepFinished
 from llmtop.profiler.record.feed import START_GRACE_SECONDS, RunReader, RunStream, read_state
 from llmtop.profiler.record.leftovers import RUN_MARK
 from llmtop.profiler.record.processidentity import process_identity
@@ -159,6 +159,33 @@ def test_a_run_that_has_ended_is_never_lost(tmp_path: Path) -> None:
     run = make_recorded_run(tmp_path, end="failed")
     dead_supervisor(run)
     assert RunReader(run).poll().status == "failed"
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["seen before", "kept beside the logs"])
+def test_a_run_that_went_on_again_and_died_is_lost_at_the_first_look(
+    tmp_path: Path, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is known of it says that it has ended, which was true once."""
+    monkeypatch.setattr(feed, "WORTH_KEEPING_BYTES", 1)
+    run = make_recorded_run(tmp_path, end="failed")
+    reader = RunReader(run)
+    assert reader.poll().status == "failed" and run.bookmark_path.exists()
+    dead_supervisor(run)
+    with EventWriter(run.events_path("supervisor"), "supervisor") as writer:
+        again = RunStarted(
+            run_id=run.run_id,
+            name="run",
+            pid=1,
+            host="here",
+            world_size=2,
+            llmtop_version="0",
+            goes_on_after=1,
+        )
+        writer.write(again)
+    if kept:
+        reader = RunReader(run)
+    assert reader.poll().status == "lost"
+    assert reader.poll().status == "lost"
 
 
 def test_a_new_run_has_time_to_get_a_supervisor(tmp_path: Path) -> None:
