@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from msgspec import Struct
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.foreign import read_json, why_unreadable
 from llmtop.profiler.record.eventlog import EventTail
-from llmtop.profiler.record.events import ControlAnswered, RunEnded
+from llmtop.profiler.record.events import AnyEvent, ControlAnswered, RunEnded
 from llmtop.profiler.record.remote import command_here
 from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
 from llmtop.profiler.record.snapshotevents import SnapshotParams
@@ -193,10 +193,17 @@ def wait_until_settled(run: RunDir, request_id: str, timeout: float) -> ControlA
         time.sleep(_POLL_SECONDS)
 
 
-def pending(run: RunDir) -> tuple[Request, ...]:
-    """Requests that were neither carried out nor refused yet, oldest first."""
-    given = answers(run)
-    settled = {name for name, all_of in given.items() if any(a.answer != "accepted" for a in all_of)}
+def pending(run: RunDir, told: Iterable[AnyEvent] | None = None) -> tuple[Request, ...]:
+    """Requests that were neither carried out nor refused yet, oldest first.
+
+    `told`: what the supervisor has written, for whoever has read that already.
+    """
+    told = EventTail(run.events_path(SUPERVISOR)).poll() if told is None else told
+    settled = {
+        event.request_id
+        for event in told
+        if isinstance(event, ControlAnswered) and event.answer != "accepted"
+    }
     return tuple(
         asked
         for asked in read_requests(run)

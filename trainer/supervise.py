@@ -113,7 +113,7 @@ class Supervisor:
         run.write_supervisor_pid()
         adopt_orphans()
         self.events.write(run_started(run, self.spec.name, self.spec.world_size))
-        self.changes.recover(self._requests.left)
+        self.changes.recover(self._requests.earlier)
         forget_snapshots(run)
         self.spec = run.spec()
         # Before the ranks, which would disturb it.

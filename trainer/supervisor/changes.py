@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -86,19 +86,22 @@ class Changes:
         """Whether ranks were started for a change and have not all made a step."""
         return self._now is not None and self._now.phase in (Phase.TRIAL, Phase.BACK)
 
-    def recover(self, left: Iterable[control.Request] = ()) -> None:
-        """Before the first ranks of a supervisor: what an earlier one left in the middle of a change, and
-        requests that it has `left` without an end."""
-        in_force = self._run.in_force()
-        self._take_back(in_force)
-        settle_left(self._run, left, in_force, self._write, self._answer)
+    def recover(self, earlier: Container[str] = ()) -> None:
+        """Before the first ranks of a supervisor: what an earlier one left in the middle of a change.
 
-    def _take_back(self, in_force: InForce) -> None:
+        `earlier`: ids of the requests that there were then.
+        """
+        in_force = self._run.in_force()
         forget_request(self._run)
         for path in restagefolder.keep_states(self._run):
             self._log(f"an earlier supervisor left a state of the run, kept as {path}")
+        self._take_back(in_force)
+        settle_left(self._run, earlier, in_force, self._write, self._answer)
+        # After the end of what was before it: in the record the last one that is told is in force.
         if in_force.ended_on is not None:
             self._now = go_on_with(self._run, in_force.setting, in_force.ended_on, self._write)
+
+    def _take_back(self, in_force: InForce) -> None:
         if in_force.fall_back is None:
             return
         self._run.put_in_force(in_force.fall_back)

@@ -17,9 +17,9 @@ class Requests:
         self._run = run
         self._write = write
         # Requests of an earlier attempt are not this one's.
-        self._seen = {asked.request_id for asked in control.read_requests(run)}
-        self.left = tuple(asked for asked in control.pending(run) if asked.request_id in self._seen)
-        """Those that an earlier attempt was killed over, oldest first."""
+        self.earlier = frozenset(asked.request_id for asked in control.read_requests(run))
+        """Ids of those that were there before."""
+        self._seen = set(self.earlier)
 
     def new(self) -> Iterator[control.Request | control.NotARequest]:
         """Those that came since the last call, oldest first."""
