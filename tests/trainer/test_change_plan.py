@@ -16,7 +16,7 @@ from llmtop.presets.spec import RunOptions, RunSpec
 from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.record.checkpointevents import CheckpointSaved
 from llmtop.trainer.change.keys import FIXED, HOT, RESTAGE
-from llmtop.trainer.change.plan import ChangePlan, plan_change, require_fit
+from llmtop.trainer.change.plan import ChangePlan, plan_change, require_fit, require_words
 from llmtop.trainer.change.price import price_of
 from llmtop.trainer.change.restagefolder import state_bytes
 from llmtop.trainer.change.setwords import set_words
@@ -109,12 +109,25 @@ def test_what_cannot_be_is_told_before_anything_happens(word: str, what: str, fi
             "deepspeed.zero_optimization.reduce_bucket_size=1e6",
             "deepspeed.zero_optimization. reduce_bucket_size=2e6",
         ),
+        (
+            'deepspeed.zero_optimization={"reduce_bucket_size": 1000000}',
+            "deepspeed.zero_optimization.reduce_bucket_size=2e6",
+        ),
+        (
+            "deepspeed.zero_optimization.reduce_bucket_size=2e6",
+            'deepspeed.zero_optimization={"reduce_bucket_size": 1000000}',
+        ),
     ],
 )
 def test_a_key_that_is_told_twice_is_refused(first: str, second: str) -> None:
     with pytest.raises(UsageError) as caught:
         plan(first, "max_grad_norm=0.5", second)
     assert f"{second}: " in str(caught.value) and f"is told already by {first}" in str(caught.value)
+
+
+def test_keys_beside_each_other_in_a_table_are_no_key_that_is_told_twice() -> None:
+    keys = ("reduce_bucket_size", "allgather_bucket_size", "reduce_bucket_size_2")
+    require_words([f"deepspeed.zero_optimization.{key}=2e6" for key in keys])
 
 
 USUAL = "rope,rms_norm,swiglu,fused_linear_cross_entropy"

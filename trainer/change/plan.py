@@ -140,12 +140,17 @@ def _parsed(words: Sequence[str], *, ended: bool) -> dict[str, Any]:
             raise UsageError(f"{word}: not of the form KEY=VALUE", fix="for example micro_batch=2")
         name = ".".join(part.strip() for part in key.split("."))
         name = name if "." in name else name.replace("-", "_")
-        if name in said:
-            raise UsageError(f"{word}: {name} is told already by {said[name]}", fix="keep one of them")
+        if other := next((one for one in said if _overlap(name, one)), ""):
+            raise UsageError(f"{word}: {name} is told already by {said[other]}", fix="keep one of them")
         said[name] = word
         check_key(key.partition(".")[0].strip().replace("-", "_"), word, ended=ended)
         values = option_values.merge(values, resolve.parse_set(word, word))
     return values
+
+
+def _overlap(name: str, other: str) -> bool:
+    """Whether they are the same key, or one of them is a table that the other lies in."""
+    return f"{name}.".startswith(f"{other}.") or f"{other}.".startswith(f"{name}.")
 
 
 def _adapted(spec: RunSpec, asked: dict[str, Any], *, keep_global_batch: bool) -> dict[str, Any]:
