@@ -70,6 +70,18 @@ class Changes(Struct, frozen=True, kw_only=True):
         """In force."""
         return self.spans[-1].setting
 
+    def took_hold_since(self, t: float) -> bool:
+        """Whether one that was asked from a wall clock on has put a setting in force, for however long.
+
+        Not one from before whose end was written later: a supervisor settles what the one before has left.
+        """
+        return any(
+            record.asked is not None
+            and record.asked.t >= t
+            and (record.began is not None or record.step is not None)
+            for record in self.records
+        )
+
     @property
     def under_way(self) -> ChangeRecord | None:
         return next((record for record in self.records if record.status == "under way"), None)

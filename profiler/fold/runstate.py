@@ -202,9 +202,11 @@ class RunState(Struct, frozen=True, kw_only=True):
         the setting in force, and none before these have made one; when it has ended `present_series`."""
         if self.status in ENDED:
             return self.present_series
+        series = self.series
         began = (self.went_on, self.first.replaced_at if self.first is not None else None)
-        series = from_time(self.series, max((t for t in began if t is not None), default=0.0))
-        if self.went_on is not None and all(record.at < self.went_on for record in self.changes.records):
+        if (newest := max((t for t in began if t is not None), default=None)) is not None:
+            series = from_time(series, newest)
+        if self.went_on is not None and not self.changes.took_hold_since(self.went_on):
             return series  # also where it went on from before that setting's first step
         return from_step(series, self.changes.spans[-1].first_step)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from msgspec import Struct
-from msgspec.structs import fields, replace
+from msgspec.structs import replace
 
 from llmtop.profiler.record.events import StepFinished
 
@@ -40,6 +40,9 @@ class Series(Struct, frozen=True, kw_only=True):
     stride: int = 1
 
 
+_COLUMNS = tuple(name for name in Series.__struct_fields__ if name not in _NUMBERS)
+
+
 def from_step(series: Series, step: int) -> Series:
     """The points of a step and of those after it."""
     return _from(series, bisect_left(series.steps, step))
@@ -47,15 +50,18 @@ def from_step(series: Series, step: int) -> Series:
 
 def from_time(series: Series, t: float) -> Series:
     """The points since the last one that is of before a wall clock."""
-    at = next((n + 1 for n in reversed(range(len(series.times))) if series.times[n] < t), 0)
+    times = series.times
+    at = bisect_left(times, t)
+    if min(times[at:], default=t) < t:
+        # A clock was set back: they are not in order.
+        at = next((n + 1 for n in reversed(range(len(times))) if times[n] < t), 0)
     return _from(series, at)
 
 
 def _from(series: Series, at: int) -> Series:
     if at == 0:
         return series
-    columns = {f.name: getattr(series, f.name)[at:] for f in fields(Series) if f.name not in _NUMBERS}
-    return replace(series, **columns)
+    return replace(series, **{name: getattr(series, name)[at:] for name in _COLUMNS})
 
 
 def steady_steps(series: Series, warmup_steps: int) -> tuple[tuple[float, float | None], ...]:

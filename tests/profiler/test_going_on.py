@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from llmtop.profiler.fold.ending import not_saved_words, unsaved_words
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.fold.series import Series, from_time
+from llmtop.profiler.record.changeevents import (
+    ChangeApplied,
+    ChangeAsked,
+    ChangeRefused,
+    RestageBegan,
+    Restaged,
+    RestageFailed,
+)
 from llmtop.profiler.record.checkpointevents import CheckpointLoaded, CheckpointRefused, CheckpointSaved
 from llmtop.profiler.record.deviceevents import DeviceSample, ProcessSample
 from llmtop.profiler.record.events import (
@@ -146,3 +157,62 @@ def test_nothing_of_the_processes_before_is_true_of_a_run_that_goes_on() -> None
     assert (before.peak_compiler_bytes, state.peak_compiler_bytes) == ({0: 2}, {})
     assert state.hardware_history == (sample,), "what was before is history"
     assert state.present_step == 72
+
+
+REFUSED = ChangeRefused(t=72.0, src="supervisor", asked=("foo=1",), reason="unknown key")
+LEFT = RestageFailed(t=70.5, src="supervisor", setting=1, back_to=0, reason="it ended", world_size=1)
+
+
+def asked(setting: int, t: float, *, restage: bool = False) -> ChangeAsked:
+    return ChangeAsked(t=t, src="supervisor", setting=setting, restage=restage)
+
+
+def changed(setting: int, t: float, step: int) -> list[AnyEvent]:
+    return [asked(setting, t - 0.1), ChangeApplied(t=t, src="rank0", setting=setting, step=step)]
+
+
+def gone_on_from_40(*before: AnyEvent) -> RunState:
+    """With setting 1 of step 50 on in force; steps 41 to 43 were made since."""
+    to_50: list[AnyEvent] = [
+        *(made(n, float(n)) for n in range(1, 50)),
+        *changed(1, 49.2, 50),
+        made(50, 50.0),
+    ]
+    again: list[AnyEvent] = [started(70.0, 40), loaded(40, 71.0), *(made(n, 31.0 + n) for n in (41, 42, 43))]
+    return fold(RunState(), [started(0.0), *to_50, *before, stopped(60.0), *again])
+
+
+def test_a_change_that_never_held_takes_no_step_from_the_speed() -> None:
+    state = gone_on_from_40()
+    at_once = fold(state, [REFUSED])
+    refused_later = fold(state, [asked(2, 72.0), replace(REFUSED, setting=2, t=73.0)])
+    given_up = fold(state, [asked(2, 72.0), replace(LEFT, setting=2, back_to=1, t=73.0)])
+    for found in (state, at_once, refused_later, given_up):
+        assert found.speed_series.steps == (41, 42, 43)
+
+
+def test_a_change_of_before_that_is_settled_later_takes_no_step_from_the_speed() -> None:
+    under_way: list[AnyEvent] = [
+        asked(2, 50.5, restage=True),
+        RestageBegan(t=51.0, src="supervisor", setting=2, from_setting=1, last_step=50, world_size=1),
+    ]
+    made_it = fold(gone_on_from_40(*under_way), [Restaged(t=74.1, src="supervisor", setting=2, step=51)])
+    taken_back = fold(gone_on_from_40(*under_way), [replace(LEFT, setting=2, back_to=1, t=74.1)])
+    hot = fold(gone_on_from_40(*changed(2, 50.5, 51)), [replace(LEFT, setting=2, back_to=1, t=74.1)])
+    for state in (made_it, taken_back, hot):
+        assert state.speed_series.steps == (41, 42, 43)
+
+
+def test_a_change_since_it_went_on_leaves_the_speed_to_the_steps_on_it() -> None:
+    state = fold(gone_on_from_40(), changed(2, 74.5, 44))
+    assert state.speed_series.steps == ()
+    state = fold(state, [made(44, 75.0), made(45, 76.0), replace(REFUSED, t=77.0)])
+    assert state.speed_series.steps == (44, 45)
+
+
+@given(times=st.lists(st.integers(0, 9).map(float), max_size=12), t=st.integers(0, 10).map(float))
+def test_points_since_a_time_are_those_after_the_last_one_before_it(times: list[float], t: float) -> None:
+    """Also where a clock was set back."""
+    found = from_time(Series(times=tuple(times)), t).times
+    assert all(time >= t for time in found) and found == tuple(times)[len(times) - len(found) :]
+    assert len(found) == len(times) or times[len(times) - len(found) - 1] < t
