@@ -39,6 +39,9 @@ MOST_FRESH_STARTS = 50
 _LEAST_ROOM_BYTES = 64 * 1024
 """With less the next line of a log may not fit."""
 
+_PART_EVENTS = 2_000
+"""Read before the next look at how many bytes they were."""
+
 
 class LateLine(Exception):
     """A log has gained an event from before what is folded already, and the order has to be that of time.
@@ -155,10 +158,15 @@ class RunStream:
     @property
     def given_bytes(self) -> int:
         """Of all logs, since the beginning, the bookmark or `forget_given`."""
-        return self._cursor.offset_bytes - self._began_bytes
+        return self.read_bytes - self._began_bytes
+
+    @property
+    def read_bytes(self) -> int:
+        """Of all logs, with what a bookmark stands for."""
+        return self._cursor.offset_bytes
 
     def forget_given(self) -> None:
-        self._began_bytes = self._cursor.offset_bytes
+        self._began_bytes = self.read_bytes
 
     @property
     def skipped_lines(self) -> int:
@@ -205,6 +213,17 @@ class RunReader:
     def behind(self) -> bool:
         """Whether the logs hold more than the last poll was asked to read."""
         return self._stream.behind
+
+    def poll_within(self, most_bytes: int) -> int:
+        """Poll until all is read or about so many bytes were, and maybe a part more; how many they were."""
+        spent_bytes = 0
+        while True:
+            before_bytes = self._stream.read_bytes
+            self.poll(_PART_EVENTS)
+            # Less than before where it had to begin anew.
+            spent_bytes += max(0, self._stream.read_bytes - before_bytes)
+            if spent_bytes > most_bytes or not self.behind:
+                return spent_bytes
 
     def poll(self, most_events: int | None = None) -> RunState:
         """With `most_events` about so many more, so that a long run is seen while it is read."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rich.color import Color, ColorSystem
 from textual.app import App
 
+from llmtop.profiler.record import feed
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.settingfiles import PREDICTION
 from llmtop.tui.app import LlmtopApp
@@ -254,6 +255,28 @@ def test_runs_that_were_read_go_on_to_the_app(
     with first_runs(root, read_only=False) as first:
         assert (first.rows, first.terminal) == ((), None), "it takes long to read them"
     assert len(taken) == 1
+    *_, rows = first.feed.scan()
+    assert [row.run_id for row in rows] == [live.run.run_id]
+
+
+def test_only_a_bookmark_that_counts_saves_the_reading_of_a_long_run(
+    root: Path, taken: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "WORTH_KEEPING_BYTES", 0)
+    monkeypatch.setattr(feed, "_PART_EVENTS", 10)
+    run = make_recorded_run(root, steps=400)
+    (known,) = RunsFeed(root).scan()
+    with first_runs(root, read_only=False) as first:
+        assert first.rows == known
+    monkeypatch.setattr(terminal, "_MOST_BYTES", 20_000)
+    with first_runs(root, read_only=False) as first:
+        assert first.terminal is not None and first.rows == known
+    run.bookmark_path.write_bytes(b"00000000 {}\n")  # as of another version
+    with first_runs(root, read_only=False) as first:
+        assert (first.rows, first.terminal) == ((), None)
+        assert first.feed._readers[run.run_id].behind, "it was not read whole"
+    assert len(taken) == 2
+    assert [*first.feed.scan()] == [known]
 
 
 @given(st.tuples(*[st.integers(0, 255)] * 3))

@@ -12,7 +12,6 @@ from llmtop.profiler.fold.modelname import model_name
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.gpuwords import NO_ANSWER
 from llmtop.profiler.record.feed import RunReader
-from llmtop.profiler.record.recording import logs_size_bytes
 from llmtop.profiler.record.rundir import RunDir, list_runs
 from llmtop.tui.feeds.leftrun import LeftRun
 from llmtop.tui.feeds.view import RunRow, steady_speed
@@ -59,13 +58,28 @@ class RunsFeed:
         yield self._listed(runs)
 
     def first(self, most_runs: int, most_bytes: int) -> tuple[RunRow, ...]:
-        """All runs, read for the first time; none where there are more, or more bytes to be read of them."""
-        runs = list_runs(self._root)
-        if len(runs) > most_runs or sum(map(_to_read_bytes, runs)) > most_bytes:
+        """All runs, read for the first time; none where there are more, or more bytes to be read of them.
+
+        Of those the next scan reads what is left.
+        """
+        runs, left_bytes = list_runs(self._root), most_bytes
+        if len(runs) > most_runs:
             return ()
         for run in runs:
+            left_bytes -= self._begin(run, left_bytes)
+            if left_bytes < 0:
+                return ()
             self._read(run)
         return self._listed(runs)
+
+    def _begin(self, run: RunDir, most_bytes: int) -> int:
+        """Read one run up to about so many bytes; how many they were: none that a bookmark stands for."""
+        try:
+            reader = RunReader(telling_part(run), looks_for_left=False)
+            self._readers[run.run_id] = reader
+            return reader.poll_within(most_bytes)
+        except LlmtopError:
+            return 0  # whoever reads all of it tells why not
 
     def _listed(self, runs: tuple[RunDir, ...]) -> tuple[RunRow, ...]:
         return tuple(self._rows[run.run_id] for run in runs if run.run_id in self._rows)
@@ -84,14 +98,6 @@ class RunsFeed:
         else:
             self._readers[run.run_id] = reader
             self._left.pop(run.run_id, None)
-
-
-def _to_read_bytes(run: RunDir) -> int:
-    """Of its logs; a bookmark tells most of what they say."""
-    try:
-        return 0 if run.bookmark_path.exists() else logs_size_bytes(run.event_logs())
-    except OSError:
-        return 0  # whoever reads it is told why not
 
 
 def run_row(run: RunDir, state: RunState) -> RunRow:
