@@ -214,14 +214,18 @@ class RunReader:
         """Whether the logs hold more than the last poll was asked to read."""
         return self._stream.behind
 
+    @property
+    def read_bytes(self) -> int:
+        """Of all logs, with what a bookmark stands for; fewer again where it had to begin anew."""
+        return self._stream.read_bytes
+
     def poll_within(self, most_bytes: int) -> int:
         """Poll until all is read or about so many bytes were, and maybe a part more; how many they were."""
         spent_bytes = 0
         while True:
-            before_bytes = self._stream.read_bytes
+            before_bytes = self.read_bytes
             self.poll(_PART_EVENTS)
-            # Less than before where it had to begin anew.
-            spent_bytes += max(0, self._stream.read_bytes - before_bytes)
+            spent_bytes += max(0, self.read_bytes - before_bytes)
             if spent_bytes > most_bytes or not self.behind:
                 return spent_bytes
 

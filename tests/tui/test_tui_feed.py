@@ -12,6 +12,7 @@ import pytest
 
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.report.build import build_report
+from llmtop.tui.feeds import runsfeed
 from llmtop.tui.feeds.feed import LOOK_SECONDS, follow_run
 from llmtop.tui.feeds.monitorfeed import KEPT_LINES, LogTail, MonitorFeed
 from llmtop.tui.feeds.runsfeed import RunsFeed, run_row
@@ -167,6 +168,17 @@ def test_runs_feed_gives_a_long_list_in_growing_parts(root: Path) -> None:
         make_recorded_run(root, steps=1)
     parts = list(RunsFeed(root).scan())
     assert [len(rows) for rows in parts] == [16, 20]
+
+
+def test_runs_feed_shows_a_long_record_before_it_reads_the_next(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runsfeed, "_BYTES_A_BATCH", 1)
+    for _ in range(3):
+        make_recorded_run(root, steps=1)
+    feed = RunsFeed(root)
+    assert [len(rows) for rows in feed.scan()] == [1, 2, 3, 3]
+    assert [len(rows) for rows in feed.scan()] == [3], "nothing is new"
 
 
 def test_pictures_are_written_by_the_app_itself(live: LiveRun, tmp_path: Path) -> None:

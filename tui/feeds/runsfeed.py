@@ -17,6 +17,8 @@ from llmtop.tui.feeds.leftrun import LeftRun
 from llmtop.tui.feeds.view import RunRow, steady_speed
 
 _ROWS_A_BATCH = 16
+_BYTES_A_BATCH = 16 << 20
+"""To be read: a few tenths of a second."""
 
 
 class RunsFeed:
@@ -45,15 +47,17 @@ class RunsFeed:
             self._readers.clear()
             self._left.clear()
         fresh, batch = 0, _ROWS_A_BATCH
+        spent_bytes, batch_bytes = 0, _BYTES_A_BATCH
         for run in runs:
             known, left = self._rows.get(run.run_id), self._left.get(run.run_id)
             if left is not None and not left.goes_on():
                 continue
-            self._read(run)
+            spent_bytes += self._read(run)
             fresh += known is None
-            if fresh >= batch:
+            if fresh >= batch or spent_bytes > batch_bytes:
                 # Each part is painted anew: parts that grow keep a long list linear.
                 fresh, batch = 0, batch * 2
+                spent_bytes, batch_bytes = 0, batch_bytes * 2
                 yield self._listed(runs)
         yield self._listed(runs)
 
@@ -84,11 +88,15 @@ class RunsFeed:
     def _listed(self, runs: tuple[RunDir, ...]) -> tuple[RunRow, ...]:
         return tuple(self._rows[run.run_id] for run in runs if run.run_id in self._rows)
 
-    def _read(self, run: RunDir) -> None:
+    def _read(self, run: RunDir) -> int:
+        """All that is new of a run; how many bytes that was."""
+        spent_bytes = 0
         left = LeftRun(run)  # before it is read: what comes meanwhile is news at the next look
         try:
             reader = self._readers.get(run.run_id) or RunReader(telling_part(run), looks_for_left=False)
+            before_bytes = reader.read_bytes
             row = run_row(run, reader.poll())
+            spent_bytes = max(0, reader.read_bytes - before_bytes)
         except LlmtopError as error:
             row = RunRow(run_id=run.run_id, name=run.run_id, status="lost", problem=error.what)
         self._rows[run.run_id] = row
@@ -98,6 +106,7 @@ class RunsFeed:
         else:
             self._readers[run.run_id] = reader
             self._left.pop(run.run_id, None)
+        return spent_bytes
 
 
 def run_row(run: RunDir, state: RunState) -> RunRow:
