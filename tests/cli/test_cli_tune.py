@@ -11,8 +11,10 @@ import pytest
 from llmtop.presets.errors import ExitCode
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost.sweep import changed
-from llmtop.trainer.tune.journal import Asked, TuneDir, tunes_root
+from llmtop.trainer.tune.journal import Asked, Line, TuneDir, tunes_root
+from llmtop.trainer.tune.judged import judged
 from llmtop.trainer.tune.outcome import recipe_text
+from llmtop.trainer.tune.space import choice_of
 from llmtop.tui.commandline import options
 from tests.cli.conftest import Llmtop
 
@@ -125,6 +127,28 @@ def test_a_search_whose_data_have_gone_makes_no_trial(
     answer = llmtop("tune", "--resume", "latest")
     assert answer.code == ExitCode.USAGE and f"{text} does not exist" in answer.err
     assert tune.lines() == [], "each trial would fail by the same"
+    space = judged(tune.asked(), here=False)
+    start = choice_of(tune.asked().spec, space.knobs)
+    made = Line(event="ended", number=1, choice=start, change={}, at=0.0, outcome="measured", step_seconds=0.5)
+    tune.append(made)
+    answer = llmtop("tune", "--resume", "latest", "--trials", "2")
+    assert answer.code == ExitCode.USAGE and f"{text} does not exist" in answer.err
+    shown = llmtop("tune", "--resume", "latest", "--trials", "1", "--json")
+    assert shown.code == ExitCode.DONE, "what was found needs no data"
+    assert json.loads(shown.out)["best"]["step_seconds"] == 0.5
+    assert len(tune.lines()) == 1
+
+
+def test_a_search_that_began_with_words_that_are_refused_since_is_shown(
+    llmtop: Llmtop, runs_root: Path
+) -> None:
+    asked = Asked(spec=resolved("cpu-demo"), fix=("seed=7", "zero"), allow=("learning_rate=1e-4,1e-5",))
+    TuneDir.create(tunes_root(), asked)
+    answer = llmtop("tune", "--resume", "latest", "--dry-run")
+    assert answer.code == ExitCode.DONE and "0 of" in answer.out
+    fresh = llmtop("tune", "cpu-demo", "--dry-run", "--allow", "learning_rate=1e-4,1e-5")
+    assert fresh.code == ExitCode.USAGE and "give --learning-rate instead" in fresh.err
+    assert llmtop("tune", "cpu-demo", "--dry-run", "--fix", "seed=7").code == ExitCode.DONE
 
 
 def test_the_recipe_that_is_found_wins_over_the_deepspeed_file_of_the_start(

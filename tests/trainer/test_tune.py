@@ -77,12 +77,21 @@ def test_words_that_make_no_sense_are_refused_with_what_would() -> None:
         (("grad_accum=5",), "1, 2, 4, 8, 16"),
         (("checkpointing=often",), "checkpointing=none"),
         (("seq_len=8",), "--seq-len"),
-        (("learning_rate=1e-4",), "speed, which does not hang on it"),
-        (("save_at_end=on",), "--save-at-end"),
     ):
         with pytest.raises(UsageError) as error:
             knobs_of(spec, words, ())
         assert told.split("=")[0] in str(error.value)
+    for word, told in (
+        ("learning_rate=1e-4,1e-5", "speed, which does not hang on it"),
+        ("save_at_end=on,off", "--save-at-end"),
+        ("total_gpus=1,2", "--total-gpus"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            knobs_of(spec, (), (word,))
+        key = word.partition("=")[0]
+        begun = knobs_of(spec, (), (word,), anew=False)
+        assert any(knob.key == key and len(knob.values) == 2 for knob in begun), "it goes on as it began"
+        assert any(knob.key == key for knob in knobs_of(spec, (key,), ())), "what is fixed does not vary"
     fixed = {knob.key: knob.values for knob in knobs_of(spec, ("grad_accum=4", "zero"), ("liger=on",))}
     assert (fixed["micro_batch"], fixed["zero"], fixed["liger"]) == ((4,), (2,), (True,))
 

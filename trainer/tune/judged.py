@@ -10,14 +10,15 @@ from llmtop.trainer.tune.space import Space, space_of
 from llmtop.trainer.tune.words import knobs_of
 
 
-def judged(asked: Asked, *, here: bool) -> Space:
+def judged(asked: Asked, *, here: bool, anew: bool = False) -> Space:
     """What varies as was asked, predicted with what `llmtop calibrate` has measured of the device.
 
-    `here`: leave out what this machine has not got. Raises UsageError for too many settings.
+    `here`: leave out what this machine has not got. `anew`: somebody asks now; a search that was begun goes
+    on with words that are refused since. Raises UsageError for too many settings.
     """
     return space_of(
         with_calibration(asked.spec),
-        knobs_of(asked.spec, asked.fix, asked.allow),
+        knobs_of(asked.spec, asked.fix, asked.allow, anew=anew),
         host_memory_bytes=host_memory_bytes() if here else None,
         lacks=lacking() if here else lambda _: "",
     )

@@ -91,6 +91,13 @@ def next_trial(spec: RunSpec, space: Space, lines: Sequence[Line], room: int) ->
     return Next(candidate=following) if following is not None else None
 
 
+def trial_left(spec: RunSpec, space: Space, lines: Sequence[Line], trials: int, minutes: float) -> bool:
+    """Whether a search that goes on now would begin a trial; what ran when it was killed is not looked at."""
+    if len(lines) >= trials or (lines and 60 * minutes < _LEAST_SECONDS):
+        return False
+    return next_trial(spec, space, lines, _room(lines, trials, 60 * minutes)) is not None
+
+
 class Search:
     def __init__(
         self,

@@ -32,10 +32,10 @@ _ALIASES = {
     REDUCE_BUCKET: BUCKETS,
     GATHER_BUCKET: BUCKETS,
 }
-_COMPARED_BY = (
-    "model", "gpu", "gpus", "nodes", "total_gpus", "inter_node_gbps", "seq_len", "steps", "deepspeed_config"
-)  # fmt: skip
+_COMPARED_BY = ("model", "gpu", "gpus", "nodes", "seq_len", "steps")
 """Options that make a trial comparable with the others."""
+_NOT_VARIED = ("total_gpus", "inter_node_gbps", "deepspeed_config")
+"""The same, for what may be fixed."""
 _TIMELESS = (
     "learning_rate", "lr_schedule", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2",
     "adam_epsilon", "max_grad_norm", "seed", "data", "text_field", "tokenizer", "checkpoint_every",
@@ -47,13 +47,20 @@ would be chosen by the scatter of times."""
 _EXAMPLE = "for example --fix zero=2 --allow attention=sdpa,eager"
 
 
-def knobs_of(spec: RunSpec, fix: Sequence[str], allow: Sequence[str]) -> tuple[Knob, ...]:
-    """What varies around a run; raises UsageError for words that make no sense."""
+def knobs_of(
+    spec: RunSpec, fix: Sequence[str], allow: Sequence[str], *, anew: bool = True
+) -> tuple[Knob, ...]:
+    """What varies around a run; raises UsageError for words that make no sense.
+
+    `anew`: refuse as well to vary what tells nothing; a search that was begun with it may go on.
+    """
     values = usual_values(spec)
     said: dict[str, str] = {}
     for text in allow:
         where = f"--allow {text}"
         key, given = _split(text, where, spec)
+        if anew and key in (*_NOT_VARIED, *_TIMELESS):
+            raise _same(where, key)
         _once(said, key, where)
         if given is None:
             raise UsageError(f"{where}: no values", fix=_EXAMPLE)
@@ -111,13 +118,17 @@ def _split(text: str, where: str, spec: RunSpec) -> tuple[str, str | None]:
         raise UsageError(
             f"{where}: unknown option '{key}'", fix=f"did you mean '{guess}'?" if guess else _EXAMPLE
         )
-    elif key in (*_COMPARED_BY, *_TIMELESS):
-        raise UsageError(
-            f"{where}: {key} is the same in every trial",
-            why="" if key in _COMPARED_BY else "the search is for speed, which does not hang on it",
-            fix=f"give --{key.replace('_', '-')} instead",
-        )
+    elif key in _COMPARED_BY:
+        raise _same(where, key)
     return key, given if equals else None
+
+
+def _same(where: str, key: str) -> UsageError:
+    return UsageError(
+        f"{where}: {key} is the same in every trial",
+        why="the search is for speed, which does not hang on it" if key in _TIMELESS else "",
+        fix=f"give --{key.replace('_', '-')} instead",
+    )
 
 
 def _value(key: str, word: str, where: str, spec: RunSpec) -> Any:

@@ -20,7 +20,7 @@ from llmtop.trainer.tune.nest import Nest
 from llmtop.trainer.tune.outcome import found
 from llmtop.trainer.tune.pool import pooled, tried_of
 from llmtop.trainer.tune.rank import ranked, untried
-from llmtop.trainer.tune.search import Search
+from llmtop.trainer.tune.search import Search, trial_left
 from llmtop.trainer.tune.space import Candidate, Space, choice_of
 from llmtop.trainer.tune.trial import trial_spec
 from llmtop.tui.commandline import options
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> ExitCode:
         return find_edge(spec, args)
     trials, minutes = args.trials or TRIALS, args.minutes or MINUTES
     asked = Asked(spec=spec, fix=tuple(args.fix), allow=tuple(args.allow), trials=trials, minutes=minutes)
-    space = judged(asked, here=not args.dry_run)
+    space = judged(asked, here=not args.dry_run, anew=True)
     _require_candidates(space)
     if args.dry_run:
         width = text_width()
@@ -114,8 +114,9 @@ def _resume(args: argparse.Namespace) -> ExitCode:
     if args.dry_run:
         _show(tune, space, trials, as_json=args.json)
         return ExitCode.DONE
-    # What has gone since would fail each of the trials that are left.
-    preflight(trial_spec(asked.spec))
+    if trial_left(asked.spec, space, tune.ended(), trials, minutes):
+        # What has gone since would fail each of them.
+        preflight(trial_spec(asked.spec))
     return _search(tune, asked, space, trials, minutes, as_json=args.json)
 
 
