@@ -70,7 +70,9 @@ def _flash(spec: RunSpec) -> bool:
 def _ragged_experts(spec: RunSpec, precision: str) -> bool:
     """Whether rows of the experts' matrices begin where `grouped_mm` takes none; older GPUs do without it."""
     moe = spec.model.moe
-    if moe is None or spec.model.family in NOT_GROUPED or not has_bf16(spec.gpu):
+    if moe is None or moe.first_dense_layers >= spec.model.num_layers:
+        return False
+    if spec.model.family in NOT_GROUPED or not has_bf16(spec.gpu):
         return False
     together = _GROUPED_BYTES // DTYPE_BYTES[precision]
     return any(width % together != 0 for width in (spec.model.hidden_size, moe.expert_intermediate_size))

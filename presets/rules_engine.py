@@ -10,6 +10,9 @@ _FALSE = (False, 0, "false", "False", "0", "no", "off")
 
 _NOTHING: tuple[object, ...] = (None, "auto", *_FALSE, {}, [])
 
+_PACKING = ("quantized_initialization", "post_init_quant")
+"""Keys of `weight_quantization` that say what is packed; nothing acts on the others without."""
+
 MAX_SCALE_POWER = 32
 """DeepSpeed's default is 16; each power above what the gradients bear is a step that is skipped."""
 
@@ -21,7 +24,7 @@ def _scale_power(spec: RunSpec) -> float:
 
 def _packs_weights(spec: RunSpec) -> bool:
     block = raw(spec, "weight_quantization")
-    return isinstance(block, dict) and any(value not in _NOTHING for value in block.values())
+    return isinstance(block, dict) and any(block.get(key) not in _NOTHING for key in _PACKING)
 
 
 def _super_offload(spec: RunSpec) -> bool:
@@ -34,7 +37,7 @@ def _split_settings(spec: RunSpec) -> list[str]:
     """The keys that say how, beside the one that says over how many; some take nothing that JSON can hold."""
     block = raw(spec, "tensor_parallel")
     given = block.items() if isinstance(block, dict) else ()
-    return sorted(key for key, value in given if key != "autotp_size" and value != "auto")
+    return sorted(key for key, value in given if key != "autotp_size" and value not in _NOTHING)
 
 
 ENGINE_RULES: tuple[Rule, ...] = (

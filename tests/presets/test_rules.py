@@ -308,6 +308,11 @@ CONFIGS = {
     ' "num_local_experts": 4, "num_experts_per_tok": 2}',
     "MISTRAL": '{"model_type": "mistral", "vocab_size": 99, "hidden_size": 64, "intermediate_size": 64,'
     ' "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}',
+    "NO_EXPERTS": '{"model_type": "deepseek_v2", "vocab_size": 99, "hidden_size": 64,'
+    ' "intermediate_size": 64, "moe_intermediate_size": 30, "num_hidden_layers": 2, "num_attention_heads": 2,'
+    ' "num_key_value_heads": 2, "first_k_dense_replace": DENSE, "n_routed_experts": 4,'
+    ' "num_experts_per_tok": 2, "n_shared_experts": 1, "kv_lora_rank": 16, "q_lora_rank": 16,'
+    ' "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}',
     "GELU": '{"model_type": "llama", "vocab_size": 99, "hidden_size": 64, "intermediate_size": 64,'
     ' "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "hidden_act": "gelu"}',
     "WIDE": '{"model_type": "gemma", "vocab_size": 99, "hidden_size": 64, "intermediate_size": 64,'
@@ -493,6 +498,10 @@ def test_no_raw_key_splits_the_model(raw: dict[str, Any]) -> None:
         {"sequence_parallel_size": 1},
         {"pipeline": {"stages": "auto"}},
         {"pipeline": True},
+        {"tensor_parallel": {"autotp_size": 0, "tp_overlap_comm": False, "tp_grain_size": None}},
+        {"tensor_parallel": {"tp_overlap_comm": "auto"}},
+        {"weight_quantization": {"enabled": False, "num_bits": 8}},
+        {"weight_quantization": {"num_bits": 8, "quantized_initialization": {}}},
     ],
 )
 def test_a_split_that_is_none_is_allowed(raw: dict[str, Any]) -> None:
@@ -553,3 +562,12 @@ def test_removed_blocks_are_those_of_the_installed_deepspeed() -> None:
 def test_every_spelling_of_the_own_precision_accumulates_at_stage_0(name: str) -> None:
     raw = {"data_types": {"grad_accum_dtype": name}}
     assert refused_by(precision="fp16", zero=0, deepspeed=raw) == []
+
+
+@pytest.mark.parametrize(("dense", "refused"), [(2, []), (1, ["experts of ragged rows"])])
+def test_experts_of_a_model_without_a_layer_of_them_are_not_looked_at(
+    dense: int, refused: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(CONFIGS["NO_EXPERTS"].replace("DENSE", str(dense)))
+    assert refused_by(model=str(path), precision="fp32") == refused
