@@ -66,5 +66,14 @@ def test_a_word_of_a_configuration_that_is_unknown_is_told(keys: dict[str, Any])
         model(keys)
 
 
+def test_a_key_that_no_configuration_names_is_a_mistake_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise KeyError("inner")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_config", broken)
+    with pytest.raises(KeyError, match="inner"):
+        model()
+
+
 def test_the_precision_is_the_runs() -> None:
     assert model({"dtype": "float7", "torch_dtype": "float7"}).dtype == torch.float32

@@ -153,9 +153,20 @@ def _random(config: Any, spec: RunSpec, dtype: torch.dtype) -> Any:
             config, attn_implementation=spec.options.attention, dtype=dtype, trust_remote_code=False
         )
     except KeyError as error:
-        # Its tables of activations and of rotary positions.
+        # Its tables of activations and of rotary positions. Any other key is a mistake of the code.
+        if not _stands_in(error.args[0] if error.args else None, config.to_dict()):
+            raise
         raise LlmtopError(
             f"the configuration in {spec.model_source} names {error}, which transformers does not have",
             why="the model's code looks it up as it is built",
             fix="use the values from the model's own config.json, or a newer transformers",
         ) from error
+
+
+def _stands_in(word: object, values: Any) -> bool:
+    """Whether a text is one of the values of a configuration, at any depth."""
+    if isinstance(values, dict):
+        values = values.values()
+    elif not isinstance(values, (list, tuple)):
+        return isinstance(word, str) and word == values
+    return any(_stands_in(word, value) for value in values)
