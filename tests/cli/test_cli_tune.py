@@ -129,7 +129,9 @@ def test_a_search_whose_data_have_gone_makes_no_trial(
     assert tune.lines() == [], "each trial would fail by the same"
     space = judged(tune.asked(), here=False)
     start = choice_of(tune.asked().spec, space.knobs)
-    made = Line(event="ended", number=1, choice=start, change={}, at=0.0, outcome="measured", step_seconds=0.5)
+    made = Line(
+        event="ended", number=1, choice=start, change={}, at=0.0, outcome="measured", step_seconds=0.5
+    )
     tune.append(made)
     answer = llmtop("tune", "--resume", "latest", "--trials", "2")
     assert answer.code == ExitCode.USAGE and f"{text} does not exist" in answer.err
