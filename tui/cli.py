@@ -308,6 +308,8 @@ def _dispatch(words: Sequence[str]) -> int:
         return _open_app()
     if list(words) == ["--read-only"]:
         return _open_app(read_only=True)
+    if words[0] == "--read-only":
+        raise _read_only_before(words[1])
     if words[0] in ("-h", "--help", "help"):
         print(help_text())
         return 0
@@ -315,6 +317,16 @@ def _dispatch(words: Sequence[str]) -> int:
         print(_version_text())
         return 0
     return _run_command(words)
+
+
+def _read_only_before(word: str) -> LlmtopError:
+    from llmtop.presets.errors import UsageError
+
+    return UsageError(
+        f"--read-only stands before '{word}'",
+        why="alone it opens the app, with keys that change nothing; a command has options of its own",
+        fix="llmtop --read-only, or llmtop attach RUN --read-only, or llmtop replay RUN --read-only",
+    )
 
 
 def _user_error(error: Exception) -> LlmtopError | None:

@@ -35,6 +35,13 @@ def test_every_command_has_help_with_its_example(name: str, llmtop: Llmtop) -> N
     assert answer.err == ""
 
 
+def test_the_apps_option_before_a_command_is_told_as_such(llmtop: Llmtop) -> None:
+    """The first line of the help has it, so that it is known."""
+    answer = llmtop("--read-only", "stop", "latest")
+    assert answer.code == ExitCode.USAGE and "unknown" not in answer.err
+    assert "--read-only stands before 'stop'" in answer.err and "llmtop attach RUN --read-only" in answer.err
+
+
 @pytest.mark.parametrize("row", cli.COMMANDS, ids=lambda row: row.name)
 def test_the_usage_line_names_every_option_of_the_command_itself(row: cli.Command) -> None:
     parser = CommandParser(row.name, row.usage, row.help, row.example)

@@ -142,6 +142,8 @@ def test_an_ended_run_goes_on_with_a_change_of_ones_own(start: Start, llmtop: Ll
     run.end()
     refused = llmtop("resume", "latest", "micro_batch=3", "--anew")
     assert (refused.code, "does not divide" in refused.err) == (ExitCode.USAGE, True)
+    other_model = llmtop("resume", "latest", "model=gpt2", "--anew").err
+    assert "model of a run that is resumed cannot be changed" in other_model
     assert run.run.in_force() == InForce()
     too_large = llmtop("resume", "latest", "micro_batch=40000", "grad_accum=1", "--anew")
     assert too_large.code == ExitCode.DOES_NOT_FIT and run.run.in_force() == InForce()

@@ -162,6 +162,22 @@ async def test_a_gpu_leaves_the_recipe_that_nobody_chose_and_says_so(root: Path)
         await wait_for_text(pilot, "tiny-llama-cpu  2 x cpu")
 
 
+async def test_where_says_that_it_searched_without_the_recipe_that_nobody_chose(root: Path) -> None:
+    """Its GPUs are predicted with the defaults, as the plan is that one of them is taken into."""
+    app = LlmtopApp("plan", root=root, deeds=Deeds(detect=lambda: MACHINE))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_for_text(pilot, "tiny-llama-cpu  2 x cpu")
+        await pilot.press("w")
+        await wait_for_text(pilot, "all else as asked", "the recipe cpu-demo is left", "Wh/M")
+        await pilot.press("q")
+    chosen = LlmtopApp("plan", root=root, recipe="cpu-demo", deeds=Deeds(detect=lambda: MACHINE))
+    async with chosen.run_test(size=(80, 24)) as pilot:
+        await wait_for_text(pilot, "tiny-llama-cpu  2 x cpu")
+        await pilot.press("w")
+        assert "is left" not in await wait_for_text(pilot, "all else as asked", "Wh/M")
+        await pilot.press("q")
+
+
 async def test_a_driver_that_hangs_is_told_and_a_gpu_can_be_named(root: Path) -> None:
     silent = Machine(gpu="unknown", gpus=1, host_memory_bytes=None, driver_silent=True)
     recipe = root.parent / "any-gpu.toml"

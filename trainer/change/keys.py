@@ -89,7 +89,7 @@ def check_key(key: str, where: str, *, ended: bool = False) -> None:
     if key in HOT or key in RESTAGE or (ended and key in AFTER_END):
         return
     if key in FIXED:
-        whose = "a run that goes on" if ended else "a live run"
+        whose = "a run that is resumed" if ended else "a live run"
         raise UsageError(f"{where}: {key} of {whose} cannot be changed", why=FIXED[key])
     # Also among those that stay: `step` is steps, and what is then said of it helps.
     guess = nearest(key, HOT | RESTAGE | FIXED.keys())

@@ -328,11 +328,12 @@ class PlanScreen(Screen[None]):
         for key in _SEARCHED:
             draft = draft.reset(key)
         draft = draft.away()  # it looks for GPUs
+        note = left_words(draft.assumed) if draft.has_left and draft.assumed is not None else ""
 
         def search() -> Where:
             return where(lambda change: searched(draft, machine, change), gpus=gpu_names())
 
-        self.app.push_screen(WhereView(search, harmless(plan.spec.model.name)), self._take)
+        self.app.push_screen(WhereView(search, harmless(plan.spec.model.name), note), self._take)
 
     def action_tune(self) -> None:
         plan = self.plan

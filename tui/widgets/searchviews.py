@@ -144,9 +144,11 @@ class TakeList(OptionList):
 class WhereView(SearchView):
     """A row for each kind of GPU; the search runs beside the screen."""
 
-    def __init__(self, search: Callable[[], Where], title: str) -> None:
+    def __init__(self, search: Callable[[], Where], title: str, note: str = "") -> None:
+        """`note`: what else is to be known of the run that is searched for."""
         super().__init__(f"where  {harmless(title)}")
         self._search = search
+        self._note = note
         self.found: Where | None = None
 
     @property
@@ -181,7 +183,9 @@ class WhereView(SearchView):
         fitting = [row for row in rows if row.gpus is not None]
         lines = where_lines(fitting, width) if fitting else None
         head = Content.styled(fit(lines.head, width).rstrip() if lines else "it fits nowhere", "$muted")
-        searched = [Content.styled(line, "$muted") for line in wrapped(searched_words(self.found), width)]
+        said = [*wrapped(searched_words(self.found), width)]
+        said += wrapped(self._note, width) if self._note else []
+        searched = [Content.styled(line, "$muted") for line in said]
         self.query_one("#where-top", Static).update(Content("\n").join([*searched, Content(""), head]))
         listed = self.query_one(OptionList)
         at = listed.highlighted
