@@ -112,6 +112,17 @@ def test_a_lesser_problem_is_told_and_no_more(llmtop: Llmtop, tmp_path: Path) ->
     assert "offload_optimizer" in answer.err
 
 
+def test_lines_with_a_colon_are_no_configuration(llmtop: Llmtop, tmp_path: Path) -> None:
+    """Hjson takes them for an object whose braces were left out; with a key of DeepSpeed they are one."""
+    users, bare = tmp_path / "users", tmp_path / "bare.hjson"
+    users.write_text("root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534::/:/bin/false\n")
+    bare.write_text("gradient_clipping: 1.0\n")
+    refused = llmtop("import", str(users))
+    assert refused.code == ExitCode.USAGE and "is no DeepSpeed configuration" in refused.err
+    assert "bare.hjson" in refused.err
+    assert llmtop("import", str(bare)).code == ExitCode.DONE
+
+
 def test_a_models_configuration_is_told_as_one(llmtop: Llmtop, tmp_path: Path) -> None:
     file = write(tmp_path, {"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
     answer = llmtop("import", file)

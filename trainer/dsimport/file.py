@@ -10,6 +10,7 @@ from typing import Any
 
 from llmtop.presets.errors import UsageError, nearest
 from llmtop.presets.foreign import read_bytes, why_unreadable
+from llmtop.trainer.dsimport.keys import BLOCKS
 from llmtop.trainer.dsimport.parse import ParseError, parse
 from llmtop.trainer.dsimport.problem import Findings
 
@@ -43,6 +44,7 @@ def read_config(path: Path, findings: Findings) -> dict[str, Any]:
             fix=_choices(path.parent),
         )
     _refuse_model_config(path, config)
+    _refuse_other_text(path, text, config)
     sound: dict[str, Any] = _sound(path, config)
     return sound
 
@@ -54,6 +56,17 @@ def _refuse_model_config(path: Path, config: dict[str, Any]) -> None:
             f"{path} is a model's configuration, not one of DeepSpeed",
             why="it names a model_type or architectures, as Hugging Face's config.json does",
             fix=f"llmtop plan --model {path}",
+        )
+
+
+def _refuse_other_text(path: Path, text: str, config: dict[str, Any]) -> None:
+    """Hjson takes any lines with a colon for an object without its braces: a list of users, a log."""
+    known = BLOCKS[""].keys
+    if not text.lstrip().startswith("{") and not any(key.split(".")[0] in known for key in config):
+        raise UsageError(
+            f"{path} is no DeepSpeed configuration",
+            why="it has no braces, and none of its lines begins with a key of DeepSpeed",
+            fix=_choices(path.parent),
         )
 
 
