@@ -9,14 +9,14 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks.reliability.runs import KEPT_CHECKPOINTS, tiny_spec, wait_for
+from benchmarks.reliability.runs import GIVE_UP_SECONDS, KEPT_CHECKPOINTS, tiny_spec, wait_for
 from benchmarks.reliability.sound import command_problems, exports, problems_of
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.feed import read_state
@@ -30,6 +30,8 @@ _EARLY_COPIES = 3
 """Of each run, before its first checkpoint."""
 _LAST_BYTES = 2048
 _STILL = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+_STILL_SECONDS = 1.0
+"""That processes are waited for before they are let go on and stopped anew."""
 _LOGS = (".jsonl", ".log")
 _UNSYNCED = ("bookmark", "supervisor.pid", "live.json", "save.json", "environment.json")
 _COMMANDS = (("ls",), ("report",), ("logs",), ("ls", "--json"))
@@ -41,9 +43,11 @@ def power_cuts(nest: Nest, root: Path, count: int, seed: int) -> Iterator[dict[s
     for first in range(0, count, COPIES_A_RUN):
         numbers = range(first, min(count, first + COPIES_A_RUN))
         run = nest.start(tiny_spec(), root / "live")
-        copies = [_copy(run, root / f"cut-{number}", chance, number - first) for number in numbers]
-        control.stop(run, save=False)
-        control.wait_for_end(run, 120)
+        try:
+            copies = [_copy(run, root / f"cut-{number}", chance, number - first) for number in numbers]
+        finally:
+            control.stop(run, save=False)
+            control.wait_for_end(run, 120)
         for number, copy in zip(numbers, copies, strict=True):
             yield {"figure": "power cut", "number": number, "seed": seed, **_judged(run, copy, chance)}
             shutil.rmtree(copy.path.parent)
@@ -63,20 +67,41 @@ def _copy(run: RunDir, root: Path, chance: random.Random, number: int) -> RunDir
 @contextmanager
 def _standing_still(run: RunDir) -> Iterator[None]:
     """A cut is one moment for all processes: none of them goes on while its folder is copied."""
-    identity = run.supervisor_identity()
-    processes = []
-    if identity is not None and identity.alive:
-        supervisor = psutil.Process(identity.pid)
-        processes = [supervisor, *supervisor.children(recursive=True)]
-    processes = [process for process in processes if _suspended(process)]
+    deadline = time.monotonic() + GIVE_UP_SECONDS
+    while not _all_still(processes := _suspended_tree(run)):
+        # One that starts a program waits in the kernel until that has begun, and stops only then: where the
+        # program was stopped before, both are let go on.
+        _resume(processes)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the processes of {run.run_id} did not stand still at once")
+        time.sleep(_STILL_SECONDS / 10)
     try:
-        for process in processes:
-            wait_for(lambda one=process: _stands_still(one), f"process {process.pid} standing still")  # type: ignore[misc]
         yield
     finally:
-        for process in processes:
-            with suppress(psutil.NoSuchProcess):
-                process.resume()
+        _resume(processes)
+
+
+def _suspended_tree(run: RunDir) -> list[psutil.Process]:
+    identity = run.supervisor_identity()
+    if identity is None or not identity.alive:
+        return []
+    supervisor = psutil.Process(identity.pid)
+    return [process for process in (supervisor, *supervisor.children(recursive=True)) if _suspended(process)]
+
+
+def _all_still(processes: Sequence[psutil.Process]) -> bool:
+    deadline = time.monotonic() + _STILL_SECONDS
+    while not all(_stands_still(process) for process in processes):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_STILL_SECONDS / 100)
+    return True
+
+
+def _resume(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
 
 
 def _suspended(process: psutil.Process) -> bool:
