@@ -24,7 +24,8 @@ from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.profiler.report.build import Report, report_of
+from llmtop.profiler.report.build import report_of
+from llmtop.profiler.report.contents import Report
 from llmtop.profiler.report.settings import SettingReport, settings_of
 from llmtop.profiler.units import counted
 

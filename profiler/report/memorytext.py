@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llmtop.profiler.memory.result import MOMENT_WORDS
-from llmtop.profiler.report.build import ComponentReport, Report
 from llmtop.profiler.report.columns import ColumnUnit, print_addends, print_one, unit_for
+from llmtop.profiler.report.contents import ComponentReport, Report
 from llmtop.profiler.report.wrapping import wrapped
 from llmtop.profiler.units import NOT_AVAILABLE, format_bytes, format_percent
 

@@ -15,7 +15,8 @@ from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.memory.result import Component, MomentBytes, Prediction
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.profiler.report.build import Report, report_of
+from llmtop.profiler.report.build import report_of
+from llmtop.profiler.report.contents import Report
 from llmtop.profiler.report.history import History, read_history
 from llmtop.profiler.report.settings import SettingReport, settings_of
 

@@ -14,8 +14,8 @@ from llmtop.profiler.findings.pace import mean_phases
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS
 from llmtop.profiler.oom.words import evidence, fix_words, moment_words
 from llmtop.profiler.record.stepevents import BETWEEN
-from llmtop.profiler.report.build import ComponentReport, RankReport, Report
 from llmtop.profiler.report.columns import print_addends, print_one, unit_for
+from llmtop.profiler.report.contents import ComponentReport, RankReport, Report
 from llmtop.profiler.report.markup import Markup, details, element, joined, table
 from llmtop.profiler.report.pagedata import PageData
 from llmtop.profiler.report.quantized import quantized_lines

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from llmtop.profiler.effects.switches import Switch
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS
 from llmtop.profiler.oom.words import evidence, fix_words, moment_words
-from llmtop.profiler.report.build import RankReport, Report
+from llmtop.profiler.report.contents import RankReport, Report
 from llmtop.profiler.report.hosts import host_lines
 from llmtop.profiler.report.memorytext import memory_lines
 from llmtop.profiler.report.quantized import quantized_lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmtop.profiler.report.build import Report
+from llmtop.profiler.report.contents import Report
 from llmtop.profiler.report.markup import Markup, details, element, figure, joined, table
 from llmtop.profiler.report.snapshots import SnapshotReport
 from llmtop.profiler.report.svg import Bar, bars_svg, legend

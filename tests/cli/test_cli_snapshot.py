@@ -11,7 +11,8 @@ import pytest
 from llmtop.presets.errors import ExitCode
 from llmtop.profiler.record.events import ControlAnswered
 from llmtop.profiler.record.snapshotevents import SnapshotAsked, SnapshotParams
-from llmtop.profiler.report.build import Report, build_report
+from llmtop.profiler.report.build import build_report
+from llmtop.profiler.report.contents import Report
 from llmtop.profiler.report.text import render
 from llmtop.trainer import control
 from tests.cli.conftest import Llmtop

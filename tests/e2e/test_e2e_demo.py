@@ -7,7 +7,7 @@ import stat
 import msgspec
 import pytest
 
-from llmtop.profiler.report.build import Report
+from llmtop.profiler.report.contents import Report
 from tests.e2e.conftest import Demo
 from tests.trust.guard import sent
 

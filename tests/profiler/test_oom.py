@@ -21,7 +21,8 @@ from llmtop.profiler.oom.message import read_shortage
 from llmtop.profiler.record.events import RankExited, RankFailed
 from llmtop.profiler.record.failureevents import DeviceUse, MemoryShortage
 from llmtop.profiler.record.feed import read_state
-from llmtop.profiler.report.build import Report, build_report
+from llmtop.profiler.report.build import build_report
+from llmtop.profiler.report.contents import Report
 from llmtop.profiler.report.text import render
 from tests.recorded_spec import GIB, Kind, recorded_spec
 from tests.tui.tuiruns import LiveRun

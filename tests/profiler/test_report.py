@@ -20,8 +20,9 @@ from llmtop.profiler.export.secrets import Scrubber
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import RankExited, RankStarted, StageBegan, StepFinished
 from llmtop.profiler.record.rundir import RunDir
-from llmtop.profiler.report.build import Report, build_report
+from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.columns import GIB, MIB, ColumnUnit, print_addends
+from llmtop.profiler.report.contents import Report
 from llmtop.profiler.report.page import run_page
 from llmtop.profiler.report.pagedata import read_page
 from llmtop.profiler.report.text import render

@@ -9,7 +9,8 @@ import pytest
 
 from llmtop.profiler.export.secrets import Scrubber
 from llmtop.profiler.record.feed import read_state
-from llmtop.profiler.report.build import Report, build_report
+from llmtop.profiler.report.build import build_report
+from llmtop.profiler.report.contents import Report
 from llmtop.profiler.report.history import read_history
 from llmtop.profiler.report.page import run_page
 from llmtop.profiler.report.pagedata import page_of

@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks.forkserver import ForkServer
 from llmtop.profiler.record.events import KernelsSeen
-from llmtop.profiler.report.build import Report, build_report
+from llmtop.profiler.report.build import build_report
+from llmtop.profiler.report.contents import Report
 from tests.worker.gpu_runs import carried_out
 
 pytestmark = [
