@@ -28,20 +28,22 @@ from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer import control
 from llmtop.trainer.tune.space import CHECKPOINTING, Candidate, key_of
-from llmtop.trainer.tune.trial import Start, end_run, error_of, trial_spec
+from llmtop.trainer.tune.trial import (
+    BEHIND,
+    LEAST_INTERVALS,
+    SKIPPED_STEPS,
+    Start,
+    end_run,
+    error_of,
+    trial_spec,
+)
 
 LIVE_KNOBS = ("micro_batch", CHECKPOINTING)
 _STEPS = 10**6
 _SETTLED = 1
 """Steps of a setting before its window: the first takes its memory anew."""
-_SETTLED_AT_START = 2
-"""As in a trial: the first compiles, and the worker looks closely at the second."""
 _ENOUGH = 2
 """Intervals after which the next change is asked for: it comes one or two steps later, and they count too."""
-_BEHIND = 1.5
-"""Times the best, from which on one interval is enough."""
-_FEWEST = 2
-"""Intervals that make a rate; one alone is of a setting that is far behind."""
 _PATIENCE_SECONDS = 90.0
 _POLL_SECONDS = 0.05
 
@@ -116,7 +118,7 @@ class LiveRun:
     def __init__(self, run: RunDir, began: float) -> None:
         self._run = run
         self._steps = Steps(run)
-        self._first = _SETTLED_AT_START
+        self._first = SKIPPED_STEPS
         """The step at whose end the window of the setting in force begins."""
         self._at_start = True
         self._began = began
@@ -130,7 +132,7 @@ class LiveRun:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while self._steps.must_be_made(self._first) < _ENOUGH:
             seen = self._steps.intervals(self._first)
-            if seen and best is not None and min(seen) > _BEHIND * best:
+            if seen and best is not None and min(seen) > BEHIND * best:
                 return
             if not self._steps.wait(deadline):
                 return
@@ -159,7 +161,7 @@ class LiveRun:
             pass
         found = self._steps.intervals(self._first, before)
         state = self._steps.state
-        enough = len(found) >= _FEWEST
+        enough = len(found) >= LEAST_INTERVALS
         outcome, reason = "measured" if enough else "slow", ""
         if not found:
             outcome = "out_of_memory" if state.status == "out_of_memory" else "failed"
@@ -178,7 +180,7 @@ class LiveRun:
     def _seen(self, before: int | None) -> bool:
         if before is not None:
             return before - 2 in self._steps.ends
-        return len(self._steps.intervals(self._first)) >= _FEWEST
+        return len(self._steps.intervals(self._first)) >= LEAST_INTERVALS
 
 
 def sweep_run(

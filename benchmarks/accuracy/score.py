@@ -46,6 +46,8 @@ class Score(Struct, frozen=True, kw_only=True):
     device_percent: float | None
     host_percent: float | None
     step_percent: float | None
+    unexplained_percent: float | None
+    """Of its peak: what has no name in the measured breakdown."""
     need: tuple[int, int] | None
     """Measured and predicted bytes that the run needs of a device: allocated and what lies outside."""
     resident: dict[str, float]
@@ -84,6 +86,7 @@ def score(of: Sourced) -> Score | None:
         device_percent=seen.device_percent,
         host_percent=_host_percent(of.row),
         step_percent=_step_percent(of.row),
+        unexplained_percent=seen.unexplained_percent,
         need=_need(of.row, peak),
         resident=_resident(of.row, peak),
         at_peak=_at_peak(of.row, peak),

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.accuracy.calibrated import MEAN_GOAL, P95_GOAL, calibrated_runs
 from benchmarks.accuracy.goals import spread
 from benchmarks.accuracy.text import held, table
-from benchmarks.rows import read_rows
+from benchmarks.rows import Row, read_rows
 from benchmarks.session import RESULTS
 from benchmarks.tune_bench import case_spec
 from benchmarks.tune_summary import ALONE, LIVE, SOLVED
 from llmtop.presets.resolve import Machine
+from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost.steptime import predict_step_seconds
 from llmtop.profiler.cost.sweep import changed
 from llmtop.trainer.tune.space import change_of
@@ -21,15 +22,19 @@ SWEPT = RESULTS / "tune.jsonl"
 _WAYS = {ALONE: "in runs of their own", LIVE: "in runs that were changed live"}
 
 
-def swept_percents(path: Path = SWEPT) -> dict[tuple[str, int, str], list[float]]:
+def swept_percents(rows: Sequence[Row]) -> dict[tuple[str, int, str], list[float]]:
     """Case, GPUs and way of measuring to the errors in percent of today's prediction from preset figures."""
     found: dict[tuple[str, int, str], list[float]] = {}
-    for row in read_rows(path):
+    specs: dict[tuple[str, int, str], RunSpec] = {}
+    for row in rows:
         cell = row["cell"]
         if cell["kind"] not in _WAYS or row["step_seconds"] is None:
             continue
-        machine = Machine(gpu=cell["gpu"], gpus=cell["gpus"], host_memory_bytes=None)
-        spec = case_spec(cell["case"], cell["gpus"], machine)
+        case = (cell["case"], cell["gpus"], cell["gpu"])
+        if case not in specs:
+            machine = Machine(gpu=cell["gpu"], gpus=cell["gpus"], host_memory_bytes=None)
+            specs[case] = case_spec(cell["case"], cell["gpus"], machine)
+        spec = specs[case]
         predicted = predict_step_seconds(changed(spec, change_of(spec, cell["choice"])))
         assert predicted is not None, cell
         percents = found.setdefault((cell["case"], cell["gpus"], cell["kind"]), [])
@@ -38,8 +43,9 @@ def swept_percents(path: Path = SWEPT) -> dict[tuple[str, int, str], list[float]
 
 
 def swept_words(path: Path = SWEPT) -> Iterator[str]:
-    percents = swept_percents(path)
-    solved = sum(row.get("outcome") == SOLVED for row in read_rows(path))
+    rows = read_rows(path)
+    percents = swept_percents(rows)
+    solved = sum(row.get("outcome") == SOLVED for row in rows)
     everything = spread([one for some in percents.values() for one in some])
     assert everything is not None
     yield (
@@ -52,13 +58,13 @@ def swept_words(path: Path = SWEPT) -> Iterator[str]:
         f"{solved} of these step times were not read but solved from what was recorded: an interval of each "
         "had been told near zero ([tuning.md](tuning.md))."
     )
-    rows = []
+    lines = []
     for (case, gpus, kind), errors in percents.items():
         seen = spread(errors)
         assert seen is not None
         figures = (f"{seen.bias:+.1f} %", f"{seen.mean:.1f} %", f"{seen.p95:.1f} %", f"{seen.worst:.1f} %")
-        rows.append((case, str(gpus), _WAYS[kind], str(seen.count), *figures))
-    yield table(("sweep", "GPUs", "measured", "settings", "bias", "mean", "p95", "worst"), rows)
+        lines.append((case, str(gpus), _WAYS[kind], str(seen.count), *figures))
+    yield table(("sweep", "GPUs", "measured", "settings", "bias", "mean", "p95", "worst"), lines)
 
 
 def calibrated_words() -> Iterator[str]:

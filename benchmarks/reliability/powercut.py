@@ -90,11 +90,10 @@ def _suspended_tree(run: RunDir) -> list[psutil.Process]:
 
 
 def _all_still(processes: Sequence[psutil.Process]) -> bool:
-    deadline = time.monotonic() + _STILL_SECONDS
-    while not all(_stands_still(process) for process in processes):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_STILL_SECONDS / 100)
+    try:
+        wait_for(lambda: all(map(_stands_still, processes)), "standing still", _STILL_SECONDS)
+    except TimeoutError:
+        return False
     return True
 
 

@@ -75,7 +75,7 @@ def test_one_run_measures_all_its_settings_by_their_own_steps(
 ) -> None:
     # By what is seen alone, on a machine that may be busy: neither by the clock nor by how far one is behind.
     monkeypatch.setattr(tune_live.Steps, "must_be_made", lambda steps, first: len(steps.intervals(first)))
-    monkeypatch.setattr(tune_live, "_BEHIND", math.inf)
+    monkeypatch.setattr(tune_live, "BEHIND", math.inf)
     spec = bench.spec("cpu")
     settings = list(swept_settings(bench, "cpu", spec))[:4]
     root = tmp_path / "runs"

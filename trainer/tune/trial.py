@@ -33,13 +33,13 @@ from llmtop.trainer.tune.interrupt import undisturbed
 from llmtop.trainer.tune.rank import Outcome
 
 STEPS = 8
-_SKIPPED = 2
+SKIPPED_STEPS = 2
 """Steps before the window."""
-_LEAST_INTERVALS = 2
+LEAST_INTERVALS = 2
 _ENOUGH_INTERVALS = 3
 _ENOUGH_ERROR = 0.002
 """Standard error of the time of a step, as a share of it, from which on a trial need not go on."""
-_BEHIND = 1.5
+BEHIND = 1.5
 """Times the best time of a step, beyond which a trial need not be finished."""
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 20.0
@@ -149,7 +149,7 @@ class StepEnds:
     def intervals(self) -> list[float]:
         """Seconds between the ends so far, without the first ones and the last, which is reported at once."""
         for event in () if self._closed else self._tail.poll():
-            if isinstance(event, StepFinished) and _SKIPPED <= event.step < self._last:
+            if isinstance(event, StepFinished) and SKIPPED_STEPS <= event.step < self._last:
                 self._ends.append(event.ended if event.ended is not None else event.t)
         return [later - before for before, later in zip(self._ends, self._ends[1:], strict=False)]
 
@@ -177,7 +177,7 @@ def _watch(
 
 def _cut(found: Sequence[float], deadline: float, best: float | None, *, early: bool) -> Outcome | None:
     """Why a trial need not go on."""
-    if early and best is not None and len(found) >= _LEAST_INTERVALS and min(found) > _BEHIND * best:
+    if early and best is not None and len(found) >= LEAST_INTERVALS and min(found) > BEHIND * best:
         return "slow"
     enough = early and len(found) >= _ENOUGH_INTERVALS
     if enough and error_of(found) <= _ENOUGH_ERROR * statistics.fmean(found):
@@ -218,7 +218,7 @@ def _gone(identity: ProcessIdentity, seconds: float) -> bool:
 def _measured(run: RunDir, steps: StepEnds, cut: Outcome | None, wall_seconds: float) -> Measured:
     state = read_state(run)
     found = steps.intervals()
-    enough = len(found) >= _LEAST_INTERVALS
+    enough = len(found) >= LEAST_INTERVALS
     peaks = [m.peak_bytes for rank in state.ranks.values() for m in rank.peaks.values() if m.peak_bytes]
     outcome, reason = _outcome(state, cut, enough=enough)
     return Measured(
@@ -238,7 +238,7 @@ def _measured(run: RunDir, steps: StepEnds, cut: Outcome | None, wall_seconds: f
 def _outcome(state: RunState, cut: Outcome | None, *, enough: bool) -> tuple[Outcome, str]:
     why = state.ended.reason if state.ended is not None else "its supervisor wrote no end"
     if cut == "slow":
-        return "slow", f"ended early: over {_BEHIND:g} times the best time of a step"
+        return "slow", f"ended early: over {BEHIND:g} times the best time of a step"
     if cut == "measured":
         return "measured", "ended early: its rate was known"
     if cut == "timeout":
