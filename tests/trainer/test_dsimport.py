@@ -11,7 +11,8 @@ import pytest
 
 from llmtop.presets.errors import UsageError
 from llmtop.trainer.dsimport.read import Imported, import_config
-from tests.trainer.ds_causes import CAUSES, NVME, OFFLOAD, SMALL, adam, schedule, zero
+from tests.trainer.ds_causes import CAUSES
+from tests.trainer.ds_parts import NVME, OFFLOAD, SMALL, adam, schedule, zero
 
 # --- files --------------------------------------------------------------------------------------
 
