@@ -7,8 +7,8 @@ from llmtop.presets.rules_deepspeed import raw
 from llmtop.presets.spec import RunSpec
 
 _FALSE = (False, 0, "false", "False", "0", "no", "off")
-
-_NOTHING: tuple[object, ...] = (None, "auto", *_FALSE, {}, [])
+_OFF: tuple[object, ...] = (None, "auto", *_FALSE)
+_NOTHING: tuple[object, ...] = (*_OFF, {}, [])
 
 _PACKING = ("quantized_initialization", "post_init_quant")
 """Keys of `weight_quantization` that say what is packed; nothing acts on the others without."""
@@ -30,7 +30,7 @@ def _packs_weights(spec: RunSpec) -> bool:
 def _super_offload(spec: RunSpec) -> bool:
     """Whether it is on, at the one stage that has it."""
     given = raw(spec, "zero_optimization.offload_optimizer.super_offload")
-    return spec.options.zero == 3 and given not in (None, "auto", *_FALSE)
+    return spec.options.zero == 3 and given not in _OFF
 
 
 def _split_settings(spec: RunSpec) -> list[str]:
@@ -91,7 +91,7 @@ ENGINE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="autotuning",
-        refuses=lambda spec: raw(spec, "autotuning.enabled") not in (None, "auto", *_FALSE),
+        refuses=lambda spec: raw(spec, "autotuning.enabled") not in _OFF,
         what="deepspeed.autotuning.enabled is true",
         why="after a few steps DeepSpeed writes their speed to a file and ends the process",
         fix="leave the block out; llmtop compare shows two runs side by side",
@@ -99,7 +99,7 @@ ENGINE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="hybrid engine",
-        refuses=lambda spec: raw(spec, "hybrid_engine.enabled") not in (None, "auto", *_FALSE),
+        refuses=lambda spec: raw(spec, "hybrid_engine.enabled") not in _OFF,
         what="deepspeed.hybrid_engine.enabled is true",
         why="it puts kernels that generate text into the model, and nothing is generated here",
         fix="leave the block out",
