@@ -322,6 +322,8 @@ class Supervisor:
 
     def _answer_requests(self) -> None:
         for asked in self._requests.new():
+            # Whoever asks may have seen what the ranks have told since the turn began.
+            self.progress.poll()
             refusal = self._refusal(asked)
             if refusal or isinstance(asked, control.NotARequest):
                 self._requests.answer(asked, "refused", refusal)

@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from llmtop.presets.errors import ExitCode, UsageError
+from llmtop.presets.resolve import Machine
 from llmtop.profiler.hardware import nvml
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import (
@@ -36,6 +37,7 @@ from llmtop.profiler.record.scriptevents import (
 from llmtop.trainer import control, stacks
 from llmtop.trainer.script import start
 from llmtop.trainer.script.start import observe, start_script
+from llmtop.trainer.script.unseen import unseen_prediction, unseen_spec
 from llmtop.trainer.supervisor.rankenv import RUN_ID
 from llmtop.tui.cli import main
 from llmtop.tui.feeds.monitorfeed import MonitorFeed
@@ -126,6 +128,16 @@ def test_one_that_does_not_listen_is_killed(going: RunDir) -> None:
     end = control.wait_for_end(going, SECONDS)
     assert end is not None and end.state == "stopped" and "killed" in end.reason
     assert not left_of(going)
+
+
+def test_what_is_asked_of_a_step_that_came_in_the_same_turn_is_not_refused(tmp_path: Path) -> None:
+    """A turn can be long: what was seen is predicted in it, and a driver asked."""
+    machine = Machine(gpu="cpu", gpus=1, host_memory_bytes=1 << 36)
+    run = RunDir.create(tmp_path, unseen_spec(code(WAITS), tmp_path, machine), unseen_prediction(), {})
+    supervisor = (sys.executable, "-m", "tests.script.asked_in_a_turn", str(run.path))
+    subprocess.run(supervisor, cwd=Path(__file__).parents[2], check=True, timeout=SECONDS)
+    asked, *_ = of(run, SUPERVISOR, ControlAnswered)
+    assert (asked.action, asked.answer) == (control.SNAPSHOT, "accepted")
 
 
 @pytest.mark.parametrize("going", [WAITS], indirect=True, ids=["waits"])
