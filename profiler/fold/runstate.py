@@ -88,8 +88,8 @@ class RunState(Struct, frozen=True, kw_only=True):
     recent_steps: tuple[StepFinished, ...] = ()
     """The newest `RECENT_STEPS` of the first rank whole, the oldest first."""
     steps_finished: int = 0
-    """Largest step that the first rank finished; of a run that was gone on with from an earlier one, since
-    then, as soon as it has made one."""
+    """Largest step that the first rank finished; of a run that was gone on with, since then: that which it
+    went on after until it has made one, as far as its supervisor has told which."""
     steps_made: int = 0
     """By the first rank: also those that it made again, where it was gone on with from an earlier one."""
     skipped_steps: int = 0
@@ -240,19 +240,21 @@ class RunState(Struct, frozen=True, kw_only=True):
 
     @property
     def present_step(self) -> int | None:
-        """The one that it stands at: where it was gone on with from an earlier one, that; None where nobody
-        has told which."""
+        """The one that it stands at: where it was gone on with from an earlier one, that until a step was
+        made since; None where it goes on and nobody has told which."""
         if self.went_on is None:
             return self.steps_finished
-        if not self.is_beginning:
-            return self.recent_steps[-1].step if self.recent_steps else self.steps_finished
+        if not self.made_no_step:
+            return self.recent_steps[-1].step
+        if self.status in ENDED and self.went_on_from is None:
+            return self.steps_finished
         return self.went_on_from
 
     @property
     def present_loss(self) -> float | None:
         """Of the step that it stands at; None where that is not finite, and where its processes have made
         none yet."""
-        return None if self.is_beginning else self.last_loss
+        return None if self.made_no_step else self.last_loss
 
     @property
     def ranks_here(self) -> range:

@@ -263,9 +263,9 @@ def test_a_run_that_goes_on_stands_where_its_new_processes_stand(llmtop: Llmtop,
     assert listed() == ("starting", 4, "4/60")
     assert "after step 4/60  loss n/a" in told()[0], "its supervisor has found that one"
     live.end("failed", "no room")
-    assert listed() == ("failed", 6, "6/60")
+    assert listed() == ("failed", 4, "4/60")
     assert not [line for line in told()[1] if line.startswith("step ")], "it has made none"
-    assert llmtop("report", "latest", "--json").json()["steps_finished"] == 6
+    assert llmtop("report", "latest", "--json").json()["steps_finished"] == 4
     live.close()
 
 

@@ -107,6 +107,24 @@ def test_what_is_lost_counts_from_the_checkpoint_that_it_went_on_from(told_by: s
     assert [one.step for one in new.checkpoints] == [8, 9, 10] and not not_saved_words(new, spec)
 
 
+@pytest.mark.parametrize("end", ["stopped", "lost"])
+@pytest.mark.parametrize("late", ["before it goes on", "after it goes on", "after its end"])
+def test_a_run_that_ends_before_its_next_step_stands_where_it_went_on(end: str, late: str) -> None:
+    last, last_end = made(12, 12.0), [stopped(35.0)] if end == "stopped" else []
+    events: list[AnyEvent] = [started(0.0), made(7, 7.0), made(8, 8.0), saved(8, 8.5)]
+    went_on: list[AnyEvent] = [stopped(20.0), started(30.0, 8)]
+    told = {
+        "before it goes on": [*events, last, *went_on, *last_end],
+        "after it goes on": [*events, *went_on, last, *last_end],
+        "after its end": [*events, *went_on, *last_end, last],
+    }
+    state = fold(RunState(), told[late])
+    if end == "lost":
+        state = replace(state, status="lost")  # as its reader tells
+    assert (state.steps_finished, state.present_step, state.present_loss) == (8, 8, None)
+    assert not not_saved_words(state, recorded_spec("cpu")), "what was made after it was lost before"
+
+
 def test_steps_are_not_said_to_be_lost_where_nobody_told_what_it_went_on_after() -> None:
     spec = recorded_spec("cpu")
     unknown = fold(RunState(), [*first_part(), stopped(20.0), started(30.0), made(6, 36.0), stopped(50.0)])

@@ -130,10 +130,9 @@ def _step_of_run(batch: Batch, event: StepFinished) -> None:
     came_late = state.is_of_before(event.t)
     # It counts among those made; where the run stands, the steps say that it has made since.
     if not came_late or state.made_no_step:
-        is_first = not came_late and state.went_on is not None and state.made_no_step
         batch.add_point(event)
         changes |= {
-            "steps_finished": event.step if is_first else max(state.steps_finished, event.step),
+            "steps_finished": _stands_at(state, event.step, came_late=came_late),
             "last_loss": event.loss,
             "recent_steps": (*state.recent_steps[1 - RECENT_STEPS :], event),
         }
@@ -148,6 +147,14 @@ def _step_of_run(batch: Batch, event: StepFinished) -> None:
     if state.first_loss_scale is None and event.loss_scale is not None:
         changes["first_loss_scale"] = event.loss_scale
     batch.set(**changes)
+
+
+def _stands_at(state: RunState, step: int, *, came_late: bool) -> int:
+    """After one more step: of the processes before it was gone on with where that came late."""
+    if came_late and state.goes_on_after is not None:
+        return state.steps_finished
+    is_first = not came_late and state.went_on is not None and state.made_no_step
+    return step if is_first else max(state.steps_finished, step)
 
 
 def _nonfinite(state: RunState, event: StepFinished) -> dict[str, Any]:
