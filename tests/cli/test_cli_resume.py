@@ -159,14 +159,21 @@ def test_a_run_that_has_made_all_its_steps_makes_more(start: Start, llmtop: Llmt
     run = start("finishes", steps=3)
     assert run.end().state == "completed"
     name = run.run.run_id
-    for words in ((), ("micro_batch=1", "grad_accum=1")):
+    # It must not be made from its first step again where its last one was not saved: that is said at once.
+    vain: tuple[tuple[str, ...], ...] = ((), ("steps=5",), ("--anew",))
+    for words in vain:
+        unsaved = llmtop("resume", "latest", *words)
+        assert (unsaved.code, "has no checkpoint to go on from" in unsaved.err) == (ExitCode.USAGE, True)
+        assert "fix: start another one: llmtop run" in unsaved.err and "steps=" not in unsaved.err
+    with pytest.raises(UsageError, match="has no checkpoint to go on from"):
+        deeds.going_on(run.run)
+    save_state(run.run, 3)
+    changes: tuple[tuple[str, ...], ...] = ((), ("micro_batch=1", "grad_accum=1"))
+    for words in changes:
         made = llmtop("resume", "latest", *words)
         assert made.code == ExitCode.USAGE and "has made all its 3 steps" in made.err
         assert f"llmtop resume {name} steps=N" in made.err
-    # It must not be made from its first step again where its last one was not saved.
-    unsaved = llmtop("resume", "latest", "steps=5")
-    assert (unsaved.code, "has no checkpoint to go on from" in unsaved.err) == (ExitCode.USAGE, True)
-    save_state(run.run, 3)
+    assert deeds.going_on(run.run).status == "completed"
     fewer = llmtop("resume", "latest", "steps=2")
     assert (fewer.code, "has made 3 steps, and would be one of 2" in fewer.err) == (ExitCode.USAGE, True)
     assert run.run.in_force() == InForce()

@@ -21,7 +21,7 @@ from llmtop.tui.asking.resuming import ResumeWish, preview_resume
 from llmtop.tui.widgets.resumeform import ResumeForm
 from tests.recorded import BEGAN, Recorder, make_recorded_run
 from tests.tui.test_fixing import as_script
-from tests.tui.tuiruns import LiveRun, on_a_small_host, screen_text, wait_for, wait_for_text
+from tests.tui.tuiruns import LiveRun, on_a_small_host, save_step, screen_text, wait_for, wait_for_text
 
 WIDE = (110, 40)
 
@@ -189,17 +189,22 @@ async def test_what_is_changed_is_shown_beside_what_it_was(stopped: RunDir, root
 
 
 async def test_a_run_that_has_all_its_steps_asks_for_more_of_them(root: Path) -> None:
-    make_recorded_run(root, steps=3)
+    run = make_recorded_run(root, steps=3)
     asked = Asked()
     app = LlmtopApp("runs", root=root, deeds=asked.deeds())
     async with app.run_test(size=WIDE, notifications=True) as pilot:
         await wait_for_text(pilot, "completed")
         await pilot.press("R")
+        await wait_for_text(pilot, "no checkpoint")
+        assert not isinstance(app.screen, ResumeForm)
+        await pilot.press("escape")  # takes the words away
+        save_step(run, 3)
+        await pilot.press("R")
         await wait_for_text(pilot, "Go on with this run", "It has made all its", "steps=")
         await pilot.press("enter")  # no words, no question
         assert isinstance(app.screen, ResumeForm)
-        await pilot.press(*"steps=900", "enter")
-        await wait_for_text(pilot, "has no checkpoint to go on from")
+        await pilot.press(*"steps=900")
+        await wait_for_text(pilot, "goes on after step 3 of 900")
         await pilot.press("escape")
         await wait_for(pilot, lambda: not isinstance(app.screen, ResumeForm))
         assert asked.wishes == []

@@ -26,6 +26,14 @@ SETTLE_ROUNDS = 20
 """A clock or a row that moves never stands still."""
 
 
+def save_step(run: RunDir, step: int) -> None:
+    """A checkpoint of so many steps, as far as its marker tells."""
+    folder = run.checkpoints_dir / f"step-{step}"
+    folder.mkdir(parents=True)
+    marker = {"step": step, "position": {}, "world_size": run.spec().world_size}
+    (folder / "llmtop.json").write_text(json.dumps(marker))
+
+
 class LiveRun:
     """A run that goes on, with this process for its supervisor."""
 
@@ -46,10 +54,7 @@ class LiveRun:
 
     def save(self, step: int) -> None:
         """A checkpoint of so many steps, as far as its marker tells."""
-        folder = self.run.checkpoints_dir / f"step-{step}"
-        folder.mkdir(parents=True)
-        marker = {"step": step, "position": {}, "world_size": self.spec.world_size}
-        (folder / "llmtop.json").write_text(json.dumps(marker))
+        save_step(self.run, step)
 
     def log(self, rank: int, text: str) -> None:
         with self.run.log_path(rank).open("a", encoding="utf-8") as file:

@@ -43,14 +43,19 @@ class Start(Struct, frozen=True, kw_only=True):
 
 
 def require_ended(run: RunDir, state: RunState, words: Sequence[str]) -> None:
-    """Raise UsageError for a run that goes on, or has all its steps and is given no more by `words`."""
+    """Raise UsageError for a run that goes on, or has all its steps and cannot make more: nothing was saved,
+    or `words` give it none."""
     require_trainer(run)
     if state.ended is not None:
         # Its supervisor may have to put something away before it leaves.
         control.wait_for_end(run, _LEAVE_SECONDS)
     if run.supervisor_alive():
         raise UsageError(f"run {run.run_id} is going on", fix=f"watch it: llmtop attach {run.run_id}")
-    if has_all_steps(state) and not names_steps(words):
+    if not has_all_steps(state):
+        return
+    if step_to_go_on_from(run, state) is None:
+        raise no_checkpoint(run, state.steps_finished, ANOTHER)  # more steps would have nothing to follow
+    if not names_steps(words):
         raise UsageError(
             f"run {run.run_id} has made all its {run.spec().options.steps:,} steps",
             fix=f"name more of them: llmtop resume {run.run_id} steps=N; or start another one: llmtop run",
