@@ -19,7 +19,14 @@ from llmtop.profiler.effects.load import load_words, others_percent
 from llmtop.profiler.effects.switches import FEW_STEPS
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS
 from llmtop.profiler.fold.runstate import RunState
-from llmtop.profiler.fold.series import MiddleHalf, middle_half, steady_steps, within_noise
+from llmtop.profiler.fold.series import (
+    MiddleHalf,
+    may_be_chance,
+    middle_half,
+    middle_rates,
+    steady_steps,
+    within_noise,
+)
 from llmtop.profiler.memory.allocator import DRIVER_RESERVE_BYTES
 from llmtop.profiler.memory.result import Component
 from llmtop.profiler.record.feed import read_state
@@ -35,6 +42,13 @@ FOREIGN_BYTES = 256 * 1024**2
 """Held on the device by others, beyond the driver's own reserve."""
 
 Unit = Literal["seconds", "tokens_per_second", "percent", "bytes", "loss"]
+_RATES: dict[str, Unit] = {
+    "tokens_per_second": "tokens_per_second",
+    "mfu_percent": "percent",
+    "needed_mfu_percent": "percent",
+}
+SPEED_FIGURES = ("step_seconds", *_RATES)
+"""Names of the figures that the steps' times tell."""
 
 
 class Side(Struct, frozen=True, kw_only=True):
@@ -84,6 +98,8 @@ class Change(Struct, frozen=True, kw_only=True):
     percent: float | None
     in_peak: bool = True
     """Of a component: whether it is part of the peak; else it is held beside it."""
+    within_noise: bool = False
+    """Of step time, throughput and MFU: they differ by less than the same figure of one run's steps does."""
 
 
 class RanDifference(Struct, frozen=True, kw_only=True):
@@ -105,7 +121,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     ran: tuple[RanDifference, ...]
     """What the profiler and the modules say, whether it differs or not."""
     speed_within_noise: bool
-    """Step time, and with it throughput and MFU, differ by less than steps of one run do."""
+    """Step time, throughput and MFU, as far as both have them, all differ by no more than chance."""
     unfair: tuple[str, ...]
     """Why a difference may not come from the options."""
 
@@ -140,13 +156,13 @@ def comparison(first: _Read, second: _Read) -> Comparison:
     loss_step, losses = _last_common_loss(first.state, second.state)
     sides = _side(first), _side(second)
     changes = (*_changes(first, second), change("loss", "loss", *losses))
-    slower = next(c.change for c in changes if c.name == "step_seconds")
+    speed = [c for c in changes if c.name in SPEED_FIGURES and c.change is not None]
     return Comparison(
         first=sides[0],
         second=sides[1],
         options=tuple(_option_differences(first.spec, second.spec)),
         changes=changes,
-        speed_within_noise=within_noise(slower, *(side.step_spread for side in sides)),
+        speed_within_noise=bool(speed) and all(c.within_noise for c in speed),
         loss_step=loss_step,
         ran=tuple(_ran(first.state, second.state)),
         unfair=tuple(_unfair(first, second, *sides)),
@@ -167,7 +183,7 @@ def change(name: str, unit: Unit, first: float | None, second: float | None) -> 
 
 def _side(read: _Read) -> Side:
     report, spec = read.report, read.spec
-    steady = steady_steps(read.state.present_series, WARMUP_STEPS)
+    steady = _steady(read)
     return Side(
         run_id=report.run_id,
         name=report.name,
@@ -216,10 +232,18 @@ def _source(spec: RunSpec, option: str) -> Provenance | None:
 
 def _changes(first: _Read, second: _Read) -> Iterator[Change]:
     one, two = first.report, second.report
-    yield change("step_seconds", "seconds", one.step_seconds, two.step_seconds)
-    yield change("tokens_per_second", "tokens_per_second", one.tokens_per_second, two.tokens_per_second)
-    yield change("mfu_percent", "percent", one.mfu_percent, two.mfu_percent)
-    yield change("needed_mfu_percent", "percent", one.needed_mfu_percent, two.needed_mfu_percent)
+    slower = change("step_seconds", "seconds", one.step_seconds, two.step_seconds)
+    yield replace(slower, within_noise=within_noise(slower.change, one.step_spread, two.step_spread))
+    halves = [middle_rates(_steady(side)) for side in (first, second)]
+    for name, unit in _RATES.items():
+        values = [getattr(side, name) for side in (one, two)]
+        found = change(name, unit, *values)
+        # A run's MFU is so much of its throughput.
+        scaled = (
+            _scaled(half, value, side.tokens_per_second)
+            for half, value, side in zip(halves, values, (one, two), strict=True)
+        )
+        yield replace(found, within_noise=may_be_chance(found.change, *scaled))
     yield change("peak_bytes", "bytes", one.actual_peak_bytes, two.actual_peak_bytes)
     outside = {c.component for side in (one, two) for c in side.components if not c.in_peak}
     yield from _component_changes(one, two, outside, in_peak=True)
@@ -228,6 +252,20 @@ def _changes(first: _Read, second: _Read) -> Iterator[Change]:
     yield from _component_changes(one, two, outside, in_peak=False)
     yield change("device_bytes", "bytes", one.actual_device_bytes, two.actual_device_bytes)
     yield change("host_bytes", "bytes", one.host_memory.ranks_pss_bytes, two.host_memory.ranks_pss_bytes)
+
+
+def _steady(read: _Read) -> tuple[tuple[float, float | None], ...]:
+    return steady_steps(read.state.present_series, WARMUP_STEPS)
+
+
+def _scaled(
+    half: tuple[float, float] | None, value: float | None, rate: float | None
+) -> tuple[float, float] | None:
+    """The middle half of a run's rates in the unit of `value`, which its mean `rate` comes to."""
+    if half is None or value is None or not rate:
+        return None
+    low, high = half
+    return low * value / rate, high * value / rate
 
 
 def _component_changes(one: Report, two: Report, outside: set[str], *, in_peak: bool) -> Iterator[Change]:

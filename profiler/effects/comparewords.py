@@ -25,6 +25,7 @@ _NAMES = {
     "device_bytes": "device (NVML)",
     "host_bytes": "host RAM (PSS)",
 }
+_SPEED_NAMES = {"step_seconds": "step time", "tokens_per_second": "throughput", "mfu_percent": "MFU"}
 NOT_KNOWN = "not known"
 INDENTED = "  "
 """Before the components, which add up to the peak."""
@@ -118,12 +119,21 @@ def spread_words(found: Comparison) -> str:
     if not parts:
         return ""
     verdict = ""
-    if found.speed_within_noise:
+    if names := _within_noise(found):
         # Steps that another program slows say little about chance.
         loaded = any(line.startswith(LOAD_DIFFERS) for line in found.unfair)
         what = "but the load of the machine was not the same" if loaded else "within noise"
-        verdict = f"; step time, throughput and MFU differ by less: {what}"
+        verdict = f"; {names} by less: {what}"
     return f"Half of the steps {', '.join(parts)}{verdict}"
+
+
+def _within_noise(found: Comparison) -> str:
+    """Which figures of the table are, each by its own spread, with their verb; empty for none."""
+    noisy = {change.name for change in found.changes if change.within_noise}
+    names = [name for figure, name in _SPEED_NAMES.items() if figure in noisy]
+    if len(names) < 2:
+        return "".join(f"{name} differs" for name in names)
+    return f"{', '.join(names[:-1])} and {names[-1]} differ"
 
 
 def setting_words(setting: SettingReport) -> tuple[str, str, str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -99,26 +100,43 @@ class MiddleHalf(Struct, frozen=True, kw_only=True):
 
 def middle_half(steady: tuple[tuple[float, float | None], ...]) -> MiddleHalf | None:
     """Of `steady_steps`; None where they are too few to tell."""
-    if len(steady) < ENOUGH_STEPS:
+    half = _middle_half([seconds for seconds, _ in steady])
+    return None if half is None else MiddleHalf(low_seconds=half[0], high_seconds=half[1])
+
+
+def middle_rates(steady: tuple[tuple[float, float | None], ...]) -> tuple[float, float] | None:
+    """Between which tokens a second the middle half of `steady_steps` lie; None where too few tell them."""
+    return _middle_half([rate for _, rate in steady if rate is not None])
+
+
+def _middle_half(values: Sequence[float]) -> tuple[float, float] | None:
+    if len(values) < ENOUGH_STEPS:
         return None
     # Imported here: every command that lists runs would wait for it.
     from statistics import quantiles
 
-    low, _, high = quantiles((seconds for seconds, _ in steady), n=4, method="inclusive")
-    return MiddleHalf(low_seconds=low, high_seconds=high)
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return low, high
 
 
 def within_noise(change_seconds: float | None, *spreads: MiddleHalf | None) -> bool:
-    """Whether two medians differ by less than steps of one run do, so that the change may be chance.
+    """Whether two medians of step times differ by no more than chance, as `may_be_chance` says it."""
+    halves = (None if spread is None else (spread.low_seconds, spread.high_seconds) for spread in spreads)
+    return may_be_chance(change_seconds, *halves)
 
-    Middle halves that do not overlap are no chance, however wide one of them is.
+
+def may_be_chance(change: float | None, *halves: tuple[float, float] | None) -> bool:
+    """Whether a figure of two runs differs by less than the steps of one run do, so that it may be chance.
+
+    `halves` are the lowest and the highest of each run's middle half, in the unit of `change`. Middle halves
+    that do not overlap are no chance, however wide one of them is.
     """
-    known = [spread for spread in spreads if spread is not None]
-    if change_seconds is None or not known:
+    known = [half for half in halves if half is not None]
+    if change is None or not known:
         return False
-    if max(spread.low_seconds for spread in known) > min(spread.high_seconds for spread in known):
+    if max(low for low, _ in known) > min(high for _, high in known):
         return False
-    return abs(change_seconds) < max(spread.width_seconds for spread in known)
+    return abs(change) < max(high - low for low, high in known)
 
 
 class SeriesBuilder:

@@ -9,11 +9,13 @@ from msgspec.structs import replace
 from llmtop.presets.errors import ExitCode
 from llmtop.presets.spec import Provenance, ValueSource
 from llmtop.profiler.effects.compare import change, compare
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.wholefile import document
 from llmtop.trainer.change.plan import BY_SET
 from llmtop.tui.commands.compare import render
 from tests.cli.conftest import Llmtop
-from tests.recorded import make_recorded_run
+from tests.recorded import BEGAN, Recorder, make_recorded_run
+from tests.recorded_spec import recorded_prediction, recorded_spec
 
 
 def test_two_runs_by_part_of_their_ids(llmtop: Llmtop, runs_root: Path) -> None:
@@ -83,6 +85,34 @@ def test_a_change_that_is_smaller_than_steps_differ_is_noise(llmtop: Llmtop, run
     assert spread["low_seconds"] < found["changes"][0]["first"] < spread["high_seconds"]
     few = make_recorded_run(runs_root, steps=3)
     assert "of B took" not in llmtop("compare", one.run_id, few.run_id).out
+
+
+def test_each_figure_is_judged_by_its_own_spread(llmtop: Llmtop, runs_root: Path) -> None:
+    """Steps that are slow now and then take throughput down, which is a mean, and leave the median."""
+    one = make_recorded_run(runs_root, steps=60)
+    spec = recorded_spec(steps=60)
+    halting = RunDir.create(runs_root, spec, recorded_prediction(spec), {})
+    recorder = Recorder(halting, spec, BEGAN)
+    recorder.start()
+    usual = recorder.steady_seconds
+    for step in range(1, 61):
+        recorder.steady_seconds = usual * (4 if step % 6 == 0 else 1)
+        recorder.step(step)
+    recorder.end("completed", 60)
+    recorder.close()
+    told = " ".join(llmtop("compare", one.run_id, halting.run_id).out.split())
+    assert "; step time differs by less: within noise" in told and "MFU" not in told
+    found = llmtop("compare", one.run_id, halting.run_id, "--json").json()
+    changes = {one["name"]: one for one in found["changes"]}
+    assert changes["tokens_per_second"]["percent"] < -20
+    noisy = [name for name, one in changes.items() if one["within_noise"]]
+    assert (noisy, found["speed_within_noise"]) == (["step_seconds"], False)
+    alike = make_recorded_run(runs_root, steps=60, pace=1.005)
+    both = " ".join(llmtop("compare", one.run_id, alike.run_id).out.split())
+    assert "; step time and throughput differ by less: within noise" in both
+    gpus = [make_recorded_run(runs_root, kind="cuda", steps=30, pace=pace) for pace in (1.0, 1.005)]
+    on_gpus = " ".join(llmtop("compare", *(run.run_id for run in gpus)).out.split())
+    assert "; step time, throughput and MFU differ by less: within noise" in on_gpus
 
 
 def test_next_to_nothing_has_no_percentage(runs_root: Path) -> None:
