@@ -147,8 +147,29 @@ def _read(run: RunDir) -> _Read:
         run=run,
         spec=spec,
         state=state,
-        report=report_of(run, state, stands_out=False),
-        reserved_bytes=found.reserved_bytes,
+        report=_of_steps_alone(report_of(run, state, stands_out=False), state),
+        reserved_bytes=None if state.made_no_step else found.reserved_bytes,
+    )
+
+
+def _of_steps_alone(report: Report, state: RunState) -> Report:
+    """Without figures of the moment, which say nothing beside those of a run that has made its steps.
+
+    What processes hold before their first step is no measure of the run, and a setting on which no step was
+    made has not the speed of the one before.
+    """
+    if state.made_no_step:
+        host = replace(report.host_memory, ranks_pss_bytes=None)
+        report = replace(report, actual_device_bytes=None, host_memory=host)
+    if state.setting_series.steps:
+        return report
+    return replace(
+        report,
+        step_seconds=None,
+        step_spread=None,
+        tokens_per_second=None,
+        mfu_percent=None,
+        needed_mfu_percent=None,
     )
 
 
@@ -255,7 +276,7 @@ def _changes(first: _Read, second: _Read) -> Iterator[Change]:
 
 
 def _steady(read: _Read) -> tuple[tuple[float, float | None], ...]:
-    return steady_steps(read.state.present_series, WARMUP_STEPS)
+    return steady_steps(read.state.setting_series, WARMUP_STEPS)
 
 
 def _scaled(
@@ -360,6 +381,8 @@ def _not_settled(letter: str, read: _Read, side: Side) -> Iterator[str]:
         yield f"{letter} has finished no step" + (
             ": it is still starting" if side.status == "starting" else ""
         )
+    elif went_on := _no_step_since(read.state):
+        yield f"{letter} {went_on}"
     elif side.timed_steps < FEW_STEPS:
         steps = counted(side.timed_steps, "step")
         yield (
@@ -368,10 +391,7 @@ def _not_settled(letter: str, read: _Read, side: Side) -> Iterator[str]:
         )
     if len(side.settings) > 1:
         last = side.settings[-1]
-        yield (
-            f"{letter} was changed while it ran: its options, memory and phases are those since step"
-            f" {last.first_step:,}, and so is its step time"
-        )
+        yield f"{letter} was changed while it ran: {_since_words(read.state, last.first_step)}"
     if side.status in ("failed", "out_of_memory", "lost"):
         yield f"{letter} ended as {side.status.replace('_', ' ')}"
     if read.spec.on_cpu:
@@ -386,3 +406,21 @@ def _not_settled(letter: str, read: _Read, side: Side) -> Iterator[str]:
     )
     if crowded or (held and max(held) > DRIVER_RESERVE_BYTES + FOREIGN_BYTES):
         yield f"other processes were on a device of {letter}"
+
+
+def _no_step_since(state: RunState) -> str:
+    """Of a run that was gone on with and has made no step since, what that leaves out; empty for others."""
+    if state.went_on is None or not state.made_no_step:
+        return ""
+    after = f" after step {state.present_step:,}" if state.present_step else ""
+    speed = "; its speed is that of the steps before" if state.setting_series.steps else ""
+    return f"went on{after} and has made no step since, so that its memory is not known{speed}"
+
+
+def _since_words(state: RunState, first_step: int) -> str:
+    """Which steps the figures of a run are of that was changed before `first_step`."""
+    if not state.setting_series.steps:
+        return f"its options are those since step {first_step:,}, and no step was made on them"
+    if state.made_no_step:
+        return f"its options and its speed are those since step {first_step:,}"
+    return f"its options, memory and phases are those since step {first_step:,}, and so is its step time"

@@ -193,8 +193,17 @@ class RunState(Struct, frozen=True, kw_only=True):
     @property
     def present_series(self) -> Series:
         """The steps on the setting in force; of all of them until there is one."""
-        present = from_step(self.series, self.changes.spans[-1].first_step)
+        present = self.setting_series
         return present if present.steps else self.series
+
+    @property
+    def setting_series(self) -> Series:
+        """The steps on the setting in force, which may be none; where it came after the run was gone on with,
+        only those made since."""
+        series = self.series
+        if self.went_on is not None and self.changes.took_hold_since(self.went_on):
+            series = from_time(series, self.went_on)
+        return from_step(series, self.changes.spans[-1].first_step)
 
     @property
     def speed_series(self) -> Series:

@@ -44,7 +44,7 @@ def _last(state: RunState, first: int, end: int | None) -> int | None:
 
 
 def _median_seconds(state: RunState, first: int, end: int | None) -> float | None:
-    series = state.series
+    series = state.setting_series if end is None else state.series
     seconds = [
         seconds
         for step, seconds, profiled in zip(series.steps, series.step_seconds, series.profiled, strict=True)

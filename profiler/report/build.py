@@ -237,6 +237,15 @@ def _host(state: RunState, prediction: Prediction) -> HostReport:
     )
 
 
+def _stands_at(state: RunState, rank: RankState) -> int:
+    """The last step that a rank made, before its first one that which its process began after."""
+    if rank.last_step is not None:
+        return rank.last_step.step
+    if rank.checkpoint_loaded is not None:
+        return rank.checkpoint_loaded.step
+    return (state.goes_on_after or 0) if state.went_on is not None and state.made_no_step else 0
+
+
 def _rank(state: RunState, rank: RankState) -> RankReport:
     peaks = [memory.peak_bytes for memory in rank.peaks.values() if memory.peak_bytes is not None]
     failure = None
@@ -245,7 +254,7 @@ def _rank(state: RunState, rank: RankState) -> RankReport:
     return RankReport(
         rank=rank.rank,
         pid=rank.pid,
-        last_step=rank.last_step.step if rank.last_step else 0,
+        last_step=_stands_at(state, rank),
         exit_code=rank.exited.exit_code if rank.exited else None,
         signal=rank.exited.signal if rank.exited else None,
         peak_bytes=max(peaks, default=None),

@@ -72,6 +72,7 @@ class RankReport(Struct, frozen=True, kw_only=True):
     rank: int
     pid: int | None
     last_step: int
+    """That it made, or that its process began after; 0 for none."""
     exit_code: int | None
     signal: str | None
     peak_bytes: int | None

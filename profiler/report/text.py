@@ -240,7 +240,7 @@ def _ending(rank: RankReport) -> str:
         ending = f"exited with {rank.exit_code}"
     else:
         ending = "running or not known to have ended"
-    after = f" after step {rank.last_step}"
+    after = f" after step {rank.last_step}" if rank.last_step else " before a first step"
     return ending + after + (f" ({rank.failure})" if rank.failure else "")
 
 

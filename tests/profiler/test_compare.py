@@ -11,6 +11,7 @@ import pytest
 from llmtop.profiler.effects.compare import Comparison, compare
 from llmtop.profiler.effects.kernelnames import AttentionKernel
 from llmtop.profiler.export.secrets import Scrubber
+from llmtop.profiler.record.changeevents import ChangeAsked, RestageBegan
 from llmtop.profiler.record.deviceevents import DeviceSample
 from llmtop.profiler.record.eventlog import EventWriter
 from llmtop.profiler.record.events import (
@@ -19,15 +20,19 @@ from llmtop.profiler.record.events import (
     HardwareSampled,
     KernelsSeen,
     PhaseMemory,
+    RunEnd,
+    RunEnded,
     StepFinished,
 )
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.comparepage import read_compare_page
+from llmtop.profiler.report.text import render as render_report
 from llmtop.tui.commands.compare import render
 from tests.profiler.test_report_page import require_harmless
-from tests.recorded import make_recorded_run
+from tests.recorded import BEGAN, Recorder, make_recorded_run
 from tests.recorded_changes import make_changed_run
-from tests.recorded_spec import GIB
+from tests.recorded_spec import GIB, recorded_prediction, recorded_spec
 
 
 def flash(attention: str = AttentionKernel.FLASH_2) -> KernelsSeen:
@@ -204,3 +209,42 @@ def test_the_page_of_a_comparison(tmp_path: Path) -> None:
         assert words in parsed.text
     plots = {str(a["aria-label"]) for name, a in parsed.elements if name == "svg"}
     assert {"Loss", "Step time", "Peak memory"} <= plots
+
+
+@pytest.mark.parametrize("end", [None, "stopped"])
+def test_a_run_that_is_starting_again_has_no_figures_of_the_moment(
+    tmp_path: Path, end: RunEnd | None
+) -> None:
+    plain = make_recorded_run(tmp_path, steps=36)
+    spec = recorded_spec("cpu", steps=36)
+    run = RunDir.create(tmp_path, spec, recorded_prediction(spec), {})
+    recorder = Recorder(run, spec, BEGAN)
+    recorder.start()
+    for step in range(1, 13):
+        recorder.step(step)
+    recorder.end("stopped", 12)
+    recorder.time.advance(60.0)
+    recorder.start(goes_on_after=8)
+    if end is not None:
+        recorder.supervisor.write(RunEnded(state=end, reason="asked"))
+    else:
+        run.write_supervisor_pid()
+    found = compare(plain, run)
+    for name in ("peak_bytes", "reserved_bytes", "host_bytes", "device_bytes"):
+        assert rows(found)[name].second is None, name
+    assert rows(found)["host_bytes"].first and rows(found)["step_seconds"].second
+    why = "B went on after step 8 and has made no step since, so that its memory is not known"
+    assert f"{why}; its speed is that of the steps before" in found.unfair
+    told = " ".join(render_report(build_report(run), 100).split())
+    assert "after step 8" in told and "after step 0" not in told
+    assert run.add_setting(spec, recorded_prediction(spec), {}) == 1
+    recorder.supervisor.write(ChangeAsked(setting=1, restage=True))
+    recorder.supervisor.write(RestageBegan(setting=1, from_setting=0, last_step=8, world_size=2))
+    found = compare(plain, run)
+    recorder.close()
+    assert (found.second.settings[-1].first_step, found.second.settings[-1].step_seconds) == (9, None)
+    for name in ("step_seconds", "tokens_per_second"):
+        assert rows(found)[name].second is None, name
+    assert why in found.unfair, found.unfair
+    changed = "B was changed while it ran: its options are those since step 9, and no step was made on them"
+    assert changed in found.unfair
