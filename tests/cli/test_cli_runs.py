@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
@@ -14,9 +15,10 @@ from llmtop.presets.errors import ExitCode
 from llmtop.profiler.fold.rankstate import RankState, StageTime
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.record.feed import read_state
-from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir, list_runs
+from llmtop.trainer.control import wait_for_end
 from llmtop.trainer.supervisor import rankenv
-from llmtop.tui.commands import stop
+from llmtop.tui.commands import attach, stop
 from llmtop.tui.commands.follow import QUIET_SECONDS, Narrator
 from llmtop.tui.commands.plain import PlainTeller
 from llmtop.tui.feeds.runsfeed import run_row
@@ -144,6 +146,35 @@ def test_attach_headless_ends_as_the_run_did(
     assert (answer.code, answer.out) == (code, "")
     assert "step 4/4" in answer.err
     assert told in answer.err
+
+
+def test_looking_at_a_process_says_that_it_goes_on_and_how_it_ends(
+    llmtop: Llmtop, runs_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = "import sys; sys.stdin.read()"
+    process = subprocess.Popen([sys.executable, "-c", waits], stdin=subprocess.PIPE)
+    # The monitor is left at once.
+    monkeypatch.setattr(attach, "can_draw", lambda: True)
+    monkeypatch.setattr(attach, "watch", lambda run, *, read_only: ExitCode.DONE)
+    try:
+        left = llmtop("attach", "--pid", str(process.pid))
+        (run,) = list_runs(runs_root)
+        assert left.code == ExitCode.DONE and run.supervisor_alive()
+        told = " ".join(left.err.split())
+        assert f"run {run.run_id} looks at process {process.pid} until that ends, also when you have" in told
+        assert f"llmtop stop {run.run_id} ends the looking and leaves the process alone" in told
+        assert llmtop("stop", "latest").code == ExitCode.DONE and process.poll() is None
+        # Lines may be ended in any way, so they begin with it.
+        monkeypatch.setattr(attach, "follow_to_end", watched := Mock(return_value=ExitCode.DONE))
+        lines = llmtop("attach", "--pid", str(process.pid), "--headless")
+        (second,) = (one for one in list_runs(runs_root) if one.run_id != run.run_id)
+        assert watched.called and f"llmtop stop {second.run_id}" in " ".join(lines.err.split())
+    finally:
+        process.communicate()
+        for one in list_runs(runs_root):
+            assert wait_for_end(one, 60.0) is not None
+    # No such words of a run that is named.
+    assert "looks at process" not in llmtop("attach", second.run_id, "--headless").err
 
 
 @pytest.fixture
