@@ -18,8 +18,9 @@ from llmtop.presets.catalog import load_recipe
 from llmtop.presets.errors import UsageError
 from llmtop.presets.resolve import Layer, Machine, recipe_layers, resolve
 from llmtop.presets.rules import refusals
-from llmtop.presets.spec import RunSpec, ValueSource
+from llmtop.presets.spec import RunOptions, RunSpec, ValueSource
 from llmtop.profiler.cost.sweep import changed
+from llmtop.profiler.effects.switches import WITHOUT_EFFECT
 from llmtop.profiler.memory.predict import predict
 from llmtop.profiler.record.rundir import find_run, list_runs
 from llmtop.trainer.tune import edge as edges
@@ -94,6 +95,17 @@ def test_words_that_make_no_sense_are_refused_with_what_would() -> None:
         assert any(knob.key == key for knob in knobs_of(spec, (key,), ())), "what is fixed does not vary"
     fixed = {knob.key: knob.values for knob in knobs_of(spec, ("grad_accum=4", "zero"), ("liger=on",))}
     assert (fixed["micro_batch"], fixed["zero"], fixed["liger"]) == ((4,), (2,), (True,))
+
+
+def test_what_no_trial_tells_anything_of_is_not_varied() -> None:
+    refused = set()
+    for key in RunOptions.__struct_fields__:
+        try:
+            knobs_of(spec_of(), (), (f"{key}=x",))
+        except UsageError as error:
+            refused |= {key} if "is the same in every trial" in error.what else set()
+    alike = {"gpus", "nodes", "total_gpus", "inter_node_gbps", "seq_len"}
+    assert refused == WITHOUT_EFFECT | alike | {"max_grad_norm", "heal"}
 
 
 def test_a_surface_that_is_off_by_factors_is_solved_in_twelve_trials() -> None:

@@ -9,6 +9,7 @@ from llmtop.presets import option_values, resolve
 from llmtop.presets.errors import UsageError, nearest
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.cost.sweep import changed
+from llmtop.profiler.effects.switches import WITHOUT_EFFECT
 from llmtop.trainer.dsconfig import deepspeed_config
 from llmtop.trainer.tune.space import (
     BUCKETS,
@@ -36,12 +37,7 @@ _COMPARED_BY = ("model", "gpu", "gpus", "nodes", "seq_len", "steps")
 """Options that make a trial comparable with the others."""
 _NOT_VARIED = ("total_gpus", "inter_node_gbps", "deepspeed_config")
 """The same, for what may be fixed."""
-_TIMELESS = (
-    "learning_rate", "lr_schedule", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2",
-    "adam_epsilon", "max_grad_norm", "seed", "data", "text_field", "tokenizer", "checkpoint_every",
-    "keep_checkpoints", "save_at_end", "classify_every", "kernel_profile_step", "heal", "sample_seconds",
-    "hang_factor", "hang_floor_seconds",
-)  # fmt: skip
+_TIMELESS = WITHOUT_EFFECT - {*_COMPARED_BY, *_NOT_VARIED} | {"max_grad_norm", "heal"}
 """Options that no trial's time tells anything of: it is the same, or a trial leaves it out. One that varied
 would be chosen by the scatter of times."""
 _EXAMPLE = "for example --fix zero=2 --allow attention=sdpa,eager"
