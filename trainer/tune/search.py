@@ -91,11 +91,21 @@ def next_trial(spec: RunSpec, space: Space, lines: Sequence[Line], room: int) ->
     return Next(candidate=following) if following is not None else None
 
 
+def _coming(
+    spec: RunSpec, space: Space, lines: Sequence[Line], trials: int, minutes: float, left_seconds: float
+) -> Next | str:
+    """What is to be tried with so much left of a budget of `trials` and `minutes`, or why the search ends."""
+    if len(lines) >= trials:
+        return f"{counted(len(lines), 'trial')} {'was' if len(lines) == 1 else 'were'} made"
+    if left_seconds < _LEAST_SECONDS and lines:
+        return f"{minutes:g} minutes are over"
+    following = next_trial(spec, space, lines, _room(lines, trials, left_seconds))
+    return following or "nothing is left that was not tried and may fit"
+
+
 def trial_left(spec: RunSpec, space: Space, lines: Sequence[Line], trials: int, minutes: float) -> bool:
     """Whether a search that goes on now would begin a trial; what ran when it was killed is not looked at."""
-    if len(lines) >= trials or (lines and 60 * minutes < _LEAST_SECONDS):
-        return False
-    return next_trial(spec, space, lines, _room(lines, trials, 60 * minutes)) is not None
+    return isinstance(_coming(spec, space, lines, trials, minutes, 60 * minutes), Next)
 
 
 class Search:
@@ -122,14 +132,10 @@ class Search:
         self._settle_left_over()
         while True:
             lines = self._tune.ended()
-            if len(lines) >= trials:
-                return f"{counted(len(lines), 'trial')} {'was' if len(lines) == 1 else 'were'} made"
             left = deadline - time.monotonic()
-            if left < _LEAST_SECONDS and lines:
-                return f"{minutes:g} minutes are over"
-            coming = next_trial(self._spec, self._space, lines, _room(lines, trials, left))
-            if coming is None:
-                return "nothing is left that was not tried and may fit"
+            coming = _coming(self._spec, self._space, lines, trials, minutes, left)
+            if isinstance(coming, str):
+                return coming
             seconds = min(LONGEST_SECONDS, max(left, _LEAST_FOR_FIRST_SECONDS if not lines else 0))
             self._one(len(lines) + 1, coming, seconds, tried_of(lines, self._space))
 
