@@ -138,12 +138,13 @@ def _parsed(words: Sequence[str], *, ended: bool) -> dict[str, Any]:
         key, equals, _ = word.partition("=")
         if not equals or not key.strip():
             raise UsageError(f"{word}: not of the form KEY=VALUE", fix="for example micro_batch=2")
-        name = ".".join(part.strip() for part in key.split("."))
-        name = name if "." in name else name.replace("-", "_")
+        first, *below = (part.strip() for part in key.split("."))
+        first = first.replace("-", "_")
+        name = ".".join((first, *below))
         if other := next((one for one in said if _overlap(name, one)), ""):
             raise UsageError(f"{word}: {name} is told already by {said[other]}", fix="keep one of them")
         said[name] = word
-        check_key(key.partition(".")[0].strip().replace("-", "_"), word, ended=ended)
+        check_key(first, word, ended=ended)
         values = option_values.merge(values, resolve.parse_set(word, word))
     return values
 
