@@ -79,11 +79,9 @@ def _ragged_experts(spec: RunSpec, precision: str) -> bool:
 
 
 def _expert_words(spec: RunSpec) -> dict[str, str | float]:
-    width = spec.model.moe.expert_intermediate_size if spec.model.moe is not None else 0
     whole = _GROUPED_BYTES // DTYPE_BYTES[spec.options.precision]
-    mends = spec.options.precision != "fp32" and not _ragged_experts(spec, "fp32")
+    mends = not _ragged_experts(spec, "fp32")
     return {
-        "width": width,
         "whole": whole,
         "mend": ("--precision fp32, or " if mends else "") + f"a config.json with multiples of {whole}",
     }
@@ -313,7 +311,7 @@ _SHAPE_RULES = (
     Rule(
         name="experts of ragged rows",
         refuses=lambda spec: _ragged_experts(spec, spec.options.precision),
-        what="experts of {width} by {model.hidden_size} in {o.precision}",
+        what="experts of {model.moe.expert_intermediate_size} by {model.hidden_size} in {o.precision}",
         why="torch multiplies all experts at once where rows are of whole 16 bytes, {whole} numbers, only",
         fix="{mend}",
         source="torch 2.13 nn.functional.grouped_mm: strides should be multiple of 16 bytes;"
