@@ -5,18 +5,13 @@ Without that a change would be under way for ever in the record, also where the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
-
-from msgspec import Struct
+from collections.abc import Callable, Container
 
 from llmtop.presets.errors import UsageError
-from llmtop.profiler.record.changeevents import (
-    ChangeAsked,
-    ChangeRefused,
-    RestageBegan,
-    Restaged,
-    RestageFailed,
-)
+from llmtop.profiler.fold.changestate import ChangeRecord
+from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.record.changeevents import ChangeAsked, ChangeRefused, Restaged, RestageFailed
 from llmtop.profiler.record.eventlog import EventTail
 from llmtop.profiler.record.events import AnyEvent
 from llmtop.profiler.record.rundir import SUPERVISOR, InForce, RunDir
@@ -24,19 +19,6 @@ from llmtop.trainer import control
 from llmtop.trainer.supervisor.requests import Reply
 
 ENDED_BEFORE = "the supervisor ended before it was carried out"
-
-
-class _Told(Struct, kw_only=True):
-    """How far the record has followed the changes; the last four by setting."""
-
-    taken_up: dict[str, ChangeAsked] = {}
-    """By request, as `refused_at_once`."""
-    refused_at_once: dict[str, str] = {}
-    """Why."""
-    began: dict[int, RestageBegan] = {}
-    made: set[int] = set()
-    not_made: dict[int, str] = {}
-    """Why."""
 
 
 def settle_left(
@@ -54,62 +36,44 @@ def settle_left(
     if not earlier:
         return
     events = EventTail(run.events_path(SUPERVISOR)).poll()
-    told = _told(events)
-    if was_in_force.fall_back is not None:
-        # Also where the disk has had no room for that yet.
-        told.not_made.setdefault(was_in_force.setting, ENDED_BEFORE)
+    told = {_request_id(record): record for record in fold(RunState(), events).changes.records}
     for asked in control.pending(run, events):
         if asked.request_id in earlier:
-            _settle(run, asked, told, was_in_force, write, answer)
+            _settle(run, asked, told.get(asked.request_id), was_in_force, write, answer)
 
 
-def _told(events: Iterable[AnyEvent]) -> _Told:
-    told = _Told()
-    for event in events:
-        if isinstance(event, ChangeAsked):
-            told.taken_up[event.request_id] = event
-        elif isinstance(event, RestageBegan):
-            told.began[event.setting] = event
-        elif isinstance(event, Restaged):
-            told.made.add(event.setting)
-        elif isinstance(event, (RestageFailed, ChangeRefused)):
-            _add_not_made(told, event)
-    return told
-
-
-def _add_not_made(told: _Told, event: RestageFailed | ChangeRefused) -> None:
-    if event.setting is not None:
-        told.not_made[event.setting] = event.reason
-    elif isinstance(event, ChangeRefused):
-        told.refused_at_once[event.request_id] = event.reason
+def _request_id(record: ChangeRecord) -> str:
+    told = record.asked or record.refused
+    return told.request_id if told is not None else ""
 
 
 def _settle(
     run: RunDir,
     asked: control.Request,
-    told: _Told,
+    told: ChangeRecord | None,
     was_in_force: InForce,
     write: Callable[[AnyEvent], object],
     answer: Reply,
 ) -> None:
     """An end that the record has is the true one: then only the answer was missing."""
-    change = told.taken_up.get(asked.request_id)
-    if change is None:
-        reason = told.refused_at_once.get(asked.request_id, "")
-        if asked.action == control.SET and not reason:
+    if told is None:
+        if asked.action == control.SET:
             write(ChangeRefused(request_id=asked.request_id, asked=_words(asked), reason=ENDED_BEFORE))
-        answer(asked, "refused", reason or ENDED_BEFORE)
-    elif change.setting in told.not_made:
-        answer(asked, "refused", told.not_made[change.setting])
-    elif change.setting in told.made:
+        answer(asked, "refused", ENDED_BEFORE)
+    elif told.asked is None or told.status in ("refused", "failed"):
+        answer(asked, "refused", told.reason)
+    elif told.setting == was_in_force.setting and was_in_force.fall_back is not None:
+        # It is taken back, also where the disk has had no room to say so yet.
+        answer(asked, "refused", ENDED_BEFORE)
+    elif told.status == "applied":
         answer(asked, "done", "")
-    elif _is_made(change, was_in_force):
+    elif _is_made(told.asked, was_in_force):
         # It was made, and there was no time left to say so.
-        if change.restage and change.setting in told.began:
-            write(Restaged(setting=change.setting, step=told.began[change.setting].last_step + 1))
+        if told.asked.restage and told.began is not None:
+            write(Restaged(setting=told.asked.setting, step=told.began.last_step + 1))
         answer(asked, "done", "")
     else:
-        write(_not_made(run, asked, change, was_in_force, begun=change.setting in told.began))
+        write(_not_made(run, asked, told.asked, was_in_force, begun=told.began is not None))
         answer(asked, "refused", ENDED_BEFORE)
 
 
