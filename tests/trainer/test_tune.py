@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from llmtop.trainer.tune.pool import doubtful, fastest, pooled
 from llmtop.trainer.tune.rank import Tried, next_candidate, suspicion, untried
 from llmtop.trainer.tune.search import Search
 from llmtop.trainer.tune.space import Candidate, Space, choice_of, key_of, space_of
-from llmtop.trainer.tune.trial import Measured, Show, trial_spec
+from llmtop.trainer.tune.trial import Measured, Show, trial_spec, why_over
 from llmtop.trainer.tune.words import knobs_of
 from tests.worker.failing_worker import FAILS_ON_THREADS
 
@@ -254,6 +255,27 @@ def test_a_trial_saves_nothing_and_is_the_same_training_step() -> None:
     assert (
         not run.options.save_at_end and not run.options.heal and run.tokens_per_step == spec.tokens_per_step
     )
+
+
+@pytest.mark.parametrize(
+    ("found", "best", "early", "why"),
+    [
+        ([1.0, 1.0], None, True, None),
+        ([1.0, 1.0, 1.0], None, True, "measured"),
+        ([1.0, 1.02, 1.04], None, True, None),
+        ([1.0, 1.02, 1.04], 0.9, True, "measured"),
+        ([1.0, 1.02, 1.04], 1.0, True, None),
+        ([1.0, 1.02, 1.04], 1.1, True, None),
+        ([1.6, 1.6], 1.0, True, "slow"),
+        ([1.6, 1.4], 1.0, True, None),
+        ([1.6, 1.6, 1.6], 1.0, False, None),
+    ],
+)
+def test_a_trial_goes_on_as_long_as_it_may_be_the_best(
+    found: list[float], best: float | None, early: bool, why: str | None
+) -> None:
+    assert why_over(found, time.monotonic() + 1000, best, early=early) == why
+    assert why_over(found, time.monotonic() - 1, best, early=early) == (why or "timeout")
 
 
 def _line(micro: int, seconds: float | None, error: float = 0.01, number: int = 1, steps: int = 4) -> Line:

@@ -83,12 +83,22 @@ class Tuning:
             assert time.monotonic() < end, self.lines()
             time.sleep(0.01)
 
+    def _is_going(self) -> bool:
+        """Whether the newest search is; what it said, where it has ended by itself."""
+        process = self.called[-1]
+        assert process.poll() is None, process.communicate()
+        return True
+
     def wait_for_step(self) -> RunDir:
         """Until a trial has made its first step; that trial's run."""
-        self.wait_for(lambda: any(run.rank_events() and run.supervisor_alive() for run in self.runs()))
+        self.wait_for(
+            lambda: self._is_going() and any(r.rank_events() and r.supervisor_alive() for r in self.runs())
+        )
         run = self.runs()[0]
         self.wait_for(
-            lambda: run.events_path(0).exists() and b"step_finished" in _content(run.events_path(0))
+            lambda: self._is_going()
+            and run.events_path(0).exists()
+            and b"step_finished" in _content(run.events_path(0))
         )
         return run
 

@@ -39,6 +39,9 @@ LEAST_INTERVALS = 2
 _ENOUGH_INTERVALS = 3
 _ENOUGH_ERROR = 0.002
 """Standard error of the time of a step, as a share of it, from which on a trial need not go on."""
+_CLEAR_ERRORS = 5.0
+"""Standard errors that a time is behind the best by, from which on a trial need not go on: more steps would
+only tell better how far. Many, as three intervals do not tell their own scatter well."""
 BEHIND = 1.5
 """Times the best time of a step, beyond which a trial need not be finished."""
 _POLL_SECONDS = 0.1
@@ -168,20 +171,24 @@ def _watch(
         show(state, deadline - time.monotonic())
         if state.status in ENDED:
             return None
-        cut = _cut(steps.intervals(), deadline, best, early=early)
+        cut = why_over(steps.intervals(), deadline, best, early=early)
         if cut is not None:
             steps.close()
             return cut
         time.sleep(_POLL_SECONDS)
 
 
-def _cut(found: Sequence[float], deadline: float, best: float | None, *, early: bool) -> Outcome | None:
-    """Why a trial need not go on."""
+def why_over(found: Sequence[float], deadline: float, best: float | None, *, early: bool) -> Outcome | None:
+    """Why a trial need not go on that has `found` these seconds of steps; None where it must.
+
+    `deadline` on the monotonic clock; `best` is the best time of a step so far.
+    """
     if early and best is not None and len(found) >= LEAST_INTERVALS and min(found) > BEHIND * best:
         return "slow"
-    enough = early and len(found) >= _ENOUGH_INTERVALS
-    if enough and error_of(found) <= _ENOUGH_ERROR * statistics.fmean(found):
-        return "measured"
+    if early and len(found) >= _ENOUGH_INTERVALS:
+        mean, error = statistics.fmean(found), error_of(found)
+        if error <= _ENOUGH_ERROR * mean or (best is not None and mean - best >= _CLEAR_ERRORS * error):
+            return "measured"
     return "timeout" if time.monotonic() > deadline else None
 
 
