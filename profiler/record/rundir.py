@@ -15,7 +15,7 @@ from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.foreign import read_json
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.record.naming import meant
+from llmtop.profiler.record.naming import meant, short_ids
 from llmtop.profiler.record.processidentity import ProcessIdentity, process_identity
 from llmtop.profiler.record.remote import read_remote
 from llmtop.profiler.record.runfiles import HARDWARE as HARDWARE
@@ -285,6 +285,14 @@ def find_run(root: Path, ref: str) -> RunDir:
         otherwise="see `llmtop ls`",
     )
     return RunDir.open(root / found)
+
+
+def short_id(run: RunDir) -> str:
+    """What commands take for a run where it is, by the runs that are there now."""
+    if read_remote(run.path) is not None:
+        return short_ids((run.run_id,))[run.run_id]  # nobody here knows the others
+    # The folder of one that was just deleted, or that is no longer whole, is not listed.
+    return short_ids((run.run_id, *(one.run_id for one in list_runs(run.path.parent))))[run.run_id]
 
 
 def unused_path(root: Path, name: str) -> Path:

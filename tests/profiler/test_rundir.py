@@ -12,9 +12,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.profiler.record import rundir
+from llmtop.profiler.record.naming import cut_words, meant, short_ids
 from llmtop.profiler.record.processidentity import process_identity
 from llmtop.profiler.record.rundir import RunDir, find_run, list_runs
 from llmtop.profiler.record.wholefile import write_atomic
@@ -97,6 +100,43 @@ def test_a_missing_or_broken_prediction_is_named_when_asked_for(tmp_path: Path) 
         opened.deepspeed_config()
     with pytest.raises(LlmtopError, match="not a run"):
         RunDir.open(tmp_path / "nothing")
+
+
+@given(st.sets(st.text("ab-12", min_size=1, max_size=14), min_size=1, max_size=30))
+def test_a_short_id_is_taken_for_its_run(names: set[str]) -> None:
+    ids = sorted({name.strip("-") or "a" for name in names})
+    for one, word in short_ids(ids).items():
+        assert _meant(word, ids) == one and (word in one) and not word.startswith("-")
+
+
+def test_short_ids_are_read_and_typed() -> None:
+    known = {
+        "20261129-184512-cpu-demo-3f2a": "3f2a",
+        "before": "before",
+        "lr-1e-5-long-run-1": "run-1",
+        "lr-1e-5-long-run-2": "run-2",
+        "my-very-long-experiment": "my-very",
+        "thisnameishardtosplit": "plit",
+    }
+    assert short_ids([*known]) == known
+    # Those that come later may end alike; what is read of the others stays.
+    later = short_ids([*known, "20261129-184614-cpu-demo-3f2a", "before-2", "my-very-last-experiment"])
+    assert {one: word for one, word in later.items() if known.get(one) == word} == {
+        one: word for one, word in known.items() if word not in ("3f2a", "my-very")
+    }
+    assert later["20261129-184512-cpu-demo-3f2a"] == "20261129-1845"
+    assert later["my-very-long-experiment"] == "my-very-long"
+    assert short_ids(["latest", "older"])["latest"] == "test", "that word means the newest"
+    assert _meant("test", ["older", "latest"]) == "latest"
+    assert [cut_words(word, "my-very-long") for word in ("my-very", "long", "my-very-long")] == [
+        "my-very…",
+        "…long",
+        "my-very-long",
+    ]
+
+
+def _meant(word: str, ids: list[str]) -> str:
+    return meant(word, ids, thing="run", things="runs", empty=UsageError("none"), otherwise="")
 
 
 def test_listing_passes_over_what_is_not_a_run(tmp_path: Path) -> None:

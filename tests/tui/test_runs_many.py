@@ -10,10 +10,11 @@ import pytest
 from textual.widgets import DataTable
 
 from llmtop.presets.errors import LlmtopError
-from llmtop.profiler.record.rundir import RunDir, list_runs
+from llmtop.profiler.record.rundir import RunDir, find_run, list_runs
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.asking import deletion
 from llmtop.tui.feeds.view import RunRow
+from llmtop.tui.screens.monitor import MonitorScreen
 from llmtop.tui.screens.runs import RunsScreen
 from llmtop.tui.widgets.columns import Order
 from llmtop.tui.widgets.runcolumns import COLUMNS, holds, ordered
@@ -73,6 +74,26 @@ async def test_rows_are_ordered_by_keys_and_by_mouse(root: Path) -> None:
         await wait_for_text(pilot, "step▾")
         await pilot.click(DataTable, offset=(at, 0))
         await wait_for_text(pilot, "step▴")
+
+
+async def test_what_is_read_of_an_id_is_taken_for_its_run(root: Path) -> None:
+    runs = [make_recorded_run(root, steps=1) for _ in range(5)]
+    alike = runs[4].run_id.replace("202", "201", 1)
+    for run, name in zip(runs, ("before", "lr-1e-5-long-run-1", "lr-1e-5-long-run-2", alike), strict=False):
+        run.path.rename(root / name)
+    app = LlmtopApp("runs", root=root)
+    async with app.run_test(size=SMALL) as pilot:
+        told = await wait_for_text(pilot, "before", "run-1", "run-2", "state", "tok/s")
+        rows = [line.split()[0] for line in told.splitlines() if "✓ completed" in line]
+        assert [find_run(root, word).run_id for word in rows] == shown(app)
+        await pilot.press("G", "k", "space")
+        marked = shown(app)[-2]
+        await wait_for(pilot, lambda: f" * {rows[-2]}" in screen_text(app).splitlines()[0])
+        await pilot.press("enter")
+        await wait_for(pilot, lambda: isinstance(app.screen, MonitorScreen))
+        opened = await wait_for_text(pilot, "COMPLETED")
+        (told_id,) = re.findall(r"ZeRO-\d  (\S+)", opened.splitlines()[0])
+        assert find_run(root, told_id.strip("…")).run_id == marked
 
 
 def row(**known: object) -> RunRow:

@@ -11,7 +11,7 @@ from textual.message import Message
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.fleet.reading import FleetReader
 from llmtop.profiler.record.hosts import Hosts
-from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.rundir import RunDir, short_id
 from llmtop.tui.feeds.feed import IDLE_POLL_SECONDS, FeedFailed, Replaceable
 from llmtop.tui.feeds.fleetview import FleetView, fleet_view
 from llmtop.tui.feeds.link import Link
@@ -33,6 +33,7 @@ class FleetFeed:
     def __init__(self, run: RunDir, hosts: Hosts, reader: FleetReader | None = None) -> None:
         self.run = run
         self._reader = reader if reader is not None else FleetReader(run, hosts)
+        self._short_id = short_id(run)
         self._made = 0.0
         self.ended = False
 
@@ -42,7 +43,7 @@ class FleetFeed:
         if not news and now - self._made < AGE_SECONDS:
             return None
         self._made = now
-        view = fleet_view(self._reader, self.run.spec(self._reader.state.changes.setting))
+        view = fleet_view(self._reader, self.run.spec(self._reader.state.changes.setting), self._short_id)
         self.ended = not view.going_on
         return view
 

@@ -36,6 +36,8 @@ class FleetView(Struct, frozen=True, kw_only=True):
     """Everything that the overview knows at one time."""
 
     run_id: str
+    short_id: str
+    """What commands take for the run, among those that there were when it was opened."""
     spec: RunSpec
     state: RunState
     """As the lead says: of the run as a whole, without any rank."""
@@ -80,13 +82,14 @@ class FleetView(Struct, frozen=True, kw_only=True):
         return median(known) if known else None
 
 
-def fleet_view(reader: FleetReader, spec: RunSpec) -> FleetView:
-    """What the reader has read by now."""
+def fleet_view(reader: FleetReader, spec: RunSpec, short_id: str = "") -> FleetView:
+    """What the reader has read by now. `short_id`: by default the whole id."""
     fleet, state, quiet = reader.fleet, reader.state, reader.quiet_seconds()
     goes_on = state.status not in ENDED
     found = fleet_findings(fleet, name_here(reader.run.path), quiet, goes_on=goes_on)
     return FleetView(
         run_id=reader.run.run_id,
+        short_id=short_id or reader.run.run_id,
         spec=spec,
         state=state,
         fleet=fleet,

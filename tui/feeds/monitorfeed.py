@@ -12,7 +12,7 @@ from llmtop.profiler.findings.find import findings
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.record.feed import RunReader
 from llmtop.profiler.record.remote import Remote, read_remote
-from llmtop.profiler.record.rundir import SUPERVISOR, RunDir
+from llmtop.profiler.record.rundir import SUPERVISOR, RunDir, short_id
 from llmtop.tui.feeds.view import LogText, RunView
 from llmtop.tui.widgets.paint import harmless
 
@@ -80,6 +80,7 @@ class MonitorFeed:
         self._tails: dict[int | str, LogTail] = {}
         self._source: int | str = 0
         self._told: int | str | None = None
+        self._short_id = short_id(run)
 
     def choose_log(self, source: int | str) -> None:
         """Which log to follow from the next poll on: a rank's number or `supervisor`. Any thread may call."""
@@ -118,6 +119,7 @@ class MonitorFeed:
             findings=findings(state, spec, prediction),
             reading=self.reading,
             remote=self._remote,
+            short_id=self._short_id,
         )
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from llmtop.presets.errors import LlmtopError
 from llmtop.profiler.breakdown import process_peaks
 from llmtop.profiler.fleet.part import telling_part
@@ -12,6 +14,7 @@ from llmtop.profiler.fold.modelname import model_name
 from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.gpuwords import NO_ANSWER
 from llmtop.profiler.record.feed import RunReader
+from llmtop.profiler.record.naming import short_ids
 from llmtop.profiler.record.rundir import RunDir, list_runs
 from llmtop.tui.feeds.leftrun import LeftRun
 from llmtop.tui.feeds.view import RunRow, steady_speed
@@ -30,6 +33,7 @@ class RunsFeed:
         self._readers: dict[str, RunReader] = {}
         self._left: dict[str, LeftRun] = {}
         self._anew = False
+        self._short_ids: dict[str, str] = {}
 
     def read_anew(self) -> None:
         """The next scan takes nothing for known. Any thread may call."""
@@ -86,7 +90,16 @@ class RunsFeed:
             return 0  # whoever reads all of it tells why not
 
     def _listed(self, runs: tuple[RunDir, ...]) -> tuple[RunRow, ...]:
-        return tuple(self._rows[run.run_id] for run in runs if run.run_id in self._rows)
+        if self._short_ids.keys() != {run.run_id for run in runs}:
+            self._short_ids = short_ids([run.run_id for run in runs])
+        listed = []
+        for run in runs:
+            row, short = self._rows.get(run.run_id), self._short_ids[run.run_id]
+            if row is not None and row.short_id != short:
+                row = self._rows[run.run_id] = replace(row, short_id=short)
+            if row is not None:
+                listed.append(row)
+        return tuple(listed)
 
     def _read(self, run: RunDir) -> int:
         """All that is new of a run; how many bytes that was."""

@@ -26,6 +26,8 @@ class RunView(Struct, frozen=True, kw_only=True):
     """Its record goes on from here: a long one is shown while it is read."""
     remote: Remote | None = None
     """Of a run on another machine: how the connection to it is."""
+    short_id: str = ""
+    """What commands take for the run, among those that there were when it was opened; empty: its whole id."""
 
 
 def steady_speed(series: Series) -> float | None:
@@ -47,6 +49,8 @@ class RunRow(Struct, frozen=True, kw_only=True):
     """One line of the table of runs. None: not known."""
 
     run_id: str
+    short_id: str = ""
+    """What commands take for it among all that are listed; empty where it is not listed."""
     name: str
     status: Status
     model: str = ""

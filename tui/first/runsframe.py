@@ -28,7 +28,7 @@ def runs_frame(
     """Each row of a terminal of so many columns and rows; None where there is no run, more than have room or
     no room for a row."""
     width, height = size
-    inner, columns = width - 2 * EDGE_CELLS, shown_columns(width)
+    inner, columns = width - 2 * EDGE_CELLS, shown_columns(width, rows)
     sizes = widths(columns, width)
     table = sum(sizes[column.title] + 1 for column in columns)
     if not 0 < len(rows) <= height - OTHER_ROWS or table > inner:

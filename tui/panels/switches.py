@@ -5,6 +5,7 @@ from __future__ import annotations
 from textual.reactive import reactive
 
 from llmtop.profiler.effects.switches import Measured, Switch, measure, switches
+from llmtop.profiler.record.naming import short_ids
 from llmtop.profiler.units import format_bytes, format_percent
 from llmtop.tui.feeds.view import RunView
 from llmtop.tui.widgets.content import Content, cell_len
@@ -19,8 +20,6 @@ _LEAST_ASKED_CELLS, _MOST_ASKED_CELLS = 10, 32
 _MARK_CELLS = 2
 _CHANGE_THE_STEP = ("micro_batch", "grad_accum")
 """Switches that give a step more tokens: its time alone says little."""
-_ID_END = 4
-"""Characters of a run's id that tell it from those of the same second and name."""
 
 
 class SwitchesPanel(Panel):
@@ -80,10 +79,11 @@ def _rows(switch: Switch, asked: int, width: int) -> list[Content]:
 
 
 def _against(switch: Switch) -> Content:
-    """How the other run, or the prediction, has the switch; a run by the end of its id, as lists have it."""
+    """How the other run, or the prediction, has the switch; a run by a part of the id in the row below."""
     if switch.compared_setting is None:
         return Content("")
-    run = f", run {switch.compared_run[-_ID_END:]}" if switch.compared_run is not None else ""
+    other = switch.compared_run
+    run = f", run {short_ids((other,))[other]}" if other is not None else ""
     return Content.styled(f"  {harmless(switch.compared_setting + run)}", "$muted")
 
 

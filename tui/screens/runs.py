@@ -146,7 +146,7 @@ class RunsScreen(Screen[None]):
         table = self.query_one(RunTable)
         self.shown = ordered([row for row in self.rows if holds(row, self._words)], self.order)
         width = self.size.width or self.app.size.width
-        columns = shown_columns(width)
+        columns = shown_columns(width, self.rows)
         sizes = widths(columns, width)
         heads = titles(columns, sizes, self.order)
         if (columns, heads) != (self._columns, self._heads) or [r.run_id for r in self.shown] != list(

@@ -10,6 +10,7 @@ from textual.containers import VerticalScroll
 from llmtop.profiler.fleet.findings import HostFinding, gathered
 from llmtop.profiler.fold.ending import ending
 from llmtop.profiler.gpuwords import gpu_words
+from llmtop.profiler.record.naming import cut_words
 from llmtop.profiler.units import counted, format_progress, format_seconds, format_tokens_rate
 from llmtop.tui.feeds.fleetview import FleetView
 from llmtop.tui.feeds.view import STATUS_MARKS
@@ -28,7 +29,7 @@ def head_rows(view: FleetView, width: int, *, read_only: bool) -> list[Content]:
     spec = view.spec
     mark, word, colour = STATUS_MARKS[view.status]
     right = Content.assemble((f"{mark} {word}", f"bold ${colour}"))
-    end = "…" + harmless(view.run_id).rsplit("-", 1)[-1]
+    end = harmless(cut_words(view.short_id, view.run_id))
     many = f", {spec.world_size} x" if spec.has_uneven_nodes else f" x {spec.options.gpus}"
     devices = f"{counted(len(view.rows), 'host')}{many} {harmless(gpu_words(spec))}"
     zero = (f"ZeRO-{spec.options.zero}",) if spec.knows("zero") else ()

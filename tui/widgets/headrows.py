@@ -9,6 +9,7 @@ from llmtop.profiler.fold.ending import ending, memory_words
 from llmtop.profiler.fold.modelname import model_name
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.gpuwords import gpu_words
+from llmtop.profiler.record.naming import cut_words
 from llmtop.profiler.units import format_bytes, format_percent, format_progress, format_seconds
 from llmtop.tui.feeds.owncost import OwnCost
 from llmtop.tui.feeds.view import STATUS_MARKS, RunView
@@ -54,8 +55,8 @@ def identity(view: RunView, width: int, badge: tuple[str, str] | None = None) ->
     zero = (f"ZeRO-{spec.options.zero}",) if spec.knows("zero") else ()
     if state.host_ranks is not None:
         devices = f"{_ranks_words(state.ranks_here)} of {spec.world_size}"
-    # The end of an id is enough for every command, and the name in its middle stands on the left.
-    end = "…" + run_id.rsplit("-", 1)[-1]
+    # The short id is enough for every command, and the name in the middle of the id stands on the left.
+    end = harmless(cut_words(view.short_id or state.run_id, state.run_id))
     ways = (
         ((model, devices, *zero), run_id),
         ((model, devices, *zero), end),

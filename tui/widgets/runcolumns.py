@@ -9,7 +9,8 @@ from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.units import format_bytes, format_count, format_progress, format_seconds
 from llmtop.tui.feeds.view import STATUS_MARKS, RunRow
 from llmtop.tui.widgets.columns import Order, Rank, fitting, needed_cells, ordered_by
-from llmtop.tui.widgets.paint import fit, fit_right
+from llmtop.tui.widgets.content import cell_len
+from llmtop.tui.widgets.paint import fit, fit_right, harmless
 
 
 class RunColumn(NamedTuple):
@@ -54,7 +55,7 @@ _STATES = tuple(STATUS_MARKS)
 """Those that go on first."""
 
 COLUMNS: tuple[RunColumn, ...] = (
-    RunColumn("id", 4, lambda r, _: r.run_id.rsplit("-", 1)[-1], lambda r: r.run_id.rsplit("-", 1)[-1]),
+    RunColumn("id", 4, lambda r, _: r.short_id, lambda r: r.short_id),
     RunColumn("recipe", 10, lambda r, _: r.name, lambda r: r.name),
     RunColumn("model", 11, lambda r, _: r.model, lambda r: r.model, drop=3),
     RunColumn("on", 9, lambda r, _: r.device, lambda r: r.device, drop=5),
@@ -85,9 +86,14 @@ _ELASTIC = ("recipe", "model")
 """Columns that take the room that is left."""
 
 
-def shown_columns(width: int) -> tuple[RunColumn, ...]:
-    """The columns that fit side by side, those of least use left out."""
-    return fitting(COLUMNS, width)
+def shown_columns(width: int, rows: Sequence[RunRow] = ()) -> tuple[RunColumn, ...]:
+    """The columns that fit side by side, those of least use left out.
+
+    An id is read to be typed: its column is as wide as the longest of `rows`, up to a quarter of all cells.
+    """
+    longest = max((cell_len(harmless(row.short_id)) for row in rows), default=0)
+    ids, *others = COLUMNS
+    return fitting((ids._replace(cells=max(ids.cells, min(longest, width // 4))), *others), width)
 
 
 def widths(columns: Sequence[RunColumn], width: int) -> dict[str, int]:

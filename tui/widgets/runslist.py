@@ -31,7 +31,7 @@ def runs_head(
     if read_only:
         parts.append(READ_ONLY)
     if marked:
-        ends = " and ".join(run_id.rsplit("-", 1)[-1] for run_id in marked)
+        ends = " and ".join(row.short_id for run_id in marked for row in rows if row.run_id == run_id)
         parts.append((f"  {_MARK} {harmless(ends)}", "$text-accent"))
     return Content.assemble(*parts)
 
