@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-_OFF: tuple[Any, ...] = (None, False, 0, "auto", "false", "False", "0", "no", "off", {})
+from llmtop.presets.truth import asks, is_true
 
 
 class Idle(Struct, frozen=True, kw_only=True):
@@ -18,14 +18,14 @@ class Idle(Struct, frozen=True, kw_only=True):
     instead: str
     source: str
     """Where it was read that nothing comes of it."""
-    given: Callable[[Any], bool] = lambda value: value not in _OFF
+    given: Callable[[Any], bool] = is_true
     """Whether a value asks for something."""
     one_node_only: bool = False
     """Over several nodes it has its effect."""
 
 
 def _any_on(block: Any) -> bool:
-    return isinstance(block, dict) and any(value not in _OFF for value in block.values())
+    return isinstance(block, dict) and any(map(asks, block.values()))
 
 
 IDLE: tuple[Idle, ...] = (
@@ -63,7 +63,7 @@ IDLE: tuple[Idle, ...] = (
         " the training loop has neither",
         instead="leave it out",
         source="deepspeed 0.19.8 runtime/engine.py:deepspeed_io, random_ltd_initialize",
-        given=lambda block: isinstance(block, dict) and block.get("enabled") not in _OFF,
+        given=lambda block: isinstance(block, dict) and is_true(block.get("enabled")),
     ),
     Idle(
         path="dataloader_drop_last",

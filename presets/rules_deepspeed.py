@@ -10,6 +10,7 @@ from msgspec import Struct
 from llmtop.presets.errors import written
 from llmtop.presets.rule import Refusal, Rule
 from llmtop.presets.spec import DTYPE_SPELLINGS, RunSpec
+from llmtop.presets.truth import is_false, is_true, truth
 
 REMOVED_BLOCKS = frozenset(
     {
@@ -117,7 +118,8 @@ def contradictions(spec: RunSpec) -> Iterator[Refusal]:
     """Raw keys that say something else than the option that decides."""
     for owned in OWNED:
         given, wanted = raw(spec, owned.path), owned.value(spec)
-        if given is None or given == "auto" or given == wanted:
+        said = truth(given) if isinstance(wanted, bool) else given
+        if given is None or given == "auto" or said == wanted:
             continue
         shown = getattr(spec.options, owned.option, wanted)
         yield Refusal(
@@ -159,9 +161,7 @@ def _quantized(spec: RunSpec) -> bool:
 
 
 def _on(spec: RunSpec, path: str) -> bool:
-    """Whether a switch is on, also where it is written as a text."""
-    value = raw(spec, path)
-    return value is True or str(value).lower() in ("true", "1", "yes", "on")
+    return is_true(raw(spec, path))
 
 
 def _odd_bucket(spec: RunSpec) -> bool:
@@ -227,7 +227,7 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="both precisions",
-        refuses=lambda spec: raw(spec, "fp16.enabled") is True and raw(spec, "bf16.enabled") is True,
+        refuses=lambda spec: _on(spec, "fp16.enabled") and _on(spec, "bf16.enabled"),
         what="deepspeed.fp16.enabled and deepspeed.bf16.enabled are both true",
         why="DeepSpeed asserts that at most one of them is on",
         fix="leave both out: --precision {o.precision} decides",
@@ -367,7 +367,7 @@ DEEPSPEED_RULES: tuple[Rule, ...] = (
         name="quantized gradients without reduce_scatter",
         refuses=lambda spec: (
             _on(spec, "zero_optimization.zero_quantized_gradients")
-            and raw(spec, "zero_optimization.reduce_scatter") is False
+            and is_false(raw(spec, "zero_optimization.reduce_scatter"))
         ),
         what="deepspeed.zero_optimization.zero_quantized_gradients with reduce_scatter false",
         why="quantized gradients go by a reduce-scatter made of two all-to-alls",

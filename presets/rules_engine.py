@@ -5,10 +5,7 @@ from __future__ import annotations
 from llmtop.presets.rule import Rule
 from llmtop.presets.rules_deepspeed import raw
 from llmtop.presets.spec import RunSpec
-
-_FALSE = (False, 0, "false", "False", "0", "no", "off")
-_OFF: tuple[object, ...] = (None, "auto", *_FALSE)
-_NOTHING: tuple[object, ...] = (*_OFF, {}, [])
+from llmtop.presets.truth import asks, is_false, is_off, is_true
 
 _PACKING = ("quantized_initialization", "post_init_quant")
 """Keys of `weight_quantization` that say what is packed; nothing acts on the others without."""
@@ -24,26 +21,26 @@ def _scale_power(spec: RunSpec) -> float:
 
 def _packs_weights(spec: RunSpec) -> bool:
     block = raw(spec, "weight_quantization")
-    return isinstance(block, dict) and any(block.get(key) not in _NOTHING for key in _PACKING)
+    return isinstance(block, dict) and any(asks(block.get(key)) for key in _PACKING)
 
 
 def _super_offload(spec: RunSpec) -> bool:
     """Whether it is on, at the one stage that has it."""
     given = raw(spec, "zero_optimization.offload_optimizer.super_offload")
-    return spec.options.zero == 3 and given not in _OFF
+    return spec.options.zero == 3 and is_true(given)
 
 
 def _split_settings(spec: RunSpec) -> list[str]:
     """The keys that say how, beside the one that says over how many; some take nothing that JSON can hold."""
     block = raw(spec, "tensor_parallel")
     given = block.items() if isinstance(block, dict) else ()
-    return sorted(key for key, value in given if key != "autotp_size" and value not in _NOTHING)
+    return sorted(key for key, value in given if key != "autotp_size" and asks(value))
 
 
 ENGINE_RULES: tuple[Rule, ...] = (
     Rule(
         name="gradient accumulation of the caller",
-        refuses=lambda spec: raw(spec, "managed_gradient_accumulation") in _FALSE,
+        refuses=lambda spec: is_false(raw(spec, "managed_gradient_accumulation")),
         what="deepspeed.managed_gradient_accumulation is false",
         why="the training loop says which micro-batch is the last of a step, and DeepSpeed then refuses that",
         fix="leave it out: --grad-accum {o.grad_accum} decides",
@@ -81,7 +78,7 @@ ENGINE_RULES: tuple[Rule, ...] = (
             spec.options.zero == 3
             and spec.world_size > 1
             and spec.options.precision != "fp32"
-            and raw(spec, "torch_autocast.enabled") not in _NOTHING
+            and is_true(raw(spec, "torch_autocast.enabled"))
             and raw(spec, "torch_autocast.dtype") in (None, "auto")
         ),
         what="deepspeed.torch_autocast without dtype with precision = {o.precision}",
@@ -91,7 +88,7 @@ ENGINE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="autotuning",
-        refuses=lambda spec: raw(spec, "autotuning.enabled") not in _OFF,
+        refuses=lambda spec: is_true(raw(spec, "autotuning.enabled")),
         what="deepspeed.autotuning.enabled is true",
         why="after a few steps DeepSpeed writes their speed to a file and ends the process",
         fix="leave the block out; llmtop compare shows two runs side by side",
@@ -99,7 +96,7 @@ ENGINE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="hybrid engine",
-        refuses=lambda spec: raw(spec, "hybrid_engine.enabled") not in _OFF,
+        refuses=lambda spec: is_true(raw(spec, "hybrid_engine.enabled")),
         what="deepspeed.hybrid_engine.enabled is true",
         why="it puts kernels that generate text into the model, and nothing is generated here",
         fix="leave the block out",
@@ -124,7 +121,7 @@ ENGINE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="ZenFlow",
-        refuses=lambda spec: raw(spec, "zero_optimization.zenflow") not in (None, *_FALSE),
+        refuses=lambda spec: not is_off(raw(spec, "zero_optimization.zenflow")),
         what="deepspeed.zero_optimization.zenflow",
         why="it says itself which micro-batches end in a step and divides the loss by its update_interval,"
         " by 0 where that is auto; here the training loop says which",
@@ -150,7 +147,7 @@ ENGINE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="GPUDirect Storage on a CPU",
-        refuses=lambda spec: spec.on_cpu and raw(spec, "aio.use_gds") not in _NOTHING,
+        refuses=lambda spec: spec.on_cpu and is_true(raw(spec, "aio.use_gds")),
         what="deepspeed.aio.use_gds on the CPU",
         why="it moves data between an NVMe drive and the memory of an NVIDIA GPU",
         fix="leave it out, or --gpu NAME to plan for a GPU",

@@ -7,6 +7,7 @@ from typing import Any
 from llmtop.presets.rule import Rule
 from llmtop.presets.rules_deepspeed import raw
 from llmtop.presets.spec import RunSpec
+from llmtop.presets.truth import is_false, is_true, truth
 
 TORCH_PARAMS = frozenset({"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused"})
 CPU_PARAMS = frozenset({"bias_correction", "amsgrad", "fp32_optimizer_states"})
@@ -15,8 +16,6 @@ FUSED_PARAMS = frozenset({"bias_correction", "set_grad_none"})
 _ALL_PARAMS = frozenset({"lr", "betas", "eps", "weight_decay", "torch_adam", "adam_w_mode"})
 _FROM_DEEPSPEED = ("adamw", "adamw_torch")
 """Optimizers that DeepSpeed builds from its configuration."""
-_TRUE = ("true", "1", "yes", "on")
-_OFF = ("false", "0", "no", "off")
 
 
 def _params(spec: RunSpec) -> dict[str, Any]:
@@ -25,10 +24,8 @@ def _params(spec: RunSpec) -> dict[str, Any]:
 
 
 def _is_torch(spec: RunSpec) -> bool:
-    given = _params(spec).get("torch_adam")
-    if given is None or given == "auto":
-        return spec.options.optimizer == "adamw_torch" or spec.on_cpu
-    return str(given).lower() in _TRUE
+    given = truth(_params(spec).get("torch_adam"))
+    return spec.options.optimizer == "adamw_torch" or spec.on_cpu if given is None else given
 
 
 def _known(spec: RunSpec) -> frozenset[str]:
@@ -46,10 +43,7 @@ def _unknown(spec: RunSpec) -> list[str]:
 
 def _16_bit_masters(spec: RunSpec) -> bool:
     """Whether masters and gradients of 16 bits are asked for that live in host memory."""
-    asked = any(
-        str(raw(spec, f"{block}.{block}_master_weights_and_grads")).lower() in _TRUE
-        for block in ("fp16", "bf16")
-    )
+    asked = any(is_true(raw(spec, f"{block}.{block}_master_weights_and_grads")) for block in ("fp16", "bf16"))
     return asked and spec.options.offload_optimizer != "none" and spec.options.zero > 0
 
 
@@ -69,7 +63,7 @@ OPTIMIZER_RULES: tuple[Rule, ...] = (
         refuses=lambda spec: (
             spec.options.zero > 0
             and spec.options.optimizer not in _FROM_DEEPSPEED
-            and str(raw(spec, "zero_allow_untested_optimizer")).lower() in _OFF
+            and is_false(raw(spec, "zero_allow_untested_optimizer"))
         ),
         what="deepspeed.zero_allow_untested_optimizer is false with optimizer = {o.optimizer}",
         why="DeepSpeed then takes its own and torch's Adam alone, and building the engine fails",

@@ -14,6 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from llmtop.presets.errors import bad_value
+from llmtop.presets.truth import is_false, truth
 
 
 class ZeroSettings(Struct, frozen=True, kw_only=True):
@@ -70,13 +71,14 @@ def zero_settings(stage: int, raw: dict[str, Any], hidden_size: int) -> ZeroSett
         value = zero.get(key, default)
         if value is None or value == "auto":
             return default
-        if not isinstance(value, bool):
+        said = truth(value)
+        if said is None:
             raise bad_value("deepspeed.zero_optimization", key, value, "true or false")
-        return value
+        return said
 
     def pinned(block: str) -> bool:
         inner = zero.get(block)
-        return bool(inner.get("pin_memory", True)) if isinstance(inner, dict) else True
+        return not (isinstance(inner, dict) and is_false(inner.get("pin_memory")))
 
     base = _DEFAULTS
     data_types = raw.get("data_types")

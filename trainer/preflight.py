@@ -14,6 +14,7 @@ from llmtop.presets.inputs import TOKENIZER_FILES, holds_tokenizer
 from llmtop.presets.paths import expand_user, nearest_sibling
 from llmtop.presets.rules_deepspeed import raw
 from llmtop.presets.spec import RunSpec
+from llmtop.presets.truth import is_true
 from llmtop.presets.version import install_words
 from llmtop.profiler.hardware.disk import (
     MEMORY_FILE_SYSTEMS,
@@ -138,7 +139,7 @@ def needs(spec: RunSpec) -> list[Need]:
         because = f"attention = {options.attention}"
         found.append(Need(module=module, distribution=distribution, because=because, fix=fix))
     for block, module in _MONITORS.items():
-        if _is_on(raw(spec, f"{block}.enabled")):
+        if is_true(raw(spec, f"{block}.enabled")):
             because, fix = f"deepspeed.{block} is on", f"pip install {module}, or leave deepspeed.{block} out"
             found.append(Need(module=module, because=because, fix=fix))
     if _is_saved_dataset(Path(expand_user(options.data))):
@@ -146,10 +147,6 @@ def needs(spec: RunSpec) -> list[Need]:
             Need(module="datasets", because=f"data = {options.data}, a saved dataset", fix=_install("data"))
         )
     return found
-
-
-def _is_on(value: object) -> bool:
-    return value is True or str(value).lower() in ("true", "1", "yes", "on")
 
 
 def _modules(spec: RunSpec) -> None:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from llmtop.presets.liger import in_order, kernels_on
 from llmtop.presets.spec import RunSpec
+from llmtop.presets.truth import is_true
 from llmtop.profiler.effects.kernelnames import ATTENTION_WORDS, FUSED_ATTENTION, AttentionKernel
 from llmtop.profiler.fold.rankstate import RankState
 from llmtop.profiler.memory.result import Component
@@ -265,7 +266,7 @@ def precision(spec: RunSpec, rank: RankState | None) -> Evidence:
 
 def _autocasts(spec: RunSpec) -> bool:
     autocast = spec.options.deepspeed.get("torch_autocast")
-    return isinstance(autocast, dict) and autocast.get("enabled") is True
+    return isinstance(autocast, dict) and is_true(autocast.get("enabled"))
 
 
 def attention_words(kernel: str) -> str:

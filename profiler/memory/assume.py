@@ -8,6 +8,7 @@ from typing import Any
 from llmtop.presets.no_effect import idle_keys
 from llmtop.presets.rules_deepspeed import raw
 from llmtop.presets.spec import DTYPE_SPELLINGS, RunSpec
+from llmtop.presets.truth import is_true
 from llmtop.profiler.cost.links import BITS, node_bytes_per_second
 from llmtop.profiler.memory.flatlimit import is_too_long
 from llmtop.profiler.memory.lora import in_some_layers
@@ -39,10 +40,10 @@ _OTHERS = (
 def uncounted_keys(spec: RunSpec) -> tuple[str, ...]:
     """Raw DeepSpeed keys of the run that change its memory and that no formula knows."""
     idle = {key.path for key in idle_keys(spec.options.deepspeed, nodes=spec.options.nodes)}
-    flags = (path for path in _FLAGS if str(raw(spec, path)).lower() in ("true", "1"))
+    flags = (path for path in _FLAGS if is_true(raw(spec, path)))
     others = (path for path in _OTHERS if _changes(path, raw(spec, path), spec.options.precision))
     # Its buffers are the GPU's where parameters come from NVMe, and there are none elsewhere.
-    has_direct = spec.options.offload_param == "nvme" and raw(spec, "aio.use_gds") is True
+    has_direct = spec.options.offload_param == "nvme" and is_true(raw(spec, "aio.use_gds"))
     direct = ("aio.use_gds",) if has_direct else ()
     return tuple(path for path in (*flags, *others, *direct) if path not in idle)
 

@@ -111,6 +111,20 @@ def test_raw_keys_win_over_generated_ones() -> None:
     assert refusal_of(config) is None
 
 
+@pytest.mark.parametrize(("word", "said"), [("No", False), ("f", False), ("OFF", False), ("yes", True)])
+def test_a_text_in_a_switch_is_handed_over_as_what_it_says(word: str, said: bool) -> None:
+    """Also where DeepSpeed takes any text for true."""
+    block = {"enabled": word, "seed": 3}
+    raw = {"optimizer": {"params": {"torch_adam": word, "amsgrad": word}}, "dataloader_drop_last": word}
+    config = deepspeed_config(
+        gpu_spec(deepspeed={**raw, "autotuning": {"enabled": word, "fast": True}, "data_efficiency": block})
+    )
+    params = config["optimizer"]["params"]
+    assert (params["torch_adam"], params["amsgrad"], config["dataloader_drop_last"]) == (said, said, said)
+    assert config["autotuning"] == {"enabled": said, "fast": True}
+    assert config["data_efficiency"] == {"enabled": said, "seed": 3}
+
+
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_settings_of_fp16_and_of_communication_pass_through(zero: int) -> None:
     scaling = {"initial_scale_power": 12, "loss_scale_window": 500, "hysteresis": 3, "min_loss_scale": 2}

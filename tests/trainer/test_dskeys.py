@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from llmtop.presets.rules_optimizer import CPU_PARAMS, FUSED_PARAMS, TORCH_PARAMS
 from llmtop.trainer.dsimport import keys
 from tests.trainer.real_deepspeed import deepspeed_config_class, refusal_of
 
@@ -154,3 +155,8 @@ def test_loose_blocks_hold_deepspeeds_keys() -> None:
     assert set(keys.BLOCKS["activation_checkpointing"].keys) == set(ACT_CHKPT_DEFAULT)
     assert set(keys.BLOCKS["aio"].keys) == set(AIO_DEFAULT_DICT)
     assert set(keys.BLOCKS["flops_profiler"].keys) == set(vars(DeepSpeedFlopsProfilerConfig({})))
+
+
+def test_switches_of_the_optimizer_are_those_that_some_adam_takes() -> None:
+    taken = TORCH_PARAMS | CPU_PARAMS | FUSED_PARAMS
+    assert set(keys.BLOCKS["optimizer.params"].keys) == taken | {"torch_adam", "adam_w_mode"}

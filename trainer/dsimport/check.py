@@ -56,7 +56,9 @@ def _check_block(path: str, given: dict[str, Any], autos: list[str], findings: F
         name = _name(block, spelled)
         if full in REMOVED:
             continue
-        if name is None:
+        if name is None and block.is_open:
+            clean[spelled] = value
+        elif name is None:
             _report_unknown(path, spelled, value, findings)
         elif value == AUTO and full not in MEANINGFUL_AUTO:
             autos.append(_usual(path, name))

@@ -2,7 +2,7 @@
 
 `BLOCKS` maps the dotted path of a block to its keys; the root is the empty path. A strict block is a
 pydantic model that forbids unknown keys; elsewhere DeepSpeed reads what it knows and never looks at
-the rest.
+the rest. Of an open block only switches are told: DeepSpeed takes them as Python does, where "no" is true.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ class Key(Struct, frozen=True, kw_only=True):
 class Block(Struct, frozen=True, kw_only=True):
     keys: dict[str, Key]
     strict: bool = False
+    is_open: bool = False
+    """Holds further keys, which are kept as they are."""
     prefixed: frozenset[str] = frozenset()
     """Keys that may also be written with `stage3_` in front, their usual spelling."""
 
@@ -288,6 +290,16 @@ BLOCKS: dict[str, Block] = {
         },
     ),
     "optimizer": Block(keys={"type": TEXT, "params": BLOCK, "legacy_fusion": FLAG}),
+    "optimizer.params": Block(
+        is_open=True,
+        keys={
+            **_same(FLAG, "torch_adam adam_w_mode bias_correction fp32_optimizer_states set_grad_none"),
+            **_same(FLAG, "amsgrad maximize capturable differentiable"),
+            **_same(Key(kind="flag", nullable=True), "foreach fused"),
+        },
+    ),
+    "autotuning": Block(is_open=True, keys={"enabled": FLAG}),
+    "data_efficiency": Block(is_open=True, keys={"enabled": FLAG}),
     "scheduler": Block(keys={"type": TEXT, "params": BLOCK}),
     "activation_checkpointing": Block(
         keys={

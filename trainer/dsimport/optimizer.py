@@ -27,7 +27,6 @@ _PARAMS: dict[str, tuple[str, Key]] = {
 }
 """Parameters of Adam that are options of llmtop."""
 _BETA = Key(kind="number", low=0, below=1)
-_FLAG = Key(kind="flag")
 
 _SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 _RATE = Key(kind="number", above=0)
@@ -48,10 +47,10 @@ def optimizer_options(
     params = dict(section(config, "optimizer", "params"))
     options: dict[str, Any] = {}
     raw: dict[str, Any] = {}
-    torch_adam = _flag(params, "torch_adam", False, findings)
+    torch_adam = params.pop("torch_adam", False)
     if torch_adam:
         options["optimizer"] = "adamw_torch"
-    if not _flag(params, "adam_w_mode", True, findings) and kind.lower() == "adam":
+    if not params.pop("adam_w_mode", True) and kind.lower() == "adam":
         findings.warn("optimizer.params.adam_w_mode", "false is Adam with L2 decay; it is kept as a raw key")
         raw = {"type": "Adam", "params": {"adam_w_mode": False}}
     _read_params(params, options, autos, findings)
@@ -196,13 +195,6 @@ def _report_schedule(kind: str, findings: Findings) -> None:
         f'"{kind}" is no schedule of DeepSpeed or torch',
         f'did you mean "{guess}"?' if guess else 'use "WarmupDecayLR"',
     )
-
-
-def _flag(params: dict[str, Any], key: str, default: bool, findings: Findings) -> bool:
-    if key not in params:
-        return default
-    value = _read(f"optimizer.params.{key}", _FLAG, params.pop(key), [], findings)
-    return default if value is None else bool(value)
 
 
 def _read(full: str, form: Key, value: Any, autos: list[str], findings: Findings) -> Any:

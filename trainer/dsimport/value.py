@@ -9,10 +9,9 @@ from typing import Any
 from msgspec import Struct
 
 from llmtop.presets.errors import nearest, written
+from llmtop.presets.truth import truth
 from llmtop.trainer.dsimport.keys import Key, Kind
 
-_TRUE_WORDS = frozenset({"true", "t", "yes", "y", "on", "1"})
-_FALSE_WORDS = frozenset({"false", "f", "no", "n", "off", "0"})
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _LARGEST_WHOLE = 2**63 - 1
 
@@ -55,15 +54,10 @@ def _refuse_out_of_range(key: Key, number: float) -> None:
 
 
 def _flag(key: Key, value: Any) -> Read:
-    if isinstance(value, bool):
-        return Read(value)
-    if isinstance(value, (int, float)) and value in (0, 1):
-        return Read(bool(value))
-    if isinstance(value, str):
-        word = value.strip().lower()
-        if word in _TRUE_WORDS | _FALSE_WORDS:
-            return Read(word in _TRUE_WORDS, "is a text where a truth value belongs")
-    raise BadValue("is neither true nor false")
+    said = truth(value)
+    if said is None:
+        raise BadValue("is neither true nor false")
+    return Read(said, "is a text where a truth value belongs" if isinstance(value, str) else "")
 
 
 def _number(key: Key, value: Any) -> Read:
