@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from textual.pilot import Pilot
 
+from llmtop.profiler.record.rundir import RunDir
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.asking.deeds import Deeds
+from llmtop.tui.feeds.runsfeed import RunsFeed
 from llmtop.tui.screens.monitor import MonitorScreen
 from llmtop.tui.screens.runs import RunsScreen
 from llmtop.tui.widgets.runcolumns import COLUMNS, shown_columns
@@ -184,3 +187,29 @@ async def test_before_the_folder_is_read_nothing_is_said_of_it(
         await pilot.resize_terminal(100, 30)
         shown = await wait_for_text(pilot, "looking for runs")
         assert "No runs" not in shown and "going on" not in shown
+
+
+async def test_a_list_that_is_still_read_says_so_and_no_total_that_is_none(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for steps in range(1, 19):
+        make_recorded_run(root, steps=steps)
+    reads, go_on = RunsFeed._read, threading.Event()
+
+    def held(feed: RunsFeed, run: RunDir) -> int:
+        if len(feed._rows) >= 16:
+            assert go_on.wait(60)
+        return reads(feed, run)
+
+    monkeypatch.setattr(RunsFeed, "_read", held)
+    app = LlmtopApp("runs", root=root)
+    async with app.run_test(size=SMALL) as pilot:
+        try:
+            shown = await wait_for_text(pilot, "runs  reading, 16 of 18 so far", "✓ completed")
+            assert "going on" not in shown
+            await pilot.press("slash", *"nobody")
+            await wait_for_text(pilot, "reading, 16 of 18 so far", "None of those read so far holds")
+            await pilot.press("escape")
+        finally:
+            go_on.set()
+        await wait_for_text(pilot, "runs  18, 0 going on")

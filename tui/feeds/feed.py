@@ -58,9 +58,11 @@ class OthersArrived(Replaceable):
 
 
 class RunsArrived(Replaceable):
-    def __init__(self, rows: tuple[RunRow, ...]) -> None:
+    def __init__(self, rows: tuple[RunRow, ...], total: int) -> None:
+        """`total`: how many runs there are; more than `rows` while the others are still read."""
         super().__init__()
         self.rows = rows
+        self.total = total
 
 
 class FeedFailed(Replaceable):
@@ -109,7 +111,7 @@ def follow_runs(feed: RunsFeed, post: Post, stop: threading.Event, wake: threadi
     while not stop.is_set():
         for rows in feed.scan():
             if rows != told and not stop.is_set():
-                post(RunsArrived(rows))
+                post(RunsArrived(rows, feed.total))
                 told = rows
         wake.wait(IDLE_POLL_SECONDS)
         wake.clear()

@@ -33,6 +33,8 @@ class RunsFeed:
         self._readers: dict[str, RunReader] = {}
         self._left: dict[str, LeftRun] = {}
         self._anew = False
+        self.total = 0
+        """How many runs the newest scan has found; it gives fewer while it has not read them all."""
         self._short_ids: dict[str, str] = {}
 
     def read_anew(self) -> None:
@@ -42,6 +44,7 @@ class RunsFeed:
     def scan(self) -> Iterator[tuple[RunRow, ...]]:
         """Read what has changed, newest run first; long lists come in growing parts."""
         runs = list_runs(self._root)
+        self.total = len(runs)
         for gone in self._rows.keys() - {run.run_id for run in runs}:
             del self._rows[gone]
             self._readers.pop(gone, None)

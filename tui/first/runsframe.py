@@ -40,7 +40,7 @@ def runs_frame(
         *(_run(row, columns, texts) for row, texts in zip(rows[1:], others, strict=True)),
     ]
     picture = [
-        row_of([runs_head(rows, None, looked=True, read_only=read_only)], [inner], BAR),
+        row_of([runs_head(rows, None, total=len(rows), read_only=read_only)], [inner], BAR),
         row_of([Content.styled(fit("".join(titles(columns, sizes, None)), inner), _TITLES)], [inner], PAGE),
         *(row_of([row], [inner], PAGE) for row in told),
         *[row_of([Content()], [inner], PAGE)] * (height - OTHER_ROWS - len(told)),

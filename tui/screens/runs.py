@@ -79,8 +79,8 @@ class RunsScreen(Screen[None]):
         self._wake = threading.Event()
         self.rows = rows
         """All runs, newest first."""
-        self._looked = bool(rows)
-        """Until the folder was read once, nobody knows that there are none."""
+        self._total = len(rows) or None
+        """How many runs there are; None until the folder was looked at."""
         self.shown: tuple[RunRow, ...] = ()
         """Those that the filter leaves, in the order of the table."""
         self.order: Order | None = None
@@ -105,7 +105,7 @@ class RunsScreen(Screen[None]):
     def on_mount(self) -> None:
         self.query_one(RunTable).focus()
         self.app.theme_changed_signal.subscribe(self, self._recolour)
-        if self._looked:
+        if self._total is not None:
             self._paint()
         # What the first screen shows has been read; its painting waits for no thread.
         self.call_after_refresh(self._follow)
@@ -134,7 +134,7 @@ class RunsScreen(Screen[None]):
 
     def on_runs_arrived(self, message: RunsArrived) -> None:
         self.rows = message.rows
-        self._looked = True
+        self._total = message.total
         known = {row.run_id for row in self.rows}
         self.marked = tuple(run_id for run_id in self.marked if run_id in known)
         self._paint()
@@ -160,17 +160,18 @@ class RunsScreen(Screen[None]):
         note = self.query_one("#runs-note", Static)
         note.display = not self.shown
         table.display = bool(self.shown)
-        if self._looked and not self.rows:
+        if self._total == 0:
             note.update(f"No runs in {self._root} yet.\n\nPress p to plan one.")
         elif self.rows and not self.shown:
-            note.update("No run holds these words.\n\nEsc shows all runs.")
+            which = "No run" if len(self.rows) == self._total else "None of those read so far"
+            note.update(f"{which} holds these words.\n\nEsc shows all runs.")
         self._paint_head()
 
     def _paint_head(self) -> None:
         head = runs_head(
             self.rows,
             len(self.shown) if self._words else None,
-            looked=self._looked,
+            total=self._total,
             read_only=getattr(self.app, "read_only", False),
             marked=self.marked,
         )

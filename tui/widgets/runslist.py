@@ -20,11 +20,21 @@ _MARK = "*"
 
 
 def runs_head(
-    rows: Sequence[RunRow], shown: int | None, *, looked: bool, read_only: bool, marked: Sequence[str] = ()
+    rows: Sequence[RunRow],
+    shown: int | None,
+    *,
+    total: int | None,
+    read_only: bool,
+    marked: Sequence[str] = (),
 ) -> Content:
-    """`shown`: how many of them a filter leaves; None without one. `looked`: whether all were read once."""
+    """`shown`: how many of them a filter leaves; None without one. `total`: how many there are, more than
+    rows while others are still read; None before the folder was looked at.
+    """
     parts: list[str | tuple[str, str]] = [("llmtop", "bold $text-primary"), "  runs"]
-    if looked:
+    if total is not None and len(rows) < total:
+        # What is counted so far is no answer to how many there are, or go on.
+        parts.append((f"  reading, {len(rows)} of {total} so far", "$muted"))
+    elif total is not None:
         going = sum(row.status not in ENDED for row in rows)
         count = f"{len(rows)}" if shown is None else f"{shown} of {len(rows)}"
         parts.append((f"  {count}, {going} going on", "$muted"))
