@@ -43,6 +43,19 @@ _DEFAULTS = ZeroSettings()
 _STAGE3_DEFAULTS = ZeroSettings(overlap_comm=True)
 
 
+_SIZES = (
+    "reduce_bucket_size",
+    "allgather_bucket_size",
+    "sub_group_size",
+    "prefetch_bucket_size",
+    "param_persistence_threshold",
+    "model_persistence_threshold",
+    "max_live_parameters",
+    "max_reuse_distance",
+)
+"""Those that DeepSpeed names as they are named here."""
+
+
 def zero_settings(stage: int, raw: dict[str, Any], hidden_size: int) -> ZeroSettings:
     """Read the memory-relevant keys out of raw DeepSpeed keys.
 
@@ -51,51 +64,45 @@ def zero_settings(stage: int, raw: dict[str, Any], hidden_size: int) -> ZeroSett
     """
     if not raw:
         return _STAGE3_DEFAULTS if stage == 3 else _DEFAULTS
-    zero = raw.get("zero_optimization")
-    zero = zero if isinstance(zero, dict) else {}
+    zero = _block(raw, "zero_optimization")
     auto = {
         "reduce_bucket_size": hidden_size * hidden_size,
         "prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
         "param_persistence_threshold": 10 * hidden_size,
     }
-
-    def number(key: str, default: int) -> int:
-        value = zero.get(f"stage3_{key}", zero.get(key, default))
-        if value == "auto":
-            return auto.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-            raise bad_value("deepspeed.zero_optimization", key, value, "a number of elements")
-        return int(value)
-
-    def switch(key: str, default: bool) -> bool:
-        value = zero.get(key, default)
-        if value is None or value == "auto":
-            return default
-        said = truth(value)
-        if said is None:
-            raise bad_value("deepspeed.zero_optimization", key, value, "true or false")
-        return said
-
-    def pinned(block: str) -> bool:
-        inner = zero.get(block)
-        return not (isinstance(inner, dict) and is_false(inner.get("pin_memory")))
-
-    base = _DEFAULTS
-    data_types = raw.get("data_types")
-    accum = data_types.get("grad_accum_dtype") if isinstance(data_types, dict) else None
+    sizes: dict[str, Any] = {key: _size(zero, key, getattr(_DEFAULTS, key), auto.get(key)) for key in _SIZES}
+    accum = _block(raw, "data_types").get("grad_accum_dtype")
     return ZeroSettings(
-        reduce_bucket_size=number("reduce_bucket_size", base.reduce_bucket_size),
-        allgather_bucket_size=number("allgather_bucket_size", base.allgather_bucket_size),
-        overlap_comm=switch("overlap_comm", stage == 3),
-        contiguous_gradients=switch("contiguous_gradients", True),
-        sub_group_size=number("sub_group_size", base.sub_group_size),
-        prefetch_bucket_size=number("prefetch_bucket_size", base.prefetch_bucket_size),
-        param_persistence_threshold=number("param_persistence_threshold", base.param_persistence_threshold),
-        model_persistence_threshold=number("model_persistence_threshold", base.model_persistence_threshold),
-        max_live_parameters=number("max_live_parameters", base.max_live_parameters),
-        max_reuse_distance=number("max_reuse_distance", base.max_reuse_distance),
-        optimizer_pin_memory=pinned("offload_optimizer"),
-        param_pin_memory=pinned("offload_param"),
+        **sizes,
+        overlap_comm=_switch(zero, "overlap_comm", stage == 3),
+        contiguous_gradients=_switch(zero, "contiguous_gradients", True),
+        optimizer_pin_memory=not is_false(_block(zero, "offload_optimizer").get("pin_memory")),
+        param_pin_memory=not is_false(_block(zero, "offload_param").get("pin_memory")),
         grad_accum_dtype=accum if isinstance(accum, str) and accum != "auto" else None,
-        hpz_partition_size=max(1, number("zero_hpz_partition_size", 1)),
+        hpz_partition_size=max(1, _size(zero, "zero_hpz_partition_size", 1)),
     )
+
+
+def _block(raw: dict[str, Any], key: str) -> dict[str, Any]:
+    """A table in raw keys; an empty one where there is none."""
+    given = raw.get(key)
+    return given if isinstance(given, dict) else {}
+
+
+def _size(zero: dict[str, Any], key: str, default: int, auto: int | None = None) -> int:
+    value = zero.get(f"stage3_{key}", zero.get(key, default))
+    if value == "auto":
+        return default if auto is None else auto
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        raise bad_value("deepspeed.zero_optimization", key, value, "a number of elements")
+    return int(value)
+
+
+def _switch(zero: dict[str, Any], key: str, default: bool) -> bool:
+    value = zero.get(key, default)
+    if value is None or value == "auto":
+        return default
+    said = truth(value)
+    if said is None:
+        raise bad_value("deepspeed.zero_optimization", key, value, "true or false")
+    return said
