@@ -55,6 +55,9 @@ class Span(Struct, frozen=True, kw_only=True):
 
     setting: int = 0
     first_step: int = 1
+    since: float = 0.0
+    """Wall clock at which it came into force: a run that went on from an earlier step has made some of its steps
+    on another one before."""
 
 
 class Changes(Struct, frozen=True, kw_only=True):
@@ -69,18 +72,6 @@ class Changes(Struct, frozen=True, kw_only=True):
     def setting(self) -> int:
         """In force."""
         return self.spans[-1].setting
-
-    def took_hold_since(self, t: float) -> bool:
-        """Whether one that was asked from a wall clock on has put a setting in force, for however long.
-
-        Not one from before whose end was written later: a supervisor settles what the one before has left.
-        """
-        return any(
-            record.asked is not None
-            and record.asked.t >= t
-            and (record.began is not None or record.step is not None)
-            for record in self.records
-        )
 
     @property
     def under_way(self) -> ChangeRecord | None:
@@ -104,12 +95,13 @@ def apply(changes: Changes, event: ChangeApplied) -> Changes:
     if event.problem or event.setting in _settings_begun(changes):
         return changes
     changed = _update(changes, event.setting, status="applied", step=event.step, at=event.t)
-    return _in_force(changed, event.setting, event.step)
+    return _in_force(changed, Span(setting=event.setting, first_step=event.step, since=event.t))
 
 
 def begin_restage(changes: Changes, event: RestageBegan) -> Changes:
     changed = _update(changes, event.setting, began=event, at=event.t)
-    return replace(_in_force(changed, event.setting, event.last_step + 1), ranks=event.world_size)
+    span = Span(setting=event.setting, first_step=event.last_step + 1, since=event.t)
+    return replace(_in_force(changed, span), ranks=event.world_size)
 
 
 def finish_restage(changes: Changes, event: Restaged) -> Changes:
@@ -123,7 +115,20 @@ def fail_restage(changes: Changes, event: RestageFailed) -> Changes:
     changed = replace(changed, ranks=event.world_size)
     if changed.setting == event.back_to:
         return changed
-    return _in_force(changed, event.back_to, changed.spans[-1].first_step)
+    # Not from this event on: the next supervisor may write it, when steps were made anew already.
+    return _in_force(changed, replace(changed.spans[-1], setting=event.back_to))
+
+
+def go_on(changes: Changes, after_step: int) -> Changes:
+    """In new processes, which make the steps after an earlier one anew: on the setting in force."""
+    now = changes.spans[-1]
+    kept = [span for span in changes.spans if span.first_step <= after_step]
+    if now in kept:
+        return changes
+    first_step = after_step + 1
+    if kept and kept[-1].setting == now.setting:
+        first_step = kept.pop().first_step
+    return replace(changes, spans=(*kept, replace(now, first_step=first_step)))
 
 
 def describe(changes: Changes, setting: int) -> Changes:
@@ -135,12 +140,12 @@ def _settings_begun(changes: Changes) -> set[int]:
     return {span.setting for span in changes.spans}
 
 
-def _in_force(changes: Changes, setting: int, first_step: int) -> Changes:
+def _in_force(changes: Changes, coming: Span) -> Changes:
     # A setting that made no step leaves no span.
-    kept = tuple(span for span in changes.spans if span.first_step < first_step)
-    if kept and kept[-1].setting == setting:
+    kept = tuple(span for span in changes.spans if span.first_step < coming.first_step)
+    if kept and kept[-1].setting == coming.setting:
         return replace(changes, spans=kept)
-    return replace(changes, spans=(*kept, Span(setting=setting, first_step=first_step)))
+    return replace(changes, spans=(*kept, coming))
 
 
 def _update(changes: Changes, setting: int, **news: object) -> Changes:

@@ -198,12 +198,9 @@ class RunState(Struct, frozen=True, kw_only=True):
 
     @property
     def setting_series(self) -> Series:
-        """The steps on the setting in force, which may be none; where it came after the run was gone on with,
-        only those made since."""
-        series = self.series
-        if self.went_on is not None and self.changes.took_hold_since(self.went_on):
-            series = from_time(series, self.went_on)
-        return from_step(series, self.changes.spans[-1].first_step)
+        """The steps on the setting in force, which may be none."""
+        span = self.changes.spans[-1]
+        return from_step(from_time(self.series, span.since), span.first_step)
 
     @property
     def speed_series(self) -> Series:
@@ -211,13 +208,9 @@ class RunState(Struct, frozen=True, kw_only=True):
         the setting in force, and none before these have made one; when it has ended `present_series`."""
         if self.status in ENDED:
             return self.present_series
-        series = self.series
         began = (self.went_on, self.first.replaced_at if self.first is not None else None)
-        if (newest := max((t for t in began if t is not None), default=None)) is not None:
-            series = from_time(series, newest)
-        if self.went_on is not None and not self.changes.took_hold_since(self.went_on):
-            return series  # also where it went on from before that setting's first step
-        return from_step(series, self.changes.spans[-1].first_step)
+        newest = max((t for t in began if t is not None), default=None)
+        return self.setting_series if newest is None else from_time(self.setting_series, newest)
 
     def seconds_until(self, wall: float | None) -> float | None:
         """How long it has been under way by then, without what lay between an end and going on."""

@@ -11,6 +11,7 @@ from llmtop.profiler.fold.ending import not_saved_words, unsaved_words
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.fold.series import Series, from_time
+from llmtop.profiler.fold.spans import measured_spans
 from llmtop.profiler.record.changeevents import (
     ChangeApplied,
     ChangeAsked,
@@ -226,6 +227,21 @@ def test_a_change_since_it_went_on_leaves_the_speed_to_the_steps_on_it() -> None
     assert state.speed_series.steps == ()
     state = fold(state, [made(44, 75.0), made(45, 76.0), replace(REFUSED, t=77.0)])
     assert state.speed_series.steps == (44, 45)
+
+
+def test_steps_that_are_made_anew_are_of_the_setting_in_force() -> None:
+    state = gone_on_from_40()
+    spans = measured_spans(state)
+    assert [(span.setting, span.first_step, span.last_step) for span in spans] == [(0, 1, 40), (1, 41, 43)]
+    assert state.setting_series.steps == (50, 41, 42, 43), "what was made on it before is of it too"
+    ended = fold(state, [stopped(80.0)])
+    assert ended.present_series.steps == (50, 41, 42, 43)
+    back_again = fold(ended, [started(90.0, 42), made(43, 91.0)])
+    assert [span.first_step for span in back_again.changes.spans] == [1, 41]
+    before_all = fold(ended, [started(90.0, 0), made(1, 91.0)])
+    assert [(span.setting, span.first_step) for span in before_all.changes.spans] == [(1, 1)]
+    there_and_back = gone_on_from_40(*changed(0, 50.2, 51), *changed(1, 50.4, 52))
+    assert [(span.setting, span.first_step) for span in there_and_back.changes.spans] == [(0, 1), (1, 41)]
 
 
 @given(times=st.lists(st.integers(0, 9).map(float), max_size=12), t=st.integers(0, 10).map(float))

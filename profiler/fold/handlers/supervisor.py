@@ -62,7 +62,7 @@ def _go_on(batch: Batch, t: float) -> None:
     batch.set(status="starting", ended=None, memory_returned=None, went_on=t)
     if (after := batch.state.goes_on_after) is not None:
         # What was made after it is lost, and there the run stands also where it ends before its next step.
-        batch.set(steps_finished=after)
+        batch.set(steps_finished=after, changes=changestate.go_on(batch.state.changes, after))
     batch.set(hang_seconds=None, hang_at=None, compiling=None, compiling_at=None, memory_runs_out=None)
     batch.set(hardware=None, lost_devices=frozenset(), peak_device_bytes={})
     batch.set(peak_rss_bytes={}, peak_pss_bytes={}, peak_compiler_bytes={})
