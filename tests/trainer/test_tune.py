@@ -366,12 +366,12 @@ def test_three_trials_find_the_edge_to_a_step(off: float, quantity: edges.Quanti
         if own is None:
             return edges.Probe(size=size, fitted=False)
         # Neither proportional to the prediction nor a constant more.
-        peak = round(own.peak * off + 5e8)
-        return edges.Probe(size=size, fitted=peak + own.outside <= memory, peak_bytes=peak)
+        peak_bytes = round(own.peak_bytes * off + 5e8)
+        fitted = peak_bytes + own.outside_bytes <= memory
+        return edges.Probe(size=size, fitted=fitted, peak_bytes=peak_bytes)
 
     found_edge = edges.edge_of(need, memory, quantity, probe)
-    grain = 1 if quantity == "micro_batch" else edges.LENGTH_STEP
-    true = edges.largest(lambda size: need(size) is not None and probe(size).fitted, grain)
+    true = edges.largest(lambda size: need(size) is not None and probe(size).fitted, edges.grain_of(quantity))
     assert len(found_edge.probes) <= edges.TRIALS
     assert probe(found_edge.largest).fitted
     if off < 1.0:

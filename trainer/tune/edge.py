@@ -26,12 +26,12 @@ _FINEST = 64
 
 
 class Need(Struct, frozen=True, kw_only=True):
-    """Bytes of one size, as predicted."""
+    """Memory of one size, as predicted."""
 
-    peak: int
-    upper: int
+    peak_bytes: int
+    upper_bytes: int
     """Peak by its upper bound."""
-    outside: int
+    outside_bytes: int
     """Beside the allocator."""
 
 
@@ -63,17 +63,25 @@ def need_of(spec: RunSpec, quantity: Quantity) -> Callable[[int], Need | None]:
         except UsageError:
             return None
         found = predict(run)
-        upper = found.peak_allocated_upper_bytes
-        outside = (found.needed_bytes or upper) - upper
-        return Need(peak=found.peak_allocated_bytes, upper=upper, outside=max(0, outside))
+        upper_bytes = found.peak_allocated_upper_bytes
+        return Need(
+            peak_bytes=found.peak_allocated_bytes,
+            upper_bytes=upper_bytes,
+            outside_bytes=max(0, (found.needed_bytes or upper_bytes) - upper_bytes),
+        )
 
     return need
 
 
+def grain_of(quantity: Quantity) -> int:
+    """Every size that is tried is a multiple of it."""
+    return 1 if quantity == "micro_batch" else LENGTH_STEP
+
+
 def step_of(quantity: Quantity, size: int) -> int:
     """The distance at which an edge counts as found: one micro-batch, 128 tokens, or 1/64 of more."""
-    least = 1 if quantity == "micro_batch" else LENGTH_STEP
-    return max(least, size // _FINEST // least * least)
+    grain = grain_of(quantity)
+    return max(grain, size // _FINEST // grain * grain)
 
 
 def largest(fits: Callable[[int], bool], grain: int) -> int:
@@ -94,26 +102,34 @@ def predicted_edge(
     scale: float | None = None
     for probe in probes:
         own = need(probe.size)
-        if probe.fitted and probe.peak_bytes and own is not None and own.peak:
-            scale = probe.peak_bytes / own.peak
+        if probe.fitted and probe.peak_bytes and own is not None and own.peak_bytes:
+            scale = probe.peak_bytes / own.peak_bytes
 
     def fits(size: int) -> bool:
         found = need(size)
         if found is None:
             return False
-        allocated = found.upper if scale is None else found.peak * scale
-        return allocated + found.outside <= memory_bytes
+        allocated_bytes = found.upper_bytes if scale is None else found.peak_bytes * scale
+        return allocated_bytes + found.outside_bytes <= memory_bytes
 
     return largest(fits, grain)
+
+
+def _bounds(probes: Sequence[Probe]) -> tuple[int | None, int | None]:
+    """The largest size that fitted, and the smallest that did not."""
+    return (
+        max((probe.size for probe in probes if probe.fitted), default=None),
+        min((probe.size for probe in probes if not probe.fitted), default=None),
+    )
 
 
 def next_size(
     need: Callable[[int], Need | None], memory_bytes: int, quantity: Quantity, probes: Sequence[Probe]
 ) -> int | None:
     """What to try; None when the edge is known to a step, or there is nothing to try."""
-    grain = 1 if quantity == "micro_batch" else LENGTH_STEP
-    fitted = max((probe.size for probe in probes if probe.fitted), default=0)
-    wall = min((probe.size for probe in probes if not probe.fitted), default=None)
+    grain = grain_of(quantity)
+    largest_fitted, wall = _bounds(probes)
+    fitted = largest_fitted or 0
     guess = predicted_edge(need, memory_bytes, grain, probes)
     step = step_of(quantity, max(fitted, guess))
     if wall is not None and wall - fitted <= step:
@@ -151,7 +167,7 @@ def edge_of(
     probe: Callable[[int], Probe | None] | None,
 ) -> Edge:
     """Predict, then try at most `TRIALS` sizes. `probe` gives None for a trial that tells nothing."""
-    grain = 1 if quantity == "micro_batch" else LENGTH_STEP
+    grain = grain_of(quantity)
     predicted = predicted_edge(need, memory_bytes, grain)
     probes: list[Probe] = []
     while probe is not None and len(probes) < TRIALS:
@@ -160,8 +176,7 @@ def edge_of(
         if tried is None:
             break
         probes.append(tried)
-    fitted = max((one.size for one in probes if one.fitted), default=None)
-    wall = min((one.size for one in probes if not one.fitted), default=None)
+    fitted, wall = _bounds(probes)
     size = fitted if fitted is not None else min(predicted, (wall or predicted + grain) - grain)
     step = step_of(quantity, size)
     refused_beyond = size > 0 and need(size + step) is None

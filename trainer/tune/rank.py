@@ -39,8 +39,6 @@ _BOUND_STEP = 1.02
 """By how much an out-of-memory raises what its like are taken to need, beyond what there was."""
 _LIKE_IGNORES = ("micro_batch", BUCKETS)
 """Knobs in which candidates may differ and still be alike in memory."""
-
-
 _OFFLOADS = ("offload_optimizer", "offload_param")
 
 
