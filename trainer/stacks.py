@@ -33,7 +33,7 @@ from llmtop.profiler.record.wholefile import write_atomic
 PY_SPY_SECONDS = 20.0
 OWN_SECONDS = 5.0
 """A rank answers at once, unless the kernel itself holds it."""
-_QUIET_SECONDS = 0.2
+_LOOK_SECONDS = 0.02
 _MOST_TOLD = 8
 _SIGNAL = signal.SIGUSR2
 
@@ -177,17 +177,15 @@ def _by_itself(
         script = run.spec().script is not None
         return "", _NO_EAR_IN_A_SCRIPT if script else "the rank does not listen: another version started it"
     path = _own_path(run, rank)
-    before = _size(path)
+    before, deaf = _size(path), _threads_with(pid, "SigBlk")
     try:
         os.kill(pid, _SIGNAL)
     except ProcessLookupError:
         return "", "its process is gone"
-    end, size, changed = clock() + OWN_SECONDS, before, clock()
-    while clock() < end and (size == before or clock() - changed < _QUIET_SECONDS):
-        time.sleep(0.02)
-        if _size(path) != size:
-            size, changed = _size(path), clock()
-    if size == before:
+    end = clock() + OWN_SECONDS
+    while clock() < end and (_size(path) == before or _is_writing(pid, deaf)):
+        time.sleep(_LOOK_SECONDS)
+    if _size(path) == before:
         return "", f"the rank did not answer within {OWN_SECONDS:.0f} s: the kernel may hold it"
     with path.open("rb") as file:
         file.seek(before)
@@ -196,12 +194,34 @@ def _by_itself(
 
 def _listens(pid: int) -> bool:
     """Whether the process catches the signal, which would end it otherwise."""
+    return _has_signal(Path(f"/proc/{pid}/status"), "SigCgt")
+
+
+def _is_writing(pid: int, deaf: frozenset[str]) -> bool:
+    """Whether the signal has not come yet, or a thread is still in its handler, where it is blocked: a rank
+    may be held up between the stacks of two threads. `deaf` threads have it blocked at any time."""
+    waits = _has_signal(Path(f"/proc/{pid}/status"), "ShdPnd")
+    return waits or bool(_threads_with(pid, "SigBlk") - deaf)
+
+
+def _threads_with(pid: int, mask: str) -> frozenset[str]:
+    """Threads of a process that have the signal in a mask of theirs."""
+    tasks = Path(f"/proc/{pid}/task")
     try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+        names = os.listdir(tasks)  # noqa: PTH208 - names alone
+    except OSError:
+        return frozenset()
+    return frozenset(name for name in names if _has_signal(tasks / name / "status", mask))
+
+
+def _has_signal(status: Path, mask: str) -> bool:
+    """Whether the signal is in a mask of a process or thread, as `/proc` tells; not of one that is gone."""
+    try:
+        lines = status.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return False
-    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
-    return bool(int(caught, 16) >> (_SIGNAL - 1) & 1)
+    told = next((line.split()[1] for line in lines if line.startswith(f"{mask}:")), "0")
+    return bool(int(told, 16) >> (_SIGNAL - 1) & 1)
 
 
 def _own_path(run: RunDir, rank: int) -> Path:

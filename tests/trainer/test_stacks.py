@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -21,7 +23,7 @@ from llmtop.trainer.stacks import take_stacks
 from tests.recorded_spec import recorded_prediction, recorded_spec
 
 HANGS = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.trainer.stacks import listen_for_stacks
@@ -30,8 +32,19 @@ def waits_for_the_others():
     print("up", flush=True)
     sys.stdin.read()
 
+def writes_in_two_parts(own):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # as in a handler of C
+    own.write_text("the first thread")
+    while not own.with_name("go").exists():
+        time.sleep(0.01)
+    own.write_text("the first thread, and the others")
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
+
+run = RunDir(Path(sys.argv[1]))
 if sys.argv[2] == "listens":
-    listen_for_stacks(RunDir(Path(sys.argv[1])), 0)
+    listen_for_stacks(run, 0)
+elif sys.argv[2] == "is held up":
+    signal.signal(signal.SIGUSR2, lambda *_: writes_in_two_parts(run.stacks_dir / "rank-0.txt"))
 waits_for_the_others()
 """
 
@@ -70,6 +83,8 @@ def state_of(pid: int) -> RunState:
 @pytest.fixture(autouse=True)
 def no_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "py_spy", lambda: None)
+    # However busy the machine is.
+    monkeypatch.setattr(stacks, "OWN_SECONDS", 120.0)
 
 
 def test_a_hanging_rank_says_where_it_stands(run: RunDir, hanging: subprocess.Popen[str]) -> None:
@@ -91,6 +106,31 @@ def test_a_rank_that_does_not_listen_is_left_alone(run: RunDir) -> None:
     assert process.poll() is None
     process.communicate("")
     assert process.returncode == 0
+
+
+def test_one_that_is_held_up_while_it_writes_is_waited_for(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.stacks_dir.mkdir()
+    own, looks = run.stacks_dir / "rank-0.txt", list[float]()
+    process = start(run, "is held up")
+
+    def look(seconds: float) -> None:
+        time.sleep(seconds)
+        if own.exists() and own.stat().st_size > 0:
+            looks.append(seconds)
+        if len(looks) == 25:
+            (run.stacks_dir / "go").touch()
+
+    monkeypatch.setattr(
+        stacks, "time", SimpleNamespace(sleep=look, strftime=time.strftime, gmtime=time.gmtime)
+    )
+    try:
+        (one,) = take_stacks(run, state_of(process.pid)).ranks
+        assert one.text == "the first thread, and the others" and len(looks) > 25
+    finally:
+        (run.stacks_dir / "go").touch()
+        process.communicate("")
 
 
 def test_a_process_that_is_not_the_runs_is_never_asked(run: RunDir, hanging: subprocess.Popen[str]) -> None:
