@@ -14,8 +14,11 @@ from pathlib import Path
 
 import pytest
 
-# Under nohup a hang-up is ignored by all that is started; tests of what one does need that it is not.
+# Under nohup a hang-up is ignored by all that is started, and an interrupt by what a shell script starts with
+# `&`; tests of what these do need that they are not.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if importlib.util.find_spec("hypothesis") is not None:
     # Without it the tests of a GPU machine still run.

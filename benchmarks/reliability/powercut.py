@@ -68,9 +68,9 @@ def _copy(run: RunDir, root: Path, chance: random.Random, number: int) -> RunDir
 def _standing_still(run: RunDir) -> Iterator[None]:
     """A cut is one moment for all processes: none of them goes on while its folder is copied."""
     deadline = time.monotonic() + GIVE_UP_SECONDS
-    while not _all_still(processes := _suspended_tree(run)):
+    while not _all_still(processes := _suspended_tree(run)) or not set(_tree(run)) <= set(processes):
         # One that starts a program waits in the kernel until that has begun, and stops only then: where the
-        # program was stopped before, both are let go on.
+        # program was stopped before, both are let go on. What one has started before it stopped still runs.
         _resume(processes)
         if time.monotonic() > deadline:
             raise TimeoutError(f"the processes of {run.run_id} did not stand still at once")
@@ -82,11 +82,16 @@ def _standing_still(run: RunDir) -> Iterator[None]:
 
 
 def _suspended_tree(run: RunDir) -> list[psutil.Process]:
+    return [process for process in _tree(run) if _suspended(process)]
+
+
+def _tree(run: RunDir) -> list[psutil.Process]:
+    """The supervisor and all below it."""
     identity = run.supervisor_identity()
     if identity is None or not identity.alive:
         return []
     supervisor = psutil.Process(identity.pid)
-    return [process for process in (supervisor, *supervisor.children(recursive=True)) if _suspended(process)]
+    return [supervisor, *supervisor.children(recursive=True)]
 
 
 def _all_still(processes: Sequence[psutil.Process]) -> bool:

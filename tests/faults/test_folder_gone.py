@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -19,6 +20,12 @@ from tests.faults.conftest import Start
 from tests.trainer.supervised import TIMEOUT_SECONDS
 
 
+def remove_at_once(folder: Path) -> None:
+    """With all that its processes may put into it while it is taken apart."""
+    away = folder.rename(folder.with_name("away"))
+    shutil.rmtree(away)
+
+
 def test_the_run_ends_and_whoever_looks_is_told(start: Start) -> None:
     run = start("trains")
     run.wait_for_step(2)
@@ -26,7 +33,7 @@ def test_the_run_ends_and_whoever_looks_is_told(start: Start) -> None:
     before = reader.poll()
     replay.read_on(0.0)
     processes = [psutil.Process(pid) for pid in (run.supervisor_pid, *(e.pid for e in run.of(RankStarted)))]
-    shutil.rmtree(run.run.path)
+    remove_at_once(run.run.path)
     assert not psutil.wait_procs(processes, timeout=TIMEOUT_SECONDS)[1]
     after = reader.poll()
     assert after.status == "lost" and after.steps_finished == before.steps_finished

@@ -22,12 +22,13 @@ def test_twenty_readers_see_the_same_and_write_nothing(start: Start) -> None:
     for step in (5, 10, 15):
         run.wait_for_step(step)
         assert all(reader.poll().steps_finished >= step for reader in readers)
-    names = {path.name for path in run.run.path.iterdir()}
     control.stop(run.run, save=False)
     assert run.end().state == "stopped"
+    # Nobody else writes by now.
+    written = {path: path.stat().st_mtime_ns for path in run.run.path.rglob("*")}
     states = [reader.poll() for reader in readers]
     assert all(state == states[0] for state in states)
-    assert names <= {path.name for path in run.run.path.iterdir()}
+    assert written == {path: path.stat().st_mtime_ns for path in run.run.path.rglob("*")}
 
 
 @pytest.mark.slow

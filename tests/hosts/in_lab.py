@@ -49,10 +49,13 @@ class InLab(OnHosts):
         """Events of a rank that have come here."""
         return len(EventTail(self.run.events_path(rank)).poll())
 
+    def far_path(self, host: str, name: str) -> Path:
+        """Where the host itself has a file of the run."""
+        return self._lab.runs_of(host) / self.run.run_id / name
+
     def far_bytes(self, host: str, name: str) -> bytes:
         """A file as the host itself has it."""
-        path = self._lab.runs_of(host) / self.run.run_id / name
-        return path.read_bytes()
+        return self.far_path(host, name).read_bytes()
 
 
 def launch(lab: Lab, *words: str, hostfile: Path | None = None, **variables: str) -> InLab:

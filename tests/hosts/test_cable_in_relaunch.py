@@ -18,6 +18,9 @@ pytestmark = [pytest.mark.slow, IN_LAB]
 def test_a_relaunch_waits_for_a_host_whose_cable_is_out_and_is_made_once(lab: Lab) -> None:
     run = fake(lab, "changes")
     run.wait_for_step(2)
+    # The host makes ready until its cable is out, however long it takes to pull it.
+    waits = run.far_path("h2", "waits-early")
+    waits.write_text("1")
     codes: list[int] = []
 
     def ask() -> None:
@@ -29,6 +32,7 @@ def test_a_relaunch_waits_for_a_host_whose_cable_is_out_and_is_made_once(lab: La
     lab.pull_cable("h2")
     run.wait_for(lambda: bool(run.of(HostLost)))
     assert not run.of(RestageBegan), "the ranks of the other host still train"
+    waits.unlink()
     lab.plug_in("h2")
     run.wait_for(lambda: bool(run.of(HostFound)))
     asks.join(timeout=180.0)

@@ -91,9 +91,9 @@ def test_a_pulled_cable_is_told_and_what_was_written_meanwhile_comes(lab: Lab, f
     wait_for(lambda: watching.has("no connection to h1 for "), watching.told)
     assert "h1 cannot be asked" in listed.stderr and "no run on h2" in listed.stderr
     lab.plug_in("h1")
-    at = len(watching.lines)
-    wait_for(lambda: watching.has("h1 answers again, after ", at), watching.told)
-    wait_for(lambda: watching.has("running  step ", len(watching.lines) - 1), watching.told)
+    wait_for(lambda: watching.has("h1 answers again, after "), watching.told)
+    at = next(at for at, line in enumerate(watching.lines) if "h1 answers again, after " in line)
+    wait_for(lambda: watching.has("running  step ", at), watching.told)
     listed = lab.llmtop("ls", "h1:", "h2:", variables=python)
     assert far.run_id in listed.stdout and "running" in listed.stdout
     stopped = lab.llmtop("stop", "h1:latest", variables=python)

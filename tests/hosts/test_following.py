@@ -17,13 +17,14 @@ from llmtop.trainer.hosts import following
 from llmtop.trainer.hosts.following import Following, remote_name
 from tests.hosts.lab import wait_for
 from tests.hosts.over_hosts import stand_in
-from tests.trainer.supervised import TIMEOUT_SECONDS, Supervised, cleaned_up, fake_ranks
+from tests.trainer.supervised import GRACES, TIMEOUT_SECONDS, Supervised, cleaned_up, fake_ranks
 
+Far = Callable[..., Supervised]
 FAR = "export LLMTOP_RUNS_DIR={runs}"
 
 
 @pytest.fixture
-def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Supervised]]:
+def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
     """A run on the far machine, whose folder of runs is another one than here."""
     monkeypatch.setenv("LLMTOP_RUNS_DIR", str(tmp_path / "near-runs"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -31,8 +32,8 @@ def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[s
     stand_in(tmp_path, monkeypatch, more=FAR.format(runs=tmp_path / "far-runs"))
     with cleaned_up() as started:
 
-        def make(scenario: str) -> Supervised:
-            fake_ranks(monkeypatch, scenario)
+        def make(scenario: str, graces: str = "") -> Supervised:
+            fake_ranks(monkeypatch, scenario, graces)
             run = Supervised(tmp_path / "far-runs")
             started.append(run)
             run.start()
@@ -61,9 +62,7 @@ def test_which_words_mean_another_machine(ref: str, named: tuple[str, str] | Non
     assert remote_name(ref) == named
 
 
-def test_a_run_on_another_machine_is_followed_and_asked(
-    far: Callable[[str], Supervised], tmp_path: Path
-) -> None:
+def test_a_run_on_another_machine_is_followed_and_asked(far: Far, tmp_path: Path) -> None:
     run = far("changes")
     run.wait_for_step(3)
     follows = Following("gpu-1", "latest")
@@ -89,7 +88,7 @@ def test_a_run_on_another_machine_is_followed_and_asked(
         follows.close()
 
 
-def test_commands_take_a_run_on_another_machine(far: Callable[[str], Supervised], tmp_path: Path) -> None:
+def test_commands_take_a_run_on_another_machine(far: Far, tmp_path: Path) -> None:
     run = far("trains")
     run.wait_for_step(3)
     stopped = llmtop("stop", "gpu-1:latest")
@@ -105,7 +104,7 @@ def test_commands_take_a_run_on_another_machine(far: Callable[[str], Supervised]
 
 
 def test_of_a_lost_run_on_another_machine_nothing_is_said_to_have_been_ended(
-    far: Callable[[str], Supervised],
+    far: Far,
 ) -> None:
     run = far("trains")
     run.wait_for_step(1)
@@ -117,9 +116,10 @@ def test_of_a_lost_run_on_another_machine_nothing_is_said_to_have_been_ended(
 
 
 def test_one_that_is_lost_while_it_stops_is_not_said_to_have_ended(
-    far: Callable[[str], Supervised],
+    far: Far,
 ) -> None:
-    run = far("is_stubborn")
+    # For as long as it takes to kill the supervisor meanwhile.
+    run = far("is_stubborn", GRACES)
     run.wait_for_step(1)
     words = [sys.executable, "-m", "llmtop.tui.cli", "stop", "gpu-1:latest"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as stop:
@@ -130,9 +130,7 @@ def test_one_that_is_lost_while_it_stops_is_not_said_to_have_ended(
     assert f"ssh -t gpu-1 llmtop stop {run.run.run_id}" in error
 
 
-def test_a_request_that_did_not_get_there_is_not_made_later(
-    far: Callable[[str], Supervised], tmp_path: Path
-) -> None:
+def test_a_request_that_did_not_get_there_is_not_made_later(far: Far, tmp_path: Path) -> None:
     run = far("trains")
     run.wait_for_step(1)
     first = Following("gpu-1", "latest")
@@ -148,7 +146,7 @@ def test_a_request_that_did_not_get_there_is_not_made_later(
     assert list(run.run.control_dir.iterdir()) == []
 
 
-def test_two_viewers_of_one_run_do_not_meet(far: Callable[[str], Supervised], tmp_path: Path) -> None:
+def test_two_viewers_of_one_run_do_not_meet(far: Far, tmp_path: Path) -> None:
     run = far("trains")
     run.wait_for_step(1)
     first, second = Following("gpu-1", "latest"), Following("gpu-1", "latest")
@@ -161,9 +159,7 @@ def test_two_viewers_of_one_run_do_not_meet(far: Callable[[str], Supervised], tm
     assert not second.run.path.exists() and first.run.path.exists()
 
 
-def test_a_host_that_does_not_answer_and_a_run_that_is_not_there(
-    far: Callable[[str], Supervised], tmp_path: Path
-) -> None:
+def test_a_host_that_does_not_answer_and_a_run_that_is_not_there(far: Far, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no run 'latest' on gpu-1"):
         Following("gpu-1", "latest")
     (tmp_path / "notes" / "unreachable-gpu-2").touch()

@@ -408,10 +408,18 @@ def break_link() -> int:
 
 def _child_of_link() -> int:
     """The far end's process, which is a child of this one; 0 while there is none."""
-    children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    pids = [int(pid) for one in children for pid in one.read_text().split()]
+    threads = list(Path(f"/proc/{os.getpid()}/task").iterdir())
+    pids = [pid for thread in threads for pid in _children_of(thread)]
     mine = [pid for pid in pids if b"llmtop-link" in _command_line(pid)]
     return mine[0] if mine else 0
+
+
+def _children_of(thread: Path) -> list[int]:
+    """None of a thread that has ended by now."""
+    try:
+        return [int(pid) for pid in (thread / "children").read_text().split()]
+    except OSError:
+        return []
 
 
 def _command_line(pid: int) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -45,7 +46,8 @@ def leave_nothing(run: RunDir) -> None:
     """A second signal ends the command at once."""
     identity = run.supervisor_identity()
     while identity is not None and run.supervisor_alive():
-        os.kill(identity.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it may have ended by now
+            os.kill(identity.pid, signal.SIGTERM)
         wait_for_end(run, 1.0)
 
 

@@ -24,6 +24,7 @@ from llmtop.profiler.record.patientlog import PatientWriter
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.record.snapshotevents import SnapshotFile, SnapshotTaken
 from llmtop.profiler.record.snapshotrequest import SnapshotRequest, SnapshotRequests
+from llmtop.profiler.record.wholefile import write_atomic
 from llmtop.profiler.snapshots.modules import ModuleRow, ModuleTable
 from llmtop.trainer.change.livefile import LiveFile, LiveRequest
 from llmtop.trainer.change.restagefolder import restage_folders
@@ -77,7 +78,8 @@ def told(name: str) -> bool:
 
 
 def tell(name: str, text: str = "") -> None:
-    (RUN.path / f"{name}-{RANK}").write_text(text)
+    """Whoever waits for the file finds all of it."""
+    write_atomic(RUN.path / f"{name}-{RANK}", text.encode(), lasting=False)
 
 
 def trains() -> None:
@@ -127,7 +129,8 @@ def changes() -> None:
     """Steps until told to stop, and does what is asked of a running rank.
 
     On a setting that is named in the file `hangs-on` it never makes a step, on one in `fails-on` it fails,
-    on one in `fails-back` when it is to go on from a state. Named in `hangs-early` it never gets ready.
+    on one in `fails-back` when it is to go on from a state. Named in `hangs-early` it never gets ready, in
+    `waits-early` not as long as that file is there.
     """
     prepared = standby_setting()
     if prepared is not None:
@@ -135,6 +138,7 @@ def changes() -> None:
             wait_for(lambda: False)
         if named("fails-early", prepared):
             os._exit(9)
+        wait_for(lambda: not named("waits-early", prepared))
         mark_ready(RUN, prepared, RANK)
         wait_for_go(RUN, prepared)
     listen()

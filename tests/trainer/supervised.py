@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -119,7 +119,9 @@ class Supervised:
     def clean_up(self) -> None:
         for pid in (*self.processes(), self.supervisor_pid):
             if pid and psutil.pid_exists(pid) and str(self.run.path) in " ".join(_command_line(pid)):
-                os.kill(pid, 9)
+                # Ranks end with their supervisor.
+                with suppress(ProcessLookupError):
+                    os.kill(pid, 9)
 
 
 def _command_line(pid: int) -> list[str]:

@@ -17,6 +17,7 @@ from llmtop.profiler.record.events import HardwareSampled
 from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.processidentity import process_identity
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.wholefile import write_atomic
 from llmtop.trainer.supervisor.memoryreturn import WAIT_SECONDS
 from llmtop.trainer.supervisor.patience import Graces
 from llmtop.tui.cli import main
@@ -115,7 +116,7 @@ def test_stop_ends_what_ignores_signals_and_shows_the_memory_back(
 def test_memory_that_does_not_come_back_is_told(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     run = start("holds")
     take_memory(run)
-    (run.run.path / "keeps").write_text(str(3 * GIB))
+    write_atomic(run.run.path / "keeps", str(3 * GIB).encode())
     assert main(["stop", "latest"]) == ExitCode.DONE
     assert "GPU 0 has 3.00 GiB more in use than before the run" in capsys.readouterr().out
     state = read_state(run.run)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from llmtop.trainer.supervisor.rankenv import RUN_ID
 from llmtop.trainer.tune.edgefolder import edge_folder
 from llmtop.trainer.tune.journal import Line, TuneDir, list_tunes
 from llmtop.trainer.tune.trial import end_run
+from tests.faults.test_folder_gone import remove_at_once
 from tests.recorded_spec import recorded_prediction, recorded_spec
 from tests.trainer.supervised import GRACES, TIMEOUT_SECONDS
 from tests.trainer.trial_rank import HOLDS, worker_command
@@ -96,9 +96,11 @@ class Tuning:
         )
         run = self.runs()[0]
         self.wait_for(
-            lambda: self._is_going()
-            and run.events_path(0).exists()
-            and b"step_finished" in _content(run.events_path(0))
+            lambda: (
+                self._is_going()
+                and run.events_path(0).exists()
+                and b"step_finished" in _content(run.events_path(0))
+            )
         )
         return run
 
@@ -205,7 +207,7 @@ def test_a_second_search_in_a_folder_is_refused_and_disturbs_nothing(tuning: Tun
 def test_a_folder_that_goes_away_ends_in_words_and_in_no_process(tuning: Tuning) -> None:
     process = tuning.call(*SMALL, holds=1)
     tuning.wait_for_step()
-    shutil.rmtree(tuning.tune.path)
+    remove_at_once(tuning.tune.path)
     _, told = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 2 and "its folder is gone" in told and "Traceback" not in told, told
     assert tuning.processes() == []
