@@ -56,8 +56,8 @@ class Span(Struct, frozen=True, kw_only=True):
     setting: int = 0
     first_step: int = 1
     since: float = 0.0
-    """Wall clock at which it came into force: a run that went on from an earlier step has made some of its steps
-    on another one before."""
+    """Wall clock at which it came into force: a run that went on from an earlier step has made some of its
+    steps on another one before."""
 
 
 class Changes(Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import SUPERVISOR, InForce, RunDir
 from llmtop.trainer import control
 from llmtop.trainer.supervisor.changes import Changes
-from llmtop.trainer.supervisor.leftover import ENDED_BEFORE
+from llmtop.trainer.supervisor.leftover import ENDED_BEFORE, NO_STEP_YET
 from llmtop.trainer.supervisor.lifeline import run_started
 from llmtop.trainer.supervisor.ranks import Ranks
 from llmtop.trainer.supervisor.requests import Requests
@@ -200,10 +201,41 @@ def test_what_nobody_had_read_is_refused_and_recorded(run: RunDir) -> None:
     assert settled(run, InForce()) == [], "once"
 
 
+def resumed_with(run: RunDir, setting: int, ended_on: int) -> None:
+    """A supervisor begins to go on with a change of a run that had ended."""
+    run.put_in_force(setting, ended_on=ended_on)
+    recovered(run)
+
+
+@pytest.mark.parametrize("goes_on", ["as it is", "with another change", "with none, as it did not start"])
+def test_a_change_of_an_ended_run_whose_supervisor_was_killed_before_a_step_has_an_end(
+    run: RunDir, goes_on: str
+) -> None:
+    resumed_with(run, 1, 0)
+    (record,) = read_state(run).changes.records
+    assert (record.status, record.setting) == ("under way", 1)
+    if goes_on == "with another change":
+        resumed_with(run, 2, 1)
+    else:
+        run.put_in_force(1 if goes_on == "as it is" else 0)
+        recovered(run)
+    changes = read_state(run).changes
+    back_to = 0 if "none" in goes_on else 1
+    assert (changes.records[0].status, changes.records[0].back_to) == ("failed", back_to)
+    assert changes.records[0].reason == NO_STEP_YET
+    assert changes.setting == run.in_force().setting
+    assert [one.status for one in changes.records[1:]] == ["under way"] * ("another" in goes_on)
+    before = read_state(run).changes
+    if goes_on == "as it is":
+        recovered(run)
+        assert read_state(run).changes == before, "once"
+
+
 @pytest.mark.parametrize("asks", [0, 2])
-def test_the_log_is_read_once_and_only_where_something_was_asked(
+def test_the_log_is_read_once_and_only_where_something_was_asked_or_changed(
     run: RunDir, asks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shutil.rmtree(run.settings_dir)
     for _ in range(asks):
         control.change(run, control.SetParams(words=("micro_batch=2",)))
     read: list[Path] = []

@@ -19,6 +19,7 @@ from llmtop.trainer import control
 from llmtop.trainer.supervisor.requests import Reply
 
 ENDED_BEFORE = "the supervisor ended before it was carried out"
+NO_STEP_YET = "the supervisor ended before a step was made on it"
 
 
 def settle_left(
@@ -28,18 +29,24 @@ def settle_left(
     write: Callable[[AnyEvent], object],
     answer: Reply,
 ) -> None:
-    """Answer those of the `earlier` requests, ids, that have no end, and end their changes in the record.
+    """Answer those of the `earlier` requests, ids, that have no end, and end their changes in the record; and
+    that of a run that had ended and went on with it.
 
     `was_in_force` is what the supervisor before left; a relaunch that it was in is taken back already, and
     one that the run is to go on with is not told yet.
     """
-    if not earlier:
+    if not earlier and not any(run.settings()):
         return
     events = EventTail(run.events_path(SUPERVISOR)).poll()
-    told = {_request_id(record): record for record in fold(RunState(), events).changes.records}
+    records = fold(RunState(), events).changes.records
+    told = {_request_id(record): record for record in records}
     for asked in control.pending(run, events):
         if asked.request_id in earlier:
             _settle(run, asked, told.get(asked.request_id), was_in_force, write, answer)
+    for record in records:
+        # One that nobody asked a live run for, and that took a relaunch.
+        if record.began is not None and record.status == "under way" and not _request_id(record):
+            write(_ended_on(run, record.began.setting, was_in_force))
 
 
 def _request_id(record: ChangeRecord) -> str:
@@ -100,6 +107,14 @@ def _not_made(
         back_to=back_to,
         reason=ENDED_BEFORE,
         world_size=run.spec(back_to).world_size,
+    )
+
+
+def _ended_on(run: RunDir, setting: int, in_force: InForce) -> AnyEvent:
+    """Of one that the run went on with: nothing else was in force then, so that this is not taken back."""
+    back_to = in_force.setting if in_force.ended_on is None else in_force.ended_on
+    return RestageFailed(
+        setting=setting, back_to=back_to, reason=NO_STEP_YET, world_size=run.spec(back_to).world_size
     )
 
 
