@@ -1,4 +1,4 @@
-"""Finds and reads presets: models, GPUs and recipes, the user's own before the built-in ones.
+"""Reads presets: models, GPUs and recipes, the user's own before the built-in ones.
 
 Only the file that is asked for is read. A user's preset lies in
 `$XDG_CONFIG_HOME/llmtop/presets/{models,gpus,recipes}/NAME.toml` and wins over a built-in one.
@@ -9,24 +9,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from llmtop.presets import option_values
-from llmtop.presets.errors import PackedWeightsError, UsageError, bad_value, begun, nearest
+from llmtop.presets.errors import PackedWeightsError, UsageError, bad_value
 from llmtop.presets.hf import canonical as hf_canonical
 from llmtop.presets.hf import config as hf_config
-from llmtop.presets.paths import expand_user, is_folder, is_hub_id, nearest_sibling
+from llmtop.presets.notfound import model_on_the_hub, no_model_path, no_recipe_file, unknown_preset
+from llmtop.presets.paths import expand_user, is_folder, is_hub_id
+from llmtop.presets.presetfiles import BUILT_IN, Kind, find, is_name, preset_names, user_presets_dir
 from llmtop.presets.spec import GpuSpec, ModelShape
 from llmtop.presets.toml_file import TomlFile
 
-Kind = Literal["models", "gpus", "recipes"]
-
-BUILT_IN = Path(__file__).resolve().parent
-"""The folder of the presets that come with the program."""
-_LONGEST_NAME = 100
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.safetensors.index.json", "pytorch_model*.index.json")
 """An index whose files are not there is a folder of weights that is not whole."""
 _MODEL_KEYS = ("description", "source", "license", "config")
@@ -35,15 +32,6 @@ _RATES = tuple(name for name in GpuSpec.__struct_fields__ if name.endswith("_byt
 _MIN_RATE, _MAX_RATE = 1e6, 1e21
 """Per second: outside of these a figure is a slip of the hand."""
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
-_MODEL_MARKS = {"model_type", "architectures", "text_config"}
-_DEEPSPEED_MARKS = {
-    *("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "fp16", "bf16", "optimizer"),
-    *("gradient_accumulation_steps", "gradient_clipping", "scheduler", "activation_checkpointing"),
-}
-"""Top keys by which a JSON file is told to be one or the other."""
-_SCRIPT_COMMANDS = {".py": "python", ".sh": "bash"}
-_JSON_FIX = "of a model: --model {name}; of DeepSpeed: --deepspeed-config {name}"
-_MOST_NAMED = 6
 _RECIPE_TEXTS = ("description", "goal", "notes", "base")
 
 
@@ -83,116 +71,14 @@ class PresetEntry(Struct, frozen=True, kw_only=True):
     """What is wrong with the file, which then cannot be used; empty for a good one."""
 
 
-def user_presets_dir() -> Path:
-    """Where a person's own presets lie, whether it exists or not."""
-    configured = os.environ.get("XDG_CONFIG_HOME", "")
-    # The XDG rules say to ignore a relative path.
-    root = Path(configured) if Path(configured).is_absolute() else Path.home() / ".config"
-    return root / "llmtop" / "presets"
-
-
-def _folders(kind: Kind) -> tuple[Path, Path]:
-    return user_presets_dir() / kind, BUILT_IN / kind
-
-
-def _names(kind: Kind) -> list[str]:
-    return sorted({path.stem for folder in _folders(kind) for path in folder.glob("*.toml")})
-
-
-def _is_name(text: str) -> bool:
-    """Letters, digits and, behind the first, `.`, `_` and `-`; a pattern would take longer to compile."""
-    is_short = 0 < len(text) <= _LONGEST_NAME and text.isascii() and text[0].isalnum()
-    return is_short and all(letter.isalnum() or letter in "._-" for letter in text)
-
-
-def _find(kind: Kind, name: str) -> Path | None:
-    if not _is_name(name):
-        return None
-    for folder in _folders(kind):
-        for spelling in dict.fromkeys((name, name.lower())):
-            path = folder / f"{spelling}.toml"
-            if path.is_file():
-                return path
-    return None
-
-
-def has(kind: Kind, name: str) -> bool:
-    """Whether there is a preset of this name."""
-    return _find(kind, name) is not None
-
-
-def _unknown(kind: Kind, name: str, why: str = "") -> UsageError:
-    word = {"models": "model", "gpus": "GPU", "recipes": "recipe"}[kind]
-    names = [known for known in _names(kind) if _is_name(known)]
-    lists = f"`llmtop presets {kind}` lists the {word}s"
-    other = _of_another_kind(kind, name)
-    other = other or (_of_a_file(name) if kind == "recipes" else None)
-    if other:
-        why, fix = f"that is {other[0]}", other[1]
-    else:
-        several, guess = begun(name, names), nearest(name, names)
-        if kind == "recipes" and not several and guess is None:
-            # A model's name may stand there too.
-            models = _names("models")
-            word, several, guess = "recipe or model", begun(name, models), nearest(name, models)
-            model_lists = "`llmtop presets models` lists the models"
-            lists = model_lists if several or guess else f"{lists}, {model_lists.replace(' lists', '')}"
-        if len(several) > 1:
-            fix = f"say which: {_listed(several)}; {lists}"
-        else:
-            fix = f"did you mean '{guess or several[0]}'? {lists}" if guess or several else lists
-    return UsageError(f"no {word} preset is called '{name[:80]}'", why=why, fix=fix)
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
-    *first, last = (*names[:_MOST_NAMED], *more)
-    return f"{', '.join(first)} or {last}"
-
-
-def _of_another_kind(kind: Kind, name: str) -> tuple[str, str] | None:
-    """What a preset of this name is instead, and how it is given."""
-    if kind != "models" and _find("models", name):
-        return "a model", f"--model {name}"
-    if kind != "gpus" and _find("gpus", name):
-        return "a GPU", f"--gpu {name}"
-    if kind != "recipes" and _find("recipes", name):
-        return "a recipe", f"llmtop plan {name}"
-    return None
-
-
-def _of_a_file(name: str) -> tuple[str, str] | None:
-    """What a file or folder in the place of a recipe is, and how it is given."""
-    path = Path(expand_user(name))
-    if os.path.isdir(path):  # noqa: PTH112
-        return "a folder", f"--model {name}" if (
-            path / "config.json"
-        ).is_file() else "a recipe is a TOML file"
-    if command := _SCRIPT_COMMANDS.get(path.suffix.lower()):
-        return "a script", f"llmtop run -- {command} {name}"
-    if not os.path.isfile(path):  # noqa: PTH113
-        return ("a file that is not here", _JSON_FIX.format(name=name)) if path.suffix == ".json" else None
-    if path.suffix.lower() != ".json":
-        return (
-            "a file of another kind",
-            "a recipe is a TOML file (llmtop presets recipes lists the built-in ones)",
-        )
-    config = hf_config.read_file(path)
-    if config.keys() & _MODEL_MARKS:
-        return "a model", f"--model {name}"
-    if config.keys() & _DEEPSPEED_MARKS:
-        return "a DeepSpeed configuration", f"--deepspeed-config {name}, with --model"
-    return "a JSON file of neither a model nor DeepSpeed", "a recipe is a TOML file"
-
-
 def entries(kind: Kind) -> tuple[PresetEntry, ...]:
     """Every preset of one kind, by name; a user's own hides the built-in one of the same name.
 
     A broken file is an entry with its error, so that it hides none of the others.
     """
     found: list[PresetEntry] = []
-    for name in _names(kind):
-        path = _find(kind, name)
+    for name in preset_names(kind):
+        path = find(kind, name)
         found.append(_entry(kind, name, path) if path is not None else _ill_named(kind, name))
     return tuple(found)
 
@@ -222,7 +108,7 @@ def load_model(ref: str) -> LoadedModel:
     """A model preset by name, a Hugging Face config.json, or a folder that holds one."""
     looks_like_path = "/" in ref or os.sep in ref or ref.endswith(".json") or ref.startswith(("~", "."))
     if not looks_like_path:
-        preset = _find("models", ref)
+        preset = find("models", ref)
         if preset is not None:
             return _model_preset(preset)
     # os.path answers for names that no file can have, where pathlib raises.
@@ -232,27 +118,10 @@ def load_model(ref: str) -> LoadedModel:
     if os.path.exists(expanded):  # noqa: PTH110
         return _model_file(Path(expanded))
     if is_hub_id(ref):
-        raise _on_the_hub(ref)
+        raise model_on_the_hub(ref)
     if looks_like_path:
-        raise UsageError(
-            f"{ref[:200]}: no such file or folder",
-            why="a model with a slash or a .json ending is looked up as a path",
-            fix=f"did you mean {guess}?"
-            if (guess := nearest_sibling(Path(expanded)))
-            else "give a config.json, a folder that holds one, or the name of a model preset",
-        )
-    raise _unknown("models", ref, why="and no file or folder of that name is here")
-
-
-def _on_the_hub(ref: str) -> UsageError:
-    name = ref.rpartition("/")[2]
-    preset = nearest(name, _names("models"))
-    shape = f"; --model {preset} is a preset of its shape, without weights" if preset else ""
-    return UsageError(
-        f"{ref[:200]}: no such file or folder",
-        why="it reads like a model on the Hugging Face Hub, and nothing is downloaded from there",
-        fix=f"hf download {ref} --local-dir {name}, then --model {name}{shape}",
-    )
+        raise no_model_path(ref)
+    raise unknown_preset("models", ref, why="and no file or folder of that name is here")
 
 
 def _model_preset(path: Path) -> LoadedModel:
@@ -312,9 +181,9 @@ def _loaded(config: dict[str, Any], *, name: str, source: Path, weights_dir: str
 
 def load_gpu(name: str) -> GpuSpec:
     """A GPU preset by name."""
-    path = _find("gpus", name)
+    path = find("gpus", name)
     if path is None:
-        raise _unknown("gpus", name)
+        raise unknown_preset("gpus", name)
     return _gpu(path)
 
 
@@ -322,7 +191,7 @@ def _gpu(path: Path) -> GpuSpec:
     file = TomlFile(path)
     alias = file.text("alias_of", "")
     if alias:
-        target = _find("gpus", alias)
+        target = find("gpus", alias)
         if target is None or target == path:
             raise UsageError(f"{file.where('alias_of')}: no GPU preset is called '{alias}'")
         path, file = target, TomlFile(target)
@@ -356,20 +225,9 @@ def _is_capability(text: str) -> bool:
     return digits and bool(point) and len(major) <= 3 and len(minor) <= 2
 
 
-def _no_recipe_file(ref: str, path: Path) -> UsageError:
-    guess = nearest_sibling(path)
-    if is_hub_id(ref) and not is_folder(path.parent):
-        return _on_the_hub(ref)
-    lists = "`llmtop presets recipes` lists the recipes"
-    what = "no such recipe file"
-    if path.suffix != ".toml":
-        what, lists = "no such recipe file or model folder", f"{lists}, `llmtop presets models` the models"
-    return UsageError(f"{ref[:200]}: {what}", fix=f"did you mean {guess}?" if guess else lists)
-
-
 def load_recipe(name_or_path: str) -> Recipe:
     """A recipe by name, or from a TOML file by its path."""
-    path = _find("recipes", name_or_path)
+    path = find("recipes", name_or_path)
     if (
         path is None
         and not name_or_path.endswith(".json")
@@ -377,11 +235,11 @@ def load_recipe(name_or_path: str) -> Recipe:
     ):
         expanded = expand_user(name_or_path)
         if not os.path.lexists(expanded):
-            raise _no_recipe_file(name_or_path, Path(expanded))
+            raise no_recipe_file(name_or_path)
         # A folder is told what it is below.
         path = Path(expanded) if not is_folder(Path(expanded)) else None
     if path is None:
-        raise _unknown("recipes", name_or_path)
+        raise unknown_preset("recipes", name_or_path)
     return _own_recipe(path)
 
 
@@ -413,13 +271,13 @@ def _own_recipe(path: Path) -> Recipe:
 
 def _base_path(file: TomlFile, base: str, seen: tuple[Path, ...]) -> Path:
     """A recipe may refine the built-in one of its own name, but never lead back to itself."""
-    built_in = BUILT_IN / "recipes" / f"{base}.toml" if _is_name(base) else None
-    for path in (_find("recipes", base), built_in):
+    built_in = BUILT_IN / "recipes" / f"{base}.toml" if is_name(base) else None
+    for path in (find("recipes", base), built_in):
         if path is not None and path.is_file() and path not in seen:
             return path
-    if _find("recipes", base) is None:
+    if find("recipes", base) is None:
         raise UsageError(
-            f"{file.where('base')}: no recipe is called '{base}'", fix=_unknown("recipes", base).fix
+            f"{file.where('base')}: no recipe is called '{base}'", fix=unknown_preset("recipes", base).fix
         )
     raise UsageError(f"{file.where('base')}: base = '{base}' leads back to this recipe")
 

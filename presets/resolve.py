@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from llmtop.presets import catalog, option_values, rules, zero
+from llmtop.presets import catalog, option_values, presetfiles, rules, zero
 from llmtop.presets.errors import UsageError, nearest
 from llmtop.presets.spec import GpuSpec, ModelShape, Provenance, RunOptions, RunSpec, ValueSource
 
@@ -195,7 +195,7 @@ def require_known(machine: Machine, fix: str = _NAMED) -> Machine:
 
 def machine_gpu(machine: Machine) -> GpuSpec:
     """The GPU that a machine has."""
-    if catalog.has("gpus", machine.gpu):
+    if presetfiles.has("gpus", machine.gpu):
         return _with_host(catalog.load_gpu(machine.gpu), machine)
     # A device that no preset describes: what it says of itself, and nothing guessed.
     return GpuSpec(

@@ -12,7 +12,7 @@ import msgspec
 
 from benchmarks.fuzzing.making import NUMBERS, TEXTS, Maker, tree_of
 from benchmarks.fuzzing.target import HERE, Target
-from llmtop.presets import catalog, option_values
+from llmtop.presets import catalog, option_values, presetfiles
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.hf import tracing
 from llmtop.presets.resolve import Layer, parse_set, recipe_layers, resolve
@@ -36,7 +36,7 @@ _CLOSELY = 16
 
 @cache
 def _recipe_lines() -> dict[str, list[tuple[str, str]]]:
-    return {path.name: _lines(path) for path in sorted((catalog.BUILT_IN / "recipes").glob("*.toml"))}
+    return {path.name: _lines(path) for path in sorted((presetfiles.BUILT_IN / "recipes").glob("*.toml"))}
 
 
 def _lines(path: Path) -> list[tuple[str, str]]:
@@ -80,7 +80,7 @@ def _act_recipe(folder: Path) -> None:
 
 
 def _presets_of(folder: Path, kind: str) -> Path:
-    own = catalog.user_presets_dir() / kind
+    own = presetfiles.user_presets_dir() / kind
     own.mkdir(parents=True, exist_ok=True)
     for file in own.iterdir():
         file.unlink()
@@ -89,7 +89,7 @@ def _presets_of(folder: Path, kind: str) -> Path:
 
 def _make_preset(kind: str) -> Any:
     def make(maker: Maker, folder: Path) -> None:
-        path = maker.draw.choice(sorted((catalog.BUILT_IN / kind).glob("*.toml")))
+        path = maker.draw.choice(sorted((presetfiles.BUILT_IN / kind).glob("*.toml")))
         _presets_of(folder, kind).write_bytes(maker.toml_of(_lines(path)))
 
     return make

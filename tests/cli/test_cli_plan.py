@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from llmtop.presets.catalog import BUILT_IN
 from llmtop.presets.errors import ExitCode
+from llmtop.presets.presetfiles import BUILT_IN
 from llmtop.presets.resolve import Machine
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.predict import predict_with_suggestions

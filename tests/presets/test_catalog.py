@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtop.presets import catalog
+from llmtop.presets import catalog, presetfiles
 from llmtop.presets.errors import UsageError
 from llmtop.presets.spec import GpuSpec
 from llmtop.presets.toml_file import TomlFile
@@ -115,7 +115,7 @@ def test_entries_list_everything_with_a_description() -> None:
     assert {entry.name for entry in catalog.entries("models")} == set(MODELS)
     assert {entry.name for entry in catalog.entries("gpus")} == GPUS
     assert {entry.name for entry in catalog.entries("recipes")} == RECIPES
-    for kind in get_args(catalog.Kind):
+    for kind in get_args(presetfiles.Kind):
         for entry in catalog.entries(kind):
             assert entry.description and Path(entry.path).is_file()
 
@@ -193,7 +193,7 @@ def test_own_presets_win(mine: Path) -> None:
 def test_a_relative_config_home_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", "here")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert catalog.user_presets_dir() == tmp_path / ".config" / "llmtop" / "presets"
+    assert presetfiles.user_presets_dir() == tmp_path / ".config" / "llmtop" / "presets"
 
 
 def test_a_recipe_refines_one_base(mine: Path) -> None:
@@ -326,8 +326,8 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("kind", get_args(catalog.Kind))
-def test_a_broken_preset_is_listed_with_its_error_and_hides_none(kind: catalog.Kind, mine: Path) -> None:
+@pytest.mark.parametrize("kind", get_args(presetfiles.Kind))
+def test_a_broken_preset_is_listed_with_its_error_and_hides_none(kind: presetfiles.Kind, mine: Path) -> None:
     built_in = {entry.name for entry in catalog.entries(kind)}
     for name, text in BROKEN.items():
         (mine / kind / f"{name}.toml").write_text(text)

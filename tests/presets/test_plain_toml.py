@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtop.presets.catalog import BUILT_IN
 from llmtop.presets.plain_toml import plain_toml
+from llmtop.presets.presetfiles import BUILT_IN
 
 _PRESETS = sorted(BUILT_IN.glob("*/*.toml"))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from llmtop.presets import catalog, resolve
+from llmtop.presets import catalog, presetfiles, resolve
 from llmtop.presets.errors import UsageError
 from llmtop.presets.liger import KERNELS
 from llmtop.presets.option_values import defaults, is_switch, raw_text
@@ -268,10 +268,10 @@ def _take_model(args: argparse.Namespace) -> None:
 
 
 def _names_model_alone(name: str) -> bool:
-    if catalog.has("recipes", name):
+    if presetfiles.has("recipes", name):
         return False
     # A folder can be no recipe.
-    return catalog.has("models", name) or is_file(Path(expand_user(name)) / "config.json")
+    return presetfiles.has("models", name) or is_file(Path(expand_user(name)) / "config.json")
 
 
 def option_text(key: str, value: object) -> str:

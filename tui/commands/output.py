@@ -30,11 +30,11 @@ def text_width() -> int:
 
 def short_path(path: str) -> str:
     """A path as short as it stays findable: within the built-in presets, or from home."""
-    from llmtop.presets import catalog
+    from llmtop.presets import presetfiles
 
     file = Path(path)
-    if file.is_relative_to(catalog.BUILT_IN):
-        return f"built-in {file.relative_to(catalog.BUILT_IN)}"
+    if file.is_relative_to(presetfiles.BUILT_IN):
+        return f"built-in {file.relative_to(presetfiles.BUILT_IN)}"
     home = Path.home()
     return f"~/{file.relative_to(home)}" if file.is_relative_to(home) else path
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from llmtop.presets import catalog
+from llmtop.presets import catalog, presetfiles
 from llmtop.presets.errors import ExitCode, UsageError, nearest
 from llmtop.tui.commands.output import named_lines, print_json, short_path, text_width, wrapped
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> ExitCode:
 def _kind(word: str) -> Kind:
     if word in KINDS:
         return word
-    of_kind = next((kind for kind in KINDS if catalog.has(kind, word)), None)
+    of_kind = next((kind for kind in KINDS if presetfiles.has(kind, word)), None)
     if of_kind is not None:
         raise UsageError(
             f"presets: there is no kind of preset called '{word}'",
@@ -92,14 +92,14 @@ def _print_list(kinds: tuple[Kind, ...], lines: tuple[PresetLine, ...]) -> None:
         rows = [(line.name, _told(line)) for line in lines if line.kind == kind]
         for text in named_lines(rows, width):
             print(text)
-    for where, folder in (("built in", catalog.BUILT_IN), ("yours", catalog.user_presets_dir())):
+    for where, folder in (("built in", presetfiles.BUILT_IN), ("yours", presetfiles.user_presets_dir())):
         for text in wrapped(f"{folder}/{'|'.join(kinds)}", f"{where}: ", width):
             print(text)
 
 
 def _told(line: PresetLine) -> str:
     """The description, marked where the preset is the user's own."""
-    own = not Path(line.file).is_relative_to(catalog.BUILT_IN)
+    own = not Path(line.file).is_relative_to(presetfiles.BUILT_IN)
     return " ".join(filter(None, (line.description, f"({short_path(line.file)})" if own else "")))
 
 

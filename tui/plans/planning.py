@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llmtop.presets import catalog, liger, option_values, resolve, rules
+from llmtop.presets import catalog, liger, option_values, presetfiles, resolve, rules
 from llmtop.presets.cautions import cautions
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.hf import tracing
@@ -43,7 +43,7 @@ _MAY_BE_ZERO = (
     "seed",
     "threads_per_rank",
 )
-_CATALOGUES: dict[str, catalog.Kind] = {"model": "models", "gpu": "gpus", RECIPE: "recipes"}
+_CATALOGUES: dict[str, presetfiles.Kind] = {"model": "models", "gpu": "gpus", RECIPE: "recipes"}
 
 
 class Draft(Struct, frozen=True, kw_only=True):
