@@ -306,6 +306,8 @@ class Supervisor:
         """A first signal ends the run with a checkpoint, a second one at once."""
         log_line(f"received {number.name}")
         if not self.stop_asked:
+            # Whether there is something to save they may have told since the last turn.
+            self.progress.poll()
             self._begin_stop(save=True)
             return
         self.patience.wait(0.0, f"was still running at a second {number.name}")

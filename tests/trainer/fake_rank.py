@@ -312,6 +312,16 @@ def is_stubborn() -> None:
     wait_for(lambda: False)
 
 
+def steps_when_told() -> None:
+    """Once it is told to, and listens to nothing."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    tell("ready")
+    wait_for(lambda: told("go"))
+    step(1)
+    wait_for(lambda: False)
+
+
 def is_deaf() -> None:
     """Still importing: no handler yet, no step."""
     tell("ready")

@@ -204,6 +204,20 @@ def test_sigterm_to_the_supervisor_stops_with_a_checkpoint(start: Start) -> None
     assert "received SIGTERM" in run.log()
 
 
+def test_a_step_that_the_supervisor_has_not_seen_yet_is_worth_the_time_to_save_it(start: Start) -> None:
+    run = start("steps_when_told", graces="stop=3600,save=0.3,kill=0.3")
+    run.wait_for_files("ready")
+    os.kill(run.supervisor_pid, signal.SIGSTOP)
+    try:
+        (run.run.path / "go").touch()
+        run.wait_for_step(1)
+        os.kill(run.supervisor_pid, signal.SIGTERM)
+    finally:
+        os.kill(run.supervisor_pid, signal.SIGCONT)
+    end = run.end()
+    assert end.state == "failed" and "did not stop in time" in end.reason
+
+
 def test_a_killed_supervisor_takes_its_ranks_along(start: Start) -> None:
     run = start("trains")
     run.wait_for_step(1)

@@ -283,6 +283,9 @@ class ScriptSupervisor:
         if self._patience.waiting_for:
             self._patience.wait(0.0, f"was still running at a second {number.name}")
         else:
+            # Ranks may have made themselves known since the last turn.
+            with self._scarcity.forgiven():
+                self._progress.poll()
             self._begin_stop()
 
     def _stop_watching(self) -> None:
