@@ -121,6 +121,11 @@ class Cluster:
             check=False,
         )
 
+    def has_no_job(self) -> bool:
+        """As its controller answers; one that has no time says nothing, too."""
+        listed = self.call("squeue", "--noheader")
+        return listed.returncode == 0 and listed.stdout == ""
+
     def told(self) -> str:
         """The ends of all logs."""
         return "\n".join(f"{path.name}: {path.read_text()[-2000:]}" for path in self._root.glob("*.log"))

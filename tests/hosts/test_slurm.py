@@ -37,7 +37,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with closing(made):
         yield made
         # A job that has just ended is still on its way out.
-        wait_for(lambda: made.call("squeue", "--noheader").stdout == "", made.told)
+        wait_for(made.has_no_job, made.told)
 
 
 class InSlurm(OnHosts):
@@ -154,7 +154,7 @@ def test_a_model_is_trained_by_a_batch_job_and_the_job_ends_with_it(cluster: Clu
     job = ("sbatch", "--parsable", "--nodes=2", "--mem=2G", "--overcommit", f"--output={log}", "--wrap")
     runs = tmp_path / "runs"
     number = cluster.call(*job, command, variables={"LLMTOP_RUNS_DIR": str(runs)}).stdout.strip()
-    wait_for(lambda: cluster.call("squeue", "--noheader").stdout == "", cluster.told)
+    wait_for(cluster.has_no_job, cluster.told)
     assert "JobState=COMPLETED" in cluster.call("scontrol", "show", "job", number).stdout, log.read_text()
     run = InSlurm(runs)
     assert run.end().state == "completed"
@@ -177,7 +177,7 @@ def test_a_run_whose_job_is_told_to_end_stops_and_the_job_ends(cluster: Cluster,
     wait_for(run.run.supervisor_alive, cluster.told)
     run.wait_for_step(2)
     cluster.call("scancel", "--signal=TERM", "--full", number)
-    wait_for(lambda: cluster.call("squeue", "--noheader").stdout == "", cluster.told)
+    wait_for(cluster.has_no_job, cluster.told)
     wait_for(lambda: bool(run.of(RunEnded)), run.log)
     assert run.of(RunEnded)[-1].state == "stopped"
     run.nothing_is_left()
