@@ -52,15 +52,8 @@ def _sparse_step_dense_layers(reader: ConfigReader, layers: int) -> int:
     return sum(1 for layer in range(layers) if layer in dense_only or (layer + 1) % step != 0)
 
 
-def mixtral_experts(reader: ConfigReader, shape: ModelShape) -> ModelShape:
-    return _experts(reader, shape, count_key="num_local_experts", width_key="intermediate_size", per_token=2)
-
-
-def phimoe_experts(reader: ConfigReader, shape: ModelShape) -> ModelShape:
-    return _experts(reader, shape, count_key="num_local_experts", width_key="intermediate_size", per_token=2)
-
-
-def granite_experts(reader: ConfigReader, shape: ModelShape) -> ModelShape:
+def local_experts(reader: ConfigReader, shape: ModelShape) -> ModelShape:
+    """Mixtral's keys, which PhiMoE and GraniteMoE have too."""
     return _experts(reader, shape, count_key="num_local_experts", width_key="intermediate_size", per_token=2)
 
 

@@ -66,7 +66,7 @@ LLAMA_FAMILIES: dict[str, Family] = {
         class_defaults={},
         aliases={"num_experts": "num_local_experts"},
         sliding_window=None,
-        finish=details.mixtral_experts,
+        finish=details.local_experts,
     ),
     "qwen2": _QWEN2,
     "qwen2_moe": replace(
@@ -100,7 +100,7 @@ LLAMA_FAMILIES: dict[str, Family] = {
         kv_heads_default=8,
         norm="layer",
         head_bias=("lm_head_bias", False),
-        finish=details.phimoe_experts,
+        finish=details.local_experts,
     ),
     "gpt_oss": Family(
         kv_heads_default=8,
@@ -153,7 +153,7 @@ LLAMA_FAMILIES: dict[str, Family] = {
         finish=details.glm4_experts,
     ),
     "granite": replace(_ATTENTION_BIAS_ONLY, mlp_bias=MLP_BIAS),
-    "granitemoe": replace(_ATTENTION_BIAS_ONLY, finish=details.granite_experts),
+    "granitemoe": replace(_ATTENTION_BIAS_ONLY, finish=details.local_experts),
     "smollm3": replace(
         _ATTENTION_BIAS_ONLY,
         kv_heads_default=4,
