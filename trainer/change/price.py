@@ -29,12 +29,14 @@ def price_of(plan: ChangePlan, stage_seconds: Mapping[str, float], saved: Checkp
     """`stage_seconds` are of the run's own start-up."""
     if not plan.restage:
         return Price(down_seconds=0.0, state_bytes=0)
-    known = saved is not None and saved.seconds > 0 and saved.size_bytes > 0
-    size = saved.size_bytes if known and saved else state_bytes(plan.old, plan.old_prediction)
-    rate = saved.size_bytes / saved.seconds if known and saved else _ASSUMED_BYTES_PER_SECOND
+    measured = saved is not None and saved.seconds > 0 and saved.size_bytes > 0
+    if saved is not None and measured:
+        size_bytes, one_way_seconds = saved.size_bytes, saved.seconds
+    else:
+        size_bytes = state_bytes(plan.old, plan.old_prediction)
+        one_way_seconds = size_bytes / _ASSUMED_BYTES_PER_SECOND
     # The next ranks import while these still train.
     started = [seconds for stage, seconds in stage_seconds.items() if stage != "import"]
-    start = sum(started) if started else None
-    # Written once and read once.
-    down = None if start is None else start + _END_SECONDS + 2 * size / rate
-    return Price(down_seconds=down, state_bytes=size, measured=known)
+    # The state is written once and read once.
+    down_seconds = sum(started) + _END_SECONDS + 2 * one_way_seconds if started else None
+    return Price(down_seconds=down_seconds, state_bytes=size_bytes, measured=measured)
