@@ -31,6 +31,8 @@ from llmtop.profiler.record.rundir import runs_root, unused_path
 from llmtop.profiler.record.wholefile import document, write_atomic
 from llmtop.trainer.tune.rank import Outcome
 
+TRIALS, MINUTES = 12, 5.0
+"""Of a search where nobody says otherwise."""
 _ASKED = "tune.json"
 _JOURNAL = "journal.jsonl"
 _HOLDER = "search.pid"
@@ -44,8 +46,8 @@ class Asked(Struct, frozen=True, kw_only=True):
     """The setting to start from."""
     fix: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
-    trials: int = 12
-    minutes: float = 5.0
+    trials: int = TRIALS
+    minutes: float = MINUTES
 
 
 class Line(Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from llmtop.profiler.cost.calibration import with_calibration
 from llmtop.profiler.memory.assume import why_untimed
 from llmtop.trainer.preflight import preflight
 from llmtop.trainer.tune.interrupt import interruptible
-from llmtop.trainer.tune.journal import Asked, Line, TuneDir, find_tune, tunes_root
+from llmtop.trainer.tune.journal import MINUTES, TRIALS, Asked, Line, TuneDir, find_tune, tunes_root
 from llmtop.trainer.tune.judged import judged
 from llmtop.trainer.tune.nest import Nest
 from llmtop.trainer.tune.outcome import found
@@ -28,8 +28,6 @@ from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.output import print_json, text_width
 from llmtop.tui.commands.tune_edge import find_edge
 from llmtop.tui.commands.tune_text import Progress, found_text, ranked_text, space_text, trials_text
-
-TRIALS, MINUTES = 12, 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
