@@ -155,9 +155,9 @@ class Search:
         self._teller.began(began)
         run = self._spec_of(began)
         # One that is tried again is to be measured, however far behind.
-        best = None if coming.again else next((t.step_seconds for t in fastest_first(tried)), None)
+        best_seconds = None if coming.again else next((t.step_seconds for t in fastest_first(tried)), None)
         try:
-            got = self._carry(run, seconds, best, self._teller.show(began))
+            got = self._carry(run, seconds, best_seconds, self._teller.show(began))
         except BaseException:
             # Whatever ends the search inside a trial, it has told nothing.
             with undisturbed():
@@ -173,9 +173,9 @@ class Search:
     def _spec_of(self, line: Line) -> RunSpec:
         return trial_spec(changed(self._spec, line.change))
 
-    def _real(self, run: RunSpec, seconds: float, best: float | None, show: Show) -> Measured:
+    def _real(self, run: RunSpec, seconds: float, best_seconds: float | None, show: Show) -> Measured:
         return run_trial(
-            run, self._tune.trials_root, seconds, best_step_seconds=best, show=show, start=self._start
+            run, self._tune.trials_root, seconds, best_step_seconds=best_seconds, show=show, start=self._start
         )
 
     def _settle_left_over(self) -> None:

@@ -162,7 +162,13 @@ class StepEnds:
 
 
 def _watch(
-    run: RunDir, steps: StepEnds, deadline: float, best: float | None, show: Show, *, early: bool
+    run: RunDir,
+    steps: StepEnds,
+    deadline: float,
+    best_step_seconds: float | None,
+    show: Show,
+    *,
+    early: bool,
 ) -> Outcome | None:
     """Until it has ended, or need not go on; why the latter."""
     reader = RunReader(run)
@@ -171,23 +177,26 @@ def _watch(
         show(state, deadline - time.monotonic())
         if state.status in ENDED:
             return None
-        cut = why_over(steps.intervals(), deadline, best, early=early)
+        cut = why_over(steps.intervals(), deadline, best_step_seconds, early=early)
         if cut is not None:
             steps.close()
             return cut
         time.sleep(_POLL_SECONDS)
 
 
-def why_over(found: Sequence[float], deadline: float, best: float | None, *, early: bool) -> Outcome | None:
+def why_over(
+    found: Sequence[float], deadline: float, best_step_seconds: float | None, *, early: bool
+) -> Outcome | None:
     """Why a trial need not go on that has `found` these seconds of steps; None where it must.
 
-    `deadline` on the monotonic clock; `best` is the best time of a step so far.
+    `deadline` on the monotonic clock; `best_step_seconds` is that of the fastest setting so far.
     """
-    if early and best is not None and len(found) >= LEAST_INTERVALS and min(found) > BEHIND * best:
+    best = math.inf if best_step_seconds is None else best_step_seconds
+    if early and len(found) >= LEAST_INTERVALS and min(found) > BEHIND * best:
         return "slow"
     if early and len(found) >= _ENOUGH_INTERVALS:
         mean, error = statistics.fmean(found), error_of(found)
-        if error <= _ENOUGH_ERROR * mean or (best is not None and mean - best >= _CLEAR_ERRORS * error):
+        if error <= _ENOUGH_ERROR * mean or mean - best >= _CLEAR_ERRORS * error:
             return "measured"
     return "timeout" if time.monotonic() > deadline else None
 
