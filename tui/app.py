@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from textual import events, work
+from textual import work
 from textual.actions import ActionParseResult, parse
 from textual.binding import BindingType
 from textual.command import Provider
@@ -58,8 +58,6 @@ class LlmtopApp(Answering):
     TITLE = "llmtop"
     CSS_PATH = "looks/theme.tcss"
     COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {KeyCommands}
-    NOTIFICATION_TIMEOUT = 3
-    """Seconds: a note lies over panels."""
     BINDINGS: ClassVar[list[BindingType]] = bindings((*APP_KEYS, *MOVE_KEYS))
 
     def __init__(
@@ -154,20 +152,6 @@ class LlmtopApp(Answering):
         from llmtop.tui.screens.help import HelpScreen
 
         self.push_screen(HelpScreen(getattr(self.screen, "HELP_TITLE", ""), read_only=self.read_only))
-
-    def clear_notifications(self) -> None:
-        super().clear_notifications()
-        # What held a note keeps its rows otherwise, and the next note stands below them.
-        for holder in self.screen.query("ToastHolder") if self.screen_stack else ():
-            holder.remove()
-
-    async def on_event(self, event: events.Event) -> None:
-        """Esc takes away notes that lie over the screen; what it does there, it does where there are none."""
-        is_escape = isinstance(event, events.Key) and event.key == "escape" and not event.is_forwarded
-        if is_escape and self.screen_stack and self.screen.query("Toast"):
-            self.clear_notifications()
-            return
-        await super().on_event(event)
 
     # --- looking on --------------------------------------------------------------------------------
 
@@ -300,9 +284,9 @@ class LlmtopApp(Answering):
         """Control and C by habit: it ends nothing, and says what does."""
         self.clear_notifications()
         if self._watched_goes_on:
-            self.notify("The run goes on, also without llmtop.\nq leaves, s stops the run.", timeout=5)
+            self.notify("The run goes on, also without llmtop. q leaves, s stops the run.", timeout=5)
         else:
-            self.notify("q leaves llmtop.\nRuns go on without it.", timeout=5)
+            self.notify("q leaves llmtop. Runs go on without it.", timeout=5)
 
     def _name_here(self, run_id: str) -> str:
         for run in (self._run, self._own):

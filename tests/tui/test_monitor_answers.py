@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from llmtop.presets.errors import LlmtopError
 from llmtop.tui.app import LlmtopApp
 from llmtop.tui.asking.deeds import Deeds
 from llmtop.tui.commandlist import KeyCommands
@@ -41,6 +42,24 @@ async def test_leaving_from_another_run_speaks_of_the_one_that_the_command_is_ab
         await pilot.press("q")
     assert app.farewell == f"The run completed.\nIts report: llmtop report {own.run_id}"
     assert app.return_code == 0
+
+
+async def test_a_note_hides_no_figure_and_one_that_is_long_is_read_whole(root: Path) -> None:
+    app = LlmtopApp("monitor", make_recorded_run(root), root)
+    async with app.run_test(size=SMALL, notifications=True) as pilot:
+        await wait_for_text(pilot, "peak predicted")
+        await wait_for(pilot, lambda: app.settled)
+        await pilot.pause()
+        *before, keys = screen_text(app).splitlines()
+        await pilot.press("s")
+        shown = await wait_for_text(pilot, "It has ended already. R goes on with it.")
+        assert shown.splitlines()[:-1] == before and keys[:20] == shown.splitlines()[-1][:20]
+        app.clear_notifications()
+        why = " ".join(f"word-{number}" for number in range(30))
+        app.say(LlmtopError("It cannot be changed", why=why, fix="wait"))
+        rows = (await wait_for_text(pilot, "It cannot be changed", "fix: wait")).splitlines()
+        told = " ".join(row.split("▌")[-1].rstrip(" ─").strip() for row in rows if "▌" in row)
+        assert why in told and rows[:12] == before[:12]
 
 
 @pytest.mark.parametrize("width", [60, 120])

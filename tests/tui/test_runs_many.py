@@ -150,7 +150,7 @@ async def test_compares_the_marked_run_with_another(live: LiveRun, root: Path) -
         await pilot.pause()
         assert f"* {first[-4:]}" in screen_text(app)
         await pilot.press("c")
-        await wait_for_text(pilot, f"{first} is marked,", "on it: go to another one")
+        await wait_for_text(pilot, f"{first[-4:]} is marked, and press c on another one")
         app.clear_notifications()
         await pilot.press("j", "c")
         await wait_for_text(pilot, "Compare", f"A is {first}", "B is ", "step time (median)")

@@ -175,7 +175,7 @@ class Answering(Dressed):
             self.say(message.error)
         elif message.refusal is None:
             # A refusal is in the record: the monitor tells it, as it tells the end of the change.
-            self.notify("The change is under way.", title="Change requested")
+            self.notify("The change is under way.", title="Change requested", markup=False)
 
     def on_fix_asked(self, message: FixAsked) -> None:
         from llmtop.trainer.launch import require_trainer

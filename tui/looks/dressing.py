@@ -11,6 +11,7 @@ from textual.filter import LineFilter, Monochrome, NoColor
 
 from llmtop.tui.looks.filters import AsciiFilter, ColourlessFilter, HarmlessFilter
 from llmtop.tui.looks.look import THEME_NAMES, Chosen, Look
+from llmtop.tui.looks.notes import Noting
 from llmtop.tui.looks.theme import MONO, THEMES
 
 
@@ -23,7 +24,7 @@ class Dress(NamedTuple):
     """An OSError of it is told, and harms nothing."""
 
 
-class Dressed(App[int]):
+class Dressed(Noting):
     def __init__(self, dress: Dress) -> None:
         super().__init__()
         self._ascii = AsciiFilter(dress.look.ascii)

@@ -283,7 +283,7 @@ class MonitorScreen(Screen[None]):
                 self.action_change()  # what it is refused with says how it is changed
             return
         if action is not None and not self.check_action(action, ()):
-            more = "\nR goes on with it." if self.check_action("resume", ()) else ""
+            more = " R goes on with it." if self.check_action("resume", ()) else ""
             self.notify(f"It has ended already.{more}")
 
     def _say_why_not_resumed(self, view: RunView) -> None:

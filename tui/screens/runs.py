@@ -336,12 +336,11 @@ class RunsScreen(Screen[None]):
         if len(pair) == 2:
             self.post_message(CompareAsked(self._dir(pair[0]), self._dir(pair[1])))
         else:
-            told = "Mark one run with space, then go to another one and press c."
-            if self.marked and len(self.rows) < 2:
-                told = f"{self.marked[0]} is marked, and there is no other run here."
-            elif self.marked:
-                told = f"{self.marked[0]} is marked, and the cursor is on it: go to another one and press c."
-            self._say(told, "Two runs are compared")
+            told = "Mark one run with space, then press c on another one."
+            if row is not None and self.marked:  # the cursor is on it
+                other = "there is no other run here" if len(self.rows) < 2 else "press c on another one"
+                told = f"{row.short_id} is marked, and {other}."
+            self._say(told, "Compare two runs")
 
     def action_refresh(self) -> None:
         self._feed.read_anew()
