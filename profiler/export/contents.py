@@ -10,6 +10,7 @@ from typing import Literal
 from msgspec import Struct
 
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.segments import file_bytes
 from llmtop.profiler.units import counted, format_bytes
 
 How = Literal["events", "document", "text", "bytes"]
@@ -90,9 +91,9 @@ def contents(run: RunDir, *, logs: bool, snapshots: bool) -> tuple[list[Member],
         if how is not None and not why:
             members.append(Member(name=name, path=path, how=how))
         else:
-            left.append(LeftOut(name=name, size_bytes=_size(path), why=why))
+            left.append(LeftOut(name=name, size_bytes=file_bytes(path), why=why))
     for folder, why in _HEAVY.items():
-        sizes = [_size(path) for _, path in _files(run.path / folder)]
+        sizes = [file_bytes(path) for _, path in _files(run.path / folder)]
         if sizes:
             left.append(LeftOut(name=folder, size_bytes=sum(sizes), files=len(sizes), why=why))
     order: dict[How, int] = {"document": 0, "text": 1, "bytes": 2, "events": 3}
@@ -124,10 +125,3 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
             path = at / name
             if not name.startswith(".") and path.is_file() and not path.is_symlink():
                 yield (inside / name).as_posix(), path
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0  # it went while we looked

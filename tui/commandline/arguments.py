@@ -15,6 +15,8 @@ RUN_HELP = "a run's id, a unique beginning or end of it, or latest"
 RUN_ANYWHERE_HELP = f"{RUN_HELP}; [USER@]HOST:RUN for one on another machine"
 MOST = 10**9
 """Above this a count is a slip of the hand."""
+MOST_TIME = 10**6
+"""The same of seconds and minutes that somebody would wait."""
 COMMAND = "command"
 """What follows `--`, as a tuple of words: for a parser that has a default of this name."""
 _LAUNCHERS = frozenset({"python", "python3", "torchrun", "deepspeed", "accelerate", "bash", "sh"})
@@ -41,6 +43,17 @@ def count(text: str) -> int:
     found = whole(text)
     if not 0 < found <= MOST:
         raise argparse.ArgumentTypeError(f"'{text[:80]}' is no whole number from 1 to {MOST:,}")
+    return found
+
+
+def positive(text: str) -> float:
+    """A number above 0, of seconds or minutes."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < MOST_TIME:
+        raise argparse.ArgumentTypeError(f"'{text[:80]}' is no number above 0 and below {MOST_TIME:,}")
     return found
 
 

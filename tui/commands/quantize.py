@@ -43,6 +43,7 @@ from llmtop.trainer.quantize.source import Source, read_source
 from llmtop.trainer.quantize.target import FORMS, Target, read_target
 from llmtop.trainer.quantize.working import Progress
 from llmtop.trainer.tune.interrupt import interruptible
+from llmtop.tui.commandline.arguments import positive
 from llmtop.tui.commandline.runs import refuse_run_elsewhere
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.output import named_lines, print_json, text_width, wrapped
@@ -80,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-perplexity", action="store_true", help="do not measure it")
     parser.add_argument(
         "--seconds",
-        type=_positive,
+        type=positive,
         default=SECONDS,
         metavar="S",
         help=f"the most for each of the two measurements (default: {SECONDS:g})",
@@ -282,16 +283,6 @@ def _show_outlook(found: Outlook, *, as_json: bool) -> None:
     ]
     head = f"{found.output}: {found.form} of {found.source} ({format_count(found.parameters)} parameters)"
     print("\n".join([*wrapped(head, "", width), *named_lines(rows, width)]))
-
-
-def _positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 1e6:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number above 0")
-    return number
 
 
 def _window(text: str) -> int:

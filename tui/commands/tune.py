@@ -24,6 +24,7 @@ from llmtop.trainer.tune.search import Search, trial_left
 from llmtop.trainer.tune.space import Candidate, Space, choice_of
 from llmtop.trainer.tune.trial import trial_spec
 from llmtop.tui.commandline import options
+from llmtop.tui.commandline.arguments import count, positive
 from llmtop.tui.commandline.telling import tell
 from llmtop.tui.commands.output import print_json, text_width
 from llmtop.tui.commands.tune_edge import find_edge
@@ -52,32 +53,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search.add_argument(
         "--trials",
         metavar="N",
-        type=_whole,
+        type=count,
         help=f"runs at most, the first of the starting setting (default: {TRIALS})",
     )
-    search.add_argument("--minutes", metavar="M", type=_positive, help=f"time at most (default: {MINUTES:g})")
+    search.add_argument("--minutes", metavar="M", type=positive, help=f"time at most (default: {MINUTES:g})")
     search.add_argument("--resume", metavar="ID", help="go on with a search: its id, or latest")
     search.add_argument("--dry-run", action="store_true", help="show what would be tried; starts nothing")
     largest = parser.add_mutually_exclusive_group()
     largest.add_argument("--max-batch", action="store_true", help="the largest micro-batch that fits instead")
     largest.add_argument("--max-length", action="store_true", help="the longest sequence that fits instead")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 10**6:
-        raise argparse.ArgumentTypeError(f"'{text}' is no whole number from 1 on")
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 1e6:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number above 0")
-    return number
 
 
 def run(args: argparse.Namespace) -> ExitCode:
