@@ -30,7 +30,7 @@ BASE_KEYS = ("model", "gpu")
 _COUNTED = ("zero",)
 """Options whose `a..b` counts; those of other numbers doubles."""
 _RANGE = re.compile(r"(\d+)\.\.(\d+)(?:\+(\d+))?")
-SHORT = {
+_SHORT = {
     "micro_batch": "micro",
     "gradient_checkpointing": "recompute",
     "offload_optimizer": "opt on",
@@ -41,11 +41,16 @@ SHORT = {
     "checkpointing_every": "every",
 }
 """Heads of columns, where an option's own name is long, in tables and as they may be typed."""
-_LONG = {head: key for key, head in SHORT.items()}
+_LONG = {head: key for key, head in _SHORT.items()}
 _LIKE_A_RANGE = re.compile(r"(\d+)\s*(?:-|:|\.|\.\.\.|…|to)\s*(\d+)")
 _EXAMPLE = "for example micro_batch=1..64,zero=0..3,attention=eager|sdpa"
 
 Change = dict[str, Any]
+
+
+def head_of(key: str) -> str:
+    """An option or a raw key as tables name it, in few letters."""
+    return _SHORT.get(key, key.rpartition(".")[2])
 
 
 class Axis(Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from llmtop.presets.errors import UsageError, nearest
-from llmtop.profiler.cost.sweep import SHORT, Change, Sweep, SweepRow
+from llmtop.profiler.cost.sweep import Change, Sweep, SweepRow, head_of
 from llmtop.profiler.cost.where import ALLOWED, Where, WhereRow
 from llmtop.profiler.units import counted, format_bytes, format_seconds
 from llmtop.tui.commands.output import WIDTH, table, value_text, wrapped
@@ -24,7 +24,7 @@ def sweep_text(sweep: Sweep, most: int, width: int = WIDTH) -> str:
     shown = sweep.rows[:most]
     if shown:
         keys = [axis.key for axis in sweep.axes]
-        heads = [*(_head(key) for key in keys), "fits", "needs", "host", "step", "tokens/s"]
+        heads = [*(head_of(key) for key in keys), "fits", "needs", "host", "step", "tokens/s"]
         rows = [heads, *([*(_value(row.settings[key]) for key in keys), *_figures(row)] for row in shown)]
         lines += ["", *table(rows, right=range(len(keys) + 1, len(heads)))]
     if len(sweep.rows) > len(shown):
@@ -44,10 +44,6 @@ def _counts(sweep: Sweep) -> str:
     parts += [f"{unknown:,} without a verdict"] if unknown else []
     parts += [f"{len(sweep.rows) - fitting - unknown:,} do not fit", f"{refused:,} refused"]
     return ", ".join(parts) + "; the fastest first, then the nearest to fitting"
-
-
-def _head(key: str) -> str:
-    return SHORT.get(key, key.rpartition(".")[2])
 
 
 def _value(value: Any) -> str:
@@ -127,7 +123,7 @@ def where_lines(rows: Sequence[WhereRow], width: int = WIDTH) -> WhereLines:
     settings = [key for key in rows[0].settings if key not in _HIDDEN]
     same = [key for key in settings if len({row.settings[key] for row in rows}) == 1]
     keys = [key for key in settings if key not in same]
-    cells = [[*_WHERE_HEADS, *map(_head, keys)], *(_where_cells(row, keys) for row in rows)]
+    cells = [[*_WHERE_HEADS, *map(head_of, keys)], *(_where_cells(row, keys) for row in rows)]
     right = range(1, len(_WHERE_HEADS))
     lines = table(cells, right=right)
     if max(map(len, lines)) > width:
@@ -138,7 +134,7 @@ def where_lines(rows: Sequence[WhereRow], width: int = WIDTH) -> WhereLines:
     if max(map(len, lines)) > width:
         cells[0] = [_BRIEF_HEADS.get(head, head) for head in cells[0]]
         lines = table(cells, right=right)
-    words = ", ".join(f"{_head(key)} {_value(rows[0].settings[key])}" for key in same)
+    words = ", ".join(f"{head_of(key)} {_value(rows[0].settings[key])}" for key in same)
     return WhereLines(lines[0], tuple(lines[1:]), f"all with {words}" if words else "")
 
 
@@ -197,7 +193,9 @@ def _tried(row: WhereRow) -> str:
 
 def _setting_words(settings: Change) -> str:
     """Each that was searched, by its short name."""
-    return ", ".join(f"{_head(key)} {_value(value)}" for key, value in settings.items() if key not in _HIDDEN)
+    return ", ".join(
+        f"{head_of(key)} {_value(value)}" for key, value in settings.items() if key not in _HIDDEN
+    )
 
 
 def parse_allow(text: str) -> tuple[str, ...]:

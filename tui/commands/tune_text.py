@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from llmtop.profiler.cost.sweep import SHORT
+from llmtop.profiler.cost.sweep import head_of
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.units import counted, format_bytes, format_seconds
 from llmtop.trainer.tune.edge import Edge
@@ -23,7 +23,7 @@ _NOT_AVAILABLE = "n/a"
 
 def space_text(space: Space, width: int) -> str:
     """What varies, and how much of it can be tried."""
-    varied = [f"{_head(k.key)} {' '.join(map(_value, k.values))}" for k in space.knobs if len(k.values) > 1]
+    varied = [f"{head_of(k.key)} {' '.join(map(_value, k.values))}" for k in space.knobs if len(k.values) > 1]
     lines = wrapped(f"varied: {'; '.join(varied) or 'nothing'}", "", width)
     refused = sum(one.count for one in space.refused)
     lines += wrapped(
@@ -47,8 +47,8 @@ def ranked_text(
     shown = candidates[:_BEST]
     varied = [knob.key for knob in space.knobs if len(knob.values) > 1]
     keys = [key for key in varied if len({str(one.choice[key]) for one in shown}) > 1]
-    alike = [f"{_head(key)} {_value(shown[0].choice[key])}" for key in varied if shown and key not in keys]
-    heads = [*map(_head, keys), "needs", "step", "tokens/s"]
+    alike = [f"{head_of(key)} {_value(shown[0].choice[key])}" for key in varied if shown and key not in keys]
+    heads = [*map(head_of, keys), "needs", "step", "tokens/s"]
     rows = [[*(_value(one.choice[k]) for k in keys), *_predicted(one)] for one in shown]
     lines = wrapped(f"{title}{', all with ' if alike else ''}{', '.join(alike)}", "", width)
     lines += fitted_table([heads, *rows], range(len(keys), len(heads)), width)
@@ -74,10 +74,6 @@ def _predicted(one: Candidate) -> list[str]:
         format_seconds(one.brief.step_seconds),
         _NOT_AVAILABLE if rate is None else f"{rate:,.0f}",
     ]
-
-
-def _head(key: str) -> str:
-    return SHORT.get(key, key.rpartition(".")[2])
 
 
 def _value(value: Any) -> str:
@@ -134,13 +130,13 @@ class Progress:
         return f"{words}  {line.step_seconds / self._best:.2f}x the time of the best"
 
     def _words(self, choice: dict[str, Any]) -> str:
-        return ", ".join(f"{_head(key)} {_value(choice[key])}" for key in self._keys) or "the only setting"
+        return ", ".join(f"{head_of(key)} {_value(choice[key])}" for key in self._keys) or "the only setting"
 
 
 def trials_text(trials: Sequence[Line], width: int) -> str:
     """Settings that were tried, the fastest first."""
     keys = sorted({k for t in trials for k in t.choice if len({str(o.choice[k]) for o in trials}) > 1})
-    heads = ["trial", *map(_head, keys), "step", "±", "runs", "tokens/s", "outcome"]
+    heads = ["trial", *map(head_of, keys), "step", "±", "runs", "tokens/s", "outcome"]
     ordered = sorted(trials, key=lambda t: (t.step_seconds is None, t.step_seconds or 0.0, t.number))
     rows = [[str(t.number), *(_value(t.choice[k]) for k in keys), *_measured(t)] for t in ordered]
     right = [0, *range(len(keys) + 1, len(heads) - 1)]

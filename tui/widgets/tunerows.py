@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from llmtop.profiler.cost.sweep import SHORT, Change
+from llmtop.profiler.cost.sweep import Change, head_of
 from llmtop.profiler.units import counted, format_seconds
 from llmtop.trainer.tune.journal import Line
 from llmtop.trainer.tune.pool import apart
@@ -109,7 +109,7 @@ def words_of(choice: Mapping[str, Any], start: Mapping[str, Any]) -> str:
 
 
 def _told(choice: Mapping[str, Any], keys: Iterable[str]) -> str:
-    return ", ".join(f"{SHORT.get(key, key.rpartition('.')[2])} {_value(choice[key])}" for key in keys)
+    return ", ".join(f"{head_of(key)} {_value(choice[key])}" for key in keys)
 
 
 def _value(value: Any) -> str:
