@@ -167,6 +167,7 @@ MEANINGS: dict[str, tuple[Any, dict[str, Any]]] = {
         },
     ),
     "torch's adam": (adam(torch_adam=True), {"optimizer": "adamw_torch"}),
+    "null is python's false": (adam(torch_adam=None), {}),
     "constant": (
         schedule("WarmupLR", warmup_max_lr=1e-4, warmup_num_steps=7),
         {"lr_schedule": "constant", "warmup_steps": 7, "learning_rate": 1e-4},

@@ -68,6 +68,7 @@ class Block(Struct, frozen=True, kw_only=True):
 
 
 FLAG = Key(kind="flag")
+OPEN_FLAG = Key(kind="flag", nullable=True)
 TEXT = Key(kind="text")
 OPTIONAL_TEXT = Key(kind="text", nullable=True)
 BLOCK = Key(kind="block")
@@ -293,9 +294,9 @@ BLOCKS: dict[str, Block] = {
     "optimizer.params": Block(
         is_open=True,
         keys={
-            **_same(FLAG, "torch_adam adam_w_mode bias_correction fp32_optimizer_states set_grad_none"),
-            **_same(FLAG, "amsgrad maximize capturable differentiable"),
-            **_same(Key(kind="flag", nullable=True), "foreach fused"),
+            # Null is false where it is read as Python does, and torch's own default of the last two.
+            **_same(OPEN_FLAG, "torch_adam adam_w_mode bias_correction fp32_optimizer_states set_grad_none"),
+            **_same(OPEN_FLAG, "amsgrad maximize capturable differentiable foreach fused"),
         },
     ),
     "autotuning": Block(is_open=True, keys={"enabled": FLAG}),
