@@ -174,8 +174,12 @@ def test_a_host_is_over_once_its_supervisor_is_gone_and_not_with_its_last_words(
     member.ended = RunEnded(state="stopped", reason="as ordered")
     member.transport = ssh = OverSsh.__new__(OverSsh)
     link: Any = SimpleNamespace(opened=True, heard_pong=True, alive=True, ended_code=None, problem="")
-    ssh.link = link
+    ssh.link, link.holds_started = link, False
     assert not ending._is_over(member) and crew._is_on_its_way_out(member)
+    # Asked before it had said who it is, and not again since: its end would be told.
+    link.alive, link.holds_started = None, True
+    assert not ending._is_over(member) and crew._is_on_its_way_out(member)
+    link.alive, link.holds_started = True, False
     assert "still on its way out" in ending._why(member)
     link.ended_code = 0
     assert ending._is_over(member) and not crew._is_on_its_way_out(member)

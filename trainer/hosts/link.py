@@ -103,6 +103,8 @@ class Link:
         self.spawned_pid: int | None = None
         self.ended_code: int | None = None
         """Exit code of what was started on the present connection; None while it lives."""
+        self.holds_started = False
+        """Whether something was started on the present connection; no more once its end was told."""
         self.told: str | None = None
         """What the file says that was asked about when the folder was opened; empty where it is not there."""
         self.runs: list[str] | None = None
@@ -170,6 +172,7 @@ class Link:
                 self.problem = str(error)
                 self.failures += 1
             self.refused = self.refused or not self.about
+            self.holds_started = False
             if self.opened:
                 self.opened, pause = False, _FIRST_PAUSE_SECONDS
             # Of an attempt that failed too: why it did may be another reason now.
@@ -214,8 +217,9 @@ class Link:
             self.synced, self.failures = message["n"], 0
         elif said == "spawned":
             self.spawned_pid, self.ended_code = message["pid"], None
+            self.holds_started = True
         elif said == "ended":
-            self.ended_code = message["code"]
+            self.ended_code, self.holds_started = message["code"], False
         elif said == "runs":
             self.runs = [str(name) for name in message["names"]]
         elif said == "problem":

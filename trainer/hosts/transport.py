@@ -162,10 +162,11 @@ class OverSsh:
 
     @property
     def supervisor_lives(self) -> bool | None:
-        """By the far end's newest word."""
+        """By the far end's newest word; what it has answered may be of before the supervisor had said who it
+        is, which is long for a run that fails at once."""
         if not self.link.opened or not self.link.heard_pong:
             return None
-        return self.link.alive is True and self.link.ended_code is None
+        return self.link.holds_started or (self.link.alive is True and self.link.ended_code is None)
 
     def start(self) -> None:
         self.link.start()
