@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from llmtop.presets.errors import written
+from llmtop.profiler.effects.load import load_words
 from llmtop.profiler.fold.changestate import ChangeRecord
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.fold.spans import MeasuredSpan
@@ -87,6 +88,7 @@ def details(record: ChangeRecord, spans: tuple[MeasuredSpan, ...]) -> Iterator[s
     if before is not None and after is not None:
         yield f"measured peak {format_bytes(before.peak_bytes)} -> {format_bytes(after.peak_bytes)}"
         yield f"step time {format_seconds(before.step_seconds)} -> {format_seconds(after.step_seconds)}"
+        yield from _others_words(before, after)
     if record.restaged is not None and record.restaged.stage_seconds:
         parts = record.restaged.stage_seconds.items()
         yield "down: " + ", ".join(
@@ -96,6 +98,18 @@ def details(record: ChangeRecord, spans: tuple[MeasuredSpan, ...]) -> Iterator[s
     if asked.restage and asked.expected_down_seconds is not None:
         yield f"expected to be down for {format_seconds(asked.expected_down_seconds)}"
     yield from (f"lost: {lost}" for lost in asked.lost)
+
+
+def _others_words(before: MeasuredSpan, after: MeasuredSpan) -> Iterator[str]:
+    """What else the two step times tell of: side by side they would be taken for the work of the change."""
+    if before.step_seconds is None or after.step_seconds is None:
+        return
+    shared = [when for when, span in (("before", before), ("after", after)) if span.device_is_shared]
+    found = [f"other processes were on a device of the run {' and '.join(shared)} it"] if shared else []
+    if load := load_words(before.others_percent, after.others_percent):
+        found.append(f"{load} before and after it")
+    if found:
+        yield f"mind, the step times tell of more than the change: {', and '.join(found)}"
 
 
 def _around(

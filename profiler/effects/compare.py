@@ -17,6 +17,7 @@ from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.effects.evidence import ran_words
 from llmtop.profiler.effects.load import load_words, others_percent
 from llmtop.profiler.effects.switches import FEW_STEPS
+from llmtop.profiler.fold.othersuse import device_is_shared
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS
 from llmtop.profiler.fold.runstate import RunState
 from llmtop.profiler.fold.series import (
@@ -401,9 +402,7 @@ def _not_settled(letter: str, read: _Read, side: Side) -> Iterator[str]:
         for rank in read.state.ranks.values()
         if rank.baseline is not None and rank.baseline.device_used_before_bytes is not None
     ]
-    crowded = any(
-        (device.process_count or 0) > 1 for sample in read.state.hardware_history for device in sample.devices
-    )
+    crowded = any(map(device_is_shared, read.state.hardware_history))
     if crowded or (held and max(held) > DRIVER_RESERVE_BYTES + FOREIGN_BYTES):
         yield f"other processes were on a device of {letter}"
 

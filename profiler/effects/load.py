@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
+from llmtop.profiler.fold.othersuse import others_share
 from llmtop.profiler.fold.runstate import RunState
-from llmtop.profiler.record.events import HardwareSampled
 from llmtop.profiler.units import format_percent
 
 UNLIKE_POINTS = 20.0
 """Of the machine's processors: below, what samples tell apart is mostly chance."""
+UNLIKE_REST = 1.5
+"""What others left of them, the one to the other: where they use most, a few points are much of the rest."""
+_LEAST_POINTS = 5.0
 
 
 def others_percent(state: RunState) -> float | None:
@@ -24,12 +27,17 @@ def others_percent(state: RunState) -> float | None:
 
 def load_words(own: float | None, other: float | None) -> str:
     """Where the load that two runs met is unlike; empty where it is not, or not known."""
-    if own is None or other is None or abs(own - other) < UNLIKE_POINTS:
+    if own is None or other is None or not _is_unlike(own, other):
         return ""
     return (
         f"other programs used {format_percent(own, digits=0)} and {format_percent(other, digits=0)}"
         " of the processors"
     )
+
+
+def _is_unlike(own: float, other: float) -> bool:
+    points, less = abs(own - other), min(100.0 - own, 100.0 - other)
+    return points >= UNLIKE_POINTS or (points >= _LEAST_POINTS and points >= (UNLIKE_REST - 1) * less)
 
 
 def _shares(state: RunState) -> Iterator[float]:
@@ -41,13 +49,3 @@ def _shares(state: RunState) -> Iterator[float]:
             share = others_share(sample)
             if share is not None:
                 yield share
-
-
-def others_share(sample: HardwareSampled) -> float | None:
-    """Of all processors, in percent, what others than the ranks used; None where the sample does not tell."""
-    host = sample.host
-    own = [process.cpu_percent for process in sample.processes]
-    if host.cpu_percent is None or not host.cpu_count or not own or None in own:
-        return None
-    ranks = sum(used for used in own if used is not None) / host.cpu_count
-    return max(0.0, host.cpu_percent - ranks)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from llmtop.profiler.effects.load import others_share
 from llmtop.profiler.findings.finding import STEADY_STEPS, Finding, Rule, Seen, Severity
 from llmtop.profiler.findings.pace import STEADY_SAMPLES
+from llmtop.profiler.fold.othersuse import others_share
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.record.deviceevents import HostSample, OtherWork, ProcessSample

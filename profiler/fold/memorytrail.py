@@ -1,4 +1,5 @@
-"""Memory over the whole run, thinned: how much each device, each rank's process and the host held, and when.
+"""Memory over the whole run, thinned: how much each device, each rank's process and the host held, and when;
+and what others used meanwhile.
 
 Samples are gathered in buckets of equal number, and of each bucket the largest reading is kept, so that a
 peak is never thinned away. What is kept depends only on the samples, not on how they were cut into batches.
@@ -10,6 +11,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from llmtop.profiler.fold.othersuse import device_is_shared, others_share
 from llmtop.profiler.record.deviceevents import LeftOutSamples
 from llmtop.profiler.record.events import HardwareSampled
 
@@ -29,6 +31,12 @@ class TrailPoint(Struct, frozen=True, kw_only=True):
     host_bytes: int | None = None
     """In use on the machine."""
     cgroup_bytes: int | None = None
+    device_is_shared: bool = False
+    """In one of the samples more than one process was on a device of the run."""
+    others_percent: float | None = None
+    """Of all processors, used by others than the ranks: the mean of the samples that tell it."""
+    others_samples: int = 0
+    """How many tell it."""
 
 
 class MemoryTrail(Struct, frozen=True, kw_only=True):
@@ -54,7 +62,7 @@ class TrailBuilder:
     def add(self, event: HardwareSampled) -> None:
         if event.left_out is not None:
             self._add(_left_out_point(event.t, event.left_out), event.left_out.samples)
-        self._add(_point(event), 1)
+        self._add(point_of(event), 1)
 
     def _add(self, point: TrailPoint, samples: int) -> None:
         while samples > 0:
@@ -77,14 +85,18 @@ class TrailBuilder:
         return MemoryTrail(points=tuple(self._points), samples=self._samples, stride=self._stride)
 
 
-def _point(event: HardwareSampled) -> TrailPoint:
-    host = event.host
+def point_of(event: HardwareSampled) -> TrailPoint:
+    """One sample."""
+    host, others = event.host, others_share(event)
     return TrailPoint(
         t=event.t,
         devices={d.index: d.memory_used_bytes for d in event.devices if d.memory_used_bytes is not None},
         processes={p.rank: p.rss_bytes for p in event.processes if p.rss_bytes is not None},
         host_bytes=host.memory_in_use_bytes,
         cgroup_bytes=host.cgroup_used_bytes,
+        device_is_shared=device_is_shared(event),
+        others_percent=others,
+        others_samples=0 if others is None else 1,
     )
 
 
@@ -105,7 +117,18 @@ def _joined(first: TrailPoint, second: TrailPoint) -> TrailPoint:
         processes=_largest(first.processes, second.processes),
         host_bytes=max(_known(first.host_bytes, second.host_bytes), default=None),
         cgroup_bytes=max(_known(first.cgroup_bytes, second.cgroup_bytes), default=None),
+        device_is_shared=first.device_is_shared or second.device_is_shared,
+        others_percent=_mean_of_both(first, second),
+        others_samples=first.others_samples + second.others_samples,
     )
+
+
+def _mean_of_both(first: TrailPoint, second: TrailPoint) -> float | None:
+    if first.others_percent is None or second.others_percent is None:
+        return second.others_percent if first.others_percent is None else first.others_percent
+    samples = first.others_samples + second.others_samples
+    total = first.others_percent * first.others_samples + second.others_percent * second.others_samples
+    return total / samples
 
 
 def _known(*readings: int | None) -> Iterable[int]:

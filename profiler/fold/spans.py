@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
+from itertools import pairwise
 
 from msgspec import Struct
 
 from llmtop.profiler.fold import rankstate
+from llmtop.profiler.fold.memorytrail import TrailPoint, point_of
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS
 from llmtop.profiler.fold.runstate import RunState
 
@@ -20,6 +23,10 @@ class MeasuredSpan(Struct, frozen=True, kw_only=True):
     """Median, without the first steps and those in which kernels were recorded."""
     peak_bytes: int | None
     """The largest of any rank: allocated on a GPU, resident on the CPU kind."""
+    device_is_shared: bool = False
+    """While those steps were made more than one process was seen on a device of the run."""
+    others_percent: float | None = None
+    """Of all processors, used by others than the ranks meanwhile; the median."""
 
 
 def measured_spans(state: RunState) -> tuple[MeasuredSpan, ...]:
@@ -27,14 +34,23 @@ def measured_spans(state: RunState) -> tuple[MeasuredSpan, ...]:
     spans = state.changes.spans
     ends = [span.first_step - 1 for span in spans[1:]]
     return tuple(
-        MeasuredSpan(
-            setting=span.setting,
-            first_step=span.first_step,
-            last_step=_last(state, span.first_step, end),
-            step_seconds=_median_seconds(state, span.first_step, end),
-            peak_bytes=_peak(state, span.setting),
-        )
+        _measured(state, span.setting, span.first_step, end)
         for span, end in zip(spans, [*ends, None], strict=True)
+    )
+
+
+def _measured(state: RunState, setting: int, first: int, end: int | None) -> MeasuredSpan:
+    steps = list(_timed(state, first, end))
+    meanwhile = _meanwhile(state, steps[0][0] - steps[0][1], steps[-1][0]) if steps else []
+    others = [point.others_percent for point in meanwhile if point.others_percent is not None]
+    return MeasuredSpan(
+        setting=setting,
+        first_step=first,
+        last_step=_last(state, first, end),
+        step_seconds=statistics.median(seconds for _, seconds in steps) if steps else None,
+        peak_bytes=_peak(state, setting),
+        device_is_shared=any(point.device_is_shared for point in meanwhile),
+        others_percent=statistics.median(others) if others else None,
     )
 
 
@@ -43,14 +59,22 @@ def _last(state: RunState, first: int, end: int | None) -> int | None:
     return last if last >= first else None
 
 
-def _median_seconds(state: RunState, first: int, end: int | None) -> float | None:
+def _timed(state: RunState, first: int, end: int | None) -> Iterator[tuple[float, float]]:
+    """When each step ended that the step time is taken from, and its seconds."""
     series = state.setting_series if end is None else state.series
-    seconds = [
-        seconds
-        for step, seconds, profiled in zip(series.steps, series.step_seconds, series.profiled, strict=True)
-        if step >= first + WARMUP_STEPS and (end is None or step <= end) and not profiled
-    ]
-    return statistics.median(seconds) if seconds else None
+    rows = zip(series.steps, series.times, series.step_seconds, series.profiled, strict=True)
+    for step, ended, seconds, profiled in rows:
+        if step >= first + WARMUP_STEPS and (end is None or step <= end) and not profiled:
+            yield ended, seconds
+
+
+def _meanwhile(state: RunState, began: float, ended: float) -> list[TrailPoint]:
+    """The samples of that time; of what is older than those that are kept, the buckets wholly within it."""
+    history = state.hardware_history
+    if history and (len(history) == state.hardware_samples or history[0].t <= began):
+        return [point_of(sample) for sample in history if began < sample.t <= ended]
+    buckets = pairwise(state.memory_trail.points)
+    return [point for before, point in buckets if before.t >= began and point.t <= ended]
 
 
 def _peak(state: RunState, setting: int) -> int | None:

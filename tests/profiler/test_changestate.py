@@ -10,7 +10,7 @@ import pytest
 from llmtop.profiler.breakdown import breakdown
 from llmtop.profiler.fold.folding import fold
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS
-from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.fold.runstate import HISTORY_SAMPLES, RunState
 from llmtop.profiler.fold.series import MiddleHalf, mean_rate, steady_steps, within_noise
 from llmtop.profiler.fold.spans import measured_spans
 from llmtop.profiler.memory.result import Component
@@ -23,8 +23,10 @@ from llmtop.profiler.record.changeevents import (
     Restaged,
     RestageFailed,
 )
+from llmtop.profiler.record.deviceevents import DeviceSample, HostSample, ProcessSample
 from llmtop.profiler.record.events import (
     AnyEvent,
+    HardwareSampled,
     MemoryClassified,
     PhaseMemory,
     RankExited,
@@ -34,6 +36,7 @@ from llmtop.profiler.record.events import (
     RunStarted,
     StepFinished,
 )
+from llmtop.profiler.report.changes import changes_of
 from tests.recorded_spec import recorded_prediction, recorded_spec
 
 ASKED = ChangeAsked(t=3.5, setting=1, changes=(KeyChange(key="micro_batch", old=4, new=2),), src="supervisor")
@@ -76,6 +79,74 @@ def test_a_change_between_two_steps_begins_a_span_with_peaks_of_its_own() -> Non
     for event in events:
         piecewise = fold(piecewise, [event])
     assert piecewise == state
+
+
+def machine(t: float, used_percent: float = 60.0, processes: int = 1) -> HardwareSampled:
+    """One rank takes half of the only processor."""
+    return HardwareSampled(
+        t=t,
+        src="hardware",
+        devices=(DeviceSample(index=0, process_count=processes),),
+        host=HostSample(cpu_percent=used_percent, cpu_count=1),
+        processes=(ProcessSample(rank=0, cpu_percent=50.0),),
+    )
+
+
+def around_a_change(before: HardwareSampled, after: HardwareSampled) -> list[AnyEvent]:
+    """Steps 1 to 6 on one setting and 7 to 12 on the next, with a sample of each kind within each."""
+    replaced = msgspec.structs.replace
+    return [
+        *started(1),
+        *(event for n in range(1, 7) for event in (replaced(before, t=n - 0.6), step(n))),
+        ASKED,
+        applied(1, 7),
+        *(event for n in range(7, 13) for event in (replaced(after, t=n - 0.6), step(n, seconds=2.0))),
+    ]
+
+
+QUIET, CROWDED, BUSY = machine(0.0), machine(0.0, processes=2), machine(0.0, used_percent=95.0)
+MIND = "mind, the step times tell of more than the change: "
+SHARED = f"{MIND}other processes were on a device of the run"
+LOAD = "other programs used {} and {} of the processors before and after it"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (QUIET, QUIET, None),
+        (QUIET, CROWDED, f"{SHARED} after it"),
+        (CROWDED, QUIET, f"{SHARED} before it"),
+        (CROWDED, CROWDED, f"{SHARED} before and after it"),
+        (QUIET, BUSY, f"{MIND}{LOAD.format('10%', '45%')}"),
+        (BUSY, CROWDED, f"{SHARED} after it, and {LOAD.format('45%', '10%')}"),
+        (BUSY, BUSY, None),
+    ],
+)
+def test_what_others_did_is_not_laid_to_the_change(
+    before: HardwareSampled, after: HardwareSampled, told: str | None
+) -> None:
+    state = fold(RunState(), around_a_change(before, after))
+    (change,) = changes_of(state)
+    assert "step time 1.00 s -> 2.00 s" in change.details
+    assert [words for words in change.details if words.startswith("mind")] == ([told] if told else [])
+    # Others that come when the last of those steps is over, or went before the first, are no matter.
+    apart = [machine(0.2, 95.0, 2), *around_a_change(QUIET, QUIET), machine(12.5, 95.0, 2)]
+    assert not any("mind" in words for words in changes_of(fold(RunState(), apart))[0].details)
+
+
+def test_what_others_did_is_known_of_a_setting_that_was_left_long_ago() -> None:
+    """When the samples are no longer kept, by the trail of the whole run, but for a bucket at its border."""
+    seconds = 3 * HISTORY_SAMPLES
+    events: list[AnyEvent] = [*started(1)]
+    for t in range(1, 2 * seconds):
+        sample = CROWDED if 100 < t < seconds else QUIET
+        events += [ASKED, applied(1, seconds)] if t == seconds else []
+        events += [msgspec.structs.replace(sample, t=t - 0.6), step(t)]
+    state = fold(RunState(), events)
+    assert state.hardware_history[0].t > seconds
+    first, second = measured_spans(state)
+    assert (first.device_is_shared, second.device_is_shared) == (True, False)
+    assert first.others_percent == second.others_percent == pytest.approx(10.0)
 
 
 def test_what_a_setting_uses_is_not_told_while_the_process_keeps_what_another_freed() -> None:

@@ -15,7 +15,7 @@ from llmtop.presets.spec import RunSpec
 from llmtop.profiler.effects.compare import compare
 from llmtop.profiler.effects.evidence import offload
 from llmtop.profiler.effects.kernelnames import AttentionKernel
-from llmtop.profiler.effects.load import others_percent
+from llmtop.profiler.effects.load import load_words, others_percent
 from llmtop.profiler.effects.switches import (
     SWITCHES,
     Switch,
@@ -152,6 +152,18 @@ def test_a_step_time_that_may_be_the_load_of_the_machine_is_said(
     assert (words in note) is is_said and ("load" in note) is is_said
     unfair = compare(run, other).unfair
     assert (f"different load of the machine: in A and B {words}" in unfair) is is_said
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_unlike"),
+    [
+        *((10.0, 27.0, False), (10.0, 31.0, True), (40.0, 55.0, False)),
+        # Of what is left little is much.
+        *((63.0, 80.0, True), (96.0, 99.0, False), (92.0, 100.0, True)),
+    ],
+)
+def test_loads_are_unlike_by_what_they_leave_too(one: float, other: float, is_unlike: bool) -> None:
+    assert bool(load_words(one, other)) is bool(load_words(other, one)) is is_unlike
 
 
 def test_a_record_that_does_not_count_processors_tells_no_load(tmp_path: Path) -> None:

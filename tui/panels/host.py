@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from llmtop.profiler.breakdown import process_peaks
-from llmtop.profiler.effects.load import others_share
 from llmtop.profiler.findings.host import growth
 from llmtop.profiler.findings.processors import work_words
+from llmtop.profiler.fold.othersuse import others_share
 from llmtop.profiler.fold.runstate import ENDED
 from llmtop.profiler.forecast import Forecast
 from llmtop.profiler.record.deviceevents import HostSample
