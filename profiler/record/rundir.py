@@ -289,10 +289,9 @@ def find_run(root: Path, ref: str) -> RunDir:
 
 def short_id(run: RunDir) -> str:
     """What commands take for a run where it is, by the runs that are there now."""
-    if read_remote(run.path) is not None:
-        return short_ids((run.run_id,))[run.run_id]  # nobody here knows the others
-    # The folder of one that was just deleted, or that is no longer whole, is not listed.
-    return short_ids((run.run_id, *(one.run_id for one in list_runs(run.path.parent))))[run.run_id]
+    # Nobody here knows the others of another machine.
+    others = list_runs(run.path.parent) if read_remote(run.path) is None else ()
+    return short_ids((run.run_id,), [one.run_id for one in others])[run.run_id]
 
 
 def unused_path(root: Path, name: str) -> Path:
