@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from llmtop.presets.errors import UsageError
+from llmtop.profiler.record.processidentity import process_identity
 from llmtop.trainer.hosts import beat, remote, ssh
 from llmtop.trainer.hosts.beat import SignWatch, give_sign
 from llmtop.trainer.hosts.farfolder import Followed
@@ -146,7 +149,25 @@ def far_in(root: Path, sign: str = "") -> Far:
     far = Far.__new__(Far)
     far._root, far._sign, far._unable, far._write = root, sign, "", bytearray()
     far._unwritten, far._stuck, far._write_at = deque(), {}, 0.0
+    far._followed, far._pid_path, far._sync, far._pong = None, "supervisor.pid", None, None
     return far
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_that_a_supervisor_is_gone_is_told_after_its_last_words(tmp_path: Path, lives: bool) -> None:
+    """Else a run that has ended would be taken for a lost one by whoever reads in between."""
+    far = far_in(tmp_path)
+    identity = process_identity(os.getpid())
+    assert identity is not None
+    identity = identity if lives else replace(identity, pid=2**22 + 1)
+    (tmp_path / "supervisor.pid").write_bytes(msgspec.json.encode(identity))
+    far._followed = Followed(tmp_path, ["*.jsonl"], [], [], {})
+    (tmp_path / "supervisor.jsonl").write_text("run_ended\n")
+    far._do({"do": "ping", "n": 1}, b"")
+    assert (b"pong" in far._write) == lives
+    far._look(far._followed)
+    said = bytes(far._write)
+    assert said.count(b"pong") == 1 and (said.index(b"pong") < said.index(b"run_ended")) == lives
 
 
 def test_orders_do_not_wait_for_ever_for_a_file_that_cannot_be_written(

@@ -63,6 +63,8 @@ class Far:
         self._listing: Iterator[tuple[dict[str, Any], bytes]] | None = None
         """What is left to tell of the runs here."""
         self._sync: int | None = None
+        self._pong: dict[str, Any] | None = None
+        """An answer that is held back until the folder has been looked at."""
         self._heard = time.monotonic()
         self._look_at = 0.0
         os.set_blocking(0, False)
@@ -90,13 +92,19 @@ class Far:
                 del self._write[: os.write(1, self._write)]
             self._list()
             if self._followed is not None and time.monotonic() >= self._look_at and not self.full():
-                began = time.monotonic()
-                done = self._followed.look(self.say, self.full)
-                if done and self._sync is not None:
-                    self.say({"say": "synced", "n": self._sync})
-                    self._sync = None
-                took = time.monotonic() - began
-                self._look_at = time.monotonic() + (max(_LOOK_SECONDS, _IDLE_SHARE * took) if done else 0.0)
+                self._look(self._followed)
+
+    def _look(self, followed: Followed) -> None:
+        """Tell what is new in the folder, and then what waited for that."""
+        began = time.monotonic()
+        done = followed.look(self.say, self.full)
+        if done:
+            self._tell_pong()
+            if self._sync is not None:
+                self.say({"say": "synced", "n": self._sync})
+                self._sync = None
+        took = time.monotonic() - began
+        self._look_at = time.monotonic() + (max(_LOOK_SECONDS, _IDLE_SHARE * took) if done else 0.0)
 
     def pause_seconds(self, now: float) -> float:
         """How long to wait for the other side: to the next look at the folder, where there is one to follow
@@ -144,7 +152,12 @@ class Far:
         do = message["do"]
         if do == "ping":
             pid, alive = self._supervisor()
-            self.say({"say": "pong", "n": message["n"], "t": time.time(), "pid": pid, "alive": alive})
+            self._pong = {"say": "pong", "n": message["n"], "t": time.time(), "pid": pid, "alive": alive}
+            if alive is False and self._followed is not None:
+                # Its last words are there before that.
+                self._look_at = 0.0
+            else:
+                self._tell_pong()
         elif do == "runs":
             self.say({"say": "runs", "names": _runs(Path(message.get("root") or runs_root()))})
         elif do == "list":
@@ -263,6 +276,11 @@ class Far:
         path = self._root.joinpath(*parts)
         path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
         return path
+
+    def _tell_pong(self) -> None:
+        if self._pong is not None:
+            self.say(self._pong)
+            self._pong = None
 
     def _spawn(self, message: dict[str, Any]) -> int:
         """Start a process that outlives this one. Its variables come in the message and lie in no file."""
