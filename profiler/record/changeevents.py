@@ -91,7 +91,7 @@ class Restaged(Event, frozen=True, kw_only=True, tag="restaged"):
     down_seconds: float | None = None
     """From the end of the last step on the old setting to the end of the first one on the new."""
     stage_seconds: dict[str, float] = field(default_factory=dict)
-    """What the time went into: `save`, `end` of the ranks, then start-up by stage."""
+    """What the time went into: `save`, `end` of the ranks, start-up by stage, and what is `in_between`."""
     notes: tuple[str, ...] = ()
     """What is not exactly as it was before."""
 

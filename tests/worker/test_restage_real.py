@@ -111,8 +111,9 @@ def test_each_change_ends_as_it_should(changed: Changed) -> None:
     for record in changed.records:
         if record.restaged is not None:
             assert record.down_seconds is not None
-            parts = sum(record.restaged.stage_seconds.values())
-            assert parts == pytest.approx(record.down_seconds, rel=0.5), record.restaged
+            parts = record.restaged.stage_seconds
+            assert {"save", "end", "partition", "first_step"} <= parts.keys() and min(parts.values()) >= 0
+            assert sum(parts.values()) == pytest.approx(record.down_seconds, rel=0.01), record.restaged
     assert restagefolder.restage_folders(changed.run) == ()
 
 

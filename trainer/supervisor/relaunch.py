@@ -55,14 +55,18 @@ def restaged(now: UnderWay, progress: Progress) -> Restaged:
     """The event of a relaunch after which every rank has made a step."""
     back_at = max(first.t for first in progress.first_steps.values())
     stages = dict(progress.stage_seconds)
+    down_seconds = None
     if now.last_step_at is not None:
         saving = now.saved.seconds if now.saved is not None else 0.0
         ending = max(0.0, now.relaunched_at - now.last_step_at - saving)
         stages = {"save": saving, "end": ending, **stages}
+        down_seconds = back_at - now.last_step_at
+        # Processes wait for each other, and for processors on a busy machine.
+        stages["in_between"] = max(0.0, down_seconds - sum(stages.values()))
     return Restaged(
         setting=now.setting,
         step=progress.first_steps[0].step,
-        down_seconds=None if now.last_step_at is None else back_at - now.last_step_at,
+        down_seconds=down_seconds,
         stage_seconds=stages,
         notes=tuple(progress.loaded_notes),
     )
