@@ -50,6 +50,13 @@ def step(number: int) -> None:
     EVENTS.write(StepFinished(step=number, loss=1.0, step_seconds=0.01))
 
 
+def first_step() -> None:
+    """Of all ranks: who fails after it does not end another one before it."""
+    step(1)
+    logs = [RUN.events_path(rank) for rank in range(int(os.environ["WORLD_SIZE"]))]
+    wait_for(lambda: all(log.exists() and "step_finished" in log.read_text() for log in logs))
+
+
 def finish(last_step: int, reason: str = "completed") -> None:
     EVENTS.write(RankFinished(reason=reason, last_step=last_step))  # type: ignore[arg-type]
 
@@ -248,7 +255,7 @@ def exits_seven() -> None:
 
 def out_of_memory() -> None:
     """Rank 1 runs out of memory; rank 0 sees its connection close, and is noticed first."""
-    step(1)
+    first_step()
     if RANK == 0:
         wait_for(lambda: told("rank-1.jsonl") and "rank_failed" in RUN.events_path(1).read_text())
         fail("[gloo] Connection closed by peer [127.0.0.1]")
@@ -264,7 +271,7 @@ def fits_when_smaller() -> None:
         step(number)
         finish(number)
         return
-    step(1)
+    first_step()
     if RANK == 1:
         fail(
             "CUDA out of memory. Tried to allocate 2.00 GiB.",
@@ -276,7 +283,7 @@ def fits_when_smaller() -> None:
 
 
 def host_memory() -> None:
-    step(1)
+    first_step()
     if RANK == 1:
         fail("DefaultCPUAllocator: you tried to allocate 9 bytes", out_of_memory=True, code=5)
     wait_for(lambda: False)
