@@ -51,8 +51,11 @@ def test_a_stopped_run_goes_on_in_its_folder(start: Start, llmtop: Llmtop) -> No
     # The same from inside the app, and from a step that is long past.
     shutil.rmtree(first.run.checkpoints_dir)
     save_state(first.run, 1)
+    told = [len(first.events(rank)) for rank in (0, 1)]
     deeds.resume(first.run, deeds.going_on(first.run), ResumeWish())
     assert first.run.supervisor_alive()
+    # A rank that has made no step would be killed by what asks it to save.
+    first.wait_for(lambda: all(len(first.events(rank)) > count for rank, count in enumerate(told)))
     first.wait_for(lambda: not read_state(first.run).is_beginning)
     # The steps that were made before it went on are none that its checkpoint lacks.
     saved = llmtop("stop", "--save", "latest")

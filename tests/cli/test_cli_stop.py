@@ -5,17 +5,40 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from llmtop.presets.errors import ExitCode
-from llmtop.profiler.record.events import RunEnd
+from llmtop.profiler.record.events import ControlAnswered, RunEnd
 from llmtop.profiler.record.feed import read_state
 from llmtop.trainer import control
 from llmtop.tui.commands import stop
 from tests.cli.conftest import Llmtop, Start
+from tests.hosts.lab import wait_for
 from tests.recorded import make_recorded_run
+from tests.trainer.supervised import TIMEOUT_SECONDS, Supervised
+
+
+@contextmanager
+def let_go_once_refused(run: Supervised) -> Iterator[None]:
+    """The ranks, which stop when they are told to: until something was refused the run goes on."""
+
+    def refused() -> bool:
+        return any(answer.answer == "refused" for answer in run.of(ControlAnswered))
+
+    def let_go() -> None:
+        wait_for(lambda: refused() or not run.run.supervisor_alive())
+        (run.run.path / "go").touch()
+
+    thread = threading.Thread(target=let_go)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join(TIMEOUT_SECONDS)
 
 
 def test_stop_with_a_checkpoint_names_it(start: Start, llmtop: Llmtop) -> None:
@@ -26,10 +49,11 @@ def test_stop_with_a_checkpoint_names_it(start: Start, llmtop: Llmtop) -> None:
 
 
 def test_a_refused_checkpoint_is_a_failure(start: Start, llmtop: Llmtop) -> None:
-    run = start("is_stubborn")
+    run = start("trains_until_told")
     run.wait_for_step(1)
     control.stop(run.run, save=False)
-    answer = llmtop("stop", "--save", "latest")
+    with let_go_once_refused(run):
+        answer = llmtop("stop", "--save", "latest")
     assert answer.code == ExitCode.JOB_FAILED
     assert "refused: the run is stopping already, without a checkpoint" in answer.err
     assert "has ended without the checkpoint that was asked for" in answer.err
@@ -37,10 +61,11 @@ def test_a_refused_checkpoint_is_a_failure(start: Start, llmtop: Llmtop) -> None
 
 
 def test_a_second_stop_without_a_checkpoint_waits_for_the_first(start: Start, llmtop: Llmtop) -> None:
-    run = start("is_stubborn")
+    run = start("trains_until_told")
     run.wait_for_step(1)
     control.stop(run.run, save=False)
-    answer = llmtop("stop", "latest")
+    with let_go_once_refused(run):
+        answer = llmtop("stop", "latest")
     assert answer.code == ExitCode.DONE
     assert "refused: the run is stopping already" in answer.err
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 
 import psutil
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from llmtop.profiler.record.events import RankStarted
 from llmtop.trainer import control
 from tests.faults.conftest import Start
-from tests.trainer.supervised import TIMEOUT_SECONDS
+from tests.trainer.supervised import SHORT_GRACES, TIMEOUT_SECONDS
 
 LIMITS = {"files": resource.RLIMIT_NOFILE, "processes": resource.RLIMIT_NPROC}
 _NOT_LIMITED = pytest.mark.skipif(os.geteuid() == 0, reason="root may have any number of processes")
@@ -49,14 +50,14 @@ def test_a_supervisor_that_is_given_nothing_more_goes_on(start: Start, what: str
 
 
 def test_ranks_are_ended_where_processes_cannot_be_listed(start: Start) -> None:
-    run = start("is_stubborn")
-    run.wait_for_step(1)
+    run = start("steps_when_told", graces=SHORT_GRACES)
+    run.wait_for_files("ready")
     ranks = [psutil.Process(event.pid) for event in run.of(RankStarted)]
-    control.stop(run.run, save=False)
-    run.wait_for(lambda: bool(control.answers(run.run)))
     pid = run.supervisor_pid
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (1, before[1]))
+    # No request can be read by then.
+    os.kill(pid, signal.SIGTERM)
     assert not psutil.wait_procs(ranks, timeout=TIMEOUT_SECONDS)[1]
     resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
     assert run.end().state == "stopped"
