@@ -154,24 +154,12 @@ def _read(run: RunDir) -> _Read:
 
 
 def _of_steps_alone(report: Report, state: RunState) -> Report:
-    """Without figures of the moment, which say nothing beside those of a run that has made its steps.
-
-    What processes hold before their first step is no measure of the run, and a setting on which no step was
-    made has not the speed of the one before.
-    """
-    if state.made_no_step:
-        host = replace(report.host_memory, ranks_pss_bytes=None)
-        report = replace(report, actual_device_bytes=None, host_memory=host)
-    if state.setting_series.steps:
+    """Without figures of the moment, which say nothing beside those of a run that has made its steps: what
+    processes hold before their first step is no measure of the run."""
+    if not state.made_no_step:
         return report
-    return replace(
-        report,
-        step_seconds=None,
-        step_spread=None,
-        tokens_per_second=None,
-        mfu_percent=None,
-        needed_mfu_percent=None,
-    )
+    host = replace(report.host_memory, ranks_pss_bytes=None)
+    return replace(report, actual_device_bytes=None, host_memory=host)
 
 
 def comparison(first: _Read, second: _Read) -> Comparison:
@@ -378,12 +366,12 @@ def _unfair(first: _Read, second: _Read, one: Side, two: Side) -> Iterator[str]:
 
 
 def _not_settled(letter: str, read: _Read, side: Side) -> Iterator[str]:
-    if side.steps_finished == 0:
+    if went_on := _no_step_since(read.state):
+        yield f"{letter} {went_on}"
+    elif side.steps_finished == 0:
         yield f"{letter} has finished no step" + (
             ": it is still starting" if side.status == "starting" else ""
         )
-    elif went_on := _no_step_since(read.state):
-        yield f"{letter} {went_on}"
     elif side.timed_steps < FEW_STEPS:
         steps = counted(side.timed_steps, "step")
         yield (

@@ -243,7 +243,7 @@ class Switch(Struct, frozen=True, kw_only=True):
 
 
 def measure(run_id: str, spec: RunSpec, state: RunState, prediction: Prediction) -> Measured:
-    steady = steady_steps(state.present_series, WARMUP_STEPS)
+    steady = steady_steps(state.setting_series, WARMUP_STEPS)
     enough = len(steady) >= ENOUGH_STEPS
     found = breakdown(state, spec, prediction)
     first = state.first

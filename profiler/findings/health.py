@@ -88,13 +88,14 @@ def loss_not_finite(seen: Seen) -> Iterator[Finding]:
     state, options = seen.state, seen.spec.options
     if not state.nonfinite_losses:
         return
-    now = "still" if state.last_loss is None else "not any more"
+    is_now = state.present_loss is None and not state.made_no_step
+    now = f"{'still' if is_now else 'not any more'} in step {state.present_step}"
     yield Finding(
         key="loss_not_finite",
-        severity="critical" if state.last_loss is None else "warning",
-        title="the loss is not a number" if state.last_loss is None else "the loss was not a number",
-        evidence=f"{state.nonfinite_losses} steps, first in step {state.first_nonfinite_step}, {now} in step "
-        f"{state.steps_finished}",
+        severity="critical" if is_now else "warning",
+        title="the loss is not a number" if is_now else "the loss was not a number",
+        evidence=f"{state.nonfinite_losses} steps, first in step {state.first_nonfinite_step}, "
+        + ("and none was made since it went on" if state.made_no_step else now),
         change=_steadier(options),
     )
 

@@ -16,7 +16,7 @@ BOUND_SHARE = 0.5
 
 def nvme_bound(seen: Seen) -> Iterator[Finding]:
     measured = seen.state.nvme
-    steps = [seconds for seconds, _ in steady_steps(seen.state.present_series, WARMUP_STEPS)]
+    steps = [seconds for seconds, _ in steady_steps(seen.state.speed_series, WARMUP_STEPS)]
     if measured is None or measured.step_seconds is None or len(steps) < STEADY_STEPS:
         return
     usual = median(steps)

@@ -16,7 +16,7 @@ STEADY_SAMPLES = 10
 
 def step_seconds(seen: Seen) -> float | None:
     """The usual step after warm-up; None where too few are known."""
-    steps = [seconds for seconds, _ in steady_steps(seen.state.present_series, WARMUP_STEPS)]
+    steps = [seconds for seconds, _ in steady_steps(seen.state.speed_series, WARMUP_STEPS)]
     return median(steps) if len(steps) >= STEADY_STEPS else None
 
 

@@ -10,6 +10,7 @@ from llmtop.profiler.findings.pace import STEADY_SAMPLES
 from llmtop.profiler.fold.othersuse import others_share
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS
 from llmtop.profiler.fold.runstate import ENDED
+from llmtop.profiler.fold.series import warm
 from llmtop.profiler.record.deviceevents import HostSample, OtherWork, ProcessSample
 from llmtop.profiler.record.events import HardwareSampled
 from llmtop.profiler.units import counted, format_percent, format_seconds
@@ -92,10 +93,8 @@ def held_by_a_limit(seen: Seen) -> Iterator[Finding]:
 
 def _steady(seen: Seen) -> Sequence[HardwareSampled]:
     """Samples taken while steps were made, after the first ones; the newest while the run goes on."""
-    series = seen.state.present_series
-    times = [
-        t for n, t in zip(series.steps, series.times, strict=True) if n >= series.steps[0] + WARMUP_STEPS
-    ]
+    series = seen.state.speed_series
+    times = [series.times[at] for at in warm(series, WARMUP_STEPS)]
     if not times:
         return ()
     shown = [s for s in seen.state.hardware_history if times[0] < s.t <= times[-1]]
@@ -162,16 +161,16 @@ def _slower(seen: Seen) -> list[str]:
 
 def _steps_by_load(seen: Seen) -> tuple[list[float], list[float]]:
     """Seconds of the steps in which others used next to nothing, and in which they used much."""
-    series, alone, beside = seen.state.present_series, [], []
+    series, alone, beside = seen.state.speed_series, [], []
     loads = [(s.t, share) for s in seen.state.hardware_history if (share := others_share(s)) is not None]
     at = 0
-    columns = (series.steps, series.times, series.step_seconds, series.profiled)
-    for step, ended, seconds, profiled in zip(*columns, strict=True):
-        while at < len(loads) and loads[at][0] < ended:
+    for point in warm(series, WARMUP_STEPS):
+        while at < len(loads) and loads[at][0] < series.times[point]:
             at += 1
         if at == len(loads):
             break
-        if step < series.steps[0] + WARMUP_STEPS or profiled or seconds <= 0:
+        seconds = series.step_seconds[point]
+        if series.profiled[point] or seconds <= 0:
             continue
         share = loads[at][1]  # of the sample that a step ended before: it tells of the time up to then
         if share < OTHERS_SHARE / 3:

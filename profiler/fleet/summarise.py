@@ -49,7 +49,7 @@ def summarise(
     """
     ranks = state.ranks
     sample = state.hardware if state.hardware is not None else HardwareSampled()
-    steps = [rank.last_step.step if rank.last_step else 0 for rank in _all(state)]
+    steps = [state.step_of(rank) for rank in _all(state)]
     first = state.first.last_step if state.first is not None else None
     return HostSummarised(
         host=host,

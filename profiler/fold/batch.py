@@ -90,10 +90,10 @@ class Batch:
         known = self.state.ranks if self._ranks is None else self._ranks
         self._ranks = {number: rank for number, rank in known.items() if number < world_size}
 
-    def add_point(self, event: StepFinished) -> None:
+    def add_point(self, event: StepFinished, launch: int) -> None:
         if self._series is None:
             self._series = SeriesBuilder(self.state.series)
-        self._series.add(event)
+        self._series.add(event, launch)
 
     def add_sample(self, event: HardwareSampled) -> None:
         if self._trail is None:

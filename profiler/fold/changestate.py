@@ -55,9 +55,11 @@ class Span(Struct, frozen=True, kw_only=True):
 
     setting: int = 0
     first_step: int = 1
-    since: float = 0.0
-    """Wall clock at which it came into force: a run that went on from an earlier step has made some of its
-    steps on another one before."""
+    launch: int = 0
+    """The processes that made its first point in the series, of `launch_step`. All later ones are on it."""
+    launch_step: int = 1
+    """Larger than `first_step` where the run went on from before it: that step was made on another setting,
+    and then again on this one."""
 
 
 class Changes(Struct, frozen=True, kw_only=True):
@@ -67,6 +69,8 @@ class Changes(Struct, frozen=True, kw_only=True):
     """In the order of the steps; the last one is of the setting in force."""
     ranks: int | None = None
     """How many there are since the last relaunch; None before any."""
+    launch: int = 0
+    """How often all processes of the run were started anew."""
 
     @property
     def setting(self) -> int:
@@ -95,13 +99,14 @@ def apply(changes: Changes, event: ChangeApplied) -> Changes:
     if event.problem or event.setting in _settings_begun(changes):
         return changes
     changed = _update(changes, event.setting, status="applied", step=event.step, at=event.t)
-    return _in_force(changed, Span(setting=event.setting, first_step=event.step, since=event.t))
+    return _in_force(changed, _span(event.setting, event.step, changed.launch))
 
 
 def begin_restage(changes: Changes, event: RestageBegan) -> Changes:
     changed = _update(changes, event.setting, began=event, at=event.t)
-    span = Span(setting=event.setting, first_step=event.last_step + 1, since=event.t)
-    return replace(_in_force(changed, span), ranks=event.world_size)
+    launch = changed.launch + 1
+    span = _span(event.setting, event.last_step + 1, launch)
+    return replace(_in_force(changed, span), ranks=event.world_size, launch=launch)
 
 
 def finish_restage(changes: Changes, event: Restaged) -> Changes:
@@ -115,12 +120,20 @@ def fail_restage(changes: Changes, event: RestageFailed) -> Changes:
     changed = replace(changed, ranks=event.world_size)
     if changed.setting == event.back_to:
         return changed
-    # Not from this event on: the next supervisor may write it, when steps were made anew already.
-    return _in_force(changed, replace(changed.spans[-1], setting=event.back_to))
+    # Those that are there since a supervisor ended went back when they were started.
+    now = changed.spans[-1]
+    coming = replace(now, setting=event.back_to, launch=changed.launch, launch_step=now.first_step)
+    return _in_force(changed, coming)
 
 
-def go_on(changes: Changes, after_step: int) -> Changes:
-    """In new processes, which make the steps after an earlier one anew: on the setting in force."""
+def go_on(changes: Changes, after_step: int | None) -> Changes:
+    """In new processes, after that step; None: nobody has told yet which."""
+    changes = replace(changes, launch=changes.launch + 1)
+    return changes if after_step is None else go_back(changes, after_step)
+
+
+def go_back(changes: Changes, after_step: int) -> Changes:
+    """The steps after an earlier one are made anew, on the setting in force."""
     now = changes.spans[-1]
     kept = [span for span in changes.spans if span.first_step <= after_step]
     if now in kept:
@@ -138,6 +151,10 @@ def describe(changes: Changes, setting: int) -> Changes:
 
 def _settings_begun(changes: Changes) -> set[int]:
     return {span.setting for span in changes.spans}
+
+
+def _span(setting: int, first_step: int, launch: int) -> Span:
+    return Span(setting=setting, first_step=first_step, launch=launch, launch_step=first_step)
 
 
 def _in_force(changes: Changes, coming: Span) -> Changes:

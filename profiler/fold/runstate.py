@@ -10,7 +10,7 @@ from llmtop.profiler.fold.changestate import Changes
 from llmtop.profiler.fold.energy import EnergyUse
 from llmtop.profiler.fold.memorytrail import MemoryTrail
 from llmtop.profiler.fold.rankstate import RankState
-from llmtop.profiler.fold.series import Series, from_step, from_time
+from llmtop.profiler.fold.series import Series, before_point, from_point
 from llmtop.profiler.record.checkpointevents import CheckpointRefused, CheckpointSaved
 from llmtop.profiler.record.deviceevents import HostSample, Topology
 from llmtop.profiler.record.endevents import MemoryReturned
@@ -77,7 +77,8 @@ class RunState(Struct, frozen=True, kw_only=True):
     went_on: float | None = None
     """Wall clock at which it was gone on with after its newest end; None: it never was."""
     goes_on_after: int | None = None
-    """The step that its supervisor found to go on after when it started, 0 for none; None: not known."""
+    """The step that its supervisor found to go on after when it started, or its first rank has loaded then, 0
+    for none; None: not known."""
     ended: RunEnded | None = None
     memory_returned: MemoryReturned | None = None
     """What its GPUs have in use since no process of it is left."""
@@ -191,26 +192,26 @@ class RunState(Struct, frozen=True, kw_only=True):
         return self.ranks.get(self.first_rank)
 
     @property
-    def present_series(self) -> Series:
-        """The steps on the setting in force; of all of them until there is one."""
-        present = self.setting_series
-        return present if present.steps else self.series
-
-    @property
     def setting_series(self) -> Series:
-        """The steps on the setting in force, which may be none."""
-        span = self.changes.spans[-1]
-        return from_step(from_time(self.series, span.since), span.first_step)
+        """The steps on the setting in force, which may be none: what tells how fast that setting is."""
+        return self.span_series(-1)
+
+    def span_series(self, number: int) -> Series:
+        """The steps on a setting, by its number among `changes.spans`; also those made anew since."""
+        spans = self.changes.spans
+        span, later = spans[number], spans[number:][1:]
+        series = self.series
+        if later:
+            series = before_point(series, later[0].launch, later[0].launch_step)
+        return from_point(series, span.launch, span.launch_step)
 
     @property
     def speed_series(self) -> Series:
-        """The steps that tell how fast it is: while it goes on those of the processes that are there now, on
-        the setting in force, and none before these have made one; when it has ended `present_series`."""
+        """The steps that tell how fast the run is: while it goes on those of the processes that are there
+        now, on the setting in force, and none before these have made one; then `setting_series`."""
         if self.status in ENDED:
-            return self.present_series
-        began = (self.went_on, self.first.replaced_at if self.first is not None else None)
-        newest = max((t for t in began if t is not None), default=None)
-        return self.setting_series if newest is None else from_time(self.setting_series, newest)
+            return self.setting_series
+        return from_point(self.setting_series, self.changes.launch, 0)
 
     def seconds_until(self, wall: float | None) -> float | None:
         """How long it has been under way by then, without what lay between an end and going on."""
@@ -251,6 +252,14 @@ class RunState(Struct, frozen=True, kw_only=True):
         if self.status in ENDED and self.went_on_from is None:
             return self.steps_finished
         return self.went_on_from
+
+    def step_of(self, rank: RankState) -> int:
+        """The last step that a rank has made, before its first one that which its process began after."""
+        if rank.last_step is not None:
+            return rank.last_step.step
+        if rank.checkpoint_loaded is not None:
+            return rank.checkpoint_loaded.step
+        return (self.goes_on_after or 0) if self.went_on is not None and self.made_no_step else 0
 
     @property
     def present_loss(self) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -36,6 +36,9 @@ class Series(Struct, frozen=True, kw_only=True):
     """None without fp16."""
     skipped: tuple[bool, ...] = ()
     """Steps that changed nothing. Of the steps that thinning leaves out nothing is told here."""
+    launches: tuple[int, ...] = ()
+    """Which processes made it, by how often they were started anew before. Steps of one launch ascend; the
+    next may go on from an earlier one."""
     count: int = 0
     """Points before thinning."""
     stride: int = 1
@@ -44,39 +47,44 @@ class Series(Struct, frozen=True, kw_only=True):
 _COLUMNS = tuple(name for name in Series.__struct_fields__ if name not in _NUMBERS)
 
 
-def from_step(series: Series, step: int) -> Series:
-    """The points of a step and of those after it."""
-    return _from(series, bisect_left(series.steps, step))
+def from_point(series: Series, launch: int, step: int) -> Series:
+    """A step of one launch and all points after it."""
+    return _cut(series, _index(series, launch, step), len(series.steps))
 
 
-def from_time(series: Series, t: float) -> Series:
-    """The points since the last one that is of before a wall clock."""
-    times = series.times
-    at = bisect_left(times, t)
-    if min(times[at:], default=t) < t:
-        # A clock was set back: they are not in order.
-        at = next((n + 1 for n in reversed(range(len(times))) if times[n] < t), 0)
-    return _from(series, at)
+def before_point(series: Series, launch: int, step: int) -> Series:
+    """All points before a step of one launch."""
+    return _cut(series, 0, _index(series, launch, step))
 
 
-def _from(series: Series, at: int) -> Series:
-    if at == 0:
+def _index(series: Series, launch: int, step: int) -> int:
+    points = range(len(series.steps))
+    return bisect_left(points, (launch, step), key=lambda n: (series.launches[n], series.steps[n]))
+
+
+def _cut(series: Series, begin: int, end: int) -> Series:
+    if (begin, end) == (0, len(series.steps)):
         return series
-    return replace(series, **{name: getattr(series, name)[at:] for name in _COLUMNS})
+    return replace(series, **{name: getattr(series, name)[begin:end] for name in _COLUMNS})
+
+
+def warm(series: Series, warmup_steps: int) -> Iterator[int]:
+    """Indexes of the points that are not among the first steps of their launch here."""
+    firsts: dict[int, int] = {}
+    for at, (launch, step) in enumerate(zip(series.launches, series.steps, strict=True)):
+        if step >= firsts.setdefault(launch, step) + warmup_steps:
+            yield at
 
 
 def steady_steps(series: Series, warmup_steps: int) -> tuple[tuple[float, float | None], ...]:
     """Seconds and tokens a second of each step that tells how fast the run is.
 
-    The first ones compile and allocate, and one step is slowed by the recording of its kernels. The steps
-    that classify tensors stay: they are part of what a run costs.
+    The first ones of each launch compile and allocate, and one step is slowed by the recording of its
+    kernels. The steps that classify tensors stay: they are part of what a run costs.
     """
-    first = series.steps[0] if series.steps else 0
-    columns = (series.steps, series.step_seconds, series.tokens_per_second, series.profiled)
+    seconds, rates, profiled = series.step_seconds, series.tokens_per_second, series.profiled
     return tuple(
-        (seconds, rate)
-        for step, seconds, rate, profiled in zip(*columns, strict=True)
-        if step >= first + warmup_steps and seconds > 0 and not profiled
+        (seconds[at], rates[at]) for at in warm(series, warmup_steps) if seconds[at] > 0 and not profiled[at]
     )
 
 
@@ -143,18 +151,16 @@ class SeriesBuilder:
     """Adds points as rows. What is kept depends only on how many points there were, not on the cuts."""
 
     def __init__(self, series: Series) -> None:
-        s = series
-        columns = (s.steps, s.times, s.losses, s.learning_rates, s.grad_norms, s.step_seconds)
-        more = (s.tokens_per_second, s.profiled, s.loss_scales, s.skipped)
-        self._rows = list(zip(*columns, *more, strict=True))
-        self._count, self._stride = s.count, s.stride
+        self._rows = list(zip(*(getattr(series, name) for name in _COLUMNS), strict=True))
+        self._count, self._stride = series.count, series.stride
 
-    def add(self, event: StepFinished) -> None:
+    def add(self, event: StepFinished, launch: int) -> None:
         if self._count and (self._count - 1) % self._stride:
             self._rows.pop()  # it was kept only for being the last
         rate = event.tokens / event.step_seconds if event.tokens and event.step_seconds > 0 else None
         rates = (event.learning_rate, event.grad_norm, event.step_seconds, rate, event.profiled)
-        self._rows.append((event.step, event.t, event.loss, *rates, event.loss_scale, event.skipped))
+        marks = (event.loss_scale, event.skipped, launch)
+        self._rows.append((event.step, event.t, event.loss, *rates, *marks))  # as `_COLUMNS` has them
         self._count += 1
         if len(self._rows) > SERIES_POINTS:
             self._rows = self._rows[::2]
@@ -163,19 +169,5 @@ class SeriesBuilder:
     def freeze(self) -> Series:
         if not self._rows:
             return Series()
-        columns = zip(*self._rows, strict=True)
-        steps, times, losses, learning_rates, grad_norms, seconds, rates, profiled, scales, skipped = columns
-        return Series(
-            steps=steps,
-            times=times,
-            losses=losses,
-            learning_rates=learning_rates,
-            grad_norms=grad_norms,
-            step_seconds=seconds,
-            tokens_per_second=rates,
-            profiled=profiled,
-            loss_scales=scales,
-            skipped=skipped,
-            count=self._count,
-            stride=self._stride,
-        )
+        columns = dict(zip(_COLUMNS, zip(*self._rows, strict=True), strict=True))
+        return Series(**columns, count=self._count, stride=self._stride)

@@ -12,6 +12,7 @@ from llmtop.profiler.fold import rankstate
 from llmtop.profiler.fold.memorytrail import TrailPoint, point_of
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS
 from llmtop.profiler.fold.runstate import RunState
+from llmtop.profiler.fold.series import Series, warm
 
 
 class MeasuredSpan(Struct, frozen=True, kw_only=True):
@@ -33,14 +34,12 @@ def measured_spans(state: RunState) -> tuple[MeasuredSpan, ...]:
     """In the order of the steps; the last one is of the setting in force."""
     spans = state.changes.spans
     ends = [span.first_step - 1 for span in spans[1:]]
-    return tuple(
-        _measured(state, span.setting, span.first_step, end)
-        for span, end in zip(spans, [*ends, None], strict=True)
-    )
+    return tuple(_measured(state, number, end) for number, end in enumerate([*ends, None]))
 
 
-def _measured(state: RunState, setting: int, first: int, end: int | None) -> MeasuredSpan:
-    steps = list(_timed(state, first, end))
+def _measured(state: RunState, number: int, end: int | None) -> MeasuredSpan:
+    setting, first = state.changes.spans[number].setting, state.changes.spans[number].first_step
+    steps = list(_timed(state.span_series(number), end))
     meanwhile = _meanwhile(state, steps[0][0] - steps[0][1], steps[-1][0]) if steps else []
     others = [point.others_percent for point in meanwhile if point.others_percent is not None]
     return MeasuredSpan(
@@ -59,13 +58,12 @@ def _last(state: RunState, first: int, end: int | None) -> int | None:
     return last if last >= first else None
 
 
-def _timed(state: RunState, first: int, end: int | None) -> Iterator[tuple[float, float]]:
+def _timed(series: Series, end: int | None) -> Iterator[tuple[float, float]]:
     """When each step ended that the step time is taken from, and its seconds."""
-    series = state.setting_series if end is None else state.series
-    rows = zip(series.steps, series.times, series.step_seconds, series.profiled, strict=True)
-    for step, ended, seconds, profiled in rows:
-        if step >= first + WARMUP_STEPS and (end is None or step <= end) and not profiled:
-            yield ended, seconds
+    for at in warm(series, WARMUP_STEPS):
+        # What was made after the end is lost.
+        if not series.profiled[at] and (end is None or series.steps[at] <= end):
+            yield series.times[at], series.step_seconds[at]
 
 
 def _meanwhile(state: RunState, began: float, ended: float) -> list[TrailPoint]:

@@ -77,9 +77,8 @@ def _device(name: str) -> Read:
 
 def _series(column: str) -> Read:
     def read(seen: Seen) -> Samples:
-        values = getattr(seen.state.present_series, column)
-        # Where it is beginning they are of processes that are there no more.
-        yield (), values[-1] if values and not seen.state.is_beginning else None
+        values = getattr(seen.state.speed_series, column)
+        yield (), values[-1] if values else None
 
     return read
 
@@ -108,7 +107,7 @@ def _peaks(seen: Seen) -> Samples:
 
 def _ranks(seen: Seen) -> Samples:
     for number, rank in sorted(seen.state.ranks.items()):
-        yield (str(number),), rank.last_step.step if rank.last_step is not None else 0
+        yield (str(number),), seen.state.step_of(rank)
 
 
 def _processes(seen: Seen) -> Samples:

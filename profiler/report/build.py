@@ -55,7 +55,7 @@ def report_of(
     found = breakdown(state, spec, prediction)
     first = state.first
     built = first.model if first else None
-    steady = steady_steps(state.present_series, WARMUP_STEPS)
+    steady = steady_steps(state.setting_series, WARMUP_STEPS)
     tokens_per_second = mean_rate(steady)
     share = utilisation(spec, tokens_per_second)
     end = ending(state)
@@ -98,7 +98,7 @@ def report_of(
         first_loss_scale=state.first_loss_scale,
         last_loss_scale=first.last_step.loss_scale if first is not None and first.last_step else None,
         first_loss=state.first_loss,
-        last_loss=state.last_loss,
+        last_loss=state.present_loss,
         step_seconds=median(seconds for seconds, _ in steady) if steady else None,
         step_spread=middle_half(steady),
         predicted_step_seconds=prediction.step_seconds,
@@ -237,15 +237,6 @@ def _host(state: RunState, prediction: Prediction) -> HostReport:
     )
 
 
-def _stands_at(state: RunState, rank: RankState) -> int:
-    """The last step that a rank made, before its first one that which its process began after."""
-    if rank.last_step is not None:
-        return rank.last_step.step
-    if rank.checkpoint_loaded is not None:
-        return rank.checkpoint_loaded.step
-    return (state.goes_on_after or 0) if state.went_on is not None and state.made_no_step else 0
-
-
 def _rank(state: RunState, rank: RankState) -> RankReport:
     peaks = [memory.peak_bytes for memory in rank.peaks.values() if memory.peak_bytes is not None]
     failure = None
@@ -254,7 +245,7 @@ def _rank(state: RunState, rank: RankState) -> RankReport:
     return RankReport(
         rank=rank.rank,
         pid=rank.pid,
-        last_step=_stands_at(state, rank),
+        last_step=state.step_of(rank),
         exit_code=rank.exited.exit_code if rank.exited else None,
         signal=rank.exited.signal if rank.exited else None,
         peak_bytes=max(peaks, default=None),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -105,9 +105,9 @@ def _not_looked_for(state: RunState, size_bytes: int) -> Finding:
 def _ends(state: RunState) -> Iterator[Look]:
     """The last step of each earlier setting that made a good part of the steps."""
     spans = state.changes.spans
-    for span, after in zip(spans, spans[1:], strict=False):
+    for number, (span, after) in enumerate(pairwise(spans)):
         last = after.first_step - 1
-        times = [t for n, t in _rows(state) if n <= last]
+        times = [t for n, t in _rows(state, number) if n <= last]
         if times and after.first_step - span.first_step >= GOOD_PART * _steps(state):
             yield Look(times[-1], span.setting, span.first_step, last, ends=True)
 
@@ -118,10 +118,10 @@ def _within(state: RunState) -> Iterator[Look]:
         return
     apart = _steps(state) / LOOKS
     spans = state.changes.spans
-    for span, end in zip(spans, [*(after.first_step for after in spans[1:]), None], strict=True):
+    for number, span in enumerate(spans):
         first = span.first_step
-        for n, t in _rows(state):
-            if n >= first + apart - 1 and (end is None or n < end):
+        for n, t in _rows(state, number):
+            if n >= first + apart - 1:
                 yield Look(t, span.setting, first, n, ends=False)
                 first = n + 1
 
@@ -132,9 +132,17 @@ def _steps(state: RunState) -> int:
     return max(steps) + 1 - min(steps) if steps else 0
 
 
-def _rows(state: RunState) -> Iterator[tuple[int, float]]:
-    """Steps, and when they were finished."""
-    return zip(state.series.steps, state.series.times, strict=True)
+def _rows(state: RunState, number: int) -> Iterator[tuple[int, float]]:
+    """Steps on a setting, and when they were finished; without those that were lost where it went on from an
+    earlier one."""
+    series, spans = state.span_series(number), state.changes.spans
+    kept = state.present_step or 0 if number + 1 == len(spans) else spans[number + 1].first_step - 1
+    rows = []
+    for n, t in zip(reversed(series.steps), reversed(series.times), strict=True):
+        if n <= kept:
+            rows.append((n, t))
+            kept = n - 1
+    return reversed(rows)
 
 
 def _look_again(run: RunDir, looks: tuple[Look, ...]) -> Iterator[LookedAt]:

@@ -198,14 +198,14 @@ def test_after_a_change_the_peak_is_what_was_in_use_at_classified_moments() -> N
     assert [span.peak_bytes for span in measured_spans(measured)] == [500, 410]
 
 
-def test_times_are_of_the_steps_on_the_setting_in_force_as_soon_as_there_is_one() -> None:
+def test_times_are_of_the_steps_on_the_setting_in_force() -> None:
     before: list[AnyEvent] = [*started(1), *(step(n) for n in (1, 2, 3)), ASKED, applied(1, 4)]
     changed = fold(RunState(), before)
-    assert changed.present_series.step_seconds == (1.0, 1.0, 1.0)
+    assert changed.setting_series.steps == (), "those of another setting do not tell how fast this one is"
     slow = fold(changed, [step(4, seconds=50.0)])
-    assert (slow.present_series.steps, slow.present_series.step_seconds) == ((4,), (50.0,))
+    assert (slow.setting_series.steps, slow.setting_series.step_seconds) == ((4,), (50.0,))
     slow = fold(slow, [step(n, seconds=51.0) for n in (5, 6, 7)])
-    assert [seconds for seconds, _ in steady_steps(slow.present_series, WARMUP_STEPS)] == [51.0, 51.0]
+    assert [seconds for seconds, _ in steady_steps(slow.setting_series, WARMUP_STEPS)] == [51.0, 51.0]
     assert slow.series.steps == tuple(range(1, 8))
 
 
@@ -231,12 +231,12 @@ def test_how_fast_it_is_the_steps_of_its_present_processes_alone_tell() -> None:
         msgspec.structs.replace(new, pid=30, setting=0, t=9.0),
     ]
     gone_back = fold(restaged, [new, *back])
-    assert shown(gone_back) == () and gone_back.present_series.steps == (1, 2, 3)
+    assert shown(gone_back) == () and gone_back.setting_series.steps == (1, 2, 3)
     made = fold(gone_back, [msgspec.structs.replace(step(4), t=10.0)])
     assert shown(made) == (4,)
     # It ends, and is gone on with from before its change.
     ended = fold(restaged, [new, *later, RunEnded(t=11.0, state="stopped", reason="asked", src="supervisor")])
-    assert ended.speed_series == ended.present_series and shown(ended) == (4, 5)
+    assert ended.speed_series == ended.setting_series and shown(ended) == (4, 5)
     run, rank = started(1)
     again = [msgspec.structs.replace(run, t=20.0), msgspec.structs.replace(rank, pid=40, setting=1, t=21.0)]
     resumed = fold(ended, again)

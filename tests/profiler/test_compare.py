@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from llmtop.profiler.effects.compare import Comparison, compare
 from llmtop.profiler.effects.kernelnames import AttentionKernel
+from llmtop.profiler.effects.switches import measure
 from llmtop.profiler.export.secrets import Scrubber
 from llmtop.profiler.record.changeevents import ChangeAsked, RestageBegan
 from llmtop.profiler.record.deviceevents import DeviceSample
@@ -24,6 +26,7 @@ from llmtop.profiler.record.events import (
     RunEnded,
     StepFinished,
 )
+from llmtop.profiler.record.feed import read_state
 from llmtop.profiler.record.rundir import RunDir
 from llmtop.profiler.report.build import build_report
 from llmtop.profiler.report.comparepage import read_compare_page
@@ -237,6 +240,7 @@ def test_a_run_that_is_starting_again_has_no_figures_of_the_moment(
     assert f"{why}; its speed is that of the steps before" in found.unfair
     told = " ".join(render_report(build_report(run), 100).split())
     assert "after step 8" in told and "after step 0" not in told
+    assert "-> n/a" in told, "the loss of a lost step is not where it stands"
     assert run.add_setting(spec, recorded_prediction(spec), {}) == 1
     recorder.supervisor.write(ChangeAsked(setting=1, restage=True))
     recorder.supervisor.write(RestageBegan(setting=1, from_setting=0, last_step=8, world_size=2))
@@ -245,6 +249,28 @@ def test_a_run_that_is_starting_again_has_no_figures_of_the_moment(
     assert (found.second.settings[-1].first_step, found.second.settings[-1].step_seconds) == (9, None)
     for name in ("step_seconds", "tokens_per_second"):
         assert rows(found)[name].second is None, name
+    report = build_report(run)
+    assert (report.step_seconds, report.tokens_per_second, report.mfu_percent) == (None, None, None)
+    setting = run.spec(1), read_state(run), run.prediction(1)
+    measured = measure(run.run_id, *setting)
+    assert (measured.step_seconds, measured.timed_steps) == (None, 0), "other runs are compared with it"
     assert why in found.unfair, found.unfair
     changed = "B was changed while it ran: its options are those since step 9, and no step was made on them"
     assert changed in found.unfair
+
+
+def test_a_run_that_goes_on_from_nothing_is_not_said_to_have_made_no_step(tmp_path: Path) -> None:
+    plain = make_recorded_run(tmp_path, steps=36)
+    spec = recorded_spec("cpu", steps=36)
+    run = RunDir.create(tmp_path, spec, recorded_prediction(spec), {})
+    with closing(Recorder(run, spec, BEGAN)) as recorder:
+        recorder.start()
+        for step in range(1, 13):
+            recorder.step(step)
+        recorder.end("stopped", 12)
+        recorder.time.advance(60.0)
+        recorder.start(goes_on_after=0)
+        recorder.supervisor.write(RunEnded(state="stopped", reason="asked"))
+    found = compare(plain, run)
+    assert rows(found)["step_seconds"].second and not any("finished no step" in why for why in found.unfair)
+    assert any(why.startswith("B went on and has made no step since") for why in found.unfair)

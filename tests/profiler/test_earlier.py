@@ -89,6 +89,29 @@ def test_at_the_end_of_a_setting_it_is_told_of_all_of_that(tmp_path: Path) -> No
     assert found.evidence.startswith("in steps 1 to 120: ")
 
 
+def test_what_stood_out_in_steps_that_are_lost_is_not_told(tmp_path: Path) -> None:
+    """It went on from before them, on the setting that came after them."""
+    run = recorded(tmp_path, 160, range(31, 151), settings=(151,), ends=False)
+    again = RunStarted(
+        t=500.0,
+        run_id=run.run_id,
+        name="n",
+        pid=1,
+        host="h",
+        world_size=RANKS,
+        llmtop_version="0",
+        goes_on_after=20,
+    )
+    with EventWriter(run.events_path(SUPERVISOR), SUPERVISOR) as supervisor:
+        supervisor.write(RunEnded(t=170.0, state="stopped", reason="asked"))
+        supervisor.write(again)
+        supervisor.write(RunEnded(t=600.0, state="stopped", reason="asked"))
+    with EventWriter(run.events_path(0), "rank0") as rank:
+        for step in range(21, 41):
+            rank.write(StepFinished(t=500.0 + step, step=step, loss=2.0, step_seconds=1.0))
+    assert "straggler" not in told(run)
+
+
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[RunDir]:
     """Runs whose record was read again."""

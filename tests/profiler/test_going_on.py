@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +11,9 @@ from msgspec.structs import replace
 
 from llmtop.profiler.fold.ending import not_saved_words, unsaved_words
 from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.rankstate import WARMUP_STEPS
 from llmtop.profiler.fold.runstate import RunState
-from llmtop.profiler.fold.series import Series, from_time
+from llmtop.profiler.fold.series import steady_steps
 from llmtop.profiler.fold.spans import measured_spans
 from llmtop.profiler.record.changeevents import (
     ChangeApplied,
@@ -235,7 +238,8 @@ def test_steps_that_are_made_anew_are_of_the_setting_in_force() -> None:
     assert [(span.setting, span.first_step, span.last_step) for span in spans] == [(0, 1, 40), (1, 41, 43)]
     assert state.setting_series.steps == (50, 41, 42, 43), "what was made on it before is of it too"
     ended = fold(state, [stopped(80.0)])
-    assert ended.present_series.steps == (50, 41, 42, 43)
+    assert ended.speed_series.steps == (50, 41, 42, 43)
+    assert len(steady_steps(ended.speed_series, WARMUP_STEPS)) == 1, "each launch has its first steps"
     back_again = fold(ended, [started(90.0, 42), made(43, 91.0)])
     assert [span.first_step for span in back_again.changes.spans] == [1, 41]
     before_all = fold(ended, [started(90.0, 0), made(1, 91.0)])
@@ -244,9 +248,106 @@ def test_steps_that_are_made_anew_are_of_the_setting_in_force() -> None:
     assert [(span.setting, span.first_step) for span in there_and_back.changes.spans] == [(0, 1), (1, 41)]
 
 
-@given(times=st.lists(st.integers(0, 9).map(float), max_size=12), t=st.integers(0, 10).map(float))
-def test_points_since_a_time_are_those_after_the_last_one_before_it(times: list[float], t: float) -> None:
-    """Also where a clock was set back."""
-    found = from_time(Series(times=tuple(times)), t).times
-    assert all(time >= t for time in found) and found == tuple(times)[len(times) - len(found) :]
-    assert len(found) == len(times) or times[len(times) - len(found) - 1] < t
+def test_the_rank_tells_where_a_run_goes_on_whose_supervisor_does_not() -> None:
+    """Over hosts: nobody sees all of what there is."""
+    to_12 = [started(0.0), *(made(n, float(n)) for n in range(1, 10)), *changed(1, 9.2, 10)]
+    to_12 += [*(made(n, float(n)) for n in (10, 11, 12)), stopped(20.0), started(30.0)]
+    unknown = fold(RunState(), to_12)
+    assert (unknown.steps_finished, unknown.present_step) == (12, None)
+    told = fold(unknown, [loaded(8, 31.0)])
+    assert (told.steps_finished, told.present_step, told.step_of(told.ranks[0])) == (8, 8, 8)
+    assert [(span.setting, span.first_step) for span in told.changes.spans] == [(0, 1), (1, 9)]
+    assert fold(told, [made(9, 40.0), made(10, 41.0)]).speed_series.steps == (9, 10)
+    assert fold(told, [stopped(50.0)]).steps_finished == 8
+
+
+def test_a_change_that_is_told_after_its_steps_has_them() -> None:
+    """As a supervisor tells of one that the ranks have made by themselves."""
+    steps = [made(n, float(n)) for n in range(1, 61)]
+    state = fold(RunState(), [started(0.0), *steps, *changed(1, 61.0, 58), stopped(62.0)])
+    assert state.setting_series.steps == (58, 59, 60)
+
+
+def test_a_clock_that_was_set_back_takes_no_step_from_a_setting() -> None:
+    events = [started(0.0), made(1, 201.0), *changed(1, 202.5, 2), *(made(n, 100.0 + n) for n in (2, 3, 4))]
+    assert fold(RunState(), events).setting_series.steps == (2, 3, 4)
+
+
+class _Played:
+    """A run as its events tell it, beside a plain count of which setting each step was made on."""
+
+    def __init__(self) -> None:
+        self.events: list[AnyEvent] = [started(0.0)]
+        self.t, self.step, self.setting, self.newest = 0.0, 0, 0, 0
+        self.points: list[tuple[int, int]] = []
+        """Setting and step."""
+        self.standing: dict[int, int] = {}
+        """Step to the setting that it was last made on."""
+
+    def now(self) -> float:
+        self.t += 1.0
+        return self.t
+
+    def make(self) -> None:
+        self.step += 1
+        self.events.append(made(self.step, self.now()))
+        self.points.append((self.setting, self.step))
+        self.standing[self.step] = self.setting
+
+    def change(self) -> None:
+        self.setting = self.newest = self.newest + 1
+        self.events += changed(self.setting, self.now(), self.step + 1)
+
+    def relaunch(self, *, fails: bool) -> None:
+        before, self.newest = self.setting, self.newest + 1
+        self.events.append(asked(self.newest, self.now(), restage=True))
+        began = RestageBegan(
+            t=self.now(),
+            src="supervisor",
+            setting=self.newest,
+            from_setting=before,
+            last_step=self.step,
+            world_size=1,
+        )
+        self.events.append(began)
+        if fails:
+            left = replace(LEFT, setting=self.newest, back_to=before, t=self.now())
+            self.events.append(left)
+        else:
+            self.setting = self.newest
+
+    def go_on(self, share: float, *, told: bool) -> None:
+        self.events.append(stopped(self.now()))
+        self.step = int(share * self.step)
+        self.events += [started(self.now(), self.step if told else None), loaded(self.step, self.now())]
+        self.standing = {step: setting for step, setting in self.standing.items() if step <= self.step}
+
+
+_DEEDS: dict[str, Callable[[_Played], None]] = {
+    "change": _Played.change,
+    "relaunch": lambda run: run.relaunch(fails=False),
+    "failing relaunch": lambda run: run.relaunch(fails=True),
+    "go on from its first steps": lambda run: run.go_on(0.3, told=True),
+    "go on, told by its rank": lambda run: run.go_on(0.7, told=False),
+    "go on from its last step": lambda run: run.go_on(1.0, told=True),
+}
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.sampled_from(sorted(_DEEDS))), max_size=10), st.integers(0, 3)
+)
+def test_each_step_is_of_the_setting_that_it_was_made_on(plays: list[tuple[int, str]], last: int) -> None:
+    run = _Played()
+    for steps, deed in plays:
+        for _ in range(steps):
+            run.make()
+        _DEEDS[deed](run)
+    for _ in range(last):
+        run.make()
+    state = fold(RunState(), run.events)
+    assert state.changes.setting == run.setting
+    assert state.setting_series.steps == tuple(n for setting, n in run.points if setting == run.setting)
+    assert state.present_step == run.step
+    spans = measured_spans(state)
+    told = {n: span.setting for span in spans for n in range(span.first_step, (span.last_step or 0) + 1)}
+    assert told == run.standing

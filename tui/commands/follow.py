@@ -120,7 +120,7 @@ class Narrator:
 
     def _progress(self, state: RunState) -> str:
         series = state.series
-        loss = "n/a" if state.last_loss is None else f"{state.last_loss:.4f}"
+        loss = "n/a" if state.present_loss is None else f"{state.present_loss:.4f}"
         seconds = series.step_seconds[-1] if series.step_seconds else None
         rate = series.tokens_per_second[-1] if series.tokens_per_second else None
         # A script whose batches are no tokens never has a rate.

@@ -31,7 +31,7 @@ class RunView(Struct, frozen=True, kw_only=True):
 
 
 def steady_speed(series: Series) -> float | None:
-    """Tokens per second over all steps after warm-up, as the report has it; None before that."""
+    """Tokens per second over all steps after warm-up; None before that."""
     return mean_rate(steady_steps(series, WARMUP_STEPS))
 
 

@@ -20,7 +20,7 @@ class LossPanel(Picture):
     KEY = "3"
 
     def headline(self, view: RunView) -> str:
-        first, last = view.state.first_loss, view.state.last_loss
+        first, last = view.state.first_loss, view.state.present_loss
         if last is None:
             return ""
         if first is None or first <= 0:
@@ -43,6 +43,8 @@ class LossPanel(Picture):
             words = "rank 0 tells it, on another host" if elsewhere else "no step has finished yet"
             return Content.styled(words, "$muted")
         newest = Content.assemble(*_newest(view))
+        if view.state.made_no_step:
+            newest = Content.styled("no step has finished since it went on", "$muted")
         if not self.zoomed:
             return Content("") if known > 1 else newest
         # A loss says nothing without what was learnt from what.

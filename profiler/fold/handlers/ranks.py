@@ -87,6 +87,12 @@ def _checkpoint_loaded(batch: Batch, event: CheckpointLoaded) -> None:
     if number is None or batch.state.is_of_before(event.t):
         return
     batch.set_rank(replace(batch.rank(number), checkpoint_loaded=event))
+    state = batch.state
+    is_told_first = state.went_on is not None and state.goes_on_after is None and state.made_no_step
+    if is_told_first and number == state.first_rank:
+        # A supervisor of many hosts does not see what there is to go on from.
+        changes = changestate.go_back(state.changes, event.step)
+        batch.set(goes_on_after=event.step, steps_finished=event.step, changes=changes)
     forget_what_is_gone(batch)
 
 
@@ -130,7 +136,7 @@ def _step_of_run(batch: Batch, event: StepFinished) -> None:
     came_late = state.is_of_before(event.t)
     # It counts among those made; where the run stands, the steps say that it has made since.
     if not came_late or state.made_no_step:
-        batch.add_point(event)
+        batch.add_point(event, state.changes.launch - came_late)
         changes |= {
             "steps_finished": _stands_at(state, event.step, came_late=came_late),
             "last_loss": event.loss,

@@ -59,10 +59,12 @@ def _run_started(batch: Batch, event: RunStarted) -> None:
 
 def _go_on(batch: Batch, t: float) -> None:
     """After its end, in new processes: nothing of the old ones is true of them."""
-    batch.set(status="starting", ended=None, memory_returned=None, went_on=t)
-    if (after := batch.state.goes_on_after) is not None:
+    after = batch.state.goes_on_after
+    changes = changestate.go_on(batch.state.changes, after)
+    batch.set(status="starting", ended=None, memory_returned=None, went_on=t, changes=changes)
+    if after is not None:
         # What was made after it is lost, and there the run stands also where it ends before its next step.
-        batch.set(steps_finished=after, changes=changestate.go_on(batch.state.changes, after))
+        batch.set(steps_finished=after)
     batch.set(hang_seconds=None, hang_at=None, compiling=None, compiling_at=None, memory_runs_out=None)
     batch.set(hardware=None, lost_devices=frozenset(), peak_device_bytes={})
     batch.set(peak_rss_bytes={}, peak_pss_bytes={}, peak_compiler_bytes={})
