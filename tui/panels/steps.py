@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from statistics import mean, median
+from typing import NamedTuple
 
 from llmtop.profiler.cost.flops import utilisation
 from llmtop.profiler.fold.rankstate import WARMUP_STEPS, RankState
-from llmtop.profiler.fold.series import Series, middle_half, steady_steps
+from llmtop.profiler.fold.series import Series, mean_rate, middle_half, steady_steps
 from llmtop.profiler.record.stepevents import BEFORE_FORWARD, BETWEEN
 from llmtop.profiler.report.toldsteps import told_steps_words
 from llmtop.profiler.units import (
@@ -38,6 +39,22 @@ _SHORT = {
 }
 
 
+class _Pace(NamedTuple):
+    """What tells how fast the run is, walked through once a picture."""
+
+    series: Series
+    steady: tuple[tuple[float, float | None], ...]
+    """Of the steps after the first ones, which compile and allocate and would hide how the others vary."""
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return mean_rate(self.steady)
+
+    @property
+    def step_seconds(self) -> list[float]:
+        return [seconds for seconds, _ in self.steady]
+
+
 class StepsPanel(Picture):
     TITLE = "Steps"
     KEY = "4"
@@ -55,17 +72,19 @@ class StepsPanel(Picture):
         self.plot([Curve(ORANGE, series.steps, series.step_seconds)] if is_plotted else [])
         if not series.steps:
             return Content.styled("no step has finished yet", "$muted")
-        if not view.state.speed_series.steps:
+        newest = view.state.speed_series
+        pace = _Pace(newest, steady_steps(newest, WARMUP_STEPS))
+        if not newest.steps:
             return lines([Content.styled(_none_since(view), "$muted"), _history(series, width, is_plotted)])
-        phases = _phases(view)
+        phases = _phases(view, pace)
         seconds = sum(phases.values())
         bar = _segments(phases)
         bar.append(Segment(REST.letter, REST.colour, phases["rest"]))
-        rows = [_speed(view, width), stacked(bar, seconds or 1.0, width)]
+        rows = [_speed(view, pace, width), stacked(bar, seconds or 1.0, width)]
         if self.zoomed:
             rows += [
-                _utilisation(view),
-                _rates(view),
+                _utilisation(view, pace),
+                _rates(view, pace),
                 *_skipped(view),
                 *_phase_table(view, phases),
                 *_marked(view),
@@ -79,16 +98,14 @@ class StepsPanel(Picture):
         rows.append(_history(series, width, is_plotted))
         if is_plotted:
             return lines(rows)
-        rows.append(_spread(view))
+        rows.append(_spread(pace))
         return lines(rows[:height])
 
 
 def _none_since(view: RunView) -> str:
     """Why there are no times although steps were made: of earlier processes or of another setting."""
-    first = view.state.first
-    if first is None or not first.steps_seen:
-        return "no step has finished since it went on"
-    return "no step has finished since the change"
+    since = "it went on" if view.state.made_no_step else "the change"
+    return f"no step has finished since {since}"
 
 
 def _history(series: Series, width: int, is_plotted: bool) -> Content:
@@ -99,13 +116,13 @@ def _history(series: Series, width: int, is_plotted: bool) -> Content:
     return Content.assemble(("step time ", "$muted"), (drawn, "$primary"))
 
 
-def _phases(view: RunView) -> dict[str, float]:
+def _phases(view: RunView, pace: _Pace) -> dict[str, float]:
     """Seconds of each phase of the first rank in a step after warm-up, and `rest`: what no phase covers."""
     rank, names = view.state.first, _told(view)
     if rank is None or rank.last_step is None:
         return {**dict.fromkeys(names, 0.0), "rest": 0.0}
     totals = {name: total for name, total in rank.phase_totals.items() if total.steps}
-    steady = _steady(view)
+    steady = pace.step_seconds
     if totals and steady:
         known = {name: totals[name].seconds / totals[name].steps if name in totals else 0.0 for name in names}
         seconds = mean(steady)
@@ -125,17 +142,12 @@ def _segments(phases: dict[str, float]) -> list[Segment]:
     return [Segment(swatch.letter, swatch.colour, phases.get(name, 0.0)) for name, swatch in PHASES.items()]
 
 
-def _steady(view: RunView) -> tuple[float, ...]:
-    """Step times without the first ones, which compile and allocate and would hide how the others vary."""
-    return tuple(seconds for seconds, _ in steady_steps(view.state.speed_series, WARMUP_STEPS))
-
-
-def _speed(view: RunView, width: int) -> Content:
-    steady, predicted = _steady(view), view.prediction.step_seconds
+def _speed(view: RunView, pace: _Pace, width: int) -> Content:
+    steady, predicted = pace.step_seconds, view.prediction.step_seconds
     foretold = "" if predicted is None else f"predicted {format_seconds(predicted)}"
-    share = utilisation(view.spec, steady_speed(view.state.speed_series))
+    share = utilisation(view.spec, pace.tokens_per_second)
     mfu = "" if share is None else f"   MFU {format_percent(100 * share.mfu)}"
-    seconds = median(steady) if steady else view.state.speed_series.step_seconds[-1]
+    seconds = median(steady) if steady else pace.series.step_seconds[-1]
     words = " a step" if steady else " a step so far"
     # Of several ways the first that fits: what is left out stands in the opened panel.
     ways = (
@@ -146,9 +158,9 @@ def _speed(view: RunView, width: int) -> Content:
     return next((way for way in ways if way.cell_length <= width), ways[-1])
 
 
-def _utilisation(view: RunView) -> Content:
+def _utilisation(view: RunView, pace: _Pace) -> Content:
     """Both counts of the model's operations, as a share of the GPUs' dense peak."""
-    share = utilisation(view.spec, steady_speed(view.state.speed_series))
+    share = utilisation(view.spec, pace.tokens_per_second)
     if share is None:
         return Content.styled(f"MFU {NOT_AVAILABLE}", "$muted")
     needed = format_percent(100 * share.needed)
@@ -156,18 +168,16 @@ def _utilisation(view: RunView) -> Content:
     return Content.styled(words, "$muted")
 
 
-def _rates(view: RunView) -> Content:
+def _rates(view: RunView, pace: _Pace) -> Content:
     """Tokens a second over all steps and over the last ones, and how much the steps differ."""
-    series = view.state.speed_series
-    whole = steady_speed(series)
-    newest = [rate for rate in series.tokens_per_second[-_RECENT_STEPS:] if rate is not None]
-    words = f"{format_tokens_rate(whole)} after the first {WARMUP_STEPS}"
+    newest = [rate for rate in pace.series.tokens_per_second[-_RECENT_STEPS:] if rate is not None]
+    words = f"{format_tokens_rate(pace.tokens_per_second)} after the first {WARMUP_STEPS}"
     if newest:
         words += f", {format_tokens_rate(median(newest))} lately"
     predicted = view.prediction.tokens_per_second
     if predicted is not None:
         words += f", predicted {format_tokens_rate(predicted)}"
-    half = middle_half(steady_steps(series, WARMUP_STEPS))
+    half = middle_half(pace.steady)
     if half is not None:
         between = format_range(format_seconds(half.low_seconds), format_seconds(half.high_seconds))
         words += f"; middle half of the steps {between}"
@@ -196,8 +206,8 @@ def _shares(phases: dict[str, float], seconds: float, width: int) -> Content:
     return Content.styled(words or fit(" ".join(told.values()), width), "$muted")
 
 
-def _spread(view: RunView) -> Content:
-    steady = _steady(view)
+def _spread(pace: _Pace) -> Content:
+    steady = pace.step_seconds
     spread = NOT_AVAILABLE
     if steady:
         spread = format_range(format_seconds(min(steady)), format_seconds(max(steady)))
