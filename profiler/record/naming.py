@@ -4,6 +4,7 @@ searches."""
 from __future__ import annotations
 
 import re
+import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
@@ -17,6 +18,16 @@ _MINUTE = 13
 """Characters of it as far as the minute; no later run begins in one that is over."""
 _FEWEST, _FEW = 4, 12
 """Characters of a part of an id: fewer soon mean other runs too, and more are no short id."""
+
+
+def age_order(one: str, written_ns: int) -> tuple[str, int, str]:
+    """What ids are sorted by, the oldest first: when they were given, or for a name when the folder was written.
+
+    Two of one second differ in a random ending; what was written in them tells which came later.
+    """
+    stamp = _STAMP.match(one)
+    given = time.strftime("%Y%m%d-%H%M%S", time.gmtime(written_ns // 10**9)) if stamp is None else one[:15]
+    return given, written_ns, one
 
 
 def meant(ref: str, ids: Sequence[str], *, thing: str, things: str, empty: UsageError, otherwise: str) -> str:

@@ -15,7 +15,7 @@ from llmtop.presets.errors import LlmtopError, UsageError
 from llmtop.presets.foreign import read_json
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.memory.result import Prediction
-from llmtop.profiler.record.naming import meant, short_ids
+from llmtop.profiler.record.naming import age_order, meant, short_ids
 from llmtop.profiler.record.processidentity import ProcessIdentity, process_identity
 from llmtop.profiler.record.remote import read_remote
 from llmtop.profiler.record.runfiles import HARDWARE as HARDWARE
@@ -267,8 +267,7 @@ def list_runs(root: Path) -> tuple[RunDir, ...]:
             written = (root / name / SPEC).stat().st_mtime_ns
         except OSError:
             continue  # not a run, or one that is being removed
-        # Two runs of one second differ in a random ending; their specs tell which came later.
-        found.append((name[:15], written, name))
+        found.append(age_order(name, written))
     return tuple(RunDir(root / name) for _, _, name in sorted(found, reverse=True))
 
 

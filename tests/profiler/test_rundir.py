@@ -21,6 +21,7 @@ from llmtop.profiler.record.naming import cut_words, meant, short_ids
 from llmtop.profiler.record.processidentity import process_identity
 from llmtop.profiler.record.rundir import RunDir, find_run, list_runs
 from llmtop.profiler.record.wholefile import write_atomic
+from llmtop.trainer.hosts import farruns
 from tests.recorded import make_recorded_run
 from tests.recorded_spec import recorded_prediction, recorded_spec
 
@@ -53,6 +54,18 @@ def test_ids_are_unique_readable_and_sort_by_start(tmp_path: Path) -> None:
     assert len(set(ids)) == 5
     assert all("-full-fine-tune-zero-3-" in i for i in ids)
     assert [run.run_id for run in list_runs(tmp_path)] == list(reversed(ids))
+
+
+def test_one_that_was_given_a_name_is_as_old_as_its_folder(tmp_path: Path) -> None:
+    named, dated = new_run(tmp_path), [new_run(tmp_path) for _ in range(2)]
+    named.path.rename(tmp_path / "before")
+    os.utime(tmp_path / "before" / "spec.json", (1.7e9, 1.7e9))
+    ids = [run.run_id for run in reversed(dated)]
+    assert [run.run_id for run in list_runs(tmp_path)] == [*ids, "before"]
+    assert find_run(tmp_path, "latest").run_id == ids[0]
+    assert [folder.name for folder in farruns._newest_first(tmp_path)] == [*ids, "before"]
+    os.utime(tmp_path / "before" / "spec.json", (4e9, 4e9))
+    assert find_run(tmp_path, "latest").run_id == "before"
 
 
 def test_file_names(tmp_path: Path) -> None:

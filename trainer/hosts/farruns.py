@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,10 +52,17 @@ def _newest_first(root: Path) -> list[Path]:
     found = []
     for path in root.glob("[!.]*/spec.json"):
         try:
-            found.append((path.parent.name[:15], path.stat().st_mtime_ns, path.parent))
+            found.append((*_given(path.parent.name, path.stat().st_mtime_ns), path.parent))
         except OSError:
             continue  # it is being removed
     return [folder for _, _, folder in sorted(found, reverse=True)]
+
+
+def _given(name: str, written_ns: int) -> tuple[str, int]:
+    """As `record.naming.age_order` sorts them, which is not to be had here."""
+    if re.match(r"\d{8}-\d{6}-", name):
+        return name[:15], written_ns
+    return time.strftime("%Y%m%d-%H%M%S", time.gmtime(written_ns // 10**9)), written_ns
 
 
 def _contents(folder: Path, name: str, end_bytes: int) -> Iterator[tuple[str, bytes]]:

@@ -25,7 +25,7 @@ from llmtop.presets.foreign import decode_json, read_json, why_unreadable
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.record.eventlog import ends_torn, write_line
 from llmtop.profiler.record.holding import hold
-from llmtop.profiler.record.naming import meant
+from llmtop.profiler.record.naming import age_order, meant
 from llmtop.profiler.record.processidentity import ProcessIdentity, process_identity
 from llmtop.profiler.record.rundir import runs_root, unused_path
 from llmtop.profiler.record.wholefile import document, write_atomic
@@ -231,8 +231,7 @@ def list_tunes(root: Path) -> list[TuneDir]:
     found: list[tuple[str, int, str]] = []
     for path in root.glob(f"*/{_ASKED}"):
         with suppress(FileNotFoundError):  # it is being removed
-            # Two of one second differ in a random ending; their files tell which came later.
-            found.append((path.parent.name[:15], path.stat().st_mtime_ns, path.parent.name))
+            found.append(age_order(path.parent.name, path.stat().st_mtime_ns))
     return [TuneDir(root / name) for _, _, name in sorted(found, reverse=True)]
 
 
