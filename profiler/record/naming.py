@@ -21,7 +21,7 @@ _FEWEST, _FEW = 4, 12
 
 
 def age_order(one: str, written_ns: int) -> tuple[str, int, str]:
-    """What ids are sorted by, the oldest first: when they were given, or for a name when the folder was written.
+    """What ids are sorted by, the oldest first: when they were given, for a name when its folder was written.
 
     Two of one second differ in a random ending; what was written in them tells which came later.
     """
