@@ -137,7 +137,7 @@ class LlmtopApp(Answering):
             from llmtop.tui.screens.runs import RunsScreen
 
             first, self._first = self._first, None
-            read = first[:2] if isinstance(first, FirstRuns) else (None, ())
+            read = (first.feed, first.rows) if isinstance(first, FirstRuns) else (None, ())
             self.install_screen(RunsScreen(self._root, *read), "runs")
         self._show("runs")
 

@@ -303,17 +303,24 @@ def _open_app(*, read_only: bool = False) -> int:
         return run_app(start="runs", read_only=read_only, first=first)
 
 
+_HELP, _VERSION = ("-h", "--help", "help"), ("-V", "--version")
+_ABOUT = (*_HELP, *_VERSION)
+"""What is answered whatever else is said."""
+
+
 def _dispatch(words: Sequence[str]) -> int:
     if not words:
         return _open_app()
     if list(words) == ["--read-only"]:
         return _open_app(read_only=True)
     if words[0] == "--read-only":
-        raise _read_only_before(words[1])
-    if words[0] in ("-h", "--help", "help"):
+        words = words[1:]
+        if words[0] not in _ABOUT:
+            raise _read_only_before(_find(words[0]).name)
+    if words[0] in _HELP:
         print(help_text())
         return 0
-    if words[0] in ("-V", "--version"):
+    if words[0] in _VERSION:
         print(_version_text())
         return 0
     return _run_command(words)

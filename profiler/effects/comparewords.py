@@ -123,7 +123,7 @@ def spread_words(found: Comparison) -> str:
         # Steps that another program slows say little about chance.
         loaded = any(line.startswith(LOAD_DIFFERS) for line in found.unfair)
         what = "but the load of the machine was not the same" if loaded else "within noise"
-        verdict = f"; {names} by less: {what}"
+        verdict = f"; {names} by less than from step to step: {what}"
     return f"Half of the steps {', '.join(parts)}{verdict}"
 
 

@@ -154,6 +154,8 @@ class MlFlow:
     """One run of the experiment `llmtop`."""
 
     _BATCH = 500
+    _MOST_PARAMS = 100
+    """That the server takes at once."""
 
     def __init__(self, uri: str, run: Described) -> None:
         from mlflow.entities import Metric, Param
@@ -171,7 +173,8 @@ class MlFlow:
     def describe(self, run: Described, step: int) -> None:
         told = {name: str(value)[:500] for name, value in run.options.items()}
         new = [self._param(*one) for one in told.items() if one[0] not in self._told]
-        self._client.log_batch(self._id, params=new[:100])
+        for at in range(0, len(new), self._MOST_PARAMS):
+            self._client.log_batch(self._id, params=new[at : at + self._MOST_PARAMS])
         # A parameter keeps its value there; a tag of its name tells the newest.
         for name, value in told.items():
             if self._told.get(name, value) != value:

@@ -239,8 +239,8 @@ def _ending(rank: RankReport) -> str:
     elif rank.exit_code is not None:
         ending = f"exited with {rank.exit_code}"
     else:
-        ending = "running or not known to have ended"
-    after = f" after step {rank.last_step}" if rank.last_step else " before a first step"
+        ending = "running, or its end not known"
+    after = f" after step {rank.last_step}" if rank.last_step else ", no step made"
     return ending + after + (f" ({rank.failure})" if rank.failure else "")
 
 

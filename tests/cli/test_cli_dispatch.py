@@ -40,6 +40,10 @@ def test_the_apps_option_before_a_command_is_told_as_such(llmtop: Llmtop) -> Non
     answer = llmtop("--read-only", "stop", "latest")
     assert answer.code == ExitCode.USAGE and "unknown" not in answer.err
     assert "--read-only stands before 'stop'" in answer.err and "llmtop attach RUN --read-only" in answer.err
+    assert llmtop("--read-only", "--help").out == llmtop("--help").out
+    assert llmtop("--read-only", "--version").out == llmtop("--version").out
+    answer = llmtop("--read-only", "stpo")
+    assert answer.code == ExitCode.USAGE and "did you mean 'llmtop stop'" in answer.err
 
 
 @pytest.mark.parametrize("row", cli.COMMANDS, ids=lambda row: row.name)

@@ -91,7 +91,7 @@ def test_a_figure_that_a_script_never_has_is_not_told_without_its_name(tmp_path:
 
 def test_the_only_rank_is_called_one(tmp_path: Path) -> None:
     words = " ".join(render(build_report(script_run(tmp_path)), 200).split())
-    assert "ranks rank 0 running or not known to have ended after step 40" in words
+    assert "ranks rank 0 running, or its end not known after step 40" in words
 
 
 def test_what_is_not_seen_of_a_script_is_not_compared(tmp_path: Path) -> None:

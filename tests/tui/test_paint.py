@@ -122,6 +122,12 @@ def test_wrapped_rows_fit_and_lose_nothing(text: str, width: int) -> None:
     assert "".join(rows).replace(" ", "") == shown.replace(" ", "")
 
 
+def test_spaces_at_a_break_are_in_no_row() -> None:
+    assert wrapped("0123456789 ", 10) == ["0123456789"]
+    assert wrapped("0123456789   abc", 10) == ["0123456789", "abc"]
+    assert wrapped("  a b", 10) == ["  a b"] and wrapped("", 10) == [""]
+
+
 def test_wrapped_rows_are_indented() -> None:
     assert wrapped("one two three", 9, "  ") == ["  one two", "  three"]
 

@@ -14,6 +14,7 @@ from llmtop.profiler.units import counted
 from llmtop.trainer.change.afterend import anew_words
 from llmtop.trainer.change.goingon import Start, has_all_steps, names_steps, plan_going_on, start_of
 from llmtop.trainer.change.plan import ChangePlan
+from llmtop.trainer.change.setwords import set_words
 from llmtop.trainer.launch import devices_for
 from llmtop.tui.asking.changetext import Misfit, change_lines, misfit_of, needs_words, side_by_side
 
@@ -84,7 +85,7 @@ def _lines(
         yield from (f"  {line}" for line in side_by_side(plan))
         yield from misfit.lines()
         yield from (f"lost: {lost}" for lost in plan.lost)
-    yield from (f"mind: {one}" for one in cautions(spec, launching=True))
+    yield from (f"mind: {set_words(one)}" for one in cautions(spec, launching=True))
     yield ""
     yield "the same from a shell:"
     yield f"  {_command(run, wish)}"

@@ -79,7 +79,7 @@ def _broken(text: str, room: int) -> list[tuple[int, int]]:
         end = at + len(word)
         if rows and cell_len(text[rows[-1][0] : end]) <= room:
             rows[-1] = (rows[-1][0], end)
-        else:
+        elif word or not rows:  # more spaces at a break are in no row either
             for part in _chopped(word, room):
                 rows.append((at, at + len(part)))
                 at += len(part)
