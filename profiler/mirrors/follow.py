@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llmtop.presets.errors import LlmtopError
 from llmtop.presets.spec import RunSpec
 from llmtop.profiler.export.secrets import Scrubber
-from llmtop.profiler.fold.runstate import ENDED
+from llmtop.profiler.fold.folding import fold
+from llmtop.profiler.fold.runstate import ENDED, RunState
 from llmtop.profiler.mirrors.scalars import Rows
 from llmtop.profiler.mirrors.targets import Asked, Described, Target, open_targets
+from llmtop.profiler.record.changeevents import ChangeApplied, RestageBegan, RestageFailed
 from llmtop.profiler.record.events import AnyEvent
 from llmtop.profiler.record.feed import FreshStarts, LateLine, RunReader, RunStream
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.scriptevents import DevicesFound, RunDescribed
 
 POLL_SECONDS = 1.0
+_TO_ANOTHER = (ChangeApplied, RestageBegan, RestageFailed, DevicesFound, RunDescribed)
 
 
 def mirror(
@@ -29,7 +33,7 @@ def mirror(
     pause: Callable[[], None] = lambda: time.sleep(POLL_SECONDS),
 ) -> int:
     """Copy everything from the beginning on; the number of rows. Raises LlmtopError where a place fails."""
-    told = describe(run, environment)
+    told = describe(run, 0, environment)
     try:
         targets = open_targets(asked, told)
         return _follow(run, targets, told, environment, pause)
@@ -44,9 +48,8 @@ def mirror(
         ) from error
 
 
-def describe(run: RunDir, environment: Mapping[str, str]) -> Described:
-    """On the setting in force, as far as it is known: of a script only what was seen of it is."""
-    setting = run.in_force().setting
+def describe(run: RunDir, setting: int, environment: Mapping[str, str]) -> Described:
+    """On one of its settings, as far as it is known: of a script only what was seen of it is."""
     spec: RunSpec = run.spec(setting)
     told: dict[str, Any] = {
         name: getattr(spec.options, name) for name in spec.options.__struct_fields__ if spec.knows(name)
@@ -67,18 +70,20 @@ def _follow(
     pause: Callable[[], None],
 ) -> int:
     events, reader, rows, written = _Events(run), RunReader(run), Rows(), 0
+    state = RunState()
     while True:
         # Asked before reading: what a run writes before its end is then read too.
         status = reader.poll().status
-        if run.in_force().setting != told.setting:
-            told = describe(run, environment)
-            for target in targets:
-                target.describe(told, rows.step)
-        for batch in events.new():
-            for row in rows.of(batch):
+        for part in (part for batch in events.new() for part in _by_setting(batch)):
+            for row in rows.of(part):
                 written += 1
                 for target in targets:
                     target.write(row)
+            state = fold(state, part)
+            if state.changes.setting != told.setting:
+                told = describe(run, state.changes.setting, environment)
+                for target in targets:
+                    target.describe(told, rows.step)
         for target in targets:
             target.flush()
         if status in ENDED:
@@ -86,6 +91,18 @@ def _follow(
                 target.close(status)
             return written
         pause()
+
+
+def _by_setting(batch: Sequence[AnyEvent]) -> Iterator[list[AnyEvent]]:
+    """Parts of it that end with what may put another setting in force."""
+    part: list[AnyEvent] = []
+    for event in batch:
+        part.append(event)
+        if isinstance(event, _TO_ANOTHER):
+            yield part
+            part = []
+    if part:
+        yield part
 
 
 class _Events:

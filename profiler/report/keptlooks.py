@@ -23,7 +23,7 @@ from llmtop.profiler.record.segments import segments_of
 from llmtop.profiler.record.wholefile import write_atomic
 
 _CODE = (".", "../presets")
-"""All that rules may take into account."""
+"""What makes findings of a record. Of presets' figures none is read again: a run keeps its own."""
 
 
 class Look(NamedTuple):

@@ -25,9 +25,11 @@ from llmtop.profiler.mirrors.targets import (
     require_packages,
 )
 from llmtop.profiler.record.rundir import RunDir
+from llmtop.profiler.record.scriptevents import DevicesFound
 from llmtop.trainer.script.unseen import unseen_prediction, unseen_spec, with_devices
 from llmtop.tui.commands.mirror import start_mirror
 from tests.recorded import Recorder, make_recorded_run
+from tests.recorded_changes import make_changed_run
 from tests.recorded_spec import recorded_prediction, recorded_spec
 
 has_tensorboard = pytest.mark.skipif(
@@ -135,7 +137,8 @@ def test_a_place_is_told_what_was_found_after_the_launch(
 
     def answered() -> None:
         found = with_devices(spec, Machine(gpu="h200", gpus=1, host_memory_bytes=1 << 30))
-        run.put_in_force(run.add_setting(found, unseen_prediction(), {}))
+        setting = run.add_setting(found, unseen_prediction(), {})
+        recorder.supervisor.write(DevicesFound(setting=setting))
         recorder.end("completed", 1)
 
     monkeypatch.setattr("llmtop.profiler.mirrors.follow.open_targets", opened)
@@ -143,6 +146,29 @@ def test_a_place_is_told_what_was_found_after_the_launch(
     recorder.close()
     ((step, options),) = places[0].described
     assert step == 1 and (options["gpu_name"], options["gpu"]) == ("h200", "h200")
+
+
+def test_a_place_is_told_of_each_change_after_the_last_step_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a run that has ended on another setting than it was launched with."""
+    run = make_changed_run(tmp_path)
+    run.put_in_force(2)
+    place, first = _Kept(), list[dict[str, Any]]()
+
+    def opened(asked: Asked, told: Described) -> list[Target]:
+        first.append(told.options)
+        return [place]
+
+    monkeypatch.setattr("llmtop.profiler.mirrors.follow.open_targets", opened)
+    mirror(run, Asked(wandb="x"), {})
+    told = [(0, first[0]), *place.described]
+    names = ("micro_batch", "gradient_checkpointing")
+    assert [(step, *(options[name] for name in names)) for step, options in told] == [
+        (0, 4, False),
+        (12, 8, False),
+        (24, 8, True),
+    ]
 
 
 class _Breaks:
