@@ -63,7 +63,8 @@ def short_ids(ids: Sequence[str], others: Sequence[str] = ()) -> dict[str, str]:
     """For each id the short word that means it among all and `others`, as `meant` has it, and can be read.
 
     Of ids that llmtop has given it is their four last letters, of names that are not long the name: those
-    mostly go on to mean the run when others come. Else it is an end or a beginning, if possible of whole words.
+    mostly go on to mean the run when others come. Else it is an end or a beginning, if possible of whole
+    words.
     """
     among = _Among((*ids, *others))
     return {i: next((word for word in _words(i) if among.means(word, i)), i) for i in ids}
