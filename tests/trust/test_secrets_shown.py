@@ -106,9 +106,9 @@ def test_a_variable_that_is_not_there_is_named() -> None:
 def test_what_is_handed_to_trackers_holds_no_secret(run: RunDir) -> None:
     from llmtop.profiler.mirrors.follow import describe
 
-    told = json.dumps(describe(RunDir(run.path), os.environ).options)
+    told = json.dumps(describe(RunDir(run.path), 0, os.environ).options)
     assert SECRET not in told
     # Of a script's options only those that were seen are handed over; of llmtop's own runs all are.
     run.spec_path.write_bytes(document(replace(RunDir(run.path).spec(), script=None)))
-    told = json.dumps(describe(RunDir(run.path), os.environ).options)
+    told = json.dumps(describe(RunDir(run.path), 0, os.environ).options)
     assert SECRET not in told and REMOVED in told
